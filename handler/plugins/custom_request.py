@@ -61,7 +61,10 @@ class CustomReader:
             raise failed(
                 formatter, f"returned {kind(result)}; it must return a RequestInput with input_text, or a dict"
             )
-        value = {"inputs": result.input_text, "parameters": getattr(result, "parameters", None)}
+        parameters = getattr(result, "parameters", None)
+        value = {"inputs": result.input_text, "parameters": parameters}
+        if isinstance(parameters, dict) and "stream" in parameters:  # where LMI's own reader puts the body's
+            value["stream"] = parameters["stream"]
         if adapters := getattr(result, "adapters", None):
             value["adapters"] = adapters
         return self._plain(value), result

@@ -317,7 +317,7 @@ def test_connections_are_kept_alive_after_a_stream(echo_server: LiveServer) -> N
 
 @in_one_test(
     "wrong",
-    [{"top_p": 7}, {"max_new_tokens": 1 << 21}, {"n": 2}, {"output_formatter": "xml"}, {"stop_token_ids": [999]}],
+    [{"top_p": 7}, {"max_new_tokens": 1 << 21}, {"n": 2}, {"output_formatter": "json_chat"}, {"stop_token_ids": [999]}],
 )
 @in_one_test("formatter", ["jsonlines", "sse"])
 def test_a_refused_stream_is_framed_and_has_its_real_status(

@@ -157,9 +157,10 @@ def test_where_keys_are_checked_the_right_one_owns(tmp_path: Path) -> None:
 
 
 def test_a_response_is_not_stored_where_it_says_so(server: LiveServer) -> None:
-    made = ask(server, "one", store=False)
-    assert call(server, "GET", made["id"]).status_code == 404
-    assert ask(server, "a", store="yes")["error"]["param"] == "store"
+    for no in (False, "no", 0):
+        made = ask(server, "one", store=no)
+        assert call(server, "GET", made["id"]).status_code == 404
+    assert ask(server, "a", store="perhaps")["error"]["param"] == "store"
 
 
 def test_a_directory_survives_a_restart(tmp_path: Path) -> None:

@@ -91,8 +91,9 @@ def slow_server() -> Iterator[LiveServer]:
 
 
 @pytest.fixture(scope="module")
-def tgi_compat_server() -> Iterator[LiveServer]:
-    with serve("--engine", "echo", "-o", "option.tgi_compat=true") as server:
+def events_server() -> Iterator[LiveServer]:
+    """Streams chats as server-sent events, as LMI does since v26."""
+    with serve("--engine", "echo", "-o", "option.lmi_version=0.37", "-o", "option.rolling_batch=vllm") as server:
         yield server
 
 

@@ -172,9 +172,9 @@ def test_an_answer_in_one_piece(slow_server: LiveServer, open_page: Open) -> Non
     assert page.inner_text(f"{ANSWER} .note").endswith("cut at max_tokens")
 
 
-def test_a_chat_in_tgi_compat(tgi_compat_server: LiveServer, open_page: Open) -> None:
-    """Server-sent events with `[DONE]`, where LMI's mode has JSON lines."""
-    page = open_page(tgi_compat_server)
+def test_a_chat_in_events(events_server: LiveServer, open_page: Open) -> None:
+    """With `[DONE]`, where other releases of LMI have JSON lines."""
+    page = open_page(events_server)
     ready(page)
     page.fill("#p-max_tokens", "3")
     send(page, "a ö")

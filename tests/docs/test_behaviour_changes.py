@@ -57,9 +57,13 @@ BETTER = {
     "a failed request": _LMI + "fails.txt",
     "`return_full_text` of a prompt with quotes": _LMI + "full_text.txt",
     "log-probabilities of a streamed chat": "tests/golden/chat/stream_top_logprobs.txt",
+    "the text of a token in `prefill`": _LMI + "prefill.txt",
+    "alternatives in a stream": _LMI + "stream_top_tokens.txt",
     "wrong or unequal `parameters` in a batch": _OWN_FAILURE,
     "counts, finish reasons, statuses and errors in async mode": _LINES + "stream_details_length.txt",
-    "`option.tgi_compat=true` with streamed chats": "tests/app/dialects/test_chat.py::test_tgi_compat_streams_events",
+    "`option.tgi_compat=true`: the stop string that ended the answer": (
+        _PROTOCOLS + "test_lmi.py::test_tgi_keeps_the_stop_string_unless_told_otherwise"
+    ),
     "`option.tgi_compat=true`: fields": "tests/golden/tgi_compat/stream.txt",
     "fields that are always null in vLLM's answers": "tests/golden/async/chat.txt",
     "chunks of OpenAI's streams": "tests/golden/async/chat_stream.txt",
@@ -71,6 +75,11 @@ UNNAMED = {
     "the default engine": _LOADER + "test_engine_choice_without_contradiction",
     "`option.tensor_parallel_degree`": _LOADER + "test_more_devices_than_the_engine_uses_are_refused",
     "a degree of 2 on 4 GPUs": "tests/unit/serving/test_replica_places.py::test_devices",
+    "a dynamic batch without `max_new_tokens`": (
+        _PROTOCOLS + "test_versions.py::test_a_dynamic_batch_has_30_tokens_whatever_the_models_own_limit"
+    ),
+    "chats with dynamic batch": _PROTOCOLS + "test_versions.py::test_a_chat_streams_json_lines_and_events_since_0_37",
+    "`text/csv` with a header `inputs`": "tests/app/test_http.py::test_other_types_are_415",
     "an unknown name": "tests/unit/config/test_lmi_files.py::test_names_that_nobody_has_get_one_line_together",
     "reasoning in chats": (
         "tests/unit/protocols/assistant/test_reasoning.py::"
@@ -81,7 +90,7 @@ UNNAMED = {
     "`X-Amzn-SageMaker-Target-Model`": (
         "tests/app/test_http.py::test_sagemaker_headers_that_ask_for_what_is_not_there_are_refused"
     ),
-    "`decoding_strategy` with `rolling_batch=scheduler`": (
+    "`decoding_strategy`, `cached_prompt` with `rolling_batch=scheduler`": (
         "tests/app/dialects/test_lmi_clients_028.py::test_a_strategy_of_lmis_scheduler_is_reported"
     ),
 }

@@ -16,6 +16,7 @@ from handler.http.asgi import Endpoint, read_body, send_answer, send_json
 from handler.http.routes.inference import Inference
 from handler.protocols.kernel.http_response import HttpResponse
 from handler.protocols.kernel.readers.body import decode
+from handler.protocols.kernel.readers.lax import PYDANTIC
 from handler.protocols.kernel.validation import show
 from handler.protocols.vllm.answers import VllmLoad, VllmVersion
 from handler.protocols.vllm.errors import ERRORS
@@ -139,7 +140,7 @@ def _name(body: Mapping[str, Any]) -> str:
 
 
 def _flag(body: Mapping[str, Any], name: str) -> bool:
-    value = body.get(name)
+    value = PYDANTIC.boolean(body.get(name))
     if value is None or isinstance(value, bool):
         return bool(value)
     raise InvalidPayload(f"'{name}' must be true or false, not {show(value)}")

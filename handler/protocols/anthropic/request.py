@@ -27,6 +27,7 @@ from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.kept import Wanted
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
 from handler.protocols.kernel.reply import PromptOnly
 from handler.protocols.kernel.schema.shapes import Shape
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
@@ -38,6 +39,7 @@ _SAME = TABLE.parameters.keys() | _OF_CHAT.keys()
 
 FIELDS: Mapping[str, Shape] = {**MESSAGES, **_OF_CHAT, **TOOLS, **THINKING}
 _READ = FIELDS.keys() | TABLE.parameters.keys() | ACCEPTED | NO_EFFECT | {"thread"}
+_relax = relaxed_by(PYDANTIC, {**FIELDS, **TABLE.shapes})
 
 PING = encode({"type": "ping"})
 """What a stream sends when it has been silent for a while."""
@@ -64,6 +66,7 @@ class AnthropicMessages(Dialect):
     def _parse(self, body: Any, context: ServerContext, chat: type[_Chat]) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'messages' and 'max_tokens'")
+        body = _relax(body)
         own, body = body, continued(body, context)
         thinking = read_thinking(body.get("thinking"))
         reader = MessagesReader(context)

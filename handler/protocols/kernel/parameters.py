@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
-from handler.core.framing import FRAMINGS
+from handler.core.framing import FRAMINGS, Framing
 from handler.core.values import Sampling
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.generation import GenerationDefaults
@@ -36,7 +36,8 @@ from handler.protocols.kernel.readers.values import (
     strings,
     token_ids,
 )
-from handler.protocols.kernel.schema.readers import accepts
+from handler.protocols.kernel.schema.readers import accepts, schema_of_reader
+from handler.protocols.kernel.schema.shapes import Shape
 from handler.protocols.kernel.validation import DEFAULTS, Named, check_agreement, check_support
 
 MAX_TOP_TOKENS = 20  # alternatives to a token: OpenAI's limit, and vLLM's default; TGI's is 5
@@ -95,6 +96,11 @@ class Table:
 
     parameters: Mapping[str, Parameter]
     prefix: str = ""
+
+    @property
+    def shapes(self) -> dict[str, Shape]:
+        """The JSON schema of each."""
+        return {name: schema_of_reader(one.read) for name, one in self.parameters.items()}
 
 
 @accepts(type="integer", minimum=-1, maximum=INT32)
@@ -236,12 +242,29 @@ MODEL_DEFAULTS: Mapping[str, Callable[[Any], Any]] = {
 }
 """Readers of what counts in a model's generation_config.json, as in vLLM; each name is a field of Sampling."""
 
+_OTHER_FORMATTERS = ("none", "json_chat", "jsonlines_chat", "sse_chat", "3p", "3p_stream")
+"""Names of LMI's formatters of other answers than a prompt's."""
+
+
+@accepts(enum=[*FRAMINGS])
+def _formatter(value: Any) -> Framing | None:
+    """Read `output_formatter`; None for a name that LMI does not know, which has no effect but to replace the option's.
+
+    Source: djl_python/output_formatter.py, `get_output_formatter`.
+    """
+    if not isinstance(value, str):
+        return None
+    if value in _OTHER_FORMATTERS:
+        raise ValueError("is not for answers to prompts")
+    return FRAMINGS.get(value)
+
+
 REQUEST_FIELDS: dict[str, Callable[[Any], Any]] = {
     "details": boolean,
     "return_full_text": boolean,
     "truncate": integer(1),
     "stream": boolean,
-    "output_formatter": accepts(enum=[*FRAMINGS])(lambda value: value),
+    "output_formatter": _formatter,
 }
 """Names under `parameters` that concern the request, not the sampling; the dialect reads them."""
 

@@ -25,11 +25,13 @@ from handler.protocols.kernel.parameters import (
 )
 from handler.protocols.kernel.readers.adapters import ADAPTERS, read_adapters
 from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
 from handler.protocols.kernel.readers.values import integer
+from handler.protocols.kernel.schema.readers import schema_of_reader
 from handler.protocols.kernel.schema.shapes import FLAG, NULL, Shape, nullable
 from handler.protocols.kernel.texts import Text, TooManyTexts, read_texts, text_of, texts_shape
 from handler.protocols.lmi.async_response import AsyncFormat, AsyncStream
-from handler.protocols.lmi.body import read_field, read_parameters_field, read_stream
+from handler.protocols.lmi.body import read_field, read_parameters_field, read_stream, without_beaten
 from handler.protocols.lmi.errors import AsyncErrors, AsyncPromptErrors
 from handler.protocols.lmi.foreign import noting_foreign, without_foreign
 from handler.protocols.lmi.reply import DocumentReply
@@ -51,6 +53,16 @@ _EVENTS = JSONLINES._replace(end=b"\n")
 
 _UNSHOWN = ("n", "top_n_tokens", "logprobs")
 """Numbers that ask vLLM for what LMI's answer does not show: more than one choice, alternatives to a token."""
+
+_BEATEN = {
+    "max_new_tokens": "max_tokens",
+    "truncate": "truncate_prompt_tokens",
+    "return_full_text": "echo",
+    "ignore_eos_token": "ignore_eos",
+    "stop_sequences": "stop",
+    "decoder_input_details": "prompt_logprobs",
+}
+"""LMI's names, each with that of vLLM which it loses to where both are given."""
 
 _LMIS = {
     **{
@@ -83,6 +95,10 @@ FIELDS: Mapping[str, Shape] = {
     **ADAPTERS,
 }
 _KNOWN = TABLE.parameters.keys() | REQUEST_NAMES.keys()
+_relax = relaxed_by(PYDANTIC, FIELDS)
+_relax_parameters = relaxed_by(
+    PYDANTIC, {**{name: schema_of_reader(read) for name, read in REQUEST_NAMES.items()}, **TABLE.shapes}
+)
 
 
 def read_served(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
@@ -106,9 +122,11 @@ class AsyncPrompt(Dialect):
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict) or body.get("inputs") is None:
             raise InvalidPayload("the body must be a JSON object with 'inputs', 'prompt' or 'messages'")
-        given = read_parameters_field(body)
+        body = _relax(body)
+        given, beaten = without_beaten(_relax_parameters(read_parameters_field(body)), _BEATEN)
         model, adapter = read_served(body, context)
-        streams = read_stream(body, given)
+        stream = read_stream(body)
+        streams = bool(read_field(given, "stream") if stream is None else stream)
         parameters = read_sampled(
             given, context, generation=context.generation, max_new_tokens=_MAX_NEW_TOKENS, table=TABLE
         )
@@ -125,7 +143,7 @@ class AsyncPrompt(Dialect):
         def as_openai() -> Reply:
             return completion_of(request, Head(*identity("cmpl"), model, context.fingerprint), streams=streams)
 
-        names = [*_ignored(body, given, context), *ignored(parameters)]
+        names = [*_ignored(body, given, context), *beaten, *ignored(parameters)]
         return ParsedRequest((request,), reply, self.errors, names, streams, of_tokens=True, as_openai=as_openai)
 
 

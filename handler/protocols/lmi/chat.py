@@ -30,14 +30,12 @@ TABLE = Table(
     {**without_foreign(CHAT).parameters, "model": Parameter("", string), "user": Parameter("", string)},
 )
 
-_FRAMINGS = {framing.name: framing for framing in (JSONLINES, SSE_DONE)}
-
-_VLLMS_SINCE = (0, 32)  # which reads them with vLLM's defaults
+_VLLMS_SINCE = (0, 32)
 _EVENTS_SINCE = (0, 37)  # LMI v26
 
 
 class Chat(OpenAiChat):
-    """The chat dialect beside one mode, whose framing and errors it shares.
+    """The chat dialect beside one mode, whose errors it shares.
 
     It samples unless `temperature` is 0. By default an answer has 30 tokens; since LMI 0.32 it may fill the context.
     """
@@ -50,7 +48,6 @@ class Chat(OpenAiChat):
     def __init__(self, mode: Lmi | DynamicBatch) -> None:
         self.name = f"{mode.name}_chat"
         self.errors = mode.errors
-        self._framing = _FRAMINGS[mode.stream_framing.name]
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         return noting_foreign(super().parse(body, context), context)
@@ -65,15 +62,15 @@ class Chat(OpenAiChat):
 
     def generation(self, context: ServerContext) -> GenerationDefaults:
         """Return the model's defaults, which LMI's chats heed since 0.32; its `inputs` never do."""
-        return context.generation if context.config.lmi_version >= _VLLMS_SINCE else NO_DEFAULTS
+        return context.generation if _are_vllms(context) else NO_DEFAULTS
 
     def max_new_tokens(self, context: ServerContext) -> int | None:
-        return None if context.config.lmi_version >= _VLLMS_SINCE else 30
+        return None if _are_vllms(context) else 30
 
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
         """Choose the framing: only the client's `stream` makes a stream. `option.output_formatter` is for prompts."""
         stream, usage = read_stream(body, context)
-        framing = SSE_DONE if context.config.lmi_version >= _EVENTS_SINCE else self._framing
+        framing = SSE_DONE if context.config.lmi_version >= _EVENTS_SINCE else JSONLINES
         return framing if stream else JSON, usage
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
@@ -88,3 +85,8 @@ class Chat(OpenAiChat):
             return ParsedRequest(requests, document, self.errors, chat.ignored, as_openai=as_openai)
         stream = ChatStream(chat.head, chat.format, num_sequences, chat.usage, chat.framing, self.errors)
         return ParsedRequest(requests, stream, self.errors, chat.ignored, streams=True, as_openai=as_openai)
+
+
+def _are_vllms(context: ServerContext) -> bool:
+    """Return whether LMI has vLLM read its chats: TensorRT-LLM's it reads itself in every release."""
+    return context.config.lmi_version >= _VLLMS_SINCE and context.engine != "trtllm"

@@ -15,7 +15,7 @@ from handler.protocols.kernel.readers.adapters import read_adapters
 from handler.protocols.kernel.reply import SequenceOutput, WholeReply
 from handler.protocols.kernel.stream import TokenStream
 from handler.protocols.lmi.answers import BatchLine, BatchText
-from handler.protocols.lmi.body import read_field, read_object, read_parameters_field, read_stream, unknown_names
+from handler.protocols.lmi.body import read_field, read_object, read_parameters_field, unknown_names, wants_stream
 from handler.protocols.lmi.errors import BatchErrors
 from handler.protocols.lmi.request import Lmi
 
@@ -45,10 +45,12 @@ class DynamicBatch(Dialect):
         most = context.config.max_rolling_batch_size
         if len(prompts) > most:
             raise InvalidPayload(f"'inputs' holds {len(prompts)} prompts; the most is {most} (max_rolling_batch_size)")
-        for name in ("details", "decoder_input_details", "output_formatter"):
+        for name in ("details", "decoder_input_details"):
             if parameters.get(name) not in (None, False):
                 raise InvalidParameter(f"parameters.{name}: {_NOT_HERE}")
         ignored = unknown_names(body, parameters, context)
+        if read_field(parameters, "output_formatter") is not None:  # unknown ones are among the unknown names
+            ignored.append("parameters.output_formatter")
         adapters = read_adapters(body, len(prompts), context)
         parsed = [
             _LMI.parse_prompt(prompt, parameters, context, adapter)
@@ -56,8 +58,8 @@ class DynamicBatch(Dialect):
         ]
         full = _has_prompts(parameters, context)
         requests = [item.request._replace(full_text=full) for item in parsed]
-        ignored += parsed[0].ignored
-        if read_stream(body, parameters, parsed[0].streaming) and not context.config.enable_streaming:
+        ignored += [*parsed[0].beaten, *parsed[0].ignored]
+        if wants_stream(body, parsed[0].streaming) and not context.config.enable_streaming:
             ignored += _asking_for_stream(body, parameters)
         if requests[0].sampling.prompt_logprobs:
             raise InvalidParameter(f"parameters.prompt_logprobs=1: {_NOT_HERE}")
@@ -81,7 +83,7 @@ def _has_prompts(parameters: Mapping[str, Any], context: ServerContext) -> bool:
 
 def _asking_for_stream(body: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
     """List the names that ask for a stream. LMI answers them whole: only option.enable_streaming streams."""
-    inner = [f"parameters.{name}" for name in ("stream", "streaming") if parameters.get(name)]
+    inner = ["parameters.streaming"] if parameters.get("streaming") else []
     return ["stream", *inner] if body.get("stream") else inner
 
 

@@ -22,13 +22,18 @@ def line_template(chunk: Callable[[Token, int], Any], framing: Framing, slots: T
 
 
 class StreamEnd(NamedTuple):
-    """What `details` tell of a stream, in its last line."""
+    """What `details` tell of a stream, in its last line.
+
+    Attributes:
+        tops: the alternatives to each token; empty where the request wants none.
+    """
 
     request: Request
     finish: Finish
     num_tokens: int
     num_prompt_tokens: int
     prefill: Sequence[Token] | None
+    tops: Sequence[Sequence[Token]]
 
 
 class WholeOutput(NamedTuple):
@@ -89,8 +94,9 @@ class StreamReply(TokenStream):
         self._texts: list[str] = []  # a token's each
         self._prefill: Sequence[Token] | None = None
         self._outputs = None if outputs is None else Lines(outputs)
-        self._tops = request.sampling.top_logprobs > 0
-        self._bare = self._outputs is None and not self._tops  # a line is its token alone
+        self._with_tops = request.sampling.top_logprobs > 0
+        self._tops: list[Sequence[Token]] = []
+        self._bare = self._outputs is None and not self._with_tops  # a line is its token alone
         self._token_line: TokenLine | None = None
 
     def token_line(self) -> TokenLine | None:
@@ -108,7 +114,7 @@ class StreamReply(TokenStream):
         if (line := self.token_line()) is not None:
             return line(token)
         self._add(token)
-        chunk = self._format.chunk(token, len(self._texts), tops=self._tops, outputs=self._values(token))
+        chunk = self._format.chunk(token, len(self._texts), tops=self._with_tops, outputs=self._values(token))
         return self._framing.encode(chunk)
 
     def _finish(self, delta: Delta) -> Finish:
@@ -119,14 +125,14 @@ class StreamReply(TokenStream):
             self._add(token)
         request, num_tokens = self._request, len(self._texts)
         text = (request.prompt if request.full_text else "") + "".join(self._texts)
-        end = (
-            StreamEnd(request, finish, num_tokens, self._num_prompt_tokens, self._prefill) if request.details else None
-        )
-        chunk = self._format.chunk(token, num_tokens, tops=self._tops, outputs=self._values(token))
-        return self._framing.encode(self._format.last_chunk(chunk, text, end))
+        end = StreamEnd(request, finish, num_tokens, self._num_prompt_tokens, self._prefill, self._tops)
+        chunk = self._format.chunk(token, num_tokens, tops=self._with_tops, outputs=self._values(token))
+        return self._framing.encode(self._format.last_chunk(chunk, text, end if request.details else None))
 
     def _add(self, token: Token) -> None:
         self._texts.append(token.text if self._special_in_text or not token.special else "")
+        if self._with_tops:
+            self._tops.append(token.top)
 
     def _values(self, token: Token) -> TensorValues | None:
         """Return the output tensors of a token's line."""

@@ -14,7 +14,15 @@ from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import ParsedParameters, read_all
 from handler.protocols.kernel.readers.adapters import merge_adapters, read_adapters
 from handler.protocols.kernel.validation import show
-from handler.protocols.lmi.body import read_field, read_object, read_parameters_field, read_stream, unknown_names
+from handler.protocols.lmi.body import (
+    read_field,
+    read_object,
+    read_parameters_field,
+    relaxed,
+    unknown_names,
+    wants_stream,
+    without_beaten,
+)
 from handler.protocols.lmi.errors import LmiErrors
 from handler.protocols.lmi.reply import DocumentReply, ResponseFormat, StreamReply
 from handler.protocols.lmi.response import LmiFormat
@@ -31,18 +39,25 @@ _NO_LISTS_SINCE = (0, 30)
 """Until then LMI reads a list of one prompt as that prompt, and mixes up clients by a longer one."""
 
 
+_BEATEN = {"stop": "stop_sequences", "logprobs": "top_n_tokens"}
+_BEATEN_OF_TRTLLM = {"stop_sequences": "stop"}
+"""Names of one parameter, each with that which it loses to in LMI (djl_python/rolling_batch)."""
+
+
 class ParsedPrompt(NamedTuple):
     """One prompt with its parameters.
 
     Attributes:
         streaming: GptManager's; None when absent.
         ignored: names of sampling parameters that have no effect, as decoding is greedy.
+        beaten: names of parameters that another of theirs replaces.
     """
 
     request: Request
     outputs: OutputTensors | None
     streaming: bool | None
     ignored: list[str]
+    beaten: list[str]
 
 
 class Lmi(Dialect):
@@ -72,14 +87,13 @@ class Lmi(Dialect):
         if prompt is not None and (not isinstance(prompt, str) or not prompt):
             raise InvalidPayload("'inputs' must be a non-empty string")
         (adapter,) = read_adapters(body, 1, context)
-        request, outputs, streaming, greedy = self.parse_prompt(
+        request, outputs, streaming, greedy, beaten = self.parse_prompt(
             prompt, parameters, context, adapter, defaults=inferred(parameters, context)
         )
-        stream = read_stream(body, parameters, streaming)
-        named = _read_formatter(parameters)
-        framing = self._framing(named, context, stream)
+        stream = wants_stream(body, streaming)
+        framing = self._framing(parameters, context, stream)
         give_notice(greedy, parameters, context)
-        names = [*unknown_names(body, parameters, context), *greedy]
+        names = [*unknown_names(body, parameters, context), *beaten, *greedy]
         streams, errors = framing is not JSON, self.errors.framed(framing)
         if streams and request.sampling.num_sequences > 1:
             raise InvalidParameter(
@@ -97,24 +111,28 @@ class Lmi(Dialect):
             name = context.model_names[0] if request.adapter is None else request.adapter.name
             return completion_of(request, Head(*identity("cmpl"), name, context.fingerprint), streams=streams)
 
-        if named:  # the client's own choice
+        if parameters.get("output_formatter") is not None:  # the client's own choice
             return ParsedRequest((request,), reply, errors, names, streams)
         return ParsedRequest((request,), reply, errors, names, streams, of_tokens=True, as_openai=as_openai)
 
-    def _framing(self, named: Framing | None, context: ServerContext, stream: bool | None) -> Framing:
-        return named or FRAMINGS.get(context.config.output_formatter or "") or (self.stream_framing if stream else JSON)
+    def _framing(self, parameters: Mapping[str, Any], context: ServerContext, stream: bool | None) -> Framing:
+        named: Framing | None = read_field(parameters, "output_formatter")
+        if parameters.get("output_formatter") is None:
+            named = FRAMINGS.get(context.config.output_formatter or "")
+        return named or (self.stream_framing if stream else JSON)
 
     def errors_of(self, body: Any, context: ServerContext) -> LmiErrors:
-        body = body if isinstance(body, dict) else {}
+        body = relaxed(body) if isinstance(body, dict) else {}
         content = body.get("parameters")
         parameters = content if isinstance(content, dict) else {}
 
         def stream() -> bool:
             given = parameters.get("streaming")
-            return read_stream(body, parameters, None if given is None else TABLE.parameters["streaming"].read(given))
+            return wants_stream(body, None if given is None else TABLE.parameters["streaming"].read(given))
 
-        named = _readable(lambda: _read_formatter(parameters))
-        return self.errors.framed(self._framing(named, context, _readable(stream)))
+        streams = _readable(stream)
+        framing = _readable(lambda: self._framing(parameters, context, streams))
+        return self.errors.framed(framing or self._framing({}, context, streams))
 
     def parse_prompt(
         self,
@@ -135,6 +153,7 @@ class Lmi(Dialect):
         Raises:
             InvalidParameter, InvalidPayload: naming what is wrong.
         """
+        parameters, beaten = without_beaten(parameters, _BEATEN_OF_TRTLLM if context.engine == "trtllm" else _BEATEN)
         flags = {name: read_field(parameters, name) for name in ("details", "return_full_text", "truncate")}
         engines = context.sampling_defaults if parameters.get("do_sample") else {}
         parsed = read_all(parameters, context, defaults={**engines, **self.defaults, **defaults}, table=TABLE)
@@ -156,7 +175,7 @@ class Lmi(Dialect):
             eos_token_id=end_id,
             names=_names(parsed),
         )
-        return ParsedPrompt(request, _select_tensors(parsed), others.get("stream"), ignored(parsed))
+        return ParsedPrompt(request, _select_tensors(parsed), others.get("stream"), ignored(parsed), beaten)
 
 
 T = TypeVar("T")
@@ -168,14 +187,6 @@ def _readable(read: Callable[[], T]) -> T | None:
         return read()
     except (ServingError, ValueError):
         return None
-
-
-def _read_formatter(parameters: Mapping[str, Any]) -> Framing | None:
-    """Read `output_formatter`; None when absent."""
-    name = read_field(parameters, "output_formatter")
-    if name is None or (isinstance(name, str) and name in FRAMINGS):
-        return None if name is None else FRAMINGS[name]
-    raise InvalidParameter(f"parameters.output_formatter={show(name)}: must be one of {', '.join(FRAMINGS)}")
 
 
 def _is_one_text(prompt: Any) -> bool:

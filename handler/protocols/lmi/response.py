@@ -74,6 +74,8 @@ class LmiFormat:
         }
         if end.prefill is not None:
             details["prefill"] = self.tokens(end.prefill)
+        if end.tops:
+            details["top_tokens"] = [self.tokens(top) for top in end.tops]
         return details
 
     def _details(self, output: WholeOutput) -> LmiDetails:

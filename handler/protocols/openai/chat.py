@@ -20,6 +20,7 @@ from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.generation import GenerationDefaults
 from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_sampled
 from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
 from handler.protocols.kernel.readers.messages import MESSAGES, read_messages
 from handler.protocols.kernel.reply import PromptDocument
 from handler.protocols.kernel.schema.shapes import Shape
@@ -84,6 +85,7 @@ class OpenAiChat(Dialect):
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'messages'")
+        body = self._relax()(body)
         model, adapter = self.read_model(body, context)
         messages, media, unknown = read_messages(body.get("messages"), context)
         tools = read_tools(body, context)
@@ -128,6 +130,12 @@ class OpenAiChat(Dialect):
     @functools.cached_property
     def _known(self) -> frozenset[str]:
         return frozenset(self.fields) | self.table.parameters.keys()
+
+    @classmethod
+    @functools.cache
+    def _relax(cls) -> Callable[[Any], Any]:
+        """Return what puts the body's numbers and flags right."""
+        return relaxed_by(PYDANTIC, {**cls.fields, **cls.table.shapes})
 
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
         """Read the model's name for the answer, and the LoRA adapter."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.parameters import read_sampled
 from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
 from handler.protocols.kernel.reply import PromptOnly
 from handler.protocols.kernel.schema.shapes import Shape
 from handler.protocols.kernel.texts import read_texts, text_of, texts_shape
@@ -52,6 +53,7 @@ class OpenAiCompletions(Dialect):
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'prompt'")
+        body = self._relax()(body)
         model, adapter = self.read_model(body, context)
         prompts = read_texts(body.get("prompt"), "prompt", MAX_PROMPTS, "prompts")
         stream, usage = read_stream(body, context)
@@ -104,6 +106,12 @@ class OpenAiCompletions(Dialect):
     @functools.cached_property
     def _known(self) -> frozenset[str]:
         return frozenset(self.fields) | self.table.parameters.keys()
+
+    @classmethod
+    @functools.cache
+    def _relax(cls) -> Callable[[Any], Any]:
+        """Return what puts the body's numbers and flags right."""
+        return relaxed_by(PYDANTIC, {**cls.fields, **cls.table.shapes})
 
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
         """Read the model's name for the answer, and the LoRA adapter."""

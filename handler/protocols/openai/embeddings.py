@@ -13,6 +13,7 @@ from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
 from handler.protocols.kernel.readers.values import integer
 from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
 from handler.protocols.kernel.schema.readers import accepts
@@ -52,6 +53,7 @@ TABLE = Table(
 
 FIELDS: Mapping[str, Shape] = {"input": texts_shape(), **MODEL}
 _READ = FIELDS.keys() | TABLE.parameters.keys()
+_relax = relaxed_by(PYDANTIC, {**FIELDS, **TABLE.shapes})
 
 
 class OpenAiEmbeddings(Dialect):
@@ -63,6 +65,7 @@ class OpenAiEmbeddings(Dialect):
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'input'")
+        body = _relax(body)
         model, adapter = read_model(body, context)
         texts = read_texts(body.get("input"), "input")
         others = read_all(body, context, defaults={}, table=TABLE).others

@@ -15,6 +15,7 @@ from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
 from handler.protocols.kernel.readers.media import place, read_base64
 from handler.protocols.kernel.readers.values import boolean, number
 from handler.protocols.kernel.schema.readers import accepts
@@ -38,13 +39,6 @@ def _response_format(value: Any) -> str:
     if value not in _FORMATS:
         raise ValueError(f"must be {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}")
     return str(value)
-
-
-@accepts(anyOf=[{"type": "boolean"}, {"enum": ["true", "false"]}])
-def _flag(value: Any) -> bool:
-    """Read a boolean; in a form it is a text."""
-    named = {"true": True, "false": False}.get(value.lower()) if isinstance(value, str) else value
-    return boolean(named)
 
 
 @accepts(anyOf=[{"const": "segment"}, {"type": "array", "items": {"const": "segment"}}])
@@ -71,24 +65,13 @@ def _prompt(value: Any) -> str:
     return value
 
 
-@accepts(type="number", minimum=0, maximum=1)
-def _temperature(value: Any) -> float:
-    """Read OpenAI's temperature; in a form it is a text."""
-    if isinstance(value, str):
-        try:
-            value = float(value)
-        except ValueError:
-            raise ValueError("must be a number") from None
-    return number(0, 1)(value)
-
-
 def _table(**more: Parameter) -> Table:
     return Table(
         {
             "prompt": Parameter("words", _prompt),
             "response_format": Parameter("format", _response_format),
-            "temperature": Parameter("warmth", _temperature),
-            "stream": Parameter("stream", _flag),
+            "temperature": Parameter("warmth", number(0, 1)),
+            "stream": Parameter("stream", boolean),
             "timestamp_granularities": Parameter("granularities", _granularities),
             "timestamp_granularities[]": Parameter("granularities", _granularities),
             "include": unsupported("log-probabilities of tokens are not written", []),
@@ -106,6 +89,8 @@ TABLES: Mapping[str, Table] = {
     "translate": _table(language=Parameter("language", _language), to_language=unsupported("it is English", "en")),
 }
 """By Whisper's task."""
+
+_RELAX = {task: relaxed_by(PYDANTIC, table.shapes) for task, table in TABLES.items()}  # in a form all are texts
 
 FIELDS: Mapping[str, Shape] = {
     "file": {**TEXT, "description": "The audio file: a form's file, or its base64 in JSON"},
@@ -126,6 +111,7 @@ class Transcriptions(Dialect):
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a form or a JSON object with 'file'")
+        body = _RELAX[self.task](body)
         _, adapter = read_model(body, context)
         others = read_all(body, context, defaults={}, table=TABLES[self.task]).others
         ignored = [*report_unknown(unknown_fields(body, self._read), body, context), *harmless(body, self._read)]

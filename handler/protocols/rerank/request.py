@@ -15,6 +15,7 @@ from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
 from handler.protocols.kernel.readers.values import boolean, integer
 from handler.protocols.kernel.reply import VectorReply, Vectors
 from handler.protocols.kernel.schema.readers import accepts
@@ -66,6 +67,7 @@ FIELDS: Mapping[str, Shape] = {
     **MODEL,
 }
 _READ = FIELDS.keys() | TABLE.parameters.keys()
+_relax = relaxed_by(PYDANTIC, {**FIELDS, **TABLE.shapes})
 
 
 class Rerank(Dialect):
@@ -86,6 +88,7 @@ class Rerank(Dialect):
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'query' and 'documents'")
+        body = _relax(body)
         model, adapter = read_model(body, context)
         query = read_string(body.get("query"), "query")
         documents = _read_documents(body.get("documents"))

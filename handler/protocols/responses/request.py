@@ -18,6 +18,7 @@ from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.kept import Keeping, Wanted
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
 from handler.protocols.kernel.schema.shapes import Shape, nullable, record
 from handler.protocols.kernel.validation import Named
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
@@ -53,6 +54,7 @@ _UNHEEDED = "tools[].function.strict"
 """How the chat's reader says that nothing enforces the tools' schemas."""
 
 _READ = FIELDS.keys() | TABLE.parameters.keys() | NO_EFFECT
+_relax = relaxed_by(PYDANTIC, {**FIELDS, **TABLE.shapes})
 
 
 class OpenAiResponses(Dialect):
@@ -62,7 +64,7 @@ class OpenAiResponses(Dialect):
     errors = ERRORS
 
     def wanted(self, body: Any) -> Wanted | None:
-        return read_wanted(body, keeps=True)
+        return read_wanted(_relax(body), keeps=True)
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         return self._parse(body, context, _Chat)
@@ -70,6 +72,7 @@ class OpenAiResponses(Dialect):
     def _parse(self, body: Any, context: ServerContext, chat: type[_Chat]) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'input'")
+        body = _relax(body)
         for name, own in _OWN.items():
             if body.get(name) is not None:
                 raise InvalidParameter(f"{name}: is not supported: write {own}")

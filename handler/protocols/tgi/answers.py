@@ -63,6 +63,12 @@ class TgiStreamDetails(_TgiDetails):
     prefill: NotRequired[list[TgiPromptToken]]
 
 
+class TgiCompatStreamDetails(TgiStreamDetails, TgiTops):
+    """TGI_COMPAT has LMI's names too."""
+
+    inputs: str
+
+
 class TgiAnswer(TypedDict):
     generated_text: str
     details: NotRequired[TgiDetails | TgiCompatDetails]
@@ -83,7 +89,7 @@ class TgiEvent(TgiBeside):
     index: Annotated[int, ("minimum", 1)]
     token: TgiToken
     generated_text: str | None
-    details: TgiStreamDetails | None
+    details: TgiStreamDetails | TgiCompatStreamDetails | None
 
 
 # -- other routes ------------------------------------------------------------------------------------------------

@@ -11,10 +11,17 @@ from handler.core.framing import SSE, Framing
 from handler.core.values import Request
 from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.lmi.errors import LmiErrors
-from handler.protocols.lmi.reply import WholeOutput
+from handler.protocols.lmi.reply import StreamEnd, WholeOutput
 from handler.protocols.lmi.request import Lmi
 from handler.protocols.tensors.outputs import TensorValues
-from handler.protocols.tgi.answers import TgiAnswer, TgiCompatDetails, TgiOthers, TgiSequence
+from handler.protocols.tgi.answers import (
+    TgiAnswer,
+    TgiCompatDetails,
+    TgiCompatStreamDetails,
+    TgiOthers,
+    TgiSequence,
+    TgiTops,
+)
 from handler.protocols.tgi.errors import TgiError
 from handler.protocols.tgi.response import TgiFormat, seed_of
 
@@ -43,6 +50,10 @@ class TgiCompatFormat(TgiFormat):
         if outputs is not None:
             answer["outputs"] = outputs
         return [answer]
+
+    def _stream_details(self, end: StreamEnd) -> TgiCompatStreamDetails:
+        tops: TgiTops = {"top_tokens": [self.tokens(top) for top in end.tops]} if end.tops else {}
+        return {**super()._stream_details(end), "inputs": end.request.prompt, **tops}
 
     def _details(self, output: WholeOutput) -> TgiCompatDetails:
         request, best, others, _ = output

@@ -10,7 +10,7 @@ from handler import __version__
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.description import Description, Operation, RequestShape
 from handler.protocols.kernel.schema.shapes import Shape, nullable, record, ref
-from handler.protocols.lmi.openapi import EXAMPLE, LMI_REQUEST, chat_description
+from handler.protocols.lmi.openapi import EVENTS, EXAMPLE, LINES, LMI_REQUEST, chat_description
 from handler.protocols.tgi.answers import (
     MindieAnswer,
     MindieEvent,
@@ -105,7 +105,7 @@ DESCRIPTIONS: Mapping[str, Description] = {
         "TGI_COMPAT", "LmiRequest", LMI_REQUEST, TgiError, EXAMPLE, TgiList, _COMPAT_ANSWER, TgiEvent | TgiError,
         _EVENTS,
     ),
-    "tgi_compat_chat": chat_description(TgiError, TgiError, _EVENTS),
+    "tgi_compat_chat": chat_description(TgiError, TgiError, (LINES, EVENTS)),
     "tgi": _tgi("TGI", TgiList, [_ANSWER], _EVENTS),
     "tgi_generate": _tgi("TGI", TgiAnswer, _ANSWER, ()),
     "tgi_generate_stream": _tgi("TGI", None, None, _EVENTS),

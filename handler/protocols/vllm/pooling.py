@@ -13,6 +13,7 @@ from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
 from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
 from handler.protocols.kernel.readers.values import string
 from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
 from handler.protocols.kernel.schema.shapes import Shape
@@ -40,6 +41,7 @@ POOLING = Table(
 )
 FIELDS: Mapping[str, Shape] = {"input": texts_shape(), **MODEL}
 
+_relax = relaxed_by(PYDANTIC, {**FIELDS, **POOLING.shapes})
 _OF_TOKENS = ("token_embed", "token_classify")
 
 
@@ -52,6 +54,7 @@ class VllmNumbers(Dialect):
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'input'")
+        body = _relax(body)
         model, adapter = read_model(body, context)
         others = read_all(body, context, defaults={}, table=self.table).others
         texts = read_texts(body.get("input"), "input")

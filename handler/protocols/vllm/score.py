@@ -14,6 +14,7 @@ from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import Table, read_all
 from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
 from handler.protocols.kernel.reply import VectorReply, Vectors
 from handler.protocols.kernel.schema.shapes import Shape
 from handler.protocols.kernel.texts import (
@@ -43,6 +44,7 @@ PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), (
 _TEXTS: Shape = {"anyOf": [NON_EMPTY, text_list(NON_EMPTY)]}
 FIELDS: Mapping[str, Shape] = {**dict.fromkeys((name for pair in PAIRS for name in pair), _TEXTS), **MODEL}
 _READ = FIELDS.keys() | TABLE.parameters.keys()
+_relax = relaxed_by(PYDANTIC, {**FIELDS, **TABLE.shapes})
 
 
 class VllmScoring(Dialect):
@@ -54,6 +56,7 @@ class VllmScoring(Dialect):
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'text_1' and 'text_2'")
+        body = _relax(body)
         model, adapter = read_model(body, context)
         pairs, names = _read_pairs(body)
         others = read_all(body, context, defaults={}, table=TABLE).others

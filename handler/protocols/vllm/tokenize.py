@@ -14,9 +14,10 @@ from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.context import ServerContext
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
 from handler.protocols.kernel.readers.values import boolean
 from handler.protocols.kernel.reply import PreparedDocument, PromptDocument, list_parts
-from handler.protocols.kernel.schema.shapes import Shape
+from handler.protocols.kernel.schema.shapes import COUNT, FLAG, Shape, listing
 from handler.protocols.kernel.texts import read_list
 from handler.protocols.kernel.validation import show
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
@@ -35,6 +36,7 @@ _SHAPING = (
 """What changes a chat's prompt."""
 
 _SPECIAL, _STRINGS = "add_special_tokens", "return_token_strs"
+_relax = relaxed_by(PYDANTIC, {_SPECIAL: FLAG, _STRINGS: FLAG, "tokens": listing(COUNT)})
 
 
 class VllmTokenize(Dialect):
@@ -45,6 +47,7 @@ class VllmTokenize(Dialect):
     fields = frozenset({"model", "prompt", _SPECIAL, _STRINGS})
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        body = _relax(body)
         read_model(body, context)
         prompt = body.get("prompt")
         if not isinstance(prompt, str) or not prompt:
@@ -67,6 +70,7 @@ class VllmTokenizeChat(OpenAiChat):
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         read = self.fields.keys() | self.table.parameters.keys()
+        body = _relax(body)
         given = {name: value for name, value in body.items() if name in read and (name, value) != ("tools", [])}
         parsed = super().parse(given, context)
         render = _tokens_of(body, context)
@@ -90,6 +94,7 @@ class VllmDetokenize(Dialect):
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
             raise InvalidPayload("the body must be a JSON object with 'tokens'")
+        body = _relax(body)
         read_model(body, context)
         text: VllmText = {"prompt": _text_of(body.get("tokens"), context)}
         ignored = report_unknown(unknown_fields(body, {"model", "tokens"}), body, context)

@@ -114,7 +114,7 @@ def test_names_that_mean_nothing_are_told(tokenizer: LiveServer) -> None:
         ("/detokenize", [], 400, "BadRequestError", "the body must be a JSON object with 'tokens'"),
         ("/detokenize", {"tokens": [1, 1 << 40]}, 400, "BadRequestError", "'tokens[1]' must be an id from 0 to"),
         ("/detokenize", {"tokens": [-1]}, 400, "BadRequestError", "'tokens[0]' must be an id from 0 to"),
-        ("/detokenize", {"tokens": [True]}, 400, "BadRequestError", "'tokens[0]' must be an id from 0 to"),
+        ("/detokenize", {"tokens": [1.5]}, 400, "BadRequestError", "'tokens[0]' must be an id from 0 to"),
         ("/detokenize", {"tokens": ["a"]}, 400, "BadRequestError", "'tokens[0]' must be an id from 0 to"),
         ("/detokenize", {"tokens": [0], "model": "other"}, 404, "NotFoundError", "other"),
     ],
@@ -360,7 +360,7 @@ def test_an_adapter_comes_and_goes_by_vllms_names(lora: LiveServer, tmp_path: Pa
         ({"lora_name": "a", "lora_path": "/nowhere"}, "lora_path=/nowhere: there is no such directory"),
         ({"lora_name": "a", "lora_path": "s3://b/a"}, "lora_path=s3://b/a: adapters are read from directories"),
         ({"lora_name": "model", "lora_path": "/nowhere"}, "conflicts with a served base model"),
-        ({"lora_name": "a", "lora_path": "/nowhere", "load_inplace": 1}, "'load_inplace' must be true or false"),
+        ({"lora_name": "a", "lora_path": "/nowhere", "load_inplace": 2}, "'load_inplace' must be true or false"),
         ({"lora_name": "a", "lora_path": "/nowhere", "is_3d_lora_weight": True}, "is_3d_lora_weight=true"),
     ],
 )

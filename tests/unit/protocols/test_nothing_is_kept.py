@@ -13,7 +13,7 @@ from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, EXAMPLES, answer
 
 NAMES = (
-    "cached_content", "cached_prompt", "container", "context_management", "conversation", "disaggregated_params",
+    "cached_content", "container", "context_management", "conversation", "disaggregated_params",
     "file_ids", "kv_transfer_params", "mcp_servers", "previous_message_id", "previous_response_id", "sequence_id",
     "session_params", "thread", "thread_id",
 )  # fmt: skip
@@ -40,8 +40,25 @@ def test_a_part_of_a_request_that_is_elsewhere_is_refused_by_name(route: str, di
 
 @in_one_test("dialect", ["lmi", "tgi_compat", "dynamic_batch", "tgi_generate", "mindie", "lmi_embedding"])
 def test_under_parameters_too(dialect: str) -> None:
-    message = said(dialect, {"inputs": "a", "parameters": {"cached_prompt": "You are"}})
-    assert "parameters.cached_prompt: is not supported: nothing is kept between requests" in message
+    message = said(dialect, {"inputs": "a", "parameters": {"cached_content": "You are"}})
+    assert "parameters.cached_content: is not supported: nothing is kept between requests" in message
+
+
+@in_one_test(
+    ("dialect", "body", "name"),
+    [
+        *(
+            (dialect, {"inputs": "a"}, "cached_prompt")
+            for dialect in ("lmi", "tgi_compat", "dynamic_batch", "lmi_async")
+        ),
+        ("lmi", {"messages": [{"role": "user", "content": "a"}]}, "cached_prompt"),
+        ("lmi", {"inputs": "a", "parameters": {"cached_prompt": "b"}}, "parameters.cached_prompt"),
+    ],
+)
+def test_what_lmi_drops_is_reported(dialect: str, body: dict[str, Any], name: str) -> None:
+    """Of LMI's engines the scheduler alone read `cached_prompt`, up to 0.31."""
+    given = body if "." in name else {**body, name: "You are"}
+    assert name in DIALECTS[dialect].parse(given, CAPABLE).ignored
 
 
 @in_one_test("value", [None, "", [], {}, 0, False])

@@ -68,7 +68,7 @@ def test_what_it_comes_to(name: str, given: Any, wanted: StructuredOutput | None
         ("guided_json", "[" * 16_000, "its text is not JSON"),
         ("guided_json", '{"a": "\\ud800"}', "without lone surrogates"),
         ("guided_json", {"a": "x" * 70_000}, "at most 16384 characters; it has 70009"),
-        ("guided_json_object", 1, "true or false"),
+        ("guided_json_object", 2, "true or false"),
         ("guided_regex", "", "non-empty"),
         ("guided_regex", "x" * 16_385, "at most 16384 characters"),
         ("guided_regex", 5, "a regular expression"),

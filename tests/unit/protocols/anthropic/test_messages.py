@@ -276,7 +276,7 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
         (body(context_management={"edits": {}}), "must be an object with 'edits', a list of objects"),
         (body(context_management="x"), "must be an object with 'edits', a list of objects"),
         (body(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": 2}]}), "'keep' must be all"),
-        (body(stream=1), "stream=1: must be true or false"),
+        (body(stream=2), "stream=2: must be true or false"),
     ],
 )
 def test_refusals_name_what_is_wrong(asked: dict[str, Any], message: str) -> None:

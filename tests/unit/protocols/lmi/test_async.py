@@ -62,9 +62,25 @@ def test_lmis_names_and_vllms_set_the_same_fields() -> None:
     assert sampling(response_format={"type": "json_object"}).structured_output.kind == "json_object"
 
 
-def test_two_names_of_a_field_must_agree() -> None:
-    with pytest.raises(InvalidParameter, match=r"parameters\.max_tokens=4 contradicts parameters\.max_new_tokens"):
-        sampling(max_new_tokens=3, max_tokens=4)
+@in_one_test(
+    ("given", "lost"),
+    [
+        ({"max_tokens": 4, "max_new_tokens": 3}, ["max_new_tokens"]),
+        ({"max_new_tokens": "none", "max_tokens": 4}, ["max_new_tokens"]),
+        ({"max_new_tokens": 4, "max_tokens": 4}, []),
+        ({"max_new_tokens": 4, "max_tokens": None}, []),
+        ({"truncate": 5, "truncate_prompt_tokens": 2, "max_tokens": 4}, ["truncate"]),
+        ({"return_full_text": True, "echo": False, "max_tokens": 4}, ["return_full_text"]),
+        ({"ignore_eos_token": True, "ignore_eos": False, "max_tokens": 4}, ["ignore_eos_token"]),
+        ({"stop_sequences": ["b"], "stop": ["c"], "max_tokens": 4}, ["stop_sequences"]),
+    ],
+)
+def test_vllms_name_of_a_parameter_beats_lmis(given: dict[str, Any], lost: list[str]) -> None:
+    """LMI adds what it does not know to what it has translated (convert_lmi_schema_to_completion_request)."""
+    found, vllms = parse(parameters=given), parse(parameters={k: v for k, v in given.items() if k not in lost})
+    assert found.ignored == [f"parameters.{name}" for name in lost]
+    (request,), (wanted,) = found.requests, vllms.requests
+    assert (request, request.sampling.max_new_tokens) == (wanted, 4)
 
 
 def test_every_name_of_vllms_completions_is_known() -> None:
@@ -130,7 +146,7 @@ def test_a_list_of_one_prompt_is_that_prompt(inputs: Any, ids: tuple[int, ...] |
         ({"inputs": ""}, "'inputs' must not be empty"),
         ({"inputs": 3}, "'inputs' must be"),
         ({"parameters": []}, "'parameters' must be an object"),
-        ({"stream": 1}, "'stream' must be true or false"),
+        ({"stream": 2}, "'stream' must be true or false"),
     ],
 )
 def test_a_wrong_body_is_refused_by_name(body: dict[str, Any], message: str) -> None:
@@ -140,7 +156,14 @@ def test_a_wrong_body_is_refused_by_name(body: dict[str, Any], message: str) -> 
 
 @in_one_test(
     "parameters",
-    [{"max_new_tokens": 0}, {"do_sample": "no"}, {"details": 1}, {"truncate": 0}, {"n": 0}, {"use_beam_search": True}],
+    [
+        {"max_new_tokens": 0},
+        {"do_sample": "maybe"},
+        {"details": 2},
+        {"truncate": 0},
+        {"n": 0},
+        {"use_beam_search": True},
+    ],
 )
 def test_a_wrong_parameter_is_refused_by_name(parameters: dict[str, Any]) -> None:
     (name,) = parameters

@@ -16,7 +16,7 @@ from handler.protocols.kernel.readers.body import decode
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
 from handler.protocols.registry import INVOCATIONS
 from tests.one_test import in_one_test
-from tests.unit.protocols.answers import CONTEXT, answer, deltas, value, with_options
+from tests.unit.protocols.answers import CAPABLE, CONTEXT, answer, deltas, value, with_options
 
 
 def parse(parameters: dict[str, Any] | None = None, *, schema: str = "lmi", **body: Any) -> ParsedRequest:
@@ -87,7 +87,7 @@ def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: A
         ("max_new_tokens", True, "an integer from 1"),
         ("max_new_tokens", 10**400, "an integer from 1"),
         ("do_sample", "true", "true or false"),
-        ("do_sample", 1, "true or false"),
+        ("do_sample", 2, "true or false"),
         ("temperature", -0.1, "a number of at least 0"),
         ("temperature", 10**400, "a number of at least 0"),
         ("temperature", "hot", "a number of at least 0"),
@@ -112,9 +112,9 @@ def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: A
         ("stop_token_ids", [-1], "token ids"),
         ("stop_token_ids", "5", "token ids"),
         ("details", "yes", "true or false"),
-        ("return_full_text", 1, "true or false"),
+        ("return_full_text", 2, "true or false"),
         ("truncate", 0, "an integer from 1"),
-        ("output_formatter", "xml", "one of json, jsonlines, sse"),
+        ("output_formatter", "json_chat", "is not for answers to prompts"),
         ("logprobs", -1, "an integer from 0"),
         ("prompt_logprobs", 2, "an integer from 0 to 1"),
         ("watermark", True, "is not supported"),
@@ -210,7 +210,7 @@ def test_beams_are_refused_what_their_search_does_not_honour(parameters: dict[st
 
 
 def test_aliases_that_contradict_each_other_are_refused() -> None:
-    assert "contradicts parameters.stop_sequences" in refusal(stop_sequences=["a"], stop=["b"])
+    assert "contradicts parameters.max_new_tokens" in refusal(max_new_tokens=2, request_output_len=[[3]])
     assert request(stop_sequences=["a"], stop=["a"]).sampling.stop == ("a",)
 
 
@@ -304,18 +304,47 @@ def test_unknown_names_are_refused_where_that_is_asked() -> None:
         ("json", None, True, "application/json"),
         ("json", "sse", True, "text/event-stream"),
         ("sse", "json", True, "application/json"),
+        ("sse", "xml", False, "application/json"),
+        ("json", "xml", True, "application/jsonlines"),
+        ("json", {}, True, "application/jsonlines"),
     ],
 )
 def test_the_formatter_of_the_request_beats_the_options_beats_stream(
-    option: str | None, parameter: str | None, stream: bool, wanted: str
+    option: str | None, parameter: Any, stream: bool, wanted: str
 ) -> None:
+    """A name that LMI does not know replaces the option's all the same, and changes nothing else."""
     body = {"inputs": "a", "stream": stream, "parameters": {"output_formatter": parameter}}
-    assert answer("lmi", body, context=with_options(CONTEXT, output_formatter=option)).content_type == wanted
+    context = with_options(CONTEXT, output_formatter=option)
+    assert answer("lmi", body, context=context).content_type == wanted
+    known = parameter in (None, "json", "sse")
+    assert INVOCATIONS["lmi"].parse(body, context).ignored == ([] if known else ["parameters.output_formatter"])
 
 
-def test_stream_may_stand_among_the_parameters() -> None:
-    assert parse({"stream": True}).streams
-    assert not parse({"stream": True}, stream=False).streams
+@in_one_test("schema", ["lmi", "tgi_compat", "dynamic_batch"])
+def test_of_two_names_the_one_counts_that_lmi_heeds(schema: str) -> None:
+    both = {"stop_sequences": ["a"], "stop": ["b"]}
+    found = parse(both, schema=schema)
+    assert (found.requests[0].sampling.stop, found.ignored) == (("a",), ["parameters.stop"])
+    assert parse({"stop_sequences": ["a"], "stop": ["a"]}, schema=schema).ignored == []
+    of_trtllm = replace(CONTEXT, engine="trtllm")
+    found = INVOCATIONS[schema].parse({"inputs": "hi", "parameters": both}, of_trtllm)
+    assert (found.requests[0].sampling.stop, found.ignored) == (("b",), ["parameters.stop_sequences"])
+
+
+def test_the_count_of_alternatives_is_top_n_tokens() -> None:
+    found = INVOCATIONS["lmi"].parse({"inputs": "hi", "parameters": {"logprobs": 5, "top_n_tokens": 2}}, CAPABLE)
+    assert (found.requests[0].sampling.top_logprobs, found.ignored) == (2, ["parameters.logprobs"])
+
+
+@in_one_test("schema", ["lmi", "tgi_compat", "dynamic_batch"])
+def test_stream_among_the_parameters_streams_nothing(schema: str) -> None:
+    """LMI's own, of the body, replaces it in every release (djl_python's input_parser.py; utils.py in 0.28)."""
+    found = parse({"stream": True}, schema=schema)
+    assert (found.streams, found.ignored) == (False, ["parameters.stream"])
+    assert parse({"stream": False}, schema=schema).ignored == []
+    if schema != "dynamic_batch":
+        both = parse({"stream": True}, schema=schema, stream=True)
+        assert (both.streams, both.ignored) == (True, [])
 
 
 def test_the_most_probable_sequence_comes_first_and_n_says_how_many() -> None:
@@ -339,11 +368,11 @@ def test_best_of_alone_returns_all_of_them() -> None:
     assert len(found["details"]["best_of_sequences"]) == 2
 
 
-@pytest.mark.parametrize("inner", ["stream", "streaming"])
-def test_a_dynamic_batch_names_what_asks_for_a_stream_in_vain(inner: str) -> None:
-    assert parse({inner: True}, schema="dynamic_batch").ignored == [f"parameters.{inner}"]
-    assert parse({inner: True}, schema="dynamic_batch", stream=True).ignored == ["stream", f"parameters.{inner}"]
-    assert parse({"stream": True}, schema="dynamic_batch", stream=False).ignored == []
+def test_a_dynamic_batch_names_what_asks_for_a_stream_in_vain() -> None:
+    streaming = {"streaming": True}
+    assert parse(streaming, schema="dynamic_batch").ignored == ["parameters.streaming"]
+    assert parse(streaming, schema="dynamic_batch", stream=True).ignored == ["stream", "parameters.streaming"]
+    assert parse({"stream": True}, schema="dynamic_batch", stream=True).ignored == ["stream"]
 
 
 def test_a_stream_that_ends_without_a_token_still_closes_properly() -> None:

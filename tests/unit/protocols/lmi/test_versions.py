@@ -12,6 +12,7 @@ from handler.config.lmi_version import VERSIONS, read_lmi_version
 from handler.core.values import Request
 from handler.protocols.kernel.base import ParsedRequest
 from handler.protocols.kernel.context import Notices, ServerContext
+from handler.protocols.kernel.generation import GenerationDefaults
 from handler.protocols.registry import INVOCATIONS
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, answer, value, with_options
@@ -178,15 +179,24 @@ def test_a_chat_without_a_limit_has_30_tokens_before_0_32_and_fills_the_context_
         assert chat(version, max_tokens=3).sampling.max_new_tokens == 3
 
 
-@pytest.mark.parametrize("option", [None, "json", "jsonlines"])
-def test_a_chat_streams_json_lines_and_events_since_0_37(option: str | None) -> None:
+def test_a_chat_of_tensorrt_llm_has_30_tokens_and_not_the_models_defaults_in_every_release() -> None:
+    """LMI reads it with vLLM's defaults where vLLM runs it (djl_python/input_parser.py, use_vllm_chat_completions)."""
+    for version in VERSIONS:
+        context = replace(of(str(version)), engine="trtllm", generation=GenerationDefaults({"temperature": 0.0}))
+        found = INVOCATIONS["lmi"].parse(CHAT, context).requests[0]
+        assert (found.sampling.max_new_tokens, found.fill_context, found.sampling.do_sample) == (30, False, True)
+
+
+@in_one_test("dialect", ["lmi", "tgi_compat", "dynamic_batch"])
+@in_one_test("option", [None, "json", "jsonlines"])
+def test_a_chat_streams_json_lines_and_events_since_0_37(option: str | None, dialect: str) -> None:
     for version in VERSIONS:
         context = of(str(version), output_formatter=option)
         wanted = "text/event-stream" if version >= (0, 37) else "application/jsonlines"
-        found = answer("lmi", {**CHAT, "stream": True}, context=context)
+        found = answer(dialect, {**CHAT, "stream": True}, context=context)
         assert found.content_type == wanted
         assert found.body.endswith(b"data: [DONE]\n\n") == (version >= (0, 37))
-        assert answer("lmi", CHAT, context=context).content_type == "application/json"
+        assert answer(dialect, CHAT, context=context).content_type == "application/json"
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------------
@@ -207,6 +217,13 @@ def test_a_dynamic_batchs_text_begins_with_its_prompt_since_0_29() -> None:
             (found,) = value("dynamic_batch", body, context=of(str(version)))
             wanted = version >= (0, 29) if said is None else said
             assert found["generated_text"].startswith("hi") is wanted
+
+
+def test_a_dynamic_batch_has_30_tokens_whatever_the_models_own_limit() -> None:
+    """LMI leaves it to transformers' generate; the schema's document says 30."""
+    for version in VERSIONS:
+        context = replace(of(str(version)), generation=GenerationDefaults(max_new_tokens=7))
+        assert parse(context, "dynamic_batch").requests[0].sampling.max_new_tokens == 30
 
 
 def test_a_dynamic_batchs_stream_has_no_prompt_unless_asked() -> None:

@@ -202,7 +202,7 @@ def test_penalties_reach_the_engine_or_are_refused_by_name() -> None:
         ({"top_logprobs": 3}, "top_logprobs=3: is not supported"),
         ({"background": True}, "background=true: is not supported"),
         ({"max_tool_calls": 0}, "max_tool_calls=0: must be an integer from 1"),
-        ({"max_tool_calls": "3"}, "max_tool_calls=\"3\": must be an integer from 1"),
+        ({"max_tool_calls": "all"}, "max_tool_calls=\"all\": must be an integer from 1"),
         ({"metadata": ["a"]}, "metadata=[\"a\"]: must be an object"),
         ({"prompt_cache_key": 7}, "prompt_cache_key=7: must be a string"),
         ({"safety_identifier": {}}, "safety_identifier={}: must be a string"),

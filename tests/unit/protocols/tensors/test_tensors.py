@@ -96,7 +96,7 @@ def test_a_beam_search_has_its_own() -> None:
     assert (found.num_beams, found.length_penalty, found.early_stopping) == (3, 2.0, True)
     for false in (0, [0], False, [False]):
         assert not request(beam_width=[3], early_stopping=false).sampling.early_stopping
-    for wrong in (2, [2], 1.0, "1", [[1]], []):
+    for wrong in (2, [2], 1.5, "1", [[1]], []):
         assert refusal(beam_width=[3], early_stopping=wrong).startswith("parameters.early_stopping=")
     assert refusal(len_penalty=[2.0]).startswith("parameters.len_penalty=[2.0]: has an effect only with")
     assert refusal(beam_width=[33]).startswith("parameters.beam_width=[33]: must be at most 32")
@@ -330,9 +330,8 @@ def test_streaming_is_stream() -> None:
     assert parse({"streaming": [True]}).streams
     assert not parse({"streaming": [False]}).streams
     assert parse({"streaming": True}, stream=True).streams
-    for body, parameters in (({"stream": False}, {"streaming": [True]}), ({}, {"stream": True, "streaming": False})):
-        with pytest.raises(InvalidParameter, match=r"^parameters.streaming=\w+ contradicts 'stream'"):
-            parse(parameters, **body)
+    with pytest.raises(InvalidParameter, match=r"^parameters.streaming=true contradicts 'stream'"):
+        parse({"streaming": [True]}, stream=False)
     batch = INVOCATIONS["dynamic_batch"].parse({"inputs": "a", "parameters": {"streaming": [True]}}, CAPABLE)
     assert (batch.streams, batch.ignored) == (False, ["parameters.streaming"])
 

@@ -26,7 +26,7 @@ _TEXTS: dict[str, tuple[Any, Any]] = {
     "one": ({"input": "What is"}, None),
     "several": ({"input": ["What", "is"], "model": "model"}, None),
     "none": ({"input": []}, None),
-    "wrong": ({"input": "a", "use_activation": 1}, None),
+    "wrong": ({"input": "a", "use_activation": 2}, None),
     "too_long": ({"input": "a"}, TOO_LONG),
     "busy": ({"input": "a"}, BUSY),
     "fails": ({"input": "a"}, failing(0)),
