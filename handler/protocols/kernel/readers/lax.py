@@ -1,7 +1,8 @@
 """How the original of a dialect reads a value that is not of the field's own JSON type: `8.0`, `"8"`, `1` for true.
 
 The readers of values take JSON's own types alone, and that is the rule of the dialects whose originals are strict: TGI,
-TEI and MindIE (serde), and Triton (RapidJSON, but for the texts that its vLLM backend reads). Before them, the others put the values of their fields right by a rule:
+TEI and MindIE (serde), and Triton (RapidJSON, but for the texts that its vLLM backend reads). Before them, the others
+put the values of their fields right by a rule:
 
 * pydantic's lax mode (docs.pydantic.dev, "Conversion Table"): vLLM's routes, and with them OpenAI's and Anthropic's;
   LMI's chats and its async mode.
