@@ -30,7 +30,7 @@ _NOT_LINKED = ("serving.properties", "requirements.txt")
 # `auto`, in a word that Java does not interpret.
 _MODES = {"option.rolling_batch", "option.async_mode", "batch_size"}
 _ASYNC, _ROLLING = ["option.async_mode=true", "option.rolling_batch=disable"], ["option.rolling_batch=scheduler"]
-_ASYNC_SINCE = (0, 31)
+_ASYNC_SINCE = (0, 33)
 
 S5CMD = Path("/opt/djl/bin/s5cmd")
 """The program that Java takes where it is there, for models of S3."""
@@ -153,8 +153,13 @@ def make_configuration(target: Path, arguments: Arguments) -> Path:
     return file
 
 
-def command(directory: Path, configuration: Path, name: str, model: Path) -> list[str]:
-    return [str(directory / "bin" / "serving"), "-f", str(configuration), "-m", f"{name}::Python=file:{model}"]
+def command(directory: Path, configuration: Path, name: str, model: Path, *, gpu: bool) -> list[str]:
+    """Return the command that serves the model.
+
+    For sessions and adapters DJL Serving asks for GPU 0, unless the command names a device.
+    """
+    engine = "Python" if gpu else "Python:-1"
+    return [str(directory / "bin" / "serving"), "-f", str(configuration), "-m", f"{name}::{engine}=file:{model}"]
 
 
 def environment(directory: Path, environ: Mapping[str, str], scratch: Path) -> dict[str, str]:

@@ -122,7 +122,8 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
         return Start(server, environ, arguments.port, supervised=False)
     scratch.mkdir(parents=True, exist_ok=True)
     name = djl.make_model(arguments, source, ready, scratch / "model", djl.version(home))
-    command = djl.command(home, djl.make_configuration(scratch, arguments), name, scratch / "model")
+    configuration = djl.make_configuration(scratch, arguments)
+    command = djl.command(home, configuration, name, scratch / "model", gpu=(driver or read_driver()) is not None)
     return Start(command, with_token(djl.environment(home, ready, scratch)), arguments.port, supervised=True)
 
 

@@ -52,6 +52,11 @@ _ADVICE = frozenset(
 _LEFT_TO_JAVA = {"option.rolling_batch": "auto", "option.tensor_parallel_degree": "max"}
 """Values in whose place Java puts its own."""
 
+_NO_ASYNC = (
+    "option.async_mode=true has no effect: DJL Serving has async mode since 0.33, and this one calls the handler for a "
+    "batch at a time"
+)
+
 _RECOMMENDED_SIZE = "32"
 """The recommender's option.max_rolling_batch_size. In async mode Java itself has no such limit."""
 
@@ -99,6 +104,8 @@ def prepare(properties: Mapping[str, Any], version: DjlVersion | None, *, djl: s
     if unused := unused_handle(reading.config, model_py(directory)):
         log.warning("%s", unused)
     if version is not None:
+        if str(properties.get("async_mode", "")).lower() == "true":
+            log.warning("%s", _NO_ASYNC)
         reading = reading._replace(problems=(*reading.problems, *_beyond_java(reading.config, properties, version)))
     reading = reading._replace(problems=(*reading.problems, *_custom_code()))
     problems, formatters = check(reading, directory), Formatters()

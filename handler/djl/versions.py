@@ -28,9 +28,18 @@ _COUNT, _INT = struct.Struct(">H"), struct.Struct(">i")
 _WRAP = 1 << 16
 """Java writes the low 16 bits of a count, and 256 new requests may have 70,000 headers: each of SageMaker's custom
 attributes is one. Java's map of properties is sorted, so that `handler` comes after every `batch_...`: while it is
-missing, this many more follow. Contents are in the order of the requests: while the last one's are missing too."""
+missing, this many more follow. Contents are in the order of the requests: while the last one's are missing too.
+A string's length had 16 bits before 0.28: a content's key goes on while no number of bytes comes after it."""
 
-_SOON = 0.1  # seconds in which more of a call comes, where its count leaves open whether any does
+_BATCH = b"batch_"
+
+_NO_SIZE = 0x09000000
+"""No content has as many bytes; four of a text's are at least that number."""
+
+_FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
+"""Content types of which each field is a content, with a name and a number that are the client's choice."""
+
+_SOON = 0.5  # seconds in which more of a call comes, where its count leaves open whether any does
 
 
 def is_of_http(properties: Mapping[Any, Any]) -> bool:
@@ -120,6 +129,7 @@ class Reader:
         self._received = bytearray()  # what lies after the last message
         self._last = _Message({}, [], [], 0)
         self._bytes_of_last = b""  # empty: they are not kept
+        self._after_form = False  # more contents of the last message may lie there than its count said
 
     def read(self, inputs: Input, conn: Any) -> None:
         """Fill an Input from the connection, as its own `read` does.
@@ -145,9 +155,9 @@ class Reader:
         inputs.function_name = message.properties.get("handler")
 
     def _next_message(self) -> _Message:
-        at = self._skip_contents()
-        start = at
-        count, at = self._number(_COUNT, at)
+        if self._after_form:
+            self._skip_contents()
+        count, at = self._number(_COUNT, 0)
         properties: dict[str | None, str | None] = {}
         while True:
             for _ in range(count):
@@ -156,39 +166,59 @@ class Reader:
             if "handler" in properties:  # Java names the function in each call
                 break
             count = _WRAP
+        last = _last_request(properties)
+        form = _is_form(properties, last)
         count, at = self._number(_COUNT, at)
         keys: list[str | None] = []
         values: list[bytearray] = []
-        last = _last_request(properties)
         while True:
             at = self._contents(count, at, keys, values)
-            if last is None or any(key and key.startswith(last) for key in reversed(keys)) or not self._has_more(at):
+            whole = any(key and key.startswith(last) for key in reversed(keys)) if last else not (form and self._short)
+            if whole or not self._has_more(at):
                 break
             count = _WRAP
-        del self._received[:start]
-        return _Message(properties, keys, values, at - start)
+        self._after_form = form and not self._short
+        return _Message(properties, keys, values, at)
 
     def _contents(self, count: int, at: int, keys: list[str | None], values: list[bytearray]) -> int:
         """Read `count` contents; return where the next field begins."""
         for _ in range(count):
-            key, at = self._string(at)
-            size, start = self._number(_INT, at)
+            key, size, start = self._key(at)
             at = start + size
             self._receive(at)
             keys.append(key)
             values.append(self._received[start:at])
         return at
 
-    def _skip_contents(self) -> int:
-        """Skip what a lone request's contents had beyond their count; return where the call begins.
+    def _key(self, at: int) -> tuple[str | None, int, int]:
+        """Return a content's key, the number of its value's bytes, and where they begin."""
+        length, start = self._number(self._length, at)
+        if length < -1:
+            length += _WRAP
+        size, begin = self._number(_INT, start + max(length, 0))
+        while self._short and not 0 <= size < _NO_SIZE:
+            length += _WRAP
+            size, begin = self._number(_INT, start + length)
+        return None if length < 0 else self._received[start : start + length].decode(), size, begin
 
-        Each field of a form is one. No call begins with two zero bytes, for it has `handler`; the length of a content's
-        key does, where it has four bytes.
+    def _skip_contents(self) -> None:
+        """Skip what a form had beyond its count.
+
+        Java puts no mark between calls. One begins with the number of its properties and the length of a key, which are
+        small; the number is 0 where it was cut, in a batch. A content begins with the length of its key, in four bytes.
         """
-        at = 0
-        while self._length.size == _INT.size and self._number(_COUNT, at)[0] == 0:
-            at = self._contents(_WRAP, at, [], [])
-        return at
+        while True:
+            count, at = self._number(_COUNT, 0)
+            size, at = self._number(_INT, at)
+            self._receive(at + len(_BATCH))
+            if 0 <= size < _WRAP and (count or self._received.startswith(_BATCH, at)):
+                return
+            del self._received[: self._contents(_WRAP, 0, [], [])]
+
+    @property
+    def _short(self) -> bool:
+        """Whether a string's length has 16 bits. Then Java waits for the answer to each call."""
+        return self._length.size == 2
 
     def _has_more(self, at: int) -> bool:
         """Whether bytes lie beyond, or come soon: Java sends a batch and waits for its answer."""
@@ -218,9 +248,16 @@ class Reader:
             self._received += more
 
 
-def _last_request(properties: Mapping[str | None, str | None]) -> str | None:
-    """Return how the contents of a batch's last request begin; None: the call is no batch."""
+def _last_request(properties: Mapping[str | None, str | None]) -> str:
+    """Return how the contents of a batch's last request begin; "" where the call is no batch."""
     size = properties.get("batch_size")
     if not size or not size.isdecimal() or is_of_http(properties):
-        return None
+        return ""
     return f"batch_{int(size) - 1:03d}."
+
+
+def _is_form(properties: Mapping[str | None, str | None], prefix: str) -> bool:
+    """Whether the request whose properties begin so is a form."""
+    name = f"{prefix}content-type"
+    kinds = [value.lower() for key, value in properties.items() if key and value and key.lower() == name]
+    return any(kind.startswith(_FORMS) for kind in kinds)

@@ -62,6 +62,7 @@ def _load_stepped(properties: Mapping[str, Any]) -> Output:
     global mode
     with _start() as answer:
         version = installed_version()
+        read_ahead(version)  # a passive rank gets the same calls
         if is_passive(properties, version):
             mode = Passive()
             return answer
@@ -72,7 +73,6 @@ def _load_stepped(properties: Mapping[str, Any]) -> Output:
         rolling = steps_rolling(config, properties, version)
         mode = Rolling(model, loop, version) if rolling else Dynamic(model, loop)
         loop.look_after(_LOOK)
-        read_ahead(installed_version())
     return answer
 
 

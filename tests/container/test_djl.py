@@ -204,8 +204,9 @@ def test_both_of_java_s_interfaces_are_on_sagemaker_s_port(tmp_path: Path) -> No
     file = djl.make_configuration(tmp_path, Arguments(8090))
     assert file.read_text() == "inference_address=http://0.0.0.0:8090\nmanagement_address=http://0.0.0.0:8090\n"
     home, model = tmp_path / "djl", tmp_path / "model"
-    command = djl.command(home, file, "llama", model)
-    assert command == [f"{home}/bin/serving", "-f", str(file), "-m", f"llama::Python=file:{model}"]
+    for gpu, engine in ((True, "Python"), (False, "Python:-1")):
+        command = djl.command(home, file, "llama", model, gpu=gpu)
+        assert command == [f"{home}/bin/serving", "-f", str(file), "-m", f"llama::{engine}=file:{model}"]
 
 
 def test_java_is_not_given_a_second_model(tmp_path: Path) -> None:
@@ -293,7 +294,7 @@ def test_a_model_whose_worker_was_killed_is_served_again(running: Running) -> No
             lines = answer.iter_lines()
             next(lines)
             os.kill(running.worker, signal.SIGKILL)
-            if newer(running.version, "0.31"):  # async mode, in which Java notices at once
+            if newer(running.version, "0.33"):  # async mode, in which Java notices at once
                 assert "Inference Engine Failure" in list(lines)[-1]
             else:  # Java lets a rolling batch's clients wait
                 with pytest.raises(httpx.ReadError):
@@ -301,7 +302,7 @@ def test_a_model_whose_worker_was_killed_is_served_again(running: Running) -> No
         wait_for(lambda: running.serves, 60, "the model is not served again")
     before = running.restarts
     os.kill(running.worker, signal.SIGKILL)  # at rest: only in async mode does Java notice
-    if not newer(running.version, "0.31"):
+    if not newer(running.version, "0.33"):
         wait_for(lambda: running.restarts > before, 60, "DJL Serving is not started again")
     wait_for(lambda: running.serves, 60, "the model is not served again")
 

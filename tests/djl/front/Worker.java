@@ -45,6 +45,7 @@ final class Worker {
     /** Starts Python and returns when the handler has loaded its model. */
     Worker(Path directory) throws Exception {
         Map<String, String> settings = Settings.ofModel(directory, version());
+        checkDevices(settings);
         boolean stepwise = !settings.getOrDefault("option.rolling_batch", "disable").equals("disable");
         async = Boolean.parseBoolean(settings.get("option.async_mode"));
         batchSize = stepwise || async ? 1 : Settings.number(settings, "batch_size", 1);
@@ -88,6 +89,14 @@ final class Worker {
             }
         });
         return criteria.build().loadModel();
+    }
+
+    /** A device in DJL Serving's command, here `FRONT_DEVICE`, goes before `load_on_devices`. */
+    private static void checkDevices(Map<String, String> settings) {
+        String device = System.getenv().getOrDefault("FRONT_DEVICE", settings.getOrDefault("load_on_devices", "*"));
+        if (device.equals("0") && System.getenv().getOrDefault("FRONT_GPUS", "0").equals("0")) {
+            throw new IllegalStateException("No GPU device detected.");
+        }
     }
 
     static String version() {

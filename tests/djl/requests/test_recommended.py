@@ -93,3 +93,13 @@ def test_openvino_starts_with_a_config(version: str, demo_model: Path) -> None:
     options = {"option.model_id": str(demo_model), "option.dtype": "fp32", "option.llm_engine": "auto"}
     said = answer(version, {**options, **MODES["plain"]}, CONFIG)
     assert (said[0] if isinstance(said, list) else said)["generated_text"]
+
+
+@pytest.mark.skipif("DJL_SERVING_HOME" in os.environ, reason="the command's device is its own")
+@pytest.mark.parametrize("option", ["option.enable_stateful_sessions", "option.enable_lora"])
+def test_without_a_gpu_java_needs_a_device_in_its_command(option: str) -> None:
+    options, env = {**MODES["rolling"], option: "true"}, {"FRONT_RECOMMENDER": "0.36.0"}
+    with pytest.raises(StartFailed, match="No GPU device detected"):
+        answer(versions()[-1], options, CONFIG, env)
+    if option == "option.enable_stateful_sessions":  # echo has no adapters
+        assert answer(versions()[-1], options, CONFIG, {**env, "FRONT_DEVICE": "-1"}) == {"generated_text": " a b"}

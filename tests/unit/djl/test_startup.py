@@ -340,3 +340,11 @@ def test_java_s_workers_are_the_replicas(tmp_path: Path, value: str, asynchronou
     with pytest.raises(ConfigError, match=f"option.replicas={value}: .* write minWorkers and maxWorkers"):
         read(tmp_path, f"option.replicas={value}", asynchronous=asynchronous)
     assert read(tmp_path, "option.replicas=1\nminWorkers=2", asynchronous=asynchronous).replicas == "1"
+
+
+@pytest.mark.parametrize(("value", "warned"), [("true", True), ("false", False)])
+def test_a_java_without_async_mode_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, value: str, warned: bool
+) -> None:
+    prepare({"model_dir": str(tmp_path), "llm_engine": "echo", "async_mode": value}, NEW)
+    assert ("DJL Serving has async mode since 0.33" in caplog.text) == warned

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
+import threading
 from typing import Any, TypeAlias
 
 import pytest
@@ -13,6 +14,8 @@ from tests.unit.djl.test_modes import modes
 __all__ = ["modes"]
 
 Call: TypeAlias = "tuple[dict[str, str | None], list[tuple[str | None, bytes]]]"
+
+FORM = "application/x-www-form-urlencoded; charset=UTF-8"
 
 LENGTHS = pytest.mark.parametrize("length", [">h", ">i"])
 
@@ -45,8 +48,12 @@ class Connection:
 
 
 def message(length: str, properties: dict[str, str | None], contents: list[tuple[str | None, bytes]]) -> bytes:
+    """Return a call as Java writes it: of each number the lowest bits."""
+
     def string(text: str | None) -> bytes:
-        return struct.pack(length, -1) if text is None else struct.pack(length, len(text.encode())) + text.encode()
+        data = text.encode() if text is not None else b""
+        size = len(data) if text is not None else -1
+        return size.to_bytes(8, "big", signed=True)[-struct.calcsize(length) :] + data
 
     parts = [struct.pack(">H", len(properties) & 0xFFFF)]
     parts += [string(key) + string(value) for key, value in properties.items()]
@@ -139,13 +146,66 @@ def test_a_batch_whose_last_request_is_empty_ends_where_its_count_says(modes: An
             assert found == ("handle", properties, [("batch_000.data", b"{}")])
 
 
+@LENGTHS
+@pytest.mark.parametrize("number", [65_534, 65_535, 65_536])
+def test_a_batch_whose_properties_are_65_536_follows_a_form(modes: Any, length: str, number: int) -> None:
+    """Its call begins with two zero bytes, as a content of the form would."""
+    form: Call = ({"Content-Type": FORM, "handler": "handle"}, [("data", b"{}")])
+    properties: dict[str, str | None] = {f"batch_{index:03d}.x": "v" for index in range(number - 2)}
+    batch: Call = ({**properties, "batch_size": "9", "handler": "handle"}, [("batch_008.data", b"")])
+    java, worker = socket.socketpair()
+    with java, worker:
+        reader = modes.Reader(struct.Struct(length))
+        for call in (form, batch, form):
+            writer = threading.Thread(target=java.sendall, args=(message(length, *call),))
+            writer.start()
+            assert read(reader, worker) == ("handle", *call)
+            writer.join()
+
+
+@LENGTHS
+@pytest.mark.parametrize("name", ["{}", "{}" + "n" * 70_000, ""], ids=["short", "long", "none"])
 @pytest.mark.parametrize("more", [0, 1, 65_536])
-def test_a_form_with_more_fields_than_16_bits_count_loses_its_own_and_no_call_after_it(modes: Any, more: int) -> None:
+def test_a_form_with_more_fields_than_16_bits_count_costs_no_call_after_it(
+    modes: Any, length: str, name: str, more: int
+) -> None:
     fields: list[tuple[str | None, bytes]] = [(f"f{index}", b"v") for index in range(65_536 + more)]
-    client: dict[str, str | None] = {"host": "here", "batch_size": "7", "handler": "handle"}
+    fields[-1] = fields[more] = (name.format("f"), b"v")
+    client: dict[str, str | None] = {"content-type": FORM, "host": "here", "batch_size": "7", "handler": "handle"}
     after: Call = ({"handler": "handle"}, [("data", b"{}")])
-    connection = Connection(message(">i", client, fields) + message(">i", *after) * 2, 1 << 16)
-    reader = modes.Reader(struct.Struct(">i"))
-    assert read(reader, connection)[:2] == ("handle", client)
-    for _ in range(2):
-        assert read(reader, connection) == ("handle", *after)
+    calls = [message(length, *call) for call in [(client, fields), after, after]]
+    waits = length == ">h"  # this Java sends a call when it has the answer to the one before
+    java, worker = socket.socketpair()
+    with java, worker:
+        reader = modes.Reader(struct.Struct(length))
+        for index, call in enumerate([(client, fields), after, after]):
+            if waits or index == 0:
+                wire = calls[index] if waits else b"".join(calls)
+                writer = threading.Thread(target=java.sendall, args=(wire,))
+                writer.start()
+            found = read(reader, worker)
+            assert found[:2] == ("handle", call[0])
+            assert index == 0 or found == ("handle", *after)
+            if waits:
+                writer.join()
+        writer.join()
+
+
+@pytest.mark.parametrize("size", [32_767, 32_768, 65_534, 65_535, 65_536, 65_537, 200_000])
+@pytest.mark.parametrize("text", ["n", "é"])
+def test_a_key_may_be_longer_than_its_16_bits_tell(modes: Any, size: int, text: str) -> None:
+    """A body that its client called a form by mistake is one field's name, with nothing for its value."""
+    name = text * (size // len(text.encode())) + "n" * (size % len(text.encode()))
+    form: Call = ({"Content-Type": FORM, "handler": "handle"}, [(name, b""), (None, b"")])
+    batch: Call = (
+        {"batch_size": "2", "handler": "handle"},
+        [("batch_000." + name, b""), ("batch_001.data", b"{}")],
+    )
+    java, worker = socket.socketpair()
+    with java, worker:
+        reader = modes.Reader(struct.Struct(">h"))
+        for call in (form, batch):
+            writer = threading.Thread(target=java.sendall, args=(message(">h", *call),))
+            writer.start()
+            assert read(reader, worker) == ("handle", *call)
+            writer.join()
