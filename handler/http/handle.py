@@ -116,8 +116,6 @@ async def _unless_gone(work: Coroutine[Any, Any, T], exchange: AnyExchange) -> T
 async def _send(scope: Scope, send: Send, answer: Answer, exchange: AnyExchange) -> None:
     """Write an answer as it comes, until the last part or until the client is gone."""
     parts, body = answer.parts, answer.body
-    if parts is not None and scope["http_version"] == "1.0":
-        body, parts = await _whole(parts), None
     headers = _headers(scope, answer)
     if answer.status in _WITHOUT_BODY:
         body, parts = b"", None
@@ -129,13 +127,6 @@ async def _send(scope: Scope, send: Send, answer: Answer, exchange: AnyExchange)
             await send({"type": "http.response.body", "body": data, "more_body": True})
     if parts is None or not exchange.is_over:
         await send({"type": "http.response.body", "body": body})
-
-
-async def _whole(parts: Any) -> bytes:
-    whole = b""
-    while (part := await parts.next()) is not None:
-        whole += _bytes(part)
-    return whole
 
 
 def _bytes(part: bytes | Broken) -> bytes:
