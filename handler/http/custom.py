@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from handler.config.config import Config
 from handler.core.errors import InternalError, ServingError
-from handler.http.asgi import SHARED, again, headers_by_name, left_of_body, read_body, send_error
+from handler.http.asgi import AS_IT_COMES, SHARED, again, headers_by_name, left_of_body, read_body, send_error
 from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.handle import HandleRoutes
 from handler.plugins.aws import STANDARDS, Handlers
@@ -212,8 +212,9 @@ class _Overrides:
         async def send_with_own(message: Message) -> None:  # the response may be one for all requests
             if message["type"] == "http.response.start":
                 headers = [*message.get("headers", ())]
+                added = [*own, AS_IT_COMES] if _is_stream(message) else own
                 given = {name.lower() for name, _ in headers}
-                message = {**message, "headers": headers + [header for header in own if header[0] not in given]}
+                message = {**message, "headers": headers + [header for header in added if header[0] not in given]}
             await send(message)
 
         response = await _answer(handler, Request(scope, receive, send))

@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.core.errors import BadRequest, ServingError, UnsupportedMedia
-from handler.http.asgi import SHARED, Headers, again, encoded, headers_by_name, left_of_body, send_error
+from handler.http.asgi import AS_IT_COMES, SHARED, Headers, again, encoded, headers_by_name, left_of_body, send_error
 from handler.http.exchange import EXCHANGE, AnyExchange
 from handler.plugins.handle import Answer, Broken, Call, PassOn
 from handler.serving.admission import INVOKE
@@ -138,4 +138,6 @@ def _headers(scope: Scope, answer: Answer) -> Headers:
     given = encoded(answer.headers)
     names = {name for name, _ in given}
     own = [(b"x-request-id", scope["request_id"].encode()), *scope.get(SHARED, ())]
+    if answer.parts is not None:
+        own.append(AS_IT_COMES)
     return [*given, *(header for header in own if header[0].lower() not in names)]

@@ -9,7 +9,7 @@ from urllib.parse import parse_qs
 from starlette.types import Receive, Scope, Send
 
 from handler.core.errors import ModelNotFound, ServingError
-from handler.http.asgi import Headers, encoded, read_body, send_answer, send_start
+from handler.http.asgi import AS_IT_COMES, Headers, encoded, read_body, send_answer, send_start
 from handler.http.exchange import EXCHANGE, AnyExchange
 from handler.http.streaming import BodyWriter
 from handler.protocols.kernel.base import Dialect, ParsedRequest
@@ -141,7 +141,7 @@ def stream_to(task: RequestTask, writer: BodyWriter) -> None:
 
 
 async def _start_stream(scope: Scope, send: Send, parsed: ParsedRequest, extra: Headers) -> None:
-    extra = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *extra]
+    extra = [(b"cache-control", b"no-cache"), AS_IT_COMES, *extra]
     await send_start(scope, send, 200, parsed.reply.content_type, extra)
 
 
