@@ -232,6 +232,8 @@ async def _answer(handler: Callable[..., Any], request: Request) -> Response:
         return JSONResponse(dump(mode="json") if callable(dump) else result)
     except exceptions.HTTPException as error:
         return _refused(error)
+    except ServingError as error:
+        return _failed(error.message, HTTPStatus(error.status).phrase, error.status)
     except Exception as error:
         name = getattr(handler, "__name__", type(handler).__name__)
         log.exception("custom handler %r failed", name)

@@ -182,6 +182,13 @@ def test_the_adapter_of_the_header_is_put_into_the_body(handlers: AppServer) -> 
     assert found.json() == {"model": "base:sql"}
 
 
+@pytest.mark.parametrize("body", [b"[]", b"3", b"null", b'"a"', b"{", b"\xff", b"[" * 100_000])
+def test_an_adapter_that_finds_no_place_in_the_body_is_the_clients_mistake(handlers: AppServer, body: bytes) -> None:
+    headers = {"x-amzn-sagemaker-adapter-identifier": "a"}
+    found = http.post(handlers.url + "/invocations", content=body, headers=headers)
+    assert (found.status_code, "x-amzn-sagemaker-adapter-identifier" in found.text) == (400, True)
+
+
 def test_answers_are_those_of_fastapi(handlers: AppServer) -> None:
     refused = handlers.post({"do": "refuse"})
     error = {"message": "no tea", "type": "I'm a Teapot", "param": None, "code": 418}  # vLLM's form, as in that image
