@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import re
 import traceback
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 from http import HTTPStatus
@@ -29,6 +30,9 @@ from handler.serving.loading.model_directory import users_files
 from handler.serving.model import ServedModel
 
 log = logging.getLogger("handler.server")
+
+_HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 _RESPONSES = {name: value for name, value in vars(responses).items() if name.endswith("Response")}
 FASTAPI = StandIn(
@@ -102,7 +106,9 @@ class CustomCode:
 
         async def note_start(message: Message) -> None:
             nonlocal started
-            started = started or message["type"] == "http.response.start"
+            if message["type"] == "http.response.start":
+                _check_start(message)
+                started = True
             await send(message)
             if message["type"] == "http.response.start" and _is_stream(message):
                 scope["extensions"][EXCHANGE].send_head()  # as Starlette does: its first part may take long
@@ -116,6 +122,20 @@ class CustomCode:
                 await send_error(scope, send, InternalError(f"custom code raised {_shown(error)}"))
             elif exchange := scope["extensions"].get(EXCHANGE):  # none is left after the answer, as in background tasks
                 exchange.drop()
+
+
+def _check_start(start: Message) -> None:
+    """Refuse what no answer can begin with, before uvicorn breaks the connection at it.
+
+    Raises:
+        ValueError: the status or a header is impossible.
+    """
+    status = start["status"]
+    if not isinstance(status, int) or not 200 <= status <= 599:
+        raise ValueError(f"status {str(status)[:100]} is none of an answer: it must be 200 to 599")
+    for name, value in start.get("headers", ()):
+        if not _HEADER_NAME.fullmatch(name) or _CONTROL.search(value):
+            raise ValueError(f"{name[:100]!r} cannot be a header with this value")
 
 
 def _is_stream(start: Message) -> bool:
