@@ -49,7 +49,7 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
     parser.add_argument("--port", help=f"by default {_BIND}, else {_PORT}")
     parser.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--check", action="store_true", help="list every problem, and start nothing")
-    flags = parser.parse_args(argv)
+    flags = parser.parse_args(_without_djl_serving(argv, environ))
     if flags.command == "train":
         raise ConfigError("this image serves models; it has no `train`")
     if flags.command not in (None, "serve"):
@@ -62,6 +62,33 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
     if not text.isdecimal() or len(text) > 5 or not 0 < int(text) < 65536:
         raise ConfigError(f"{name}={text}: must be a number from 1 to 65535")
     return Arguments(int(text), (*engine, *flags.options), environ.get("LMI_HOST") or "0.0.0.0", flags.check)
+
+
+def _without_djl_serving(argv: Sequence[str], environ: Mapping[str, str]) -> Sequence[str]:
+    """Return the words without DJL Serving's own, as SageMaker's SDK says them: `djl-serving -s /opt/ml/model/`.
+
+    Raises:
+        ConfigError: they ask for another directory, or for what only DJL Serving does.
+    """
+    if argv[:1] != ["djl-serving"]:
+        return argv
+    parser = _Parser(prog="djl-serving", allow_abbrev=False)
+    parser.add_argument("-s", "--model-store")
+    parser.add_argument("-m", "--models", nargs="+")
+    parser.add_argument("-f", "--config-file")
+    parser.add_argument("-w", "--workflows", nargs="+")
+    flags, rest = parser.parse_known_args(argv[1:])
+    home = environ.get("SAGEMAKER_MODEL_PATH") or "/opt/ml/model"
+    if flags.model_store is not None and flags.model_store.rstrip("/") != home.rstrip("/"):
+        raise ConfigError(f"--model-store {flags.model_store}: the model is in {home}; set SAGEMAKER_MODEL_PATH")
+    if flags.models is not None:
+        raise ConfigError(f"--models {' '.join(flags.models)}: set OPTION_MODEL_ID, or put the model into {home}")
+    for name in ("config_file", "workflows"):
+        if getattr(flags, name) is not None:
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: only DJL Serving has it; set OPTION_* or SERVING_* variables"
+            )
+    return rest
 
 
 class Translation(NamedTuple):

@@ -21,6 +21,8 @@ Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SHARED = "shared_headers"
 """Where the scope keeps what every answer to its request bears: cheaper than a wrapper around `send`."""
+AS_IT_COMES = (b"x-accel-buffering", b"no")
+"""Has nginx pass each part of a stream on at once, and keep the header to itself."""
 _GIVEN_UP = "body_given_up"
 """In the scope of a request whose body is not waited for: its answer ends the connection."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import re
 import traceback
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
 from http import HTTPStatus
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from handler.config.config import Config
 from handler.core.errors import InternalError, ServingError
-from handler.http.asgi import SHARED, again, headers_by_name, left_of_body, read_body, send_error
+from handler.http.asgi import AS_IT_COMES, SHARED, again, headers_by_name, left_of_body, read_body, send_error
 from handler.http.exchange import EXCHANGE, AsgiExchange
 from handler.http.handle import HandleRoutes
 from handler.plugins.aws import STANDARDS, Handlers
@@ -29,6 +30,9 @@ from handler.serving.loading.model_directory import users_files
 from handler.serving.model import ServedModel
 
 log = logging.getLogger("handler.server")
+
+_HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 _RESPONSES = {name: value for name, value in vars(responses).items() if name.endswith("Response")}
 FASTAPI = StandIn(
@@ -102,7 +106,9 @@ class CustomCode:
 
         async def note_start(message: Message) -> None:
             nonlocal started
-            started = started or message["type"] == "http.response.start"
+            if message["type"] == "http.response.start":
+                _check_start(message)
+                started = True
             await send(message)
             if message["type"] == "http.response.start" and _is_stream(message):
                 scope["extensions"][EXCHANGE].send_head()  # as Starlette does: its first part may take long
@@ -116,6 +122,20 @@ class CustomCode:
                 await send_error(scope, send, InternalError(f"custom code raised {_shown(error)}"))
             elif exchange := scope["extensions"].get(EXCHANGE):  # none is left after the answer, as in background tasks
                 exchange.drop()
+
+
+def _check_start(start: Message) -> None:
+    """Refuse what no answer can begin with, before uvicorn breaks the connection at it.
+
+    Raises:
+        ValueError: the status or a header is impossible.
+    """
+    status = start["status"]
+    if not isinstance(status, int) or not 200 <= status <= 599:
+        raise ValueError(f"status {str(status)[:100]} is none of an answer: it must be 200 to 599")
+    for name, value in start.get("headers", ()):
+        if not _HEADER_NAME.fullmatch(name) or _CONTROL.search(value):
+            raise ValueError(f"{name[:100]!r} cannot be a header with this value")
 
 
 def _is_stream(start: Message) -> bool:
@@ -212,8 +232,9 @@ class _Overrides:
         async def send_with_own(message: Message) -> None:  # the response may be one for all requests
             if message["type"] == "http.response.start":
                 headers = [*message.get("headers", ())]
+                added = [*own, AS_IT_COMES] if _is_stream(message) else own
                 given = {name.lower() for name, _ in headers}
-                message = {**message, "headers": headers + [header for header in own if header[0] not in given]}
+                message = {**message, "headers": headers + [header for header in added if header[0] not in given]}
             await send(message)
 
         response = await _answer(handler, Request(scope, receive, send))
@@ -231,6 +252,8 @@ async def _answer(handler: Callable[..., Any], request: Request) -> Response:
         return JSONResponse(dump(mode="json") if callable(dump) else result)
     except exceptions.HTTPException as error:
         return _refused(error)
+    except ServingError as error:
+        return _failed(error.message, HTTPStatus(error.status).phrase, error.status)
     except Exception as error:
         name = getattr(handler, "__name__", type(handler).__name__)
         log.exception("custom handler %r failed", name)

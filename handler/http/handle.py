@@ -11,7 +11,7 @@ from urllib.parse import parse_qsl
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.core.errors import BadRequest, ServingError, UnsupportedMedia
-from handler.http.asgi import SHARED, Headers, again, encoded, headers_by_name, left_of_body, send_error
+from handler.http.asgi import AS_IT_COMES, SHARED, Headers, again, encoded, headers_by_name, left_of_body, send_error
 from handler.http.exchange import EXCHANGE, AnyExchange
 from handler.plugins.handle import Answer, Broken, Call, PassOn
 from handler.serving.admission import INVOKE
@@ -116,8 +116,6 @@ async def _unless_gone(work: Coroutine[Any, Any, T], exchange: AnyExchange) -> T
 async def _send(scope: Scope, send: Send, answer: Answer, exchange: AnyExchange) -> None:
     """Write an answer as it comes, until the last part or until the client is gone."""
     parts, body = answer.parts, answer.body
-    if parts is not None and scope["http_version"] == "1.0":
-        body, parts = await _whole(parts), None
     headers = _headers(scope, answer)
     if answer.status in _WITHOUT_BODY:
         body, parts = b"", None
@@ -131,13 +129,6 @@ async def _send(scope: Scope, send: Send, answer: Answer, exchange: AnyExchange)
         await send({"type": "http.response.body", "body": body})
 
 
-async def _whole(parts: Any) -> bytes:
-    whole = b""
-    while (part := await parts.next()) is not None:
-        whole += _bytes(part)
-    return whole
-
-
 def _bytes(part: bytes | Broken) -> bytes:
     return part.body if isinstance(part, Broken) else part
 
@@ -147,4 +138,6 @@ def _headers(scope: Scope, answer: Answer) -> Headers:
     given = encoded(answer.headers)
     names = {name for name, _ in given}
     own = [(b"x-request-id", scope["request_id"].encode()), *scope.get(SHARED, ())]
+    if answer.parts is not None:
+        own.append(AS_IT_COMES)
     return [*given, *(header for header in own if header[0].lower() not in names)]

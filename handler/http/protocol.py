@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
 from typing import Any
 
 import httptools
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from handler.core.errors import BadRequest, Unavailable
@@ -56,6 +59,7 @@ class Protocol(HttpToolsProtocol):
 
     * Request line, headers and trailers have a limit, and trailers are dropped: none of them counts as a header.
     * An offer to upgrade the protocol is ignored. Java's HttpClient and `curl --http2` offer HTTP/2 with each request.
+    * A client of HTTP/1.0 gets a stream as it comes too, without chunks: the end of the connection ends it.
     * Whatever ends a connection early, the requests before it get their answers, whole and in order.
     * `timeout_keep_alive_task` is the connection's only timer: for a head, between requests, and at the end.
     """
@@ -203,6 +207,8 @@ class Protocol(HttpToolsProtocol):
         self._in_head, self._in_body = False, True
         if not self.parser.should_keep_alive():  # uvicorn 0.40 overlooks `close` among other tokens
             self.cycle.keep_alive = False
+        if self.scope["http_version"] < "1.1":
+            self.cycle.keep_alive = self.cycle.waiting_for_100_continue = False
         if not self.pipeline:
             self._current = self.cycle
             self._unset_keepalive_if_required()
@@ -221,6 +227,11 @@ class Protocol(HttpToolsProtocol):
         super().on_message_complete()
         if self._current is None:  # it was answered before
             self._set_timer(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if cycle.scope["http_version"] < "1.1":
+            app = _without_chunks(app, cycle, self.transport.get_extra_info("socket"))
+        super()._start_asgi_task(cycle, app)
 
     # -- answers -------------------------------------------------------------------------------------------------
 
@@ -292,6 +303,42 @@ class _CycleTransport:
     def close(self) -> None:
         self.end()
         self._protocol.close_after_answer()
+
+
+def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle, connection: socket.socket) -> ASGIApp:
+    """Return the application for a client that knows no chunks, in which uvicorn would send what has no length.
+
+    uvicorn counts a body without chunks against its Content-Length; where there is none, each part is as long as it is.
+    The connection's end ends such an answer. So a connection that is closed before is reset, whoever closes it.
+    """
+
+    def reset_when_closed(yes: bool) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", yes, 0))
+
+    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
+        has_length = True
+
+        async def send_without_chunks(message: Message) -> None:
+            nonlocal has_length
+            if cycle.disconnected:
+                return
+            if message["type"] == "http.response.start":
+                headers = [one for one in message.get("headers", ()) if one[0].lower() != b"transfer-encoding"]
+                message = {**message, "headers": headers}
+                has_length = any(name.lower() == b"content-length" for name, _ in headers)
+                if not has_length:
+                    cycle.chunked_encoding = False
+                    reset_when_closed(True)
+            elif not has_length:
+                is_last = not message.get("more_body", False)
+                cycle.expected_content_length = len(message.get("body", b"")) + (not is_last)
+                if is_last:
+                    reset_when_closed(False)
+            await send(message)
+
+        await app(scope, receive, send_without_chunks)
+
+    return answer
 
 
 def _disconnect(cycle: RequestResponseCycle) -> None:

@@ -126,29 +126,6 @@ class BodyWriter:
                 self._channel.open()
 
 
-class WholeBody:
-    """Gathers a stream for a client that can only take it whole."""
-
-    def __init__(self) -> None:
-        self._parts: list[bytes] = []
-        self._size = 0
-        self.done: asyncio.Future[bytes | None] = asyncio.get_running_loop().create_future()
-        """Resolves to the whole; to None when it becomes more than is kept for a client."""
-
-    def pull(self, source: Source) -> None:
-        """Take what a request has to send."""
-        if self.done.done():
-            return
-        data, last = source.take(), source.finished
-        self._parts.append(data)
-        self._size += len(data)
-        if self._size > _MAX_BACKLOG:
-            self._parts.clear()
-            self.done.set_result(None)
-        elif last:
-            self.done.set_result(b"".join(self._parts))
-
-
 @types.coroutine
 def _go_on(coroutine: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any, Any, None]:
     """Await a coroutine that was already stepped up to its first wait, `waiting`."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.core.custom_handlers import SCRIPT, VARIABLES
-from handler.core.errors import ConfigError, Problems
+from handler.core.errors import BadRequest, ConfigError, Problems
 from handler.plugins.foreign_handlers import FUNCTIONS
 from handler.plugins.functions import check_model_py, import_once
 from handler.plugins.stand_ins import StandIn
@@ -101,9 +101,16 @@ def _inject_adapter_id(
         @functools.wraps(function)
         async def injected(request: Any) -> Any:
             if adapter := request.headers.get(_ADAPTER):
-                body = await request.json()
                 *path, last = adapter_path.split(".")
-                place = functools.reduce(lambda value, name: value.setdefault(name, {}), path, body)
+                try:
+                    body = await request.json()
+                    place = functools.reduce(lambda value, name: value.setdefault(name, {}), path, body)
+                except (ValueError, RecursionError):
+                    raise BadRequest(f"header {_ADAPTER}: the body is not JSON") from None
+                except AttributeError:
+                    place = None
+                if not isinstance(place, dict):
+                    raise BadRequest(f"header {_ADAPTER}: the body has no object for {adapter_path}")
                 place[last] = f"{place.get(last, '')}{separator}{adapter}" if append else adapter
                 request._body = json.dumps(body).encode()
                 vars(request).pop("_json", None)

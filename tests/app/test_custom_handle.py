@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import socket
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,13 +18,14 @@ import pytest
 from handler.engines import s3
 from tests.app.server import AppServer, refused_start, serve
 from tests.formatters_model import write_model
-from tests.servers import http, wait_for
+from tests.servers import PATIENCE, http, wait_for
 
 VLLM = "engine=Python\noption.async_mode=true\noption.entryPoint=djl_python.lmi_vllm.vllm_async_service\n"
 ECHO = {"inputs": "a b", "parameters": {"max_new_tokens": 2}}
 
 ALONE = """
 import sys
+import threading
 import time
 from typing import Optional
 
@@ -31,6 +33,7 @@ import numpy as np
 from djl_python import Input, Output
 
 seen, left = [], []
+released = threading.Event()
 
 
 def parts(item):
@@ -38,6 +41,8 @@ def parts(item):
         for word in ("one", "two"):
             yield word
             time.sleep(float(item.get_property("x-pause") or 0))
+            if item.contains_key("hold"):
+                released.wait()
         if item.contains_key("break"):
             raise RuntimeError("amid")
     finally:
@@ -218,13 +223,17 @@ def test_the_end_of_a_client_is_noticed(alone: AppServer) -> None:
     assert do(alone, "").status_code == 200
 
 
-def test_a_stream_for_http_1_0_is_whole(alone: AppServer) -> None:
-    with socket.create_connection(("127.0.0.1", alone.port)) as client:
-        client.sendall(b"POST /invocations?do=raw HTTP/1.0\r\nhost: 127.0.0.1\r\ncontent-length: 1\r\n\r\nx")
-        client.settimeout(30)
-        data = b"".join(iter(lambda: client.recv(1 << 16), b""))
-    assert data.endswith(b"\r\n\r\nonetwo")
-    assert b"content-length: 6\r\n" in data
+def test_a_client_of_http_1_0_gets_a_stream_as_it_comes(alone: AppServer) -> None:
+    head = b"POST /invocations?do=raw&hold=1 HTTP/1.0\r\nhost: 127.0.0.1\r\ncontent-length: 1\r\n\r\nx"
+    with socket.create_connection(("127.0.0.1", alone.port), timeout=PATIENCE) as client:
+        client.sendall(head)
+        data = b""
+        while not data.endswith(b"\r\n\r\none"):
+            data += client.recv(1 << 16)
+        sys.modules["model"].released.set()
+        assert b"".join(iter(lambda: client.recv(1 << 16), b"")) == b"two"
+    assert b"length" not in data
+    assert b"chunked" not in data
 
 
 @pytest.mark.parametrize(

@@ -86,6 +86,8 @@ async def my_invocations(request: Request):
             return StreamingResponse(parts())
         case "silent":
             raise Silent
+        case "start":
+            return Response("x", status_code=body.get("status", 200), headers=body.get("headers"))
         case "same":
             return ALWAYS_THIS
         case "wait":
@@ -180,6 +182,26 @@ def test_a_handlers_request_has_what_starlettes_has(handlers: AppServer) -> None
 def test_the_adapter_of_the_header_is_put_into_the_body(handlers: AppServer) -> None:
     found = handlers.post({"model": "base"}, headers={"X-Amzn-SageMaker-Adapter-Identifier": "sql"})
     assert found.json() == {"model": "base:sql"}
+
+
+@pytest.mark.parametrize("body", [b"[]", b"3", b"null", b'"a"', b"{", b"\xff", b"[" * 100_000])
+def test_an_adapter_that_finds_no_place_in_the_body_is_the_clients_mistake(handlers: AppServer, body: bytes) -> None:
+    headers = {"x-amzn-sagemaker-adapter-identifier": "a"}
+    found = http.post(handlers.url + "/invocations", content=body, headers=headers)
+    assert (found.status_code, "x-amzn-sagemaker-adapter-identifier" in found.text) == (400, True)
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        {"status": 999}, {"status": 0}, {"status": -1}, {"status": 100}, {"status": "200"}, {"status": 1e9},
+        {"headers": {"a b": "c"}}, {"headers": {"": "c"}}, {"headers": {"a": "b\r\nc: d"}}, {"headers": {"a": "\0"}},
+        {"headers": {"a": "\u65e5"}}, {"headers": {"a": 1}},
+    ],
+)  # fmt: skip
+def test_an_impossible_status_or_header_is_500(handlers: AppServer, start: dict[str, Any]) -> None:
+    found = http.post(handlers.url + "/invocations", json={"do": "start", **start})
+    assert (found.status_code, "raised" in found.text) == (500, True)
 
 
 def test_answers_are_those_of_fastapi(handlers: AppServer) -> None:

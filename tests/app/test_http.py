@@ -200,10 +200,11 @@ def test_endless_headers_are_431(echo_server: LiveServer) -> None:
     assert echo_server.ping() == 200
 
 
-def test_http_1_0_gets_a_stream_in_one_piece(echo_server: LiveServer) -> None:
+def test_a_stream_for_http_1_0_has_neither_chunks_nor_a_length(echo_server: LiveServer) -> None:
     request = post_bytes({**ASK, "stream": True}).replace(b"HTTP/1.1", b"HTTP/1.0")
     head, _, body = raw(echo_server, request, until=b"never").partition(b"\r\n\r\n")
     assert b"transfer-encoding" not in head
+    assert b"content-length" not in head
     assert len(body.splitlines()) == 3
 
 

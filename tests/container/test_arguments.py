@@ -7,8 +7,16 @@ import pytest
 from handler.container.arguments import Arguments, read_arguments
 from handler.core.errors import ConfigError
 
+_STORE = "/opt/ml/model"
 
-@pytest.mark.parametrize("argv", [[], ["serve"]])
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [], ["serve"], ["djl-serving"], ["djl-serving", "-s", _STORE], ["djl-serving", "-s", f"{_STORE}/"],
+        ["djl-serving", "--model-store", _STORE], ["djl-serving", f"--model-store={_STORE}"],
+    ],
+)  # fmt: skip
 def test_serve_and_nothing_are_the_same(argv: list[str]) -> None:
     assert read_arguments(argv, {}) == Arguments(8080, ())
 
@@ -32,6 +40,9 @@ def test_sagemaker_names_the_port() -> None:
     ("argv", "environ", "message"),
     [
         (["train"], {}, "this image serves models; it has no `train`"),
+        (["djl-serving", "-s", "/models"], {}, "--model-store /models: the model is in /opt/ml/model"),
+        (["djl-serving", "-s", _STORE, "-m", "m::Python=/m"], {}, "--models m::Python=/m: set OPTION_MODEL_ID"),
+        (["djl-serving", "-f", "/x"], {}, "--config-file: only DJL Serving has it"),
         (["bash"], {}, "'bash' is not a command"),
         (["serve", "--tp-size", "2"], {}, "unrecognized arguments: --tp-size 2"),
         (["serve"], {"SAGEMAKER_BIND_TO_PORT": "eighty"}, "SAGEMAKER_BIND_TO_PORT=eighty: must be a number"),

@@ -15,9 +15,8 @@ import pytest
 
 from handler.core import garbage
 from handler.core.values import Request
-from handler.http.routes.inference import stream_to
-from handler.http.streaming import WholeBody
 from handler.serving.model import ServedModel
+from handler.serving.request_task import RequestTask
 from tests.environment import clean_environment
 from tests.servers import LiveServer, options, serve, wait_for
 from tests.services import begin, echo_service
@@ -190,8 +189,17 @@ async def _answer(model: ServedModel, body: dict[str, Any]) -> None:
     await begun
     assert _count_requests()
     if task.streams:
-        whole = WholeBody()
-        stream_to(task, whole)
-        assert await whole.done
+        sent: list[bytes] = []
+        ended = asyncio.Event()
+
+        def take(task: RequestTask) -> None:
+            sent.append(task.take())
+            if task.finished:
+                ended.set()
+
+        task.on_bytes = take
+        take(task)
+        await ended.wait()
+        assert any(sent)
     else:
         assert task.take_whole().body

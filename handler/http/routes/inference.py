@@ -8,10 +8,10 @@ from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
 
-from handler.core.errors import GenerationFailed, ModelNotFound, ServingError
-from handler.http.asgi import Headers, encoded, read_body, send_answer, send_start
+from handler.core.errors import ModelNotFound, ServingError
+from handler.http.asgi import AS_IT_COMES, Headers, encoded, read_body, send_answer, send_start
 from handler.http.exchange import EXCHANGE, AnyExchange
-from handler.http.streaming import BodyWriter, WholeBody
+from handler.http.streaming import BodyWriter
 from handler.protocols.kernel.base import Dialect, ParsedRequest
 from handler.protocols.kernel.http_response import HttpResponse
 from handler.serving.model import ServedModel
@@ -50,7 +50,7 @@ class Inference:
             await self._parse(scope, receive, task)
             parsed = task.parsed
             if parsed is not None:
-                if not parsed.streams or scope["http_version"] == "1.0":
+                if not parsed.streams:
                     exchange.send_whole()
                 task.start()
                 await _send(scope, send, parsed, task, exchange)
@@ -101,8 +101,7 @@ def path_of(scope: Scope) -> str:
 async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTask, exchange: AnyExchange) -> None:
     """Write a request's answer as it comes, until the last byte or until the client is gone."""
     ignored = encoded(ignored_header(parsed.ignored).items())
-    chunked = scope["http_version"] != "1.0"
-    sign = parsed.keep_alive if chunked else b""
+    sign = parsed.keep_alive
     started = False
     written_at = time.monotonic()
     while not (task.unsent or task.finished):
@@ -122,20 +121,6 @@ async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTa
             await send({"type": "http.response.body", "body": task.stream_end()})
         else:
             await send_answer(scope, send, answer, ignored)
-    elif not chunked:  # the stream in one piece
-        whole = WholeBody()
-        stream_to(task, whole)
-        whole.done.add_done_callback(lambda done: exchange.wake())
-        while not whole.done.done():
-            if exchange.is_over:
-                return
-            await exchange.wait()
-        body = whole.done.result()
-        if body is None:
-            error = GenerationFailed("the answer is too large to be sent whole; HTTP/1.1 has streams")
-            return await send_answer(scope, send, parsed.errors.whole(error))
-        answer = HttpResponse(200, task.content_type, body, headers=task.dialect_headers())
-        await send_answer(scope, send, answer, ignored)
     else:
         if not started:
             await _start_stream(scope, send, parsed, [*encoded(task.dialect_headers()), *ignored])
@@ -149,14 +134,14 @@ async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTa
             exchange.drop()
 
 
-def stream_to(task: RequestTask, writer: BodyWriter | WholeBody) -> None:
+def stream_to(task: RequestTask, writer: BodyWriter) -> None:
     """Have the task's bytes written in the call that makes them, first those that have gathered."""
     task.on_bytes = writer.pull
     writer.pull(task)
 
 
 async def _start_stream(scope: Scope, send: Send, parsed: ParsedRequest, extra: Headers) -> None:
-    extra = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"), *extra]
+    extra = [(b"cache-control", b"no-cache"), AS_IT_COMES, *extra]
     await send_start(scope, send, 200, parsed.reply.content_type, extra)
 
 

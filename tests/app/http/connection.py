@@ -40,9 +40,16 @@ class Connection:
         return await asyncio.wait_for(self.reader.read(), DEADLINE)
 
 
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a connection that can be reset, as a pair of Unix's cannot."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        theirs = socket.create_connection(listener.getsockname())
+        return listener.accept()[0], theirs
+
+
 @contextlib.asynccontextmanager
-async def connected(app: Any) -> AsyncIterator[Connection]:
-    ours, theirs = socket.socketpair()
+async def connected(app: Any, pair: tuple[socket.socket, socket.socket] | None = None) -> AsyncIterator[Connection]:
+    ours, theirs = pair or socket.socketpair()
     loop = asyncio.get_running_loop()
     config = uvicorn.Config(app, lifespan="off", ws="none", log_config=None)
     config.load()

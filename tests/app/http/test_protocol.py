@@ -11,7 +11,7 @@ import pytest
 
 from handler.http import protocol
 from handler.http.exchange import EXCHANGE
-from tests.app.http.connection import DEADLINE, Connection, answer, connected, exchange, mirror, settle
+from tests.app.http.connection import DEADLINE, Connection, answer, connected, exchange, mirror, settle, tcp_pair
 from tests.app.http.test_upgrade import bodies
 from tests.one_test import in_one_test
 
@@ -83,6 +83,109 @@ def test_a_leave_to_continue_does_not_wait() -> None:
             assert (await connection.read_until(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 OK\r\n")
 
     asyncio.run(story())
+
+
+# -- HTTP/1.0 ----------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_to_a_client_of_http_1_0_goes_out_as_it_comes() -> None:
+    async def story() -> None:
+        has_read = asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"first", "more_body": True})
+            await has_read.wait()
+            await send({"type": "http.response.body", "body": b"", "more_body": True})
+            await send({"type": "http.response.body", "body": b"last"})
+
+        async with connected(app) as connection:
+            connection.receive(b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+            head = await connection.read_until(b"\r\n\r\n")
+            assert head == b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n"
+            assert await connection.read(5) == b"first"
+            has_read.set()
+            assert await connection.read_all() == b"last"
+
+    asyncio.run(story())
+
+
+async def _chunked_by_itself(scope: Any, receive: Any, send: Any) -> None:
+    headers = [(b"Transfer-Encoding", b"chunked")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": b"ab"})
+
+
+async def _without_body(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+async def _too_long(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"1")]})
+    await send({"type": "http.response.body", "body": b"ab"})
+
+
+@pytest.mark.parametrize("version", [b"1.0", b"0.9"])
+@pytest.mark.parametrize(
+    ("app", "method", "head", "body"),
+    [
+        (_stream, b"GET", b"200 OK\r\n", b"ab"),
+        (_stream, b"HEAD", b"200 OK\r\n", b""),
+        (_chunked_by_itself, b"GET", b"200 OK\r\n", b"ab"),
+        (_without_body, b"GET", b"204 No Content\r\n", b""),
+        (_early, b"GET", b"401 Unauthorized\r\ncontent-length: 2\r\n", b"no"),
+        (_too_long, b"GET", b"200 OK\r\ncontent-length: 1\r\n", b""),
+    ],
+)
+def test_no_client_of_http_1_0_gets_chunks_or_a_connection_that_stays(
+    app: Any, method: bytes, head: bytes, body: bytes, version: bytes
+) -> None:
+    found = asyncio.run(exchange(app, [method + b" / HTTP/" + version + b"\r\nConnection: keep-alive\r\n\r\n"]))
+    assert found == b"HTTP/1.1 " + head + b"connection: close\r\n\r\n" + body
+
+
+@pytest.mark.parametrize("path", [b"/drop", b"/raise"])
+def test_a_stream_that_breaks_off_does_not_end_like_a_whole_one(path: bytes) -> None:
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"first", "more_body": True})
+        if scope["path"] == "/drop":
+            scope["extensions"][EXCHANGE].drop()
+        else:
+            raise RuntimeError("as asked")  # uvicorn closes the connection
+
+    async def story(version: bytes) -> bytes:
+        async with connected(app, tcp_pair()) as connection:
+            connection.receive(b"GET " + path + b" HTTP/" + version + b"\r\n\r\n")
+            return await connection.read_all()
+
+    assert asyncio.run(story(b"1.1")).endswith(b"\r\n5\r\nfirst\r\n")
+    with pytest.raises(ConnectionResetError):
+        asyncio.run(story(b"1.0"))
+
+
+def test_a_client_of_http_1_0_that_has_gone_gets_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    async def story() -> None:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            await _stream(scope, receive, send)
+            done.set()
+
+        done = asyncio.Event()
+        async with connected(app) as connection:
+            connection.receive(b"GET / HTTP/1.0\r\n\r\n")
+            connection.protocol.transport.abort()
+            await asyncio.wait_for(done.wait(), DEADLINE)
+
+    asyncio.run(story())
+    assert "Exception" not in caplog.text
+
+
+def test_no_client_of_http_1_0_gets_a_leave_to_continue() -> None:
+    request = b"POST / HTTP/1.0\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\nab"
+    assert asyncio.run(exchange(mirror, [request])).startswith(b"HTTP/1.1 200 OK\r\n")
 
 
 # -- time --------------------------------------------------------------------------------------------------------

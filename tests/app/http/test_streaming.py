@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from handler.http import streaming
-from handler.http.streaming import BodyWriter, WholeBody
+from handler.http.streaming import BodyWriter
 from tests.app.http.connection import settle
 from tests.app.server import serve
 from tests.servers import PATIENCE, wait_for
@@ -155,20 +155,6 @@ def test_a_short_way_that_is_cut_ends_the_writer(monkeypatch: pytest.MonkeyPatch
         assert short.is_held
         writer.pull(Answer(b"b", last=True))
         assert socket.sent == []
-
-    asyncio.run(story())
-
-
-def test_a_whole_that_grows_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story() -> None:
-        monkeypatch.setattr(streaming, "_MAX_BACKLOG", 3)
-        small, large = WholeBody(), WholeBody()
-        small.pull(Answer(b"ab"))
-        small.pull(Answer(b"c", last=True))
-        large.pull(Answer(b"ab"))
-        large.pull(Answer(b"cd"))
-        large.pull(Answer(b"e", last=True))
-        assert (small.done.result(), large.done.result()) == (b"abc", None)
 
     asyncio.run(story())
 
