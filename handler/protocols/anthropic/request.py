@@ -121,10 +121,11 @@ class _Chat(OpenAiChat):
         settings = Settings(
             id, chat.head.model, form, sampling.max_new_tokens, sampling.stop, self._thinking.show, self._keeping
         )
+        keeps = self._keeping is not None
         if chat.framing is JSON:
-            return ParsedRequest((request,), MessageDocument(settings), self.errors, chat.ignored)
+            return ParsedRequest((request,), MessageDocument(settings), self.errors, chat.ignored, keeps=keeps)
         stream = MessageStream(settings)
-        return ParsedRequest((request,), stream, self.errors, chat.ignored, streams=True, keep_alive=PING)
+        return ParsedRequest((request,), stream, self.errors, chat.ignored, streams=True, keep_alive=PING, keeps=keeps)
 
 
 class _CountedChat(_Chat):

@@ -142,8 +142,10 @@ class _Chat(OpenAiChat):
             head["tools"] = without_strict(head["tools"])
         settings, requests = Settings(head, chat.format.form, self._namespaces, self._keeping), (chat.request,)
         if chat.framing is JSON:
-            return ParsedRequest(requests, ResponseDocument(settings), self.errors, chat.ignored)
-        return streaming(requests, ResponseStream(settings), self.errors, chat.ignored)
+            parsed = ParsedRequest(requests, ResponseDocument(settings), self.errors, chat.ignored)
+        else:
+            parsed = streaming(requests, ResponseStream(settings), self.errors, chat.ignored)
+        return parsed._replace(keeps=self._keeping is not None)
 
 
 class _CountedChat(_Chat):
