@@ -30,9 +30,19 @@ class Framing(NamedTuple):
         return self.before + (data if data.isascii() else _one_line(data)) + self.after
 
 
-def encoded(value: Any) -> Any:
-    """Encode a value now; what it returns stands for the value in another one that is encoded later."""
-    return orjson.Fragment(JSON.encode(value))
+def encoded(value: Any, depth: int = 0) -> Any:
+    """Encode a value now; what it returns stands for the value in another one that is encoded later.
+
+    Args:
+        depth: levels that the other one has around it.
+
+    Raises:
+        TypeError: it cannot be written, or not so deep.
+    """
+    for _ in range(depth):
+        value = [value]
+    data = JSON.encode(value)
+    return orjson.Fragment(data[depth : len(data) - depth])
 
 
 def rewritten(text: str) -> Any:

@@ -131,11 +131,14 @@ class Admission:
             raise InvalidPayload(
                 f"the request has {size} bytes; at most {store.most_bytes} are stored (option.responses_max_bytes)"
             )
+        owner = owner_of(headers)
         if wanted.keeps:
-            store.check_room()
+            store.check_calls()
+        if wanted.keeps and store.may_be_full:
+            await self._end(store.check_room(owner, size))
         if not wanted.previous and not wanted.items:
             return NOTHING
-        return await self._end(store.recall(owner_of(headers), wanted))
+        return await self._end(store.recall(owner, wanted))
 
     async def encode(self, request: Request, size: int) -> tuple[Request, Prompt]:
         """Load the media of a request of a body of `size` bytes, tokenize it, and try its structured output.
@@ -194,8 +197,14 @@ class Admission:
             return use()
         return await self._end(self._submit(use, size, apart=size >= LARGE))
 
-    def write(self, feed: Callable[[], bytes]) -> asyncio.Future[bytes] | None:
-        """Have a long answer written on a thread; None where the loop runs in steps, which wait for nobody."""
+    def write(self, feed: Callable[[], bytes], *, keeps: bool) -> asyncio.Future[bytes] | None:
+        """Have an answer's end written on a thread; None where the loop runs in steps, which wait for no long one.
+
+        Args:
+            keeps: the answer is kept, which has to be done before anybody is told.
+        """
+        if keeps and self.preprocessor.store is not None:
+            return self._end(self.preprocessor.store.write(feed))
         return None if self._stepped else self._end(self._threads.submit(feed, LARGE, slow=True))
 
     def _submit(self, call: Callable[[], T], size: int, *, apart: bool) -> Future[T]:

@@ -245,11 +245,16 @@ class RequestTask:
         reply = self._reply
         if delta.error is not None or reply is None:
             return self._fail(index, delta)
-        if delta.finish is not None and reply.takes_long(delta):
-            feed = functools.partial(reply.feed, index, delta)
-            if (writing := self._admission.write(feed)) is not None:
-                return writing.add_done_callback(functools.partial(self._finish_writing, delta.finish))
+        if delta.finish is not None and (writing := self._write_apart(reply, index, delta)) is not None:
+            return writing.add_done_callback(functools.partial(self._finish_writing, delta.finish))
         self._put(reply, reply.feed(index, delta), delta.finish)
+
+    def _write_apart(self, reply: Reply, index: int, delta: Delta) -> asyncio.Future[bytes] | None:
+        """Have an answer's end written on a thread, where that may take its time; None where it is to be done here."""
+        keeps = self.parsed is not None and self.parsed.keeps
+        if not (keeps or (delta.error is None and reply.takes_long(delta))):
+            return None
+        return self._admission.write(functools.partial(reply.feed, index, delta), keeps=keeps)
 
     def _put(self, reply: Reply, data: bytes, finish: Finish | None) -> None:
         """Keep what the reply has written, and tell the host when the engine's step ends."""
@@ -333,9 +338,21 @@ class RequestTask:
         if self._reply is None or not (self.streams and (self.committed or self.unsent)):
             return self._refuse(delta.error)
         self._stats.error = delta.error.public
+        if (writing := self._write_apart(self._reply, index, delta)) is not None:
+            return writing.add_done_callback(self._finish_failing)
+        self._put_failure(self._reply.feed(index, delta))
+
+    def _put_failure(self, data: bytes) -> None:
+        """End a stream that has failed with what its reply has written."""
         self._end("failed")
         self._driver.notify(self)
-        self.unsent.append(self._reply.feed(index, delta))
+        self.unsent.append(data)
+
+    def _finish_failing(self, writing: asyncio.Future[bytes]) -> None:
+        """End a stream that has failed, when a thread has written how, unless its client has gone meanwhile."""
+        if not (writing.cancelled() or self.finished):
+            self._put_failure(b"" if writing.exception() else writing.result())
+            self._driver.flush()
 
     def _refuse(self, error: ServingError, body: Any = None) -> None:
         if self.parsed is not None:

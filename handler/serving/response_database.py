@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import sqlite3
 import time
@@ -12,21 +11,19 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from handler.core.errors import Unavailable
 from handler.core.framing import loads
 from handler.protocols.kernel.kept import KeptAnswer, KeptItem, Kind, Recalled, State, Wanted
 
-log = logging.getLogger("handler")
-
 _FILE = "responses.sqlite3"
 _VERSION = 1  # of the tables
-_BUSY_SECONDS = 5.0  # that another process may hold the file
+BUSY_SECONDS = 5.0  # that another process may hold the file
 
 _TABLES = """
 CREATE TABLE answers (
     id TEXT PRIMARY KEY, owner TEXT NOT NULL, kind TEXT NOT NULL, previous TEXT NOT NULL, failed INTEGER NOT NULL,
     head BLOB NOT NULL, size INTEGER NOT NULL, used REAL NOT NULL, expires REAL NOT NULL
 );
-CREATE INDEX answers_by_use ON answers (used, size);
 CREATE INDEX answers_by_expiry ON answers (expires);
 CREATE TABLE items (
     answer TEXT NOT NULL REFERENCES answers (id) ON DELETE CASCADE, place INTEGER NOT NULL, is_output INTEGER NOT NULL,
@@ -49,11 +46,19 @@ WITH RECURSIVE chain (id, previous, failed, head, size, depth) AS (
     ON one.id = chain.previous WHERE one.owner = :owner AND one.kind = :kind AND one.expires > :now AND depth < :most
 ) SELECT id, previous, failed, size, depth FROM chain ORDER BY depth DESC
 """
-_TOO_MANY = """
+_INDICES = """
+CREATE INDEX IF NOT EXISTS answers_by_owner ON answers (owner, used, size);
+DROP INDEX IF EXISTS answers_by_use;
+"""
+"""Differ from those of earlier releases, which can go on with the same file."""
+
+_OVERHEAD = 1024  # bytes that an answer takes beside its JSON, about
+_HELD = f"SELECT count(*), total(size + {_OVERHEAD}) FROM answers"
+_TOO_MANY = f"""
 DELETE FROM answers WHERE id IN (
     SELECT id FROM (
-        SELECT id, row_number() OVER latest AS number, sum(size) OVER latest AS bytes FROM answers
-        WINDOW latest AS (ORDER BY used DESC, rowid DESC ROWS UNBOUNDED PRECEDING)
+        SELECT id, row_number() OVER latest AS number, sum(size + {_OVERHEAD}) OVER latest AS bytes FROM answers
+        WHERE owner = ? WINDOW latest AS (ORDER BY used DESC, rowid DESC ROWS UNBOUNDED PRECEDING)
     ) WHERE number > ? OR bytes > ?
 )
 """
@@ -79,13 +84,14 @@ class Row(NamedTuple):
 class ResponseDatabase:
     """Answers of all owners; each owner finds its own. Every call may block, and raise sqlite3.Error.
 
-    The least recently used go first where there are too many. One that a request goes on from is used, with all before.
+    Where an owner has too many, its own least recently used go first: no owner's answers make room for another's. One
+    that a request goes on from is used, with all before.
 
     Args:
         directory: of the file; None: memory.
         lifetime: in seconds, from when an answer was last used.
-        most: answers.
-        most_bytes: of all answers.
+        most, most_bytes: answers of one owner.
+        total_bytes: of all owners' answers.
         most_recalled: bytes of a conversation.
         clock: returns the seconds since 1970.
 
@@ -100,12 +106,17 @@ class ResponseDatabase:
         lifetime: float,
         most: int,
         most_bytes: int,
+        total_bytes: int,
         most_recalled: int,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._lifetime, self._most, self.most_bytes, self._most_recalled = lifetime, most, most_bytes, most_recalled
+        self._total_bytes = total_bytes
         self._clock = clock
         self._database = _open(directory)
+        self.may_be_full = False
+        """Whether an owner may find no room, as far as is known without looking."""
+        self._room("")
 
     def close(self) -> None:
         with contextlib.suppress(sqlite3.Error):
@@ -118,8 +129,16 @@ class ResponseDatabase:
             with self._writing() as database:
                 database.execute("DELETE FROM answers WHERE expires <= ?", now)
 
+    def wait_at_most(self, seconds: float) -> None:
+        """Set for how long the next calls wait while another process writes."""
+        self._database.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+
     def keep(self, row: Row) -> None:
-        """Write an answer, and delete those for which it leaves no room."""
+        """Write an answer, and delete those of its owner for which it leaves no room.
+
+        Raises:
+            Unavailable: all answers together leave none for it. Nothing is changed then.
+        """
         owner, answer, head, kept, size = row
         now, first = self._clock(), len(answer.given)
         items = [(answer.id, place, place >= first, *item) for place, item in enumerate(kept)]
@@ -129,11 +148,34 @@ class ResponseDatabase:
             database.execute("DELETE FROM answers WHERE expires <= ?", (now,))
             database.execute("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
             database.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", items)
-            count, total = database.execute("SELECT count(*), total(size) FROM answers").fetchone()
-            if count > self._most or total > self.most_bytes:
-                database.execute(_TOO_MANY, (self._most, self.most_bytes))
-        if size > self.most_bytes:
-            log.warning("a response of %d bytes is not stored: option.responses_max_bytes is less", size)
+            number, held, room = self._room(owner)
+            if number > self._most or held > room:
+                database.execute(_TOO_MANY, (owner, self._most, room))
+                if database.execute("SELECT 1 FROM answers WHERE id = ?", (answer.id,)).fetchone() is None:
+                    raise self._full(size)
+
+    def check_room(self, owner: str, size: int) -> None:
+        """Raise Unavailable where an answer of so many bytes could not be kept."""
+        self.remove_expired()
+        with self._reading():
+            _, _, room = self._room(owner)
+        if size + _OVERHEAD > room:
+            raise self._full(size)
+
+    def _room(self, owner: str) -> tuple[int, float, float]:
+        """Return the number of an owner's answers, their bytes, and how many bytes they may have."""
+        number, held = self._database.execute(f"{_HELD} WHERE owner = ?", (owner,)).fetchone()
+        _, total = self._database.execute(_HELD).fetchone()
+        self.may_be_full = total > self._total_bytes - self.most_bytes
+        return number, held, min(self.most_bytes, held + self._total_bytes - total)
+
+    def _full(self, size: int) -> Unavailable:
+        if size + _OVERHEAD > self.most_bytes:
+            return Unavailable(
+                f"{size} bytes are more than an API key's responses may have (option.responses_max_bytes)"
+            )
+        told = f"all stored responses have {self._total_bytes} bytes"
+        return Unavailable(f"{told}, and none of this API key makes room (option.responses_total_bytes)")
 
     def recall(self, owner: str, wanted: Wanted) -> Recalled:
         """Return what a request needs."""
@@ -270,7 +312,7 @@ def _open(directory: Path | None) -> sqlite3.Connection:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         os.close(os.open(directory / _FILE, os.O_RDWR | os.O_CREAT, 0o600))
         name = str(directory / _FILE)
-    database = sqlite3.connect(name, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    database = sqlite3.connect(name, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
     try:
         _prepare(database)
     except sqlite3.Error:
@@ -295,4 +337,6 @@ def _prepare(database: sqlite3.Connection) -> None:
         database.execute(f"PRAGMA user_version = {_VERSION}")
     for query in _COLUMNS:
         database.execute(query)
+    for statement in filter(str.strip, _INDICES.split(";")):
+        database.execute(statement)
     database.execute("COMMIT")

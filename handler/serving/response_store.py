@@ -20,7 +20,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, Conflict, Overloaded, Problem, Unavailable
 from handler.core.framing import dumps
 from handler.protocols.kernel.kept import KeptAnswer, Recalled, Wanted, kept_items
-from handler.serving.response_database import ItemPage, ResponseDatabase, Row
+from handler.serving.response_database import BUSY_SECONDS, ItemPage, ResponseDatabase, Row
 
 T = TypeVar("T")
 
@@ -43,7 +43,6 @@ class ResponseStore:
         self._database = database
         self._in_progress: weakref.WeakValueDictionary[str, InProgress] = weakref.WeakValueDictionary()
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._lock, self._unwritten = threading.Lock(), 0  # bytes
         self._thread = threading.Thread(target=self._run, name="responses", daemon=True)
         self._thread.start()
 
@@ -51,11 +50,18 @@ class ResponseStore:
         """Return what keeps an owner's answers."""
         return OwnersKeeper(self, owner)
 
-    def check_room(self) -> None:
-        """Raise Overloaded where an answer cannot be kept: too many calls wait, or too many bytes to be written."""
-        self._check_calls()
-        if self._unwritten > self.most_bytes:
-            raise Overloaded(f"responses of {self.most_bytes} bytes wait to be stored (option.responses_max_bytes)")
+    @property
+    def may_be_full(self) -> bool:
+        """Whether an owner may find no room for an answer; `check_room` looks."""
+        return self._database.may_be_full
+
+    def check_room(self, owner: str, size: int) -> Future[None]:
+        """Look whether an answer of so many bytes can be kept; the future raises Unavailable where it cannot.
+
+        Raises:
+            Overloaded: too many calls wait.
+        """
+        return self._submit(lambda: self._database.check_room(owner, size))
 
     def recall(self, owner: str, wanted: Wanted) -> Future[Recalled]:
         """Recall what a request needs.
@@ -95,16 +101,24 @@ class ResponseStore:
         self._in_progress[id] = one
         return one
 
-    def keep(self, owner: str, answer: KeptAnswer) -> None:
-        """Keep an answer that has ended. What comes later finds it."""
-        self._in_progress.pop(answer.id, None)
+    def write(self, feed: Callable[[], T]) -> Future[T]:
+        """Have a reply's `feed` called, which keeps its answer: so it is written before anybody is told."""
+        return self._put(feed)
+
+    def keep(self, owner: str, answer: KeptAnswer) -> bool:
+        """Keep an answer that has ended; return whether it is kept. `write` calls what calls this."""
         try:
             head, items = dumps(answer.head), [*answer.given, *kept_items(answer.output)]
+            self._database.keep(Row(owner, answer, head, items, len(head) + sum(len(item.json) for item in items)))
+        except (sqlite3.Error, Unavailable) as error:  # a full disk, say
+            log.error("a response could not be stored: %s", error)
+            return False
         except Exception:
-            return log.exception("a response could not be stored: a bug")
-        row = Row(owner, answer, head, items, len(head) + sum(len(item.json) for item in items))
-        self._add_unwritten(row.size)
-        self._calls.put(lambda: self._write(row))
+            log.exception("a response could not be stored: a bug")
+            return False
+        finally:
+            self._in_progress.pop(answer.id, None)
+        return True
 
     def close(self) -> None:
         """Write what is left, for a moment; a second call changes nothing."""
@@ -116,20 +130,26 @@ class ResponseStore:
         found = self._in_progress.get(id)
         return found if found is not None and found.owner == owner else None
 
-    def _check_calls(self) -> None:
+    def check_calls(self) -> None:
+        """Raise Overloaded where too many calls wait."""
         if self._calls.qsize() >= _MOST_WAITING:
             raise Overloaded(f"{_MOST_WAITING} calls wait for the stored responses")
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
     def _submit(self, call: Callable[[], T]) -> Future[T]:
-        self._check_calls()
+        self.check_calls()
+        return self._put(call)
+
+    def _put(self, call: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
+        deadline = time.monotonic() + BUSY_SECONDS
 
         def run() -> None:
             if not future.set_running_or_notify_cancel():
                 return
             try:
+                self._database.wait_at_most(max(0.0, deadline - time.monotonic()))
                 future.set_result(call())
             except sqlite3.Error as error:
                 log.error("stored responses: %s", error)
@@ -147,27 +167,18 @@ class ResponseStore:
                 call = self._calls.get(timeout=max(0.0, look_at - time.monotonic()))
             except queue.Empty:
                 look_at = time.monotonic() + _PERIOD
-                call = self._database.remove_expired
+                call = self._remove_expired
             if call is None:
                 break
-            try:
-                call()
-            except sqlite3.Error as error:  # a full disk, say
-                log.error("a response could not be stored: %s", error)
-            except Exception:
-                log.exception("a response could not be stored: a bug")
+            call()
             del call  # it holds an answer
         self._database.close()
 
-    def _add_unwritten(self, size: int) -> None:
-        with self._lock:
-            self._unwritten += size
-
-    def _write(self, row: Row) -> None:
+    def _remove_expired(self) -> None:
         try:
-            self._database.keep(row)
-        finally:
-            self._add_unwritten(-row.size)
+            self._database.remove_expired()
+        except sqlite3.Error as error:  # a full disk, say
+            log.error("expired responses could not be removed: %s", error)
 
 
 def _done(value: T) -> Future[T]:
@@ -192,8 +203,8 @@ class OwnersKeeper(NamedTuple):
     def begin(self, id: str, answer: Mapping[str, Any]) -> object:
         return self.store.begin(self.owner, id, answer)
 
-    def keep(self, answer: KeptAnswer) -> None:
-        self.store.keep(self.owner, answer)
+    def keep(self, answer: KeptAnswer) -> bool:
+        return self.store.keep(self.owner, answer)
 
 
 def configured_store(config: Config) -> ResponseStore | None:
@@ -212,6 +223,7 @@ def configured_store(config: Config) -> ResponseStore | None:
             lifetime=config.responses_expiration,
             most=config.responses_max,
             most_bytes=config.responses_max_bytes,
+            total_bytes=config.responses_total_bytes,
             most_recalled=config.max_request_size,
         )
     except (OSError, sqlite3.Error) as error:

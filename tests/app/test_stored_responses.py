@@ -16,6 +16,7 @@ from unittest import mock
 import httpx
 import pytest
 
+from handler.serving import response_store
 from tests.app.server import serve
 from tests.servers import LiveServer, wait_for
 
@@ -279,13 +280,60 @@ def test_a_file_that_is_locked_holds_up_nobody_else(tmp_path: Path) -> None:
             waits = one.submit(ask, server, "two", previous_response_id=made["id"])
             began = time.monotonic()
             for _ in range(10):
-                assert ask(server, "three", max_output_tokens=2)["status"] == "incomplete"
+                assert ask(server, "three", max_output_tokens=2, store=False)["status"] == "incomplete"
                 assert server.ping() == 200
             seconds = time.monotonic() - began
             assert not waits.done()
             other.execute("ROLLBACK")
         assert waits.result(20)["previous_response_id"] == made["id"]
         assert seconds < 4
+
+
+THREAD: dict[str, Any] = {"messages": [user("a")], "max_tokens": 4, "thread": {"type": "create"}}
+
+
+@pytest.fixture
+def no_patience() -> Iterator[None]:
+    with mock.patch.object(response_store, "BUSY_SECONDS", 0.2):
+        yield
+
+
+@pytest.mark.usefixtures("no_patience")
+def test_what_is_not_written_is_not_said_to_be_stored(tmp_path: Path) -> None:
+    with serve("--engine", "echo", "-o", f"option.responses_store={tmp_path}") as server:
+        with contextlib.closing(sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            whole = ask(server, "one")
+            streamed = server.post({"input": "a", "max_output_tokens": 4, "stream": True}, PATH, headers=ANN).text
+            thread = server.post(THREAD, "/v1/messages", headers=ANN)
+            thread_streamed = server.post({**THREAD, "stream": True}, "/v1/messages", headers=ANN).text
+            other.execute("ROLLBACK")
+        last = json.loads([line for line in streamed.splitlines() if line.startswith("data: ")][-1][6:])["response"]
+        assert (whole["store"], last["store"]) == (False, False)
+        assert call(server, "GET", whole["id"]).status_code == call(server, "GET", last["id"]).status_code == 404
+        assert (thread.status_code, thread.json()["error"]["type"]) == (503, "api_error")
+        assert "could not be kept in its thread" in thread_streamed
+        assert "message_stop" not in thread_streamed
+        assert ask(server, "two")["store"] is True
+
+
+def test_a_key_cannot_take_anothers_room() -> None:
+    options = ("-o", "option.responses_max=3", "-o", "option.responses_total_bytes=1048576")
+    with serve("--engine", "echo", "-o", "option.responses_store=memory", *options) as server:
+        bobs = ask(server, "one", BOB)
+        for _ in range(5):
+            ask(server, "two")
+        assert call(server, "GET", bobs["id"], BOB).status_code == 200
+        long: dict[str, Any] = {"metadata": {}, "tools": [
+            {"type": "function", "name": "f", "description": "x" * 250_000, "parameters": {}}
+        ], "tool_choice": "none"}  # fmt: skip
+        kept = [ask(server, "a", {"x-api-key": f"key {number}"}, **long).get("store") for number in range(9)]
+        assert kept[0] is True
+        refused = server.post({"input": "a", **long}, PATH, headers={"x-api-key": "one more"})
+        assert (refused.status_code, "responses_total_bytes" in refused.text) == (503, True)
+        assert ask(server, "a", {"x-api-key": "one more"}, **long, store=False)["store"] is False
+        assert call(server, "GET", bobs["id"], BOB).status_code == 200
+        assert ask(server, "two")["store"] is True
 
 
 def test_ids_of_what_is_stored_cannot_be_guessed(server: LiveServer) -> None:

@@ -133,8 +133,9 @@ class _Chat(OpenAiChat):
         if sampling.max_new_tokens == 0:  # the prompt's prefix goes to the engine's cache
             request = request._replace(sampling=Sampling(max_new_tokens=1), read_prompt=None)
             reply = PromptOnly(reply)
+        sign, keeps = PING if streams else b"", self._keeping is not None
         return ParsedRequest(
-            (request,), reply, self.errors, chat.ignored, streams=streams, keep_alive=PING if streams else b""
+            (request,), reply, self.errors, chat.ignored, streams=streams, keep_alive=sign, keeps=keeps
         )
 
 

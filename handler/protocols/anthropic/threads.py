@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from handler.core.errors import InvalidParameter
+from handler.core.errors import InvalidParameter, Unavailable
 from handler.protocols.anthropic.answers import Block
 from handler.protocols.anthropic.errors import ThreadNotFound, ThreadsUnsupported
 from handler.protocols.kernel.context import ServerContext
@@ -72,8 +72,13 @@ class ThreadKeeping:
         self._keeping, self._head = keeping, head
 
     def end(self, id: str, content: Sequence[Block]) -> None:
-        """Keep the message, which has ended."""
-        self._keeping.end(id, self._head, [{"role": "assistant", "content": content}] if content else [])
+        """Keep the message, which has ended. It blocks.
+
+        Raises:
+            Unavailable: it could not be kept, so the thread cannot be gone on with.
+        """
+        if not self._keeping.end(id, self._head, [{"role": "assistant", "content": content}] if content else []):
+            raise Unavailable("the message could not be kept in its thread; send it again, or all messages")
 
 
 def make_keeping(body: Mapping[str, Any], context: ServerContext) -> ThreadKeeping | None:

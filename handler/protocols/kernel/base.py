@@ -78,6 +78,7 @@ class ParsedRequest(NamedTuple):
             takes its time and may raise FormatterFailed; feed it a delta with that error, as for any failure.
         headers: the dialect's own headers; called with None when a stream starts, before the timing is known.
         keep_alive: bytes that a stream sends when it has been silent for a while; b"" for none.
+        keeps: the reply's last `feed` keeps the answer, and blocks until that is done.
         take_prompt: hands the reply the prompt, of which alone the answer is made, however many tokens the model takes;
             called on any thread. None: the engine answers.
     """
@@ -92,6 +93,7 @@ class ParsedRequest(NamedTuple):
     formatter: str = ""
     headers: Callable[[Timing | None], Headers] = no_headers
     keep_alive: bytes = b""
+    keeps: bool = False
     take_prompt: Callable[[Prompt], None] | None = None
 
 

@@ -108,13 +108,13 @@ class KeptAnswer(NamedTuple):
 
 
 class Keeper(Protocol):
-    """Keeps one client's answers. It blocks nobody."""
+    """Keeps one client's answers."""
 
     def begin(self, id: str, answer: Mapping[str, Any]) -> object:
         """Note an answer in progress, for as long as what it returns is held."""
 
-    def keep(self, answer: KeptAnswer) -> None:
-        """Keep an answer that has ended."""
+    def keep(self, answer: KeptAnswer) -> bool:
+        """Keep an answer that has ended; return whether it is kept. It blocks."""
 
 
 class Keeping:
@@ -134,7 +134,8 @@ class Keeping:
 
     def end(
         self, id: str, head: Mapping[str, Any], output: Sequence[Mapping[str, Any]], *, failed: bool = False
-    ) -> None:
-        """Keep the answer, which has ended."""
-        self._keeper.keep(KeptAnswer(id, self._kind, self._previous, failed, head, self._given, output))
+    ) -> bool:
+        """Keep the answer, which has ended; return whether it is kept. It blocks."""
+        kept = self._keeper.keep(KeptAnswer(id, self._kind, self._previous, failed, head, self._given, output))
         self._in_progress = None
+        return kept

@@ -5,10 +5,11 @@ Sources: docs.cohere.com, "Rerank API" v1 and v2; vllm/entrypoints/pooling/scori
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import InvalidPayload
+from handler.core.framing import encoded
 from handler.core.identifiers import new_uuid
 from handler.core.values import Pooling, Truncation
 from handler.protocols.kernel.base import Dialect, ParsedRequest
@@ -104,11 +105,11 @@ class Rerank(Dialect):
             priority=others.get("priority", 0),
         )
         most = others.get("top_n") or len(documents)
-        shown = others.get("return_documents", self._return_documents)
+        shown = _encode(documents) if others.get("return_documents", self._return_documents) else None
 
         def ranked(index: int, score: float) -> RankedDocument:
             value: RankedDocument = {"index": index, "relevance_score": score}
-            return {**value, "document": documents[index]} if shown else value
+            return value if shown is None else {**value, "document": shown[index]}
 
         def render(vectors: Vectors, num_tokens: int) -> RerankAnswer:
             best_first = sorted(enumerate(vectors), key=lambda item: -item[1][0])
@@ -131,3 +132,11 @@ def _read_documents(value: Any) -> list[dict[str, Any]]:
         at = f"documents[{index}]"
         read_string(document.get("text"), f"{at}.text" if isinstance(items[index], dict) else at)
     return documents
+
+
+def _encode(documents: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Encode documents for the answer now: on the event loop later, it would take long, and may hold anything."""
+    try:
+        return [encoded(document, depth=3) for document in documents]
+    except TypeError as error:
+        raise InvalidPayload(f"'documents' cannot be repeated in the answer: {error}") from None

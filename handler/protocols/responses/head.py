@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from handler.core.errors import InvalidPayload
-from handler.core.framing import dumps
+from handler.core.framing import encoded
 from handler.protocols.kernel.generation import GenerationDefaults
 from handler.protocols.responses.answers import ResponseHead
 
@@ -19,9 +19,6 @@ def read_head(body: Mapping[str, Any], generation: GenerationDefaults, *, store:
     Args:
         generation: the model's own defaults.
         store: the response is kept.
-
-    Raises:
-        InvalidPayload: it can be read, but not written.
     """
     reasoning = body.get("reasoning") or {}
     parallel, text = body.get("parallel_tool_calls"), body.get("text")
@@ -30,7 +27,7 @@ def read_head(body: Mapping[str, Any], generation: GenerationDefaults, *, store:
         for name, default in _SAMPLING.items()
     }
     tools = body.get("tools") or []
-    head: ResponseHead = {
+    return {
         "background": False,
         "frequency_penalty": used["frequency_penalty"],
         "instructions": body.get("instructions"),
@@ -54,12 +51,21 @@ def read_head(body: Mapping[str, Any], generation: GenerationDefaults, *, store:
         "truncation": "disabled",
         "user": body.get("user"),
     }
+
+
+def encode_head(head: ResponseHead) -> ResponseHead:
+    """Encode what a response repeats, once for all events of a stream; its numbers stay as they are.
+
+    Raises:
+        InvalidPayload: it can be read, but not written.
+    """
+    written: dict[str, Any] = {}
     for name, value in head.items():
-        try:
-            dumps([[[[value]]]])  # as deep as in an event: orjson writes fewer levels than it reads
+        try:  # as deep as in an event: orjson writes fewer levels than it reads
+            written[name] = value if isinstance(value, int | float) else encoded(value, depth=4)
         except TypeError as error:
             raise InvalidPayload(f"'{name}' cannot be repeated in the response: {error}") from None
-    return head
+    return cast(ResponseHead, written)
 
 
 def without_strict(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:

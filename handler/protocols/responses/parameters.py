@@ -42,10 +42,28 @@ def _include(value: Any) -> None:
         raise ValueError(f"{_LOGPROBS!r} is not supported: ask for logprobs on /v1/chat/completions")
 
 
-@accepts(type="object")
+_PAIRS, _KEY, _VALUE = 16, 64, 512
+_ID = 64  # characters
+
+
+@accepts(
+    type="object",
+    maxProperties=_PAIRS,
+    propertyNames={"maxLength": _KEY},
+    additionalProperties={"type": "string", "maxLength": _VALUE},
+)
 def _metadata(value: Any) -> None:
-    if not isinstance(value, dict):
-        raise ValueError("must be an object")
+    if not isinstance(value, dict) or len(value) > _PAIRS:
+        raise ValueError(f"must be an object of at most {_PAIRS} pairs")
+    for key, item in value.items():
+        if len(key) > _KEY or not isinstance(item, str) or len(item) > _VALUE:
+            raise ValueError(f"must have keys of at most {_KEY} characters, and strings of at most {_VALUE}")
+
+
+@accepts(type="string", maxLength=_ID)
+def _identifier(value: Any) -> None:
+    if len(string(value)) > _ID:
+        raise ValueError(f"must have at most {_ID} characters")
 
 
 TABLE = Table(
@@ -64,7 +82,8 @@ TABLE = Table(
         "include": Parameter("", _include),
         "max_tool_calls": Parameter("", integer(1)),
         "metadata": Parameter("", _metadata),
-        **{name: Parameter("", string) for name in ("prompt_cache_key", "safety_identifier", "service_tier", "user")},
+        **{name: Parameter("", _identifier) for name in ("prompt_cache_key", "safety_identifier", "user")},
+        "service_tier": Parameter("", string),
         "max_tokens": unsupported("write max_output_tokens"),
         "max_completion_tokens": unsupported("write max_output_tokens"),
         "response_format": unsupported("write text.format"),

@@ -26,7 +26,7 @@ from handler.protocols.openai.errors import ERRORS
 from handler.protocols.openai.parameters import CHAT
 from handler.protocols.openai.request import streaming
 from handler.protocols.responses.answers import ResponseHead, ResponseStart, ResponseTokens
-from handler.protocols.responses.head import read_head, without_strict
+from handler.protocols.responses.head import encode_head, read_head, without_strict
 from handler.protocols.responses.items import new_id, secret_id
 from handler.protocols.responses.messages import INPUT, InputReader
 from handler.protocols.responses.parameters import NO_EFFECT, TABLE
@@ -134,19 +134,22 @@ class _Chat(OpenAiChat):
         self._keeping = keeping
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
+        repeated = self._head
+        if _UNHEEDED in chat.ignored:
+            repeated["tools"] = without_strict(repeated["tools"])
         head: ResponseStart = {
             "id": new_id("resp") if self._keeping is None else secret_id("resp"),
             "object": "response",
             "created_at": chat.head.created,
             "model": chat.head.model,
-            **self._head,
+            **encode_head(repeated),
         }
-        if _UNHEEDED in chat.ignored:
-            head["tools"] = without_strict(head["tools"])
         settings, requests = Settings(head, chat.format.form, self._namespaces, self._keeping), (chat.request,)
         if chat.framing is JSON:
-            return ParsedRequest(requests, ResponseDocument(settings), self.errors, chat.ignored)
-        return streaming(requests, ResponseStream(settings), self.errors, chat.ignored)
+            parsed = ParsedRequest(requests, ResponseDocument(settings), self.errors, chat.ignored)
+        else:
+            parsed = streaming(requests, ResponseStream(settings), self.errors, chat.ignored)
+        return parsed._replace(keeps=self._keeping is not None)
 
 
 class _CountedChat(_Chat):

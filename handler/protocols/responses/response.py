@@ -81,11 +81,13 @@ class Settings(NamedTuple):
             "usage": usage,
         }
 
-    def keep(self, response: OpenAiResponse) -> None:
-        """Keep a response that has ended, where it is kept."""
-        if self.keeping is not None:
-            head = {name: value for name, value in response.items() if name != "output"}
-            self.keeping.end(response["id"], head, response["output"], failed=response["status"] == "failed")
+    def kept(self, response: OpenAiResponse) -> OpenAiResponse:
+        """Keep a response that has ended, where it is to be kept; return it, saying `store` false where it is not."""
+        if self.keeping is None:
+            return response
+        head = {name: value for name, value in response.items() if name != "output"}
+        kept = self.keeping.end(response["id"], head, response["output"], failed=response["status"] == "failed")
+        return response if kept else {**response, "store": False}
 
 
 def now() -> int:
@@ -120,8 +122,7 @@ class ResponseStream(BlockStream):
             "code": "rate_limit_exceeded" if ERRORS.status(error) == 429 else "server_error",
             "message": error.message,
         }
-        response = self._settings.response(self._items.output, Finish.ERROR, error=failure)
-        self._settings.keep(response)
+        response = self._settings.kept(self._settings.response(self._items.output, Finish.ERROR, error=failure))
         return rest + self._encode([self._told(response)])
 
     def _told(self, response: OpenAiResponse, kind: ResponseState | None = None) -> ResponseEvent:
@@ -170,8 +171,7 @@ class ResponseStream(BlockStream):
         rest += self._encode(self._items.end(complete=finish is not Finish.LENGTH))
         counts = usage(self._num_prompt_tokens, self._num_cached_tokens, self._num_tokens, self._num_thoughts)
         response = self._settings.response(self._items.output, finish, broken=self._items.broken, usage=counts)
-        self._settings.keep(response)
-        return rest + self._encode([self._told(response)])
+        return rest + self._encode([self._told(self._settings.kept(response))])
 
 
 class ResponseDocument(WholeReply):
@@ -190,5 +190,4 @@ class ResponseDocument(WholeReply):
             self._num_prompt_tokens, sequence.extras.num_cached_tokens or 0, answer.num_tokens, answer.num_thoughts
         )
         response = self._settings.response(items.output, sequence.finish, broken=items.broken, usage=counts)
-        self._settings.keep(response)
-        return response
+        return self._settings.kept(response)

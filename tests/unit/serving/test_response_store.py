@@ -8,6 +8,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,8 @@ class Clock:
 
 
 def open_store(directory: Path | None, clock: Clock | None = None, **limits: Any) -> ResponseStore:
-    limits = {"lifetime": 100, "most": 100, "most_bytes": 1 << 20, "most_recalled": 1 << 20, **limits}
+    limits = {"lifetime": 100, "most": 100, "most_bytes": 1 << 20, "total_bytes": 1 << 30, **limits}
+    limits = {"most_recalled": 1 << 20, **limits}
     return ResponseStore(ResponseDatabase(directory, clock=clock or Clock(), **limits))
 
 
@@ -64,9 +66,9 @@ def answer(id: str, previous: str = "", *, text: str = "", failed: bool = False,
     return KeptAnswer(id, kind, previous, failed, {"id": id, "object": "response"}, given, [item(f"out_{id}")])
 
 
-def keep(store: ResponseStore, *answers: KeptAnswer, owner: str = ANN) -> None:
-    for one in answers:
-        store.keep(owner, one)
+def keep(store: ResponseStore, *answers: KeptAnswer, owner: str = ANN) -> list[bool]:
+    """Return which of them were kept."""
+    return [store.write(partial(store.keep, owner, one)).result(20) for one in answers]
 
 
 def recall(store: ResponseStore, previous: str = "", *items: str, owner: str = ANN, kind: Any = "response") -> Recalled:
@@ -267,18 +269,54 @@ def test_calls_that_wait_are_bounded(store: ResponseStore, monkeypatch: pytest.M
     assert [one.result(10) for one in waiting] == [None] * 3
 
 
-def test_bytes_that_wait_to_be_written_are_bounded(store: ResponseStore) -> None:
-    gate = threading.Event()
-    store._submit(gate.wait)
-    keep(store, *(answer(f"r{number}", text="x" * 300_000) for number in range(3)))
-    store.check_room()
-    keep(store, answer("r4", text="x" * 300_000))
-    with pytest.raises(Overloaded, match="responses of 1048576 bytes wait to be stored"):
-        store.check_room()
-    found = store.response(ANN, "r4")
-    gate.set()
-    assert found.result(10) is not None
-    store.check_room()
+def test_an_owner_cannot_empty_the_store_of_another(place: Path | None) -> None:
+    store = open_store(place, most=3, most_bytes=100_000)
+    keep(store, answer("bobs"), owner=BOB)
+    keep(store, *(answer(f"r{number}") for number in range(9)), answer("long", text="x" * 90_000))
+    assert recall(store, "bobs", owner=BOB).state == "found"
+    assert recall(store, "long").state == "found"
+    assert recall(store, "r5").state == "missing"
+    store.close()
+
+
+def test_a_full_store_takes_nothing_from_others(place: Path | None) -> None:
+    store = open_store(place, most_bytes=60_000, total_bytes=100_000)
+    text = "x" * 50_000
+    assert keep(store, answer("a", text=text)) == [True]
+    assert keep(store, answer("b1"), answer("b2", text=text), owner=BOB) == [True, False]
+    with pytest.raises(Unavailable, match=r"all stored responses have 100000 bytes, .*responses_total_bytes"):
+        store.check_room(BOB, 50_000).result(10)
+    store.check_room(BOB, 30_000).result(10)
+    assert recall(store, "b1", owner=BOB).state == "found", "what does not fit costs its owner nothing"
+    store.check_room(ANN, 50_000).result(10)
+    assert keep(store, answer("c", text=text)) == [True], "it has an older one that makes room"
+    assert (recall(store, "a").state, recall(store, "b1", owner=BOB).state) == ("missing", "found")
+    store.close()
+
+
+def test_it_is_said_whether_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait for a file that another process holds do so together, not one after the other."""
+    monkeypatch.setattr(response_store, "BUSY_SECONDS", 0.2)
+    store = open_store(tmp_path)
+    other = sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)
+    with contextlib.closing(other):
+        other.execute("BEGIN IMMEDIATE")
+        waiting = [store.write(partial(store.keep, ANN, answer(f"r{number}"))) for number in range(100)]
+        assert [one.result(10) for one in waiting] == [False] * 100
+        other.execute("ROLLBACK")
+        assert keep(store, answer("a")) == [True]
+    assert keep(store, answer("a")) == [False], "its id is taken"
+    store.close()
+
+
+def test_a_disk_that_is_full_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = open_store(tmp_path)
+    (pages,) = store._database._database.execute("PRAGMA page_count").fetchone()
+    store._database._database.execute(f"PRAGMA max_page_count = {pages}")
+    assert keep(store, answer("a", text="x" * 100_000)) == [False]
+    assert "a response could not be stored: database or disk is full" in caplog.text
+    assert recall(store, "a").state == "missing"
+    store.close()
 
 
 def test_a_response_is_read_as_it_is_at_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,7 +354,7 @@ def test_ids_that_are_no_texts_are_left_out() -> None:
 def test_a_file_that_breaks_fails_calls_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = open_store(tmp_path)
     store._submit(lambda: store._database._database.execute("DROP TABLE items")).result(10)
-    keep(store, answer("a"))
+    assert keep(store, answer("a")) == [False]
     with pytest.raises(Unavailable, match="the stored responses cannot be read"):
         recall(store, "", "x")
     assert "a response could not be stored: no such table" in caplog.text

@@ -20,7 +20,8 @@ KEY = {"authorization": "Bearer ann"}
 
 @pytest.fixture
 def bench() -> Bench:
-    database = ResponseDatabase(None, lifetime=100, most=100, most_bytes=1 << 20, most_recalled=1 << 20)
+    most = 1 << 20
+    database = ResponseDatabase(None, lifetime=100, most=100, most_bytes=most, total_bytes=most, most_recalled=most)
     return Bench(store=ResponseStore(database))
 
 
