@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from handler.config.sources import (
     from_foreign_variables,
     from_overrides,
     java_engine,
+    joined,
     named_engine,
 )
 from handler.core.custom_handlers import Role
@@ -82,13 +84,15 @@ def read_config(
     """
     environ, settings = os.environ if environ is None else environ, list(settings)
     # Weakest first; later ones win.
-    found: list[Setting | Problem | Note | Unknown] = [
-        *from_environment(environ),
-        *(from_file(properties) if properties else ()),
-        *from_overrides(overrides),
+    places: list[list[Setting | Problem | Note | Unknown]] = [
+        [*from_environment(environ)],
+        [*(from_file(properties) if properties else ())],
+        [*from_overrides(overrides)],
     ]
-    named = named_engine([*(item for item in found if isinstance(item, Setting)), *settings], "")
-    found = [*from_foreign_variables(environ, named), *found]
+    named = named_engine([*(item for item in chain(*places) if isinstance(item, Setting)), *settings], "")
+    places.insert(0, [*from_foreign_variables(environ, named)])
+    written = {item.key: item.value.strip() for item in [*chain(*places), *settings] if isinstance(item, Setting)}
+    found = [item for place in places for item in joined(place)]
     problems = [item for item in found if isinstance(item, Problem)]
     sources = [item for item in found if isinstance(item, Setting)]
     is_mode_given = any(setting.key == "option.rolling_batch" for setting in settings)
@@ -115,13 +119,13 @@ def read_config(
         warnings=warnings,
         directory=properties.absolute().parent if properties else None,
         origins={key: setting.origin for key, (_, setting) in chosen.items()},
-        settings={item.key: item.value.strip() for item in [*found, *settings] if isinstance(item, Setting)},
+        settings=written,
     )
     config = replace(config, warnings=(*config.warnings, *_lost_in_the_mode(config, java=java), *_coarser(config)))
     problems += _contradictions(config, {problem.name for problem in problems})
     origins = (item.where if isinstance(item, Problem) else item.origin for item in found if not isinstance(item, Note))
-    places = {origin: place for place, origin in enumerate(origins)}
-    problems.sort(key=lambda problem: places.get(problem.where, len(places)))
+    order = {origin: place for place, origin in enumerate(origins)}
+    problems.sort(key=lambda problem: order.get(problem.where, len(order)))
     return Reading(config, tuple(problems), engine)
 
 

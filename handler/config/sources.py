@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import javaproperties
 
@@ -13,8 +14,8 @@ from handler.config import lmi_version
 from handler.config.engines import LLM_ENGINES
 from handler.config.options import ENVIRONMENT, KNOWN, SERVER_ENVIRONMENT
 from handler.config.options.common import BY_ROLLING_BATCH, ROLLING_BATCHES, TASKS, engine_name
-from handler.config.options.lookup import Unknown, key_of, unknown_variable
-from handler.config.options.option import shown
+from handler.config.options.lookup import Unknown, find_option, key_of, unknown_variable
+from handler.config.options.option import dotted_value, shown
 from handler.config.options.variables import SECRET, SM_VLLM, Note, Own, translate
 from handler.core import text_files
 from handler.core.errors import Problem
@@ -111,6 +112,58 @@ def from_foreign_variables(environ: Mapping[str, str], engine: str) -> Iterator[
             yield item
         elif item.name not in environ and item.name not in SECRET:
             yield Setting(key_of(item.name), item.value, f"environment variable {item.foreign}")
+
+
+_T = TypeVar("_T")
+
+
+def joined(source: Iterable[_T]) -> list[_T | Setting | Problem | Note]:
+    """Join the dotted names of one source: `option.x.a=1` and `option.x.b.c=2` are `option.x={"a": 1, "b": {"c": 2}}`.
+
+    As vLLM's FlexibleArgumentParser does (vllm/utils/argparse_utils.py), which takes them after all others: values are
+    JSON or text, a final `+` makes a list of them, lists grow, and an option's own value is replaced.
+    """
+    plain: list[_T | Setting | Problem | Note] = []
+    values: dict[str, dict[str, Any]] = {}
+    last: dict[str, Setting] = {}
+    for item in source:
+        names = _dotted_names(item.key) if isinstance(item, Setting) else []
+        if not isinstance(item, Setting) or not names:
+            plain.append(item)
+            continue
+        root = f"option.{names[0]}"
+        try:
+            value = dotted_value(item.value.strip(), is_list=item.key.endswith("+"))
+            for name in reversed(names[1:]):
+                value = {name: value}
+            _update(values.setdefault(root, {}), value)
+            last[root] = Setting(root, json.dumps(values[root]), item.origin)
+        except (ValueError, RecursionError):
+            plain.append(Problem(item.origin, root, f"{shown(root)}: nested too deeply"))
+    told = [
+        Note(f"{item.key} ({item.origin})", "names with dots replace it, as in vLLM")
+        for item in plain
+        if isinstance(item, Setting) and item.key in last
+    ]
+    return [*plain, *last.values(), *told]
+
+
+def _dotted_names(key: str) -> list[str]:
+    """Split the key of an option's part; [] for any other key."""
+    names = key.removeprefix("option.").removesuffix("+").split(".")
+    is_part = key.startswith("option.") and len(names) > 1 and key not in KNOWN
+    return names if is_part and find_option(f"option.{names[0]}", "") else []
+
+
+def _update(values: dict[str, Any], more: Mapping[str, Any]) -> None:
+    for key, value in more.items():
+        old = values.get(key)
+        if isinstance(value, dict) and isinstance(old, dict):
+            _update(old, value)
+        elif isinstance(value, list) and isinstance(old, list):
+            old += value
+        else:
+            values[key] = value
 
 
 def as_lmi_reads(

@@ -7,7 +7,8 @@ import contextlib
 import difflib
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
 _PLAIN = {
@@ -23,16 +24,23 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         hint: where to look for a flag that nobody knows; `{word}` is its name without dashes.
+        rewrite: makes the words that argparse reads of those that were written.
     """
 
     hint = ""
+    rewrite: Callable[[Sequence[str]], Sequence[str]] = staticmethod(lambda words: words)
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **{"allow_abbrev": False, **more})
         self.set_defaults(parser=self)  # a command's own counts
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        words = sys.argv[1:] if args is None else args
+        return super().parse_known_args(self.rewrite(words), namespace)
+
     def parse_all(self, words: Sequence[str]) -> argparse.Namespace:
         """Parse a command line, or end with status 2 and the usage of the command that refuses it."""
+        arguments: argparse.Namespace
         arguments, unknown = self.parse_known_args(words)
         if unknown:
             command = arguments.parser

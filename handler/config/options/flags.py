@@ -1,21 +1,32 @@
-"""Options as flags of `lmi serve`: `--max-model-len 8192` is `-o option.max_model_len=8192`."""
+"""Options as flags of `lmi serve`: `--max-model-len 8192` is `-o option.max_model_len=8192`.
+
+Underscores count as dashes, and `--compilation-config.mode 3` is `-o option.compilation_config.mode=3`: both as in vLLM.
+"""
 
 from __future__ import annotations
 
 import argparse
+import re
+from collections.abc import Sequence
 from typing import Any
 
 from handler.config.options import KNOWN
 from handler.config.options.engine_arguments import NAMES, shipped
+from handler.config.options.lookup import find_option
 from handler.config.options.option import boolean
+from handler.core.command_line import Parser
 
 _SHORT = {
     "option.tensor_parallel_size": "-tp",
     "option.pipeline_parallel_size": "-pp",
     "option.data_parallel_size": "-dp",
     "option.quantization": "-q",
+    "option.speculative_config": "-sc",
+    "option.compilation_config": "-cc",
+    "option.attention_config": "-ac",
 }
 """vLLM's short flags."""
+_DOTTED = re.compile(r"(--?[A-Za-z][\w-]*)(\.[^=]+)(=?)(.*)", re.DOTALL)
 
 _SHOWN = {
     "dtype": "precision: auto, bf16, fp16, fp32",
@@ -40,8 +51,9 @@ class _Flag(argparse.Action):
         namespace.options = [*namespace.options, f"{self.const}={value}"]
 
 
-def add_flags(serve: argparse.ArgumentParser) -> None:
+def add_flags(serve: Parser) -> None:
     """Add a flag for each option, and for each argument of the engines' own."""
+    serve.rewrite = _rewritten
     group = serve.add_argument_group("options", "each option of `lmi options` is a flag too, as these are")
     taken = {*serve._option_string_actions}
     for key, is_switch in sorted(_keys().items()):
@@ -70,3 +82,23 @@ def _keys() -> dict[str, bool]:
     }
     own = {f"option.{name}": argument for engine in NAMES for name, argument in shipped(engine).arguments.items()}
     return {**{key: argument.types <= {"bool", "null"} for key, argument in own.items()}, **keys}
+
+
+def _rewritten(words: Sequence[str]) -> list[str]:
+    """Write dashes for underscores in the names of flags, and flags by dotted names as `-o`."""
+    long = {short: f"--{key.removeprefix('option.')}" for key, short in _SHORT.items()}
+    found: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        match = _DOTTED.fullmatch(word)
+        flag = match and long.get(match[1], match[1])
+        key = f"option.{flag[2:].replace('-', '_')}" if flag and flag.startswith("--") else ""
+        if match and key and find_option(key, ""):
+            value = match[4] if match[3] else next(rest, None)
+            found += [word] if value is None else ["-o", f"{key}{match[2]}={value}"]
+        elif word.startswith("--"):
+            name, equals, value = word.partition("=")
+            found.append(f"{name.replace('_', '-')}{equals}{value}")
+        else:
+            found.append(word)
+    return found

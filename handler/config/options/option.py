@@ -81,6 +81,7 @@ _SWITCH = re.compile(r"(?i)^[\w.-]+=\s*(true|false)\s*$")  # smoothquant_per_tok
 _HOST = re.compile(r"(\*|[a-z0-9_.-]+(:[0-9]+)?|\[[0-9a-f]*:[0-9a-f:.]*\](:[0-9]+)?)")
 _LARGEST_MAX_MEDIA = 1000
 """The largest number of media of a kind that a request may be allowed."""
+_READABLE = re.compile(r"([0-9]+)((?:\.[0-9]+)?)([kKmMgGtT])")
 _MOST_SHOWN = 400  # characters
 _MOST_NAME, _MOST_PATH = 255, 4095  # bytes that Linux takes
 
@@ -231,6 +232,27 @@ def json_object(text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError("must be a JSON object")
     return value
+
+
+def dotted_value(text: str, *, is_list: bool) -> Any:
+    """Read a value by a dotted name: a list of texts, JSON, a number as 1k (1000) or 1K (1024), else the text.
+
+    Raises:
+        ValueError: it is JSON that is nested too deeply.
+    """
+    if is_list:
+        return text.split(",")
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    except ValueError:
+        pass
+    match = _READABLE.fullmatch(text)
+    if match is None or (match[2] and match[3].isupper()):
+        return text
+    power = "kmgt".index(match[3].lower()) + 1
+    return int(match[1]) * 1024**power if match[3].isupper() else int(float(match[1] + match[2]) * 1000**power)
 
 
 class MediaLimits:
