@@ -23,6 +23,8 @@ from handler.config.loader import read_config
 from handler.core.errors import ConfigError, InvalidPayload, Overloaded, ServingError, Unavailable
 from handler.core.framing import dumps
 from handler.core.media import MediaSource, Medium
+from handler.engines.process.sandbox import LimitExceeded
+from handler.engines.process.sandbox_tasks import Limits
 from handler.serving.media import loader as media
 from handler.serving.media.addresses import is_public
 from handler.serving.media.image.ancillary import without_ancillary
@@ -32,7 +34,7 @@ from handler.serving.media.kinds import missing_packages
 from handler.serving.media.loader import Load, MediaLoader
 from handler.serving.media.rules import media_rules
 from handler.serving.request_task import RequestTask
-from handler.serving.turns import Quota
+from handler.serving.turns import Quota, TurnThreads
 from tests.app.media.files import data_url, image_file, png
 from tests.one_test import in_one_test
 from tests.servers import PATIENCE, wait_for
@@ -326,6 +328,34 @@ def test_an_image_that_is_small_and_slow_gets_its_time_apart(images: MediaLoader
     told, taken = (call.args[2] for call in turn.call_args_list)
     assert told < 2 * 1000 * 1000
     assert taken > media._COST + RULES.files["image"].max_units  # after the largest image whose header says its size
+
+
+def test_images_that_take_longer_than_they_say_go_after_a_neighbours_large_one(images: MediaLoader) -> None:
+    go_on, order = threading.Event(), list[tuple[int, bool]]()
+
+    def decode(load: Load, limits: Limits) -> Medium:
+        assert go_on.wait(PATIENCE)
+        order.append((load.units, limits.nice > 0))
+        if not limits.nice:
+            if len(order) == 5:  # the others wait for their second turn, beside the neighbour
+                wait_for(lambda: threads._turns._num_waiting == 5, PATIENCE, "they do not come again")
+            raise LimitExceeded
+        return Medium("image", (1, 1), bytes(3), "")
+
+    with (
+        mock.patch.object(images, "_decode", decode),
+        mock.patch.object(images, "_decoders", TurnThreads(1, 1, "one")) as threads,
+    ):
+        hostile = [images.load([source(image_file())]) for _ in range(5)]
+        wait_for(lambda: threads._turns._num_waiting == 4, PATIENCE, "the attack does not begin")
+        large = images.load([source(huge())])
+        wait_for(lambda: threads._turns._num_waiting == 5, PATIENCE, "the neighbour does not wait")
+        go_on.set()
+        for each in (*hostile, large):
+            each.result(PATIENCE)
+        threads.shutdown()
+    small = 8 * 6
+    assert order == [(small, False)] * 5 + [(5700**2, True)] + [(small, True)] * 5
 
 
 @in_one_test("kind", ["PNG", "JPEG", "WEBP", "GIF"])
