@@ -84,7 +84,7 @@ def test_a_stronger_source_replaces_the_whole_of_a_weaker_one(tmp_path: Path) ->
 def test_a_value_that_dotted_names_replace_is_told() -> None:
     given = ['option.hf_overrides={"a": 1}', "option.hf_overrides.b=2", "option.llm_engine=vllm"]
     (warning,) = read_config(overrides=given, environ={}).config.warnings
-    assert warning.startswith("option.hf_overrides (-o option.hf_overrides={\"a\": 1}) has no effect here: ")
+    assert warning.startswith('option.hf_overrides (-o option.hf_overrides={"a": 1}) has no effect here: ')
 
 
 def _json_options() -> list[tuple[str, str]]:

@@ -46,7 +46,7 @@ def test_without_a_command_the_map_is_printed(capsys: pytest.CaptureFixture[str]
         (["serve", "--nothing-like-it"], "usage: lmi serve .*unknown flag --nothing-like-it .*-o KEY=VALUE"),
         (["serve", "demo", "another"], "usage: lmi serve .*unexpected: another"),
         (["serve", "--gpu-mem", "0.5"], "usage: lmi serve .*unknown flag --gpu-mem; did you mean --gpu-memory-util"),
-        (["serve", "--max_model_len", "9"], "usage: lmi serve .*did you mean --max-model-len?"),
+        (["serve", "--max_modl_len", "9"], "usage: lmi serve .*did you mean --max-model-len?"),
         (["serve", "--max-model-len"], "usage: lmi serve .*argument --max-model-len: needs a value"),
         (["serve", "--enforce-eager=yes"], "usage: lmi serve .*--no-enforce-eager: takes no value, and got 'yes'"),
         (["options", "--engines", "vllm"], "usage: lmi options .*unknown flag --engines; did you mean --engine?"),
@@ -75,6 +75,7 @@ def options_of(*words: str) -> list[str]:
     [
         (["--dtype", "fp32"], ["option.dtype=fp32"]),
         (["--max-model-len=512"], ["option.max_model_len=512"]),
+        (["--max_model_len", "512"], ["option.max_model_len=512"]),
         (["-tp", "2", "-q", "awq"], ["option.tensor_parallel_size=2", "option.quantization=awq"]),
         (["--tensor-parallel-size", "2"], ["option.tensor_parallel_size=2"]),
         (["--enforce-eager", "--no-async-scheduling"], ["option.enforce_eager=true", "option.async_scheduling=false"]),
