@@ -53,7 +53,10 @@ def test_flags_are_joined_as_by_vllms_parser(words: str, wanted: dict[str, Any])
     ("environ", "wanted"),
     [
         ({"SM_VLLM_LIMIT_MM_PER_PROMPT.IMAGE": "2"}, {"image": 2}),
-        ({"SM_VLLM_LIMIT_MM_PER_PROMPT.IMAGE": "2", "SM_VLLM_LIMIT_MM_PER_PROMPT.AUDIO": "1"}, {"image": 2, "audio": 1}),
+        (
+            {"SM_VLLM_LIMIT_MM_PER_PROMPT.IMAGE": "2", "SM_VLLM_LIMIT_MM_PER_PROMPT.AUDIO": "1"},
+            {"image": 2, "audio": 1},
+        ),
         ({"OPTION_LIMIT_MM_PER_PROMPT.IMAGE": "2", "OPTION_LLM_ENGINE": "vllm"}, {"image": 2}),
         ({"OPTION_limit_mm_per_prompt.image": "2", "OPTION_LLM_ENGINE": "vllm"}, {"image": 2}),
         ({"SM_VLLM_LIMIT_MM_PER_PROMPT": '{"image": 9}', "SM_VLLM_LIMIT_MM_PER_PROMPT.AUDIO": "1"}, {"audio": 1}),

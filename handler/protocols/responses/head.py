@@ -54,7 +54,7 @@ def read_head(body: Mapping[str, Any], generation: GenerationDefaults, *, store:
 
 
 def encode_head(head: ResponseHead) -> ResponseHead:
-    """Encode what a response repeats, once for all events of a stream; its numbers stay as they are.
+    """Encode what a response repeats, once for all events of a stream; numbers and null stay as they are.
 
     Raises:
         InvalidPayload: it can be read, but not written.
@@ -62,7 +62,7 @@ def encode_head(head: ResponseHead) -> ResponseHead:
     written: dict[str, Any] = {}
     for name, value in head.items():
         try:  # as deep as in an event: orjson writes fewer levels than it reads
-            written[name] = value if isinstance(value, int | float) else encoded(value, depth=4)
+            written[name] = value if isinstance(value, int | float | None) else encoded(value, depth=4)
         except TypeError as error:
             raise InvalidPayload(f"'{name}' cannot be repeated in the response: {error}") from None
     return cast(ResponseHead, written)

@@ -36,6 +36,7 @@ TEXTS: Body = {"input": "a"}
 INT64 = Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)]
 COUNT = Annotated[int, Field(ge=1, lt=1 << 31)]
 ID = Annotated[int, Field(ge=0, lt=1 << 31)]
+SHARE = Annotated[float, Field(ge=0, le=1)]
 NUMBER = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
@@ -125,8 +126,8 @@ LAX = [
     field("lmi_async", INPUTS, "parameters.details", bool, lambda one: one.details),
     field("lmi_async", INPUTS, "parameters.return_full_text", bool, lambda one: one.full_text),
     field("openai_responses", TEXTS, "max_output_tokens", COUNT, new_tokens),
-    field("openai_responses", TEXTS, "top_p", Annotated[float, Field(ge=0, le=1)], lambda one: one.sampling.top_p),
-    field("anthropic_messages", CHAT, "max_tokens", COUNT, new_tokens),
+    field("openai_responses", TEXTS, "top_p", SHARE, lambda one: one.sampling.top_p),
+    field("anthropic_messages", {**CHAT, "max_tokens": 5}, "top_p", SHARE, lambda one: one.sampling.top_p),
     field("openai_embeddings", TEXTS, "dimensions", COUNT, dimensions),
     field("openai_embeddings", TEXTS, "use_activation", bool, normalizes),
     field("rerank", {"query": "a", "documents": ["b"]}, "priority", INT64, priority),
@@ -156,10 +157,8 @@ STRICT = [
     field("mindie", INPUTS, "parameters.details", bool, lambda one: one.details),
     field("tei_embed", INPUTS, "normalize", bool, normalizes),
     field("tei_embed", INPUTS, "dimensions", COUNT, dimensions),
-    field("triton_generate", {"text_input": "a"}, "max_tokens", COUNT, new_tokens),
-    field("triton_generate", {"text_input": "a"}, "ignore_eos", bool, ignores_eos),
 ]
-"""Fields of the originals that take JSON's own types alone: serde's and RapidJSON's."""
+"""Fields of the originals that take JSON's own types alone, by serde. Triton's vLLM backend reads texts too."""
 
 REFUSED = "refused"
 

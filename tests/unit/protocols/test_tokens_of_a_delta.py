@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import copyreg
 import itertools
 import json
 import random
 from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 
 from handler.core.errors import GenerationFailed
@@ -22,6 +24,8 @@ from handler.protocols.openapi.document import DESCRIPTIONS
 from handler.protocols.responses import items, response
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, STREAMED, with_options
+
+copyreg.pickle(orjson.Fragment, lambda fragment: "shared")  # a string: copies of a reply have the same one
 from tests.unit.protocols.anthropic.golden import TOOLS as ANTHROPIC_TOOLS
 from tests.unit.protocols.openai.requests import NAME_IT, TOOLS, USER
 from tests.unit.protocols.responses.golden import TOOLS as RESPONSES_TOOLS
