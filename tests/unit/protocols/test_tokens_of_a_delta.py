@@ -24,11 +24,11 @@ from handler.protocols.openapi.document import DESCRIPTIONS
 from handler.protocols.responses import items, response
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, STREAMED, with_options
-
-copyreg.pickle(orjson.Fragment, lambda fragment: "shared")  # a string: copies of a reply have the same one
 from tests.unit.protocols.anthropic.golden import TOOLS as ANTHROPIC_TOOLS
 from tests.unit.protocols.openai.requests import NAME_IT, TOOLS, USER
 from tests.unit.protocols.responses.golden import TOOLS as RESPONSES_TOOLS
+
+copyreg.pickle(orjson.Fragment, lambda fragment: "shared")  # a string: copies of a reply have the same one
 
 TENSORS = ["output_ids", "sequence_length", "output_log_probs", "cum_log_probs", "context_logits", "generation_logits"]
 EXTRAS = [f"return_{name}" for name in ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output_tokens")]
