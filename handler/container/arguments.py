@@ -65,10 +65,12 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
 
 
 def _without_djl_serving(argv: Sequence[str], environ: Mapping[str, str]) -> Sequence[str]:
-    """Return the words without DJL Serving's own, as SageMaker's SDK says them: `djl-serving -s /opt/ml/model/`.
+    """Return the words without DJL Serving's own: `djl-serving -s /opt/ml/model/`, `djl-serving -m NAME=file:/opt/ml/model`.
+
+    Source: DJL Serving's Arguments.java; a model is `[NAME:VERSION:ENGINE:DEVICES]=URL`, or a URL alone.
 
     Raises:
-        ConfigError: they ask for another directory, or for what only DJL Serving does.
+        ConfigError: they ask for another directory, for several models, or for what only DJL Serving does.
     """
     if argv[:1] != ["djl-serving"]:
         return argv
@@ -79,16 +81,26 @@ def _without_djl_serving(argv: Sequence[str], environ: Mapping[str, str]) -> Seq
     parser.add_argument("-w", "--workflows", nargs="+")
     flags, rest = parser.parse_known_args(argv[1:])
     home = environ.get("SAGEMAKER_MODEL_PATH") or "/opt/ml/model"
-    if flags.model_store is not None and flags.model_store.rstrip("/") != home.rstrip("/"):
-        raise ConfigError(f"--model-store {flags.model_store}: the model is in {home}; set SAGEMAKER_MODEL_PATH")
-    if flags.models is not None:
-        raise ConfigError(f"--models {' '.join(flags.models)}: set OPTION_MODEL_ID, or put the model into {home}")
+    name, models = "", flags.models or []
+    if len(models) > 1:
+        raise ConfigError(f"--models {' '.join(models)}: this container serves one model")
+    for model in models:
+        endpoint, _, url = model.rpartition("=")
+        name = endpoint.strip("[]").partition(":")[0]
+        _check_home("--models", model, url.removeprefix("file:").removeprefix("//"), home)
+    if flags.model_store is not None:
+        _check_home("--model-store", flags.model_store, flags.model_store, home)
     for name in ("config_file", "workflows"):
         if getattr(flags, name) is not None:
             raise ConfigError(
                 f"--{name.replace('_', '-')}: only DJL Serving has it; set OPTION_* or SERVING_* variables"
             )
-    return rest
+    return [*rest, *(["-o", f"option.model_name={name}"] if name else [])]
+
+
+def _check_home(flag: str, given: str, directory: str, home: str) -> None:
+    if directory.rstrip("/") != home.rstrip("/"):
+        raise ConfigError(f"{flag} {given}: the model is in {home}; set SAGEMAKER_MODEL_PATH, or OPTION_MODEL_ID")
 
 
 class Translation(NamedTuple):

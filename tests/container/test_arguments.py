@@ -21,6 +21,20 @@ def test_serve_and_nothing_are_the_same(argv: list[str]) -> None:
     assert read_arguments(argv, {}) == Arguments(8080, ())
 
 
+@pytest.mark.parametrize(
+    ("model", "options"),
+    [
+        (_STORE, ()),
+        (f"file:{_STORE}", ()),
+        (f"llm={_STORE}/", ("option.model_name=llm",)),
+        (f"llm::Python:*=file://{_STORE}", ("option.model_name=llm",)),
+        (f"[llm:1:Python:-1]=file:{_STORE}", ("option.model_name=llm",)),
+    ],
+)
+def test_a_model_of_djl_servings_command_is_served_by_its_name(model: str, options: tuple[str, ...]) -> None:
+    assert read_arguments(["djl-serving", "-m", model], {}) == Arguments(8080, options)
+
+
 def test_flags_with_and_without_serve() -> None:
     flags = ["--engine", "echo", "-o", "option.dtype=fp32", "--port", "9000"]
     expected = Arguments(9000, ("option.llm_engine=echo", "option.dtype=fp32"))
@@ -41,7 +55,13 @@ def test_sagemaker_names_the_port() -> None:
     [
         (["train"], {}, "this image serves models; it has no `train`"),
         (["djl-serving", "-s", "/models"], {}, "--model-store /models: the model is in /opt/ml/model"),
-        (["djl-serving", "-s", _STORE, "-m", "m::Python=/m"], {}, "--models m::Python=/m: set OPTION_MODEL_ID"),
+        (["djl-serving", "-m", "m::Python=https://example.com/m.zip"], {}, "the model is in /opt/ml/model"),
+        (["djl-serving", "-m", f"a=file:{_STORE}", f"b=file:{_STORE}"], {}, "serves one model"),
+        (
+            ["djl-serving", "-s", _STORE, "-m", "m::Python=/m"],
+            {},
+            "--models m::Python=/m: the model is in /opt/ml/model",
+        ),
         (["djl-serving", "-f", "/x"], {}, "--config-file: only DJL Serving has it"),
         (["bash"], {}, "'bash' is not a command"),
         (["serve", "--tp-size", "2"], {}, "unrecognized arguments: --tp-size 2"),
