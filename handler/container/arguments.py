@@ -65,7 +65,7 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
 
 
 def _without_djl_serving(argv: Sequence[str], environ: Mapping[str, str]) -> Sequence[str]:
-    """Return the words without DJL Serving's own: `djl-serving -s /opt/ml/model/`, `djl-serving -m NAME=file:/opt/ml/model`.
+    """Return the words without DJL Serving's own: `djl-serving -s /opt/ml/model/`, `djl-serving -m NAME=URL`.
 
     Source: DJL Serving's Arguments.java; a model is `[NAME:VERSION:ENGINE:DEVICES]=URL`, or a URL alone.
 
@@ -81,12 +81,12 @@ def _without_djl_serving(argv: Sequence[str], environ: Mapping[str, str]) -> Seq
     parser.add_argument("-w", "--workflows", nargs="+")
     flags, rest = parser.parse_known_args(argv[1:])
     home = environ.get("SAGEMAKER_MODEL_PATH") or "/opt/ml/model"
-    name, models = "", flags.models or []
+    served, models = "", flags.models or []
     if len(models) > 1:
         raise ConfigError(f"--models {' '.join(models)}: this container serves one model")
     for model in models:
         endpoint, _, url = model.rpartition("=")
-        name = endpoint.strip("[]").partition(":")[0]
+        served = endpoint.strip("[]").partition(":")[0]
         _check_home("--models", model, url.removeprefix("file:").removeprefix("//"), home)
     if flags.model_store is not None:
         _check_home("--model-store", flags.model_store, flags.model_store, home)
@@ -95,7 +95,7 @@ def _without_djl_serving(argv: Sequence[str], environ: Mapping[str, str]) -> Seq
             raise ConfigError(
                 f"--{name.replace('_', '-')}: only DJL Serving has it; set OPTION_* or SERVING_* variables"
             )
-    return [*rest, *(["-o", f"option.model_name={name}"] if name else [])]
+    return [*rest, *(["-o", f"option.model_name={served}"] if served else [])]
 
 
 def _check_home(flag: str, given: str, directory: str, home: str) -> None:
