@@ -6,10 +6,11 @@ A token is `sagemaker-api-key-` and the base64 of a presigned URL, which holds i
 from __future__ import annotations
 
 import base64
+import ipaddress
 import re
 from collections.abc import Mapping
 from datetime import datetime, timedelta, timezone
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, urlsplit
 
 from deploy.local.answers import ApiError
 
@@ -19,6 +20,32 @@ _LONGEST = 12 * 3600  # maximum lifetime of a token, in seconds
 _LONGEST_URL = 7 * 24 * 3600  # of a presigned URL
 _PRESIGNED = ("Credential", "Algorithm", "SignedHeaders", "Signature")
 _SIGNED = re.compile(r"AWS4-HMAC-SHA256 Credential=([^\s,]+),\s*SignedHeaders=\S+,\s*Signature=[0-9a-f]{64}")
+
+
+def check_host(host: str, origin: str | None, address: str) -> None:
+    """Refuse what a page in a browser sends, also by a name of its own that leads to this machine (DNS rebinding).
+
+    Args:
+        host: the Host header; behind a loopback address it must name this machine, as for `lmi serve` without keys.
+        origin: the Origin header of a page; pages of this machine may call.
+        address: the local one of the connection.
+
+    Raises:
+        ApiError: it is refused.
+    """
+    if origin is not None and not _is_loopback(urlsplit(origin).hostname or ""):
+        raise ApiError(403, "AccessDeniedException", f"Pages of {origin[:100]!r} may not call this endpoint.")
+    if _is_loopback(address) and not _is_loopback(urlsplit(f"//{host}").hostname or ""):
+        raise ApiError(403, "AccessDeniedException", f"Host {host[:100]!r} does not name this machine.")
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
 
 
 def check_signed(authorization: str | None, query: Mapping[str, str], region: str | None, now: datetime) -> str:

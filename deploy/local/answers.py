@@ -26,8 +26,13 @@ class ApiError(Exception):
         self.members = members
 
     def response(self) -> web.Response:
-        headers = {"x-amzn-ErrorType": self.code, "x-amzn-RequestId": str(uuid.uuid4())}
+        headers = {"x-amzn-ErrorType": self.code}
         return web.json_response({"Message": str(self), **self.members}, status=self.status, headers=headers)
+
+
+async def name_request(request: web.Request, answer: web.StreamResponse) -> None:
+    """Give an answer the id by which AWS's clients and support speak of its request."""
+    answer.headers.setdefault("x-amzn-RequestId", str(uuid.uuid4()))
 
 
 def validation_error(message: str, status: int = 400) -> ApiError:

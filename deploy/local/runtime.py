@@ -15,8 +15,8 @@ from datetime import datetime, timezone
 import aiohttp
 from aiohttp import web
 
-from deploy.local.access import check_signed, check_token
-from deploy.local.answers import TIMED_OUT, ApiError, model_error, validation_error
+from deploy.local.access import check_host, check_signed, check_token
+from deploy.local.answers import TIMED_OUT, ApiError, model_error, name_request, validation_error
 from deploy.local.asynchronous import AsyncCalls
 from deploy.local.capture import Answer, Captures, Event
 from deploy.local.endpoint import MIB, Component, Endpoint
@@ -64,6 +64,7 @@ class Runtime:
         if self._transforms:
             self._transforms.add(app)
         app.cleanup_ctx.append(self._open)
+        app.on_response_prepare.append(name_request)
         return app
 
     async def _open(self, app: web.Application) -> AsyncIterator[None]:
@@ -249,6 +250,8 @@ async def _respond(
     """Turn errors into AWS's form, and log them."""
     began, answer = time.monotonic(), None
     try:
+        address = request.transport.get_extra_info("sockname")[0] if request.transport else ""
+        check_host(request.host, request.headers.get("Origin"), address)
         answer = await handler(request)
         return answer
     except ApiError as error:

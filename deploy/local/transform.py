@@ -18,12 +18,14 @@ from typing import Any, NamedTuple
 
 import aiohttp
 from aiohttp import web
+from botocore.validate import ParamValidator
 
 from deploy.local.access import check_signed
 from deploy.local.answers import ApiError, validation_error
 from deploy.local.endpoint import ACCOUNT, MIB, Endpoint
 from deploy.local.relay import Relay
 from deploy.local.store import Store
+from deploy.service_model import sagemaker
 
 log = logging.getLogger("deploy.local")
 
@@ -133,7 +135,8 @@ class TransformJobs:
     async def _call(self, request: web.Request) -> web.Response:
         now = datetime.now(timezone.utc)
         region = check_signed(request.headers.get("Authorization"), request.query, self._endpoint.region, now)
-        operation, values = request.headers.get(_TARGET, "").rpartition(".")[2], json.loads(await request.read())
+        operation = request.headers.get(_TARGET, "").rpartition(".")[2]
+        values = _values(operation, await request.read())
         answer: dict[str, Any] = {}
         if operation == "CreateTransformJob":
             answer = {"TransformJobArn": self._create(values, region)}
@@ -141,16 +144,14 @@ class TransformJobs:
             answer = self._job(values).description()
         elif operation == "ListTransformJobs":
             answer = {"TransformJobSummaries": [job.summary() for job in self._listed(values)]}
-        elif operation == "StopTransformJob":
-            self._stop(self._job(values))
         else:
-            raise ApiError(400, "UnknownOperationException", f"No operation {operation} here.")
+            self._stop(self._job(values))
         return web.json_response(answer, content_type="application/x-amz-json-1.1")
 
     def _job(self, values: Mapping[str, Any]) -> Job:
         name = values["TransformJobName"]
         if name not in self._jobs:
-            raise validation_error(f"Could not find requested job with name: {name}")
+            raise ApiError(400, "ValidationException", f"Could not find requested job with name: {name}")
         return self._jobs[name]
 
     def _listed(self, values: Mapping[str, Any]) -> list[Job]:
@@ -246,6 +247,26 @@ class TransformJobs:
         data = b"".join(answers[number] + end for number in sorted(answers))
         await asyncio.to_thread(self._store.write, target, data)
 
+
+def _values(operation: str, body: bytes) -> dict[str, Any]:
+    """Read the request of an operation, as botocore's description of SageMaker has it.
+
+    Raises:
+        ApiError: no such operation, no JSON, or a member is missing or of the wrong type.
+    """
+    if operation not in _OPERATIONS:
+        raise ApiError(400, "UnknownOperationException", f"No operation {operation} here.")
+    try:
+        values = json.loads(body or b"{}")
+    except (ValueError, RecursionError):
+        raise ApiError(400, "SerializationException", "The body is not JSON.") from None
+    report = ParamValidator().validate(values, sagemaker().operation_model(operation).input_shape)
+    if report.has_errors():
+        raise ApiError(400, "ValidationException", report.generate_report())
+    return dict(values)
+
+
+_OPERATIONS = ("CreateTransformJob", "DescribeTransformJob", "ListTransformJobs", "StopTransformJob")
 
 _STRATEGIES = {"SingleRecord": "SINGLE_RECORD", "MultiRecord": "MULTI_RECORD"}
 """What a container says of CreateTransformJob's words."""

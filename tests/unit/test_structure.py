@@ -120,7 +120,7 @@ OF_DEPLOY = {
     },
     "client": {"credentials", "errors", "web_pages"},
     "bench": {"client"},
-    "local": {"errors", "spec"},
+    "local": {"errors", "service_model", "spec"},
     "rehearsal": {"service_model", "local", "operations.logs", "s3.uri"},
 }
 """A package of deploy's, and what of deploy it may import beside itself; `cli` may import all of it."""

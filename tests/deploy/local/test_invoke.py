@@ -320,3 +320,32 @@ def test_an_answer_without_end_is_given_up(local: Local, monkeypatch: pytest.Mon
     assert local.invoke({"text": 1000 * "x"})["Body"].read() == 1000 * b"x"
     with pytest.raises(ClientError, match="larger than"):
         local.invoke({"text": 1001 * "x"})
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Host": "evil.example"}, 403),
+        ({"Host": "127.0.0.1.evil.example:8081"}, 403),
+        ({"Host": ""}, 403),
+        ({"Origin": "https://evil.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Host": "localhost:1"}, 200),
+        ({"Host": "[::1]:8081"}, 200),
+        ({"Origin": "http://localhost:3000"}, 200),
+    ],
+)
+def test_pages_and_foreign_hosts_are_refused_as_by_the_server_behind(
+    local: Local, headers: dict[str, str], status: int
+) -> None:
+    found, told = post(local, {**SIGNED, **headers})
+    assert (found, told.get("code")) == (status, None if status == 200 else "AccessDeniedException")
+    assert local.container.paths == ["/invocations"] * (status == 200)
+
+
+def test_every_answer_names_its_request(local: Local) -> None:
+    answers = [local.invoke({"text": "a"})["ResponseMetadata"] for _ in range(2)]
+    with pytest.raises(ClientError) as raised:
+        local.invoke({"status": 400})
+    answers.append(raised.value.response["ResponseMetadata"])
+    assert len({answer["RequestId"] for answer in answers}) == 3

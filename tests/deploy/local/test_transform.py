@@ -195,3 +195,31 @@ def test_a_job_is_described_by_a_presigned_url(batch: Batch) -> None:
         assert json.load(answer)["TransformJobStatus"] == "Completed"
     with pytest.raises(urllib.error.HTTPError, match="403"):
         urllib.request.urlopen(f"{batch.url}/", content, timeout=PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "code"),
+    [
+        ("CreateTransformJob", b"{", "SerializationException"),
+        ("CreateTransformJob", b"[" * 100_000, "SerializationException"),
+        ("CreateTransformJob", b"[]", "ValidationException"),
+        ("CreateTransformJob", b"{}", "ValidationException"),
+        ("CreateTransformJob", b'{"TransformJobName": 7}', "ValidationException"),
+        ("DescribeTransformJob", b"{}", "ValidationException"),
+        ("DescribeTransformJob", b'{"TransformJobName": "none"}', "ValidationException"),
+        ("ListTransformJobs", b'{"NameContains": []}', "ValidationException"),
+        ("StopTransformJob", b'{"TransformJobName": {}}', "ValidationException"),
+        ("DeleteModel", b"{}", "UnknownOperationException"),
+    ],
+)
+def test_a_malformed_request_of_a_job_is_the_clients_error(
+    batch: Batch, operation: str, body: bytes, code: str
+) -> None:
+    scope = "AKIDEXAMPLE/20261120/us-east-1/sagemaker/aws4_request"
+    signed = f"AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders=host, Signature={'0' * 64}"
+    headers = {"X-Amz-Target": f"SageMaker.{operation}", "Authorization": signed}
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(urllib.request.Request(batch.url, body, headers), timeout=PATIENCE)
+    with raised.value as refused:
+        assert (refused.code, refused.headers["x-amzn-ErrorType"]) == (400, code)
+        assert refused.headers["x-amzn-RequestId"]
