@@ -69,8 +69,8 @@ class Account(Cloud):
     def policies_of(self, caller: str) -> Iterable[Mapping[str, Any]]:
         return identities.policies_of(caller)
 
-    def arn_of(self, caller: str) -> str:
-        return identities.arn_of(caller) or super().arn_of(caller)
+    def arn_of(self, caller: str) -> str | None:
+        return identities.arn_of(caller)
 
     def on_denial(self, need: Need) -> None:
         self._report(f"aws       | denied: {need}")

@@ -117,8 +117,8 @@ class Cloud:
         """Return the identity policies of somebody: of an access key, or of a role by its ARN."""
         return ()
 
-    def arn_of(self, caller: str) -> str:
-        """Return the ARN of an access key's owner."""
+    def arn_of(self, caller: str) -> str | None:
+        """Return the ARN of an access key's owner; None: nobody has it."""
         return f"arn:aws:iam::{ACCOUNT}:user/{caller}"
 
     def on_denial(self, need: Need) -> None:
@@ -219,6 +219,8 @@ class _Front:
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         call = _call(environ)
         self._cloud.on_call(call)
+        if call.caller and call.caller not in self._cloud.trusted and self._cloud.arn_of(call.caller) is None:
+            return self._denied(environ, call, "", start_response)
         if (need := self._cloud.denial(call, environ)) is not None:
             return self._denied(environ, call, str(need), start_response)
         if (refusal := self._cloud.refusal(call)) is not None:
@@ -240,26 +242,35 @@ class _Front:
         return answer
 
     def _denied(self, environ: dict[str, Any], call: Call, need: str, start_response: Any) -> list[bytes]:
-        """AWS's refusal in the protocol of the call."""
-        text = f"User: {self._cloud.arn_of(call.caller)} is not authorized to perform: {need}"
+        """AWS's refusal in the protocol of the call: nobody has the access key, or its owner may not do that."""
+        arn = self._cloud.arn_of(call.caller)
+        text = f"User: {arn} is not authorized to perform: {need}" if arn else _INVALID_KEY
+        json_code, xml_code = ("AccessDeniedException", "AccessDenied") if arn else _INVALID_KEY_CODES
         status, kind = "403 Forbidden", "text/xml"
         if call.service == "s3":
-            body = "" if environ["REQUEST_METHOD"] == "HEAD" else "<Error><Code>AccessDenied</Code></Error>"
+            code = xml_code if arn else "InvalidAccessKeyId"
+            body = "" if environ["REQUEST_METHOD"] == "HEAD" else f"<Error><Code>{code}</Code></Error>"
         elif "HTTP_X_AMZ_TARGET" in environ or _is_invocation(environ):
             status, kind = "400 Bad Request", "application/x-amz-json-1.1"
-            body = json.dumps({"__type": "AccessDeniedException", "message": text})
+            body = json.dumps({"__type": json_code, "message": text})
         elif "/operation/" in environ["PATH_INFO"]:
             head = [("Content-Type", "application/cbor"), ("smithy-protocol", "rpc-v2-cbor")]
             start_response("400 Bad Request", head)
-            return [b"\xa2" + b"".join(map(_cbor, ("__type", "AccessDeniedException", "message", text)))]
+            return [b"\xa2" + b"".join(map(_cbor, ("__type", json_code, "message", text)))]
         elif call.service == "ec2":
-            error = f"<Error><Code>UnauthorizedOperation</Code><Message>{text}</Message></Error>"
+            code = "UnauthorizedOperation" if arn else "AuthFailure"
+            error = f"<Error><Code>{code}</Code><Message>{text}</Message></Error>"
             body = f"<Response><Errors>{error}</Errors><RequestID>0</RequestID></Response>"
         else:
-            error = f"<Error><Type>Sender</Type><Code>AccessDenied</Code><Message>{text}</Message></Error>"
+            error = f"<Error><Type>Sender</Type><Code>{xml_code}</Code><Message>{text}</Message></Error>"
             body = f"<ErrorResponse>{error}<RequestId>0</RequestId></ErrorResponse>"
         start_response(status, [("Content-Type", kind), ("x-amz-bucket-region", call.region)])
         return [body.encode()]
+
+
+_INVALID_KEY = "The security token included in the request is invalid."
+_INVALID_KEY_CODES = ("UnrecognizedClientException", "InvalidClientTokenId")
+"""AWS's errors for an access key that nobody has: of JSON services, and of those in XML."""
 
 
 def refuse(code: str, message: str, start_response: Any) -> list[bytes]:

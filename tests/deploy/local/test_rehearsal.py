@@ -6,7 +6,7 @@ import json
 import signal
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -246,6 +246,23 @@ def test_a_missing_image_fails_the_endpoint(account: Path) -> None:
     updated = sagemaker.describe_endpoint(EndpointName="chat")
     assert (updated["EndpointStatus"], updated["FailureReason"]) == ("InService", reason)
     assert updated["EndpointConfigName"].startswith("chat-"), "it is not as before the update"
+
+
+def test_an_access_key_that_nobody_has_gets_each_services_error(account: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANOBODYHASTHISONE")
+    calls: dict[str, tuple[Callable[[Any], Any], str, int]] = {
+        "sts": (lambda client: client.get_caller_identity(), "InvalidClientTokenId", 403),
+        "iam": (lambda client: client.list_roles(), "InvalidClientTokenId", 403),
+        "s3": (lambda client: client.list_buckets(), "InvalidAccessKeyId", 403),
+        "sagemaker": (lambda client: client.list_endpoints(), "UnrecognizedClientException", 400),
+        "ecr": (lambda client: client.describe_repositories(), "UnrecognizedClientException", 400),
+        "ec2": (lambda client: client.describe_vpcs(), "AuthFailure", 403),
+    }
+    for service, (ask, code, status) in calls.items():
+        with pytest.raises(ClientError) as raised:
+            ask(boto3.session.Session().client(service))
+        told = raised.value.response
+        assert (told["Error"]["Code"], told["ResponseMetadata"]["HTTPStatusCode"]) == (code, status), service
 
 
 def test_a_user_may_do_what_their_policies_allow(
