@@ -106,10 +106,11 @@ def beginning(text: str) -> str:
 
 
 def boolean(text: str) -> bool:
+    """Read the words that LMI's properties take, which are pydantic's (docs.pydantic.dev, "Booleans")."""
     match text.lower():
-        case "true":
+        case "true" | "t" | "yes" | "y" | "on" | "1":
             return True
-        case "false":
+        case "false" | "f" | "no" | "n" | "off" | "0":
             return False
     raise ValueError("must be true or false")
 

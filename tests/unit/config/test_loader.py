@@ -80,7 +80,7 @@ def test_a_key_without_its_prefix_is_pointed_right() -> None:
 @in_one_test(
     ("override", "wanted"),
     [
-        ("option.tgi_compat=yes", "must be true or false"),
+        ("option.tgi_compat=maybe", "must be true or false"),
         ("job_queue_size=0", "must be a whole number of at least 1"),
         ("batch_size=x", "must be a whole number"),
         ("option.engine_timeout=nan", "must be a number of at least 0.1"),
