@@ -429,3 +429,24 @@ def test_a_stopping_server_lets_a_stream_with_an_adapter_end(files: Path) -> Non
         wait_for(lambda: server.metric("lmi_active_sequences") == 1, 5, "it does not run")
         assert server.stop() == 0
         assert id_of(stream.result(), 60) == 1
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "a={a} b={b}",
+        '{{"name": "a", "path": "{a}"}}',
+        '[{{"name": "a", "path": "{a}", "base_model_name": "m"}}, "b={b}"]',
+    ],
+)
+@pytest.mark.parametrize("variable", ["", "SM_VLLM_LORA_MODULES"])
+def test_adapters_are_loaded_by_vllms_lora_modules(
+    files: Path, form: str, variable: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = form.format(a=files / "a", b=files / "b")
+    if variable:
+        monkeypatch.setenv(variable, value)
+    with serve(*ECHO, *([] if variable else ["-o", f"option.lora_modules={value}"])) as server:
+        server.wait_ready()
+        loaded = [entry["name"] for entry in call(server, "GET").json()["adapters"]]
+        assert loaded == (["a", "b"] if "b={b}" in form else ["a"])

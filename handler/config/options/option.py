@@ -276,6 +276,31 @@ class MediaLimits:
             raise ValueError(f"{ALL_MEDIA}: {error}") from None
 
 
+def lora_modules(text: str) -> dict[str, str]:
+    """Read adapters by name in vLLM's forms: `name=path` (several with spaces), a JSON object of name and path, or a list.
+
+    Source: vllm/entrypoints/openai/cli_args.py, LoRAParserAction.
+    """
+    items: Any = text.split()
+    if text.lstrip().startswith(("{", "[")):
+        try:
+            items = json.loads(text)
+        except (ValueError, RecursionError):
+            raise ValueError("is not JSON") from None
+    adapters: dict[str, str] = {}
+    for item in items if isinstance(items, list) else [items]:
+        name, path = item.partition("=")[::2] if isinstance(item, str) else _name_and_path(item)
+        if not (name and isinstance(name, str) and path and isinstance(path, str)):
+            raise ValueError('must be name=path, {"name": ..., "path": ...}, or a list of them')
+        if adapters.setdefault(name, path) != path:
+            raise ValueError(f"two adapters have the name {name[:64]!r}")
+    return adapters
+
+
+def _name_and_path(item: Any) -> tuple[Any, Any]:
+    return (item.get("name"), item.get("path")) if isinstance(item, dict) else (None, None)
+
+
 @dataclass(frozen=True)
 class Gone:
     """Parser of an option that is refused; `why` names its replacement. `unless` are values that ask for nothing.

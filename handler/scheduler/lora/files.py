@@ -7,7 +7,7 @@ import math
 import re
 import stat
 import urllib.parse
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from handler.core import text_files
@@ -132,6 +132,22 @@ def adapters_of(directory: Path) -> dict[str, Path]:
                 adapters[path.name] = adapter_path(str(path.absolute()), None)
             except ServingError as error:
                 raise ConfigError(f"the adapter {path.name} cannot be used: {error.message}") from None
+    return adapters
+
+
+def named_adapters(named: Mapping[str, str], base: Path | None) -> dict[str, Path]:
+    """Find adapters by name and path; a relative path begins at `base`.
+
+    Raises:
+        ConfigError: an adapter cannot be used; the message names it.
+    """
+    adapters = {}
+    for name, path in named.items():
+        try:
+            check_name(name)
+            adapters[name] = adapter_path(path, base)
+        except ServingError as error:
+            raise ConfigError(f"option.lora_modules: the adapter {name} cannot be used: {error.message}") from None
     return adapters
 
 

@@ -17,7 +17,7 @@ from handler.plugins.aws import STANDARDS, Handlers, collecting, files_of, find_
 from handler.plugins.functions import Formatters, choose, find_formatters, model_py
 from handler.plugins.handle import Handle, find_handle
 from handler.plugins.tool_parser import load_tool_format
-from handler.scheduler.lora.files import adapters_in
+from handler.scheduler.lora.files import adapters_in, named_adapters
 from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
 
 log = logging.getLogger("handler.launch")
@@ -116,13 +116,17 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
     if config.handle_role is Role.ALONE:
         return AdapterHome(AdapterRegistry(limit, unavailable="no engine is loaded: handle of model.py answers alone"))
     homes = adapter_directories(config, directory)
+    named = config.engine_options.get("lora_modules") or {}
     if missing := engines.capabilities(spec.engine, spec.config).no_adapters:
+        if named:
+            raise ConfigError(f"option.lora_modules: {spec.engine}: {missing}")
         if homes:
             log.warning("the adapters in %s are not loaded: %s: %s", homes[0], spec.engine, missing)
         return AdapterHome(AdapterRegistry(limit, unavailable=f"{spec.engine}: {missing}"))
     first = next((place for place in _places(config, directory) if place.is_dir()), None)
     base = homes[0] if homes else first and first.absolute() / "adapters"
-    return AdapterHome(AdapterRegistry(limit, base), adapters_in(homes))
+    adapters = {**adapters_in(homes), **named_adapters(named, base)}
+    return AdapterHome(AdapterRegistry(limit, base), adapters)
 
 
 def _places(config: Config, directory: Path | None) -> list[Path]:
