@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import subprocess
 import time
@@ -76,8 +77,8 @@ def test_prometheus_takes_all_metrics(server: AppServer, scraper: Prometheus) ->
     lines = http.get(server.url + "/metrics").text.splitlines()
     names = {line.split("{")[0].split(" ")[0] for line in lines if line and not line.startswith("#")}
     assert {"lmi_requests_total", "vllm:kv_cache_usage_perc", "tgi_request_count"} <= names
-    for name in names:
-        assert scraper.query(name), name
+    for name in names:  # the last scrape may be older than what /metrics says now
+        wait_for(functools.partial(scraper.query, name), 20, f"{name} is not taken")
 
 
 @pytest.mark.parametrize("query", dashboard_queries())

@@ -63,10 +63,14 @@ class TgiStreamDetails(_TgiDetails):
     prefill: NotRequired[list[TgiPromptToken]]
 
 
-class TgiCompatStreamDetails(TgiStreamDetails, TgiTops):
-    """TGI_COMPAT has LMI's names too."""
+class TgiInputs(TypedDict, total=False):
+    """A prompt of at most 64 KiB."""
 
     inputs: str
+
+
+class TgiCompatStreamDetails(TgiStreamDetails, TgiTops, TgiInputs):
+    """TGI_COMPAT has LMI's names too."""
 
 
 class TgiAnswer(TypedDict):

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from handler.core.errors import ServingError
-from handler.core.framing import SSE, Framing
+from handler.core.framing import SSE, Framing, dumps
 from handler.core.values import Request
 from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.lmi.errors import LmiErrors
@@ -18,6 +18,7 @@ from handler.protocols.tgi.answers import (
     TgiAnswer,
     TgiCompatDetails,
     TgiCompatStreamDetails,
+    TgiInputs,
     TgiOthers,
     TgiSequence,
     TgiTops,
@@ -38,6 +39,10 @@ class TgiCompatErrors(LmiErrors):
     tail = body
 
 
+_MAX_INPUTS = 1 << 16
+"""Bytes of JSON: aiohttp, with which TGI's asynchronous clients read, refuses lines above 128 KiB in older versions."""
+
+
 class TgiCompatFormat(TgiFormat):
     """One array, or server-sent events. Stop strings stay in the text, as in TGI."""
 
@@ -52,8 +57,11 @@ class TgiCompatFormat(TgiFormat):
         return [answer]
 
     def _stream_details(self, end: StreamEnd) -> TgiCompatStreamDetails:
+        """Return LMI's details. A prompt is left out whose line some of TGI's clients would not read."""
         tops: TgiTops = {"top_tokens": [self.tokens(top) for top in end.tops]} if end.tops else {}
-        return {**super()._stream_details(end), "inputs": end.request.prompt, **tops}
+        prompt = end.request.prompt
+        inputs: TgiInputs = {"inputs": prompt} if len(dumps(prompt)) <= _MAX_INPUTS else {}
+        return {**super()._stream_details(end), **inputs, **tops}
 
     def _details(self, output: WholeOutput) -> TgiCompatDetails:
         request, best, others, _ = output
