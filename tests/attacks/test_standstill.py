@@ -22,6 +22,8 @@ from tests.unit.protocols.assistant.test_schema import diamonds, itself, wide
 from tests.unit.protocols.assistant.tool_texts import BEGUN
 
 CHAT, INVOCATIONS = "/v1/chat/completions", "/invocations"
+RESPONSES, GENERATE = "/v1/responses", "/v2/models/model/generate"
+RESPONSE = {"input": "a", "stream": True, "max_output_tokens": 4}
 TEMPLATE = "{# tools #}{{ messages[-1]['content'] }}"
 """The engine echo answers with the prompt: so a message is what the model writes."""
 
@@ -100,11 +102,15 @@ ATTACKS: dict[str, tuple[str, Any]] = {
     "combining characters": (CHAT, chat("e" + "\u0301" * 200_000)),
     "template arguments": (CHAT, chat("a", chat_template_kwargs={f"a{number}": LETTERS for number in range(20_000)})),
     "an adapter's long name": (INVOCATIONS, {"inputs": "a", "adapters": "../" * 100_000}),
-    "tensors without end": ("/v2/models/model/infer", {"inputs": [
-        {"name": "text_input", "shape": [1] * 20_000, "datatype": "BYTES", "data": ["a"]}
+    "a tensor without end": (INVOCATIONS, parameters(request_output_len=[[4]], stop_words_list=[[*range(200_000)]])),
+    "many tensors": (INVOCATIONS, parameters(request_output_len=[[4]] * 100_000)),
+    "many inputs": (GENERATE, {"text_input": "a", **{f"t{number}": 1 for number in range(50_000)}}),
+    "metadata without end": (RESPONSES, {**RESPONSE, "metadata": {"a": "b" * 8_000_000}}),
+    "a long description that comes back": (RESPONSES, {**RESPONSE, "tools": [
+        {"type": "function", "name": "f", "description": "a" * 8_000_000, "parameters": {}}
     ]}),
-    "many tensors": ("/v2/models/model/infer", {"inputs": [
-        {"name": f"t{number}", "shape": [1], "datatype": "BYTES", "data": ["a"]} for number in range(20_000)
+    "many lists that come back": (RESPONSES, {**RESPONSE, "tools": [
+        {"type": "function", "name": "f", "parameters": {"properties": {"a": {"x": [[]] * 300_000}}}}
     ]}),
 }  # fmt: skip
 """Path and body."""
@@ -146,6 +152,7 @@ def test_no_request_stops_the_event_loop(server: ServerProcess, name: str) -> No
         for _ in range(3):
             answer = http.post(server.url + path, content=data, headers={"Content-Type": "application/json"})
             assert answer.status_code < 500, answer.text[:500]
+            assert answer.status_code != 404, "it attacks nothing"
 
     hold(pings(server.url), attack)
 
