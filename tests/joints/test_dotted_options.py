@@ -40,6 +40,7 @@ def engine_args(reading: Reading) -> dict[str, Any]:
         ("-cc.sizes [1,2] -cc.sizes [4]", {"sizes": [1, 2, 4]}),
         ('-cc.a {"b":{"c":1}} -cc.a.b.d null', {"a": {"b": {"c": 1, "d": None}}}),
         ("-cc.a 1k -cc.b 2K -cc.c 25.6k -cc.d 2.5K", {"a": 1000, "b": 2048, "c": 25600, "d": "2.5K"}),
+        ("-cc.a 01 -cc.b +5 -cc.c 1_000", {"a": 1, "b": 5, "c": 1000}),
         ("-cc.a -1 -cc.b a=b -cc.c=x.y", {"a": -1, "b": "a=b", "c": "x.y"}),
         ('-cc={"a":1} -cc.b 2', {"b": 2}),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -236,7 +237,7 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def dotted_value(text: str, *, is_list: bool) -> Any:
-    """Read a value by a dotted name: a list of texts, JSON, a number as 1k (1000) or 1K (1024), else the text.
+    """Read a value by a dotted name: a list of texts, JSON, a number such as 1k (1000), 1K (1024) or 01, else the text.
 
     Raises:
         ValueError: it is JSON that is nested too deeply.
@@ -251,6 +252,8 @@ def dotted_value(text: str, *, is_list: bool) -> Any:
         pass
     match = _READABLE.fullmatch(text)
     if match is None or (match[2] and match[3].isupper()):
+        with contextlib.suppress(ValueError):
+            return int(text)  # 01, +5 and 1_000 are no JSON
         return text
     power = "kmgt".index(match[3].lower()) + 1
     return int(match[1]) * 1024**power if match[3].isupper() else int(float(match[1] + match[2]) * 1000**power)
