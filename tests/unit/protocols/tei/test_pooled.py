@@ -131,6 +131,11 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("rerank", {"query": "a" * 16385, "documents": ["b"] * 1024}, "'query' has 16385 characters for each of 1024"),
     ("rerank", {**DOCUMENTS, "documents": [""]}, "'documents[0]' must be a non-empty string"),
     ("rerank", {**DOCUMENTS, "documents": [{"content": []}]}, "'documents[0].text' must be"),
+    (
+        "rerank",
+        {**DOCUMENTS, "documents": [{"text": "a", "n": 10**30}]},
+        "'documents' cannot be repeated in the answer",
+    ),
     ("rerank", {**DOCUMENTS, "rank_fields": ["title"]}, 'rank_fields=["title"]: is not supported'),
     ("rerank", {**DOCUMENTS, "max_tokens_per_doc": 511}, "max_tokens_per_doc=511: is not supported below the mode"),
     ("rerank", {**DOCUMENTS, "top_n": -1}, "top_n=-1: must be an integer"),
