@@ -125,6 +125,7 @@ NOT_HERE = {
     "max_lora_rank",
     "max_cpu_loras",
     "enable_lora",
+    "lora_modules",
     "guide_timeout",
     "chat_template_content_format",
     "limit_mm_per_prompt",

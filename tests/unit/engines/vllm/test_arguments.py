@@ -33,6 +33,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "option.enable_chunked_prefill": ("false", {"enable_chunked_prefill": False}),
     "option.enable_lora": ("true", {"enable_lora": True, "max_loras": 4, "max_lora_rank": 16}),
     "option.limit_mm_per_prompt": ('{"image": 2}', {"limit_mm_per_prompt": {"image": 2}}),
+    "option.lora_modules": ("a=/adapters/a", {}),  # the server loads them
     "option.max_loras": ("2", {}),  # with enable_lora only
     "option.max_cpu_loras": ("8", {}),
     "option.max_lora_rank": ("64", {}),
