@@ -67,7 +67,7 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
 def _without_djl_serving(argv: Sequence[str], environ: Mapping[str, str]) -> Sequence[str]:
     """Return the words without DJL Serving's own: `djl-serving -s /opt/ml/model/`, `djl-serving -m NAME=URL`.
 
-    Source: DJL Serving's Arguments.java; a model is `[NAME:VERSION:ENGINE:DEVICES]=URL`, or a URL alone.
+    A model is `[NAME:VERSION:ENGINE:DEVICES]=URL`, or a URL alone.
 
     Raises:
         ConfigError: they ask for another directory, for several models, or for what only DJL Serving does.

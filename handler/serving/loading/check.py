@@ -17,11 +17,10 @@ from handler.engines.base import EngineConfig
 from handler.plugins.aws import STANDARDS, check_handlers, script_of
 from handler.plugins.functions import check_model_py, check_syntax, model_py
 from handler.plugins.tool_parser import find_tool_parser
-from handler.scheduler.lora.files import adapters_in, named_adapters
 from handler.serving.loading.engine_spec import choose_engine, served_task
 from handler.serving.loading.generation import read_defaults
 from handler.serving.loading.model_directory import (
-    adapter_directories,
+    adapters_at_start,
     handlers_home,
     model_py_directory,
     plugin_directories,
@@ -73,9 +72,7 @@ def check(reading: Reading, directory: Path | None = None, *, handlers: bool = F
     with problems:
         name = choose_engine(config)
         if not engines.capabilities(name, arguments).no_adapters:
-            homes = adapter_directories(config, directory)
-            named = named_adapters(config.engine_options.get("lora_modules") or {}, homes[0] if homes else None)
-            for path in {**adapters_in(homes), **named}.values():
+            for path in adapters_at_start(config, directory).values():
                 with problems:
                     check_model_py(model_py(path))
     return problems

@@ -94,7 +94,7 @@ def users_files(config: Config) -> list[Path]:
     own = model_py(model_py_directory(config))
     files = [own, *files_of(handlers_home(config), environment.custom_code())]
     if config.handle_role is not Role.ALONE:
-        files += [model_py(path) for path in adapters_in(adapter_directories(config, None)).values()]
+        files += [model_py(path) for path in adapters_at_start(config, None).values()]
     return list(dict.fromkeys(path for path in files if path is not None))
 
 
@@ -116,17 +116,31 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
     if config.handle_role is Role.ALONE:
         return AdapterHome(AdapterRegistry(limit, unavailable="no engine is loaded: handle of model.py answers alone"))
     homes = adapter_directories(config, directory)
-    named = config.engine_options.get("lora_modules") or {}
     if missing := engines.capabilities(spec.engine, spec.config).no_adapters:
-        if named:
+        if config.engine_options.get("lora_modules"):
             raise ConfigError(f"option.lora_modules: {spec.engine}: {missing}")
         if homes:
             log.warning("the adapters in %s are not loaded: %s: %s", homes[0], spec.engine, missing)
         return AdapterHome(AdapterRegistry(limit, unavailable=f"{spec.engine}: {missing}"))
+    return AdapterHome(AdapterRegistry(limit, _base(config, directory)), adapters_at_start(config, directory))
+
+
+def adapters_at_start(config: Config, directory: Path | None) -> dict[str, Path]:
+    """Find the adapters that a start loads by name: those beside the model, and those of option.lora_modules.
+
+    Raises:
+        ConfigError: one of them cannot be used.
+    """
+    named = config.engine_options.get("lora_modules") or {}
+    return {**adapters_in(adapter_directories(config, directory)), **named_adapters(named, _base(config, directory))}
+
+
+def _base(config: Config, directory: Path | None) -> Path | None:
+    """Return the directory at which relative paths of adapters begin."""
+    if homes := adapter_directories(config, directory):
+        return homes[0]
     first = next((place for place in _places(config, directory) if place.is_dir()), None)
-    base = homes[0] if homes else first and first.absolute() / "adapters"
-    adapters = {**adapters_in(homes), **named_adapters(named, base)}
-    return AdapterHome(AdapterRegistry(limit, base), adapters)
+    return first and first.absolute() / "adapters"
 
 
 def _places(config: Config, directory: Path | None) -> list[Path]:
