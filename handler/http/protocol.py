@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httptools
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from handler.core.errors import BadRequest, Unavailable
@@ -209,6 +208,8 @@ class Protocol(HttpToolsProtocol):
             self.cycle.keep_alive = False
         if self.scope["http_version"] < "1.1":
             self.cycle.keep_alive = self.cycle.waiting_for_100_continue = False
+            send = _without_chunks(self.cycle, self.transport.get_extra_info("socket"))
+            self.cycle.send = send  # type: ignore[assignment,method-assign]  # before the application's task first runs
         if not self.pipeline:
             self._current = self.cycle
             self._unset_keepalive_if_required()
@@ -227,11 +228,6 @@ class Protocol(HttpToolsProtocol):
         super().on_message_complete()
         if self._current is None:  # it was answered before
             self._set_timer(self.timeout_keep_alive, self.timeout_keep_alive_handler)
-
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
-        if cycle.scope["http_version"] < "1.1":
-            app = _without_chunks(app, cycle, self.transport.get_extra_info("socket"))
-        super()._start_asgi_task(cycle, app)
 
     # -- answers -------------------------------------------------------------------------------------------------
 
@@ -305,40 +301,40 @@ class _CycleTransport:
         self._protocol.close_after_answer()
 
 
-def _without_chunks(app: ASGIApp, cycle: RequestResponseCycle, connection: socket.socket) -> ASGIApp:
-    """Return the application for a client that knows no chunks, in which uvicorn would send what has no length.
+def _without_chunks(
+    cycle: RequestResponseCycle, connection: socket.socket
+) -> Callable[[Any], Coroutine[Any, Any, None]]:
+    """Return the cycle's `send` for a client that knows no chunks, in which uvicorn would send what has no length.
 
     uvicorn counts a body without chunks against its Content-Length; where there is none, each part is as long as it is.
     The connection's end ends such an answer. So a connection that is closed before is reset, whoever closes it.
     """
+    send = cycle.send
+    has_length = True
 
     def reset_when_closed(yes: bool) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", yes, 0))
 
-    async def answer(scope: Scope, receive: Receive, send: Send) -> None:
-        has_length = True
+    async def send_without_chunks(message: Any) -> None:
+        nonlocal has_length
+        if cycle.disconnected:
+            return
+        if message["type"] == "http.response.start":
+            dropped = (b"transfer-encoding", b"connection")
+            headers = [one for one in message.get("headers", ()) if one[0].lower() not in dropped]
+            has_length = any(name.lower() == b"content-length" for name, _ in headers)
+            message = {**message, "headers": [*headers, (b"connection", b"close")]}
+            if not has_length:
+                cycle.chunked_encoding = False
+                reset_when_closed(True)
+        elif not has_length:
+            is_last = not message.get("more_body", False)
+            cycle.expected_content_length = len(message.get("body", b"")) + (not is_last)
+            if is_last:
+                reset_when_closed(False)
+        await send(message)
 
-        async def send_without_chunks(message: Message) -> None:
-            nonlocal has_length
-            if cycle.disconnected:
-                return
-            if message["type"] == "http.response.start":
-                headers = [one for one in message.get("headers", ()) if one[0].lower() != b"transfer-encoding"]
-                message = {**message, "headers": headers}
-                has_length = any(name.lower() == b"content-length" for name, _ in headers)
-                if not has_length:
-                    cycle.chunked_encoding = False
-                    reset_when_closed(True)
-            elif not has_length:
-                is_last = not message.get("more_body", False)
-                cycle.expected_content_length = len(message.get("body", b"")) + (not is_last)
-                if is_last:
-                    reset_when_closed(False)
-            await send(message)
-
-        await app(scope, receive, send_without_chunks)
-
-    return answer
+    return send_without_chunks
 
 
 def _disconnect(cycle: RequestResponseCycle) -> None:
