@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,3 +42,17 @@ def test_pytest_alone_runs_what_make_test_runs_and_says_so() -> None:
     assert re.search(r"no tests collected \(\d+ deselected\)", alone)
     made = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert not re.search("tests/| -m ", made), "the same files and markers"
+
+
+def test_workflows_and_hooks_run_what_is_there() -> None:
+    files = [*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml"]
+    documents = {path.name: yaml.safe_load(path.read_text()) for path in files}
+    jobs = [job for name in ("checks.yml", "nightly.yml") for job in documents[name]["jobs"].values()]
+    commands = [step["run"].partition("#")[0].split() for job in jobs for step in job["steps"] if "run" in step]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert [command for command in commands if command[0] == "make" and command[1] not in targets] == []
+    assert [command[-1] for command in commands if command[0] != "make"] == [".ci/run"]
+    (local,) = documents[".pre-commit-config.yaml"]["repos"]
+    tools = {hook["entry"].split()[0].removeprefix(".venv/bin/") for hook in local["hooks"]}
+    made = subprocess.run(["make", "-n", "lint"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {tool for tool in tools if f"/{tool}" not in made} == set()
