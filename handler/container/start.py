@@ -166,4 +166,4 @@ def _check_caches(environ: Mapping[str, str], source: ModelSource) -> None:
 
 
 def _exit(sig: int, frame: FrameType | None) -> None:
-    raise SystemExit(0)
+    os._exit(0)  # an exception in the middle of an import may crash an extension module

@@ -21,7 +21,7 @@ class StopSignals:
 
     Before `listen` the first signal raises: SystemExit(0) for SIGTERM, KeyboardInterrupt for SIGINT. From then on no
     signal raises anything. After `leave` the first signal changes nothing. Without a listener a second one ends the
-    process at once.
+    process at once, as does one during an import: of an exception, orjson's crashes and numpy's makes an ImportError.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,7 @@ class StopSignals:
         self.received.append(number)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._tell)
-        elif len(self.received) > 1:
+        elif len(self.received) > 1 or (not self._leaving and _imports(frame)):
             os._exit(0 if signal.SIGTERM in self.received else 130)
         elif not self._leaving:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(0)
@@ -63,6 +63,13 @@ class StopSignals:
             self._num_told += 1
             assert self._listener is not None, "there is one as soon as there is a loop"
             self._listener(signal.Signals(self.received[self._num_told - 1]))
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Return true if `frame` or one of its callers is of an import."""
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
 
 
 def _ignore() -> None:

@@ -106,6 +106,27 @@ signal.raise_signal(signal.{name})  # a second one does not rely on it
     assert subprocess.run([sys.executable, "-c", code], timeout=20).returncode == status
 
 
+# orjson's extension imports it while it initializes, and reads what it has got.
+@pytest.mark.parametrize(("name", "status"), [("SIGTERM", 0), ("SIGINT", 130)])
+@pytest.mark.parametrize("imported", ["uuid", "dataclasses", "enum"])
+def test_a_signal_during_an_extension_modules_import_crashes_nothing(imported: str, name: str, status: int) -> None:
+    code = f"""
+import signal, sys
+from handler.http.stop_signals import StopSignals
+StopSignals().install()
+class Signals:
+    def find_spec(self, module, path, target=None):
+        if module == {imported!r}:
+            signal.raise_signal(signal.{name})
+sys.meta_path.insert(0, Signals())
+sys.modules.pop({imported!r}, None)
+assert "orjson" not in sys.modules
+import orjson
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=20, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (status, "")
+
+
 def test_the_event_loop_is_told_each_signal_once_also_of_earlier_ones() -> None:
     code = """
 import asyncio, signal, sys
