@@ -171,10 +171,10 @@ class RequestTask:
                 self._size += recalled.size
             parse = functools.partial(admission.preprocessor.parse, decoded, self._headers, self._dialect, recalled)
             parsed = await admission.run(self._size, parse)
+            if not self.finished:  # the server may have given up meanwhile
+                self._accept(parsed)
         except Exception as error:  # one client's body must not stop the others
-            return self.refuse(serving_error(error), value)
-        if not self.finished:  # the server may have given up meanwhile
-            self._accept(parsed)
+            self.refuse(serving_error(error), value)
 
     def start(self, body: bytes | None = None) -> None:
         """Parse the body, where that is not done yet, tokenize, join a batch, submit: in the background after a wait.
