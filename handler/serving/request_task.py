@@ -199,10 +199,12 @@ class RequestTask:
         try:
             take_prompt = self.parsed.take_prompt
             if take_prompt is not None:
-                await self._admission.tokenize(self.parsed.requests[0], self._size, take_prompt)
+                await self._admission.tokenize(self.parsed.requests[0], self._size, self._headers, take_prompt)
             if take_prompt is not None or not self.parsed.requests:  # the answer needs no engine
                 return self._feed_and_flush(0, Delta(0, 0, ()))
-            encoded = [await self._admission.encode(request, self._size) for request in self.parsed.requests]
+            encoded = [
+                await self._admission.encode(request, self._size, self._headers) for request in self.parsed.requests
+            ]
             self._stats.note_encoded()
             if self._batches is not None and not self.finished:
                 await self._batches.join()
