@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 from handler.serving.media.loader import THREADS
-from tests.app.media.clips import clip_file, flac, ogg, tone, wav
+from tests.app.media.clips import clip_file, flac, id3, ogg, tone, wav
 from tests.app.server import AppServer
 from tests.app.server import serve as serve_here
 from tests.attacks.watch import NEIGHBOUR, Watch, counted, hold, pings
@@ -51,6 +51,9 @@ FILES: dict[str, tuple[Callable[[], bytes], set[int]]] = {
     "an hour of MP3": (lambda: mp3(3600), {200, 400, 429}),
     "an Ogg that names an hour": (lambda: ogg(3600 * 48_000, opus(1)), {400}),
     "an Ogg that names fewer than it has": (lambda: ogg(48, opus(20)), {200, 400}),
+    "an Ogg of heads of pages": (lambda: opus(1) + b"OggS" * (1 << 19), {400}),
+    "an MP3 of many texts": (lambda: id3(80_000, b"TXXX", b"\0%\0a"), {400}),
+    "a FLAC of nothing but padding": (lambda: clip_file(kind="FLAC")[:42] + b"\1\0\0\0" * (1 << 20), {400, 429}),
     "bytes after a head": (lambda: b"OggS" + bytes(range(256)) * 4096, {400}),
 }  # fmt: skip
 """Each with the statuses that it may have."""
