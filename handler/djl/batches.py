@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from handler.core.errors import GenerationFailed, InternalError, ServingError
+from handler.core.errors import GenerationFailed, InternalError, ServingError, serving_error
 from handler.djl.worker_loop import WorkerLoop
 from handler.serving.model import ServedModel
 from handler.serving.request_task import RequestTask
@@ -50,9 +50,28 @@ class Piece(NamedTuple):
     last: bool
 
 
-def open_item(model: ServedModel, item: Item, on_bytes: Callable[[RequestTask], object]) -> RequestTask:
-    """Open a request. DJL's front end reads SageMaker's custom attributes: `route` is one of its headers."""
-    return model.open(item.headers, route=item.headers.get("route"), on_bytes=on_bytes)
+def open_items(
+    model: ServedModel, items: Sequence[Item], on_bytes: Callable[[RequestTask], object]
+) -> list[RequestTask]:
+    """Open requests; a bug in one is that one's answer.
+
+    DJL's front end reads SageMaker's custom attributes: `route` is one of its headers.
+    """
+    tasks: list[RequestTask] = []
+    for item in items:
+        try:
+            tasks.append(model.open(item.headers, route=item.headers.get("route"), on_bytes=on_bytes))
+        except Exception as bug:  # one request must not stop the others
+            tasks.append(model.refused(serving_error(bug)))
+    return tasks
+
+
+def close(task: RequestTask) -> None:
+    """Close a request that is answered; a bug there is nobody's answer."""
+    try:
+        task.close()
+    except Exception:  # one request must not stop the others
+        log.exception("a bug")
 
 
 def seconds_early(task: RequestTask) -> float:
@@ -120,7 +139,7 @@ class RollingBatch:
         if self._tasks:
             log.warning("reset: %d requests are dropped", len(self._tasks))
         for task in self._tasks:
-            task.close()
+            close(task)
         self._tasks.clear()
         self._unsettled.clear()
 
@@ -138,25 +157,43 @@ class RollingBatch:
         if new:
             self._loop.poll()  # an engine that died meanwhile must not take them along
             items = [new[index] for index in sorted(new)]
-            opened = [open_item(self._model, item, self._loop.stop) for item in items]
+            opened = open_items(self._model, items, self._loop.stop)
             tasks = self._tasks = tasks + opened
             for task, item in zip(opened, items, strict=True):
                 task.start(item.body)
         self._wait(tasks, opened)
         self._settle(opened)
-        pieces = [next_piece(task, self._max_piece, commits=self._commits_early) for task in tasks]
+        pieces = []
+        for task in tasks:
+            try:
+                pieces.append(next_piece(task, self._max_piece, commits=self._commits_early))
+            except Exception as bug:  # one request must not stop the others
+                pieces.append(self._failure(task, bug))
         self._tasks = [piece.task for piece in pieces if not piece.last]
         if len(self._tasks) < len(pieces):
             for piece in pieces:
                 if piece.last:
-                    piece.task.close()
+                    close(piece.task)
         return pieces
 
     def fail(self, size: int, error: ServingError) -> list[Piece]:
         """End every request with `error`."""
         self.reset()
-        tasks = [self._model.refused(error) for _ in range(size)]
-        return [Piece(task, task.take(), True, True) for task in tasks]
+        return [self._refusal(error) for _ in range(size)]
+
+    def fail_one(self, piece: Piece, bug: Exception) -> Piece:
+        """End the request of a piece that cannot be written; return the one to write in its place."""
+        if not piece.last:
+            self._tasks.remove(piece.task)
+        return self._failure(piece.task, bug)
+
+    def _failure(self, task: RequestTask, bug: Exception) -> Piece:
+        close(task)
+        return self._refusal(serving_error(bug))
+
+    def _refusal(self, error: ServingError) -> Piece:
+        with self._model.refused(error) as task:
+            return Piece(task, task.take(), True, True)
 
     def _wait(self, tasks: Sequence[RequestTask], opened: Sequence[RequestTask]) -> None:
         """Run the loop until somebody has something to say; where it matters, until each new request has."""
@@ -226,11 +263,12 @@ class DynamicBatch:
 
     def refused(self, error: ServingError) -> bytes:
         """The body of an answer that is `error`."""
-        return self._model.refused(error).take()
+        with self._model.refused(error) as task:
+            return task.take()
 
     def _open(self, items: Sequence[Item]) -> list[RequestTask]:
         self._loop.poll()  # an engine that died meanwhile must not take them along
-        tasks = [open_item(self._model, item, self._loop.stop) for item in items]
+        tasks = open_items(self._model, items, self._loop.stop)
         for task, item in zip(tasks, items, strict=True):
             task.start(item.body)
         return tasks

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from typing import Protocol
 
 from djl_python import Input, Output
@@ -13,7 +13,7 @@ from djl_python import Input, Output
 from handler.core.errors import GenerationFailed, InternalError, InvalidPayload, serving_error
 from handler.core.framing import JSON, dumps
 from handler.djl.adapters import AdapterCalls
-from handler.djl.batches import DynamicBatch, Item, RollingBatch, next_piece, open_item, seconds_early
+from handler.djl.batches import DynamicBatch, Item, Piece, RollingBatch, close, next_piece, open_items, seconds_early
 from handler.djl.versions import MAX_FIELD, DjlVersion
 from handler.djl.wire import (
     PieceWriter,
@@ -114,10 +114,13 @@ class Rolling(_Stepped):
             try:
                 if properties.get("reset_rollingbatch") == "true":
                     self._batch.reset()
-                return Sent(self._writer.step(self._batch.step(size, batched(inputs))))
+                return self._sent(self._batch.step(size, batched(inputs)))
             except Exception as error:  # left to Java, it would fail every client with a text of its own
                 log.exception("a step failed: a bug")
-                return Sent(self._writer.step(self._batch.fail(size, InternalError.of(error))))
+                return self._sent(self._batch.fail(size, InternalError.of(error)))
+
+    def _sent(self, pieces: Sequence[Piece]) -> Sent:
+        return Sent(self._writer.step(pieces, self._batch.fail_one))
 
     def change_adapter(self, inputs: Input, what: str) -> Output:
         answer = super().change_adapter(inputs, what)
@@ -153,13 +156,20 @@ class Dynamic(_Stepped):
         size = int(inputs.get_properties()["batch_size"])
         answers = Output()
         for index, task in enumerate(self._batch.run([items.get(index, Item(b"", {})) for index in range(size)])):
-            with task:
-                body = task.take()
+            answers.add(self._body_of(task), key="data", batch_index=index)
+        return answers.add_property("Content-Type", "application/json")
+
+    def _body_of(self, task: RequestTask) -> bytes:
+        try:
+            body = task.take()
             if len(body) > MAX_FIELD:
                 message = f"the answer has {len(body)} bytes; in a batch at most {MAX_FIELD} are possible"
-                body = self._batch.refused(GenerationFailed(message))
-            answers.add(body, key="data", batch_index=index)
-        return answers.add_property("Content-Type", "application/json")
+                raise GenerationFailed(message)
+            return body
+        except Exception as error:  # one request must not stop the others
+            return self._batch.refused(serving_error(error))
+        finally:
+            close(task)
 
     def _stream(self, item: Item) -> Output:
         task = self._batch.begin(item)
@@ -171,12 +181,12 @@ class Dynamic(_Stepped):
     def _chunks(self, task: RequestTask) -> Iterator[bytes]:
         """Ends when the answer does; djl_python asks for the next one when the last is written."""
         last = False
-        while not last:
-            with self._loop.lock:
-                data, last = self._batch.next_bytes(task)
-            if data:
-                yield data
-        task.close()
+        with task:
+            while not last:
+                with self._loop.lock:
+                    data, last = self._batch.next_bytes(task)
+                if data:
+                    yield data
 
 
 class Async:
@@ -208,7 +218,7 @@ class Async:
                 yield Sent(pieces, functools.partial(loop.call_soon_threadsafe, written.set))
                 await written.wait()
                 for task in answered:
-                    task.close()
+                    close(task)
 
     async def answer(self, inputs: Input) -> AsyncIterator[Output]:
         """Open a request. It has no Outputs of its own."""
@@ -227,8 +237,8 @@ class Async:
             return output(self._writer.failure(answer, error), {**_JSON, **dict(answer.headers)})
 
     def _open(self, item: Item) -> None:
+        (task,) = open_items(self._model, [item], self._mark_ready)
         try:
-            task = open_item(self._model, item, self._mark_ready)
             task.start(item.body)
         except Exception as bug:  # djl_python would only log it
             task = self._model.refused(serving_error(bug))
@@ -266,9 +276,9 @@ class Async:
             else:
                 return
         except Exception as bug:
-            task.close()
-            failed = self._model.refused(serving_error(bug))
-            yield self._writer.message(next_piece(failed, None), id)
+            close(task)
+            with self._model.refused(serving_error(bug)) as failed:
+                yield self._writer.message(next_piece(failed, None), id)
         del self._ids[task]
         self._answered.append(task)
 

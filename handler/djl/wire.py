@@ -126,24 +126,36 @@ class PieceWriter:
         self._last = string(b"last") + string(b"true")
         self._key = string(b"data")
 
-    def step(self, pieces: Sequence[Piece]) -> bytes:
-        """The whole answer to a step."""
+    def step(self, pieces: Sequence[Piece], instead: Callable[[Piece, Exception], Piece]) -> bytes:
+        """The whole answer to a step.
+
+        Args:
+            instead: returns the piece to write in the place of one that cannot be written.
+        """
         headers: list[bytes] = []
         values: list[bytes] = []
-        string, length = self._version.string, self._version.length
+        length = self._version.length
         around = len(self._map) + length.size + len(self._more)
         key, size, more = self._key, _SIZE.pack, self._more
         for index, piece in enumerate(pieces):
             if piece.first or piece.last:
-                value = self.value(piece)
+                try:
+                    own, value = self._edge(index, piece)
+                except Exception as bug:  # one answer must not stop the others
+                    own, value = self._edge(index, instead(piece, bug))
+                headers += own
                 values.append(key + size(len(value)) + value)
-                for name, text in self._headers(piece.task).items() if piece.first else ():
-                    headers.append(string(f"batch_{index}_{name}".encode()) + string(text.encode()))
             else:  # nearly every piece
                 data = piece.data
                 num = len(data)
                 values += (key, size(around + num), self._map, length.pack(num), data, more)
         return b"".join((self._start, _COUNT.pack(len(headers)), *headers, _COUNT.pack(len(pieces)), *values))
+
+    def _edge(self, index: int, piece: Piece) -> tuple[list[bytes], bytes]:
+        """The headers and the value of a piece that begins or ends an answer."""
+        string, headers = self._version.string, self._headers(piece.task) if piece.first else {}
+        own = [string(f"batch_{index}_{name}".encode()) + string(text.encode()) for name, text in headers.items()]
+        return own, self.value(piece)
 
     def _headers(self, task: RequestTask) -> dict[str, str]:
         """The headers of an answer in a rolling batch."""

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import inspect
+import json
 import logging
 import re
 import traceback
+from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterator, Mapping
+from decimal import Decimal
+from enum import Enum
 from http import HTTPStatus
+from pathlib import PurePath
+from types import GeneratorType
 from typing import Any
+from uuid import UUID
 
 from starlette import background, concurrency, datastructures, exceptions, requests, responses, status
 from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
@@ -32,6 +40,7 @@ from handler.serving.model import ServedModel
 log = logging.getLogger("handler.server")
 
 _HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_MOST_HELD = 1 << 24  # bytes
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 _RESPONSES = {name: value for name, value in vars(responses).items() if name.endswith("Response")}
@@ -102,26 +111,83 @@ class CustomCode:
                 await self._run(scope, again(body, receive), send)
 
     async def _run(self, scope: Scope, receive: Receive, send: Send) -> None:
-        started = False
-
-        async def note_start(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                _check_start(message)
-                started = True
-            await send(message)
-            if message["type"] == "http.response.start" and _is_stream(message):
-                scope["extensions"][EXCHANGE].send_head()  # as Starlette does: its first part may take long
-
+        framed = _Framed(scope, send)
         scope["app"] = self
         try:
-            await self._app(scope, receive, note_start)
+            await self._app(scope, receive, framed.send)
         except Exception as error:  # the user's code
             log.exception("request %s: custom code failed", scope["request_id"])
-            if not started:
+            if not framed.begun:
                 await send_error(scope, send, InternalError(f"custom code raised {_shown(error)}"))
             elif exchange := scope["extensions"].get(EXCHANGE):  # none is left after the answer, as in background tasks
                 exchange.drop()
+
+
+class _Framed:
+    """An answer of a user's code, whose Content-Length may be wrong: the server frames what there is.
+
+    An answer with a length waits for its end, or for its first `_MOST_HELD` bytes; others go as they come.
+
+    Attributes:
+        begun: something has been sent.
+    """
+
+    def __init__(self, scope: Scope, send: Send) -> None:
+        self._scope, self._send = scope, send
+        self.begun = False
+        self._start: Message | None = None  # while it waits
+        self._lengths: list[bytes] = []
+        self._parts: list[bytes] = []
+        self._has_body = scope["method"] != "HEAD"
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            return await self._take_start(message)
+        if not self._has_body:
+            message = {**message, "body": b""}
+        if self._start is not None:
+            self._parts.append(message.get("body", b""))
+            size, ends = sum(map(len, self._parts)), not message.get("more_body", False)
+            if not ends and size <= _MOST_HELD:
+                return
+            await self._begin(self._start, self._length(size, ends=ends))
+            message = {**message, "body": b"".join(self._parts)}
+            self._start, self._parts = None, []
+        await self._send(message)
+
+    async def _take_start(self, start: Message) -> None:
+        _check_start(start)
+        headers = start.get("headers", ())
+        self._lengths = [value for name, value in headers if name.lower() == b"content-length"]
+        framing = (b"content-length", b"transfer-encoding")
+        start = {**start, "headers": [header for header in headers if header[0].lower() not in framing]}
+        if start["status"] in (204, 304):
+            self._has_body = False
+        if self._has_body and self._lengths:
+            self._start = start
+        else:
+            await self._begin(start, self._declared() if self._scope["method"] == "HEAD" else None)
+
+    async def _begin(self, start: Message, length: int | None) -> None:
+        self.begun = True
+        if length is not None:
+            start = {**start, "headers": [*start["headers"], (b"content-length", str(length).encode())]}
+        await self._send(start)
+        if self._has_body and length is None:
+            self._scope["extensions"][EXCHANGE].send_head()  # as Starlette does: its first part may take long
+
+    def _declared(self) -> int | None:
+        """Return the length that the user's code gives; None where it is none."""
+        (value, *others) = self._lengths or (b"",)
+        return int(value) if value.isdigit() and len(value) < 19 and not others else None
+
+    def _length(self, size: int, *, ends: bool) -> int | None:
+        """Return the length of an answer of which there are `size` bytes; None where it is not known."""
+        declared = self._declared()
+        if declared is not None and (size == declared or (size < declared and not ends)):
+            return declared
+        log.warning("request %s: custom code's Content-Length is wrong, and not sent", self._scope["request_id"])
+        return size if ends else None
 
 
 def _check_start(start: Message) -> None:
@@ -248,8 +314,7 @@ async def _answer(handler: Callable[..., Any], request: Request) -> Response:
         result = await _called(handler, *arguments)
         if isinstance(result, Response):
             return _contain_parts(result)
-        dump = getattr(result, "model_dump", None)
-        return JSONResponse(dump(mode="json") if callable(dump) else result)
+        return _Json(result)
     except exceptions.HTTPException as error:
         return _refused(error)
     except ServingError as error:
@@ -258,6 +323,42 @@ async def _answer(handler: Callable[..., Any], request: Request) -> Response:
         name = getattr(handler, "__name__", type(handler).__name__)
         log.exception("custom handler %r failed", name)
         return _failed(f"custom handler {name!r} raised {_shown(error)}", "InternalServerError", 500)
+
+
+class _Json(JSONResponse):
+    """A value as FastAPI writes it."""
+
+    def render(self, content: Any) -> bytes:
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
+        return text.encode()
+
+
+def _plain(value: Any) -> Any:
+    """Return what FastAPI's `jsonable_encoder` makes of a value that is not JSON.
+
+    Raises:
+        TypeError: it makes nothing of it.
+        UnicodeDecodeError: of bytes that are not UTF-8.
+    """
+    if callable(dump := getattr(value, "model_dump", None)):
+        return dump(mode="json")
+    if isinstance(value, bytes):
+        return value.decode()
+    if isinstance(value, set | frozenset | deque | GeneratorType):
+        return list(value)
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, UUID | PurePath):
+        return str(value)
+    if isinstance(value, Mapping) or hasattr(value, "__dict__"):  # a dataclass too
+        return dict(value) if isinstance(value, Mapping) else vars(value)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
 
 
 def _refused(error: exceptions.HTTPException) -> Response:

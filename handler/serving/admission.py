@@ -140,14 +140,14 @@ class Admission:
             return NOTHING
         return await self._end(store.recall(owner, wanted))
 
-    async def encode(self, request: Request, size: int) -> tuple[Request, Prompt]:
+    async def encode(self, request: Request, size: int, headers: Headers) -> tuple[Request, Prompt]:
         """Load the media of a request of a body of `size` bytes, tokenize it, and try its structured output.
 
         Raises:
             ServingError: the prompt does not fit, a medium cannot be had, or the engine cannot follow the structured
                 output.
         """
-        media, reservation = await self._load_media(request)
+        media, reservation = await self._load_media(request, headers)
         encoded = await self._tokenizing(self.preprocessor.encode, request, size, media)
         if reservation is not None and (placed := encoded[1].media) is not None:
             weakref.finalize(placed, reservation.give_back)  # they are copies
@@ -155,14 +155,14 @@ class Admission:
             check_structured_output(request, await self._end(trial))
         return encoded
 
-    async def tokenize(self, request: Request, size: int, take: Callable[[Prompt], None]) -> None:
+    async def tokenize(self, request: Request, size: int, headers: Headers, take: Callable[[Prompt], None]) -> None:
         """Hand the prompt to `take`, on the thread that tokenized it, however many tokens the model takes.
 
         Raises:
             Overloaded: as many as may are being tokenized.
             ServingError: the prompt cannot be tokenized.
         """
-        media, _ = await self._load_media(request)  # they have limits of their own, and may take long
+        media, _ = await self._load_media(request, headers)  # they have limits of their own, and may take long
         if self._num_tokenizing >= MOST_TOKENIZING:
             raise Overloaded(f"{MOST_TOKENIZING} requests are being tokenized")
         self._num_tokenizing += 1
@@ -175,11 +175,11 @@ class Admission:
     def _tokenize_for(self, take: Callable[[Prompt], None], request: Request, media: Sequence[Medium]) -> None:
         take(self.preprocessor.tokenize(request, media))
 
-    async def _load_media(self, request: Request) -> tuple[Sequence[Medium], Reservation | None]:
+    async def _load_media(self, request: Request, headers: Headers) -> tuple[Sequence[Medium], Reservation | None]:
         """Load a request's media; when the caller is cancelled, their fetches end."""
         if not request.media:
             return (), None
-        return await self._end(self._media.load(request.media))
+        return await self._end(self._media.load(request.media, owner_of(headers)))
 
     async def _tokenizing(
         self, use: Callable[[Request, Sequence[Medium]], T], request: Request, size: int, media: Sequence[Medium]

@@ -88,7 +88,7 @@ class LargeBodies:
         memory = _MEMORY + _MEMORY_FACTOR * len(body)
         job = Job(_Form(plain, unique_keys), Limits(SECONDS, memory, _PATIENCE, _NICE), len(body))
         try:
-            parts, _ = self._process.run(job, body)
+            parts = self._process.run(job, body)
         except MemoryLimitExceeded:
             raise TooLarge(f"the body needs more than {memory >> 20} MiB to be read") from None
         except LimitExceeded:

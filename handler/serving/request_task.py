@@ -171,10 +171,10 @@ class RequestTask:
                 self._size += recalled.size
             parse = functools.partial(admission.preprocessor.parse, decoded, self._headers, self._dialect, recalled)
             parsed = await admission.run(self._size, parse)
+            if not self.finished:  # the server may have given up meanwhile
+                self._accept(parsed)
         except Exception as error:  # one client's body must not stop the others
-            return self.refuse(serving_error(error), value)
-        if not self.finished:  # the server may have given up meanwhile
-            self._accept(parsed)
+            self.refuse(serving_error(error), value)
 
     def start(self, body: bytes | None = None) -> None:
         """Parse the body, where that is not done yet, tokenize, join a batch, submit: in the background after a wait.
@@ -199,10 +199,12 @@ class RequestTask:
         try:
             take_prompt = self.parsed.take_prompt
             if take_prompt is not None:
-                await self._admission.tokenize(self.parsed.requests[0], self._size, take_prompt)
+                await self._admission.tokenize(self.parsed.requests[0], self._size, self._headers, take_prompt)
             if take_prompt is not None or not self.parsed.requests:  # the answer needs no engine
                 return self._feed_and_flush(0, Delta(0, 0, ()))
-            encoded = [await self._admission.encode(request, self._size) for request in self.parsed.requests]
+            encoded = [
+                await self._admission.encode(request, self._size, self._headers) for request in self.parsed.requests
+            ]
             self._stats.note_encoded()
             if self._batches is not None and not self.finished:
                 await self._batches.join()

@@ -7,7 +7,7 @@ import contextlib
 import heapq
 import threading
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -51,9 +51,14 @@ class Quota:
 
 
 class Flow:
-    """What one request has asked for so far, in virtual time."""
+    """What one request has asked for so far, in virtual time.
 
-    def __init__(self) -> None:
+    Args:
+        owner: whose it is; "" for nobody's.
+    """
+
+    def __init__(self, owner: Hashable = "") -> None:
+        self.owner = owner
         self.finish = 0.0
 
 
@@ -61,13 +66,33 @@ class _Waiting(NamedTuple):
     finish: float
     number: int  # ties go by arrival
     start: float
+    cost: float
     kind: str
     wanted: Future[Any]
     begin: Callable[[], None]
 
 
+class _Account:
+    """What an owner has used, until it has no more work here.
+
+    Attributes:
+        used: in virtual time.
+        now: the virtual time among its requests.
+        num_begun: of its work, what has a slot.
+        queues: heaps of what waits, by kind.
+    """
+
+    def __init__(self) -> None:
+        self.used = self.now = 0.0
+        self.num_begun = 0
+        self.queues: dict[str, list[_Waiting]] = {}
+
+
 class Turns:
-    """A number of slots. Requests take them in turn, by fair queueing: little work never waits for much. Thread-safe.
+    """A number of slots. Thread-safe.
+
+    Owners take them in turn by what they have used, and so do the requests of one owner by what they have asked for:
+    little work never waits for much (start-time fair queueing).
 
     Args:
         slots: at a time.
@@ -78,7 +103,7 @@ class Turns:
         self._free, self._most = slots, most
         self._lock = threading.Lock()
         self._taken = Counter[str]()
-        self._queues: dict[str, list[_Waiting]] = {}  # heaps, by kind
+        self._accounts: dict[Hashable, _Account] = {}
         self._num_waiting, self._sweep_at = 0, _SWEEP
         self._now, self._number = 0.0, 0
         self._closed = False
@@ -88,17 +113,20 @@ class Turns:
 
         Args:
             flow: of the request.
-            cost: of the work, in any unit.
+            cost: of the work as far as it is known, in any unit; `charge` corrects it.
             wanted: the work is given up where this is cancelled before.
         """
         with self._lock:
             closed = self._closed
             if not closed:
-                start = max(flow.finish, self._now)
+                account = self._accounts.setdefault(flow.owner, _Account())
+                if not account.queues:  # it saves nothing up
+                    account.used = max(account.used, self._now)
+                start = max(flow.finish, account.now)
                 flow.finish = start + cost
                 self._number += 1
-                waiting = _Waiting(flow.finish, self._number, start, kind, wanted, begin)
-                heapq.heappush(self._queues.setdefault(kind, []), waiting)
+                waiting = _Waiting(flow.finish, self._number, start, cost, kind, wanted, begin)
+                heapq.heappush(account.queues.setdefault(kind, []), waiting)
                 self._num_waiting += 1
                 if self._num_waiting > self._sweep_at:
                     self._sweep()
@@ -106,21 +134,32 @@ class Turns:
             wanted.cancel()
         self._grant()
 
-    def leave(self, kind: str) -> None:
+    def charge(self, flow: Flow, cost: float) -> None:
+        """Charge a request and its owner for work that has a slot, beyond its cost at the beginning."""
+        with self._lock:
+            self._accounts[flow.owner].used += cost
+            flow.finish += cost
+
+    def leave(self, flow: Flow, kind: str) -> None:
         """Release a slot."""
         with self._lock:
             self._free += 1
             self._taken[kind] -= 1
             if not self._taken[kind]:
                 del self._taken[kind]
+            self._accounts[flow.owner].num_begun -= 1
+            self._forget(flow.owner)
         self._grant()
 
     def close(self) -> None:
         """Cancel all waiting work, and any that enters later."""
         with self._lock:
             self._closed = True
-            waiting = [one for queue in self._queues.values() for one in queue]
-            self._queues.clear()
+            waiting = []
+            for owner, account in list(self._accounts.items()):
+                waiting += [one for queue in account.queues.values() for one in queue]
+                account.queues.clear()
+                self._forget(owner)
             self._num_waiting = 0
         for one in waiting:
             one.wanted.cancel()
@@ -134,7 +173,7 @@ class Turns:
             if turn.set_running_or_notify_cancel():
                 turn.set_result(None)
             else:
-                self.leave(kind)
+                self.leave(flow, kind)
 
         self.enter(flow, cost, kind, turn, begin)
         try:
@@ -142,7 +181,7 @@ class Turns:
             yield
         finally:
             if not turn.cancel():  # it has been granted
-                self.leave(kind)
+                self.leave(flow, kind)
 
     def _grant(self) -> None:
         while (waiting := self._next()) is not None:
@@ -153,41 +192,56 @@ class Turns:
         with self._lock:
             if not self._free:
                 return None
-            for kind in list(self._queues):
-                self._drop_cancelled(kind)
-            open_kinds = [kind for kind in self._queues if self._taken[kind] < self._most(kind)]
-            if not open_kinds:
+            firsts = [(account.used + one.cost, one.number, one, account) for account, one in self._firsts()]
+            if not firsts:
                 return None
-            kind = min(open_kinds, key=lambda kind: self._queues[kind][0][:2])
-            waiting = self._pop(kind)
+            *_, waiting, account = min(firsts)
+            self._pop(account, waiting.kind)
             self._free -= 1
-            self._taken[kind] += 1
-            self._now = max(self._now, waiting.start)
+            self._taken[waiting.kind] += 1
+            self._now = max(self._now, account.used)
+            account.now = max(account.now, waiting.start)
+            account.used += waiting.cost
+            account.num_begun += 1
             return waiting
 
-    def _drop_cancelled(self, kind: str) -> None:
-        """Drop those at a queue's head that are no longer wanted."""
-        while (queue := self._queues.get(kind)) and queue[0].wanted.cancelled():
-            self._pop(kind)
+    def _firsts(self) -> Iterator[tuple[_Account, _Waiting]]:
+        """Yield the first of each owner that may have a slot."""
+        for owner, account in list(self._accounts.items()):
+            for kind in list(account.queues):
+                while (queue := account.queues.get(kind)) and queue[0].wanted.cancelled():
+                    self._pop(account, kind)
+            self._forget(owner)
+            allowed = [queue[0] for kind, queue in account.queues.items() if self._taken[kind] < self._most(kind)]
+            if allowed:
+                yield account, min(allowed)
 
-    def _pop(self, kind: str) -> _Waiting:
-        queue = self._queues[kind]
-        waiting = heapq.heappop(queue)
+    def _pop(self, account: _Account, kind: str) -> None:
+        queue = account.queues[kind]
+        heapq.heappop(queue)
         self._num_waiting -= 1
         if not queue:
-            del self._queues[kind]
-        return waiting
+            del account.queues[kind]
+
+    def _forget(self, owner: Hashable) -> None:
+        """Let go of an owner's account where it has no more work here."""
+        account = self._accounts[owner]
+        if not account.queues and not account.num_begun:
+            del self._accounts[owner]
 
     def _sweep(self) -> None:
         """Let go of all that is no longer wanted: at twice as many as the last time, so it costs little each."""
-        for kind, queue in list(self._queues.items()):
-            wanted = [waiting for waiting in queue if not waiting.wanted.cancelled()]
-            heapq.heapify(wanted)
-            if wanted:
-                self._queues[kind] = wanted
-            else:
-                del self._queues[kind]
-        self._num_waiting = sum(map(len, self._queues.values()))
+        self._num_waiting = 0
+        for owner, account in list(self._accounts.items()):
+            for kind, queue in list(account.queues.items()):
+                wanted = [waiting for waiting in queue if not waiting.wanted.cancelled()]
+                heapq.heapify(wanted)
+                if wanted:
+                    account.queues[kind] = wanted
+                else:
+                    del account.queues[kind]
+                self._num_waiting += len(wanted)
+            self._forget(owner)
         self._sweep_at = max(_SWEEP, 2 * self._num_waiting)
 
 
@@ -210,33 +264,37 @@ class TurnThreads:
         """Have a call made. Until it begins, it can be cancelled.
 
         Args:
-            cost: of the call, in any unit.
+            cost: of the call as far as it is known, in any unit.
             slow: it may take long.
-            flow: of a request with several calls.
+            flow: of a request with several calls, or with an owner.
         """
         future: Future[T] = Future()
-        kind = _SLOW if slow else _QUICK
-        self._turns.enter(flow or Flow(), cost, kind, future, partial(self._begin, future, call, kind))
+        kind, flow = _SLOW if slow else _QUICK, flow or Flow()
+        self._turns.enter(flow, cost, kind, future, partial(self._begin, future, call, flow, kind))
         return future
+
+    def charge(self, flow: Flow, cost: float) -> None:
+        """Charge a request's owner for a call that is being made, beyond its cost at the beginning."""
+        self._turns.charge(flow, cost)
 
     def shutdown(self) -> None:
         """Cancel what has not begun."""
         self._turns.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self, future: Future[T], call: Callable[[], T], kind: str) -> None:
+    def _begin(self, future: Future[T], call: Callable[[], T], flow: Flow, kind: str) -> None:
         def work() -> None:
             try:
                 if future.set_running_or_notify_cancel():
                     _settle(future, call)
             finally:
-                self._turns.leave(kind)
+                self._turns.leave(flow, kind)
 
         try:
             self._threads.submit(work).add_done_callback(lambda done: done.cancelled() and future.cancel())
         except RuntimeError:  # it has been shut down
             future.cancel()
-            self._turns.leave(kind)
+            self._turns.leave(flow, kind)
 
 
 def _settle(future: Future[T], call: Callable[[], T]) -> None:

@@ -70,6 +70,8 @@ def handle(inputs: Input) -> Optional[Output]:
             return Output(code=207, message="so").add("text").add_property("X-Mine", 7).add_property("Host", "x")
         case "empty":
             return Output(code=204).add("text")
+        case "length":
+            return Output().add("text").add_property("Content-Length", 2).add_property("Transfer-Encoding", "gzip")
         case "split":
             return Output().add("text").add_property("X-Mine", "a\\r\\nb: c")
         case "numpy":
@@ -156,6 +158,7 @@ def test_a_call_gets_body_query_form_headers_and_attributes(alone: AppServer) ->
     [
         ("none", 204, {}, b""),
         ("empty", 204, {}, b""),
+        ("length", 200, {"content-length": "4"}, b"text"),
         ("raise", 424, {"content-type": "application/json"},
          b'{\n  "code":424,\n  "message":"prediction failure",\n  "error":"as asked"\n}'),
         ("exit", 424, {}, b'{\n  "code":424,\n  "message":"prediction failure",\n  "error":"bye"\n}'),

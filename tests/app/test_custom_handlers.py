@@ -22,14 +22,40 @@ BODY = {"inputs": "a b", "parameters": {"max_new_tokens": 2}}
 
 HANDLERS = f"""
 import asyncio
+import dataclasses
+import datetime
+import http
 import json
+import pathlib
 import sys
+import uuid
+import numpy
 from fastapi import BackgroundTasks, HTTPException, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 {STANDARDS}
 from model_hosting_container_standards.logging_config import logger
 
 ALWAYS_THIS = Response("this")
+
+
+@dataclasses.dataclass
+class Point:
+    x: int = 1
+
+
+class Model:
+    def model_dump(self, mode):
+        return {{"mode": mode}}
+
+
+VALUES = {{
+    "bytes": lambda: b"a", "text": lambda: "a", "number": lambda: 1.5, "nothing": lambda: None,
+    "object": lambda: {{"a": [1]}}, "tuple": lambda: (1, 2), "set": lambda: {{1}},
+    "generator": lambda: (name for name in "ab"), "dataclass": lambda: [Point()], "model": lambda: {{"a": Model()}},
+    "date": lambda: datetime.date(2026, 1, 2), "uuid": lambda: uuid.UUID(int=0), "path": lambda: pathlib.Path("/a"),
+    "enum": lambda: http.HTTPStatus.OK, "array": lambda: numpy.ones(1), "NaN": lambda: float("nan"),
+    "bad text": lambda: b"\\xff",
+}}
 left = []
 
 
@@ -88,6 +114,15 @@ async def my_invocations(request: Request):
             raise Silent
         case "start":
             return Response("x", status_code=body.get("status", 200), headers=body.get("headers"))
+        case "length":
+            parts = [part.encode() for part in body["parts"]]
+            whole = len(parts) == 1
+            answer = Response(parts[0]) if whole else StreamingResponse((part for part in parts))
+            answer.status_code = body.get("status", 200)
+            answer.raw_headers = [(name.encode(), value.encode()) for name, value in body["headers"]]
+            return answer
+        case "value":
+            return VALUES[body["name"]]()
         case "same":
             return ALWAYS_THIS
         case "wait":
@@ -145,6 +180,8 @@ async def before(request):
 async def after(response):
     if response.headers.get("x-request-id") == "fail":
         raise ValueError("after")
+    if response.headers.get("x-request-id") == "length":
+        response.headers["content-length"] = "1"
     response.headers["x-order"] = "after "
 """
 
@@ -202,6 +239,75 @@ def test_an_adapter_that_finds_no_place_in_the_body_is_the_clients_mistake(handl
 def test_an_impossible_status_or_header_is_500(handlers: AppServer, start: dict[str, Any]) -> None:
     found = http.post(handlers.url + "/invocations", json={"do": "start", **start})
     assert (found.status_code, "raised" in found.text) == (500, True)
+
+
+def one_connection(server: AppServer) -> HTTPConnection:
+    """A connection that is not opened again."""
+    connection = HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection.connect()
+    connection.auto_open = 0
+    return connection
+
+
+LENGTH, CHUNKED = "content-length", ("transfer-encoding", "chunked")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(LENGTH, "2")], [(LENGTH, "99")], [(LENGTH, "6"), (LENGTH, "6")], [(LENGTH, "6"), ("Content-Length", "2")],
+        [(LENGTH, "x")], [(LENGTH, "")], [(LENGTH, "-6")], [(LENGTH, "+6")], [(LENGTH, "0_6")], [(LENGTH, "6, 6")],
+        [(LENGTH, "0")], [(LENGTH, "9" * 30)], [CHUNKED], [("Transfer-Encoding", "gzip")], [CHUNKED, CHUNKED],
+        [CHUNKED, (LENGTH, "2")], [("transfer-encoding", "gzip, chunked")], [("Transfer-Encoding", "identity")], [],
+    ],
+    ids=str,
+)  # fmt: skip
+@pytest.mark.parametrize("parts", [["abcdef"], ["abc", "def"]])
+def test_what_frames_an_answer_is_the_servers(handlers: AppServer, headers: list[Any], parts: list[str]) -> None:
+    """The next answer on the connection is read as it was sent."""
+    connection = one_connection(handlers)
+    for body in ({"do": "length", "headers": headers, "parts": parts}, {"after": 1}):
+        connection.request("POST", "/invocations", json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        framing = [name.lower() for name in answer.headers if name.lower() in (LENGTH, "transfer-encoding")]
+        assert (answer.status, len(framing)) == (200, 1)
+        assert answer.read() == (b"abcdef" if "do" in body else b'{"after":1}')
+    connection.close()
+
+
+@pytest.mark.parametrize("status", [204, 304])
+@pytest.mark.parametrize("headers", [[], [(LENGTH, "6")], [(LENGTH, "2")], [CHUNKED]], ids=str)
+def test_an_answer_that_can_have_no_body_has_none(handlers: AppServer, status: int, headers: list[Any]) -> None:
+    asked = {"do": "length", "headers": headers, "parts": ["abcdef"], "status": status}
+    connection = one_connection(handlers)
+    for body, wanted in ((asked, (status, b"")), ({"after": 1}, (200, b'{"after":1}'))):
+        connection.request("POST", "/invocations", json.dumps(body), {"content-type": "application/json"})
+        answer = connection.getresponse()
+        assert (answer.status, answer.read()) == wanted
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("bytes", '"a"'), ("text", '"a"'), ("number", "1.5"), ("nothing", "null"), ("object", '{"a":[1]}'),
+        ("tuple", "[1,2]"), ("set", "[1]"), ("generator", '["a","b"]'), ("dataclass", '[{"x":1}]'),
+        ("model", '{"a":{"mode":"json"}}'), ("date", '"2026-01-02"'), ("path", '"/a"'), ("enum", "200"),
+        ("uuid", '"00000000-0000-0000-0000-000000000000"'),
+    ],
+)  # fmt: skip
+def test_a_handler_may_return_what_fastapi_takes(handlers: AppServer, name: str, wanted: str) -> None:
+    assert (found := handlers.post({"do": "value", "name": name})).status_code == 200, found.text
+    assert found.text == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("array", "Object of type ndarray"), ("NaN", "not JSON compliant"), ("bad text", "'utf-8' codec can't decode")],
+)
+def test_a_value_that_fastapi_refuses_is_500(handlers: AppServer, name: str, told: str) -> None:
+    found = handlers.post({"do": "value", "name": name})
+    assert (found.status_code, told in found.text) == (500, True), found.text
 
 
 def test_answers_are_those_of_fastapi(handlers: AppServer) -> None:
@@ -299,6 +405,13 @@ def test_middleware_changes_requests_and_answers_of_all_paths(around: AppServer)
     found = around.post({"question": "a b", "parameters": {"max_new_tokens": 2}})
     assert (found.json(), found.headers["x-order"]) == ({"generated_text": " a b"}, "after throttle")
     assert (ping(around).status_code, ping(around).headers["x-order"]) == (200, "after throttle")
+
+
+def test_a_wrong_length_of_middleware_is_put_right(around: AppServer) -> None:
+    found = around.post({**BODY}, headers={"x-request-id": "length"})
+    assert (found.json(), found.headers["content-length"]) == ({"generated_text": " a b"}, str(len(found.content)))
+    assert "request length: custom code's Content-Length is wrong" in around.log
+    assert len(around.post({**BODY, "stream": True}, headers={"x-request-id": "length"}).text.splitlines()) == 2
 
 
 def test_streams_pass_through_middleware(around: AppServer) -> None:

@@ -12,14 +12,17 @@ from urllib.parse import urlsplit
 import numpy
 import pytest
 
-from tests.app.media.clips import clip_file, flac, ogg, tone, wav
-from tests.attacks.watch import hold, pings
+from handler.serving.media.loader import THREADS
+from tests.app.media.clips import clip_file, flac, id3, ogg, tone, wav
+from tests.app.server import AppServer
+from tests.app.server import serve as serve_here
+from tests.attacks.watch import NEIGHBOUR, Watch, counted, hold, pings
 from tests.servers import LiveServer, http, options, serve
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 REQUESTS = 30
-LONGEST_CLIP = 2.0  # seconds that a neighbour's clip may take
 SMALL = base64.b64encode(clip_file()).decode()
+OPTIONS = options("option.task=transcription", "option.max_model_len=8")
 ECHO = "user: <audio> assistant: user: <audio>"
 
 
@@ -48,6 +51,9 @@ FILES: dict[str, tuple[Callable[[], bytes], set[int]]] = {
     "an hour of MP3": (lambda: mp3(3600), {200, 400, 429}),
     "an Ogg that names an hour": (lambda: ogg(3600 * 48_000, opus(1)), {400}),
     "an Ogg that names fewer than it has": (lambda: ogg(48, opus(20)), {200, 400}),
+    "an Ogg of heads of pages": (lambda: opus(1) + b"OggS" * (1 << 19), {400}),
+    "an MP3 of many texts": (lambda: id3(80_000, b"TXXX", b"\0%\0a"), {400}),
+    "a FLAC of nothing but padding": (lambda: clip_file(kind="FLAC")[:42] + b"\1\0\0\0" * (1 << 20), {400, 429}),
     "bytes after a head": (lambda: b"OggS" + bytes(range(256)) * 4096, {400}),
 }  # fmt: skip
 """Each with the statuses that it may have."""
@@ -55,34 +61,46 @@ FILES: dict[str, tuple[Callable[[], bytes], set[int]]] = {
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
-    with serve("--engine", "echo", *options("option.task=transcription", "option.max_model_len=8")) as server:
+    with serve("--engine", "echo", *OPTIONS) as server:
         server.wait_ready()
-        small(server)  # the decoders' process has started
+        yield server
+
+
+@pytest.fixture(scope="module")
+def server_here() -> Iterator[AppServer]:
+    with serve_here("--engine", "echo", *OPTIONS) as server:
         yield server
 
 
 def small(server: LiveServer) -> None:
-    answer = server.post({"file": SMALL}, TRANSCRIPTIONS)
+    answer = server.post({"file": SMALL}, TRANSCRIPTIONS, headers=NEIGHBOUR)
     assert answer.json()["text"] == ECHO, answer.text
 
 
-def neighbours(server: LiveServer) -> dict[str, tuple[Callable[[], object], float]]:
-    return {"clip": (functools.partial(small, server), LONGEST_CLIP), **pings(server.url)}
+def attack(server: LiveServer, name: str) -> None:
+    make, statuses = FILES[name]
+    file, headers = make(), {"Authorization": "Bearer attacker"}
+
+    def send(_: int) -> int:
+        url, files = server.url + TRANSCRIPTIONS, {"file": ("a", file)}
+        return http.post(url, files=files, headers=headers, timeout=300).status_code
+
+    with ThreadPoolExecutor(REQUESTS) as clients:
+        assert set(clients.map(send, range(REQUESTS))) <= statuses
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_neighbours_small_clip_is_answered_at_once(server: LiveServer, name: str) -> None:
-    make, statuses = FILES[name]
-    file = make()
+def test_a_neighbours_small_clip_is_next(server_here: AppServer, name: str) -> None:
+    """Of the attacker's clips, each thread may begin one more."""
+    with counted() as waits, Watch(functools.partial(small, server_here)):
+        attack(server_here, name)
+    assert waits
+    assert max(waits) <= THREADS
 
-    def send(_: int) -> int:
-        return http.post(server.url + TRANSCRIPTIONS, files={"file": ("a", file)}, timeout=300).status_code
 
-    def attack() -> None:
-        with ThreadPoolExecutor(REQUESTS) as clients:
-            assert set(clients.map(send, range(REQUESTS))) <= statuses
-
-    hold(neighbours(server), attack)
+@pytest.mark.parametrize("name", FILES)
+def test_the_loop_does_not_stand_still(server: LiveServer, name: str) -> None:
+    hold(pings(server.url), lambda: attack(server, name))
 
 
 def test_clients_that_leave_while_their_clips_are_decoded(server: LiveServer) -> None:
@@ -92,11 +110,11 @@ def test_clients_that_leave_while_their_clips_are_decoded(server: LiveServer) ->
     lines = [f"POST {TRANSCRIPTIONS} HTTP/1.1", "Host: x", "Content-Type: multipart/form-data; boundary=x"]
     request = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
 
-    def attack() -> None:
+    def leave() -> None:
         for _ in range(REQUESTS):
             place = urlsplit(server.url)
             with socket.create_connection((place.hostname or "", place.port or 0), timeout=60) as connection:
                 connection.sendall(request)
 
-    hold(neighbours(server), attack)
+    hold(pings(server.url), leave)
     small(server)

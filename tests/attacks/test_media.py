@@ -12,13 +12,15 @@ from typing import Any
 import PIL.Image
 import pytest
 
+from handler.serving.media.loader import THREADS
 from tests.app.media.files import data_url, image_file, png
-from tests.attacks.watch import hold, pings
+from tests.app.server import AppServer
+from tests.app.server import serve as serve_here
+from tests.attacks.watch import NEIGHBOUR, Watch, counted, hold, pings
 from tests.servers import LiveServer, serve
 
 CHAT = "/v1/chat/completions"
 REQUESTS = 30
-LONGEST_IMAGE = 1.0  # seconds that a neighbour's image may take
 
 
 def solid(side: int) -> str:
@@ -55,26 +57,45 @@ ATTACKS = {
 }
 
 
+def attack(server: LiveServer, name: str) -> None:
+    body = ATTACKS[name]()
+
+    def send(_: int) -> int:
+        return server.post(body, CHAT, headers={"Authorization": "Bearer attacker"}).status_code
+
+    with ThreadPoolExecutor(REQUESTS) as clients:
+        assert set(clients.map(send, range(REQUESTS))) <= {200, 400, 429}
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[LiveServer]:
     with serve("--engine", "echo") as server:
         server.wait_ready()
-        assert server.post(ask([data_url(image_file())]), CHAT).status_code == 200  # the decoders' process has started
+        yield server
+
+
+@pytest.fixture(scope="module")
+def server_here() -> Iterator[AppServer]:
+    with serve_here("--engine", "echo") as server:
         yield server
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_neighbours_small_image_is_answered_at_once(server: LiveServer, name: str) -> None:
-    body = ATTACKS[name]()
+def test_a_neighbours_small_image_is_next(server_here: AppServer, name: str) -> None:
+    """Of the attacker's images, each thread may begin one more."""
     source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(image_file()).decode()}
-    counted = {"model": "model", "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
+    body = {"model": "model", "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}]}
 
     def small() -> None:  # without the engine, which reads the attack's pixels
-        assert server.post(counted, "/v1/messages/count_tokens").json() == {"input_tokens": 3}
+        answer = server_here.post(body, "/v1/messages/count_tokens", headers=NEIGHBOUR)
+        assert answer.json() == {"input_tokens": 3}
 
-    def attack() -> None:
-        with ThreadPoolExecutor(REQUESTS) as clients:
-            answers = clients.map(lambda _: server.post(body, CHAT), range(REQUESTS))
-            assert {answer.status_code for answer in answers} <= {200, 400, 429}
+    with counted() as waits, Watch(small):
+        attack(server_here, name)
+    assert waits
+    assert max(waits) <= THREADS
 
-    hold({"image": (small, LONGEST_IMAGE), **pings(server.url)}, attack)
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_the_loop_does_not_stand_still(server: LiveServer, name: str) -> None:
+    hold(pings(server.url), lambda: attack(server, name))

@@ -1,12 +1,17 @@
-"""How long a server's event loop stands still while it is attacked."""
+"""How long a server's event loop stands still while it is attacked, and how many go before a neighbour."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+from unittest import mock
 
+from handler.serving.owners import owner_by_key
+from handler.serving.turns import Flow, Turns
 from tests.servers import http
 
 LONGEST = 0.5  # seconds in which the loop may stand still
@@ -57,3 +62,33 @@ def hold(limits: dict[str, tuple[Callable[[], object], float]], attack: Callable
         if not late:
             return
     raise AssertionError(f"seconds of waiting: {late}")
+
+
+NEIGHBOUR = {"Authorization": "Bearer neighbour"}
+"""Headers of the one whose turns `counted` counts."""
+
+
+@contextlib.contextmanager
+def counted() -> Iterator[list[int]]:
+    """Count, for each turn of the neighbour's at a server of this process, those of others that began while it waited.
+
+    Turns without an owner are no media's.
+    """
+    enter, others, waits = Turns.enter, [0], list[int]()
+
+    def watched(
+        turns: Turns, flow: Flow, cost: float, kind: str, wanted: Future[Any], begin: Callable[[], None]
+    ) -> None:
+        before = others[0]
+
+        def begins() -> None:
+            if flow.owner == owner_by_key("neighbour"):
+                waits.append(others[0] - before)
+            elif flow.owner:
+                others[0] += 1
+            begin()
+
+        enter(turns, flow, cost, kind, wanted, begins)
+
+    with mock.patch.object(Turns, "enter", watched):
+        yield waits

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Mapping
+from typing import Any
 
 
 class Output:
@@ -12,13 +14,15 @@ class Output:
         self.code, self.message = code, message
         self.properties: dict[str, str] = {}
         self.data = b""
+        self.contents: list[bytes] = []
 
     def add_property(self, name: str, value: str) -> Output:
         self.properties[name] = value
         return self
 
-    def add(self, value: bytes, key: str) -> Output:
+    def add(self, value: bytes, key: str, batch_index: int = 0) -> Output:
         self.data += value
+        self.contents.append(value)
         return self
 
     @staticmethod
@@ -26,31 +30,45 @@ class Output:
         buffer += len(text).to_bytes(4, "big")
 
 
-class Content(dict[str, bytes]):
+class PairList:
     """Keys with their values, in order."""
 
+    def __init__(self) -> None:
+        self.keys: list[str | None] = []
+        self.values: list[Any] = []
+
     def size(self) -> int:
-        return len(self)
+        return len(self.keys)
 
-    def get_keys(self) -> list[str]:
-        return list(self)
+    def get(self, key: str) -> Any:
+        return self.values[self.keys.index(key)] if key in self.keys else None
 
-    def get_values(self) -> list[bytes]:
-        return list(self.values())
+    def value_at(self, index: int) -> Any:
+        return self.values[index]
+
+    def get_keys(self) -> list[str | None]:
+        return self.keys
+
+    def get_values(self) -> list[Any]:
+        return self.values
 
 
 class Input:
-    """A call, with its properties and its content."""
+    """A call, with its properties and its content; without arguments it is one to be read."""
 
-    def __init__(self, properties: dict[str, str], content: dict[str, bytes]) -> None:
-        self._properties = properties
-        self._content = Content(content)
+    def __init__(self, properties: Mapping[str, str] | None = None, content: Mapping[str, bytes] | None = None) -> None:
+        self.function_name: str | None = None
+        self.properties: dict[Any, Any] = dict(properties or {})
+        self.content = PairList()
+        for key, value in (content or {}).items():
+            self.content.keys.append(key)
+            self.content.values.append(value)
 
-    def get_properties(self) -> dict[str, str]:
-        return self._properties
+    def get_properties(self) -> dict[Any, Any]:
+        return self.properties
 
-    def get_content(self) -> Content:
-        return self._content
+    def get_content(self) -> PairList:
+        return self.content
 
 
 class Connection:

@@ -27,6 +27,7 @@ _PAUSE = 30.0  # seconds between a start that failed and the next
 _FORK_SECONDS = 20.0  # to begin a job, beside the job's own limit
 _EXIT_SECONDS = 0.01  # from the end of a job whose process was killed until the exit is visible
 _STOPPING = "the server is stopping"
+Spent = Callable[[float], object]
 _NOT_PICKLED = (pickle.PicklingError, AttributeError, TypeError)
 """Exceptions of pickle for a function that cannot be sent."""
 
@@ -84,11 +85,12 @@ class Sandbox:
         self._reason = ""
         self._closed = False
 
-    def run(self, job: Job, data: bytes | memoryview = b"") -> tuple[list[Any], float]:
-        """Run a job; return its results and the seconds of CPU time that it took.
+    def run(self, job: Job, data: bytes | memoryview = b"", spent: Spent = lambda seconds: None) -> list[Any]:
+        """Run a job; return its results.
 
         Args:
             data: `job.size` bytes.
+            spent: gets the seconds of CPU time that the job took, all that it may take where it was stopped.
 
         Raises:
             LimitExceeded: the job was stopped.
@@ -96,9 +98,9 @@ class Sandbox:
             Exception: the job's own.
         """
         try:
-            return self._run(job, data)
+            return self._run(job, data, spent)
         except _ProcessLost:
-            return self._run(job, data)  # once more, in a new process
+            return self._run(job, data, spent)  # once more, in a new process
 
     def start(self) -> None:
         """Start the process where it does not run, and wait until it is loaded.
@@ -125,16 +127,17 @@ class Sandbox:
 
     # -- jobs ----------------------------------------------------------------------------------------------------
 
-    def _run(self, job: Job, data: bytes | memoryview) -> tuple[list[Any], float]:
+    def _run(self, job: Job, data: bytes | memoryview, spent: Spent) -> list[Any]:
         ours, theirs = socket.socketpair()
         with contextlib.closing(ours):
             with contextlib.closing(theirs):
                 process = self._hand_over(theirs)
             try:
-                return self._outcome(ours, job, data)
+                return self._outcome(ours, job, data, spent)
             except LimitExceeded:
                 if self._closed or _has_ended(process):
                     raise _ProcessLost(f"{self._name} has ended") from None
+                spent(job.limits.seconds)
                 raise
             except _ProcessLost:
                 with self._lock:
@@ -153,7 +156,7 @@ class Sandbox:
                     self._kill()
         raise NotRun(f"{self._name} does not live")
 
-    def _outcome(self, channel: socket.socket, job: Job, data: bytes | memoryview) -> tuple[list[Any], float]:
+    def _outcome(self, channel: socket.socket, job: Job, data: bytes | memoryview, spent: Spent) -> list[Any]:
         channel.settimeout(_FORK_SECONDS)
         messages = Messages(channel)
         try:
@@ -165,7 +168,7 @@ class Sandbox:
         began = time.monotonic()
         channel.settimeout(job.limits.patience)
         try:
-            return _results(channel, messages, data)
+            return _results(channel, messages, data, spent)
         except ChannelClosed:
             if time.monotonic() - began > 0.99 * job.limits.patience:
                 raise TooBusy("the machine is too busy") from None
@@ -246,7 +249,7 @@ def _has_ended(process: subprocess.Popen[bytes]) -> bool:
     return True
 
 
-def _results(channel: socket.socket, messages: Messages, data: bytes | memoryview) -> tuple[list[Any], float]:
+def _results(channel: socket.socket, messages: Messages, data: bytes | memoryview, spent: Spent) -> list[Any]:
     try:
         if data:  # without data the job may have ended already
             channel.sendall(data)  # frees the GIL
@@ -255,8 +258,10 @@ def _results(channel: socket.socket, messages: Messages, data: bytes | memoryvie
     results: list[Any] = []
     while True:
         message = messages.next()
+        if isinstance(message, Done | Raised):
+            spent(message.seconds)
         if isinstance(message, Done):
-            return results, message.seconds
+            return results
         if isinstance(message, OutOfMemory):
             raise MemoryLimitExceeded
         if isinstance(message, Raised):

@@ -73,9 +73,10 @@ class Done(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """A job ended with an exception."""
+    """A job ended with an exception, after `seconds` of CPU time."""
 
     error: Exception
+    seconds: float
 
 
 class OutOfMemory(NamedTuple):
@@ -156,7 +157,7 @@ def _outcome(channel: socket.socket, work: Work, job: Job) -> Done | Raised | Ou
     except ChannelClosed:
         raise
     except Exception as error:  # foreign code: raised again on the host's side
-        return Raised(error.with_traceback(None))
+        return Raised(error.with_traceback(None), time.process_time() - began)
 
 
 def _receive(channel: socket.socket, size: int) -> memoryview:

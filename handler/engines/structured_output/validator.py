@@ -198,8 +198,9 @@ class StructuredOutputValidator:
             try:
                 if time.monotonic() - waiting.since > _WAIT:
                     raise NotRun("too many others are tried first")
-                (verdict,), seconds = self._sandbox.run(Job(subject, lane.limits))
-                self._settle(subject, verdict._replace(seconds=seconds))
+                seconds: list[float] = []
+                (verdict,) = self._sandbox.run(Job(subject, lane.limits), spent=seconds.append)
+                self._settle(subject, verdict._replace(seconds=seconds[-1]))
             except MemoryLimitExceeded:
                 self._settle(subject, Verdict(self._excess))
             except LimitExceeded:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -41,7 +41,7 @@ _QUICK_SECONDS, SECONDS = 0.2, 10.0  # of computing for a medium; a photo of _QU
 _UNITS_PER_SECOND = 1 << 25  # of computing
 _PATIENCE = 60.0  # seconds by the clock
 _MEMORY = 64 << 20  # bytes, beside those of the file and of units
-_COST = 1 << 18  # units that are decoded in the time that it takes to begin and end
+_BEGIN = 1 / 128  # seconds that it takes to begin and end
 _NICE = 5  # of media that may take long
 
 
@@ -97,7 +97,8 @@ class LoadedMedia(NamedTuple):
 class MediaLoader:
     """Fetches and decodes. Its threads begin with the first medium, a kind's process with its first. Thread-safe.
 
-    Requests take turns. All of a request's units are reserved, as the files' headers give them, before any is decoded.
+    Owners take turns by the computing time that their media have taken; a request without an owner is its own. All of
+    a request's units are reserved, as the files' headers give them, before any is decoded.
     """
 
     def __init__(self, rules: MediaRules) -> None:
@@ -116,8 +117,11 @@ class MediaLoader:
         self._decoders = TurnThreads(THREADS, _SLOW_THREADS, "media")
         self._closed = False
 
-    def load(self, sources: Sequence[MediaSource]) -> Future[LoadedMedia]:
+    def load(self, sources: Sequence[MediaSource], owner: str = "") -> Future[LoadedMedia]:
         """Have the media of a request loaded; to cancel the result ends the fetches.
+
+        Args:
+            owner: whose request it is; "" for nobody's.
 
         Raises:
             Unavailable: too many wait. The result raises it too, and InvalidPayload; both name the field.
@@ -127,7 +131,7 @@ class MediaLoader:
                 raise Unavailable("the server is stopping")
             self._waiting.take(len(sources))
             loop = self._loop or self._start()
-        future = asyncio.run_coroutine_threadsafe(self._load(sources), loop)
+        future = asyncio.run_coroutine_threadsafe(self._load(sources, owner or object()), loop)
         future.add_done_callback(lambda _: self._waiting.give_back(len(sources)))
         return future
 
@@ -162,12 +166,12 @@ class MediaLoader:
 
     # -- one request ---------------------------------------------------------------------------------------------
 
-    async def _load(self, sources: Sequence[MediaSource]) -> LoadedMedia:
+    async def _load(self, sources: Sequence[MediaSource], owner: Hashable) -> LoadedMedia:
         task = asyncio.current_task()
         assert task is not None
         task.add_done_callback(_retrieve)  # a client that has left reads no error
         words = several(source.kind for source in sources)
-        reservation, fetches, decoding = Reservation(self.memory, words), Flow(), Flow()
+        reservation, fetches, decoding = Reservation(self.memory, words), Flow(owner), Flow(owner)
         try:
             reservation.take(given := sum(len(source.data or b"") for source in sources))
             files = await _together(
@@ -227,27 +231,28 @@ class MediaLoader:
     async def _in_turn(self, load: Load, flow: Flow) -> Medium:
         """Decode a small medium within little time, so that no turn at it takes long; others, and slow ones, apart.
 
-        One that takes longer than its header says costs the time that it may take: it goes after those that do not.
+        Until it is decoded, it counts for the time that its header tells; where that was too little, for all that it
+        may take.
         """
-        cost = _COST + load.units
+        seconds = _BEGIN + load.units / _UNITS_PER_SECOND
         if load.units <= _QUICK_UNITS:
             with contextlib.suppress(LimitExceeded):
-                return await self._turn(load, flow, cost, slow=False)
-            cost = int(SECONDS * _UNITS_PER_SECOND)
+                return await self._turn(load, flow, seconds, slow=False)
+            seconds = SECONDS
         try:
-            return await self._turn(load, flow, cost, slow=True)
+            return await self._turn(load, flow, seconds, slow=True)
         except LimitExceeded:
             raise InvalidPayload(f"the {load.kind} needs more than {SECONDS:g} s or {load.memory >> 20} MiB") from None
 
-    async def _turn(self, load: Load, flow: Flow, cost: int, *, slow: bool) -> Medium:
-        seconds, nice = (SECONDS, _NICE) if slow else (_QUICK_SECONDS, 0)
-        decode = partial(self._decode, load, Limits(seconds, load.memory, _PATIENCE, nice))
-        return await asyncio.wrap_future(self._decoders.submit(decode, cost, slow=slow, flow=flow))
+    async def _turn(self, load: Load, flow: Flow, seconds: float, *, slow: bool) -> Medium:
+        limit, nice = (SECONDS, _NICE) if slow else (_QUICK_SECONDS, 0)
+        job = Job(load.units, Limits(limit, load.memory, _PATIENCE, nice), len(load.file))
+        decode = partial(self._decode, load, job, lambda spent: self._decoders.charge(flow, _BEGIN + spent - seconds))
+        return await asyncio.wrap_future(self._decoders.submit(decode, seconds, slow=slow, flow=flow))
 
-    def _decode(self, load: Load, limits: Limits) -> Medium:
-        job = Job(load.units, limits, len(load.file))
+    def _decode(self, load: Load, job: Job, spent: Callable[[float], object]) -> Medium:
         try:
-            ((size, digest), *parts), _ = self._processes[load.kind].run(job, load.file)
+            (size, digest), *parts = self._processes[load.kind].run(job, load.file, spent)
         except NotRun as error:
             raise Unavailable(f"the {load.kind} cannot be decoded: {client_words(str(error))}") from None
         return Medium(load.kind, size, b"".join(parts), digest)

@@ -67,7 +67,7 @@ def test_a_machine_that_is_too_busy_for_a_short_limit_is_given_the_longest(monke
     """The first lane's patience is a fifth of the last one's."""
     limits: list[float] = []
 
-    def run(self: Sandbox, job: Job) -> tuple[list[Verdict], float]:
+    def run(self: Sandbox, job: Job, **more: Any) -> list[Verdict]:
         limits.append(job.limits.seconds)
         raise TooBusy("the machine is too busy")
 
@@ -213,7 +213,7 @@ def test_it_can_be_closed_while_it_loads() -> None:
 def test_too_much_in_the_moment_of_the_end_leaves_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     checks = StructuredOutputValidator(fake_guides.make, seconds=1.0)
 
-    def run(self: Sandbox, job: Job) -> tuple[list[Verdict], float]:
+    def run(self: Sandbox, job: Job, **more: Any) -> list[Verdict]:
         checks.close()
         raise LimitExceeded
 
@@ -232,9 +232,9 @@ def test_a_guide_is_not_refused_for_the_death_of_a_process_that_has_a_successor(
 
     real = process._outcome
 
-    def outcome(channel: socket.socket, job: Job, data: bytes | memoryview) -> Any:
+    def outcome(channel: socket.socket, job: Job, *more: Any) -> Any:
         if process.pid != first:
-            return real(channel, job, data)
+            return real(channel, job, *more)
         lost = process._process
         assert lost is not None
         lost.kill()
@@ -246,7 +246,7 @@ def test_a_guide_is_not_refused_for_the_death_of_a_process_that_has_a_successor(
 
     monkeypatch.setattr(process, "_outcome", outcome)
     try:
-        assert process.run(Job(StructuredOutput("regex", "fine"), Limits(1.0, 64 << 20, 20.0, 0)))[0] == [Verdict()]
+        assert process.run(Job(StructuredOutput("regex", "fine"), Limits(1.0, 64 << 20, 20.0, 0))) == [Verdict()]
         assert process.pid not in (None, first)
     finally:
         process.close()

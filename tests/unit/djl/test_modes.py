@@ -19,8 +19,9 @@ from handler.protocols.kernel.http_response import Headers
 from handler.protocols.registry import dialects
 from handler.scheduler.lora.registry import AdapterRegistry
 from tests.doubles import djl_python
+from tests.doubles.djl_java import Request, RollingBatch
 from tests.doubles.djl_python import Connection, Output
-from tests.stepped import Bench, ask, benches, item
+from tests.stepped import Bench, ask, benches, item, text_of
 
 __all__ = ["benches"]
 
@@ -124,8 +125,8 @@ def test_java_gets_the_headers_of_a_refusal(modes: Any, monkeypatch: pytest.Monk
     rolling, dynamic = Bench(), Bench("disable")
     writer = sys.modules["handler.djl.wire"].PieceWriter(modes.installed_version())
     for body in (b"{", b'{"inputs": 1}', b'{"inputs": "a", "parameters": {"top_p": 2}}'):
-        assert b"batch_0_x-trial" not in writer.step(rolling.step(ask("a", 1)))
-        assert writer.step(rolling.step(body)).count(b"batch_0_x-trial") == 1
+        assert b"batch_0_x-trial" not in writer.step(rolling.step(ask("a", 1)), fail)
+        assert writer.step(rolling.step(body), fail).count(b"batch_0_x-trial") == 1
         mode = modes.Dynamic(dynamic.model, dynamic.loop)
         mode._streaming = streaming
         answer = mode.answer(Input(properties, body))
@@ -199,3 +200,99 @@ def test_a_failed_start_is_the_first_calls_answer(modes: Any, asynchronous: bool
     answer = asyncio.run(worker._load_async({})) if asynchronous else worker._load_stepped({})
     assert (answer.code, answer.message) == (500, "KeyError: 'model_dir'")
     assert worker.mode is None
+
+
+BUGS = {
+    "open": "handler.serving.model.ServedModel.open",
+    "accept": "handler.serving.request_task.RequestTask._accept",
+    "piece": "handler.djl.batches.next_piece",
+    "close": "handler.serving.request_task.RequestTask.close",
+    "headers": "handler.djl.wire.headers_of",
+    "take": "handler.serving.request_task.RequestTask.take",
+}
+"""What has a bug, by its place in a request's life."""
+
+
+@pytest.fixture
+def bug(modes: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    """Have a place raise for the one request with a header `bug`; return the place's name."""
+    name: str = request.param
+    place, _, function = BUGS[name].rpartition(".")
+    module, _, kind = place.rpartition(".")
+    owner = getattr(importlib.import_module(module), kind) if kind[0].isupper() else importlib.import_module(place)
+    works = getattr(owner, function)
+
+    def breaks(*arguments: Any, **more: Any) -> Any:
+        request = arguments[1] if name == "open" else arguments[0]._headers
+        if request.get("bug") and name != "close":
+            fail()
+        result = works(*arguments, **more)
+        return fail() if request.get("bug") else result
+
+    for place_of_name in (owner, modes):
+        if getattr(place_of_name, function, None) is works:
+            monkeypatch.setattr(place_of_name, function, breaks)
+    return name
+
+
+@pytest.mark.parametrize("bug", BUGS, indirect=True)
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_bug_in_one_request_of_a_step_fails_that_one_alone(
+    modes: Any, bug: str, streams: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench, version = Bench(), modes.installed_version()
+    java = RollingBatch(modes.Reader(version.length).read, modes.Rolling(bench.model, bench.loop, version).answer)
+    old, good, bad, other = (
+        Request(item(ask(text, 4, stream=streams)).body, headers)
+        for text, headers in [("a b", {}), ("c d", {}), ("e f", {"bug": "yes"}), ("g h", {})]
+    )
+    java.step(old)
+    java.step(good, bad, other)
+    while java.live:
+        java.step()
+    assert [text_of(request.answer) for request in (old, good, other)] == [" a b a b", " c d c d", " g h g h"]
+    assert {request.status for request in (old, good, other)} == {200}
+    assert (b"internal error: RuntimeError" if bug != "close" else b" e f e f") in bad.answer
+    assert [record.message for record in caplog.records].count("a bug") == 1
+    assert bench.model.num_inferences == 0
+
+
+@pytest.mark.parametrize("bug", set(BUGS) - {"piece", "headers"}, indirect=True)
+def test_a_bug_in_one_request_of_a_dynamic_batch_fails_that_one_alone(
+    modes: Any, bug: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench = Bench("disable")
+    mode = modes.Dynamic(bench.model, bench.loop)
+    properties = {"batch_size": "3", "batch_001.bug": "yes"}
+    bodies = {f"batch_{index:03d}.data": item(ask(text, 2)).body for index, text in enumerate(("a b", "c d", "e f"))}
+    one, bad, other = mode.answer(djl_python.Input(properties, bodies)).contents
+    assert (b" a b" in one, b" e f" in other) == (True, True)
+    assert (b"internal error: RuntimeError" if bug != "close" else b" c d") in bad
+    assert [record.message for record in caplog.records].count("a bug") == 1
+    assert bench.model.num_inferences == 0
+
+
+@pytest.mark.parametrize("bug", BUGS, indirect=True)
+def test_a_bug_in_one_request_of_async_mode_fails_that_one_alone(
+    modes: Any, bug: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    bench, java = Bench(), Connection()
+    mode = modes.Async(bench.model, modes.installed_version())
+
+    async def story() -> None:
+        outputs = mode.outputs(Output())
+        await anext(outputs)
+        for id, more in (("one", {}), ("bad", {"bug": "yes"}), ("two", {})):
+            body = item(ask(f"{id} {id}", 2)).body
+            await mode.answer(Input({"request_tracking_id": id, **more}, body))
+        while java.written.count(b"true") < 3:
+            (await anext(outputs)).send(java)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(anext(outputs), 0.05)
+        await outputs.aclose()
+
+    bench.loop.run(story())
+    assert (b" one one" in java.written, b" two two" in java.written) == (True, True)
+    assert java.written.count(b"internal error: RuntimeError") == (bug != "close")
+    assert [record.message for record in caplog.records].count("a bug") == 1
+    assert bench.model.num_inferences == 0

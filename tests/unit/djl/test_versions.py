@@ -5,32 +5,20 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from typing import Any, TypeAlias
+from typing import Any
 
 import pytest
 
+from tests.doubles.djl_java import Call, message
+from tests.doubles.djl_python import Input
 from tests.unit.djl.test_modes import modes
 
 __all__ = ["modes"]
 
-Call: TypeAlias = "tuple[dict[str, str | None], list[tuple[str | None, bytes]]]"
 
 FORM = "application/x-www-form-urlencoded; charset=UTF-8"
 
 LENGTHS = pytest.mark.parametrize("length", [">h", ">i"])
-
-
-class PairList:
-    def __init__(self) -> None:
-        self.keys: list[str | None] = []
-        self.values: list[bytes] = []
-
-
-class Input:
-    def __init__(self) -> None:
-        self.function_name: str | None = None
-        self.properties: dict[str, str | None] = {}
-        self.content = PairList()
 
 
 class Connection:
@@ -45,21 +33,6 @@ class Connection:
         self.data = self.data[len(piece) :]
         self.received += 1
         return piece
-
-
-def message(length: str, properties: dict[str, str | None], contents: list[tuple[str | None, bytes]]) -> bytes:
-    """Return a call as Java writes it: of each number the lowest bits."""
-
-    def string(text: str | None) -> bytes:
-        data = text.encode() if text is not None else b""
-        size = len(data) if text is not None else -1
-        return size.to_bytes(8, "big", signed=True)[-struct.calcsize(length) :] + data
-
-    parts = [struct.pack(">H", len(properties) & 0xFFFF)]
-    parts += [string(key) + string(value) for key, value in properties.items()]
-    parts.append(struct.pack(">H", len(contents) & 0xFFFF))
-    parts += [string(key) + struct.pack(">i", len(value)) + value for key, value in contents]
-    return b"".join(parts)
 
 
 def read(reader: Any, connection: Connection | socket.socket) -> tuple[str | None, dict[str, str | None], list[Any]]:

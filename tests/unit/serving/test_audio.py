@@ -19,9 +19,10 @@ from handler.engines.process.sandbox import Sandbox
 from handler.serving.media.audio.headers import read_size
 from handler.serving.media.loader import MediaLoader
 from handler.serving.media.rules import media_rules
-from tests.app.media.clips import clip_file, flac, tone, wav
+from tests.app.media.clips import clip_file, flac, id3, tone, wav
 
 RULES = media_rules(read_config(overrides=["option.max_audio_seconds=60"], environ={}).checked())
+MIB = 1 << 20
 FORMATS = (
     ("WAV", "PCM_16"), ("WAV", "PCM_U8"), ("WAV", "PCM_24"), ("WAV", "FLOAT"), ("WAV", "ULAW"), ("WAVEX", "PCM_16"),
     ("FLAC", "PCM_16"), ("FLAC", "PCM_24"), ("OGG", "VORBIS"), ("OGG", "OPUS"), ("MP3", "MPEG_LAYER_III"),
@@ -77,6 +78,30 @@ def test_equal_samples_have_equal_digests(clips: MediaLoader) -> None:
     assert len({one.digest, other.digest, longer.digest}) == 3
 
 
+def _flac_with(block: bytes) -> bytes:
+    """A FLAC with this block of metadata after its first one, very many times."""
+    file = clip_file(kind="FLAC")
+    return file[:42] + block * (MIB // len(block)) + file[42:]
+
+
+TAGS = {
+    "a WAV's notes": (clip_file() + b"LIST\4\0\0\0INFO" * (MIB // 12), "WAV"),
+    "a FLAC's padding": (_flac_with(b"\1\0\0\0"), "FLAC"),
+    "a FLAC's comments": (_flac_with(b"\4\0\0\x08" + bytes(8)), "FLAC"),
+    "a FLAC's pictures": (_flac_with(b"\6\0\0\x20" + bytes(32)), "FLAC"),
+    "an MP3's texts": (id3(512, b"TXXX", b"\0%\0a"), "MP3"),
+    "an MP3's titles": (id3(MIB // 12, b"TIT2", b"\0a"), "MP3"),
+    "an MP3's pictures": (id3(MIB // 64, b"APIC", b"\0image/png\0\3%\0" + bytes(30)), "MP3"),
+    "bytes after an Ogg": (clip_file(kind="OGG") + bytes(MIB), "OGG"),
+}
+
+
+@pytest.mark.parametrize("name", TAGS)
+def test_tags_change_no_sample(clips: MediaLoader, name: str) -> None:
+    file, kind = TAGS[name]
+    assert load(clips, file)[0].digest == load(clips, clip_file(kind=kind))[0].digest
+
+
 def test_a_wav_of_a_pipe_ends_where_the_file_ends(clips: MediaLoader) -> None:
     samples = bytes(32_000)
     for named in (0xFFFFFFFF, 0x7FFFFFFF):
@@ -98,7 +123,6 @@ def test_the_first_bytes_say_the_length() -> None:
 
 
 NAN = numpy.full(1600, numpy.nan, numpy.float32)
-MIB = 1 << 20
 WRONG: dict[str, tuple[bytes, str, bool]] = {
     "nothing": (b"", "the audio has no bytes", True),
     "a text": (b"what is this?", "it is not WAV, FLAC, MP3 or Ogg (Vorbis, Opus)", False),
@@ -131,6 +155,11 @@ WRONG: dict[str, tuple[bytes, str, bool]] = {
         clip_file(numpy.zeros(61 * 16_000, numpy.float32), kind="OGG"), "the audio has 61 s; at most 60 s", False),
     "an MP3 too long": (
         clip_file(numpy.zeros(61 * 16_000, numpy.float32), kind="MP3"), "s; at most 60 s", False),
+    "an Ogg of nothing but heads": (clip_file(kind="OGG") + b"OggS" * MIB, "more than 64 heads of pages", False),
+    "heads in an Ogg's first page": (b"OggS" * 99 + clip_file(kind="OGG"), "more than 64 heads of pages", False),
+    "texts in an MP3's tag": (id3(513, b"TXXX", b"\0%\0a"), "the audio's tags have 513 texts; at most 512", False),
+    "comments in an MP3's tag": (id3(513, b"COMM", b"\0eng%\0a"), "the audio's tags have 513 texts", False),
+    "lyrics in an MP3's tag": (id3(513, b"USLT", b"\0eng%\0a"), "the audio's tags have 513 texts", False),
     "NaN": (clip_file(NAN, subtype="FLOAT"), "the audio has samples that are not finite numbers", False),
     "NaN at another rate": (
         clip_file(NAN, 44_100, subtype="FLOAT"), "the audio has samples that are not finite numbers", False),

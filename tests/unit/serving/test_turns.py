@@ -87,6 +87,83 @@ def test_a_kind_has_no_more_slots_than_its_own() -> None:
     assert done == ["quick", "slow"]
 
 
+class Machine:
+    """Slots, and a meter that is told what each work takes; the one that began first ends first."""
+
+    def __init__(self, slots: int) -> None:
+        self.turns = Turns(slots, lambda kind: slots)
+        self.began: list[str] = []
+        self._running: list[tuple[Flow, float]] = []
+
+    def ask(self, owner: str, told: float, takes: float, flow: Flow | None = None) -> None:
+        flow = flow or Flow(owner)
+
+        def begin() -> None:
+            self.began.append(owner)
+            self._running.append((flow, takes - told))
+
+        self.turns.enter(flow, told, "any", Future(), begin)
+
+    def end(self, count: int = 1) -> None:
+        for _ in range(count):
+            flow, excess = self._running.pop(0)
+            self.turns.charge(flow, excess)
+            self.turns.leave(flow, "any")
+
+
+@pytest.mark.parametrize("slots", [1, 3])
+@pytest.mark.parametrize("images", [1, 4])
+def test_hostile_work_of_one_owner_delays_anothers_by_one_work_at_most(slots: int, images: int) -> None:
+    """60 requests, whose headers promise little."""
+    machine = Machine(slots)
+    for _ in range(60):
+        flow = Flow("hostile")
+        for _ in range(images):
+            machine.ask("hostile", 0.01, 0.2, flow)
+    for number in range(20):
+        machine.end(number % 3)
+        machine.ask("other", 0.05, 0.05)
+        before = len(machine.began)
+        machine.end(2)
+        assert "other" in machine.began[before : before + 2]
+
+
+def test_owners_share_the_time_not_the_number() -> None:
+    machine = Machine(1)
+    for _ in range(100):
+        machine.ask("long", 0.01, 0.4)
+        machine.ask("short", 0.01, 0.1)
+    machine.end(50)
+    assert machine.began[:50].count("long") == 10
+
+
+def test_nobody_saves_turns_up_and_old_use_is_forgotten() -> None:
+    machine = Machine(1)
+    for _ in range(100):
+        machine.ask("first", 0.1, 0.1)
+    machine.end(50)
+    for _ in range(10):
+        machine.ask("later", 0.1, 0.1)
+    before = len(machine.began)
+    machine.end(20)
+    assert machine.began[before:].count("later") == 10
+    machine.end(40)
+    assert not machine.turns._accounts
+    for owner in ("other", "first", "other", "first"):
+        machine.ask(owner, 0.1, 0.1)
+    machine.end(4)
+    assert machine.began[-4:] == ["other", "first", "other", "first"]
+
+
+def test_what_a_header_told_too_much_is_paid_back() -> None:
+    machine = Machine(1)
+    machine.ask("honest", 1.0, 0.2)
+    machine.ask("other", 0.9, 0.9)
+    machine.ask("honest", 0.3, 0.3)
+    machine.end(3)
+    assert machine.began == ["honest", "honest", "other"]
+
+
 def test_threads_take_what_is_small_first() -> None:
     threads, free, done = TurnThreads(1, 1, "test"), threading.Event(), list[str]()
     first = threads.submit(lambda: free.wait(PATIENCE), 1000)

@@ -13,7 +13,7 @@ import soxr
 
 from handler.core.errors import InvalidPayload
 from handler.core.media import SAMPLE_RATE
-from handler.serving.media.audio.headers import num_samples
+from handler.serving.media.audio.headers import check_pages, check_tags, num_samples
 from handler.serving.media.decoder import LargerThanRead
 
 _HEADS = ((b"RIFF", "WAV"), (b"fLaC", "FLAC"), (b"OggS", "OGG"), (b"ID3", "MP3"), (b"\xff", "MP3"))
@@ -39,11 +39,16 @@ def decode(max_samples: int, data: memoryview) -> Iterator[Any]:
         LargerThanRead: it has more samples; the arguments are its size, as of `read_size`.
         InvalidPayload: it is no such clip; the message goes after the field's name.
     """
-    kind = next((kind for head, kind in _HEADS if bytes(data[: len(head)]) == head), "")
+    content = bytes(data)
+    kind = next((kind for head, kind in _HEADS if content.startswith(head)), "")
     if not kind:
         raise InvalidPayload("it is not WAV, FLAC, MP3 or Ogg (Vorbis, Opus)")
+    if kind == "OGG":
+        check_pages(content)
+    if kind == "MP3":
+        check_tags(content)
     try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
+        with soundfile.SoundFile(io.BytesIO(content)) as file:
             if file.format.removesuffix("EX") != kind or file.subtype not in _ENCODINGS:
                 raise InvalidPayload(f"its encoding is not supported: {file.format} of {file.subtype}")
             length = _count(file) if kind == "MP3" and not max_samples else max(file.frames, 0)

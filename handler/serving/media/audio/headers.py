@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from handler.core.errors import InvalidPayload
@@ -9,6 +10,10 @@ from handler.core.media import SAMPLE_RATE
 
 _CHUNKS = 64  # of a WAV before its samples; a recorder writes some five
 _STREAMED = 0x7FFF_0000  # bytes of samples that programs write where they do not know the number yet, and more
+_TEXTS = (b"TXX", b"COM", b"USL", b"ULT")  # how the frames of ID3v2's texts begin that have a name of their own
+_MOST_TEXTS = 512
+_PAGE = re.compile(b"OggS")
+_MOST_WITHIN = 64  # heads within pages; in sound, the four bytes come by chance once in 4 GB
 _LEAST_RATE, _MOST_RATE = 4_000, 192_000  # Hz: telephones have 8,000, studios 192,000
 _MOST_CHANNELS = 8
 _MOST_PER_SECOND = 8 * 48_000
@@ -54,6 +59,31 @@ def read_size(data: bytes) -> tuple[int, int, int]:
             raise InvalidPayload("the audio's header does not say how long it is; write it to a file, not to a pipe")
         return length, packed >> 44, (packed >> 41 & 7) + 1
     return 0, 0, 0
+
+
+def check_tags(file: bytes) -> None:
+    """Raise InvalidPayload where an MP3's tags have very many texts: libmpg123 compares each with all before it."""
+    texts = sum(map(file.count, _TEXTS))
+    if texts > _MOST_TEXTS:
+        raise InvalidPayload(f"the audio's tags have {texts} texts; at most {_MOST_TEXTS} are read")
+
+
+def check_pages(file: bytes) -> None:
+    """Raise InvalidPayload where an Ogg's pages have heads of further pages within them.
+
+    Where a checksum is wrong, libogg goes on at the next head, and computes that one's checksum over up to 64 KiB.
+    """
+    end = within = 0
+    for found in _PAGE.finditer(file):
+        place = found.start()
+        if place < end:
+            within += 1
+            if within > _MOST_WITHIN:
+                raise InvalidPayload(f"the audio is broken: more than {_MOST_WITHIN} heads of pages lie within others")
+            continue
+        segments = place + 27  # RFC 3533, section 6
+        end = segments + file[segments - 1] if segments <= len(file) else len(file)
+        end += sum(file[segments:end])
 
 
 def _wav_size(data: bytes) -> tuple[int, int, int]:
