@@ -91,6 +91,24 @@ CONTAINER = (
         "one that the method takes.",
     ),
     Cause(
+        "precision of the KV cache",
+        (r"Invalid kv_cache_dtype",),
+        "The engine has no such precision: options.kv_cache_dtype: auto, or fp8.",
+    ),
+    Cause(
+        "attention kernel",
+        (r"No valid attention backend",),
+        "No attention kernel computes this model so, and the message gives each kernel's reason: leave "
+        "options.kv_cache_dtype and options.block_size out, set options.dtype: bf16 or fp16, or take another "
+        "instance.type.",
+    ),
+    Cause(
+        "not a number",
+        (r"NaNs detected in logits",),
+        "The numbers overflow in this precision, or the weights are damaged: options.dtype: bf16 in place of fp16, "
+        "options.kv_cache_dtype: auto, no options.quantize; else download the model again.",
+    ),
+    Cause(
         "precision",
         (r"does not support float16",),
         "The model computes no numbers in fp16: options.dtype: bf16, on a GPU that has it (A10G and later).",
@@ -110,6 +128,12 @@ CONTAINER = (
         (r"is greater than max_lora_rank",),
         "The adapter's rank is too large for the engine: raise options.max_lora_rank to the largest `r` of the "
         "adapter_config.json files.",
+    ),
+    Cause(
+        "adapters in memory",
+        (r"max_cpu_loras .+ must be >= max_loras",),
+        "The host's memory must hold at least the GPU's adapters: raise options.max_cpu_loras to options.max_loras, or "
+        "leave it out.",
     ),
     Cause(
         "draft model",
@@ -219,6 +243,24 @@ CONTAINER = (
         "model.path and model.upload, so that nothing is fetched at the start.",
     ),
     Cause(
+        "libraries of two versions",
+        (
+            r"undefined symbol: ",
+            r"(?<!libcuda)\.so[.\d]*: cannot open shared object file",
+            r"version .GLIBCXX_.+ not found",
+        ),
+        "A library of the image meets one of another version: take torch, nvidia-* and the engine's packages out of "
+        "the model's requirements.txt, and LD_LIBRARY_PATH and VLLM_NCCL_SO_PATH out of environment; packages "
+        "compiled for another torch need one made for this image.",
+    ),
+    Cause(
+        "scratch memory",
+        (r"Workspace is locked",),
+        "A kernel needs more memory than the engine has set aside at its start, a defect of its release: take another "
+        "one (image.tag or image.uri). Until then a larger options.max_num_batched_tokens may help; a smaller one "
+        "makes it worse.",
+    ),
+    Cause(
         "code of the model is missing",
         (
             r"trust_remote_code=True",
@@ -293,7 +335,7 @@ CONTAINER = (
         (
             r"no NVIDIA driver (?:is visible|in sight)|Found no NVIDIA driver",
             r"No CUDA GPUs are available|no CUDA-capable device is detected",
-            r"Torch not compiled with CUDA|Failed to infer device type",
+            r"Torch not compiled with CUDA|Failed to infer device type|libcuda\.so[.\d]*: cannot open",
         ),
         "The container sees no GPU: take an instance.type with one, give a component some (components.accelerators),"
         " or take a CPU engine in the CPU image (options.llm_engine: openvino).",
@@ -320,10 +362,25 @@ CONTAINER = (
         symptom=True,
     ),
     Cause(
+        "kernel fault",
+        (r"illegal memory access|device-side assert|unspecified launch failure|misaligned address",),
+        "A kernel has failed on the GPU, and the line that reports it is often not the one at fault: set "
+        "CUDA_LAUNCH_BLOCKING: '1' in environment, and the log names it. options.enforce_eager: true or another "
+        "release of the engine (image.tag) may avoid it.",
+        symptom=True,
+    ),
+    Cause(
+        "engine hangs",
+        (r"RPC call to \S+ timed out",),
+        "A worker has not answered in time. If one died, its reason stands further up in the log; if a step is only "
+        "slow, set VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS (300 by default) in environment.",
+        symptom=True,
+    ),
+    Cause(
         "engine did not start",
         (
             r"Engine core initialization failed|EngineCore failed to start|WorkerProc (initialization )?failed",
-            r"Worker proc .+ died unexpectedly",
+            r"Worker proc .+ died unexpectedly|One or more workers failed|Worker failed with|Executor failed\.",
             r"failed to be inspected",
             r"Executor worker returned error|Failed to initialize executor",
         ),
