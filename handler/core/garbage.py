@@ -29,6 +29,8 @@ _YOUNG = 50_000  # new objects that start a young collection at once: those of s
 _MIDDLE = 1  # two such collections lie between two that take the middle generation along
 _NEVER = 1 << 30
 _THREAD = "garbage"
+_MMAP_THRESHOLD = -3  # M_MMAP_THRESHOLD
+_LARGE = 1 << 20  # bytes
 
 
 @contextlib.contextmanager
@@ -49,6 +51,15 @@ def keep_collecting() -> None:
     gc.set_threshold(_YOUNG, _MIDDLE, _NEVER)
     if all(thread.name != _THREAD for thread in threading.enumerate()):  # another model has started it
         threading.Thread(target=_collect, name=_THREAD, daemon=True).start()
+
+
+def return_large_blocks() -> None:
+    """Have the C library return a large block to the system when it is freed.
+
+    By itself it keeps blocks of up to 32 MiB, for each thread, from the first one that is freed on (mallopt(3)).
+    """
+    with contextlib.suppress(AttributeError):  # it is not GNU's
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _LARGE)
 
 
 def _collect() -> None:

@@ -15,6 +15,7 @@ from handler.core.framing import dumps
 from handler.protocols.kernel.errors import SERVER, ErrorFormat
 from handler.protocols.kernel.http_response import HttpResponse, retry_headers
 from handler.serving.model import ServedModel
+from handler.serving.turns import Share
 
 Headers = list[tuple[bytes, bytes]]
 Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -23,6 +24,8 @@ SHARED = "shared_headers"
 """Where the scope keeps what every answer to its request bears: cheaper than a wrapper around `send`."""
 AS_IT_COMES = (b"x-accel-buffering", b"no")
 """Has nginx pass each part of a stream on at once, and keep the header to itself."""
+_TIMES = 3
+"""Bytes of memory for each of a body: what most are decoded to lies beside it. So one that has come whole is read."""
 _GIVEN_UP = "body_given_up"
 """In the scope of a request whose body is not waited for: its answer ends the connection."""
 
@@ -57,17 +60,21 @@ class Endpoint:
         await send_answer(scope, send, (self.errors or SERVER).whole(error), allow)
 
 
-async def read_body(scope: Scope, receive: Receive, limit: int, model: ServedModel) -> bytes | None:
+async def read_body(
+    scope: Scope, receive: Receive, limit: int, model: ServedModel, memory: Share | None = None
+) -> bytes | None:
     """The body, None when the client went away.
 
     Args:
         limit: bytes that it may have; more are never kept.
         model: whose stop does not wait for it.
+        memory: of which it takes what the body needs as it comes; None: it is done with soon.
 
     Raises:
         TooLarge, TooSlow: it breaks a limit.
+        Overloaded: there is no memory for it.
     """
-    body = start_now(_read_body(scope, receive, limit))
+    body = start_now(_read_body(scope, receive, limit, memory or Share(model.memory)))
     if body.done():  # it came with the head
         return body.result()
     seconds = model.config.client_timeout
@@ -79,7 +86,7 @@ async def read_body(scope: Scope, receive: Receive, limit: int, model: ServedMod
         raise TooSlow(f"the body did not arrive within {seconds:g} s (option.client_timeout)") from None
 
 
-async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None:
+async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share) -> bytes | None:
     length = scope["headers_by_name"].get("content-length", "").lstrip("0")
     if length.isdigit() and (len(length) > 18 or int(length) > limit):
         scope[_GIVEN_UP] = True
@@ -92,12 +99,19 @@ async def _read_body(scope: Scope, receive: Receive, limit: int) -> bytes | None
             return None
         part = message.get("body", b"")
         size += len(part)
-        if size > limit:
-            if message.get("more_body", False):
+        more = message.get("more_body", False)
+        try:
+            if size > limit:
+                raise TooLarge(f"the body has more than {limit} bytes (max_request_size)")
+            memory.take(_TIMES * len(part))
+        except ServingError:
+            parts.clear()
+            memory.give_back()  # at once: it is room for another one
+            if more:
                 scope[_GIVEN_UP] = True
-            raise TooLarge(f"the body has more than {limit} bytes (max_request_size)")
+            raise
         parts.append(part)
-        if not message.get("more_body", False):
+        if not more:
             return b"".join(parts)
 
 

@@ -36,6 +36,7 @@ from handler.plugins.stand_ins import StandIn
 from handler.plugins.stand_ins.djl import DJL_PYTHON
 from handler.serving.loading.model_directory import users_files
 from handler.serving.model import ServedModel
+from handler.serving.turns import Share
 
 log = logging.getLogger("handler.server")
 
@@ -102,9 +103,9 @@ class CustomCode:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._model.adapters.counted():  # a stop waits for it
+        with self._model.adapters.counted(), Share(self._model.memory) as memory:  # a stop waits for it
             try:
-                body = await read_body(scope, receive, self._model.config.max_request_size, self._model)
+                body = await read_body(scope, receive, self._model.config.max_request_size, self._model, memory)
             except ServingError as error:
                 return await send_error(scope, send, error)
             if body is not None:  # else the client has gone

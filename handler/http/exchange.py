@@ -49,6 +49,11 @@ class Exchange:
         """Whether the client has gone, or the answer is complete."""
         return self._cycle.disconnected or self._cycle.response_complete
 
+    @property
+    def num_unread(self) -> int:
+        """Bytes that were written, and that the socket has not taken yet."""
+        return self._transport.get_write_buffer_size()
+
     def drop(self) -> None:
         """Close the connection at once, without the rest of the answer."""
         self.is_held = True
@@ -67,6 +72,11 @@ class Exchange:
             self._reads_on = True
             self._cycle.flow.resume_reading()  # else the client's end would not be noticed
         await _wait(self._cycle.message_event, seconds)
+
+    async def read(self) -> None:
+        """Wait until the client has read what was written, but for what fits into buffers; or is gone."""
+        if self._cycle.flow.write_paused:
+            await self._cycle.flow.drain()
 
     def send_head(self) -> None:
         """Write the head of an answer that has begun, which waits for the first bytes otherwise."""
@@ -93,6 +103,7 @@ class AsgiExchange:
     """
 
     is_held = True  # `send` writes everything
+    num_unread = 0  # the server counts them itself
 
     def __init__(self, receive: Receive, send: Send, http_version: str) -> None:
         self._receive = receive
@@ -113,6 +124,9 @@ class AsgiExchange:
 
     def open(self) -> None:
         """Without effect: there is no shorter way than `send`."""
+
+    async def read(self) -> None:
+        """Without effect: `send` has waited, as the server has it."""
 
     def send_head(self) -> None:
         """Without effect: the server decides when it writes."""

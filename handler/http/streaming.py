@@ -8,6 +8,7 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, MutableMapping
 from typing import Any, Protocol, cast
 
+from handler.core.errors import Overloaded
 from handler.scheduler.active import Channel
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
@@ -30,10 +31,14 @@ class StreamChannel(Channel, Protocol):
     Attributes:
         is_held: closed, since bytes that come before wait elsewhere.
         written_at: time of the last chunk, by time.monotonic().
+        num_unread: bytes that were written, and that the socket has not taken yet.
     """
 
     is_held: bool
     written_at: float
+
+    @property
+    def num_unread(self) -> int: ...
 
     @property
     def wake(self) -> Callable[[], object]:
@@ -51,6 +56,7 @@ class BodyWriter:
 
     Args:
         channel: takes chunks while nothing waits here.
+        hold: told how many bytes are kept for the client now; raises Overloaded where all clients keep too many.
 
     Attributes:
         ended: the last chunk has been handed in.
@@ -58,9 +64,10 @@ class BodyWriter:
         broken: the client cannot be written to any more.
     """
 
-    def __init__(self, send: Send, channel: StreamChannel) -> None:
+    def __init__(self, send: Send, channel: StreamChannel, hold: Callable[[int], object] = bool) -> None:
         self._send = send
         self._channel = channel
+        self._hold = hold
         self._backlog: list[bytes] = []
         self._size = 0
         self._task: asyncio.Task[None] | None = None
@@ -78,15 +85,12 @@ class BodyWriter:
 
     def write(self, data: bytes, *, last: bool = False) -> None:
         self.ended, self._channel.written_at = last, time.monotonic()
+        if self.broken:
+            return
         if self._task is not None:
             self._backlog.append(data)
             self._size += len(data)
-            if self._size > _MAX_BACKLOG:
-                self.overflowed = True
-                self._break()
-            return
-        if self.broken:
-            return
+            return self._count()
         try:
             message = {"type": "http.response.body", "body": data, "more_body": not last}
             sending = cast(Coroutine[Any, Any, None], self._send(message))
@@ -95,12 +99,22 @@ class BodyWriter:
             self._channel.is_held = True
             if not last:
                 self._channel.open()
-            return
+            return self._count()
         except (OSError, RuntimeError):  # the connection is closed, though nobody has said so
             self._break()
             return
         self._channel.is_held = True
         self._task = asyncio.ensure_future(self._catch_up(sending, waiting))
+
+    def _count(self) -> None:
+        """Count what is kept for the client, and give the client up where that is too much."""
+        try:
+            self._hold(self._size + self._channel.num_unread)
+        except Overloaded:
+            self.overflowed = True
+        if self.overflowed or self._size > _MAX_BACKLOG:
+            self.overflowed = True
+            self._break()
 
     def _break(self) -> None:
         self._channel.is_held = True
@@ -116,8 +130,9 @@ class BodyWriter:
             while self._backlog:
                 data = b"".join(self._backlog)
                 self._backlog.clear()
-                self._size = 0
                 await self._send({"type": "http.response.body", "body": data, "more_body": not self.ended})
+                self._size -= len(data)
+                self._count()
         except (OSError, RuntimeError):  # the connection was closed meanwhile
             self._break()
         finally:

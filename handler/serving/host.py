@@ -75,6 +75,7 @@ async def running(
         at_end.callback(model.close)
         at_end.callback(watch.stop)
         garbage.keep_collecting()
+        garbage.return_large_blocks()
         model.start(changed)
         interval = config.cloudwatch_metrics_interval
         at_end.enter_context(cloudwatch.reporting(model.metrics.registry, config.label, interval))

@@ -43,6 +43,9 @@ from handler.serving.request_log import RequestLog
 from handler.serving.request_task import RequestTask
 from handler.serving.response_store import ResponseStore
 from handler.serving.sessions import Sessions
+from handler.serving.turns import Quota
+
+_SMALL = 1 << 18  # bytes of requests that have a part of the memory to themselves
 
 
 class ServedModel:
@@ -98,6 +101,14 @@ class ServedModel:
         )  # fmt: skip
         self.context = self.preprocessor.context
         self.admission = Admission(self.preprocessor, media_rules(config), stepped=stepped)
+        total, spare = config.requests_total_bytes, config.requests_total_bytes // 4
+        self.memory = Quota(
+            total - spare,
+            spare,
+            _SMALL,
+            "all requests together take too much memory (option.requests_total_bytes)",
+            beside=spare,
+        )
         self.draining = self._closing = False
         self.started_at = time.time()
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -200,7 +211,9 @@ class ServedModel:
         kind: Callable[..., RequestTask] = RequestTask,
     ) -> RequestTask:
         tasks = self._tasks
-        task = kind(self.admission, self.driver, stats, headers, dialect, on_bytes, tasks.discard, self._batches)
+        task = kind(
+            self.admission, self.driver, stats, headers, dialect, on_bytes, tasks.discard, self.memory, self._batches
+        )
         tasks.add(task)
         return task
 

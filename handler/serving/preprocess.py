@@ -286,7 +286,7 @@ class Preprocessor:
         return with_formatter(call, formatter, body.value, body.given, tgi_compat=compat, session=session)
 
     def encode(self, request: Request, media: Sequence[Medium] = ()) -> tuple[Request, Prompt]:
-        """Return the request with its length settled, and the prompt's ids, cut as asked, within the model's limits.
+        """Return what is left of the request, its length settled, and the prompt, cut as asked, within the limits.
 
         Raises:
             InvalidPayload, InvalidParameter: engines clamp or fail late where we refuse at once.
@@ -379,6 +379,7 @@ class Preprocessor:
             raise AnswerTooLong(names.max_new_tokens, num_prompt, needed, limit)
 
     def _filled(self, request: Request, prompt: Prompt) -> Request:
+        request = request._replace(messages=(), media=(), tools=())  # the prompt has taken their place
         limit, wanted = self._most_tokens(), request.sampling.max_new_tokens
         if limit is None or wanted <= (left := limit - len(prompt.ids)):
             return request

@@ -16,12 +16,33 @@ from handler.plugins.formatter_thread import ThreadedReply
 from handler.protocols.kernel.base import Dialect, ParsedRequest, Reply
 from handler.protocols.kernel.http_response import Headers as ResponseHeaders
 from handler.protocols.kernel.http_response import HttpResponse
+from handler.protocols.kernel.readers.body import decoded_size
 from handler.scheduler.active import Channel, TokenReceiver
 from handler.serving.admission import Admission
 from handler.serving.dynamic_batcher import DynamicBatcher
 from handler.serving.engine_driver import EngineDriver
 from handler.serving.metrics.request_stats import RequestStats
 from handler.serving.preprocess import Headers
+from handler.serving.turns import Quota, Share
+
+
+class RequestMemory(Share):
+    """What one request takes of the memory: its body as it comes, then what is decoded, and what nobody has read."""
+
+    _decoded = _repeated = 0
+
+    def settle(self, decoded: int, repeated: int) -> None:
+        """Count a decoded body in place of the body, and the parts of it that the answer repeats.
+
+        Raises:
+            Overloaded: all requests together take too much. So do the others.
+        """
+        self._decoded, self._repeated = decoded, repeated
+        self.hold(0)
+
+    def hold(self, num_unread: int) -> None:
+        """Count the bytes of the answer that its client has not read; those that it repeats are counted before."""
+        self.set(self._decoded + max(self._repeated, num_unread))
 
 
 class RequestTask:
@@ -36,6 +57,7 @@ class RequestTask:
         on_bytes: called with this task when there is something to take, when the engine begins to answer, and at the
             end; at the end of the engine's step, once for all that it brought.
         on_close: called once with this task, when its host has closed it.
+        memory: of all requests.
         batches: which the request must join before it goes to the engine; None where it need not.
 
     Attributes:
@@ -47,13 +69,14 @@ class RequestTask:
         finished: nothing more comes.
         closed: the host is done with it.
         opened_at: by time.monotonic().
+        memory: that the request takes, until it is closed.
         parsed: None until the body has been parsed.
     """
 
     __slots__ = (
         "__weakref__", "_admission", "_background", "_batches", "_channel", "_content_type", "_dialect", "_driver",
         "_error_headers", "_headers", "_ids", "_in_batch", "_on_close", "_receiver", "_reply", "_size", "_stats",
-        "_threaded", "begun", "closed", "committed", "error", "finished", "notified", "on_bytes", "opened_at",
+        "_threaded", "begun", "closed", "committed", "error", "finished", "memory", "notified", "on_bytes", "opened_at",
         "parsed", "status", "unsent",
     )  # fmt: skip
 
@@ -66,6 +89,7 @@ class RequestTask:
         dialect: Dialect | None,
         on_bytes: Callable[[RequestTask], object],
         on_close: Callable[[RequestTask], object],
+        memory: Quota,
         batches: DynamicBatcher | None = None,
     ) -> None:
         self._admission = admission
@@ -86,6 +110,7 @@ class RequestTask:
         self._error_headers: ResponseHeaders = ()
         self.on_bytes = on_bytes
         self._on_close = on_close
+        self.memory = RequestMemory(memory)
         self.parsed: ParsedRequest | None = None
         self.status = 200
         self.error: ServingError | None = None
@@ -109,6 +134,11 @@ class RequestTask:
     def ignored(self) -> Sequence[str]:
         """The parameters that mean nothing here."""
         return () if self.parsed is None else self.parsed.ignored
+
+    @property
+    def keep_alive(self) -> bytes:
+        """What a stream sends when it has been silent for a while; b"" for nothing."""
+        return b"" if self.parsed is None else self.parsed.keep_alive
 
     def header(self, name: str) -> str:
         """Return a header of the request; "" where it has none.
@@ -162,6 +192,8 @@ class RequestTask:
             return
         value, self._size, admission = None, len(body), self._admission
         try:
+            size = await admission.run(self._size, functools.partial(decoded_size, body))
+            self.memory.set(len(body) + size)
             decoded = await admission.decode(body, self._headers, self._dialect)
             value = decoded.value
             recalled = None
@@ -171,6 +203,7 @@ class RequestTask:
                 self._size += recalled.size
             parse = functools.partial(admission.preprocessor.parse, decoded, self._headers, self._dialect, recalled)
             parsed = await admission.run(self._size, parse)
+            self.memory.settle(size, parsed.num_repeated)
             if not self.finished:  # the server may have given up meanwhile
                 self._accept(parsed)
         except Exception as error:  # one client's body must not stop the others
@@ -205,7 +238,8 @@ class RequestTask:
             encoded = [
                 await self._admission.encode(request, self._size, self._headers) for request in self.parsed.requests
             ]
-            self._stats.note_encoded()
+            self.parsed = self.parsed._replace(requests=[request for request, _ in encoded])
+            self._stats.note_encoded(self.parsed)
             if self._batches is not None and not self.finished:
                 await self._batches.join()
                 self._in_batch = True
@@ -260,6 +294,11 @@ class RequestTask:
 
     def _put(self, reply: Reply, data: bytes, finish: Finish | None) -> None:
         """Keep what the reply has written, and tell the host when the engine's step ends."""
+        if reply.finished and not self.streams:
+            try:
+                self.memory.hold(len(data))
+            except Overloaded as error:
+                return self._refuse(error)
         if data:
             self.unsent.append(data)
         if reply.finished:
@@ -315,6 +354,7 @@ class RequestTask:
                 background.cancel()
         if not self.closed:
             self.closed = True
+            self.memory.give_back()
             self._on_close(self)
 
     def __enter__(self) -> RequestTask:

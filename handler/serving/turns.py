@@ -26,10 +26,11 @@ class Quota:
         most: for all of them.
         spare: beyond `most`, for those that take no more than `small` each: large ones cannot shut them out.
         words: what to say to a request that finds too little left.
+        beside: a request may take any amount while all others have taken no more than this; by default never.
     """
 
-    def __init__(self, most: int, spare: int, small: int, words: str) -> None:
-        self.most = most
+    def __init__(self, most: int, spare: int, small: int, words: str, beside: int = -1) -> None:
+        self.most, self._beside = most, beside
         self._spare, self._small, self._words = spare, small, words
         self._lock = threading.RLock()  # the collector may give something back while a thread takes some
         self.taken = 0
@@ -41,13 +42,56 @@ class Quota:
             Overloaded: there is too little left.
         """
         with self._lock:
-            if self.taken + amount > self.most + (self._spare if before + amount <= self._small else 0):
+            if self.taken + amount > self.most and not self._has_room(amount, before):
                 raise Overloaded(self._words)
             self.taken += amount
 
     def give_back(self, amount: int) -> None:
         with self._lock:
             self.taken -= amount
+
+    def _has_room(self, amount: int, before: int) -> bool:
+        """Return whether there is room beyond `most` for a request that is small, or is all but alone."""
+        if before + amount <= self._small and self.taken + amount <= self.most + self._spare:
+            return True
+        return self.taken - before <= self._beside
+
+
+class Share:
+    """One request's part of a quota, until it is given back or nothing refers to it."""
+
+    def __init__(self, quota: Quota) -> None:
+        self._quota, self.size = quota, 0
+
+    def __enter__(self) -> Share:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.give_back()
+
+    def take(self, amount: int) -> None:
+        """Raise Overloaded where too little is left."""
+        self._quota.take(amount, self.size)
+        self.size += amount
+
+    def set(self, size: int) -> None:
+        """Take what is missing to a size, or give the rest back.
+
+        Raises:
+            Overloaded: as `take`.
+        """
+        if size > self.size:
+            self.take(size - self.size)
+        else:
+            self.give_back(self.size - size)
+
+    def give_back(self, amount: int | None = None) -> None:
+        """Give a part back, or all."""
+        amount = self.size if amount is None else amount
+        self.size -= amount
+        self._quota.give_back(amount)
+
+    __del__ = give_back
 
 
 class Flow:

@@ -7,22 +7,27 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from handler.serving.owners import owner_by_key
 from handler.serving.turns import Flow, Turns
-from tests.servers import http
+from tests.servers import ServerProcess, http
 
 LONGEST = 0.5  # seconds in which the loop may stand still
 TRIES = 3
 
 
 class Watch:
-    """Does something again and again; `longest` is the longest time that it took, in seconds."""
+    """Does something again and again; `longest` is the longest time that it took, in seconds.
 
-    def __init__(self, what: Callable[[], object]) -> None:
-        self._what, self.longest = what, 0.0
+    Args:
+        clock: the time by which it is measured.
+    """
+
+    def __init__(self, what: Callable[[], object], clock: Callable[[], float] = time.monotonic) -> None:
+        self._what, self._clock, self.longest = what, clock, 0.0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -36,9 +41,15 @@ class Watch:
 
     def _run(self) -> None:
         while not self._ended.wait(0.01):
-            began = time.monotonic()
+            began = self._clock()
             self._what()
-            self.longest = max(self.longest, time.monotonic() - began)
+            self.longest = max(self.longest, self._clock() - began)
+
+
+def cpu_of_loop(server: ServerProcess) -> Callable[[], float]:
+    """Return the clock of a server's event loop: the seconds that its thread, the main one, has computed."""
+    path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/schedstat")
+    return lambda: int(path.read_text().split()[0]) / 1e9
 
 
 def pings(url: str) -> dict[str, tuple[Callable[[], object], float]]:

@@ -189,6 +189,7 @@ class Options:
     batch_size: int = option(integer(1, 4096), 1, "dynamic batching: requests in a batch", "max_dynamic_batch_size", prefix="")
     max_batch_delay: int = option(integer(0, 3_600_000), 100, "dynamic batching: milliseconds to wait for a full batch", prefix="")
     max_request_size: int = option(integer(1), 67_108_864, "bytes of a request body; longer ones get 413", prefix="")
+    requests_total_bytes: int = option(integer(1 << 20, 1 << 42), 1 << 28, "bytes that all requests keep in memory, from their bodies to their unread answers; a quarter is for small ones; above this, requests get 503, 429 or 529")
     max_model_len: int | None = option(integer(2), None, "tokens of prompt and answer together; by default the model's context length")
     max_input_len: int | None = option(integer(1), None, "tokens of a prompt; by default all that option.max_model_len leaves")
     max_num_batched_tokens: int | None = option(integer(16), None, "tokens that one engine step computes (tuning.md); by default 256 on openvino; other engines choose", "option.max_rolling_batch_prefill_tokens")

@@ -12,7 +12,7 @@ from handler.core.errors import ModelNotFound, ServingError
 from handler.http.asgi import AS_IT_COMES, Headers, encoded, read_body, send_answer, send_start
 from handler.http.exchange import EXCHANGE, AnyExchange
 from handler.http.streaming import BodyWriter
-from handler.protocols.kernel.base import Dialect, ParsedRequest
+from handler.protocols.kernel.base import Dialect
 from handler.protocols.kernel.http_response import HttpResponse
 from handler.serving.model import ServedModel
 from handler.serving.preprocess import QUERY_ADAPTER, ignored_header
@@ -48,12 +48,12 @@ class Inference:
         exchange: AnyExchange = scope["extensions"][EXCHANGE]
         with self._open(scope, exchange) as task:
             await self._parse(scope, receive, task)
-            parsed = task.parsed
-            if parsed is not None:
-                if not parsed.streams:
+            if task.parsed is not None:
+                if not task.parsed.streams:
                     exchange.send_whole()
                 task.start()
-                await _send(scope, send, parsed, task, exchange)
+                await _send(scope, send, task, exchange)
+                await exchange.read()  # until then it takes memory
             elif task.error is not None:  # else the client has gone
                 await send_answer(scope, send, task.take_whole())
 
@@ -84,7 +84,7 @@ class Inference:
         if task.finished:
             return
         try:
-            body = await read_body(scope, receive, self._model.config.max_request_size, self._model)
+            body = await read_body(scope, receive, self._model.config.max_request_size, self._model, task.memory)
             if body is not None:
                 self._model.check_room()  # it may have taken its time
                 await task.parse(body)  # what has come whole is answered, also at SIGTERM
@@ -98,10 +98,9 @@ def path_of(scope: Scope) -> str:
     return f"{scope['path']}?{query.decode('latin-1')}" if query else str(scope["path"])
 
 
-async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTask, exchange: AnyExchange) -> None:
+async def _send(scope: Scope, send: Send, task: RequestTask, exchange: AnyExchange) -> None:
     """Write a request's answer as it comes, until the last byte or until the client is gone."""
-    ignored = encoded(ignored_header(parsed.ignored).items())
-    sign = parsed.keep_alive
+    ignored, sign = encoded(ignored_header(task.ignored).items()), task.keep_alive
     started = False
     written_at = time.monotonic()
     while not (task.unsent or task.finished):
@@ -110,7 +109,7 @@ async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTa
         silent = time.monotonic() - written_at
         if sign and silent >= KEEP_ALIVE:
             if not started:
-                await _start_stream(scope, send, parsed, [*encoded(parsed.headers(None)), *ignored])
+                await _start_stream(scope, send, task, ignored)
                 started = True
             await send({"type": "http.response.body", "body": sign, "more_body": True})
             written_at, silent = time.monotonic(), 0.0
@@ -123,8 +122,8 @@ async def _send(scope: Scope, send: Send, parsed: ParsedRequest, task: RequestTa
             await send_answer(scope, send, answer, ignored)
     else:
         if not started:
-            await _start_stream(scope, send, parsed, [*encoded(task.dialect_headers()), *ignored])
-        writer = BodyWriter(send, exchange)
+            await _start_stream(scope, send, task, ignored)
+        writer = BodyWriter(send, exchange, task.memory.hold)
         stream_to(task, writer)
         task.write_tokens_to(exchange)
         await _end_of(writer, exchange, sign)
@@ -140,9 +139,9 @@ def stream_to(task: RequestTask, writer: BodyWriter) -> None:
     writer.pull(task)
 
 
-async def _start_stream(scope: Scope, send: Send, parsed: ParsedRequest, extra: Headers) -> None:
-    extra = [(b"cache-control", b"no-cache"), AS_IT_COMES, *extra]
-    await send_start(scope, send, 200, parsed.reply.content_type, extra)
+async def _start_stream(scope: Scope, send: Send, task: RequestTask, ignored: Headers) -> None:
+    extra = [(b"cache-control", b"no-cache"), AS_IT_COMES, *encoded(task.dialect_headers()), *ignored]
+    await send_start(scope, send, 200, task.content_type, extra)
 
 
 async def _end_of(writer: BodyWriter, exchange: AnyExchange, sign: bytes) -> None:

@@ -81,6 +81,8 @@ class ParsedRequest(NamedTuple):
         keeps: the reply's last `feed` keeps the answer, and blocks until that is done.
         take_prompt: hands the reply the prompt, of which alone the answer is made, however many tokens the model takes;
             called on any thread. None: the engine answers.
+        num_repeated: bytes of the request that the answer repeats, beyond what prompts and parameters are, as often as
+            it does.
     """
 
     requests: Sequence[Request]
@@ -95,6 +97,7 @@ class ParsedRequest(NamedTuple):
     keep_alive: bytes = b""
     keeps: bool = False
     take_prompt: Callable[[Prompt], None] | None = None
+    num_repeated: int = 0
 
 
 class Dialect(ABC):

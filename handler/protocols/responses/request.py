@@ -30,7 +30,7 @@ from handler.protocols.responses.head import encode_head, read_head, without_str
 from handler.protocols.responses.items import new_id, secret_id
 from handler.protocols.responses.messages import INPUT, InputReader
 from handler.protocols.responses.parameters import NO_EFFECT, TABLE
-from handler.protocols.responses.response import ResponseDocument, ResponseStream, Settings
+from handler.protocols.responses.response import NUM_STATES, ResponseDocument, ResponseStream, Settings
 from handler.protocols.responses.stored import KEPT, make_keeping, read_kept, read_wanted
 from handler.protocols.responses.tools import TOOLS, ToolsReader, read_choice
 
@@ -146,10 +146,11 @@ class _Chat(OpenAiChat):
         }
         settings, requests = Settings(head, chat.format.form, self._namespaces, self._keeping), (chat.request,)
         if chat.framing is JSON:
-            parsed = ParsedRequest(requests, ResponseDocument(settings), self.errors, chat.ignored)
+            parsed, times = ParsedRequest(requests, ResponseDocument(settings), self.errors, chat.ignored), 1
         else:
-            parsed = streaming(requests, ResponseStream(settings), self.errors, chat.ignored)
-        return parsed._replace(keeps=self._keeping is not None)
+            parsed, times = streaming(requests, ResponseStream(settings), self.errors, chat.ignored), NUM_STATES
+        repeated_size = (1 + times) * len(JSON.encode(head))  # and once until then
+        return parsed._replace(keeps=self._keeping is not None, num_repeated=repeated_size)
 
 
 class _CountedChat(_Chat):

@@ -36,6 +36,10 @@ _STATES: Mapping[Status, ResponseState] = {
 }
 
 
+NUM_STATES = 3
+"""Events of a stream that tell the whole response."""
+
+
 class Settings(NamedTuple):
     """What an answer's form depends on.
 

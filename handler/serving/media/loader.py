@@ -20,7 +20,7 @@ from handler.engines.process.sandbox_tasks import Job, Limits
 from handler.serving.media.decoder import LargerThanRead, Size
 from handler.serving.media.kinds import DECODERS
 from handler.serving.media.rules import MediaRules
-from handler.serving.turns import Flow, Quota, Turns, TurnThreads
+from handler.serving.turns import Flow, Quota, Share, Turns, TurnThreads
 
 if TYPE_CHECKING:
     from handler.serving.media.fetch import Fetcher
@@ -45,28 +45,18 @@ _BEGIN = 1 / 128  # seconds that it takes to begin and end
 _NICE = 5  # of media that may take long
 
 
-class Reservation:
-    """One request's part of the memory, until it is given back or nothing refers to it."""
+class Reservation(Share):
+    """One request's part of the memory for media."""
 
     def __init__(self, memory: Quota, media: str) -> None:
-        self._memory, self._media, self._size = memory, media, 0
+        super().__init__(memory)
+        self._media = media
 
-    def take(self, size: int) -> None:
+    def take(self, amount: int) -> None:
         """Raise Overloaded where too little is free, InvalidPayload where there never is so much."""
-        if self._size + size > self._memory.most:
-            raise InvalidPayload(
-                f"the request's {self._media} have more than {self._memory.most} bytes of files and decoded data"
-            )
-        self._memory.take(size, self._size)
-        self._size += size
-
-    def give_back(self, size: int | None = None) -> None:
-        """Give a part back, or all."""
-        size = self._size if size is None else size
-        self._size -= size
-        self._memory.give_back(size)
-
-    __del__ = give_back
+        if self.size + amount > (most := self._quota.most):
+            raise InvalidPayload(f"the request's {self._media} have more than {most} bytes of files and decoded data")
+        super().take(amount)
 
 
 class Load(NamedTuple):

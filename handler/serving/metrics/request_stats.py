@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from handler.core.values import Finish
 from handler.protocols.kernel.base import ParsedRequest, Timing
@@ -41,6 +42,7 @@ class RequestStats:
         self._log_prompts = log_prompts
         self._metrics = metrics
         self._parsed: ParsedRequest | None = None
+        self._prompts: Sequence[Any] = ()
         self._accepted_at = 0.0  # all times are of time.perf_counter()
         self._encoded_at = 0.0
         self._started_at = 0.0
@@ -56,10 +58,13 @@ class RequestStats:
     def note_accepted(self, parsed: ParsedRequest) -> None:
         """The body has been parsed: the request's time begins."""
         self._parsed = parsed
+        if self._log_prompts:
+            self._prompts = [request.messages or request.prompt for request in parsed.requests]
         self._accepted_at = time.perf_counter()
 
-    def note_encoded(self) -> None:
-        """The prompts are within the model's limits."""
+    def note_encoded(self, parsed: ParsedRequest) -> None:
+        """The prompts are within the model's limits, and are kept as tokens alone."""
+        self._parsed = parsed
         self._encoded_at = time.perf_counter()
 
     def note_started(self) -> None:
@@ -130,8 +135,7 @@ class RequestStats:
             f" error={self.error!r}" if self.error else "",
         )
         if self._log_prompts and self._parsed is not None:
-            prompts = [request.messages or request.prompt for request in self._parsed.requests]
-            log.info("id=%s prompts=%r", self._request_id, prompts)
+            log.info("id=%s prompts=%r", self._request_id, self._prompts)
 
     def _record(self, outcome: str, finish: Finish | None, seconds: float, first: float) -> RequestRecord:
         return RequestRecord(

@@ -35,6 +35,7 @@ class Short:
         self.is_open = is_open
         self.is_held = True
         self.written_at = 0.0
+        self.num_unread = 0
 
     def wake(self) -> None:
         pass

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from handler.core.errors import Overloaded
-from handler.serving.turns import Flow, Quota, Turns, TurnThreads
+from handler.serving.turns import Flow, Quota, Share, Turns, TurnThreads
 from tests.servers import PATIENCE
 
 
@@ -31,6 +31,26 @@ def test_small_requests_have_room_that_large_ones_cannot_take() -> None:
     with pytest.raises(Overloaded):
         quota.take(1)
     quota.give_back(14)
+    assert quota.taken == 0
+
+
+def test_one_request_may_take_any_amount_beside_small_ones() -> None:
+    quota = Quota(10, spare=4, small=2, words="full", beside=4)
+    little, much, more = Share(quota), Share(quota), Share(quota)
+    little.take(4)
+    much.take(9)
+    much.take(20)
+    with pytest.raises(Overloaded):
+        more.take(3)
+    much.set(8)
+    assert (much.size, quota.taken) == (8, 12)
+    more.take(2)
+    with pytest.raises(Overloaded):
+        little.take(1)
+    del much
+    with more:
+        more.set(6)
+    little.set(0)
     assert quota.taken == 0
 
 
