@@ -257,7 +257,7 @@ def test_a_bug_in_one_request_of_a_step_fails_that_one_alone(
     assert bench.model.num_inferences == 0
 
 
-@pytest.mark.parametrize("bug", set(BUGS) - {"piece", "headers"}, indirect=True)
+@pytest.mark.parametrize("bug", sorted(set(BUGS) - {"piece", "headers"}), indirect=True)
 def test_a_bug_in_one_request_of_a_dynamic_batch_fails_that_one_alone(
     modes: Any, bug: str, caplog: pytest.LogCaptureFixture
 ) -> None:
