@@ -1,7 +1,7 @@
 """Models of S3: all objects below the prefix of `s3://bucket/prefix/`, in a directory of this machine.
 
 Files come into a directory beside the last one, which is renamed when all are there: a start that is killed leaves
-whole files and pieces of large ones, which the next one keeps, and no model that is served by half. Processes that
+whole files, which the next one keeps, and no model that is served by half. Processes that
 start together wait for the one that downloads.
 """
 
@@ -11,14 +11,11 @@ import contextlib
 import fcntl
 import importlib.util
 import os
-import queue
 import shutil
 import sys
 import threading
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import closing
 from fnmatch import fnmatch
 from hashlib import sha256
 from pathlib import Path, PurePosixPath
@@ -42,7 +39,6 @@ _MOST_PAGES = 1_000  # of a list, a request each; S3's have a thousand objects
 _REQUESTS = 24  # at a time: one connection brings some 80 MB/s
 _TRIES = 5  # to read an answer to its end
 _PIECE = 32 << 20  # bytes of a request, of larger files
-_CHUNK = 1 << 20  # bytes that are read and written at once
 _SECONDS = 10.0  # between lines of progress; also for a connection
 _CURE = (
     "SageMaker brings the files before the start, with its own rights, where they are the model's ModelDataSource and "
@@ -78,15 +74,6 @@ class _Object(NamedTuple):
     size: int
     time: int
     etag: str
-
-
-class _Piece(NamedTuple):
-    """Bytes of an object from `start`, which `work` is written with."""
-
-    one: _Object
-    work: Path
-    start: int
-    size: int
 
 
 def is_url(model_id: str | None) -> TypeGuard[str]:
@@ -162,6 +149,7 @@ def _refusals(url: str, bucket: str, prefix: str) -> Iterator[None]:
         ParamValidationError,
         PartialCredentialsError,
     )
+    from s3transfer.exceptions import RetriesExceededError, S3DownloadFailedError
 
     try:
         yield
@@ -177,7 +165,9 @@ def _refusals(url: str, bucket: str, prefix: str) -> Iterator[None]:
     except (NoCredentialsError, PartialCredentialsError) as error:
         why = f"there are no AWS credentials here ({type(error).__name__})"
         raise ConfigError(f"{url} cannot be fetched: {why}: give the container a role. {_CURE}") from None
-    except BotoCoreError as error:
+    except S3DownloadFailedError:
+        raise ConfigError(f"{url} cannot be fetched: {_ADVICE['PreconditionFailed']}. {_CURE}") from None
+    except (BotoCoreError, RetriesExceededError) as error:
         raise ConfigError(
             f"{url} cannot be fetched: S3 does not answer ({type(error).__name__}): under network isolation it is out "
             f"of reach, and a VPC needs a gateway endpoint for S3. {_CURE}"
@@ -303,13 +293,7 @@ def _fill(client: Any, url: str, bucket: str, part: Path, objects: Collection[_O
         if not (path in wanted and _is_whole(path, wanted[path])):
             path.unlink()
     missing = {path: one for path, one in wanted.items() if not path.exists()}
-    cut = part.with_suffix(".pieces")
-    cut.mkdir(exist_ok=True)
-    files = [_File(one, path, cut) for path, one in missing.items()]
-    for path in set(cut.iterdir()) - {path for file in files for path in (file.work, file.ledger)}:
-        path.unlink()
-    pieces = {piece: file for file in files for piece in file.missing()}
-    size, total = sum(piece.size for piece in pieces), sum(one.size for one in objects)
+    size, total = sum(one.size for one in missing.values()), sum(one.size for one in objects)
     free = shutil.disk_usage(part).free
     if size > free:
         raise ConfigError(
@@ -318,18 +302,17 @@ def _fill(client: Any, url: str, bucket: str, part: Path, objects: Collection[_O
         )
     kept = f", of which {_giga(total - size)} are there" if size < total else ""
     _say(f"downloading {url}: {len(objects)} files, {_giga(total)}{kept}, to {part.parent}")
-    _transfer(client, url, bucket, pieces)
-    shutil.rmtree(cut)
+    _transfer(client, url, bucket, missing)
 
 
 def _is_whole(path: Path, one: _Object) -> bool:
-    """Whether the file is the object: by its size, and the time that `_File` gives a file when it is whole."""
+    """Whether the file is the object: by its size, and the time that it gets when it is whole."""
     state = path.stat()
     return (state.st_size, int(state.st_mtime)) == (one.size, one.time)
 
 
 class _Progress:
-    """Counts what comes, and prints a line every few seconds."""
+    """Counts what comes, on any thread, and prints a line every few seconds."""
 
     def __init__(self, url: str, size: int) -> None:
         self._url, self._size = url, size
@@ -338,122 +321,65 @@ class _Progress:
         self._began = self._shown = time.monotonic()
 
     def add(self, size: int) -> None:
-        """Count bytes, on any thread; fewer than none are sent again."""
+        """Count bytes; fewer than none are sent again."""
         with self._lock:
             self._received += size
-
-    def show(self) -> None:
-        now = time.monotonic()
-        if now - self._shown < _SECONDS:
-            return
-        self._shown = now
+            now = time.monotonic()
+            if now - self._shown < _SECONDS:
+                return
+            self._shown = now
         rate = self._received / (now - self._began)
         left = f", {(self._size - self._received) / rate:.0f} s left" if rate > 0 else ""
         _say(f"{self._url}: {_giga(self._received)} of {_giga(self._size)}, {rate / 1e6:.0f} MB/s{left}")
 
 
-class _File:
-    """An object's file while its pieces come, in any order. A byte of the ledger is 1 where its piece is there.
+class _Subscriber:
+    """Tells s3transfer what the list said of an object, watches its bytes, and gives a whole file the object's time.
 
-    Both are named by what the list said of the object, so that another object's pieces are never among them.
+    Of a large object S3 sends pieces only while it is that of the list. Smaller ones are compared by the next list.
     """
 
-    def __init__(self, one: _Object, path: Path, directory: Path) -> None:
-        name = _digest(one.name, str(one.size), one.etag, str(_PIECE))
-        self.work, self.ledger = directory / name, directory / f"{name}.ledger"
-        self._one, self._path = one, path
-        self._left = 0
+    def __init__(self, url: str, one: _Object, path: Path, progress: _Progress) -> None:
+        self._url, self._one, self._path, self._progress = url, one, path, progress
+        self._received = 0
 
-    def missing(self) -> list[_Piece]:
-        """Return the pieces that are not there; an empty file has one, without bytes."""
-        one = self._one
-        pieces = [
-            _Piece(one, self.work, start, min(_PIECE, one.size - start)) for start in range(0, max(one.size, 1), _PIECE)
-        ]
-        whole = self.work.exists() and self.ledger.exists() and self.work.stat().st_size == one.size
-        there = self.ledger.read_bytes() if whole else b""
-        self._left = len(pieces)
-        if not there:
-            self.work.write_bytes(b"")
-            os.truncate(self.work, one.size)
-            self.ledger.write_bytes(bytes(len(pieces)))
-        found = [piece for index, piece in enumerate(pieces) if there[index : index + 1] != b"\x01"]
-        self._left = len(found)
-        if not found:
-            self._finish()
-        return found
+    def on_queued(self, future: Any, **others: Any) -> None:
+        future.meta.provide_transfer_size(self._one.size)
+        future.meta.provide_object_etag(self._one.etag)
 
-    def add(self, piece: _Piece) -> None:
-        """Note that a piece is there; with the last one, the file takes its place."""
-        with open(self.ledger, "r+b") as ledger:
-            ledger.seek(piece.start // _PIECE)
-            ledger.write(b"\x01")
-        self._left -= 1
-        if not self._left:
-            self._finish()
+    def on_progress(self, bytes_transferred: int, **others: Any) -> None:
+        self._received += bytes_transferred
+        if self._received > self._one.size:  # it might never end
+            raise ConfigError(f"{self._url}: {self._one.name} came with more than {self._one.size} bytes; start again")
+        self._progress.add(bytes_transferred)
 
-    def _finish(self) -> None:
-        """Mark the file as whole by the object's time."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        os.utime(self.work, (self._one.time, self._one.time))
-        self.work.rename(self._path)
-        self.ledger.unlink()
+    def on_done(self, **others: Any) -> None:
+        with contextlib.suppress(FileNotFoundError):  # it failed
+            os.utime(self._path, (self._one.time, self._one.time))
 
 
-def _transfer(client: Any, url: str, bucket: str, pieces: Mapping[_Piece, _File]) -> None:
-    """Bring the pieces, several at a time."""
-    progress, stop = _Progress(url, sum(piece.size for piece in pieces)), threading.Event()
-    done: queue.SimpleQueue[Future[_Piece]] = queue.SimpleQueue()
-    with ThreadPoolExecutor(_REQUESTS) as pool:
-        try:
-            for piece in pieces:
-                pool.submit(_get, client, url, bucket, piece, progress, stop).add_done_callback(done.put)
-            left = len(pieces)
-            while left:
-                with contextlib.suppress(queue.Empty):
-                    piece = done.get(timeout=_SECONDS).result()
-                    pieces[piece].add(piece)
-                    left -= 1
-                progress.show()
-        except BaseException:
-            stop.set()
-            pool.shutdown(cancel_futures=True)
-            raise
+def _transfer(client: Any, url: str, bucket: str, files: Mapping[Path, _Object]) -> None:
+    """Bring the objects, several requests at a time."""
+    from s3transfer.manager import TransferConfig, TransferManager
 
-
-def _get(client: Any, url: str, bucket: str, piece: _Piece, progress: _Progress, stop: threading.Event) -> _Piece:
-    """Write a piece of an object, which S3 sends only while the object is the one of the list.
-
-    Raises:
-        ConfigError: it has another length.
-    """
-    from botocore.exceptions import IncompleteReadError, ReadTimeoutError, ResponseStreamingError
-
-    about = {"Bucket": bucket, "Key": piece.one.key, "IfMatch": piece.one.etag}
-    if piece.size < piece.one.size:
-        about["Range"] = f"bytes={piece.start}-{piece.start + piece.size - 1}"
-    for attempt in range(1, _TRIES + 1):
-        received = 0
-        try:
-            with closing(client.get_object(**about)["Body"]) as body, open(piece.work, "r+b") as file:
-                file.seek(piece.start)
-                while not stop.is_set() and (chunk := body.read(_CHUNK)):
-                    received += len(chunk)
-                    if received > piece.size:  # it might never end
-                        raise ConfigError(
-                            f"{url}: {piece.one.name} came with more than {piece.size} bytes; start again"
-                        )
-                    file.write(chunk)
-                    progress.add(len(chunk))
-        except (IncompleteReadError, ReadTimeoutError, ResponseStreamingError):
-            progress.add(-received)
-            if attempt == _TRIES:
-                raise
-        else:
-            break
-    if received < piece.size:
-        raise ConfigError(f"{url}: {piece.one.name} came with {received} bytes of {piece.size}; start again")
-    return piece
+    settings = TransferConfig(
+        multipart_threshold=_PIECE,
+        multipart_chunksize=_PIECE,
+        max_request_concurrency=_REQUESTS,
+        num_download_attempts=_TRIES,
+    )
+    progress = _Progress(url, sum(one.size for one in files.values()))
+    with TransferManager(client, settings) as manager:
+        transfers = []
+        for path, one in files.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            watch = _Subscriber(url, one, path, progress)
+            transfers.append(manager.download(bucket, one.key, str(path), subscribers=[watch]))
+        for transfer in transfers:
+            transfer.result()
+    for path, one in files.items():
+        if (size := path.stat().st_size) != one.size:
+            raise ConfigError(f"{url}: {one.name} came with {size} bytes of {one.size}; start again")
 
 
 def _giga(size: int) -> str:
