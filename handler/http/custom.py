@@ -138,7 +138,7 @@ class _Framed:
         self.begun = False
         self._start: Message | None = None  # while it waits
         self._lengths: list[bytes] = []
-        self._parts: list[bytes] = []
+        self._parts, self._size = list[bytes](), 0
         self._has_body = scope["method"] != "HEAD"
 
     async def send(self, message: Message) -> None:
@@ -147,11 +147,12 @@ class _Framed:
         if not self._has_body:
             message = {**message, "body": b""}
         if self._start is not None:
-            self._parts.append(message.get("body", b""))
-            size, ends = sum(map(len, self._parts)), not message.get("more_body", False)
-            if not ends and size <= _MOST_HELD:
+            self._parts.append(part := message.get("body", b""))
+            self._size += len(part)
+            ends = not message.get("more_body", False)
+            if not ends and self._size <= _MOST_HELD:
                 return
-            await self._begin(self._start, self._length(size, ends=ends))
+            await self._begin(self._start, self._length(self._size, ends=ends))
             message = {**message, "body": b"".join(self._parts)}
             self._start, self._parts = None, []
         await self._send(message)
@@ -162,7 +163,7 @@ class _Framed:
         self._lengths = [value for name, value in headers if name.lower() == b"content-length"]
         framing = (b"content-length", b"transfer-encoding")
         start = {**start, "headers": [header for header in headers if header[0].lower() not in framing]}
-        if start["status"] in (204, 304):
+        if start["status"] in (204, 304):  # uvicorn breaks the connection at the body of one
             self._has_body = False
         if self._has_body and self._lengths:
             self._start = start
