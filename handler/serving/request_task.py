@@ -71,7 +71,10 @@ class RequestTask:
         opened_at: by time.monotonic().
         memory: that the request takes, until it is closed.
         parsed: None until the body has been parsed.
+        keeps_body: the body stays until the end.
     """
+
+    keeps_body = False
 
     __slots__ = (
         "__weakref__", "_admission", "_background", "_batches", "_channel", "_content_type", "_dialect", "_driver",
@@ -203,7 +206,7 @@ class RequestTask:
                 self._size += recalled.size
             parse = functools.partial(admission.preprocessor.parse, decoded, self._headers, self._dialect, recalled)
             parsed = await admission.run(self._size, parse)
-            self.memory.settle(size, parsed.num_repeated)
+            self.memory.settle(size + self.keeps_body * len(body), parsed.num_repeated)
         except Exception as error:  # one client's body must not stop the others
             return self.refuse(serving_error(error), value)
         if not self.finished:  # the server may have given up meanwhile
