@@ -104,7 +104,14 @@ class BodyWriter:
             self._break()
             return
         self._channel.is_held = True
-        self._task = asyncio.ensure_future(self._catch_up(sending, waiting))
+        self._size = len(data)
+        self._task = asyncio.ensure_future(self._catch_up(sending, waiting, len(data)))
+        self._count()
+
+    def _note_sent(self, size: int) -> None:
+        self._size -= size
+        if not self.broken:
+            self._count()
 
     def _count(self) -> None:
         """Count what is kept for the client, and give the client up where that is too much."""
@@ -119,20 +126,19 @@ class BodyWriter:
     def _break(self) -> None:
         self._channel.is_held = True
         self._backlog.clear()
-        self._size = 0
         if not self.broken:
             self.broken = True
             self._channel.wake()
 
-    async def _catch_up(self, sending: Coroutine[Any, Any, None], waiting: Any) -> None:
+    async def _catch_up(self, sending: Coroutine[Any, Any, None], waiting: Any, size: int) -> None:
         try:
             await _go_on(sending, waiting)
+            self._note_sent(size)
             while self._backlog:
                 data = b"".join(self._backlog)
                 self._backlog.clear()
                 await self._send({"type": "http.response.body", "body": data, "more_body": not self.ended})
-                self._size -= len(data)
-                self._count()
+                self._note_sent(len(data))
         except (OSError, RuntimeError):  # the connection was closed meanwhile
             self._break()
         finally:

@@ -17,12 +17,13 @@ from handler.core.values import Request
 from handler.plugins.formatter_thread import FormatterThread
 from handler.protocols.kernel.base import Dialect
 from handler.protocols.kernel.kept import NOTHING, Recalled
+from handler.protocols.kernel.readers.body import decoded_size
 from handler.serving.large_bodies import LARGE, is_long
 from handler.serving.media.loader import MediaLoader, Reservation
 from handler.serving.media.rules import MediaRules
 from handler.serving.owners import owner_of
 from handler.serving.preprocess import Decoded, Headers, Preprocessor, check_structured_output
-from handler.serving.turns import TurnThreads
+from handler.serving.turns import Share, TurnThreads
 
 T = TypeVar("T")
 
@@ -103,16 +104,21 @@ class Admission:
         """The thread of the formatters of model.py, and of those of adapters; it starts with their first call."""
         return FormatterThread(self._loop.call_soon_threadsafe)
 
-    async def decode(self, body: bytes, headers: Headers, dialect: Dialect | None = None) -> Decoded:
+    async def decode(self, body: bytes, headers: Headers, dialect: Dialect | None, memory: Share) -> Decoded:
         """Decode a body; a model.py's input formatter runs on its own thread.
 
         Args:
             dialect: the route's own.
+            memory: that the body and what it is decoded to take.
 
         Raises:
-            ServingError: as `Preprocessor.decode`.
+            ServingError: as `Preprocessor.decode`, or there is no memory for it.
         """
-        decode = functools.partial(self.preprocessor.decode, body, headers, dialect)
+
+        def decode() -> Decoded:
+            memory.set(len(body) + decoded_size(body))
+            return self.preprocessor.decode(body, headers, dialect)
+
         if dialect is None and (title := self.preprocessor.input_formatter):
             decoded: Decoded = await self._end(self.formatters.submit(title, decode))
             return decoded

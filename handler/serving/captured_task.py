@@ -22,6 +22,8 @@ class CapturedTask(RequestTask):
         more: those of `RequestTask`.
     """
 
+    keeps_body = True
+
     __slots__ = ("_at", "_body", "_id", "_log", "_path", "_pieces")
 
     def __init__(self, log: RequestLog, id: str, path: str, *more: Any) -> None:

@@ -16,7 +16,6 @@ from handler.plugins.formatter_thread import ThreadedReply
 from handler.protocols.kernel.base import Dialect, ParsedRequest, Reply
 from handler.protocols.kernel.http_response import Headers as ResponseHeaders
 from handler.protocols.kernel.http_response import HttpResponse
-from handler.protocols.kernel.readers.body import decoded_size
 from handler.scheduler.active import Channel, TokenReceiver
 from handler.serving.admission import Admission
 from handler.serving.dynamic_batcher import DynamicBatcher
@@ -71,7 +70,10 @@ class RequestTask:
         opened_at: by time.monotonic().
         memory: that the request takes, until it is closed.
         parsed: None until the body has been parsed.
+        keeps_body: the body stays until the end.
     """
+
+    keeps_body = False
 
     __slots__ = (
         "__weakref__", "_admission", "_background", "_batches", "_channel", "_content_type", "_dialect", "_driver",
@@ -192,9 +194,8 @@ class RequestTask:
             return
         value, self._size, admission = None, len(body), self._admission
         try:
-            size = await admission.run(self._size, functools.partial(decoded_size, body))
-            self.memory.set(len(body) + size)
-            decoded = await admission.decode(body, self._headers, self._dialect)
+            decoded = await admission.decode(body, self._headers, self._dialect, self.memory)
+            decoded_size = self.memory.size - len(body)
             value = decoded.value
             recalled = None
             if admission.preprocessor.store is not None:
@@ -203,7 +204,7 @@ class RequestTask:
                 self._size += recalled.size
             parse = functools.partial(admission.preprocessor.parse, decoded, self._headers, self._dialect, recalled)
             parsed = await admission.run(self._size, parse)
-            self.memory.settle(size, parsed.num_repeated)
+            self.memory.settle(decoded_size + self.keeps_body * len(body), parsed.num_repeated)
             if not self.finished:  # the server may have given up meanwhile
                 self._accept(parsed)
         except Exception as error:  # one client's body must not stop the others

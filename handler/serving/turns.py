@@ -32,7 +32,7 @@ class Quota:
     def __init__(self, most: int, spare: int, small: int, words: str, beside: int = -1) -> None:
         self.most, self._beside = most, beside
         self._spare, self._small, self._words = spare, small, words
-        self._lock = threading.RLock()  # the collector may give something back while a thread takes some
+        self.lock = threading.RLock()  # the collector may give something back while a thread takes some
         self.taken = 0
 
     def take(self, amount: int, before: int = 0) -> None:
@@ -41,13 +41,13 @@ class Quota:
         Raises:
             Overloaded: there is too little left.
         """
-        with self._lock:
+        with self.lock:
             if self.taken + amount > self.most and not self._has_room(amount, before):
                 raise Overloaded(self._words)
             self.taken += amount
 
     def give_back(self, amount: int) -> None:
-        with self._lock:
+        with self.lock:
             self.taken -= amount
 
     def _has_room(self, amount: int, before: int) -> bool:
@@ -58,7 +58,7 @@ class Quota:
 
 
 class Share:
-    """One request's part of a quota, until it is given back or nothing refers to it."""
+    """One request's part of a quota, until it is given back or nothing refers to it. Thread-safe."""
 
     def __init__(self, quota: Quota) -> None:
         self._quota, self.size = quota, 0
@@ -71,8 +71,9 @@ class Share:
 
     def take(self, amount: int) -> None:
         """Raise Overloaded where too little is left."""
-        self._quota.take(amount, self.size)
-        self.size += amount
+        with self._quota.lock:
+            self._quota.take(amount, self.size)
+            self.size += amount
 
     def set(self, size: int) -> None:
         """Take what is missing to a size, or give the rest back.
@@ -80,16 +81,18 @@ class Share:
         Raises:
             Overloaded: as `take`.
         """
-        if size > self.size:
-            self.take(size - self.size)
-        else:
-            self.give_back(self.size - size)
+        with self._quota.lock:
+            if size > self.size:
+                self.take(size - self.size)
+            else:
+                self.give_back(self.size - size)
 
     def give_back(self, amount: int | None = None) -> None:
         """Give a part back, or all."""
-        amount = self.size if amount is None else amount
-        self.size -= amount
-        self._quota.give_back(amount)
+        with self._quota.lock:
+            amount = self.size if amount is None else amount
+            self.size -= amount
+            self._quota.give_back(amount)
 
     __del__ = give_back
 

@@ -11,12 +11,16 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from handler.core.errors import NotFound, NotKept, ServingError
-from handler.http.asgi import Endpoint, send_answer, send_json
+from handler.core.framing import JSON, dumps
+from handler.http.asgi import Endpoint, send_answer
+from handler.http.exchange import EXCHANGE, AnyExchange
+from handler.protocols.kernel.http_response import HttpResponse
 from handler.protocols.openai.errors import ERRORS
 from handler.protocols.responses.stored import check_retrieval, deleted, not_kept, page, read_page
 from handler.serving.model import ServedModel
 from handler.serving.owners import owner_of
 from handler.serving.response_store import ResponseStore
+from handler.serving.turns import Share
 
 Answer = Callable[[ResponseStore, str, str, QueryParams], Awaitable[Any]]
 """Takes the store, the owner, the response's id and the query."""
@@ -36,6 +40,12 @@ class ResponseRoutes:
 
     def _handler(self, answer: Answer, *, changes: bool = False) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            exchange: AnyExchange = scope["extensions"][EXCHANGE]
+            with Share(self._model.memory) as memory:
+                await send_answer(scope, send, await found(scope, memory))
+                await exchange.read()  # until then it takes memory
+
+        async def found(scope: Scope, memory: Share) -> HttpResponse:
             store, id = self._model.store, scope["path_params"]["response"]
             try:
                 if changes:
@@ -44,9 +54,11 @@ class ResponseRoutes:
                     raise NotFound("no responses are stored here (option.responses_store)")
                 query = QueryParams(scope["query_string"])
                 value = await answer(store, owner_of(scope["headers_by_name"]), id, query)
+                whole = HttpResponse(200, JSON.content_type, dumps(value))
+                memory.take(len(whole.body))
             except ServingError as error:
-                return await send_answer(scope, send, ERRORS.whole(error))
-            await send_json(scope, send, 200, value)
+                return ERRORS.whole(error)
+            return whole
 
         return handle
 

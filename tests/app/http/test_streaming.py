@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from handler.core.errors import Overloaded
 from handler.http import streaming
 from handler.http.streaming import BodyWriter
 from tests.app.http.connection import settle
@@ -139,6 +140,36 @@ def test_the_short_way_is_closed_while_what_came_before_waits() -> None:
         assert (short.chunks, socket.sent) == ([], [(b"a", True), (b"b", True)])
         writer.pull(Answer(b"c"))
         assert short.chunks == [b"c"]
+
+    asyncio.run(story())
+
+
+def test_what_a_client_has_not_read_is_counted_and_given_up_where_all_keep_too_much() -> None:
+    async def story() -> None:
+        socket, short, held = Socket(), Short(is_open=False), list[int]()
+
+        def hold(size: int) -> None:
+            held.append(size)
+            if size > 10:
+                raise Overloaded("full")
+
+        writer = BodyWriter(socket.send, short, hold)
+        short.num_unread = 1  # in the socket's own buffer
+        writer.write(b"a")
+        socket.room.clear()
+        for chunk in (b"bb", b"ccc"):
+            writer.write(chunk)
+        socket.room.set()
+        await settle()
+        assert held == [1, 3, 6, 4, 1]
+        socket.room.clear()
+        for chunk in (b"dddd", b"eeeeee"):
+            writer.write(chunk)
+        assert (held[5:], writer.overflowed, writer.broken) == ([5, 11], True, True)
+        writer.write(b"f")
+        socket.room.set()
+        await settle()
+        assert b"".join(body for body, _ in socket.sent) == b"abbcccdddd"
 
     asyncio.run(story())
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import sys
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -14,7 +16,7 @@ from handler.core.nesting import MAX_DEPTH
 from handler.core.values import Task
 from handler.protocols import registry
 from handler.protocols.kernel.base import Dialect
-from handler.protocols.kernel.readers.body import decode, decode_in_python
+from handler.protocols.kernel.readers.body import decode, decode_in_python, decoded_size
 from tests.one_test import in_one_test
 
 TWICE = b'{"a":1,"b":2,"a":{"c":3,"c":4}}'
@@ -106,3 +108,32 @@ def test_a_key_that_stands_twice_is_read_as_the_original_does(dialect: Dialect) 
             decode(TWICE, unique_keys=dialect.unique_keys)
     else:
         assert decode(TWICE, unique_keys=dialect.unique_keys) == {"a": {"c": 4}, "b": 2}
+
+
+def size_of(value: Any, seen: set[int]) -> int:
+    """Return the bytes of a value with all that it holds."""
+    if id(value) in seen:
+        return 0
+    seen.add(id(value))
+    held = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else []
+    return sys.getsizeof(value) + sum(size_of(one, seen) for one in held)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "a" * 10_000,
+        "a" * 10_000 + "\U0001f600",
+        "\u4e00" * 10_000,
+        [[]] * 5_000,
+        [{"a": {"b": []}}] * 5_000,
+        [*range(300, 10_000)],
+        [f"ab{number}" for number in range(5_000)],
+        {f"k{number}": number for number in range(5_000)},
+    ],
+    ids=["text", "a wide text", "another script", "lists", "objects", "numbers", "texts", "names"],
+)
+@pytest.mark.parametrize("escaped", [True, False])
+def test_what_a_body_is_decoded_to_is_estimated_from_its_bytes(value: Any, escaped: bool) -> None:
+    body = json.dumps(value, ensure_ascii=escaped, separators=(",", ":")).encode()
+    assert 0.85 < decoded_size(body) / size_of(decode(body, unique_keys=False), set()) < 5

@@ -1,0 +1,105 @@
+"""The server's quota of memory × the dialects, the host's connections and the store: who is refused, and how."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from handler.serving import model
+from handler.serving.turns import Quota
+from tests.app.server import AppServer, serve
+from tests.servers import PATIENCE, http, options, post_bytes, wait_for
+
+MOST = 1 << 22  # bytes
+SMALL = 1 << 10
+LARGE = MOST // 2  # of a body, which takes three times as much while it comes
+CHAT = "/v1/chat/completions"
+ROUTES: dict[str, tuple[dict[str, Any], int, str]] = {
+    "/invocations": ({"inputs": "a"}, 503, "code"),
+    "/generate": ({"inputs": "a", "parameters": {"max_new_tokens": 4}}, 429, "error_type"),
+    CHAT: ({"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}, 429, "error"),
+    "/v1/responses": ({"input": "a", "max_output_tokens": 4}, 429, "error"),
+    "/v1/messages": ({"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}, 529, "error"),
+    "/v2/models/model/generate": ({"text_input": "a", "max_tokens": 4}, 503, "error"),
+}
+"""A body, the status of a refusal, and the name that tells it."""
+
+
+QUOTAS: list[Quota] = []
+
+
+class Noted(Quota):
+    def __init__(self, *most: Any, **more: Any) -> None:
+        super().__init__(*most, **more)
+        QUOTAS.append(self)
+
+
+@pytest.fixture(scope="module", params=["", "capture"])
+def server(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppServer]:
+    own = [f"option.requests_total_bytes={MOST}", "option.responses_store=memory"]
+    if request.param:
+        own.append(f"option.capture_requests={tmp_path_factory.mktemp('captured')}")
+    with mock.patch.object(model, "Quota", Noted), serve("--engine", "echo", *options(*own)) as server:
+        yield server
+
+
+def wait_until_taken(least: int, most: int) -> None:
+    wait_for(lambda: least <= QUOTAS[-1].taken <= most, PATIENCE, f"{QUOTAS[-1].taken} bytes are taken")
+
+
+def with_name(body: dict[str, Any], size: int) -> dict[str, Any]:
+    """Add a name that nobody knows, of so many bytes."""
+    return {**body, "x": "a" * size}
+
+
+@contextlib.contextmanager
+def half_sent(server: AppServer, size: int) -> Iterator[socket.socket]:
+    """A request whose body does not come whole: the server has as much of it."""
+    request = post_bytes(with_name(ROUTES[CHAT][0], size), CHAT)
+    with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as connection:
+        connection.sendall(request[:-1])
+        wait_until_taken(3 * size, 4 * size)
+        yield connection
+        connection.sendall(request[-1:])
+        assert connection.recv(12) == b"HTTP/1.1 200"
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_what_finds_no_memory_is_refused_as_its_dialect_does_and_small_ones_pass(server: AppServer, route: str) -> None:
+    body, status, name = ROUTES[route]
+    with half_sent(server, LARGE // 2):
+        refused = server.post(with_name(body, LARGE), route)
+        assert (refused.status_code, name in refused.json(), "retry-after" in refused.headers) == (status, True, True)
+        assert "(option.requests_total_bytes)" in server.log
+        assert server.post(with_name(body, SMALL), route).status_code == 200
+    assert server.post(with_name(body, LARGE), route).status_code == 200
+    wait_until_taken(0, 0)
+
+
+def test_a_body_larger_than_all_of_the_memory_passes_beside_small_ones(server: AppServer) -> None:
+    with half_sent(server, SMALL):
+        assert server.post(with_name({"inputs": "a"}, 2 * MOST)).status_code == 200
+
+
+def test_a_stored_response_that_nobody_reads_takes_memory(server: AppServer) -> None:
+    tools = [{"type": "function", "name": "f", "description": "a" * (2 * MOST), "parameters": {}}]
+    id = server.post({"input": "a", "tools": tools, "max_output_tokens": 4}, "/v1/responses").json()["id"]
+    path = f"{server.url}/v1/responses/{id}"
+    wait_until_taken(0, 0)
+    statuses = []
+    with contextlib.ExitStack() as stack:
+        for _ in range(6):
+            connection = stack.enter_context(socket.socket())
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            connection.settimeout(PATIENCE)
+            connection.connect(("127.0.0.1", server.port))
+            connection.sendall(f"GET /v1/responses/{id} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+            statuses.append(connection.recv(12))
+        assert {b"HTTP/1.1 200", b"HTTP/1.1 429"} == {*statuses}
+    wait_until_taken(0, 0)
+    assert http.get(path).status_code == 200
