@@ -1,21 +1,126 @@
-"""SageMaker's API as the installed botocore describes it."""
+"""AWS's APIs as the installed botocore describes them, and requests held against it as AWS does."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
+from botocore.exceptions import UnknownServiceError
 from botocore.loaders import Loader
-from botocore.model import ServiceModel
+from botocore.model import OperationNotFoundError, ServiceModel
+
+_MODELS = {"monitoring": "cloudwatch", "servicequotas": "service-quotas"}
+"""Services that botocore's models name otherwise than requests are signed for."""
 
 
 @cache
+def service(name: str) -> ServiceModel:
+    """Return the description of a service, by the name that its requests are signed for.
+
+    Raises:
+        UnknownServiceError: botocore has none.
+    """
+    name = _MODELS.get(name, name)
+    return ServiceModel(Loader().load_service_model(name, "service-2"), service_name=name)
+
+
 def sagemaker() -> ServiceModel:
     """Return the description of SageMaker's operations and shapes."""
-    return ServiceModel(Loader().load_service_model("sagemaker", "service-2"), service_name="sagemaker")
+    return service("sagemaker")
 
 
 def instance_types(shape: str) -> tuple[str, ...]:
     """Return the instance types of an enumeration, e.g. `TransformInstanceType`."""
     found: Any = sagemaker().shape_for(shape)
     return tuple(found.enum)
+
+
+class Malformed(ValueError):
+    """A value that is not of its member's type, which AWS refuses before all else."""
+
+
+def wrong_with(signed_for: str, operation: str, values: Mapping[str, Any]) -> str:
+    """Return AWS's message about the constraints that a request violates, or "". boto3 checks few of them.
+
+    Args:
+        signed_for: the service's name; one that botocore does not describe is not checked.
+
+    Raises:
+        Malformed: with AWS's text.
+    """
+    try:
+        shape = service(signed_for).operation_model(operation).input_shape
+    except (UnknownServiceError, OperationNotFoundError):
+        return ""
+    found = [] if shape is None else list(_violations(shape, values, ""))
+    count = f"{len(found)} validation error{'s' if len(found) > 1 else ''} detected: "
+    return count + "; ".join(found) if found else ""
+
+
+_TYPES: Mapping[str, Any] = {
+    "structure": (Mapping,),
+    "map": (Mapping,),
+    "list": (list,),
+    "string": (str,),
+    "integer": (int,),
+    "long": (int,),
+    "float": (int, float),
+    "double": (int, float),
+    "boolean": (bool,),
+}
+"""What JSON has for each type; of timestamps and bytes each protocol has its own."""
+
+
+def _violations(shape: Any, value: Any, at: str) -> Iterator[str]:
+    """Yield what is wrong with a value and all below it.
+
+    Raises:
+        Malformed: a value has another type than its member.
+    """
+    kind = shape.type_name
+    if kind not in _TYPES or getattr(shape, "is_document_type", False):
+        return
+    if not isinstance(value, _TYPES[kind]) or (isinstance(value, bool) and kind != "boolean"):
+        raise Malformed(f"{type(value).__name__} at '{at or 'the body'}' can not be converted to a {kind}")
+    yield from (f"Value '{value}' at '{at}' failed to satisfy constraint: {one}" for one in _constraints(shape, value))
+    if kind == "structure":
+        for name, member in shape.members.items():
+            place = f"{at}.{name[0].lower()}{name[1:]}".lstrip(".")
+            if value.get(name) is not None:
+                yield from _violations(member, value[name], place)
+            elif name in shape.required_members:
+                yield f"Value null at '{place}' failed to satisfy constraint: Member must not be null"
+    elif kind == "list":
+        for number, item in enumerate(value, 1):
+            yield from _violations(shape.member, item, f"{at}.{number}.member")
+    elif kind == "map":
+        for name, item in value.items():
+            yield from _violations(shape.key, name, f"{at}.key")
+            yield from _violations(shape.value, item, f"{at}.{name}.member")
+
+
+def _constraints(shape: Any, value: Any) -> Iterator[str]:
+    """Yield the bounds, the pattern and the enumeration that a value violates, in AWS's words."""
+    least, most = shape.metadata.get("min"), shape.metadata.get("max")
+    size, what = (value, "value") if isinstance(value, (int, float)) else (len(value), "length")
+    if least is not None and size < least:
+        yield f"Member must have {what} greater than or equal to {least}"
+    if most is not None and size > most:
+        yield f"Member must have {what} less than or equal to {most}"
+        return  # and no pattern is tried on it
+    pattern, known = shape.metadata.get("pattern"), getattr(shape, "enum", ())
+    if pattern is not None and (compiled := _compiled(pattern)) is not None and not compiled.fullmatch(value):
+        yield f"Member must satisfy regular expression pattern: {pattern}"
+    if known and value not in known:
+        yield f"Member must satisfy enum value set: [{', '.join(known)}]"
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str] | None:
+    """Return a pattern of Java's; None: Python cannot read it, and it is not checked."""
+    try:
+        return re.compile(pattern)
+    except re.error:
+        return None

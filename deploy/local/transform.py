@@ -18,14 +18,13 @@ from typing import Any, NamedTuple
 
 import aiohttp
 from aiohttp import web
-from botocore.validate import ParamValidator
 
 from deploy.local.access import check_signed
 from deploy.local.answers import ApiError, validation_error
 from deploy.local.endpoint import ACCOUNT, MIB, Endpoint
 from deploy.local.relay import Relay
 from deploy.local.store import Store
-from deploy.service_model import sagemaker
+from deploy.service_model import Malformed, wrong_with
 
 log = logging.getLogger("deploy.local")
 
@@ -252,7 +251,7 @@ def _values(operation: str, body: bytes) -> dict[str, Any]:
     """Read the request of an operation, as botocore's description of SageMaker has it.
 
     Raises:
-        ApiError: no such operation, no JSON, or a member is missing or of the wrong type.
+        ApiError: no such operation, no JSON, or a member violates its description.
     """
     if operation not in _OPERATIONS:
         raise ApiError(400, "UnknownOperationException", f"No operation {operation} here.")
@@ -260,9 +259,12 @@ def _values(operation: str, body: bytes) -> dict[str, Any]:
         values = json.loads(body or b"{}")
     except (ValueError, RecursionError):
         raise ApiError(400, "SerializationException", "The body is not JSON.") from None
-    report = ParamValidator().validate(values, sagemaker().operation_model(operation).input_shape)
-    if report.has_errors():
-        raise ApiError(400, "ValidationException", report.generate_report())
+    try:
+        text = wrong_with("sagemaker", operation, values)
+    except Malformed as error:
+        raise ApiError(400, "SerializationException", str(error)) from None
+    if text:
+        raise ApiError(400, "ValidationException", text)
     return dict(values)
 
 

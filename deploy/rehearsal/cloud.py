@@ -12,9 +12,11 @@ import json
 import socket
 import threading
 import urllib.parse
+import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
+from xml.sax.saxutils import escape
 
 import boto3
 import moto.backends
@@ -30,6 +32,7 @@ from deploy.rehearsal import autoscaling_calls, sagemaker_calls, transform_jobs
 from deploy.rehearsal.authorization import Where, needs_of, needs_of_invocation, needs_of_s3
 from deploy.rehearsal.identity_policy import Need, Unexplained, allowed
 from deploy.rehearsal.sagemaker import ACCOUNT, SageMaker
+from deploy.service_model import Malformed, wrong_with
 
 OWN = "sagemaker"
 """The access key of the server's own calls, which may do everything."""
@@ -185,7 +188,7 @@ class Cloud:
             roles = iam_backends[ACCOUNT][where.partition].roles.values()
             arns = [role.arn for role in roles if role.name == values["RoleName"]]
             values = {**values, "RoleName": arns[0].partition(":role/")[2]} if arns else values
-        if call.service == "kms":  # a key may be named by its id or alias
+        if "KeyId" in values and call.service == "kms":  # a key may be named by its id or alias
             values = {**values, "KeyId": _key_arn(values["KeyId"], where)}
         if call.operation in ("CreateEndpoint", "UpdateEndpoint"):
             values = {**values, "KmsKeyId": self._volume_key(values)}
@@ -217,60 +220,109 @@ class _Front:
         self._cloud = cloud
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        call = _call(environ)
+        start = _with_request_id(start_response)
+        try:
+            call = _call(environ)
+        except Malformed as error:
+            return refuse("SerializationException", str(error), start)
         self._cloud.on_call(call)
         if call.caller and call.caller not in self._cloud.trusted and self._cloud.arn_of(call.caller) is None:
-            return self._denied(environ, call, "", start_response)
+            return self._denied(environ, call, "", start)
+        if (wrong := _wrong_with(call)) is not None:
+            return _error(environ, call, "400 Bad Request", *wrong, start)
         if (need := self._cloud.denial(call, environ)) is not None:
-            return self._denied(environ, call, str(need), start_response)
+            return self._denied(environ, call, str(need), start)
         if (refusal := self._cloud.refusal(call)) is not None:
-            return refuse(*refusal, start_response)
+            return refuse(*refusal, start)
         if call.service == "pricing":  # which moto does not have
             body = json.dumps({"FormatVersion": "aws_v1", "PriceList": self._cloud.price_list}).encode()
-            start_response("200 OK", [("Content-Type", "application/x-amz-json-1.1")])
+            start("200 OK", [("Content-Type", "application/x-amz-json-1.1")])
             return [body]
         if _is_invocation(environ):
-            return self._cloud.invoked(call, environ, start_response)
+            return self._cloud.invoked(call, environ, start)
         said: list[Any] = []
-        answer = list(self._app(environ, lambda *head: said.append(head)))
+        try:
+            answer = list(self._app(environ, lambda *head: said.append(head)))
+        except NotImplementedError:
+            text = f"{call.operation} is not rehearsed: moto does not have it."
+            return _error(environ, call, "400 Bad Request", "UnknownOperationException", text, start)
         self._cloud.on_answer(call)
         if said[0][0].startswith("404") and self._cloud.hides(call, environ):
-            return self._denied(environ, call, "", start_response)
+            return self._denied(environ, call, "", start)
         if call.service == "s3" and (region := _bucket_region(environ)) is not None:
             said[0][1].append(("x-amz-bucket-region", region))  # of every answer, as of AWS's
-        start_response(*said[0])
+        start(*said[0])
         return answer
 
     def _denied(self, environ: dict[str, Any], call: Call, need: str, start_response: Any) -> list[bytes]:
-        """AWS's refusal in the protocol of the call: nobody has the access key, or its owner may not do that."""
+        """Refuse a call as AWS does: nobody has the access key, or its owner may not do that."""
         arn = self._cloud.arn_of(call.caller)
         text = f"User: {arn} is not authorized to perform: {need}" if arn else _INVALID_KEY
-        json_code, xml_code = ("AccessDeniedException", "AccessDenied") if arn else _INVALID_KEY_CODES
-        status, kind = "403 Forbidden", "text/xml"
-        if call.service == "s3":
-            code = xml_code if arn else "InvalidAccessKeyId"
-            body = "" if environ["REQUEST_METHOD"] == "HEAD" else f"<Error><Code>{code}</Code></Error>"
-        elif "HTTP_X_AMZ_TARGET" in environ or _is_invocation(environ):
-            status, kind = "400 Bad Request", "application/x-amz-json-1.1"
-            body = json.dumps({"__type": json_code, "message": text})
-        elif "/operation/" in environ["PATH_INFO"]:
-            head = [("Content-Type", "application/cbor"), ("smithy-protocol", "rpc-v2-cbor")]
-            start_response("400 Bad Request", head)
-            return [b"\xa2" + b"".join(map(_cbor, ("__type", json_code, "message", text)))]
-        elif call.service == "ec2":
-            code = "UnauthorizedOperation" if arn else "AuthFailure"
-            error = f"<Error><Code>{code}</Code><Message>{text}</Message></Error>"
-            body = f"<Response><Errors>{error}</Errors><RequestID>0</RequestID></Response>"
-        else:
-            error = f"<Error><Type>Sender</Type><Code>{xml_code}</Code><Message>{text}</Message></Error>"
-            body = f"<ErrorResponse>{error}<RequestId>0</RequestId></ErrorResponse>"
-        start_response(status, [("Content-Type", kind), ("x-amz-bucket-region", call.region)])
-        return [body.encode()]
+        codes = {"s3": ("AccessDenied", "InvalidAccessKeyId"), "ec2": ("UnauthorizedOperation", "AuthFailure")}
+        status = "400 Bad Request" if _in_json_or_cbor(environ) else "403 Forbidden"
+        others = _DENIED_IN_JSON if _in_json_or_cbor(environ) else _DENIED_IN_XML
+        return _error(environ, call, status, codes.get(call.service, others)[0 if arn else 1], text, start_response)
 
 
 _INVALID_KEY = "The security token included in the request is invalid."
-_INVALID_KEY_CODES = ("UnrecognizedClientException", "InvalidClientTokenId")
-"""AWS's errors for an access key that nobody has: of JSON services, and of those in XML."""
+_DENIED_IN_JSON = "AccessDeniedException", "UnrecognizedClientException"
+_DENIED_IN_XML = "AccessDenied", "InvalidClientTokenId"
+"""AWS's errors for what the caller may not do, and for an access key that nobody has."""
+
+
+_INVALID = {"ecr": "InvalidParameterException", "logs": "InvalidParameterException", "monitoring": "ValidationError"}
+"""What these services call a ValidationException."""
+
+
+def _wrong_with(call: Call) -> tuple[str, str] | None:
+    """Return code and message of AWS for a request that its API's description refuses.
+
+    Requests in forms have texts only, and moto reads them.
+    """
+    if call.service in ("", "s3", "ec2", "iam", "sts"):
+        return None
+    try:
+        text = wrong_with(call.service, call.operation, call.parameters)
+    except Malformed as error:
+        return "SerializationException", str(error)
+    return (_INVALID.get(call.service, "ValidationException"), text) if text else None
+
+
+def _in_json_or_cbor(environ: dict[str, Any]) -> bool:
+    return "HTTP_X_AMZ_TARGET" in environ or _is_invocation(environ) or "/operation/" in environ["PATH_INFO"]
+
+
+def _error(environ: dict[str, Any], call: Call, status: str, code: str, text: str, start_response: Any) -> list[bytes]:
+    """Answer a call with an error in its protocol."""
+    number, kind = str(uuid.uuid4()), "text/xml"
+    head = [("x-amzn-RequestId", number), ("x-amz-bucket-region", call.region)]
+    if call.service == "s3":
+        body = "" if environ["REQUEST_METHOD"] == "HEAD" else f"<Error><Code>{code}</Code></Error>"
+    elif "/operation/" in environ["PATH_INFO"]:
+        start_response(status, [*head, ("Content-Type", "application/cbor"), ("smithy-protocol", "rpc-v2-cbor")])
+        return [b"\xa2" + b"".join(map(_cbor, ("__type", code, "message", text)))]
+    elif _in_json_or_cbor(environ):
+        kind, body = "application/x-amz-json-1.1", json.dumps({"__type": code, "message": text})
+    else:
+        error = f"<Code>{code}</Code><Message>{escape(text)}</Message>"
+        if call.service == "ec2":
+            body = f"<Response><Errors><Error>{error}</Error></Errors><RequestID>{number}</RequestID></Response>"
+        else:
+            error = f"<Error><Type>Sender</Type>{error}</Error>"
+            body = f"<ErrorResponse>{error}<RequestId>{number}</RequestId></ErrorResponse>"
+    start_response(status, [*head, ("Content-Type", kind)])
+    return [body.encode()]
+
+
+def _with_request_id(start_response: Any) -> Any:
+    """Return what begins an answer with an id of its request, as each of AWS's has."""
+
+    def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+        if all(name.lower() != "x-amzn-requestid" for name, _ in headers):
+            headers = [*headers, ("x-amzn-RequestId", str(uuid.uuid4()))]
+        return start_response(status, headers, *more)
+
+    return start
 
 
 def refuse(code: str, message: str, start_response: Any) -> list[bytes]:
@@ -340,10 +392,20 @@ def _is_bearer(environ: dict[str, Any]) -> bool:
 
 
 def _operation(environ: dict[str, Any], service: str) -> tuple[str, dict[str, Any]]:
-    """The operation's name and parameters."""
+    """Return the operation's name and parameters.
+
+    Raises:
+        Malformed: the body has none.
+    """
     path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
     if target := environ.get("HTTP_X_AMZ_TARGET"):
-        return target.rpartition(".")[2], json.loads(body_of(environ) or b"{}")
+        try:
+            values = json.loads(body_of(environ) or b"{}")
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict):
+            raise Malformed("The body is not a JSON object.")
+        return target.rpartition(".")[2], values
     if "/operation/" in path:  # Smithy RPC v2, whose bodies are CBOR
         parser = RpcV2CBORParser()
         content = parser.parse_data_item(parser.get_peekable_stream_from_bytes(body_of(environ)))

@@ -8,6 +8,7 @@ one ends.
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -190,6 +191,19 @@ class SageMaker:
         """Of each thing another second, so that the newest is known."""
         self._ticks += 1
         return datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc) + datetime.timedelta(seconds=self._ticks)
+
+
+def page(things: list[Any], p: Mapping[str, Any]) -> tuple[list[Any], dict[str, str]]:
+    """Return the part of a list that a call asks for, and the token for the next one, if there is more.
+
+    Raises:
+        Invalid: the call's token is none of ours.
+    """
+    token = p.get("NextToken") or "0"
+    if not re.fullmatch("[0-9]{1,9}", token):
+        raise Invalid("The NextToken is not valid.")
+    last = int(token) + int(p.get("MaxResults") or 10)
+    return things[int(token) : last], {"NextToken": str(last)} if last < len(things) else {}
 
 
 def arn(kind: str, name: str, region: str = "us-east-1") -> str:

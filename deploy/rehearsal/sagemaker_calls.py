@@ -10,8 +10,7 @@ from moto.cloudwatch.models import cloudwatch_backends
 from moto.core.responses import ActionResult, EmptyResult
 from moto.sagemaker.responses import SageMakerResponse
 
-from deploy.rehearsal.sagemaker import ACCOUNT, Invalid, Missing, SageMaker, Thing
-from deploy.service_model import sagemaker
+from deploy.rehearsal.sagemaker import ACCOUNT, Invalid, Missing, SageMaker, Thing, page
 
 _NAMES = {
     "model": "ModelName",
@@ -86,21 +85,16 @@ class Calls:
             raise Invalid("PrefixLength and ConcurrencyThreshold are required with PREFIX_AWARE, and only with it.")
 
     def _check_types(self, variant: dict[str, Any]) -> None:
-        """One type, or pools of types within botocore's limits, whose upper bounds boto3 does not check."""
+        """One type, or pools of different types."""
         pools = variant.get("InstancePools")
         if (pools is None) == ("InstanceType" not in variant):
             raise Invalid("Exactly one of InstanceType and InstancePools must be given.")
         if pools is None:
             return
-        shape: Any = sagemaker().shape_for("InstancePool")
-        members = shape.members
-        most = members["Priority"].metadata["max"]
         types, priorities = [pool["InstanceType"] for pool in pools], [pool["Priority"] for pool in pools]
-        if not 1 <= len(pools) <= 5 or len(set(types)) < len(types) or len(set(priorities)) < len(priorities):
-            raise Invalid("InstancePools are 1 to 5, of different types and priorities.")
+        if len(set(types)) < len(types) or len(set(priorities)) < len(priorities):
+            raise Invalid("InstancePools are of different types and priorities.")
         for pool in pools:
-            if not 1 <= pool["Priority"] <= most or pool["InstanceType"] not in members["InstanceType"].enum:
-                raise Invalid(f"Invalid instance pool: {pool}.")
             if "ModelNameOverride" in pool:
                 self._cloud.get("model", pool["ModelNameOverride"])
 
@@ -275,10 +269,8 @@ class Calls:
         things = [thing for thing in things if p.get("NameContains", "") in thing.name]
         if "EndpointNameEquals" in p:
             things = [thing for thing in things if thing.request["EndpointName"] == p["EndpointNameEquals"]]
-        first = int(p.get("NextToken") or 0)
-        last = first + int(p.get("MaxResults") or 10)
-        page = {_LISTS[kind][1]: [self._summary(kind, thing) for thing in things[first:last]]}
-        return {**page, "NextToken": str(last)} if last < len(things) else page
+        shown, more = page(things, p)
+        return {_LISTS[kind][1]: [self._summary(kind, thing) for thing in shown], **more}
 
     def _summary(self, kind: str, thing: Thing) -> dict[str, Any]:
         said = {

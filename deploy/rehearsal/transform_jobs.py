@@ -15,10 +15,9 @@ from moto.sagemaker.responses import SageMakerResponse
 
 from deploy.rehearsal.authorization import Where, needs_of_s3
 from deploy.rehearsal.identity_policy import Need
-from deploy.rehearsal.sagemaker import ACCOUNT, Invalid, Thing
+from deploy.rehearsal.sagemaker import ACCOUNT, Invalid, Thing, page
 from deploy.rehearsal.sagemaker_calls import method
 from deploy.s3.uri import bucket_and_key
-from deploy.service_model import instance_types
 
 if TYPE_CHECKING:
     from deploy.rehearsal.cloud import Cloud
@@ -51,9 +50,6 @@ class Calls:
             raise Invalid(f"MaxConcurrentTransforms * MaxPayloadInMB is {concurrent * payload}: at most 100.")
         if p.get("BatchStrategy") and p["TransformInput"].get("SplitType", "None") == "None":
             raise Invalid("A BatchStrategy needs a SplitType.")
-        if (kind := p["TransformResources"]["InstanceType"]) not in instance_types("TransformInstanceType"):
-            # boto3 checks no enumeration; AWS does.
-            raise Invalid(f"Value '{kind}' at 'transformResources.InstanceType' failed to satisfy: one of the enum.")
         if p["TransformResources"]["InstanceCount"] > 100:
             raise Invalid("InstanceCount: at most 100.")
         made = self._jobs.create(KIND, name, p, region)
@@ -72,10 +68,8 @@ class Calls:
         jobs = [job for (kind, _), job in sorted(self._jobs.things.items()) if kind == KIND]
         jobs = [job for job in jobs if p.get("NameContains", "") in job.name]
         jobs = [job for job in jobs if p.get("StatusEquals", job.status) == job.status]
-        first = int(p.get("NextToken") or 0)
-        last = first + int(p.get("MaxResults") or 10)
-        page: dict[str, Any] = {"TransformJobSummaries": [_summary(job) for job in jobs[first:last]]}
-        return {**page, "NextToken": str(last)} if last < len(jobs) else page
+        shown, more = page(jobs, p)
+        return {"TransformJobSummaries": [_summary(job) for job in shown], **more}
 
     def stop_transform_job(self, p: dict[str, Any], region: str) -> None:
         job = self._job(p["TransformJobName"])

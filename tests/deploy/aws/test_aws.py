@@ -43,8 +43,8 @@ def refused(call: Any, **arguments: Any) -> str:
             "one of",
         ),
         ({"InstancePools": [{"InstanceType": "ml.g5.xlarge", "Priority": n} for n in (1, 2)]}, "of different types"),
-        ({"InstancePools": [{"InstanceType": "ml.g5.xlarge", "Priority": 6}]}, "Invalid instance pool"),
-        ({"InstancePools": [{"InstanceType": "ml.x5.xlarge", "Priority": 1}]}, "Invalid instance pool"),
+        ({"InstancePools": [{"InstanceType": "ml.g5.xlarge", "Priority": 6}]}, "value less than or equal to 5"),
+        ({"InstancePools": [{"InstanceType": "ml.x5.xlarge", "Priority": 1}]}, "enum value set"),
         (
             {"InstancePools": [{"InstanceType": "ml.g5.xlarge", "Priority": 1, "ModelNameOverride": "none"}]},
             "model/none",

@@ -202,13 +202,13 @@ def test_a_job_is_described_by_a_presigned_url(batch: Batch) -> None:
     [
         ("CreateTransformJob", b"{", "SerializationException"),
         ("CreateTransformJob", b"[" * 100_000, "SerializationException"),
-        ("CreateTransformJob", b"[]", "ValidationException"),
+        ("CreateTransformJob", b"[]", "SerializationException"),
         ("CreateTransformJob", b"{}", "ValidationException"),
-        ("CreateTransformJob", b'{"TransformJobName": 7}', "ValidationException"),
+        ("CreateTransformJob", b'{"TransformJobName": 7}', "SerializationException"),
         ("DescribeTransformJob", b"{}", "ValidationException"),
         ("DescribeTransformJob", b'{"TransformJobName": "none"}', "ValidationException"),
-        ("ListTransformJobs", b'{"NameContains": []}', "ValidationException"),
-        ("StopTransformJob", b'{"TransformJobName": {}}', "ValidationException"),
+        ("ListTransformJobs", b'{"NameContains": []}', "SerializationException"),
+        ("StopTransformJob", b'{"TransformJobName": {}}', "SerializationException"),
         ("DeleteModel", b"{}", "UnknownOperationException"),
     ],
 )
