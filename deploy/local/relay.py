@@ -5,8 +5,11 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
+import socket
+import struct
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from typing import Any
 
 import aiohttp
 
@@ -118,6 +121,15 @@ async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
     while len(data) < most and (piece := await reply.content.readany()):
         data += piece
     return bytes(data[:most])
+
+
+def reset_when_closed(connection: Any) -> None:
+    """Have the end of a connection show that its answer is not whole, to a client that knows no chunks.
+
+    Args:
+        connection: a socket, or a transport's.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 async def messages(

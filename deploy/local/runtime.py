@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime, timezone
 
 import aiohttp
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from deploy.local.access import check_host, check_signed, check_token
 from deploy.local.answers import TIMED_OUT, ApiError, model_error, name_request, validation_error
@@ -23,7 +23,7 @@ from deploy.local.endpoint import MIB, Component, Endpoint
 from deploy.local.eventstream import CONTENT_TYPE
 from deploy.local.headers import ASYNC, COMPONENT, INVOKE, STREAM, VARIANT, Operation, to_client, to_container
 from deploy.local.objects import Objects
-from deploy.local.relay import Relay, messages, raise_for_status
+from deploy.local.relay import Relay, messages, raise_for_status, reset_when_closed
 from deploy.local.router import ROUTED, as_routers, check_body, check_target, destination
 from deploy.local.store import Store
 from deploy.local.transform import Containers, TransformJobs
@@ -170,6 +170,8 @@ class Runtime:
                 raise model_error(0, TIMED_OUT, log_stream) from error
             log.warning("the container's answer broke: %s", error or "time is over")
             if request.transport is not None:
+                if request.version < HttpVersion11:  # whose whole answers end with the connection too
+                    reset_when_closed(request.transport.get_extra_info("socket"))
                 request.transport.abort()
             return answer
         await answer.write_eof()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import os
+import socket
 import threading
 import urllib.parse
 import urllib.request
@@ -17,6 +19,7 @@ from werkzeug.datastructures import EnvironHeaders
 
 from deploy.local.endpoint import Component, Endpoint, Limits, Status
 from deploy.local.headers import ASYNC, INFERENCE_ID, to_container
+from deploy.local.relay import reset_when_closed
 from deploy.local.serving import listening
 from deploy.rehearsal import asynchronous
 from deploy.rehearsal.capture import configured
@@ -76,7 +79,7 @@ class Emulators:
             missing = ("endpoint", name) not in cloud.sagemaker.things
             text = f"Endpoint {name} of account {ACCOUNT} not found." if missing else error.message
             return refuse("ValidationError", text, start_response)
-        return self._relay(self._emulator(cloud, thing, call.region), environ, start_response)
+        return relayed(self._emulator(cloud, thing, call.region), environ, start_response)
 
     def _accept(
         self, cloud: Cloud, name: str, region: str, environ: dict[str, Any], start_response: Any
@@ -155,27 +158,36 @@ class Emulators:
         self._tasks.add(asyncio.ensure_future(serve()))
         return endpoint, await started
 
-    def _relay(self, url: str, environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
-        """Pass a request on, and its answer as it comes."""
-        connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc)
-        path = urllib.parse.quote(environ["PATH_INFO"].encode("latin-1"))
-        query = f"?{environ['QUERY_STRING']}" if environ["QUERY_STRING"] else ""
-        try:
-            connection.request("POST", path + query, body_of(environ), _headers(environ))
-            reply = connection.getresponse()
-        except BaseException:
-            connection.close()
-            raise
-        headers = [(name, value) for name, value in reply.getheaders() if name.lower() not in _HOP_BY_HOP]
-        start_response(f"{reply.status} {reply.reason}", headers)
-        return _pieces(connection, reply)
+
+def relayed(url: str, environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+    """Pass a request on, and its answer as it comes."""
+    connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc)
+    path = urllib.parse.quote(environ["PATH_INFO"].encode("latin-1"))
+    query = f"?{environ['QUERY_STRING']}" if environ["QUERY_STRING"] else ""
+    try:
+        connection.request("POST", path + query, body_of(environ), _headers(environ))
+        reply = connection.getresponse()
+    except BaseException:
+        connection.close()
+        raise
+    headers = [(name, value) for name, value in reply.getheaders() if name.lower() not in _HOP_BY_HOP]
+    start_response(f"{reply.status} {reply.reason}", headers)
+    return _pieces(connection, reply, environ["werkzeug.socket"])
 
 
-def _pieces(connection: http.client.HTTPConnection, reply: http.client.HTTPResponse) -> Iterator[bytes]:
-    """Yield what comes. A client that leaves closes this, and so the connection to the emulator."""
+def _pieces(
+    connection: http.client.HTTPConnection, reply: http.client.HTTPResponse, client: socket.socket
+) -> Iterator[bytes]:
+    """Yield what comes. A client that leaves closes this, and so the connection to the emulator.
+
+    Where the answer breaks off, the client's connection is reset: this server ends whole answers by closing it.
+    """
     try:
         while data := reply.read1(_PIECE):
             yield data
+    except (OSError, http.client.HTTPException):
+        reset_when_closed(client)
+        os.close(client.detach())  # at once: the server would first say that nothing more comes
     finally:
         connection.close()
 

@@ -133,7 +133,7 @@ def joined(source: Iterable[_T]) -> list[_T | Setting | Problem | Note]:
             continue
         root = f"option.{names[0]}"
         try:
-            value = dotted_value(item.value.strip(), is_list=item.key.endswith("+"))
+            value = dotted_value(item.value, is_list=item.key.endswith("+"))
             for name in reversed(names[1:]):
                 value = {name: value}
             _update(values.setdefault(root, {}), value)

@@ -91,9 +91,16 @@ def _rolling_batch(text: str) -> str:
     return "auto" if value == "scheduler" else value
 
 
+def _true_or_false(text: str) -> bool:
+    """Parse a boolean of LMI's that is none of pydantic's: Java takes all but `true` for false, such as 1."""
+    if text.lower() not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return text.lower() == "true"
+
+
 def _streaming(text: str) -> bool:
-    """Parse a boolean; LMI's `huggingface` streams too."""
-    return text.lower() == "huggingface" or boolean(text)
+    """Parse a boolean; LMI's `huggingface` streams too, and it refuses 1."""
+    return text.lower() == "huggingface" or _true_or_false(text)
 
 
 def _switch(text: str) -> bool:
@@ -134,7 +141,7 @@ class Options:
     served_model_name: tuple[str, ...] | None = option(names, None, "comma-separated model names for clients; answers give the first; * accepts any name")
     llm_engine: str = option(one_of(*LLM_ENGINES), "auto", "the engine; auto: as option.rolling_batch names it, otherwise openvino")
     rolling_batch: str = option(_rolling_batch, "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler means auto")
-    async_mode: bool | None = option(boolean, None, "/invocations uses the schema of LMI's async mode; wire/async.md lists the defaults")
+    async_mode: bool | None = option(_true_or_false, None, "/invocations uses the schema of LMI's async mode; wire/async.md lists the defaults")
     task: str = option(_task, "auto", "text-generation, text-embedding, text-classification, rerank, pooling (embeddings.md lists other names), or automatic-speech-recognition or transcription (audio.md); auto: by the model's configuration", "option.runner", "option.convert")
     normalize: bool = option(boolean, True, "embeddings have length 1 unless a request says otherwise", "normalize")
     pooling: str = option(_pooling, "auto", "how token vectors become an embedding: cls (the first), last or lasttoken, mean, max (not vllm); auto: by the model's files", "pooling")

@@ -82,7 +82,7 @@ _SWITCH = re.compile(r"(?i)^[\w.-]+=\s*(true|false)\s*$")  # smoothquant_per_tok
 _HOST = re.compile(r"(\*|[a-z0-9_.-]+(:[0-9]+)?|\[[0-9a-f]*:[0-9a-f:.]*\](:[0-9]+)?)")
 _LARGEST_MAX_MEDIA = 1000
 """The largest number of media of a kind that a request may be allowed."""
-_READABLE = re.compile(r"([0-9]+)((?:\.[0-9]+)?)([kKmMgGtT])")
+_READABLE = re.compile(r"(\d+)((?:\.\d+)?)([kKmMgGtT])")
 _MOST_SHOWN = 400  # characters
 _MOST_NAME, _MOST_PATH = 255, 4095  # bytes that Linux takes
 
@@ -250,7 +250,7 @@ def dotted_value(text: str, *, is_list: bool) -> Any:
         raise ValueError("it is nested too deeply") from None
     except ValueError:
         pass
-    match = _READABLE.fullmatch(text)
+    match = _READABLE.fullmatch(text.strip())
     if match is None or (match[2] and match[3].isupper()):
         with contextlib.suppress(ValueError):
             return int(text)  # 01, +5 and 1_000 are no JSON

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import base64
+import functools
 import json
+import socket
+import threading
+from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from urllib.parse import quote
 
@@ -12,10 +16,12 @@ import pytest
 from botocore.auth import SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
+from werkzeug.serving import make_server
 
 from deploy.local.access import check_token
 from deploy.local.answers import ApiError
 from deploy.local.endpoint import Component, Limits
+from deploy.rehearsal.runtime import relayed
 from tests.deploy.local.servers import Local, Loop
 from tests.deploy.local.servers import local as make_local
 from tests.servers import PATIENCE, http
@@ -71,6 +77,41 @@ def test_events_arrive_one_by_one(local: Local) -> None:
         assert next(pieces) == events[0]
         local.container.may_go_on.set()
         assert b"".join(pieces) == events[1]
+
+
+@pytest.fixture
+def rehearsed(local: Local) -> Iterator[str]:
+    """The URL of a server like the rehearsal's, in front of the emulator."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = make_server("127.0.0.1", 0, functools.partial(relayed, local.url), True, fd=listener.fileno())
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield "http://{}:{}".format(*listener.getsockname())
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.mark.parametrize(("front", "version"), [("emulator", "1.0"), ("emulator", "1.1"), ("rehearsal", "1.0")])
+@pytest.mark.parametrize("end", ["cut", "well"])
+def test_a_stream_shows_by_its_end_whether_it_is_whole(
+    local: Local, rehearsed: str, front: str, version: str, end: str
+) -> None:
+    """By its last chunk; to HTTP/1.0, which has no chunks, a broken one ends in a reset."""
+    local.container.may_go_on.set()
+    body = json.dumps({"do": "stream", "pieces": [b"data: 1\n\n".hex()], "end": end, "stream": True}).encode()
+    head = f"POST {PATH} HTTP/{version}\r\nHost: localhost\r\nAuthorization: Bearer {token()}\r\n"
+    host, _, port = (local.url if front == "emulator" else rehearsed).rpartition("/")[2].partition(":")
+    with socket.create_connection((host, int(port)), PATIENCE) as connection:
+        connection.sendall(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        received, reset = b"", False
+        try:
+            while data := connection.recv(65536):
+                received += data
+        except ConnectionResetError:
+            reset = True
+    assert b"data: 1" in received or reset
+    assert (reset if version == "1.0" else not received.endswith(b"0\r\n\r\n")) == (end == "cut")
 
 
 def test_a_component_is_in_the_path(loop: Loop) -> None:

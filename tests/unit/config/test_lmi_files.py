@@ -97,6 +97,14 @@ def test_a_value_that_lmi_takes(lines: list[str], wanted: dict[str, Any]) -> Non
     assert {name: getattr(found, name) for name in wanted} == wanted
 
 
+@in_one_test("name", ["option.async_mode", "option.enable_streaming"])
+def test_a_word_that_lmis_java_takes_for_false_is_no_boolean(name: str) -> None:
+    for word in ("1", "yes", "on", "0"):
+        (problem,) = read(f"{name}={word}").problems
+        assert "must be true or false" in str(problem)
+    assert not read(f"{name}=TRUE").problems
+
+
 def test_a_rolling_batch_still_names_the_engine_of_dynamic_batching() -> None:
     found = read_config(overrides=["batch_size=8", "option.rolling_batch=vllm"], environ={})
     assert (found.engine, found.checked().rolling_batch) == ("vllm", "disable")
