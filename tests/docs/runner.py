@@ -1,6 +1,6 @@
 """Runs the blocks of a page in its own directory and one shell, against servers on free ports.
 
-The demo model is served with its file's own weights (`option.dtype=fp32`): its greedy answers are the same on any CPU.
+The demo model runs as a reader starts it, in the precision that its engine chooses for this CPU.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ SERVER, EMULATOR = "8080", "8081"
 TOOLCHAINS = ("node", "java", "go")
 """Programs that only CI must have: elsewhere blocks that need a missing one are left out."""
 
-_EXACT = ("-o", "option.dtype=fp32")
 _AWS = {
     "AWS_REGION": "us-east-1",
     "AWS_DEFAULT_REGION": "us-east-1",
@@ -79,10 +78,10 @@ class Servers:
         if server.kind == "aws":
             from tests.docs.aws import for_readers
 
-            with for_readers(directory, self._demo_model, *_EXACT) as variables:
+            with for_readers(directory, self._demo_model) as variables:
                 yield Started({}, variables)
             return
-        model = () if "--engine" in server.arguments else (self._demo_model, *_EXACT)
+        model = () if "--engine" in server.arguments else (self._demo_model,)
         if server.kind == "emulator":
             port = free_port()
             arguments = (*model, "--container-port", str(port), *server.arguments)
