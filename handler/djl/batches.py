@@ -66,6 +66,17 @@ def open_items(
     return tasks
 
 
+def start_items(model: ServedModel, tasks: list[RequestTask], items: Sequence[Item]) -> None:
+    """Start the requests that `open_items` returned; a bug in one puts its refusal in its place."""
+    for index, item in enumerate(items):
+        task = tasks[index]
+        try:
+            task.start(item.body)
+        except Exception as bug:  # one request must not stop the others
+            close(task)
+            tasks[index] = model.refused(serving_error(bug))
+
+
 def close(task: RequestTask) -> None:
     """Close a request that is answered; a bug there is nobody's answer."""
     try:
@@ -158,9 +169,8 @@ class RollingBatch:
             self._loop.poll()  # an engine that died meanwhile must not take them along
             items = [new[index] for index in sorted(new)]
             opened = open_items(self._model, items, self._loop.stop)
+            start_items(self._model, opened, items)
             tasks = self._tasks = tasks + opened
-            for task, item in zip(opened, items, strict=True):
-                task.start(item.body)
         self._wait(tasks, opened)
         self._settle(opened)
         pieces = []
@@ -269,8 +279,7 @@ class DynamicBatch:
     def _open(self, items: Sequence[Item]) -> list[RequestTask]:
         self._loop.poll()  # an engine that died meanwhile must not take them along
         tasks = open_items(self._model, items, self._loop.stop)
-        for task, item in zip(tasks, items, strict=True):
-            task.start(item.body)
+        start_items(self._model, tasks, items)
         return tasks
 
     def _wait(self, tasks: Sequence[RequestTask], done: Callable[[], bool]) -> None:

@@ -13,7 +13,17 @@ from djl_python import Input, Output
 from handler.core.errors import GenerationFailed, InternalError, InvalidPayload, serving_error
 from handler.core.framing import JSON, dumps
 from handler.djl.adapters import AdapterCalls
-from handler.djl.batches import DynamicBatch, Item, Piece, RollingBatch, close, next_piece, open_items, seconds_early
+from handler.djl.batches import (
+    DynamicBatch,
+    Item,
+    Piece,
+    RollingBatch,
+    close,
+    next_piece,
+    open_items,
+    seconds_early,
+    start_items,
+)
 from handler.djl.versions import MAX_FIELD, DjlVersion
 from handler.djl.wire import (
     PieceWriter,
@@ -237,11 +247,9 @@ class Async:
             return output(self._writer.failure(answer, error), {**_JSON, **dict(answer.headers)})
 
     def _open(self, item: Item) -> None:
-        (task,) = open_items(self._model, [item], self._mark_ready)
-        try:
-            task.start(item.body)
-        except Exception as bug:  # djl_python would only log it
-            task = self._model.refused(serving_error(bug))
+        tasks = open_items(self._model, [item], self._mark_ready)
+        start_items(self._model, tasks, [item])
+        (task,) = tasks
         self._ids[task] = item.headers.get("request_tracking_id", "")
         if task.begun:  # refused before it had its id
             self._mark_ready(task)

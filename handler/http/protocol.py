@@ -22,10 +22,16 @@ LINGER_SECONDS = 2.0
 the last answer. Closing at once would reset the connection, and the client might lose the answer that it got.
 """
 _MAX_HEAD = 1 << 16  # bytes of request line, headers and trailers; SageMaker's are a few hundred
+MOST_PIPELINED = 128
+"""Requests that may wait behind one on their connection: each of 18 bytes takes kilobytes of memory."""
 
 
 class _HeadTooLarge(BadRequest):
     status = 431
+
+
+class _TooManyPipelined(BadRequest):
+    status = 429
 
 
 def _refusal(answer: HttpResponse, phrase: str) -> bytes:
@@ -49,6 +55,11 @@ def _too_large() -> bytes:
     return _refusal(SERVER.whole(error), "Request Header Fields Too Large")
 
 
+def _too_many() -> bytes:
+    error = _TooManyPipelined(f"more than {MOST_PIPELINED} requests wait on this connection")
+    return _refusal(SERVER.whole(error), "Too Many Requests")
+
+
 def _stopping() -> bytes:
     return _refusal(FRONT_END.whole(Unavailable("the server is stopping")), "Service Unavailable")
 
@@ -59,6 +70,7 @@ class Protocol(HttpToolsProtocol):
     * Request line, headers and trailers have a limit, and trailers are dropped: none of them counts as a header.
     * An offer to upgrade the protocol is ignored. Java's HttpClient and `curl --http2` offer HTTP/2 with each request.
     * A client of HTTP/1.0 gets a stream as it comes too, without chunks: the end of the connection ends it.
+    * So many requests may wait behind one; uvicorn takes all that come, and reads on after each answer.
     * Whatever ends a connection early, the requests before it get their answers, whole and in order.
     * `timeout_keep_alive_task` is the connection's only timer: for a head, between requests, and at the end.
     """
@@ -149,7 +161,7 @@ class Protocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             if self._head_size <= _MAX_HEAD:
                 self.logger.warning("Invalid HTTP request received.")
-                return self._stop(_invalid())
+                return self._stop(_too_many() if len(self.pipeline) == MOST_PIPELINED else _invalid())
         if self._head_size + self._unparsed > _MAX_HEAD:
             self._stop(_too_large())
         elif self._in_head and self._current is None and self.timeout_keep_alive_task is None:
@@ -184,6 +196,8 @@ class Protocol(HttpToolsProtocol):
     # -- what the parser finds in it -----------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
+        if len(self.pipeline) == MOST_PIPELINED:
+            raise httptools.HttpParserError("too many requests wait")
         self._in_head, self._head_size, self._unparsed = True, 0, 0
         if self._current is None:
             self._unset_keepalive_if_required()

@@ -340,6 +340,26 @@ def test_garbage_after_pipelined_requests_leaves_their_answers_whole(
     assert "Exception" not in caplog.text
 
 
+@pytest.mark.parametrize("size", [1 << 20, 1000])
+def test_no_more_than_some_requests_wait_behind_one(size: int) -> None:
+    """Each that waits takes a hundred times its bytes of memory."""
+
+    async def story() -> bytes:
+        async with connected(_app([])) as connection:
+            data = POST_A + GET * 20_000
+            connection.receive(*(data[start : start + size] for start in range(0, len(data), size)))
+            assert len(connection.protocol.pipeline) <= protocol.MOST_PIPELINED
+            return await connection.read_all()
+
+    first, _, rest = asyncio.run(story()).partition(STREAM)
+    assert _status(first) == b"200"
+    *answered, last = rest.split(b"HTTP/1.1 ")[1:]
+    assert len(answered) == protocol.MOST_PIPELINED
+    assert all(one.startswith(b"200") for one in answered)
+    assert last.startswith(b"429")
+    assert b"connection: close" in last
+
+
 def test_garbage_during_a_stream_does_not_get_into_it(caplog: pytest.LogCaptureFixture) -> None:
     async def story() -> None:
         async with connected(_app([])) as connection:
