@@ -30,7 +30,8 @@ class Arguments(NamedTuple):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
+        unknown = message.startswith("unrecognized arguments")  # vLLM's and TGI's images take their options so
+        raise ConfigError(f"{message}: set options by -o option.NAME=VALUE, or OPTION_NAME" if unknown else message)
 
 
 def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:

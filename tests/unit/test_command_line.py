@@ -79,6 +79,14 @@ def options_of(*words: str) -> list[str]:
         (["-tp", "2", "-q", "awq"], ["option.tensor_parallel_size=2", "option.quantization=awq"]),
         (["--tensor-parallel-size", "2"], ["option.tensor_parallel_size=2"]),
         (["--enforce-eager", "--no-async-scheduling"], ["option.enforce_eager=true", "option.async_scheduling=false"]),
+        (
+            ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--disable-log-requests"],
+            [
+                "option.enable_auto_tool_choice=true",
+                "option.tool_call_parser=hermes",
+                "option.disable_log_requests=true",
+            ],
+        ),
         (["--job-queue-size", "9"], ["job_queue_size=9"]),
         (["-o", "option.dtype=fp16", "--dtype", "fp32"], ["option.dtype=fp16", "option.dtype=fp32"]),  # the last counts
         (["--speculative-config", '{"method": "ngram"}'], ['option.speculative_config={"method": "ngram"}']),

@@ -26,6 +26,8 @@ _SHORT = {
     "option.attention_config": "-ac",
 }
 """vLLM's short flags."""
+_FORMER_SWITCHES = {"option.disable_log_requests", "option.enable_log_requests", "option.enable_reasoning"}
+"""vLLM's switches that its present lists of arguments lack, and commands in use still have."""
 _DOTTED = re.compile(r"(--?[A-Za-z][\w-]*)(\.[^=]+)(=?)(.*)", re.DOTALL)
 
 _SHOWN = {
@@ -80,8 +82,11 @@ def _keys() -> dict[str, bool]:
         for key, options in KNOWN.items()
         if f"option.{key}" not in KNOWN
     }
-    own = {f"option.{name}": argument for engine in NAMES for name, argument in shipped(engine).arguments.items()}
-    return {**{key: argument.types <= {"bool", "null"} for key, argument in own.items()}, **keys}
+    arguments = [one for engine in NAMES for one in shipped(engine).arguments.items()]
+    own = {f"option.{name}": argument.types <= {"bool", "null"} for name, argument in arguments}
+    server = shipped("vllm", "server").arguments.items()
+    idle = {f"option.{name}" for name, argument in server if argument.types == {"bool"}} | _FORMER_SWITCHES
+    return {**own, **{key: is_switch or own.get(key, key in idle) for key, is_switch in keys.items()}}
 
 
 def _rewritten(words: Sequence[str]) -> list[str]:
