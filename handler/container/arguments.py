@@ -19,6 +19,10 @@ _SAME = (("HF_MODEL_ID", "OPTION_MODEL_ID"), ("TENSOR_PARALLEL_DEGREE", "OPTION_
 """Pairs of names of one option, of which the handler would take the second."""
 
 
+_OF_DJL_SERVING = {"-f": "--config-file", "-i": "--install", "-w": "--workflows"}
+"""Flags of DJL Serving (its Arguments.java) that do not work here."""
+
+
 class Arguments(NamedTuple):
     """Command line: `options` are texts `key=value`, `port` is the one that SageMaker calls, `check` starts nothing."""
 
@@ -35,7 +39,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:
-    """Read the words after the image's name: SageMaker says `serve`, users also nothing or flags.
+    """Read the words after the image's name: SageMaker says `serve`, users also nothing, `djl-serving` or flags.
 
     Raises:
         ConfigError: a command, a flag or the port is wrong.
@@ -50,53 +54,50 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
     parser.add_argument("--port", help=f"by default {_BIND}, else {_PORT}")
     parser.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--check", action="store_true", help="list every problem, and start nothing")
-    flags = parser.parse_args(_without_djl_serving(argv, environ))
+    parser.add_argument("-m", "--models", nargs="+", default=[], help="as DJL Serving's; its directory is the model's")
+    parser.add_argument("-s", "--model-store", help="as DJL Serving's; the model's directory")
+    for short, name in _OF_DJL_SERVING.items():
+        parser.add_argument(short, name, nargs="+", help=argparse.SUPPRESS)
+    flags = parser.parse_args(argv)
     if flags.command == "train":
         raise ConfigError("this image serves models; it has no `train`")
-    if flags.command not in (None, "serve"):
+    if flags.command not in (None, "serve", "djl-serving"):
         raise ConfigError(
             f"{flags.command!r} is not a command: run the image with `serve`, with nothing, or with its flags; "
             "to run another program in it, use docker run --entrypoint"
         )
     engine = [f"option.llm_engine={flags.engine}"] if flags.engine else []
+    name_of_model = _named(flags, environ)
     name, text = ("--port", flags.port) if flags.port is not None else (_BIND, environ.get(_BIND, str(_PORT)))
     if not text.isdecimal() or len(text) > 5 or not 0 < int(text) < 65536:
         raise ConfigError(f"{name}={text}: must be a number from 1 to 65535")
-    return Arguments(int(text), (*engine, *flags.options), environ.get("LMI_HOST") or "0.0.0.0", flags.check)
+    return Arguments(
+        int(text), (*engine, *flags.options, *name_of_model), environ.get("LMI_HOST") or "0.0.0.0", flags.check
+    )
 
 
-def _without_djl_serving(argv: Sequence[str], environ: Mapping[str, str]) -> Sequence[str]:
-    """Return the words without DJL Serving's own: `djl-serving -s /opt/ml/model/`, `djl-serving -m NAME=URL`.
+def _named(flags: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
+    """Return the option for the model's name in DJL Serving's flags, which its image takes behind `serve` too.
 
     A model is `[NAME:VERSION:ENGINE:DEVICES]=URL`, or a URL alone.
 
     Raises:
         ConfigError: they ask for another directory, for several models, or for what only DJL Serving does.
     """
-    if argv[:1] != ["djl-serving"]:
-        return argv
-    parser = _Parser(prog="djl-serving", allow_abbrev=False)
-    parser.add_argument("-s", "--model-store")
-    parser.add_argument("-m", "--models", nargs="+")
-    parser.add_argument("-f", "--config-file")
-    parser.add_argument("-w", "--workflows", nargs="+")
-    flags, rest = parser.parse_known_args(argv[1:])
+    for name in _OF_DJL_SERVING.values():
+        if getattr(flags, name.strip("-").replace("-", "_")) is not None:
+            raise ConfigError(f"{name}: only DJL Serving has it; set OPTION_* or SERVING_* variables")
     home = environ.get("SAGEMAKER_MODEL_PATH") or "/opt/ml/model"
-    served, models = "", flags.models or []
-    if len(models) > 1:
-        raise ConfigError(f"--models {' '.join(models)}: this container serves one model")
-    for model in models:
+    if len(flags.models) > 1:
+        raise ConfigError(f"--models {' '.join(flags.models)}: this container serves one model")
+    served = ""
+    for model in flags.models:
         endpoint, _, url = model.rpartition("=")
         served = endpoint.strip("[]").partition(":")[0]
         _check_home("--models", model, url.removeprefix("file:").removeprefix("//"), home)
     if flags.model_store is not None:
         _check_home("--model-store", flags.model_store, flags.model_store, home)
-    for name in ("config_file", "workflows"):
-        if getattr(flags, name) is not None:
-            raise ConfigError(
-                f"--{name.replace('_', '-')}: only DJL Serving has it; set OPTION_* or SERVING_* variables"
-            )
-    return [*rest, *(["-o", f"option.model_name={served}"] if served else [])]
+    return [f"option.model_name={served}"] if served else []
 
 
 def _check_home(flag: str, given: str, directory: str, home: str) -> None:

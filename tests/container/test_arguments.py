@@ -15,6 +15,7 @@ _STORE = "/opt/ml/model"
     [
         [], ["serve"], ["djl-serving"], ["djl-serving", "-s", _STORE], ["djl-serving", "-s", f"{_STORE}/"],
         ["djl-serving", "--model-store", _STORE], ["djl-serving", f"--model-store={_STORE}"],
+        ["serve", "-s", _STORE], ["serve", "-m", f"file:{_STORE}"], ["-m", _STORE],
     ],
 )  # fmt: skip
 def test_serve_and_nothing_are_the_same(argv: list[str]) -> None:
@@ -32,7 +33,8 @@ def test_serve_and_nothing_are_the_same(argv: list[str]) -> None:
     ],
 )
 def test_a_model_of_djl_servings_command_is_served_by_its_name(model: str, options: tuple[str, ...]) -> None:
-    assert read_arguments(["djl-serving", "-m", model], {}) == Arguments(8080, options)
+    for command in (["djl-serving"], ["serve"], []):  # AWS's entry point passes what stands behind `serve` on
+        assert read_arguments([*command, "-m", model], {}) == Arguments(8080, options)
 
 
 def test_flags_with_and_without_serve() -> None:
@@ -63,6 +65,8 @@ def test_sagemaker_names_the_port() -> None:
             "--models m::Python=/m: the model is in /opt/ml/model",
         ),
         (["djl-serving", "-f", "/x"], {}, "--config-file: only DJL Serving has it"),
+        (["serve", "--install", "ai.djl:x:1", "ai.djl:y:1"], {}, "--install: only DJL Serving has it"),
+        (["serve", "-m", f"test=file:{_STORE}/test/"], {}, f"--models test=file:{_STORE}/test/: the model is in "),
         (["bash"], {}, "'bash' is not a command"),
         (["serve", "--tp-size", "2"], {}, "unrecognized arguments: --tp-size 2: set options by -o option"),
         (["--model-id", "a/b"], {}, "unrecognized arguments: --model-id: set options by -o option"),
