@@ -9,6 +9,7 @@ import base64
 import contextlib
 import io
 import json
+import logging
 import socket
 import threading
 import urllib.parse
@@ -33,6 +34,8 @@ from deploy.rehearsal.authorization import Where, needs_of, needs_of_invocation,
 from deploy.rehearsal.identity_policy import Need, Unexplained, allowed
 from deploy.rehearsal.sagemaker import ACCOUNT, SageMaker
 from deploy.service_model import Malformed, wrong_with
+
+log = logging.getLogger("deploy.rehearsal")
 
 OWN = "sagemaker"
 """The access key of the server's own calls, which may do everything."""
@@ -225,6 +228,14 @@ class _Front:
             call = _call(environ)
         except Malformed as error:
             return refuse("SerializationException", str(error), start)
+        try:
+            return self._answer(environ, call, start)
+        except Exception:  # moto takes much of what a request holds for granted
+            log.exception("%s %s failed", call.service, call.operation)
+            text = "The rehearsal has a bug, or the request is malformed."
+            return _error(environ, call, "500 Internal Server Error", "InternalFailure", text, start)
+
+    def _answer(self, environ: dict[str, Any], call: Call, start: Any) -> Iterable[bytes]:
         self._cloud.on_call(call)
         if call.caller and call.caller not in self._cloud.trusted and self._cloud.arn_of(call.caller) is None:
             return self._denied(environ, call, "", start)
@@ -408,7 +419,12 @@ def _operation(environ: dict[str, Any], service: str) -> tuple[str, dict[str, An
         return target.rpartition(".")[2], values
     if "/operation/" in path:  # Smithy RPC v2, whose bodies are CBOR
         parser = RpcV2CBORParser()
-        content = parser.parse_data_item(parser.get_peekable_stream_from_bytes(body_of(environ)))
+        try:
+            content = parser.parse_data_item(parser.get_peekable_stream_from_bytes(body_of(environ)))
+        except Exception:  # its errors have no class of their own
+            content = None
+        if not isinstance(content, dict):
+            raise Malformed("The body is not a CBOR object.")
         return path.rpartition("/")[2], content
     if service in ("s3", ""):
         return f"{method} {path}", {}

@@ -131,3 +131,27 @@ def test_a_request_that_its_description_refuses_is_the_clients_error(
                 found[f"{operation.name}: {what}"] = (status, code, message)
     assert tried > 20 * len(operations) or signed_for != "sagemaker"
     assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("service_name", "method", "path", "body", "headers", "status"),
+    [
+        ("sts", "POST", "/", b"Action=AssumeRole&Version=2011-06-15&RoleName[]=a", {}, 500),
+        ("iam", "POST", "/", b"Action=CreateServiceLinkedRole&Version=2010-05-08&%%%", {}, 500),
+        ("nobodys", "POST", "/", b"{}", {"X-Amz-Target": "A.B"}, 500),
+        ("monitoring", "POST", "/service/A/operation/PutMetricAlarm", b"\xff", {}, 400),
+        ("monitoring", "POST", "/service/A/operation/PutMetricAlarm", b"\x01", {}, 400),
+    ],
+)
+def test_what_a_request_breaks_is_an_error_in_its_protocol(
+    cloud: Cloud, service_name: str, method: str, path: str, body: bytes, headers: dict[str, str], status: int
+) -> None:
+    signed = f"AWS4-HMAC-SHA256 Credential={OWN}/20260101/us-east-1/{service_name}/aws4_request"
+    kind = "application/x-www-form-urlencoded"
+    headers = {"Content-Type": kind, "Authorization": signed, **headers}
+    answer = http.request(method, cloud.url + path, content=body, headers=headers)
+    assert answer.status_code == status, answer.text
+    assert "x-amzn-requestid" in answer.headers
+    assert "<!doctype html>" not in answer.text
+    code = "InternalFailure" if status == 500 else "SerializationException"
+    assert code in answer.text
