@@ -83,6 +83,10 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
     translation, source = Translation(environ, ()), ModelSource(None, None, {})
     with problems:
         arguments = read_arguments(argv, environ)
+    for option in arguments.options:
+        key, _, value = option.partition("=")
+        if key.strip() == "option.model_id":
+            environ = {**environ, "OPTION_MODEL_ID": value.strip()}  # which a flag beats
     front = environ.get("LMI_FRONT") or "embedded"
     if front not in FRONTS:
         problems.append(Problem("", "", f"environment variable LMI_FRONT={front}: must be {' or '.join(FRONTS)}"))

@@ -50,6 +50,11 @@ def test_a_check_is_lmi_serves(tmp_path: Path, front: str) -> None:
     assert not start.supervised
 
 
+def test_a_flag_names_the_model_before_the_environment(tmp_path: Path) -> None:
+    start = prepare(["-o", "option.model_id=a/b"], environment(tmp_path, OPTION_MODEL_ID="c/d"), DRIVER)
+    assert start.command[-1] == "a/b"
+
+
 def test_model_data_are_never_written_to(tmp_path: Path) -> None:
     data = model_data(tmp_path, "option.llm_engine=echo\n")
     with pytest.raises(ConfigError, match=r"HF_HOME=.*cannot be written to"):

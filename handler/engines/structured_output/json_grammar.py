@@ -117,7 +117,7 @@ class _Grammar:
                 if not schema.keys() <= {name, "type"}:
                     raise Unsupported
                 return make(self, schema[name])
-        types = schema.get("type")
+        types = schema.get("type", "object" if "properties" in schema else None)  # xgrammar assumes so too
         if not isinstance(types, list):
             return self._of_type(types, schema)
         keywords = schema.keys() - {"type"}

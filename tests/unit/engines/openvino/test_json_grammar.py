@@ -226,3 +226,8 @@ def test_choices_are_written_as_they_are_whatever_is_in_them(drawn: Drawn) -> No
 
 def test_a_literal_is_plain_where_it_can_be() -> None:
     assert literal('yes, "é"') == '"yes, \\U00000022\\U000000e9\\U00000022"'
+
+
+def test_properties_without_a_type_are_an_objects() -> None:
+    schema = {"properties": {"n": {"type": "integer", "minimum": 1, "maximum": 5}}, "required": ["n"]}  # as TGI's docs
+    assert json_grammar(schema) == json_grammar({"type": "object", **schema}) is not None
