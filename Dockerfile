@@ -33,6 +33,7 @@ WORKDIR /src
 COPY LICENSE pyproject.toml README.md ./
 COPY handler handler
 COPY deploy deploy
+COPY proof proof
 RUN python3 -m venv /build \
     && /build/bin/pip wheel --no-cache-dir --no-deps --wheel-dir /wheels . \
     && /build/bin/pip install --no-cache-dir --no-deps --no-compile --target /opt/lmi-handler/app /wheels/lmi_handler-*.whl \

@@ -27,8 +27,8 @@ from typing import Any, TypeVar
 from front_ends import CLIENT_CORE, OURS, OURS_APART, SERVER_CORE, FrontEnd, rust
 from measurements import BEGIN_SECONDS, CLIENTS, PACE, Rate, Window, measure_requests, measure_streams
 
-from handler.bench.machine import describe
-from handler.bench.report.metrics import table
+from proof.bench.machine import describe
+from proof.bench.report import table
 
 T = TypeVar("T")
 

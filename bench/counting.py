@@ -13,7 +13,7 @@ from typing import NamedTuple, cast
 
 import uvloop
 
-from handler.bench.processes import Worker
+from proof.bench.processes import Worker
 
 _CONNECT_AT_ONCE = 64
 _DATA_SEGMENTS_IN = slice(152, 156)  # tcpi_data_segs_in of Linux's tcp_info

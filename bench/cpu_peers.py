@@ -30,12 +30,12 @@ from systems.base import Sample, Start, System
 from systems.served import Served
 from systems.turns import Point
 
-from handler.bench import machine
-from handler.bench.load import percentiles
-from handler.bench.report.metrics import errors, first_token_times, table
-from handler.bench.server import lmi_serve
 from handler.config import model_files
 from handler.core.errors import ConfigError
+from proof.bench import machine
+from proof.bench.load import percentiles
+from proof.bench.processes import lmi_serve
+from proof.bench.report import errors, first_token_times, table
 
 OURS, LLAMA, VLLM = "lmi serve", "llama.cpp", "vllm serve"
 

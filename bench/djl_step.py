@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))  # for tests.djl, which fetch
 
 from djl import first_token, served, steps
 
-from handler.bench import machine
+from proof.bench import machine
 
 
 def numbers(text: str) -> list[int]:

@@ -15,7 +15,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from handler.engines.huggingface.checkpoint import prepare_checkpoint
+from handler.engines.huggingface.files import prepare_checkpoint
 
 SHAPES: dict[str, dict[str, Any]] = {
     "llama1b": {

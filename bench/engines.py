@@ -20,8 +20,8 @@ from typing import Any
 
 from systems import apis, summary, turns, vllm, vllm_settings
 
-from handler.bench import machine
 from handler.core.errors import ConfigError
+from proof.bench import machine
 
 _ENGINES = ("vllm",)
 _NAMES = summary.Names(vllm.OFFLINE, vllm.OURS, vllm.PEER)

@@ -17,8 +17,7 @@ from typing import NamedTuple
 from cpu import children, cpu_seconds, process_seconds
 from peer import free_port, wait_ready
 
-from handler.bench.processes import Worker
-from handler.bench.server import Server, lmi_serve
+from proof.bench.processes import Server, Worker, lmi_serve
 
 SERVER_CORE, CLIENT_CORE = 0, 1
 _PLACES = 4096  # requests that run at once

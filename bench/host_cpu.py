@@ -27,9 +27,9 @@ from counting import Clients
 from cpu import cpu_seconds
 from front_ends import OURS
 
-from handler.bench.machine import OthersMeter, describe
-from handler.bench.report.metrics import table
-from handler.bench.server import Server, process
+from proof.bench.machine import OthersMeter, describe
+from proof.bench.processes import Server, process
+from proof.bench.report import table
 
 TARGET = 2.5
 KEPT = 0.97  # of the tokens due in the window; below that the pace was not held and the figures do not count

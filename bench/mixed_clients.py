@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import httptools
 
-from handler.bench.client import prompt
+from proof.bench.client import prompt
 
 REPEATED = 9
 """Numbers of prompts that every client repeats; each has its own lengths of prompt and answer."""

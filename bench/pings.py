@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 
 import uvloop
 
-from handler.bench.processes import Worker
+from proof.bench.processes import Worker
 
 RATE = 20  # a second
 _REQUEST = "GET {} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"

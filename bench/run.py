@@ -12,11 +12,10 @@ from pathlib import Path
 
 import host_cpu
 
-from handler.bench import machine
-from handler.bench import run as measurement
-from handler.bench.load import Closed
-from handler.bench.report import plot
-from handler.bench.report.curves import curve_of
+from proof.bench import machine, plot
+from proof.bench import run as measurement
+from proof.bench.load import Closed
+from proof.bench.plot import curve_of
 
 TARGET = 0.95
 OUT = Path(__file__).parent / "out"

@@ -27,11 +27,10 @@ from typing import Any, NamedTuple
 from cpu import descendants
 from mixed_clients import REPEATED, Clients, choose, lengths
 
-from handler.bench import machine
-from handler.bench.processes import Worker
-from handler.bench.server import lmi_serve
 from handler.config.loader import read_config
-from handler.serving.loading.engine_spec import engine_spec
+from handler.serving.check import engine_spec
+from proof.bench import machine
+from proof.bench.processes import Worker, lmi_serve
 
 _DEMO = ("option.model_id=demo", "option.dtype=fp32")
 _ECHO = ("option.llm_engine=echo", "option.engine_isolation=process", "option.max_model_len=8192")
@@ -126,9 +125,7 @@ def bare_engine(pipe: Connection, clients: int) -> None:
     import openvino
     import openvino_genai
 
-    from handler.engines.openvino.pipeline import (
-        make_pipeline,  # the server's own, so that both have the same properties
-    )
+    from handler.engines.openvino.engine import make_pipeline
 
     spec = engine_spec(read_config(overrides=_DEMO).checked())
     pipeline = make_pipeline(spec.config)

@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 import httptools
 import uvloop
 
-from handler.bench.processes import Worker
+from proof.bench.processes import Worker
 
 
 class Answers(NamedTuple):

@@ -5,8 +5,8 @@ import json
 import sys
 
 from handler.config.loader import read_server_config
-from handler.core.event_loop import run_in_daemon_thread
-from handler.serving.host import ServedModel, running
+from handler.core.loop import run_in_daemon_thread
+from handler.serving.start import ServedModel, running
 
 
 async def generate(model: ServedModel, prompts: list[str], **parameters: object) -> list[str]:

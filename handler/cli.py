@@ -10,12 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from handler import __version__
-from handler.bench.cli import add_parser as add_bench
 from handler.config.engines import LLM_ENGINES
-from handler.conform.cli import add_parser as add_conform
-from handler.core.command_line import Parser
+from handler.core.command_line import Parser, add_installed
 from handler.core.errors import ConfigError
-from handler.replay.cli import add_parser as add_replay
 
 _INSTALL = "pip install 'lmi-handler[cli]'"
 _SHELLS = ("bash", "zsh", "fish")
@@ -56,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from deploy.__main__ import main as deploy
 
         return deploy(argv[1:], "lmi deploy")
-    parser = make_parser(flags=argv[:1] in (["serve"], ["completion"]))
+    parser = make_parser(flags=argv[:1] in (["serve"], ["completion"]), tools=argv[:1] not in (["serve"], ["options"]))
     if not argv:
         parser.print_help()
         return 0
@@ -76,11 +73,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def make_parser(*, flags: bool = True) -> Parser:
+def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
     """Make the parser of all commands.
 
     Args:
         flags: with a flag for each option, whose table takes a moment to import.
+        tools: with the commands of other packages, whose search takes a moment.
     """
     parser = Parser(
         prog="lmi", usage="lmi COMMAND ...", description=_MAP, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -115,7 +113,7 @@ def make_parser(*, flags: bool = True) -> Parser:
     serve.add_argument("--check", action="store_true", help="list every problem that a start would meet; start nothing")
     _add_access(serve)
     if flags:
-        from handler.config.options.flags import add_flags
+        from handler.config.options.command_line import add_flags
 
         add_flags(serve)
     serve.set_defaults(run=_serve)
@@ -128,9 +126,8 @@ def make_parser(*, flags: bool = True) -> Parser:
     )
     options.add_argument("--engine", choices=LLM_ENGINES[1:], help="those that this engine has, with its own arguments")
     options.set_defaults(run=_options)
-    add_bench(commands)
-    add_replay(commands)
-    add_conform(commands)
+    if tools:
+        add_installed(commands, "lmi.commands")
     deploy = commands.add_parser("deploy", help="put a model on a SageMaker endpoint")
     completion = commands.add_parser(
         "completion",
@@ -185,24 +182,20 @@ def port(text: str) -> int:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from handler.core import garbage
-    from handler.http.stop_signals import StopSignals
+    from handler.core import loop
+    from handler.http.server import StopSignals
 
     signals = StopSignals()
     signals.install()  # before the slow imports
-    with garbage.importing():
+    with loop.importing():
         from handler.config.loader import read_server_config
-        from handler.config.model_py import describe_model_py
-        from handler.config.requirements import requirements_file
-        from handler.core.custom_handlers import Role
+        from handler.config.user_files import describe_model_py, requirements_file
+        from handler.core.values import Role
         from handler.http.custom import missing_of
-        from handler.http.security.access import OPEN, read_access
+        from handler.http.security import OPEN, read_access
         from handler.http.startup import serve
         from handler.plugins.functions import model_py
-        from handler.serving.loading.check import check
-        from handler.serving.loading.engine_spec import downloads_of, hub_note
-        from handler.serving.loading.model_directory import model_py_directory
-        from handler.serving.loading.reading import read_sources
+        from handler.serving.check import check, downloads_of, hub_note, model_py_directory, read_sources
 
     read = read_server_config if arguments.check else read_sources  # which downloads
     reading = read(arguments.model, arguments.engine, arguments.properties, arguments.options)
@@ -240,9 +233,9 @@ def _serve(arguments: argparse.Namespace) -> int:
 
 
 def _options(arguments: argparse.Namespace) -> int:
-    from handler.config.options import listing
+    from handler.config.options import command_line
 
-    print(listing.found(arguments.name or "", arguments.engine or ""), flush=True)
+    print(command_line.found(arguments.name or "", arguments.engine or ""), flush=True)
     return 0
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from handler.config.model_files import cache_directory, fetch_demo
-from handler.engines.huggingface.checkpoint import prepare_checkpoint
-from handler.engines.openvino.gguf_weights import converted_model
+from handler.engines.huggingface.files import prepare_checkpoint
+from handler.engines.openvino.gguf import converted_model
 from tests.servers import LiveServer, serve
 
 with contextlib.suppress(ImportError):  # a Python that an engine came with may lack hypothesis

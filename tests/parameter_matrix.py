@@ -16,7 +16,7 @@ from typing import Any
 from handler.core import values
 from handler.core.values import Sampling
 from handler.protocols.kernel.parameters import ROWS, Row
-from handler.protocols.kernel.schema.readers import schema_of_reader
+from handler.protocols.kernel.schema import schema_of_reader
 from tests.docs import pages
 from tests.servers import LiveServer
 

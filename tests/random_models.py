@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from handler.core.media import MediaSource, Medium
 from handler.core.values import Request, Sampling
-from handler.serving.media.placing import place_media
+from handler.serving.media.loader import place_media
 from tests.process.engines.test_conformance import Driver, ids
 
 GAP = 0.1

@@ -15,16 +15,16 @@ from handler.djl import batches
 from handler.djl.batches import DynamicBatch, Item, Piece, RollingBatch
 from handler.djl.worker_loop import WorkerLoop
 from handler.engines.base import EngineInfo
-from handler.engines.echo.tokenizer import EchoTokenizer
+from handler.engines.echo.engine import EchoTokenizer
 from handler.engines.process.supervisor import State
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters
-from handler.protocols.kernel.context import ServerContext
-from handler.scheduler.lora.registry import AdapterHome, AdapterRegistry
+from handler.protocols.kernel.dialect import ServerContext
+from handler.scheduler.lora import AdapterHome, AdapterRegistry
 from handler.serving.model import ServedModel
 from handler.serving.request_log import RequestLog
-from handler.serving.response_store import ResponseStore
 from handler.serving.sessions import Sessions
+from handler.serving.stored_responses import ResponseStore
 from tests.unit.scheduler.test_batcher import Scripted
 
 INFO = EngineInfo("scripted", "1", "none", "none", 100)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from djl import served
 from djl.handlers import NULL, NULL_ASYNC, ours
 from djl.served import Plan, Turn
-from handler.bench.report.metrics import table
+from proof.bench.report import table
 
 _LIMIT = 0.3  # seconds, for ours in async mode
 _ASYNC_SINCE = (0, 31)

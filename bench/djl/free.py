@@ -13,7 +13,7 @@ from handler.core.values import Finish
 from handler.engines.base import EngineInfo, EngineRequest, Output, Step
 from handler.engines.process.supervisor import EngineSupervisor, Soon, State, now
 from handler.entry import handle as handle
-from handler.serving.loading import load as loading
+from handler.serving import start as loading
 
 
 class Free(EngineSupervisor):

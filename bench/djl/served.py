@@ -17,12 +17,12 @@ from cpu import cpu_seconds
 from djl import environment
 from djl.handlers import FREE, NULL, UPSTREAM, Handler, ours
 from djl.ratios import over_others, verdict
-from handler.bench.client import Target
-from handler.bench.load import Closed
-from handler.bench.machine import OthersMeter
-from handler.bench.processes import measure
-from handler.bench.report import metrics
-from handler.bench.report.metrics import table
+from proof.bench import report
+from proof.bench.client import Target
+from proof.bench.load import Closed
+from proof.bench.machine import OthersMeter
+from proof.bench.processes import measure
+from proof.bench.report import table
 from tests.djl.servers import DjlServer
 from tests.environment import clean_environment
 
@@ -133,8 +133,8 @@ def _turn(plan: Plan, clients: int, server: DjlServer) -> Turn:
     tokens = sum(len(result.arrivals) for result in results)
     cpu = (cpu_seconds(worker) - before) / tokens * 1e6
     joined = tokens / sum(len(set(result.arrivals)) for result in results)
-    first = statistics.median(metrics.first_token_times(results))
-    rate, errors = metrics.tokens_per_second(results), metrics.errors(results)
+    first = statistics.median(report.first_token_times(results))
+    rate, errors = report.tokens_per_second(results), report.errors(results)
     return Turn(rate, first, cpu, joined, errors, meter.cores() or 0.0)
 
 

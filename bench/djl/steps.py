@@ -17,7 +17,7 @@ from djl.handlers import FREE, NULL, UPSTREAM, Handler, ours
 from djl.ratios import over_others, verdict
 from djl.rolling import Cost
 from djl.worker import Worker, start
-from handler.bench.report.metrics import table
+from proof.bench.report import table
 from tests.djl import jars
 
 _LEAST_TOKENS = 16384  # of one measurement as fast as it goes, so that it lasts a fraction of a second at any size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, ClassVar, NamedTuple
 
-from handler.bench.client import AnswerReader, Target
+from proof.bench.client import AnswerReader, Target
 
 MODEL = "model"
 """The model's name in requests to the peer."""

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from handler.bench.client import Target, prompt
-from handler.bench.load import Result
+from proof.bench.client import Target, prompt
+from proof.bench.load import Result
 
 
 @dataclass(frozen=True)

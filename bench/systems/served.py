@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from handler.bench.client import Target
-from handler.bench.load import Closed
-from handler.bench.processes import measure
+from proof.bench.client import Target
+from proof.bench.load import Closed
+from proof.bench.processes import measure
 from systems.base import Sample, Work
 from systems.processes import UsedMeter
 

@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from handler.bench.load import percentiles
-from handler.bench.report.metrics import errors, first_token_times, gaps, table
+from proof.bench.load import percentiles
+from proof.bench.report import errors, first_token_times, gaps, table
 from systems.base import Sample
 from systems.turns import Point
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from handler.bench.machine import OthersMeter
+from proof.bench.machine import OthersMeter
 from systems.base import Sample, Start, System, Work
 from systems.processes import tree_seconds
 

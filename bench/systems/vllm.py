@@ -9,11 +9,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from handler.bench.server import lmi_serve
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
-from handler.serving.loading.engine_spec import engine_spec
+from handler.serving.check import engine_spec
+from proof.bench.processes import lmi_serve
 from systems import vllm_settings
 from systems.apis import Api
 from systems.base import Start, System

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
-from handler.bench.processes import WARM_UP_PROMPT, WARM_UP_TOKENS, Worker
 from handler.engines.base import EngineConfig
+from proof.bench.processes import WARM_UP_PROMPT, WARM_UP_TOKENS, Worker
 from systems import vllm_settings
 from systems.base import Sample, Work
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from peer import free_port, started
 
-from handler.bench.client import Target
 from handler.engines.base import EngineConfig
+from proof.bench.client import Target
 from systems import vllm_settings
 from systems.apis import MODEL
 from systems.served import Served

@@ -6,15 +6,63 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from deploy.adopt.images import KINDS, container_kind
-from deploy.adopt.owner import refuse_owned, refuse_unsettled
-from deploy.adopt.scaling import scaling_of
-from deploy.adopt.source import Source, container_of
-from deploy.adopt.variables import Variables, variables
+from deploy.adopt.live import Source, container_of, refuse_owned, refuse_unsettled
+from deploy.adopt.variables import KINDS, Variables, container_kind, variables
 from deploy.errors import Refused, SpecError
 from deploy.resources.resource import Json
+from deploy.service_model import sagemaker
 from deploy.spec.passthrough import OWNED, problems, shape_of
 from deploy.spec.reading import content_problems
+
+_BY_CONCURRENCY = (
+    "SageMakerVariantConcurrentRequestsPerModelHighResolution",
+    "SageMakerInferenceComponentConcurrentRequestsPerCopyHighResolution",
+)
+_COOLDOWN = 300  # seconds: Application Auto Scaling's own, of SageMaker's targets
+
+
+def scaling_of(
+    source: Source, variant: Json, bases: Sequence[Json], unmapped: list[tuple[str, str]]
+) -> dict[str, Any] | None:
+    """Return `scaling`; None: there is none, or it does not map.
+
+    Args:
+        unmapped: gets what does not map, and why.
+    """
+    places = [f"inference-component/{one['InferenceComponentName']}" for one in bases]
+    if not places:
+        places = [f"endpoint/{source.name}/variant/{variant.get('VariantName')}"]
+    targets = [one for one in source.targets if one["ResourceId"] in places]
+    found = [made for target in targets if (made := _scaling(source, target, unmapped)) is not None]
+    if not found:
+        return None
+    if len(found) < len(places) or any(made != found[0] for made in found):
+        unmapped.append(("scaling", "components scale differently; lmi deploy scales all of them alike"))
+        return None
+    return found[0]
+
+
+def _scaling(source: Source, target: Json, unmapped: list[tuple[str, str]]) -> dict[str, Any] | None:
+    made: dict[str, Any] | None = None
+    for policy in [one for one in source.policies if one["ResourceId"] == target["ResourceId"]]:
+        name, tracking = policy["PolicyName"], policy.get("TargetTrackingScalingPolicyConfiguration", {})
+        metric = tracking.get("PredefinedMetricSpecification", {}).get("PredefinedMetricType")
+        if metric in _BY_CONCURRENCY and target["MinCapacity"] >= 1:
+            made = {
+                "min": target["MinCapacity"],
+                "max": target["MaxCapacity"],
+                "concurrency": tracking["TargetValue"],
+                "scale_in_cooldown": tracking.get("ScaleInCooldown", _COOLDOWN),
+                "scale_out_cooldown": tracking.get("ScaleOutCooldown", _COOLDOWN),
+            }
+            why = "scaling has the same rule under a name of its own: delete this policy after `up`"
+        else:
+            why = (
+                f"it stays as it is, by {metric or policy.get('PolicyType', 'its own rule')}; scaling would replace it"
+            )
+        unmapped.append((f"scaling policy {name} of {target['ResourceId']}", why))
+    return made
+
 
 _MODEL_DATA = "/opt/ml/model"
 
@@ -455,3 +503,61 @@ def _dropped(result: Adopted, line: str) -> bool:
     result.unmapped.append((place, why))
     result.passed = [one for one in result.passed if not place.endswith(one)]
     return True
+
+
+# -- check what a file holds by the types of AWS's own shapes ----------------------------------------------------------
+
+
+_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "structure": ((dict,), "an object"),
+    "map": ((dict,), "an object"),
+    "list": ((list,), "an array"),
+    "string": ((str,), "a text"),
+    "integer": ((int,), "a whole number"),
+    "long": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "double": ((int, float), "a number"),
+    "boolean": ((bool,), "true or false"),
+}
+"""JSON's types. Timestamps may be anything: nothing reads them."""
+
+
+def check(file: str, place: str, operation: str, content: Any) -> None:
+    """Check an answer of SageMaker's, or the request of the call that creates the same.
+
+    Raises:
+        SpecError: a field has another type; names the first.
+    """
+    service = sagemaker()
+    shapes = [service.operation_model(operation).output_shape]
+    if operation in _CREATED:
+        shapes.append(service.operation_model(operation.replace("Describe", "Create")).input_shape)
+    wrong = [next(_wrong(shape, content, place), None) for shape in shapes]
+    if all(line is not None for line in wrong):
+        raise SpecError(f"{file}: {wrong[0]}")
+
+
+def _wrong(shape: Any, value: Any, place: str) -> Iterator[str]:
+    types, words = _TYPES.get(shape.type_name, ((), ""))
+    if types and type(value) not in types:
+        yield f"{place}: must be {words}"
+    elif shape.type_name == "structure":
+        for name in shape.required_members:
+            if name in _NEEDED and name not in value:
+                yield f"{place}.{name}: must be given".removeprefix(".")
+        for name, item in value.items():
+            if name in shape.members:
+                yield from _wrong(shape.members[name], item, f"{place}.{name}".removeprefix("."))
+    elif shape.type_name == "list":
+        for number, item in enumerate(value):
+            yield from _wrong(shape.member, item, f"{place}[{number}]")
+    elif shape.type_name == "map":
+        for name, item in value.items():
+            yield from _wrong(shape.value, item, f"{place}.{name}")
+
+
+_CREATED = ("DescribeEndpoint", "DescribeEndpointConfig", "DescribeInferenceComponent", "DescribeModel")
+"""What a request creates with the same fields as its description has, so that a file may hold either."""
+
+_NEEDED = ("InferenceComponentName", "Subnets", "SecurityGroupIds", "InstanceType", "Key", "Value")
+"""Required fields that are read without asking whether they are there."""

@@ -11,16 +11,13 @@ from typing import Any
 from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws, error_code, is_missing, pages
-from deploy.batch.checks import answers, inputs
-from deploy.batch.job import BatchJob
-from deploy.deployer.aws_errors import is_temporary
-from deploy.deployer.calls import call, show, tags_of
+from deploy.batch.job import BatchJob, answers, inputs
+from deploy.deployer.calls import call, is_temporary, show, tags_of
 from deploy.deployer.wait import Progress, Report
 from deploy.diagnostics.advice import advice
 from deploy.errors import Failed, NotThere, Refused
 from deploy.operations import logs
-from deploy.resources.names import TAG_DEPLOYMENT, TRANSFORM_LOGS, job_prefix
-from deploy.resources.resource import Kind
+from deploy.resources.resource import TAG_DEPLOYMENT, TRANSFORM_LOGS, Kind, job_prefix
 from deploy.s3.upload import counted
 
 EVERY = 30.0

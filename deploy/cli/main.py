@@ -3,42 +3,39 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
 
 from deploy.aws import as_deploy_error
+from deploy.cli import adopt, batch, doctor, down, export, iam, invoke, local, operate, plan, up
 from deploy.errors import DeployError
-from handler.core.command_line import Parser
+from handler.core.command_line import Parser, add_installed
 
-COMMANDS = {
-    "adopt": "deployment",
-    "plan": "deployment",
-    "up": "deployment",
-    "status": "endpoint",
-    "logs": "endpoint",
-    "invoke": "endpoint",
-    "stream": "endpoint",
-    "chat": "endpoint",
-    "bench": "endpoint",
-    "scale": "endpoint",
-    "update": "deployment",
-    "promote": "deployment",
-    "down": "deployment",
-    "batch": "deployment",
-    "export": "deployment",
-    "iam": "deployment",
-    "doctor": "deployment",
-    "local": "endpoint",
-    "schema": "deployment",
+COMMANDS: dict[str, Callable[[Any], None]] = {
+    "adopt": adopt.add,
+    "plan": plan.add,
+    "up": up.add,
+    "status": operate.add_status,
+    "logs": operate.add_logs,
+    "invoke": invoke.add,
+    "stream": invoke.add_stream,
+    "chat": invoke.add_chat,
+    "scale": operate.add_scale,
+    "update": up.add_update,
+    "promote": up.add_promote,
+    "down": down.add,
+    "batch": batch.add,
+    "export": export.add,
+    "iam": iam.add,
+    "doctor": doctor.add,
+    "local": local.add,
+    "schema": plan.add_schema,
 }
-"""Commands in the help's order, and the package below `deploy.cli` that holds each one's module.
-
-A module has `add(commands)`, which adds the command's parser and sets `run`.
-"""
+"""Commands in the help's order, and what adds the parser of each, which sets `run`."""
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "lmi deploy") -> int:
@@ -79,8 +76,9 @@ def _parser(prog: str) -> Parser:
 def add_commands(parser: argparse.ArgumentParser) -> None:
     """Add the parsers of all commands."""
     commands = parser.add_subparsers(required=True, metavar="COMMAND", parser_class=_AnyOrder)
-    for name, package in COMMANDS.items():
-        importlib.import_module(f"deploy.cli.{package}.{name}").add(commands)
+    for add in COMMANDS.values():
+        add(commands)
+    add_installed(commands, "lmi.deploy.commands")
 
 
 def _print_error(error: DeployError) -> int:

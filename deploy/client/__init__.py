@@ -1,8 +1,7 @@
 """Client of an endpoint: `Predictor`, its results and its errors."""
 
 from deploy.client.asynchronous import AsyncAnswer
-from deploy.client.aws.bearer import bearer_token
-from deploy.client.aws.runtime import Timeouts
+from deploy.client.aws import Patience, Timeouts, bearer_token
 from deploy.client.errors import (
     Broken,
     Forbidden,
@@ -21,13 +20,9 @@ from deploy.client.errors import (
     TimedOut,
     Unreachable,
 )
-from deploy.client.openai_route import OpenAIRoute
-from deploy.client.predictor import Predictor
-from deploy.client.retry import Patience
+from deploy.client.predictor import OpenAIRoute, Predictor, Session
 from deploy.client.serializers import BytesDeserializer, JSONDeserializer, JSONSerializer
-from deploy.client.session import Session
-from deploy.client.streaming.events import Event, Finish, Raw, Token
-from deploy.client.streaming.stream import Stream
+from deploy.client.streaming import Event, Finish, Raw, Stream, Token
 
 __all__ = [
     "AsyncAnswer",

@@ -8,8 +8,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.client.aws.failures import FROM_AWS, failure
-from deploy.client.errors import ModelFailed, NotSent, TimedOut
+from deploy.client.errors import FROM_AWS, ModelFailed, NotSent, TimedOut, failure
 from deploy.client.serializers import Deserializer, deserialize_body
 
 MAX_INLINE_BYTES = 128_000

@@ -2,27 +2,127 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import datetime
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, overload
 
 from botocore.config import Config
 
 from deploy import web_pages
 from deploy.client.asynchronous import MAX_INLINE_BYTES, AsyncAnswer, split_s3
-from deploy.client.aws.bearer import BearerToken
-from deploy.client.aws.failures import FROM_AWS, failure
-from deploy.client.aws.router import RouterRuntime
-from deploy.client.aws.runtime import Runtime
-from deploy.client.errors import NotSent
-from deploy.client.openai_route import OpenAIRoute
+from deploy.client.aws import BearerToken, RouterRuntime, Runtime
+from deploy.client.errors import FROM_AWS, ModelFailed, NotSent, RequestFailed, failure
 from deploy.client.serializers import Deserializer, JSONDeserializer, JSONSerializer, Serializer, deserialize_body
-from deploy.client.session import Session
-from deploy.client.streaming.stream import Stream, stream_of
+from deploy.client.streaming import Stream, stream_of
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from deploy.client.aws.runtime import Connection
+    from deploy.client.aws import Connection
+    from deploy.client.streaming import Stream
+
+
+@dataclass(frozen=True)
+class OpenAIRoute:
+    """Base URL and token of the route.
+
+    Attributes:
+        base_url: ends in /openai/v1; its only operation is chat/completions.
+        token: a call returns a valid token.
+    """
+
+    base_url: str
+    token: Callable[[], str]
+
+    def client(self, *, asynchronous: bool = False, **options: Any) -> Any:
+        """Return a client of the `openai` package.
+
+        Raises:
+            NotSent: the package is not installed.
+        """
+        try:
+            import openai
+        except ImportError:
+            raise NotSent(
+                "the openai package is not installed",
+                "pip install openai; or give any client openai_route().base_url and openai_route().token().",
+            ) from None
+        options = {"max_retries": 0, **options}
+        if not asynchronous:
+            return openai.OpenAI(base_url=self.base_url, api_key=self.token, **options)
+
+        async def token() -> str:
+            return self.token()
+
+        return openai.AsyncOpenAI(base_url=self.base_url, api_key=token, **options)
+
+
+# -- stateful sessions: requests with a session's id reach the same copy of the model ----------------------------------
+
+
+class Session:
+    """One session, opened by `Predictor.session()` and closed by the `with` statement.
+
+    Special bodies open and close it (`requestType` NEW_SESSION and CLOSE); other requests carry its id in a header.
+
+    Attributes:
+        id: the container's id for it.
+        expires: when the container forgets it; None: unknown.
+
+    Raises:
+        ModelRefused: the container has no sessions.
+    """
+
+    def __init__(self, predictor: Predictor) -> None:
+        self._predictor = predictor
+        response = self._send("NEW_SESSION", "NEW_SESSION")
+        name, _, more = str(response.get("NewSessionId") or "").partition(";")
+        self.id = name.strip()
+        if not self.id:
+            raise ModelFailed("the container answered without a session's id", "Are its sessions switched on?")
+        self.expires = _expiry(more)
+
+    def predict(self, data: Any, **options: Any) -> Any:
+        """As `Predictor.predict`. An unknown or expired session raises `ModelRefused` (400)."""
+        return self._predictor.predict(data, session_id=self.id, **options)
+
+    def predict_stream(self, data: Any, **options: Any) -> Stream:
+        return self._predictor.predict_stream(data, session_id=self.id, **options)
+
+    def close(self) -> None:
+        """Close the session in the container. A second call does nothing."""
+        if self.id:
+            self._send("CLOSE", self.id)
+            self.id = ""
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            self.close()
+        except RequestFailed:
+            if error is None:  # otherwise the first error matters
+                raise
+
+    def _send(self, what: str, name: str) -> dict[str, Any]:
+        return self._predictor.runtime.invoke(
+            {"Body": json.dumps({"requestType": what}).encode(), "ContentType": "application/json", "SessionId": name}
+        )
+
+
+def _expiry(text: str) -> datetime.datetime | None:
+    """Parse `Expires=2026-11-20T00:00:00Z`."""
+    name, _, value = text.strip().partition("=")
+    if name.lower() != "expires":
+        return None
+    return datetime.datetime.fromisoformat(value.strip().replace("Z", "+00:00"))
+
 
 Messages = str | Sequence[Mapping[str, Any]]
 """A conversation in OpenAI's form, or the user's message alone."""
@@ -217,3 +317,55 @@ class Predictor:
         request = {"ContentType": self.serializer.CONTENT_TYPE, **(initial_args or {})}
         request |= {_HEADERS[name]: value for name, value in options.items() if value is not None}
         return {**request, "Body": body.encode() if isinstance(body, str) else body}
+
+
+# -- A conversation with a model ---------------------------------------------------------------------------------------
+
+
+class Conversation:
+    """A conversation.
+
+    Args:
+        system: the system message; empty: none.
+        parameters: parameters of every request: `max_tokens`, `temperature`, ...
+
+    Attributes:
+        turns: messages of the user and the model, in OpenAI's form.
+    """
+
+    def __init__(self, predictor: Predictor, system: str = "", parameters: Mapping[str, Any] | None = None) -> None:
+        self._predictor = predictor
+        self._parameters = dict(parameters or {})
+        self.system = system
+        self.turns: list[dict[str, str]] = []
+
+    @property
+    def messages(self) -> list[dict[str, str]]:
+        return ([{"role": "system", "content": self.system}] if self.system else []) + self.turns
+
+    def reset(self) -> None:
+        """Forget the turns; the system message stays."""
+        self.turns.clear()
+
+    def ask(self, text: str) -> Iterator[str]:
+        """Yield the answer's pieces as they arrive.
+
+        An interrupted answer is kept as far as it came. A failed one is not kept, so that the user can ask again.
+
+        Raises:
+            RequestFailed: the request failed.
+        """
+        turn = {"role": "user", "content": text}
+        pieces: list[str] = []
+        try:
+            with self._predictor.chat([*self.messages, turn], stream=True, **self._parameters) as stream:
+                for piece in stream.text():
+                    pieces.append(piece)
+                    yield piece
+        except (KeyboardInterrupt, GeneratorExit):
+            self._keep(turn, pieces)
+            raise
+        self._keep(turn, pieces)
+
+    def _keep(self, turn: dict[str, str], pieces: list[str]) -> None:
+        self.turns += [turn, {"role": "assistant", "content": "".join(pieces)}]

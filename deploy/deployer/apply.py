@@ -6,24 +6,26 @@ resource that AWS is still changing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import signal
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws, as_deploy_error, is_missing
-from deploy.deployer.calls import CALLS, call, is_duplicate, show, tags_of
+from deploy.deployer.calls import CALLS, call, identity, is_duplicate, removal, show, tags_of
 from deploy.deployer.live import Live, LiveResource, look, pending_configs
 from deploy.deployer.plan import Action, Plan, Verb
-from deploy.deployer.rollback import leftovers, undo
 from deploy.deployer.wait import CONSISTENCY_SECONDS, Report, wait_for
 from deploy.errors import DeployError, Failed, NotThere, Refused
-from deploy.resources.names import TAG_DEPLOYMENT
 from deploy.resources.resource import (
     FAILED,
     MIXED,
     READY,
+    TAG_DEPLOYMENT,
     Json,
     Kind,
     Ref,
@@ -32,6 +34,80 @@ from deploy.resources.resource import (
     resolved,
     specifications,
 )
+
+_ONLY_HELD = (Kind.MODEL, Kind.ENDPOINT_CONFIG)
+"""Kinds that exist only for others to use."""
+
+
+def leftovers(
+    desired: Sequence[Resource], created: Collection[str], serving: Collection[str], failed: str, *, serves: bool
+) -> tuple[Resource, ...]:
+    """Return the resources to delete, in that order. Pure.
+
+    Without a serving endpoint these are all that this run created. Otherwise it is the failed resource, if this run
+    created it, and the models and configurations that this run created and nothing serves with.
+
+    Args:
+        desired: all resources, in the order of their creation.
+        created: keys of those that this run created.
+        serving: keys of endpoints and components in their desired state.
+        failed: key of the resource that failed.
+        serves: whether the endpoint existed before, or is in service now.
+    """
+    by_key = {resource.key: resource for resource in desired}
+    if not serves:
+        removable = set(created)
+    else:
+        retained = _needed(serving, by_key)
+        held_resources = {key for key in created if key in by_key and by_key[key].kind in _ONLY_HELD}
+        removable = ({failed} | held_resources) & set(created) - retained
+    return tuple(resource for resource in reversed(desired) if resource.key in removable)
+
+
+def undo(
+    aws: Aws, resources: Sequence[Resource], report: Report, say: Callable[[str], None], every: float = 15.0
+) -> tuple[str, ...]:
+    """Delete them all, even if one deletion fails.
+
+    Returns:
+        One sentence for each resource that remains.
+    """
+    remaining = []
+    for resource in resources:
+        try:
+            remove(aws, resource, report, every)
+            say(f"removed {resource.key}")
+        except (ClientError, BotoCoreError) as error:
+            remaining.append(f"{resource.key}: {as_deploy_error(error)}")
+        except DeployError as error:
+            remaining.append(f"{resource.key}: {error}")
+    return tuple(remaining)
+
+
+def remove(aws: Aws, resource: Resource, report: Report, every: float) -> None:
+    """Delete one and wait until it is gone. A missing resource is no error."""
+    operation, request = removal(resource.kind, identity(resource.kind, resource.request))
+    try:
+        call(aws, CALLS[resource.kind].service, operation, request)
+    except ClientError as error:
+        if not is_missing(error):
+            raise
+        return
+    if CALLS[resource.kind].status is not None:
+        wait_for(aws, resource, report, gone=True, every=every)
+
+
+def _needed(keys: Collection[str], by_key: Mapping[str, Resource]) -> set[str]:
+    """Return the keys, and those of everything they need, directly or not."""
+    needed: set[str] = set()
+    waiting = [key for key in keys if key in by_key]
+    while waiting:
+        key = waiting.pop()
+        if key not in needed:
+            needed.add(key)
+            waiting += [need for need in by_key[key].needs if need in by_key]
+    return needed
+
 
 EVERY = 15.0
 """Seconds between two polls."""
@@ -286,3 +362,40 @@ def _roll_back(
         )
     error.advice = "\n".join(advice)
     return error
+
+
+# -- handle Ctrl-C and SIGTERM while AWS is being changed: report how far the run came ---------------------------------
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM arrived."""
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGTERM raise `Terminated`, as SIGINT raises KeyboardInterrupt."""
+
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def status_of(interrupt: KeyboardInterrupt) -> int:
+    """Return the exit status as shells count it: 128 plus the signal's number."""
+    return 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
+
+
+def interruption_report(run: Run, again: str, name: str) -> str:
+    """Return one line each on the current step, the created resources, and the commands to continue or to clean up."""
+    lines = ["Interrupted."]
+    if run.current is not None:
+        lines.append(f"At: {run.current.key}; AWS goes on with what it has begun.")
+    if run.created:
+        lines.append(f"Made in this run: {', '.join(run.created)}.")
+    lines.append(f"To go on, run `lmi deploy {again}` again; to remove everything, `lmi deploy down --name {name}`.")
+    return "\n".join(lines)

@@ -10,12 +10,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from botocore.exceptions import ClientError
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
 
 from deploy.aws import Aws, error_code, is_missing, pages
+from deploy.credentials import NOT_SIGNED_IN, NOT_VALID
 from deploy.errors import DeployError
-from deploy.resources.names import tag_map
-from deploy.resources.resource import Json, Kind
+from deploy.resources.resource import Json, Kind, tag_map
+from deploy.web_pages import WebPage
 
 
 @dataclass(frozen=True)
@@ -208,3 +209,32 @@ def _unknown_fields(shape: Any, value: Any, place: str) -> list[str]:
     if shape.type_name == "list" and isinstance(value, list | tuple):
         return [item for part in value for item in _unknown_fields(shape.member, part, place)]
     return []
+
+
+# -- classify errors: temporary failures of AWS, and reasons why it cannot be reached at all ---------------------------
+
+
+_TEMPORARY = (
+    "InternalFailure", "InternalServerError", "InternalError", "InternalServiceError", "ServiceUnavailable",
+    "RequestLimitExceeded", "RequestThrottled", "SlowDown", "Throttling", "ThrottledException", "ThrottlingException",
+    "TooManyRequestsException",
+)  # fmt: skip
+
+
+def is_temporary(error: BotoCoreError | ClientError) -> bool:
+    """Whether a later attempt may succeed: AWS is busy, or the network is down."""
+    if isinstance(error, ClientError):
+        status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+        return error_code(error) in _TEMPORARY or status >= 500
+    return isinstance(error, ConnectionError | HTTPClientError)
+
+
+def why_unreachable(error: BotoCoreError | ClientError) -> str | None:
+    """Return in a few words why AWS cannot be asked; None: it answered."""
+    if isinstance(error, NOT_SIGNED_IN):
+        return "no AWS credentials"
+    if isinstance(error, ConnectionError | HTTPClientError | WebPage):
+        return "no connection to AWS"
+    if isinstance(error, ClientError) and error_code(error) in NOT_VALID:
+        return "the AWS credentials are not valid"
+    return None

@@ -10,19 +10,17 @@ from deploy.aws import Aws
 from deploy.deployer.live import Live
 from deploy.deployer.plan import Plan, plan
 from deploy.deployer.shadow import Share, beside, plan_promotion, plan_shadow
-from deploy.deployer.sharing import beside_others
-from deploy.deployer.teardown import users_of
+from deploy.deployer.teardown import beside_others, users_of
 from deploy.errors import Refused, SpecError
-from deploy.resolve.candidates import Resolution
 from deploy.resolve.components import Sums
 from deploy.resolve.decision import Decision
-from deploy.resolve.model.hub import hub_to_ask
-from deploy.resolve.price_list import ask as ask_prices
+from deploy.resolve.fit import Resolution
+from deploy.resolve.model.files import hub_to_ask
+from deploy.resolve.prices import ask as ask_prices
 from deploy.resolve.resolver import resolve
 from deploy.resources.build import resources, warnings
 from deploy.resources.resource import Json, Kind, Resource
-from deploy.s3.parts import object_sender
-from deploy.s3.upload import WORKERS, UploadPlan, UploadProgress, counted, plan_upload, upload
+from deploy.s3.upload import WORKERS, UploadPlan, UploadProgress, counted, object_sender, plan_upload, upload
 from deploy.spec import Spec
 from deploy.spec.components import servers
 from deploy.spec.options import ADVICE, options_problems, problems_error
@@ -149,7 +147,7 @@ def compare_offline(preparation: Preparation) -> Comparison:
 def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
     """Warn if the endpoint was scaled by hand and an update would undo that.
 
-    With `scaling` or `instance.managed` an update keeps the number of instances (`resources/endpoint.py`).
+    With `scaling` or `instance.managed` an update keeps the number of instances (`resources/build.py`).
     """
     endpoint = live.endpoint
     automatic = spec.scaling is not None or spec.instance.managed is not None

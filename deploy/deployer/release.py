@@ -18,12 +18,11 @@ from deploy.deployer.preparation import Preparation
 from deploy.resources.build import resources
 from deploy.resources.resource import Json, Kind, containers, specifications
 from deploy.spec import Spec
-from deploy.spec.components import servers
-from deploy.spec.guest import is_guest
+from deploy.spec.components import is_guest, servers
 from deploy.spec.options import is_aws_image, settings_of
 from handler.config.lmi_version import KEY, release_of
-from handler.config.options.lookup import variable
-from handler.config.sources import Setting, from_file
+from handler.config.loader import Setting, from_file
+from handler.config.options.names import variable
 
 _VARIABLE = variable(KEY)
 _FIELD = f"options.{KEY.removeprefix('option.')}"

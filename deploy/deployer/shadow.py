@@ -13,17 +13,21 @@ from typing import Any
 from deploy.deployer.live import Live, LiveResource
 from deploy.deployer.plan import Action, Plan, Verb, action_of, in_order_of_removal, plan, removal_of
 from deploy.errors import NotThere, Refused, SpecError
-from deploy.resources.names import (
+from deploy.resources.resource import (
+    READY,
     SHADOW,
     TAG_BEFORE,
     TAG_DEPLOYMENT,
     TAG_STACK,
+    Json,
+    Kind,
+    Resource,
     batch_name,
+    containers,
     digest,
     is_version_of,
     version_name,
 )
-from deploy.resources.resource import READY, Json, Kind, Resource, containers
 from deploy.service_model import sagemaker
 from deploy.spec import Spec
 

@@ -13,8 +13,7 @@ from typing import Any, Protocol
 from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws
-from deploy.deployer.aws_errors import is_temporary
-from deploy.deployer.calls import CALLS, show
+from deploy.deployer.calls import CALLS, is_temporary, show
 from deploy.diagnostics.advice import advice
 from deploy.errors import Failed, NotThere
 from deploy.operations import logs

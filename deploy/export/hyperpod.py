@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from deploy.errors import Refused
-from deploy.export.manifests import (
+from deploy.export.kubernetes import (
     ACTIVE,
     QUEUED,
     Manifest,

@@ -6,13 +6,12 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from deploy.resolve.decision import Decision
-from deploy.resolve.ecr import ECR_URI
-from deploy.resources.names import TRANSFORM_LOGS, batch_name, digest, job_prefix, version_name
-from deploy.s3.uri import bucket_and_key
+from deploy.resolve.images import ECR_URI
+from deploy.resources.resource import TRANSFORM_LOGS, batch_name, digest, job_prefix, version_name
+from deploy.s3.prefix import bucket_and_key
 from deploy.spec import Spec
-from deploy.spec.components import servers, uploads
-from deploy.spec.places import read, written
-from deploy.spec.shadow import shadow_of
+from deploy.spec.components import servers, shadow_of, uploads
+from deploy.spec.options import read, written
 
 Condition = dict[str, dict[str, Any]]
 

@@ -6,11 +6,242 @@ requests). `simulation.py` asks AWS whether they are in force.
 
 from __future__ import annotations
 
-from deploy.iam.arns import Arns
-from deploy.iam.statements import Policy, policy, statements
-from deploy.iam.table import ADOPTING, TABLE
+import json
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from deploy.iam.arns import Arns, Condition, Scope
 from deploy.resolve.decision import Decision
+from deploy.resources.resource import TAG_DEPLOYMENT
 from deploy.spec import Spec
+from deploy.spec.options import named
+
+Statement = dict[str, Any]
+Policy = dict[str, Any]
+
+
+class Row(NamedTuple):
+    """Actions, and on what they are needed.
+
+    Attributes:
+        sid: of the statement. Rows that share it, and the condition, are one statement.
+        actions: with the service before the first: "sagemaker:CreateModel DeleteModel".
+        on: returns the resources, from what the specification has; nothing: the actions are not needed.
+    """
+
+    sid: str
+    actions: str
+    on: Callable[[Arns], Sequence[str] | Sequence[Scope]]
+
+
+def statements(rows: Iterable[Row], arns: Arns) -> list[Statement]:
+    """Return what the rows allow, each statement with a name of its own."""
+    found: dict[str, list[Statement]] = {}
+    for sid, actions, on in rows:
+        service, _, names = actions.partition(":")
+        asked = on(arns)
+        plain = Scope([one for one in asked if isinstance(one, str)])
+        for resources, condition in (plain, *[one for one in asked if isinstance(one, Scope)]):
+            if resources:
+                same = found.setdefault(sid, [])
+                one = next((one for one in same if one.get("Condition") == condition), None)
+                if one is None:
+                    same.append(one := allow(f"{sid}{len(same) or ''}", [], [], condition))
+                needed = [f"{service}:{name}" for name in names.split()]
+                one["Action"] += [action for action in needed if action not in one["Action"]]
+                one["Resource"] += [resource for resource in resources if resource not in one["Resource"]]
+    return [one for same in found.values() for one in same]
+
+
+def allow(sid: str, actions: Sequence[str], resources: Sequence[str], condition: Condition | None = None) -> Statement:
+    """Return a statement that allows actions on resources."""
+    statement = {"Sid": sid, "Effect": "Allow", "Action": list(actions), "Resource": list(resources)}
+    return {**statement, "Condition": condition} if condition else statement
+
+
+def policy(found: list[Statement]) -> Policy:
+    """Return a policy of statements."""
+    return {"Version": "2012-10-17", "Statement": found}
+
+
+# -- what the role, the deployer and the invoker of a deployment need: the only place for it ---------------------------
+# The tests of the commands (`tests/deploy/aws/`) run them with what is printed, so an action that is missing fails
+# there; one that no call needs fails `tests/deploy/unit/iam/test_policies.py`. What a call needs, AWS's service
+# authorization reference tells the tests (`deploy/emulator/authorization.py`), never this table.
+
+_PULL = "BatchCheckLayerAvailability BatchGetImage GetDownloadUrlForLayer"
+_LOG = "logs:CreateLogGroup CreateLogStream DescribeLogStreams PutLogEvents"
+_AUTOSCALING = "sagemaker.application-autoscaling.amazonaws.com"
+
+
+def _any(arns: Arns) -> list[str]:
+    """What takes no resource, or whose resources have no names of ours."""
+    return ["*"]
+
+
+_VOLUME_KEY = Row(  # SageMaker creates a grant on it, and may create no other; CreateEndpoint's caller needs it too
+    "VolumeKey", "kms:CreateGrant",
+    lambda a: a.key(a.encryption.volume_key, {"Bool": {"kms:GrantIsForAWSResource": "true"}}),
+)  # fmt: skip
+
+
+def _written(sid: str) -> tuple[Row, Row]:
+    """Return the rows of what SageMaker writes, by name. S3 reads the parts of a multipart upload again."""
+    return (
+        Row(sid, "s3:PutObject", lambda a: a.objects([one.uri for one in a.written if one.sid == sid])),
+        Row(
+            f"{sid}Key", "kms:Decrypt Encrypt GenerateDataKey",
+            lambda a: [scope for one in a.written if one.sid == sid for scope in a.key(one.key)],
+        ),
+    )  # fmt: skip
+
+
+TABLE: Mapping[str, tuple[Row, ...]] = {
+    "execution-role": (
+        Row("Metrics", "cloudwatch:PutMetricData", _any),
+        Row("Logs", _LOG, Arns.logs),
+        Row("ImageLogin", "ecr:GetAuthorizationToken", _any),
+        Row("Image", f"ecr:{_PULL}", Arns.repositories),
+        # Model data and adapters
+        Row("ModelData", "s3:GetObject", lambda a: a.objects(a.places)),
+        Row("ModelDataListed", "s3:ListBucket", lambda a: a.listed(a.places)),
+        Row("ModelKey", "kms:Decrypt", lambda a: a.key_via("s3", a.encryption.model_key)),
+        # Asynchronous inference. For requests that are stored elsewhere the role needs s3:GetObject there too.
+        Row("Answers", "s3:PutObject", lambda a: a.objects(a.answers)),
+        Row("Requests", "s3:GetObject", lambda a: a.objects(a.requests)),
+        Row("Notices", "sns:Publish", lambda a: a.spec.asynchronous.topics if a.spec.asynchronous else []),
+        Row("NoticesKey", "kms:Decrypt GenerateDataKey", lambda a: a.key_via("sns", a.encryption.topic_key)),
+        # Capture and fields of `sagemaker:`
+        *_written("Capture"),
+        *_written("CoreDumps"),
+        *_written("ShadowCoreDumps"),
+        Row("FurtherData", "s3:GetObject", lambda a: a.objects(a.read)),
+        Row("FurtherDataListed", "s3:ListBucket", lambda a: a.listed(a.read)),
+        Row("Shell", "ssmmessages:CreateControlChannel CreateDataChannel OpenControlChannel OpenDataChannel",
+            Arns.shells),
+        Row("RegistryLogin", "lambda:InvokeFunction", Arns.registry_logins),
+        # Batch transform. The key of its answers is that of asynchronous ones.
+        Row("BatchInput", "s3:GetObject", lambda a: a.objects(a.batch_input)),
+        Row("BatchInputListed", "s3:ListBucket", lambda a: a.listed(a.batch_input)),
+        Row("BatchAnswers", "s3:PutObject", lambda a: a.objects(a.batch_output)),
+        Row("BatchInputKey", "kms:Decrypt", lambda a: a.key_via("s3", a.encryption.input_key)),
+        Row("BatchLogs", _LOG, Arns.batch_logs),
+        # Of the developer guide's execution role for a VPC
+        Row("Network", "ec2:CreateNetworkInterface CreateNetworkInterfacePermission DeleteNetworkInterface"
+            " DeleteNetworkInterfacePermission DescribeDhcpOptions DescribeNetworkInterfaces DescribeSecurityGroups"
+            " DescribeSubnets DescribeVpcs", Arns.network),
+        _VOLUME_KEY,
+        Row("VolumeKeyShown", "kms:DescribeKey", lambda a: a.key(a.encryption.volume_key)),
+        Row("Rollback", "cloudwatch:DescribeAlarms", lambda a: a.alarms() if a.spec.alarms is not None else []),
+        Row("HubToken", "secretsmanager:GetSecretValue", Arns.secrets),
+        Row("HubTokenKey", "kms:Decrypt", lambda a: a.key_via("secretsmanager", a.encryption.secret_key)),
+        Row("AnswersKey", "kms:Decrypt GenerateDataKey", lambda a: a.key(a.encryption.output_key)),
+    ),
+    "deployer": (
+        Row("SageMaker", "sagemaker:CreateModel DeleteModel DescribeModel", Arns.models),
+        Row("SageMaker", "sagemaker:CreateEndpointConfig DeleteEndpointConfig DescribeEndpointConfig", Arns.configs),
+        Row("SageMaker", "sagemaker:CreateEndpoint DeleteEndpoint DescribeEndpoint", Arns.own_endpoint),
+        Row("SageMaker", "sagemaker:CreateInferenceComponent DeleteInferenceComponent DescribeInferenceComponent",
+            Arns.components),
+        Row("SageMaker", "sagemaker:UpdateEndpoint UpdateEndpointWeightsAndCapacities", Arns.own_endpoint),
+        Row("SageMaker", "sagemaker:UpdateInferenceComponent UpdateInferenceComponentRuntimeConfig", Arns.components),
+        Row("SageMaker", "sagemaker:AddTags ListTags",
+            lambda a: [*a.models(), *a.configs(), *a.own_endpoint(), *a.components()]),
+        # An endpoint of another deployment is looked at, and gets components.
+        Row("SharedEndpoint", "sagemaker:CreateInferenceComponent DescribeEndpoint DescribeEndpointConfig ListTags",
+            Arns.shared_endpoint),
+        # The endpoint may have components that the specification does not name (any more).
+        Row("OtherComponents", "sagemaker:DescribeInferenceComponent ListTags",
+            lambda a: a.every("inference-component")),
+        Row("FormerComponents", "sagemaker:DeleteInferenceComponent", lambda a: [Scope(
+            a.every("inference-component"), {"StringEquals": {f"aws:ResourceTag/{TAG_DEPLOYMENT}": a.spec.deployment}}
+        )]),
+        Row("Role", "iam:PassRole",
+            lambda a: [Scope([a.spec.role], {"StringEquals": {"iam:PassedToService": "sagemaker.amazonaws.com"}})]),
+        Row("RoleChecked", "iam:GetRole SimulatePrincipalPolicy", lambda a: [a.spec.role]),
+        Row("SecretChecked", "secretsmanager:DescribeSecret", Arns.secrets),
+        _VOLUME_KEY,
+        Row("General", "sagemaker:ListModels ListEndpointConfigs ListInferenceComponents", _any),
+        # Scaling and alarms, not only as the specification has them: an update removes what it has no longer.
+        Row("General", "application-autoscaling:DescribeScalableTargets DescribeScalingActivities"
+            " DescribeScalingPolicies ListTagsForResource DeleteScalingPolicy DeregisterScalableTarget"
+            " PutScalingPolicy RegisterScalableTarget TagResource", _any),
+        Row("General", "cloudwatch:DescribeAlarms GetMetricData", _any),
+        Row("General", "logs:DescribeLogGroups", _any),  # IAM knows no group by its prefix, only all of them
+        Row("General", "servicequotas:ListServiceQuotas", _any),
+        Row("General", "pricing:GetProducts", _any),
+        Row("General", "ec2:DescribeSecurityGroups DescribeSubnets", Arns.network),
+        Row("General", "ecr:GetAuthorizationToken", lambda a: ["*"] if a.own_repositories() else []),
+        Row("ScalingRoleOnce", "iam:CreateServiceLinkedRole", lambda a: [Scope(
+            a.scaling_role(_AUTOSCALING), {"StringLike": {"iam:AWSServiceName": _AUTOSCALING}}
+        )]),
+        Row("Alarms", "cloudwatch:DeleteAlarms ListTagsForResource PutMetricAlarm TagResource",
+            lambda a: [*a.alarms(), *a.tracking_alarms()]),
+        Row("Logs", "logs:DeleteLogGroup DescribeLogStreams FilterLogEvents GetLogEvents", Arns.logs),
+        # Reading the images; `docker push` into the account's repositories
+        Row("Image", "ecr:DescribeImages BatchCheckLayerAvailability BatchGetImage CompleteLayerUpload"
+            " GetDownloadUrlForLayer InitiateLayerUpload PutImage UploadLayerPart", Arns.own_repositories),
+        Row("Image", f"ecr:DescribeImages {_PULL}",
+            lambda a: [] if a.own_repositories() else a.repositories()),
+        Row("ImageRead", f"ecr:DescribeImages {_PULL}", lambda a: [
+            one for one in a.repositories() if a.own_repositories() and one not in a.own_repositories()
+        ]),
+        # The models' files
+        Row("ModelData", "s3:GetObject AbortMultipartUpload DeleteObject ListMultipartUploadParts PutObject",
+            lambda a: a.objects(a.uploads)),
+        Row("ModelData", "s3:GetObject", lambda a: [] if a.uploads else a.objects(a.data)),
+        Row("ModelDataRead", "s3:GetObject",
+            lambda a: a.objects([uri for uri in a.data if a.uploads and uri not in a.uploads])),
+        Row("ModelDataListed", "s3:ListBucket", lambda a: a.listed(a.data)),
+        Row("ModelKey", "kms:Decrypt", lambda a: a.key_via("s3", a.encryption.model_key if a.data else None)),
+        Row("ModelKey", "kms:GenerateDataKey",
+            lambda a: a.key_via("s3", a.encryption.model_key if a.uploads else None)),
+        Row("Uploads", "s3:ListBucketMultipartUploads", lambda a: a.buckets(a.uploads)),
+        Row("OtherModels", "sagemaker:DescribeModel", lambda a: a.every("model") if a.uploads else []),
+        # Which key encrypts what, and whether it is AWS's
+        Row("EncryptionChecked", "s3:GetEncryptionConfiguration", lambda a: a.buckets(a.checked)),
+        Row("TopicsChecked", "sns:GetTopicAttributes", lambda a: a.spec.topics),
+        Row("KeysChecked", "kms:DescribeKey", Arns.keys),
+        # In which region places and a reservation are
+        Row("PlacesChecked", "s3:ListBucket", lambda a: a.listed([*named(a.spec)])),
+        Row("ReservationChecked", "sagemaker:DescribeTrainingPlan",
+            lambda a: [a.spec.reservation] if a.spec.reservation else []),
+        # Batch transform
+        Row("BatchJobs", "sagemaker:AddTags CreateTransformJob DescribeTransformJob ListTags StopTransformJob",
+            Arns.transform_jobs),
+        Row("BatchJobsListed", "sagemaker:ListTransformJobs", lambda a: ["*"] if a.spec.batch else []),
+        Row("BatchModels", "sagemaker:AddTags CreateModel DeleteModel DescribeModel ListTags", Arns.batch_models),
+        Row("BatchInput", "s3:GetObject", lambda a: a.objects(a.batch_input)),
+        Row("BatchFilesListed", "s3:ListBucket", lambda a: a.listed([*a.batch_input, *a.batch_output])),
+        Row("BatchInputKey", "kms:Decrypt", lambda a: a.key_via("s3", a.encryption.input_key)),
+        Row("BatchLogs", "logs:DescribeLogStreams GetLogEvents", Arns.batch_logs),
+    ),
+    "invoker": (
+        # A stream is an action of its own, though the API's description says that InvokeEndpoint is what it needs.
+        Row("Invoke", "sagemaker:InvokeEndpoint InvokeEndpointWithResponseStream",
+            lambda a: [] if a.spec.asynchronous else [*a.endpoint(), *a.components()]),
+        # The client finds the only component by itself.
+        Row("ComponentsListed", "sagemaker:ListInferenceComponents", lambda a: ["*"] if a.spec.components else []),
+        Row("ComponentsShown", "sagemaker:DescribeInferenceComponent", Arns.components),
+        Row("OpenAiRoute", "sagemaker:CallWithBearerToken", lambda a: [] if a.spec.asynchronous else ["*"]),
+        # Asynchronous inference: requests go to S3, and answers come from there.
+        Row("Invoke", "sagemaker:InvokeEndpointAsync", lambda a: a.endpoint() if a.spec.asynchronous else []),
+        Row("Answers", "s3:GetObject", lambda a: a.objects(a.answers)),
+        Row("AnswersListed", "s3:ListBucket", lambda a: a.listed(a.answers)),  # else a missing one looks forbidden
+        Row("Requests", "s3:PutObject", lambda a: a.objects(a.requests)),
+        # Requests are stored beside the answers, where the bucket may encrypt with the same key.
+        Row("AnswersKey", "kms:Decrypt GenerateDataKey",
+            lambda a: a.key(a.encryption.output_key) if a.spec.asynchronous else []),
+    ),
+}  # fmt: skip
+
+ADOPTING = (  # the configuration and the models have names that only the endpoint tells
+    # Of the endpoint too, which the deployer may update anyway: it goes back to what served before a shadow.
+    Row("AdoptedConfig", "sagemaker:DescribeEndpointConfig UpdateEndpoint", lambda a: a.every("endpoint-config")),
+    Row("AdoptedModel", "sagemaker:DescribeModel", lambda a: a.every("model")),
+)
+"""What the deployer needs beside, to take over an endpoint of another owner or to put a shadow beside it."""
 
 
 def policies(spec: Spec, decision: Decision, *, adopt: bool = False) -> dict[str, Policy]:
@@ -28,3 +259,73 @@ def policies(spec: Spec, decision: Decision, *, adopt: bool = False) -> dict[str
     }
     rows = {**TABLE, "deployer": (*TABLE["deployer"], *ADOPTING)} if adopt else TABLE
     return {"trust": policy([trusted]), **{who: policy(statements(some, arns)) for who, some in rows.items()}}
+
+
+# -- policies in parts that AWS takes. Pure ----------------------------------------------------------------------------
+
+
+MOST = 6144
+"""Characters of a managed policy (quota "Managed policy length"); AWS does not count white space."""
+
+
+def length(policy: Policy) -> int:
+    """Return the characters that AWS counts."""
+    return len(json.dumps(policy, separators=(",", ":")))
+
+
+def parts(policy: Policy, most: int = MOST) -> list[Policy]:
+    """Return policies of at most so many characters which together allow what the policy allows; one, if it fits."""
+    found: list[Policy] = []
+    for statement in policy["Statement"]:
+        rest: dict[str, Any] | None = statement
+        while rest is not None:
+            last = found[-1]["Statement"] if found else []
+            taken, left = _split(policy, last, rest, most)
+            if taken is not None:
+                found[-1:] = [{**policy, "Statement": [*last, taken]}]
+            else:
+                found.append({**policy, "Statement": []})
+            rest = left
+    return found
+
+
+def _split(
+    policy: Policy, before: list[dict[str, Any]], statement: dict[str, Any], most: int
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+    """Return as much of a statement as fits behind others, and the rest. Only what is too long alone is divided.
+
+    One resource, or one value of a condition, suffices to be allowed: each may stand in a statement of its own.
+    """
+
+    def fits(others: list[dict[str, Any]], one: dict[str, Any]) -> bool:
+        return length({**policy, "Statement": [*others, one]}) <= most
+
+    if fits(before, statement):
+        return statement, None
+    if fits([], statement):
+        return None, statement
+    values, with_values = _list_of(statement)
+    count = bisect_left(
+        range(len(values)), True, key=lambda number: not fits(before, with_values(values[: number + 1]))
+    )
+    if count:
+        return with_values(values[:count]), with_values(values[count:])
+    assert before, f"{statement['Sid']}: one value alone is too long"
+    return None, statement
+
+
+def _list_of(statement: dict[str, Any]) -> tuple[list[str], Callable[[list[str]], dict[str, Any]]]:
+    """Return the longest list of alternatives of a statement, and how to put another in its place."""
+    lists: list[tuple[list[str], Callable[[list[str]], dict[str, Any]]]] = [
+        (statement["Resource"], lambda some: {**statement, "Resource": some})
+    ]
+    for operator, keys in statement.get("Condition", {}).items():
+        for key, values in keys.items():
+            if isinstance(values, list):
+                lists.append((values, _put(statement, operator, key)))
+    return max(lists, key=lambda one: len(one[0]))
+
+
+def _put(statement: dict[str, Any], operator: str, key: str) -> Callable[[list[str]], dict[str, Any]]:
+    conditions = statement["Condition"]
+    return lambda some: {**statement, "Condition": {**conditions, operator: {**conditions[operator], key: some}}}

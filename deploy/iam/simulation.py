@@ -10,7 +10,7 @@ from botocore.exceptions import ClientError
 
 from deploy.aws import Aws, as_deploy_error
 from deploy.errors import DeployError, NotAllowed
-from deploy.iam.statements import Policy
+from deploy.iam.policies import Policy
 
 _SESSION = re.compile(r"^arn:([a-z-]+):sts::(\d{12}):assumed-role/([^/]+)/.+$")
 

@@ -13,8 +13,7 @@ from botocore.exceptions import ClientError
 from deploy.aws import as_deploy_error, error_code
 from deploy.errors import NotAllowed
 from deploy.preflight.check import Check, Context, ok, warning
-from deploy.s3.prefix import Prefix
-from deploy.s3.uri import bucket_and_key
+from deploy.s3.prefix import Prefix, bucket_and_key
 
 _PLAIN = ("ServerSideEncryptionConfigurationNotFoundError", "NoSuchBucket")  # the check of the model names the latter
 _AWSS = "alias/aws/"

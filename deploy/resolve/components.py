@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from deploy.errors import DoesNotFit, SpecError
-from deploy.resolve.candidates import Resolution, cheapest
 from deploy.resolve.decision import Decision
-from deploy.resolve.fit import Fit, cpu_limit
+from deploy.resolve.fit import Fit, Resolution, cheapest, cpu_limit
 from deploy.resolve.instances import InstanceType, find
 from deploy.spec import Spec
 from deploy.spec.components import servers, title

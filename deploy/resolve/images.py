@@ -16,12 +16,31 @@ from botocore.exceptions import ClientError
 from deploy.aws import error_code
 from deploy.data import table
 from deploy.errors import DeployError, NotThere, SpecError
-from deploy.resolve.ecr import ECR_URI, registry_suffix
 
 if TYPE_CHECKING:
     from deploy.aws import Aws
     from deploy.resolve.instances import InstanceType
     from deploy.spec.sections import Image
+
+_SUFFIXES = {
+    "cn-": "amazonaws.com.cn",
+    "us-iso-": "c2s.ic.gov",
+    "us-isob-": "sc2s.sgov.gov",
+    "us-isof-": "csp.hci.ic.gov",
+    "eu-isoe-": "cloud.adc-e.uk",
+    "eusc-": "amazonaws.eu",
+}
+ECR_URI = re.compile(
+    r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.(?P<suffix>[a-z0-9.-]+)/(?P<repository>[^:@]+)"
+    r"(?::(?P<tag>[^@]+))?(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
+)
+"""An image in ECR, in any partition."""
+
+
+def registry_suffix(region: str) -> str:
+    """Return the domain of a region's registries."""
+    return next((suffix for start, suffix in _SUFFIXES.items() if region.startswith(start)), "amazonaws.com")
+
 
 AMI_CUDA_12 = "al2-ami-sagemaker-inference-gpu-3-1"
 """Driver 550."""

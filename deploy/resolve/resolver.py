@@ -3,34 +3,163 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from botocore.exceptions import ClientError
 
 from deploy.aws import error_code
 from deploy.errors import DoesNotFit, SpecError
 from deploy.resolve import images
-from deploy.resolve.candidates import Candidates, Resolution, cheapest, rank, too_small
 from deploy.resolve.components import resolve_components
-from deploy.resolve.decision import Decision
-from deploy.resolve.devices import device_warnings
-from deploy.resolve.fit import Fit, Need, able, fit, too_old
-from deploy.resolve.instances import InstanceType, find, refuse_mistyped
-from deploy.resolve.model.hub import Hub, HubError
+from deploy.resolve.decision import Decision, Pool, spec_on
+from deploy.resolve.fit import Candidates, Fit, Need, Resolution, able, cheapest, fit, rank, too_old, too_small
+from deploy.resolve.instances import InstanceType, device_warnings, find, num_engines, refuse_mistyped
+from deploy.resolve.model.files import Hub, HubError
 from deploy.resolve.model.shape import known_model, read_shape, shape_in_directory, shape_in_s3
-from deploy.resolve.pools import resolve_pools
 from deploy.resolve.prices import TABLE, Prices
-from deploy.resolve.shadow import with_shadow
-from deploy.resolve.timeouts import Times, times
+from deploy.spec import Spec
+from deploy.spec.components import shadow_of
+from deploy.spec.sections import PrefixAware
 from handler.config.engines import ENGINES
-from handler.config.gpus import CONTEXTS, STAGES
+from handler.config.environment import CONTEXTS, STAGES
 
 if TYPE_CHECKING:
     from deploy.aws import Aws
     from deploy.spec import Spec
     from deploy.spec.sections import Shape
     from deploy.spec.values import Precision
+
+
+def resolve_pools(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resolution:
+    """Decide for each type as if it were the only one, and join the decisions. The first pool's candidates are kept.
+
+    Raises:
+        DoesNotFit, SpecError: as for a single type, with the pool's place; or the types need different hosts.
+    """
+    found: list[tuple[Pool, Resolution]] = []
+    for place, item in enumerate(spec.instance.pools):
+        pool = Pool(item.priority or place + 1, item.type, 0, options=item.options)
+        try:
+            resolution = resolve(spec_on(spec, pool))
+        except (DoesNotFit, SpecError) as error:
+            raise type(error)(f"instance.pools[{place}]: {error}", error.advice) from error
+        decision = resolution.decision
+        pool = replace(
+            pool,
+            gpus=decision.gpus,
+            tensor_parallel=decision.tensor_parallel,
+            vcpus=decision.vcpus,
+            ram_gib=decision.ram_gib,
+        )
+        found.append((pool, resolution))
+    found.sort(key=lambda item: item[0].priority)
+    decisions = [resolution.decision for _, resolution in found]
+    _one_host(decisions)
+    joined = replace(
+        decisions[0],
+        download=max(decision.download for decision in decisions),
+        startup=max(decision.startup for decision in decisions),
+        warnings=tuple(dict.fromkeys(warning for decision in decisions for warning in decision.warnings)),
+        pools=tuple(pool for pool, _ in found),
+        components={
+            name: replace(decision, pools=tuple(pool for pool, _ in found))
+            for name, decision in decisions[0].components.items()
+        },
+    )
+    return replace(found[0][1], decision=joined)
+
+
+def _one_host(decisions: list[Decision]) -> None:
+    """Check that all types may have the same host, as an endpoint configuration names one.
+
+    Raises:
+        SpecError: CPU types beside GPU types, or types that need another InferenceAmiVersion.
+    """
+    if len({decision.ami for decision in decisions}) > 1 or len({decision.gpus == 0 for decision in decisions}) > 1:
+        hosts = "; ".join(f"{decision.instance_type}: {decision.ami or 'the default'}" for decision in decisions)
+        raise SpecError(
+            f"instance.pools: the types need different hosts ({hosts}), and an endpoint has one",
+            "Take types of one sort, with or without GPUs; an image of CUDA 13 runs on all of NVIDIA's.",
+        )
+
+
+# -- decide what serves, and its shadow: each by itself, as a specification of its own ---------------------------------
+
+
+def with_shadow(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resolution:
+    """Return the resolution of what serves, with the shadow's decision and warnings.
+
+    Raises:
+        SpecError, DoesNotFit: as `resolve`; the shadow's say so.
+    """
+    serving = resolve(spec.model_copy(update={"shadow": None}))
+    try:
+        shadow = resolve(shadow_of(spec)).decision
+    except (SpecError, DoesNotFit) as error:
+        raise type(error)(f"shadow: {error}", error.advice) from None
+    own = [f"shadow: {warning}" for warning in shadow.warnings if warning not in serving.decision.warnings]
+    warnings = (*serving.decision.warnings, *own)
+    return replace(serving, decision=replace(serving.decision, shadow=shadow, warnings=warnings))
+
+
+# -- derive timeouts of a start from the model's size ------------------------------------------------------------------
+# SageMaker's default (eight minutes) is too short to load tens of GiB. A timeout that is too long costs nothing when
+# the start succeeds, so each rate is at the slow end of the usual:
+#
+#     download      50 MiB/s from S3 to the instance (usual: 100 and more), and 300 s for the image and the disk
+# from a hub    40 MiB/s, in the container, so it counts as startup     load          200 MiB/s from disk to the GPUs
+# ready         600 s: the process, CUDA, the choice of kernels, CUDA graphs, the first token     TensorRT-LLM  900 s
+# more: autotuning, and kernels that are compiled at the first start     djl-tensorrtllm  AWS's image compiles the
+# whole engine at its start: all of the 3600 s
+#
+# SageMaker accepts 60 to 3600 seconds for each.
+
+_LONGEST = 3600
+_UNKNOWN_GIB = 20.0
+_DOWNLOAD, _HUB, _LOAD = 50, 40, 200  # MiB/s
+
+
+class Times(NamedTuple):
+    """Timeouts in seconds, and warnings where SageMaker's maximum may be too short."""
+
+    download: int
+    startup: int
+    warnings: tuple[str, ...] = ()
+
+
+def times(gib: float | None, *, engine: str = "", from_hub: bool = False, builds_engine: bool = False) -> Times:
+    """Return the timeouts of a start.
+
+    Args:
+        gib: size of the checkpoint; None: unknown, 20 GiB are assumed.
+        engine: option.llm_engine.
+        from_hub: whether the container downloads the model.
+        builds_engine: whether the image compiles the model at its start.
+    """
+    mib = (_UNKNOWN_GIB if gib is None else gib) * 1024
+    download = 300 + (0 if from_hub else mib / _DOWNLOAD)
+    startup = 600 + mib / _LOAD + (900 if engine == "trtllm" else 0) + (mib / _HUB if from_hub else 0)
+    if builds_engine:
+        startup = max(startup, _LONGEST)
+    warnings = []
+    if download > _LONGEST:
+        warnings.append(
+            f"Model data of {mib / 1024:.0f} GiB may take longer than the {_LONGEST} s that SageMaker waits."
+        )
+    if startup > _LONGEST:
+        advice = "; put it into S3 (model.path), whose download is counted by itself" if from_hub else ""
+        warnings.append(
+            f"Loading {mib / 1024:.0f} GiB may take longer than the {_LONGEST} s that SageMaker waits{advice}."
+        )
+    return Times(_rounded(download), _rounded(startup), tuple(warnings))
+
+
+def _rounded(seconds: float) -> int:
+    """Round up to whole minutes, within SageMaker's limits."""
+    return min(_LONGEST, -(-int(seconds) // 60) * 60)
+
 
 _CONTEXT = 4096
 """Tokens, if neither the specification nor the model gives a context."""
@@ -361,3 +490,64 @@ def _times(spec: Spec, need: Need | None) -> Times:
         from_hub=spec.model.id is not None,
         builds_engine=spec.image.aws == "djl-tensorrtllm",
     )
+
+
+# -- advice on growth: a bigger instance, more instances, or HyperPod with Dynamo. A sentence or two each --------------
+
+
+_FEW = 4
+"""Requests of the full context at once, below which a larger cache helps more than another instance."""
+
+_MANY = 4
+"""Instances from which on the routing decides how much of the caches is used."""
+
+
+def advice(spec: Spec, decision: Decision, candidates: Candidates | None) -> tuple[str, ...]:
+    """Return the advice that follows from the specification and from what fits.
+
+    Args:
+        candidates: None: the model's size is not known, and only the number of instances says something.
+    """
+    chosen = None if candidates is None else candidates.chosen
+    found = [] if chosen is None or candidates is None else [*_size(spec, chosen, candidates.fits)]
+    return (*found, *_advised_number(spec, decision), *_routing(spec))
+
+
+def _size(spec: Spec, chosen: Fit, fits: Sequence[Fit]) -> Iterator[str]:
+    """Compare the requests that a server on the chosen type holds with what is wanted of it."""
+    if not chosen.fits:
+        return
+    wanted = _FEW if spec.scaling is None else max(_FEW, round(spec.scaling.concurrency))
+    server = f"A copy on {chosen.instance.name}" if spec.components else chosen.instance.name
+    gpus = spec.components[0].accelerators if spec.components else chosen.instance.gpus
+    sequences = chosen.sequences * num_engines(spec, gpus, chosen.degree)
+    held = f"{server} holds {sequences} requests of the full context at once"
+    if sequences >= wanted:
+        yield f"{held}: for more take more instances (instance.count, scaling.max), not a bigger one."
+        return
+    bigger = next((item for item in fits if item.fits and item.sequences >= wanted), None)
+    name = "a bigger instance"
+    if bigger is not None:
+        name = f"{bigger.instance.name} ({bigger.price.text}) for {bigger.sequences}"
+    yield (
+        f"{held}: for {wanted} take {name}, or a shorter model.context. More instances divide the requests, and make "
+        "no room for longer ones."
+    )
+
+
+def _advised_number(spec: Spec, decision: Decision) -> Iterator[str]:
+    if spec.instance.count == 1 and spec.scaling is None and spec.instance.managed is None and not spec.components:
+        yield (
+            "One instance has no spare: a second (instance.count: 2) serves on while one fails or is replaced, also "
+            "where one bigger instance would be fast enough."
+        )
+
+
+def _routing(spec: Spec) -> Iterator[str]:
+    most = max(spec.instance.count, spec.scaling.max if spec.scaling is not None else 0)
+    if most >= _MANY and isinstance(spec.routing, PrefixAware):
+        yield (
+            f"With up to {most} instances, prefix-aware routing looks at a text's beginning, not at the caches. "
+            "Dynamo on HyperPod routes by what each worker holds: compare both for long shared prompts "
+            "(lmi deploy export --format hyperpod)."
+        )

@@ -6,21 +6,81 @@ not in the digest, as one of them holds the specification's own digest: a change
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 from deploy.errors import Refused, SpecError
 from deploy.resolve.decision import Decision, spec_on
-from deploy.resources.alarms import component_alarms, endpoint_alarms
-from deploy.resources.beside import beside_warnings
 from deploy.resources.components import adapter, component
-from deploy.resources.endpoint import endpoint
-from deploy.resources.endpoint_config import endpoint_config
-from deploy.resources.model import model
-from deploy.resources.names import digest, tags
-from deploy.resources.resource import Resource
-from deploy.resources.scaling import scaling
-from deploy.resources.updating import update_warnings
+from deploy.resources.endpoint_config import endpoint_config, model
+from deploy.resources.resource import Kind, Resource, digest, merged, tags
+from deploy.resources.scaling import component_alarms, endpoint_alarms, scaling
+from deploy.resources.updating import endpoint_deployment, update_warnings
 from deploy.spec import Spec
-from deploy.spec.components import servers, title
-from deploy.spec.shadow import shadow_of
+from deploy.spec.components import servers, shadow_of, title
+from deploy.spec.sections import Capture
+
+
+def endpoint(
+    spec: Spec, decision: Decision, config: Resource, alarms: Sequence[Resource], tags: list[dict[str, str]]
+) -> Resource:
+    """Build the endpoint.
+
+    Args:
+        alarms: they trigger the rollback of an update, and must exist before it.
+    """
+    scaled = spec.scaling is not None or spec.instance.managed is not None
+    return Resource(
+        Kind.ENDPOINT,
+        spec.name,
+        {"EndpointName": spec.name, "EndpointConfigName": config.name, "Tags": tags},
+        needs=(config.key, *(alarm.key for alarm in alarms)),
+        update=merged(
+            {
+                "EndpointName": spec.name,
+                "EndpointConfigName": config.name,
+                # Keep the number of instances that scaling has reached; otherwise the specification decides.
+                "RetainAllVariantProperties": scaled,
+                "DeploymentConfig": endpoint_deployment(spec, decision, alarms),
+            },
+            spec.sagemaker.endpoint,
+        ),
+    )
+
+
+# -- say what capture, a shadow and a reservation cost and mean, before the user confirms ------------------------------
+
+
+_REQUESTS, _KB = 1_000_000, 10.0  # an example: requests, and kB of a request's body and its answer
+_SHARE = {"both": 1.0, "input": 0.5, "output": 0.5}
+_STORED = 0.023  # US dollars of a GB in S3 (Standard, us-east-1) for a month; September 2026
+
+
+def beside_warnings(spec: Spec, decision: Decision) -> Iterator[str]:
+    """Yield a sentence for each."""
+    if spec.capture is not None:
+        yield _capture(spec.capture)
+    if spec.shadow is not None and decision.shadow is not None:
+        several = "instances" if spec.shadow.count > 1 else "instance"
+        yield (
+            f"shadow: {spec.shadow.count} more {several} of {decision.shadow.instance_type}, paid for as long as the "
+            f"endpoint exists; {spec.shadow.percent} % of the requests are copied to it, and its answers are discarded"
+            f"{'' if spec.capture is not None else ' (capture keeps them)'}"
+        )
+    if spec.reservation is not None:
+        yield (
+            f"reservation: instances come only from {spec.reservation.rpartition('/')[2]}, which is paid in advance; "
+            "when it ends they end, and none start beyond it"
+        )
+
+
+def _capture(capture: Capture) -> str:
+    gigabytes = _REQUESTS * _KB * _SHARE[capture.content] * capture.percent / 100 / 1e6
+    return (
+        f"capture: S3 charges for the files in {capture.output} until they are deleted: of a million requests of "
+        f"{_KB:g} kB with their answers about {gigabytes:.2g} GB (${gigabytes * _STORED:.2g} a month in us-east-1), "
+        "and for each file written; they hold whatever clients send"
+    )
+
 
 __all__ = ["resources", "spec_digest", "warnings"]
 

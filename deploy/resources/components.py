@@ -8,8 +8,7 @@ from typing import Any
 from deploy.errors import SpecError
 from deploy.resolve.decision import Decision
 from deploy.resources.endpoint_config import times
-from deploy.resources.passthrough import component_request
-from deploy.resources.resource import Kind, Resource
+from deploy.resources.resource import Kind, Resource, component_request
 from deploy.resources.updating import component_deployment
 from deploy.spec import Spec
 from deploy.spec.disagreements import component_fields

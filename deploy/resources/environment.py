@@ -15,7 +15,7 @@ from deploy.resolve.decision import Decision
 from deploy.spec import Spec
 from deploy.spec.options import ADVICE, Setting, is_aws_image, misplaced, problems_error, settings_of, wrong_options
 from handler.config.options import ENVIRONMENT
-from handler.config.options.lookup import variable
+from handler.config.options.names import variable
 
 MODEL_DATA = "/opt/ml/model"
 """Directory of the model data in the container (SageMaker's CreateModel, ModelDataSource)."""

@@ -7,16 +7,228 @@ uploaded are found in S3's list of unfinished uploads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import base64
+import contextlib
+import functools
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from deploy.aws import Aws
+from botocore.exceptions import ClientError
+
+from deploy.aws import Aws, error_code
 from deploy.errors import Failed
-from deploy.s3.parts import Part, PartUploader, file_digest, object_digest, parts_of
-from deploy.s3.prefix import Prefix, check_region, objects
-from deploy.s3.prefix_lint import Entry, Finding, lint, lint_layout, list_directory, refuse
+from deploy.s3.prefix import Entry, Finding, Prefix, check_region, lint, lint_layout, list_directory, objects, refuse
+
+METADATA = "lmi-sha256"
+"""Metadata of an object: its file's SHA-256 in hexadecimal digits."""
+
+DEPLOYMENT = "lmi-deployment"
+"""Metadata of an object: the name of the deployment that uploaded it."""
+
+PART_SIZE = 16 * 2**20
+_MOST_PARTS = 9000  # S3's maximum is 10,000
+_BLOCK = 2**20
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of a file: `number` counts from 1, `of` is the number of parts; offset and size in bytes."""
+
+    name: str
+    number: int
+    of: int
+    offset: int
+    size: int
+
+
+@dataclass
+class _Unfinished:
+    """A multipart upload: the parts in S3 with tag and checksum, by number; `remaining`: number of parts to do."""
+
+    id: str
+    there: Mapping[int, Mapping[str, Any]]
+    remaining: int
+    sent: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+
+def parts_of(name: str, size: int, part_size: int | None = None) -> list[Part]:
+    """Split a file into parts: at least one, the last may be smaller."""
+    part_size = max(part_size or PART_SIZE, -(-size // _MOST_PARTS))
+    count = max(1, -(-size // part_size))
+    return [
+        Part(name, number + 1, count, number * part_size, min(part_size, size - number * part_size))
+        for number in range(count)
+    ]
+
+
+_CLOCK = 2_000_000_000
+"""Nanoseconds: the coarsest time stamp of a file system."""
+
+
+def file_digest(path: Path) -> str:
+    """Return the file's SHA-256 in hexadecimal digits; cached while size and time stamp stay the same."""
+    stat = path.stat()
+    if time.time_ns() - stat.st_mtime_ns < _CLOCK:  # a second write may have the same time stamp
+        return _digest.__wrapped__(path, stat.st_size, stat.st_mtime_ns)
+    return _digest(path, stat.st_size, stat.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=10_000)
+def _digest(path: Path, size: int, changed: int) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def object_digest(aws: Aws, prefix: Prefix, name: str) -> str | None:
+    """Return the digest in the object's metadata; None: it has none, or does not exist."""
+    return _metadata(aws, prefix, name).get(METADATA)
+
+
+def object_sender(aws: Aws, prefix: Prefix, name: str) -> str | None:
+    """Return the deployment that uploaded the object; None: unknown, or it does not exist."""
+    return _metadata(aws, prefix, name).get(DEPLOYMENT)
+
+
+def _metadata(aws: Aws, prefix: Prefix, name: str) -> Mapping[str, str]:
+    try:
+        head = aws.client("s3").head_object(Bucket=prefix.bucket, Key=prefix.key + name)
+    except ClientError as error:
+        if error_code(error) in ("404", "NoSuchKey"):
+            return {}
+        raise
+    return dict(head["Metadata"])
+
+
+class PartUploader:
+    """Uploads a directory's parts, from several threads.
+
+    Args:
+        digests: SHA-256 of the files, by name.
+        parts: all parts of all files to upload.
+        deployment: stored with the objects; empty: none.
+    """
+
+    def __init__(
+        self,
+        aws: Aws,
+        prefix: Prefix,
+        directory: Path,
+        digests: Mapping[str, str],
+        parts: Sequence[Part],
+        deployment: str = "",
+    ) -> None:
+        self._sender = {DEPLOYMENT: deployment} if deployment else {}
+        self._s3 = aws.client("s3")
+        self._prefix = prefix
+        self._directory = directory
+        self._digests = digests
+        self._uploads: dict[str, _Unfinished] = {}
+        self._locks = {part.name: threading.Lock() for part in parts}
+
+    def send(self, part: Part) -> tuple[Part, bool, bool]:
+        """Upload one part; return it, whether S3 had it already, and whether its file is complete.
+
+        Raises:
+            Failed: the file has changed since its digest was taken.
+        """
+        with (self._directory / part.name).open("rb") as file:
+            file.seek(part.offset)
+            content = file.read(part.size)
+        digest = hashlib.sha256(content)
+        if len(content) != part.size or (part.of == 1 and digest.hexdigest() != self._digests[part.name]):
+            raise Failed(f"{self._directory / part.name} has changed since it was read", "Run it again.")
+        checksum = base64.b64encode(digest.digest()).decode()
+        where = {"Bucket": self._prefix.bucket, "Key": self._prefix.key + part.name}
+        if part.of == 1:
+            metadata = self._marks(part)
+            self._s3.put_object(**where, Body=content, Metadata=metadata, ChecksumSHA256=checksum)
+            return part, False, True
+        upload = self._upload(part, where)
+        there = _matching_tag(upload.there.get(part.number), content, checksum)
+        if there is None:
+            response = self._s3.upload_part(
+                **where, UploadId=upload.id, PartNumber=part.number, Body=content, ChecksumSHA256=checksum
+            )
+            tag = response["ETag"]
+        else:
+            tag = there
+        with self._locks[part.name]:
+            upload.sent[part.number] = {"PartNumber": part.number, "ETag": tag, "ChecksumSHA256": checksum}
+            upload.remaining -= 1
+            complete = upload.remaining == 0
+        if complete:
+            parts = [upload.sent[number] for number in sorted(upload.sent)]
+            self._s3.complete_multipart_upload(**where, UploadId=upload.id, MultipartUpload={"Parts": parts})
+        return part, there is not None, complete
+
+    def abandon(self) -> None:
+        """Abort unfinished uploads: they have the digest of a file that has changed; no later run may resume them."""
+        for name, upload in self._uploads.items():
+            if upload.remaining:
+                where = {"Bucket": self._prefix.bucket, "Key": self._prefix.key + name}
+                with contextlib.suppress(ClientError):  # the next run detects it, and uploads the file again
+                    self._s3.abort_multipart_upload(**where, UploadId=upload.id)
+
+    def _upload(self, part: Part, where: Mapping[str, str]) -> _Unfinished:
+        """Return the file's unfinished upload, or start one; AWS is asked once."""
+        with self._locks[part.name]:
+            if part.name not in self._uploads:
+                self._uploads[part.name] = self._find_unfinished(part, where) or self._start(part, where)
+            return self._uploads[part.name]
+
+    def _start(self, part: Part, where: Mapping[str, str]) -> _Unfinished:
+        response = self._s3.create_multipart_upload(**where, Metadata=self._marks(part), ChecksumAlgorithm="SHA256")
+        return _Unfinished(response["UploadId"], {}, part.of)
+
+    def _marks(self, part: Part) -> dict[str, str]:
+        return {METADATA: self._digests[part.name], **self._sender}
+
+    def _find_unfinished(self, part: Part, where: Mapping[str, str]) -> _Unfinished | None:
+        """Find the unfinished upload of an earlier run; None: there is none.
+
+        S3 does not show its metadata. If the file has changed since, the digest does not match at the end, and the next
+        run uploads the file again.
+        """
+        try:
+            return self._listed(part, where)
+        except ClientError as error:
+            if error_code(error) in ("AccessDenied", "NoSuchUpload"):  # not allowed to list, or aborted a moment ago
+                return None
+            raise
+
+    def _listed(self, part: Part, where: Mapping[str, str]) -> _Unfinished | None:
+        pages = self._s3.get_paginator("list_multipart_uploads").paginate(Bucket=where["Bucket"], Prefix=where["Key"])
+        uploads = [item for page in pages for item in page.get("Uploads", []) if item["Key"] == where["Key"]]
+        if not uploads:
+            return None
+        newest = max(uploads, key=lambda item: item["Initiated"])
+        pages = self._s3.get_paginator("list_parts").paginate(**where, UploadId=newest["UploadId"])
+        there = {item["PartNumber"]: item for page in pages for item in page.get("Parts", [])}
+        return _Unfinished(newest["UploadId"], there, part.of)
+
+
+def _matching_tag(there: Mapping[str, Any] | None, content: bytes, checksum: str) -> str | None:
+    """Return the tag of the part in S3 if it has the same content; None: it has not.
+
+    Without a checksum the tag is compared, which is the MD5 unless a KMS key encrypts the bucket.
+    """
+    if there is None or there["Size"] != len(content):
+        return None
+    if "ChecksumSHA256" in there:
+        same = there["ChecksumSHA256"] == checksum
+    else:
+        same = there["ETag"].strip('"') == hashlib.md5(content, usedforsecurity=False).hexdigest()
+    return str(there["ETag"]) if same else None
+
 
 WORKERS = 10
 

@@ -10,10 +10,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Discriminator, Field, Tag, model_validator
 
-from deploy.spec.batch import Batch
-from deploy.spec.components import component_contradictions, servers, with_parts_of_components
+from deploy.spec.components import (
+    Batch,
+    Shadow,
+    component_contradictions,
+    deployment_of,
+    guest_contradictions,
+    servers,
+    with_parts_of_components,
+)
 from deploy.spec.disagreements import disagreements
-from deploy.spec.guest import deployment_of, guest_contradictions
 from deploy.spec.passthrough import SageMaker
 from deploy.spec.sections import (
     Alarms,
@@ -30,7 +36,6 @@ from deploy.spec.sections import (
     Timeouts,
     Update,
 )
-from deploy.spec.shadow import Shadow
 from deploy.spec.values import Name, Option, Region, ReservationArn, RoleArn, Section, TagKey, TagValue, Variable
 
 __all__ = ["Spec"]

@@ -6,9 +6,13 @@ A server is what one model in AWS describes. Components with the same one share 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-from deploy.spec.sections import Component
+from pydantic import Field, model_validator
+
+from deploy.spec.passthrough import SageMaker
+from deploy.spec.sections import Component, Image, Instance, Model
+from deploy.spec.values import InstanceType, Option, OutputUri, Section, Variable
 
 if TYPE_CHECKING:
     from deploy.spec import Spec
@@ -95,3 +99,143 @@ def _server(spec: Spec, item: Component) -> Spec:
 
 def _laid_over(whole: Mapping[str, Value], own: Mapping[str, Value | None]) -> dict[str, Value]:
     return {name: value for name, value in {**whole, **own}.items() if value is not None}
+
+
+# -- the section of batch transform ------------------------------------------------------------------------------------
+
+
+MOST_TOGETHER = 100
+"""Megabytes of all payloads in flight to an instance, and the most of one (CreateTransformJob)."""
+
+
+class Batch(Section):
+    """Batch transform (`lmi deploy batch`): each line of files in S3 is a request. It needs no endpoint."""
+
+    input: OutputUri = Field(description="S3 URI of JSON lines: an object or a prefix.")
+    output: OutputUri = Field(description="S3 URI of the answers, stored as OBJECT.out.")
+    concurrency: Annotated[int, Field(ge=1, le=MOST_TOGETHER)] | None = Field(
+        None, description="Concurrent requests per instance; default: option.max_rolling_batch_size."
+    )
+    payload_mb: Annotated[int, Field(ge=1, le=MOST_TOGETHER)] | None = Field(
+        None,
+        description="Maximum MB of a line; times concurrency, at most 100. Default: 6 or less.",
+    )
+    timeout: Annotated[int, Field(ge=1, le=3600)] = Field(3600, description="Seconds per line.")
+    retries: Annotated[int, Field(ge=0, le=3)] = Field(3, description="Further attempts after a failure.")
+
+    @model_validator(mode="after")
+    def _together(self) -> Batch:
+        together = (self.concurrency or 1) * (self.payload_mb or 1)
+        if together > MOST_TOGETHER:
+            raise ValueError(f"concurrency times payload_mb is {together}, and batch transform takes {MOST_TOGETHER}")
+        return self
+
+
+# -- A shadow of what serves: it gets copies of the requests, and nobody sees its answers ------------------------------
+
+
+class Shadow(Section):
+    """Another image, model or options beside what serves: copies of requests go to it, its answers are discarded."""
+
+    percent: Annotated[int, Field(ge=1, le=100)] = Field(description="Percentage of requests copied.")
+    image: Image | None = Field(None, description="Its image; default: `image`.")
+    model: Model | None = Field(None, description="Its model, by `id` or `s3`; default: `model`.")
+    options: dict[str, Option] = Field(default_factory=dict, description="Options that override `options`.")
+    environment: dict[str, Variable] = Field(default_factory=dict, description="Variables that override `environment`.")
+    type: InstanceType | None = Field(None, description="Its instance type; default: instance.type.")
+    count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Its number of instances.")
+
+    @model_validator(mode="after")
+    def _other(self) -> Shadow:
+        if self.model is not None and self.model.path is not None:
+            raise ValueError("model.path is for the serving model: put this one's files into S3, and give model.s3")
+        if self.image is None and self.model is None and not (self.options or self.environment or self.type):
+            raise ValueError("is what serves: give its image, model, options, environment or type")
+        return self
+
+
+def shadow_of(spec: Spec) -> Spec:
+    """Return the shadow as a specification of its own, of which only model and variant are built."""
+    shadow = spec.shadow
+    assert shadow is not None
+    instance = Instance(
+        type=shadow.type or spec.instance.type,
+        count=shadow.count,
+        unchecked=spec.instance.unchecked,
+        ami="auto" if shadow.image is not None else spec.instance.ami,
+        volume_gb=None if shadow.type is not None else spec.instance.volume_gb,
+    )
+    return spec.model_copy(
+        update={
+            "image": shadow.image or spec.image,
+            "model": shadow.model or spec.model,
+            "options": {**spec.options, **shadow.options},
+            "environment": {**spec.environment, **shadow.environment},
+            "instance": instance,
+            "scaling": None,
+            "reservation": None,
+            "capture": None,
+            "shadow": None,
+            "sagemaker": SageMaker(model=spec.sagemaker.model),
+        }
+    )
+
+
+# -- A deployment on the endpoint of another one: what it is called, and which settings are that one's -----------------
+
+
+_AT = "@"
+"""Stands in no name of SageMaker's: a guest's tag is never the tag of an endpoint's own deployment."""
+
+
+def deployment_of(name: str, endpoint: str | None = None) -> str:
+    """Return what a deployment is called in tags: its name, and that of the endpoint that it is a guest on.
+
+    Args:
+        endpoint: of another deployment; None: this one has its own, of its own name.
+    """
+    return name if endpoint is None else f"{name}{_AT}{endpoint}"
+
+
+def name_and_endpoint(deployment: str) -> tuple[str, str]:
+    """Return a deployment's name, and its endpoint's."""
+    name, _, endpoint = deployment.partition(_AT)
+    return name, endpoint or name
+
+
+def is_guest(deployment: str) -> bool:
+    """Whether the deployment's endpoint is another's."""
+    return _AT in deployment
+
+
+def guest_contradictions(spec: Spec) -> Iterator[str]:
+    """Say what does not go with `endpoint`."""
+    if spec.endpoint is None:
+        return
+    if spec.endpoint == spec.name:
+        yield f"endpoint: {spec.endpoint} is this deployment's own name: take another name, or leave endpoint out"
+    if not spec.components:
+        yield "endpoint: only components go onto another deployment's endpoint"
+    if spec.instance.type == "auto":
+        yield "endpoint: instance.type must be named: the type of that endpoint's instances"
+    if spec.batch is not None:
+        yield "batch: does not go with endpoint, which a job does not need: give it a file of its own"
+    theirs = {
+        "routing": spec.routing != "least_outstanding",
+        "capture": spec.capture is not None,
+        "reservation": spec.reservation is not None,
+        "network": bool(spec.network.subnets) or spec.network.isolated,
+        "async": spec.asynchronous is not None,
+        "encryption.volume_key": spec.encryption.volume_key is not None,
+        "timeouts.provision": spec.timeouts.provision is not None,
+        "instance.pools": bool(spec.instance.pools),
+        "instance.managed": spec.instance.managed is not None,
+        "instance.ami": spec.instance.ami != "auto",
+        "instance.volume_gb": spec.instance.volume_gb is not None,
+        "sagemaker.endpoint_config": bool(spec.sagemaker.endpoint_config),
+        "sagemaker.variant": bool(spec.sagemaker.variant),
+        "sagemaker.endpoint": bool(spec.sagemaker.endpoint),
+    }
+    for path, given in theirs.items():
+        if given:
+            yield f"{path} is of the endpoint {spec.endpoint}: it belongs in the file of that endpoint's deployment"

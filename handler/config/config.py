@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from handler.config.lmi_version import ASYNC_BY_DEFAULT_SINCE, ASYNC_SINCE
-from handler.config.options.common import Options, engine_name
-from handler.core.custom_handlers import Role
+from handler.config.options.tables import Options, engine_name
+from handler.core.values import Role
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,10 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
+from handler.config.loader import Setting, from_environment, named_engine
+from handler.config.options.names import SECRET, Own, contradiction
+from handler.config.options.names import translate as foreign
 from handler.config.options.option import shown
-from handler.config.options.variables import SECRET, Own, contradiction
-from handler.config.options.variables import translate as foreign
-from handler.config.sources import Setting, from_environment, named_engine
 from handler.core.errors import ConfigError
 
 _PORT = 8080

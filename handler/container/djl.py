@@ -10,14 +10,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from handler.config import requirements
+from handler.config import user_files
 from handler.config.config import Config
-from handler.config.loader import read_config
+from handler.config.loader import Setting, decode_properties, from_environment, from_file, java_engine, read_config
 from handler.config.model_files import locate
-from handler.config.model_py import has_own_handle
-from handler.config.options.common import BY_ROLLING_BATCH
 from handler.config.options.foreign import ENTRY_POINTS
-from handler.config.sources import Setting, decode_properties, from_environment, from_file, java_engine
+from handler.config.options.tables import BY_ROLLING_BATCH
+from handler.config.user_files import has_own_handle
 from handler.container.arguments import Arguments
 from handler.container.model import ModelSource
 from handler.core.errors import ConfigError
@@ -113,8 +112,8 @@ def make_model(
         mode = _ASYNC if since >= _ASYNC_SINCE and not config.tgi_compat else _ROLLING  # whose answers are TGI's
     file.write_text("\n".join([*lines, *mode, own, *arguments.options, *_rolling_batch(config), ""]), encoding="utf-8")
     name = _check(file, environ, asynchronous=mode == _ASYNC)
-    if (packages := requirements.requirements_file(source.directory, wanted=config.install_requirements)) is not None:
-        requirements.install(packages, environ)
+    if (packages := user_files.requirements_file(source.directory, wanted=config.install_requirements)) is not None:
+        user_files.install(packages, environ)
     return name
 
 

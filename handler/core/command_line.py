@@ -9,6 +9,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
+from importlib.metadata import entry_points
 from typing import Any, NoReturn
 
 _PLAIN = {
@@ -58,6 +59,12 @@ class Parser(argparse.ArgumentParser):
         known = [*map(str, action.choices)]
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{_hint(str(value), known)} (choose from "
                                              f"{', '.join(map(repr, known))})")  # fmt: skip
+
+
+def add_installed(commands: Any, group: str) -> None:
+    """Add the commands that installed packages declare as entry points of a group: functions that take `commands`."""
+    for point in sorted(entry_points(group=group)):
+        point.load()(commands)
 
 
 def positive(text: str) -> float:

@@ -1,4 +1,4 @@
-"""The program that watches a server's event loop, in a small process of its own (`loop_watch.py`)."""
+"""The program that watches a server's event loop, in a small process of its own (`loop.py`)."""
 
 from __future__ import annotations
 

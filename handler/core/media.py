@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import os
+import random
+import secrets
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from handler.core.identifiers import new_digits
+
+def new_uuid() -> str:
+    """Draw a random UUID (version 4) without a system call, for which a thread may have to wait its turn again."""
+    digits = new_digits()
+    return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-a{digits[17:20]}-{digits[20:]}"
+
+
+def new_digits() -> str:
+    """Draw 128 random bits as 32 hexadecimal digits."""
+    return f"{random.getrandbits(128):032x}"
+
+
+def new_secret() -> str:
+    """Draw 128 bits, as digits, that nobody can guess from others: for ids by which something is read."""
+    return secrets.token_hex(16)
+
 
 MEDIA = {"image": "images", "audio": "audio clips"}
 """Kinds of media, each with the word for several; the names are those of chat templates and `limit_mm_per_prompt`."""

@@ -11,7 +11,59 @@ from typing import Any, NamedTuple
 
 from handler.core.errors import ServingError
 from handler.core.media import MediaSource
-from handler.core.thoughts import Thoughts
+
+
+class Thoughts(NamedTuple):
+    """A reasoning model's first thought: its marks, and the state in which the prompt leaves it.
+
+    Attributes:
+        is_open: the answer begins within it.
+        calls: those marks in `end` that begin a call.
+        closing: ids of the mark that ends a thought in the model's place; empty where none does.
+    """
+
+    begin: tuple[str, ...]
+    end: tuple[str, ...]
+    is_open: bool
+    calls: tuple[str, ...] = ()
+    closing: tuple[int, ...] = ()
+
+
+class AnswerStart:
+    """Finds the end of an answer's first thought, in which nothing is looked for.
+
+    Attributes:
+        is_open: the thought has begun.
+    """
+
+    def __init__(self, thoughts: Thoughts) -> None:
+        self._thoughts = thoughts
+        self.is_open = thoughts.is_open
+        self._held = ""
+        self._space: list[str] = []  # before the first word
+
+    def feed(self, text: str) -> tuple[str, str | None]:
+        """Return the text up to the thought's end, and what follows it; None while it has not ended."""
+        self._held += text
+        if not self.is_open:
+            start = self._held.lstrip()
+            self._space.append(self._held[: len(self._held) - len(start)])
+            self._held = start
+            if not start.startswith(self._thoughts.begin):
+                undecided = any(mark.startswith(start) for mark in self._thoughts.begin)
+                return "", None if undecided else self.flush()
+            self.is_open = True
+            text = self._held = "".join([*self._space, start])
+        ends = [at + len(mark) for mark in self._thoughts.end if (at := self._held.find(mark)) >= 0]
+        if not ends:
+            self._held = self._held[1 - max(map(len, self._thoughts.end)) :]
+            return text, None
+        cut = len(text) - len(self._held) + min(ends)
+        return text[: max(cut, 0)], text[max(cut, 0) :]
+
+    def flush(self) -> str:
+        """Return the text that was held back."""
+        return "" if self.is_open else "".join([*self._space, self._held])
 
 
 class Finish(str, Enum):
@@ -303,3 +355,41 @@ class Delta(NamedTuple):
 _PlainDelta = tuple[int, int, Sequence[Token], None, None, None, None]
 new_delta: Callable[[_PlainDelta], Delta] = partial(tuple.__new__, Delta)
 """Make a delta of tokens alone, in half the time of `Delta(...)`: for the hot path."""
+
+
+# -- a user's handlers -------------------------------------------------------------------------------------------------
+
+
+HANDLERS = "write @input_formatter and @output_formatter functions of handler.formatters in model.py"
+MIDDLEWARE = "write an @input_formatter (before) or an @output_formatter (after) of handler.formatters in model.py"
+PING = "leave it out: /ping answers 200 while the engine can serve, else 503"
+THROTTLE = "SERVING_JOB_QUEUE_SIZE limits the requests that wait, and those beyond get 503"
+
+SCRIPT = "CUSTOM_SCRIPT_FILENAME"
+VARIABLES = {
+    "invoke": "CUSTOM_FASTAPI_INVOCATION_HANDLER",
+    "ping": "CUSTOM_FASTAPI_PING_HANDLER",
+    "throttle": "CUSTOM_FASTAPI_MIDDLEWARE_THROTTLE",
+    "pre_post_process": "CUSTOM_FASTAPI_MIDDLEWARE_PRE_POST_PROCESS",
+    "pre": "CUSTOM_PRE_PROCESS",
+    "post": "CUSTOM_POST_PROCESS",
+}
+"""What each variable names."""
+
+INSTEAD = {
+    SCRIPT: "name the file model.py",
+    VARIABLES["invoke"]: HANDLERS,
+    VARIABLES["ping"]: PING,
+    VARIABLES["throttle"]: THROTTLE,
+    **dict.fromkeys((VARIABLES["pre_post_process"], VARIABLES["pre"], VARIABLES["post"]), MIDDLEWARE),
+}
+"""What to write in place of each variable."""
+
+
+class Role(Enum):
+    """What the function `handle` of a model.py is to an embedded server."""
+
+    NONE = "not called"
+    ALONE = "answers alone: no engine is loaded"
+    ENTRY = "answers, by the engine where it calls LMI's handler"
+    FIRST = "is tried first; what it answers with None goes to the engine"

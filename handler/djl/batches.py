@@ -10,7 +10,7 @@ from typing import NamedTuple
 from handler.core.errors import GenerationFailed, InternalError, ServingError, serving_error
 from handler.djl.worker_loop import WorkerLoop
 from handler.serving.model import ServedModel
-from handler.serving.request_task import RequestTask
+from handler.serving.task import RequestTask
 
 log = logging.getLogger("handler.rolling")
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from handler.serving.metrics.tracing import RequestRecord
 
 if TYPE_CHECKING:
-    from handler.djl.versions import DjlVersion
+    from handler.djl.wire import DjlVersion
 
 log = logging.getLogger("handler.djl")
 

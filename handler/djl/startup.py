@@ -16,23 +16,21 @@ from typing import TYPE_CHECKING, Any
 from handler.config import environment, model_files
 from handler.config.config import Config
 from handler.config.engines import ENGINES
-from handler.config.loader import Reading, read_config
-from handler.config.model_py import unused_handle
-from handler.config.options.common import ROLLING_BATCHES
-from handler.config.options.lookup import option_key
-from handler.config.sources import Setting, from_environment, from_file, named_engine
-from handler.core.custom_handlers import INSTEAD, SCRIPT
+from handler.config.loader import Reading, Setting, from_environment, from_file, named_engine, read_config
+from handler.config.options.names import option_key
+from handler.config.options.tables import ROLLING_BATCHES
+from handler.config.user_files import unused_handle
 from handler.core.errors import ConfigError, Problem, Problems
-from handler.engines.process.engine_loop import Spec
+from handler.core.values import INSTEAD, SCRIPT
+from handler.engines.process.engine_process import Spec
 from handler.plugins.functions import Formatters, model_py
-from handler.serving.host import running
-from handler.serving.loading.check import check
-from handler.serving.loading.model_directory import model_formatters
+from handler.serving.check import check, model_formatters
 from handler.serving.model import ServedModel
 from handler.serving.sessions import sessions_root
+from handler.serving.start import running
 
 if TYPE_CHECKING:
-    from handler.djl.versions import DjlVersion
+    from handler.djl.wire import DjlVersion
 
 log = logging.getLogger("handler.djl")
 

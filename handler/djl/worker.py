@@ -17,8 +17,7 @@ from handler.djl import startup
 from handler.djl.metric_lines import MetricLines
 from handler.djl.modes import Async, Dynamic, Mode, Passive, Rolling
 from handler.djl.startup import is_passive, prepare, steps_rolling
-from handler.djl.versions import DjlVersion, installed_version, read_ahead
-from handler.djl.wire import one_line, refusal
+from handler.djl.wire import DjlVersion, installed_version, one_line, read_ahead, refusal
 from handler.djl.worker_loop import WorkerLoop
 from handler.serving.model import ServedModel
 

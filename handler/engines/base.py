@@ -1,8 +1,9 @@
-"""Interface of an engine, which `process/engine_loop.py` calls in a process or thread of its own."""
+"""Interface of an engine, which `process/engine_process.py` calls in a process or thread of its own."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -10,7 +11,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from handler.config.config import Config
 from handler.config.environment import secrets
-from handler.core.errors import GenerationFailed, Overloaded, RefusedByEngine, ServingError
+from handler.core.errors import GenerationFailed, Overloaded, RefusedByEngine, ServingError, client_words, log_words
 from handler.core.media import MediaFile, MediaPrompt, MediaTokens
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import (
@@ -25,7 +26,6 @@ from handler.core.values import (
     Task,
     TemplateOptions,
 )
-from handler.core.words import client_words, log_words
 
 NO_LORA = "it was started without option.enable_lora=true"
 NO_MEDIA = "the model takes text only"
@@ -316,7 +316,7 @@ class Tokenizer(Protocol):
 
 
 class StructuredOutputCheck(Protocol):
-    """Does with a schema or grammar what the engine would do, inside a sandbox process (`process/sandbox_tasks.py`).
+    """Does with a schema or grammar what the engine would do, inside a sandbox process (`process/sandbox.py`).
 
     Where it has a method `prepare` without arguments, that is called before a text's own limits begin.
     """
@@ -337,7 +337,7 @@ class Capabilities:
     """What an engine follows of a request.
 
     Attributes:
-        supports: the fields of Sampling that its table maps (`engines/sampling.py`); without the handler's own.
+        supports: the fields of Sampling that its table maps (`engines/base.py`); without the handler's own.
         reasons: Sampling field -> why a value that would have an effect is refused; also of fields in `supports`.
         limits: Sampling field -> largest value.
         no_adapters: the reason why the engine serves no LoRA adapters; "" where it does.
@@ -377,3 +377,105 @@ def warm_up(engine: Engine, id: int, sampling: Sampling = _FIRST_REQUEST) -> Non
             if output.error is not None:
                 raise RuntimeError(f"its first request failed: {output.error}")
             finished = finished or output.finish is not None
+
+
+# -- from the fields of Sampling to an engine's own arguments; what an engine's table lacks is refused by name ---------
+
+
+Rule = str | Callable[..., Mapping[str, Any]]
+"""An engine's name for a field; or a function that makes arguments of a Sampling, for one field or several."""
+
+
+def arguments(table: Mapping[str, Rule], sampling: Sampling, *more: Any) -> dict[str, Any]:
+    """Make an engine's arguments.
+
+    Args:
+        table: field of Sampling -> rule. A function that stands there several times is called once.
+        more: for the functions, after `sampling`.
+    """
+    made: dict[str, Any] = {}
+    for name, rule in table.items():
+        if isinstance(rule, str):
+            made[rule] = getattr(sampling, name)
+    for rule in dict.fromkeys(table.values()):
+        if not isinstance(rule, str):
+            made |= rule(sampling, *more)
+    return made
+
+
+def unless_neutral(field: str, name: str = "", make: Callable[[Any], Any] = lambda value: value) -> Rule:
+    """Make a rule that passes a field on where it has another value than its default.
+
+    Args:
+        name: the engine's, by default the field's own.
+        make: turns the field's value into the argument's.
+    """
+    neutral = Sampling._field_defaults[field]
+
+    def rule(sampling: Sampling, *more: Any) -> dict[str, Any]:
+        value = getattr(sampling, field)
+        return {} if value == neutral else {name or field: make(value)}
+
+    return rule
+
+
+# -- log-probabilities of given tokens, and the most likely alternatives, of logits ------------------------------------
+
+
+def score(rows: Any, ids: Sequence[int], num_tops: int) -> tuple[list[float], list[Alternatives]]:
+    """Return the log-probability of each of `ids`, and its `num_tops` most likely alternatives, best first.
+
+    Args:
+        rows: logits before each id, a numpy array [ids, vocabulary] of float32.
+    """
+    import numpy
+
+    if not len(ids):
+        return [], []
+    highest = rows.max(axis=-1, keepdims=True)
+    norms = highest[:, 0] + numpy.log(numpy.exp(rows - highest).sum(axis=-1))
+    logprobs = (rows[numpy.arange(len(ids)), list(ids)] - norms).tolist()
+    if not num_tops:
+        return logprobs, [()] * len(ids)
+    num_tops = min(num_tops, rows.shape[-1])
+    best = numpy.argpartition(rows, -num_tops, axis=-1)[:, -num_tops:]
+    values = numpy.take_along_axis(rows, best, axis=-1)
+    order = numpy.argsort(-values, axis=-1, kind="stable")
+    best = numpy.take_along_axis(best, order, axis=-1)
+    values = numpy.take_along_axis(values, order, axis=-1) - norms[:, None]
+    return logprobs, [tuple(zip(*row, strict=True)) for row in zip(best.tolist(), values.tolist(), strict=True)]
+
+
+# -- the time for which somebody has said nothing, without that in which this process stood still ----------------------
+
+
+_STANDSTILL = 2.0  # seconds between two looks; usually 1 at most
+
+
+class Silence:
+    """Begins when it is made. Whoever waits for its end looks at least once a second, or as often as it can.
+
+    A paused container or virtual machine does not look, and its engine does not work. Such a time does not count.
+    """
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        self._began = self._looked = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._began
+
+    def look(self, waited: float = 0.0) -> float:
+        """Return its seconds.
+
+        Args:
+            waited: seconds that the caller may have waited on purpose since the last look.
+        """
+        now = time.monotonic()
+        if now - self._looked > waited + _STANDSTILL:
+            self._began += now - self._looked
+        self._looked = now
+        return now - self._began

@@ -16,27 +16,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Forbidden, InvalidPayload, ModelNotFound, RouteNotFound
-from handler.http.asgi import Endpoint, headers_by_name, send_answer, send_error, send_json
 from handler.http.custom import FASTAPI, CustomCode, missing_of
-from handler.http.exchange import EXCHANGE, AsgiExchange
-from handler.http.routes.adapters import AdapterRoutes
-from handler.http.routes.inference import Inference
-from handler.http.routes.models import ModelRoutes
-from handler.http.routes.pages import OPEN_PATHS, PageRoutes
-from handler.http.routes.records import Records
-from handler.http.routes.responses import ResponseRoutes
-from handler.http.routes.tgi import TgiRoutes
-from handler.http.routes.triton import TritonRoutes
-from handler.http.routes.vllm import VllmRoutes
-from handler.http.security.access import OPEN, Access, read_access
-from handler.http.security.allowed_hosts import AllowedHosts
-from handler.http.security.api_keys import ApiKeys
-from handler.http.security.cors import Cors
+from handler.http.foreign_routes import TgiRoutes, VllmRoutes
+from handler.http.inference import Endpoint, Inference, headers_by_name, send_answer, send_error, send_json
+from handler.http.protocol import EXCHANGE, AsgiExchange
+from handler.http.routes import OPEN_PATHS, AdapterRoutes, ModelRoutes, PageRoutes, Records, ResponseRoutes
+from handler.http.security import OPEN, Access, AllowedHosts, ApiKeys, Cors, read_access
+from handler.http.triton_routes import TritonRoutes
 from handler.plugins.aws import Handlers
 from handler.plugins.functions import Formatters
 from handler.protocols import registry
-from handler.protocols.kernel.http_response import HttpResponse
-from handler.protocols.openapi.answers import (
+from handler.protocols.kernel.errors import HttpResponse
+from handler.protocols.openapi import (
     DescribedModel,
     ExecutionParameters,
     ListedModel,
@@ -47,12 +38,10 @@ from handler.protocols.openapi.answers import (
     WorkerGroup,
 )
 from handler.serving.admission import INVOKE
-from handler.serving.host import running
-from handler.serving.loading.check import check
-from handler.serving.loading.model_directory import model_formatters
-from handler.serving.loading.reading import read_sources
+from handler.serving.call import ATTRIBUTES, in_attributes, request_id
+from handler.serving.check import check, model_formatters, read_sources
 from handler.serving.model import ServedModel
-from handler.serving.preprocess import ATTRIBUTES, in_attributes, request_id
+from handler.serving.start import running
 
 log = logging.getLogger("handler.server")
 
@@ -61,7 +50,7 @@ _TRANSFORM = 100
 
 
 class App:
-    """The application around a served model; it needs our server's extension of ASGI (`http/exchange.py`).
+    """The application around a served model; it needs our server's extension of ASGI (`http/protocol.py`).
 
     Args:
         access: who may speak to it.

@@ -16,24 +16,21 @@ from collections.abc import Awaitable, Callable, Iterable
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.config.config import Config
-from handler.core import event_loop
-from handler.core.custom_handlers import Role
+from handler.core import loop
 from handler.core.errors import Problem, Problems, Unavailable
-from handler.core.values import Task
-from handler.engines.process.engine_loop import Spec
+from handler.core.values import Role, Task
+from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import State
 from handler.http.app import App, users_functions
-from handler.http.asgi import headers_by_name, send_answer, send_json
-from handler.http.security.access import OPEN, Access
-from handler.http.security.allowed_hosts import AllowedHosts
-from handler.http.server import BACKLOG, Server, allow_connections, bind
-from handler.http.stop_signals import StopSignals
+from handler.http.inference import headers_by_name, send_answer, send_json
+from handler.http.security import OPEN, Access, AllowedHosts
+from handler.http.server import BACKLOG, Server, StopSignals, allow_connections, bind
 from handler.plugins.functions import Formatters
 from handler.protocols.kernel.errors import FRONT_END
-from handler.protocols.openapi.answers import ModelState
-from handler.serving.host import running
+from handler.protocols.openapi import ModelState
+from handler.serving.call import request_id
 from handler.serving.model import ServedModel
-from handler.serving.preprocess import request_id
+from handler.serving.start import running
 
 log = logging.getLogger("handler.server")
 
@@ -62,7 +59,7 @@ def serve(
             formatters = users_functions(config)
         found.check()
         hosts = AllowedHosts.of(access, host, listener.getsockname()[0])
-        return event_loop.run(_serve(config, listener, formatters, access, hosts, signals))
+        return loop.run(_serve(config, listener, formatters, access, hosts, signals))
 
 
 async def _serve(

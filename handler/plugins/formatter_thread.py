@@ -15,7 +15,7 @@ from typing import Any
 
 from handler.core.errors import FormatterFailed, ServingError, serving_error
 from handler.core.values import Delta, Finish
-from handler.protocols.kernel.base import Reply
+from handler.protocols.kernel.dialect import Reply
 
 log = logging.getLogger("handler.formatters")
 

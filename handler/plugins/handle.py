@@ -12,12 +12,12 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.core.custom_handlers import Role
 from handler.core.errors import ConfigError, ServingError
+from handler.core.values import Role
 from handler.plugins.api import Content, Input
 from handler.plugins.functions import import_once
 from handler.plugins.stand_ins.djl import EngineAnswer, Output, binary_fields, encoded_json
-from handler.protocols.kernel.http_response import retry_headers
+from handler.protocols.kernel.errors import retry_headers
 
 log = logging.getLogger("handler.formatters")
 

@@ -9,28 +9,25 @@ from typing import Any
 from handler.core.errors import InvalidParameter, ModelNotFound, NotFound
 from handler.core.values import Task, Truncation
 from handler.protocols.anthropic.request import AnthropicCount, AnthropicMessages
-from handler.protocols.kernel.base import Dialect, ParsedRequest
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.http_response import HttpResponse
-from handler.protocols.kernel.kept import Wanted
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext, Wanted
+from handler.protocols.kernel.errors import ErrorFormat, HttpResponse
 from handler.protocols.lmi.asynchronous import AsyncChat, AsyncCompletions, AsyncPrompt
 from handler.protocols.lmi.chat import Chat
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
 from handler.protocols.lmi.embedding import LmiEmbedding
 from handler.protocols.lmi.request import Lmi
+from handler.protocols.openai.audio import Transcriptions
 from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.completions import OpenAiCompletions
 from handler.protocols.openai.embeddings import OpenAiEmbeddings
-from handler.protocols.openai.parameters import read_model
-from handler.protocols.openai.transcriptions import Transcriptions
+from handler.protocols.openai.request import read_model
 from handler.protocols.rerank.request import Rerank
 from handler.protocols.responses.request import OpenAiResponses, ResponsesCount
 from handler.protocols.tei.request import TeiEmbed, TeiPredict, TeiRerank, TeiSimilarity
-from handler.protocols.tgi.compat import TgiCompat
 from handler.protocols.tgi.mindie import Mindie
+from handler.protocols.tgi.native import TOKENIZE as TGI_TOKENIZE
 from handler.protocols.tgi.native import Tgi
-from handler.protocols.tgi.tokenize import TOKENIZE as TGI_TOKENIZE
+from handler.protocols.tgi.response import TgiCompat
 from handler.protocols.triton.request import Route, Triton
 from handler.protocols.vllm.pooling import VllmClassify, VllmPooling
 from handler.protocols.vllm.score import VllmScoring

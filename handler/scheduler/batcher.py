@@ -2,21 +2,182 @@
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from handler.core.errors import GenerationFailed, InternalError, Overloaded, ServingError
-from handler.core.sequence import SequenceState
-from handler.core.text import Prompt
-from handler.core.values import Delta, Finish, Request, new_delta, new_token
+from handler.core.text import Prompt, SequenceState, prompt_tokens
+from handler.core.values import Delta, Finish, Request, Token, new_delta, new_token
 from handler.engines.base import EngineRequest, Output, Step, engine_failure
-from handler.scheduler.active import ActiveRequest, RunningRequest, TokenReceiver
 from handler.scheduler.engine import SteppedEngine, join
-from handler.scheduler.lora.registry import AdapterRegistry
-from handler.scheduler.request_queue import RequestQueue
+from handler.scheduler.lora import AdapterRegistry
+
+
+class Channel(Protocol):
+    """A short way to a client."""
+
+    def write_chunk(self, data: bytes) -> bool:
+        """Write a chunk at once; return False where that is not possible."""
+
+
+class TokenReceiver:
+    """Turns the plain tokens of one stream into lines, past the request's deltas.
+
+    Attributes:
+        id: the batcher's, of the request.
+        line: encodes a token.
+        channel: takes lines; None: they are kept.
+        keep: keeps lines that the channel does not take.
+        num_tokens: encoded so far.
+    """
+
+    __slots__ = ("channel", "id", "keep", "line", "num_tokens")
+
+    def __init__(
+        self, id: int, line: Callable[[Token], bytes], channel: Channel | None, keep: Callable[[bytes], object]
+    ) -> None:
+        self.id = id
+        self.line = line
+        self.channel = channel
+        self.keep = keep
+        self.num_tokens = 0
+
+
+@dataclass
+class ActiveRequest:
+    """One accepted request, queued or in the engine."""
+
+    id: int
+    request: Request
+    prompt: Prompt
+    start_by: float
+    end_by: float
+    started: Callable[[], None]
+    keys: list[int] = field(default_factory=list)
+    unfinished: int = 0
+
+
+class RunningRequest:
+    """A request in the engine: one sequence, or a beam search with several.
+
+    All that a plain token needs lies in this object: each further one is a cache miss a token.
+    """
+
+    __slots__ = ("active", "first", "id", "receiver", "sequences", "single", "special", "texts")
+
+    def __init__(self, active: ActiveRequest, first: int, sequences: Sequence[SequenceState]) -> None:
+        self.active = active
+        self.id = active.id
+        self.first = first  # number of its first sequence
+        self.sequences: list[SequenceState | None] = list(sequences)  # None: the sequence has ended
+        self.single = sequences[0]
+        self.texts = self.single.texts
+        self.special = self.single.special
+        self.receiver: TokenReceiver | None = None  # of its tokens; None: they come as deltas
+
+    def push(self, id: int, logprob: float | None) -> Token:
+        """Add a token to its only sequence."""
+        token = self.single.push(id, logprob)
+        self.texts = self.single.texts
+        return token
+
+    def feed(self, output: Output) -> tuple[list[Token], Finish | None, list[Token] | None] | None:
+        """Return an output's tokens, why its sequence ended, and the prompt's tokens; None after the sequence's end."""
+        state = self.sequences[output.sequence]
+        if state is None:
+            return None
+        tokens, finish = state.feed(output.ids, output.logprobs, output.finish, output.tops)
+        prefill = None
+        if output.prompt_logprobs is not None and self.first + output.sequence == 0:
+            prefill = prompt_tokens(self.active.prompt, output.prompt_logprobs, output.prompt_tops)
+        self.texts = self.single.texts
+        return tokens, finish, prefill
+
+
+# -- queue of the requests that wait: by priority, then bodies in turn, by arrival; no request starves -----------------
+
+
+Item = TypeVar("Item")
+
+MAX_OVERTAKES = 10
+"""Requests in a row that may be taken before the one that has waited longest."""
+
+
+class _Place(NamedTuple):
+    priority: int
+    turn: int
+    id: int  # rises with arrival
+
+
+class RequestQueue(Generic[Item]):
+    """The lowest priority comes first, and of equal ones the first that arrived.
+
+    Bodies with several requests take turns: the second request of one comes after the first of all others that wait.
+
+    After MAX_OVERTAKES requests in a row that did not wait longest comes the one that did, whatever its priority. So
+    the request at place k in order of arrival, from 1, is among the next k * (MAX_OVERTAKES + 1) that are taken.
+    """
+
+    def __init__(self) -> None:
+        self._items: dict[int, tuple[_Place, Item]] = {}  # by id, in order of arrival
+        self._order: list[_Place] = []  # sorted
+        self._last_turn = 0  # of what was added last
+        self._overtakes = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Item]:
+        """Iterate in order of arrival."""
+        return (item for _, item in self._items.values())
+
+    def add(self, id: int, priority: int, item: Item, *, follows: bool = False) -> None:
+        """Append an item; `id` is above all earlier ones.
+
+        Args:
+            follows: it is of the same body as the item that was added before.
+        """
+        self._last_turn = self._last_turn + 1 if follows else self._next_turn(priority)
+        place = _Place(priority, self._last_turn, id)
+        self._items[id] = place, item
+        bisect.insort(self._order, place)
+
+    def _next_turn(self, priority: int) -> int:
+        """Return the least turn of those that wait with a priority."""
+        index = bisect.bisect_left(self._order, (priority,))
+        next_one = self._order[index] if index < len(self._order) else None
+        return 0 if next_one is None or next_one.priority != priority else next_one.turn
+
+    def first(self) -> Item:
+        """Return the item that `take` takes."""
+        return self._items[self._first_id()][1]
+
+    def take(self) -> Item:
+        """Remove the next item."""
+        id = self._first_id()
+        self._overtakes = 0 if id == next(iter(self._items)) else self._overtakes + 1
+        place, item = self._items[id]
+        self._remove(place)
+        return item
+
+    def discard(self, id: int) -> None:
+        """Remove an item; unknown ids are ignored."""
+        if id in self._items:
+            self._remove(self._items[id][0])
+
+    def _first_id(self) -> int:
+        return next(iter(self._items)) if self._overtakes >= MAX_OVERTAKES else self._order[0].id
+
+    def _remove(self, place: _Place) -> None:
+        del self._items[place.id]
+        del self._order[bisect.bisect_left(self._order, place)]
+
 
 log = logging.getLogger("handler.batcher")
 

@@ -15,15 +15,11 @@ from handler.core.media import Medium
 from handler.core.text import Prompt
 from handler.core.values import Request
 from handler.plugins.formatter_thread import FormatterThread
-from handler.protocols.kernel.base import Dialect
-from handler.protocols.kernel.kept import NOTHING, Recalled
-from handler.protocols.kernel.readers.body import decoded_size
-from handler.serving.large_bodies import LARGE, is_long
-from handler.serving.media.loader import MediaLoader, Reservation
-from handler.serving.media.rules import MediaRules
-from handler.serving.owners import owner_of
-from handler.serving.preprocess import Decoded, Headers, Preprocessor, check_structured_output
-from handler.serving.turns import Share, TurnThreads
+from handler.protocols.kernel.dialect import NOTHING, Dialect, Recalled
+from handler.protocols.kernel.readers import decoded_size
+from handler.serving.call import Decoded, Headers, Preprocessor, check_structured_output, owner_of
+from handler.serving.media.loader import MediaLoader, MediaRules, Reservation
+from handler.serving.turns import LARGE, Share, TurnThreads, is_long
 
 T = TypeVar("T")
 

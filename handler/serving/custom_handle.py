@@ -12,11 +12,11 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from handler.config.config import Config
-from handler.core.custom_handlers import Role
 from handler.core.errors import ConfigError, Overloaded, ServingError, Unavailable
-from handler.core.event_loop import run_in_daemon_thread
+from handler.core.loop import run_in_daemon_thread
+from handler.core.values import Role
 from handler.engines import s3
-from handler.engines.huggingface.hub import DESCRIPTIONS
+from handler.engines.huggingface.files import DESCRIPTIONS
 from handler.plugins.formatter_thread import FormatterThread
 from handler.plugins.handle import (
     TITLE,

@@ -268,10 +268,10 @@ def _guided(served: Served, structured_output: StructuredOutput) -> str:
 
 
 def _end(served: Served) -> int:
-    from handler.engines.huggingface import checkpoint
+    from handler.engines.huggingface import files
 
     config: Any = served.engine._spec.config
-    own, ids = checkpoint.tokenizer_eos_id(config.model), checkpoint.eos_ids(config)
+    own, ids = files.tokenizer_eos_id(config.model), files.eos_ids(config)
     if not ids:
         raise Skip("the model names no end")
     return min(ids) if own is None else own  # the one that `min_tokens` holds back

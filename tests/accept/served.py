@@ -13,10 +13,10 @@ from handler import engines
 from handler.core.media import MediaSource, Medium
 from handler.core.values import Adapter, Delta, Finish, Request, Sampling
 from handler.engines.base import NO_MEDIA, EngineConfig, Tokenizer
-from handler.engines.process.engine_loop import Spec
+from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
-from handler.serving.media.placing import place_media
+from handler.serving.media.loader import place_media
 from tests.process_tree import descendants
 
 PROMPT = "Once upon a time"

@@ -29,7 +29,7 @@ NEEDED = (  # by the wheel without extras, and by what that needs; some on some 
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built of the source distribution, and that of a copy: a build leaves its own files behind."""
     copy, into = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
-    for name in ("handler", "deploy"):
+    for name in ("handler", "deploy", "proof"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("LICENSE", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, copy)
@@ -61,8 +61,8 @@ def _run(*command: str) -> None:
 
 def test_it_holds_every_file_of_the_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        held = {name for name in archive.namelist() if name.startswith(("handler/", "deploy/"))}
-    files = [path for name in ("handler", "deploy") for path in (ROOT / name).rglob("*") if path.is_file()]
+        held = {name for name in archive.namelist() if name.startswith(("handler/", "deploy/", "proof/"))}
+    files = [path for name in ("handler", "deploy", "proof") for path in (ROOT / name).rglob("*") if path.is_file()]
     wanted = {path.relative_to(ROOT).as_posix() for path in files if path.suffix not in (".md", ".pyc")}
     assert held == wanted
 
@@ -102,7 +102,7 @@ def test_its_messages_name_what_its_user_has(
     bare = tmp_path / "bare"
     bare.mkdir()
     [packages] = python.parents[1].glob("lib/python*/site-packages")
-    for name in ("handler", "deploy", *(path.name for path in packages.glob("*.dist-info"))):
+    for name in ("handler", "deploy", "proof", *(path.name for path in packages.glob("*.dist-info"))):
         (bare / name).symlink_to(packages / name)
     for name in NEEDED:
         if (source := Path(sysconfig.get_path("purelib")) / name).exists():

@@ -28,7 +28,7 @@ from handler.config.options import OPTIONS
 from handler.core.errors import ConfigError
 from handler.engines import entry, prepare
 from handler.engines.base import EngineConfig
-from handler.engines.trtllm.support import installed_version, release_of
+from handler.engines.trtllm.arguments import installed_version, release_of
 from tests.accept import points
 from tests.accept.points import Point
 from tests.accept.served import Skip, served
@@ -157,7 +157,7 @@ if __name__ == "__main__":
         said = log.read_text().strip().splitlines()[-1:]
     works = done.returncode == 0 and said == ["8 8"]
     broken = f"still broken in this TensorRT-LLM: {' '.join(said) or 'it said nothing'}"
-    why = "they work: handler/engines/trtllm/support.py could ask for them" if works else broken
+    why = "they work: handler/engines/trtllm/arguments.py could ask for them" if works else broken
     return Result(_OTHER_SAMPLER, _SKIP, why)
 
 

@@ -17,10 +17,10 @@ from unittest import mock
 import pytest
 
 from handler import cli
-from handler.core import garbage
+from handler.core import loop
+from handler.http import inference
 from handler.http import server as http_server
-from handler.http import stop_signals
-from handler.http.routes import inference
+from handler.http import server as stop_signals
 from tests.environment import clean_environment
 from tests.process_tree import descendants
 from tests.servers import LiveServer, cores_for
@@ -55,8 +55,8 @@ class AppServer(LiveServer):
             _starting,  # what follows belongs to the whole process
             mock.patch.dict(os.environ, environment, clear=True),
             mock.patch.object(stop_signals, "StopSignals", return_value=self._signals),
-            mock.patch.object(garbage, "keep_collecting"),
-            mock.patch.object(garbage, "importing", contextlib.nullcontext),
+            mock.patch.object(loop, "keep_collecting"),
+            mock.patch.object(loop, "importing", contextlib.nullcontext),
             contextlib.redirect_stderr(_Lines(self.lines)),
             cores_for(arguments),
         ):

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from handler.config.loader import read_config
-from handler.serving.loading.check import check
+from handler.serving.check import check
 from tests.adapter_files import write_adapter
 from tests.app.server import AppServer, serve
 from tests.formatters_model import write_model

@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 
-from handler.replay.request import Request
-from handler.replay.sources import open_requests
+from proof.replay.exchange import Request
+from proof.replay.sources import open_requests
 from tests.app.server import serve
 
 CHAT = {"messages": [{"role": "user", "content": "one two three"}], "max_tokens": 3, "model": "model"}

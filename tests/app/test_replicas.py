@@ -19,7 +19,7 @@ import pytest
 
 from handler.core.text import Prompt
 from handler.core.values import Request
-from handler.engines.process.routing import Load, Router
+from handler.engines.process.replicas import Load, Router
 from tests.adapter_files import write_adapter
 from tests.app.server import AppServer, refused_start, serve
 from tests.app.test_engine_failures import stream

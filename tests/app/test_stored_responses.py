@@ -16,7 +16,7 @@ from unittest import mock
 import httpx
 import pytest
 
-from handler.serving import response_store
+from handler.serving import stored_responses
 from tests.app.server import serve
 from tests.servers import LiveServer, wait_for
 
@@ -294,7 +294,7 @@ THREAD: dict[str, Any] = {"messages": [user("a")], "max_tokens": 4, "thread": {"
 
 @pytest.fixture
 def no_patience() -> Iterator[None]:
-    with mock.patch.object(response_store, "BUSY_SECONDS", 0.2):
+    with mock.patch.object(stored_responses, "BUSY_SECONDS", 0.2):
         yield
 
 

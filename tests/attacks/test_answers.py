@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handler.core.text import StopMatcher
-from handler.core.thoughts import Thoughts
+from handler.core.values import Thoughts
 from handler.protocols.assistant.events import Parser
-from handler.protocols.assistant.reasoning.families import FAMILIES
-from handler.protocols.assistant.reasoning.parsing import thinking_parser
+from handler.protocols.assistant.reasoning import thinking_parser
+from handler.protocols.assistant.reasoning_families import FAMILIES
 from handler.protocols.assistant.response_template.parsing import ResponseParser
 from handler.protocols.assistant.response_template.pattern import Pattern
 from handler.protocols.assistant.response_template.template import read_response_template

@@ -18,10 +18,10 @@ from handler.core.media import SAMPLE_RATE, MediaSource, Medium
 from handler.core.text import Prompt
 from handler.core.values import Finish, Heard, Request, Sampling, TemplateOptions
 from handler.engines.base import EngineConfig, EngineRequest, Output, Tokenizer
-from handler.engines.process.engine_loop import Spec
+from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.engine import join
-from handler.serving.media.placing import place_media
+from handler.serving.media.loader import place_media
 from tests.audio.models import clip
 
 GAP = 0.04

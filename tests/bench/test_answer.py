@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from handler.bench.client import AnswerReader, BodyReader, Connections, Target
+from proof.bench.client import AnswerReader, BodyReader, Connections, Target
 
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: %s\r\ntransfer-encoding: chunked\r\n\r\n"
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from handler.bench.client import Target
-from handler.bench.server import lmi_serve
 from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
+from proof.bench.client import Target
+from proof.bench.processes import lmi_serve
 
 pytestmark = [pytest.mark.skipif(sys.platform != "linux", reason="reads /proc"), pytest.mark.long]
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from handler.bench.load import Result
 from handler.config.config import Config
 from handler.engines.base import EngineConfig
+from proof.bench.load import Result
 
 BENCH = Path(__file__).parents[2] / "bench"
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from handler.bench import processes
-from handler.bench.client import Target, prompt
-from handler.bench.load import Closed, Open
-from handler.bench.processes import WARM_UP_TOKENS, measure
 from handler.cli import main
 from handler.core.errors import ConfigError
+from proof.bench import processes
+from proof.bench.client import Target, prompt
+from proof.bench.load import Closed, Open
+from proof.bench.processes import WARM_UP_TOKENS, measure
 
 TOKENS = 4
 

@@ -8,9 +8,9 @@ from array import array
 
 import pytest
 
-from handler.bench.load import Closed, Open, Result, percentiles
-from handler.bench.offline import Run
-from handler.bench.report.metrics import Point, Repetition, show, summarize, tokens_per_second
+from proof.bench.load import Closed, Open, Result, percentiles
+from proof.bench.offline import Run
+from proof.bench.report import Point, Repetition, show, summarize, tokens_per_second
 
 
 def result(start: float, *arrivals: float, error: str = "") -> Result:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from handler.http.routes.pages import ASSETS
+from handler.http.routes import ASSETS
 from tests.browser.conftest import Open, needed
 from tests.servers import LiveServer, serve, wait_for
 

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
-from deploy.local.endpoint import Endpoint
-from deploy.local.runtime import Runtime
+from deploy.emulator.endpoint import Endpoint
+from deploy.emulator.runtime import Runtime
 from tests.deploy.local.servers import Loop
 from tests.servers import LiveServer
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import httpx
 import pytest
 
-from handler.config import requirements
+from handler.config import user_files
 from handler.config.loader import read_config
 from handler.container import djl
 from handler.container.arguments import Arguments
@@ -42,7 +42,7 @@ def test_requirements_are_installed_before_java_starts(
     tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     installed: list[Path] = []
-    monkeypatch.setattr(requirements, "install", lambda file, environ: installed.append(file))
+    monkeypatch.setattr(user_files, "install", lambda file, environ: installed.append(file))
     data = model_data(tmp_path, "")
     for name in ("config.json", "requirements.txt"):
         (data / name).touch()

@@ -17,8 +17,8 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from handler.core.errors import ConfigError
-from handler.engines.openvino import gguf_weights
-from handler.engines.openvino.gguf_weights import writable
+from handler.engines.openvino import gguf
+from handler.engines.openvino.gguf import writable
 from handler.engines.openvino.model import prepare_model
 from tests.model.openvino.test_gguf_weights import write_small
 
@@ -35,7 +35,7 @@ def test_a_conversion_that_is_killed_is_refused_and_not_served_rounded(
     source, cache = tmp_path / "small.gguf", tmp_path / "cache"
     write_small(source, Kind.Q4_1)
     killed = "import os, signal, threading; threading.Timer(0.3, os.kill, [os.getpid(), signal.SIGKILL]).start()\n"
-    monkeypatch.setattr(gguf_weights, "SCRIPT", killed + "import time; time.sleep(60) # {!r}")
+    monkeypatch.setattr(gguf, "SCRIPT", killed + "import time; time.sleep(60) # {!r}")
     with pytest.raises(ConfigError, match=r"small\.gguf.* was killed \(SIGKILL\), as happens when memory runs out"):
         converted(source, cache, dtype, monkeypatch)
     assert [path.name for path in (cache / "converted").iterdir()] == ["lock"]
@@ -49,7 +49,7 @@ def test_a_conversion_without_memory_is_refused(tmp_path: Path, monkeypatch: pyt
         "def dequantize(*arguments): raise MemoryError('Unable to allocate 110. MiB for an array')\n"
         "gguf.quants.dequantize = dequantize\n"
     )
-    monkeypatch.setattr(gguf_weights, "SCRIPT", full + gguf_weights.SCRIPT)
+    monkeypatch.setattr(gguf, "SCRIPT", full + gguf.SCRIPT)
     with pytest.raises(ConfigError, match=r"small\.gguf.*out of memory"):
         converted(source, cache, "auto", monkeypatch)
     assert [path.name for path in (cache / "converted").iterdir()] == ["lock"]
@@ -63,7 +63,7 @@ def test_a_file_that_cannot_be_written_to_its_end_is_refused(
     source, cache = tmp_path / "small.gguf", tmp_path / "cache"
     write_small(source, Kind.Q4_1)
     short = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))\n"
-    monkeypatch.setattr(gguf_weights, "SCRIPT", short + gguf_weights.SCRIPT)
+    monkeypatch.setattr(gguf, "SCRIPT", short + gguf.SCRIPT)
     with pytest.raises(ConfigError, match=rf"small\.gguf.*no space left in {cache}/converted"):
         converted(source, cache, "auto", monkeypatch)
     assert [path.name for path in (cache / "converted").iterdir()] == ["lock"]
@@ -147,10 +147,10 @@ def test_a_file_of_another_layout_is_not_converted_at_each_start(
     write_small(source, Kind.Q8_0, more={"blk.0.ffn_extra.weight": np.full((32, 64), 0.5, np.float32)})
     converted(source, tmp_path / "cache", "auto", monkeypatch)
     [first] = [record.getMessage() for record in caplog.records]
-    monkeypatch.setattr(gguf_weights, "run_converter", lambda *_: pytest.fail("converted again"))
+    monkeypatch.setattr(gguf, "run_converter", lambda *_: pytest.fail("converted again"))
     assert converted(source, tmp_path / "cache", "auto", monkeypatch) == source
     assert [record.getMessage() for record in caplog.records] == [first, first]
-    monkeypatch.setattr(gguf_weights, "version", lambda package: "another")
+    monkeypatch.setattr(gguf, "version", lambda package: "another")
     with pytest.raises(pytest.fail.Exception, match="converted again"):
         converted(source, tmp_path / "cache", "auto", monkeypatch)
 

@@ -21,16 +21,16 @@ import pytest
 from handler.core import child_processes
 from handler.core.errors import ConfigError
 from handler.core.values import Task
-from handler.engines import model_cache
-from handler.engines.openvino import convert as module
-from handler.engines.openvino.convert import convert
+from handler.engines import downloads
+from handler.engines.openvino import ir_files as module
+from handler.engines.openvino.ir_files import convert
 
 
 class Converter:
     """What `child_processes.run` is replaced by: writes `files` where the command line says, then ends as told."""
 
     def __init__(self) -> None:
-        self.files: tuple[str, ...] = model_cache.NEEDED
+        self.files: tuple[str, ...] = downloads.NEEDED
         self.returncode = 0
         self.stderr = b""
         self.before_end: Callable[[], None] = lambda: None
@@ -77,7 +77,7 @@ def results(cache: Path) -> list[Path]:
 def test_converts_once_and_reuses(converter: Converter, source: Path, cache: Path) -> None:
     target = convert(source, cache)
     assert target.parent == cache
-    assert {path.name for path in target.iterdir()} == set(model_cache.NEEDED)
+    assert {path.name for path in target.iterdir()} == set(downloads.NEEDED)
     assert convert(source, cache) == target
     assert len(converter.runs) == 1
     assert results(cache) == [target]
@@ -168,7 +168,7 @@ def test_an_interrupt_half_way_leaves_nothing(converter: Converter, source: Path
 KILLED = """
 import sys
 from pathlib import Path
-from handler.engines.openvino import convert
+from handler.engines.openvino import ir_files as convert
 convert.CONVERTER = '''
 import os, signal, sys
 os.mkdir(sys.argv[2])
@@ -194,7 +194,7 @@ def test_a_kill_half_way_leaves_nothing_that_counts(source: Path, cache: Path) -
         patch.setattr(module, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
         patch.setattr(child_processes, "run", Converter())
         target = convert(source, cache)
-    assert {path.name for path in target.iterdir()} == set(model_cache.NEEDED)
+    assert {path.name for path in target.iterdir()} == set(downloads.NEEDED)
     assert results(cache) == [target]
 
 

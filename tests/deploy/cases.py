@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.iam.policies import policies
-from deploy.iam.statements import Policy
+from deploy.iam.policies import Policy, policies
 from deploy.resolve.decision import Decision, Pool
 from deploy.spec import Spec
 

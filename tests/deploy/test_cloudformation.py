@@ -10,8 +10,7 @@ from cfnlint.api import lint
 from cfnlint.config import ManualArgs
 from cfnlint.schema.manager import PROVIDER_SCHEMA_MANAGER
 
-from deploy.export.cloudformation import TYPES, cloudformation_template
-from deploy.export.passthrough import LACKING
+from deploy.export.cloudformation import LACKING, TYPES, cloudformation_template
 from deploy.resources.build import resources
 from deploy.resources.resource import Kind
 from deploy.spec.passthrough import OWNED, shape_of

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deploy.cli.views.plan import as_json
+from deploy.cli.views import plan_as_json
 from deploy.deployer.live import Live
 from deploy.deployer.plan import plan
 from deploy.errors import Refused
@@ -41,7 +41,7 @@ def test_what_the_specification_takes_aws_takes(seed: int) -> None:
         decided = decision(case, shadow=None if said.shadow is None else decision(case, pools=()))
         made = resources(said, decided)
         assert [line for item in made for line in wrong_in(item)] == [], said.sagemaker
-        as_json(plan(made, Live(said.name, online=False)))
+        plan_as_json(plan(made, Live(said.name, online=False)))
         policies(said, decided)
         try:
             cloudformation_template(made)

@@ -6,7 +6,7 @@ import re
 
 from handler.config.engines import ENGINES
 from handler.config.options import SERVER_ENVIRONMENT
-from handler.config.options.lookup import find_option, key_of
+from handler.config.options.names import find_option, key_of
 from handler.config.options.option import Gone
 from tests.docs.pages import ROOT, options_by_engine, pages
 from tests.one_test import in_one_test

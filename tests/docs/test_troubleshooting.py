@@ -23,12 +23,11 @@ from handler.core import errors
 from handler.core.devices import Driver
 from handler.core.errors import ConfigError
 from handler.engines.process.supervisor import State
-from handler.http.security.access import read_access
+from handler.http.security import read_access
 from handler.http.server import bind
 from handler.protocols import registry
-from handler.protocols.kernel.base import Dialect
-from handler.serving.loading.check import check
-from handler.serving.loading.replicas import replica_places
+from handler.protocols.kernel.dialect import Dialect
+from handler.serving.check import check, replica_places
 from tests.app.server import serve
 from tests.docs.blocks import ANY
 from tests.docs.pages import ROOT, section

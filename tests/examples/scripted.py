@@ -12,7 +12,7 @@ from handler.core.text import Prompt
 from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.echo import engine as echo
-from handler.engines.echo.tokenizer import EchoTokenizer
+from handler.engines.echo.engine import EchoTokenizer
 from tests.app.server import AppServer, serve
 
 Messages = Sequence[Mapping[str, Any]]

@@ -8,8 +8,8 @@ import sys
 from unittest import mock
 
 from handler.config.loader import read_config
-from handler.core import garbage
-from handler.serving.host import running
+from handler.core import loop
+from handler.serving.start import running
 from tests.environment import clean_environment
 from tests.examples.programs import EXAMPLES, load
 from tests.servers import PATIENCE
@@ -38,7 +38,7 @@ def test_prompts_are_answered_in_their_order_and_none_stays_open() -> None:
         assert model.state == "stopping"
         return answers
 
-    with mock.patch.object(garbage, "keep_collecting"):
+    with mock.patch.object(loop, "keep_collecting"):
         assert asyncio.run(story()) == [" a b a", " c c c"]
 
 

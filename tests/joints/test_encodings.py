@@ -14,27 +14,27 @@ from pathlib import Path
 import pytest
 
 from deploy.adopt.files import read_file
-from deploy.cli.endpoint_arguments import body_of
+from deploy.cli.arguments import body_of
 from deploy.errors import DeployError
-from deploy.s3.prefix_lint import Entry, lint
+from deploy.s3.prefix import Entry, lint
 from deploy.spec.reading import read_spec
 from handler import cli
-from handler.bench.report.curves import read_curves
 from handler.config import model_files
 from handler.config.config import Config
-from handler.config.generation_config import file_values
 from handler.config.loader import read_server_config
-from handler.conform import report
+from handler.config.model_files import file_values
 from handler.container import djl
 from handler.container.arguments import Arguments
 from handler.container.model import ModelSource
 from handler.core.errors import AdapterFailed, ConfigError
 from handler.djl.startup import read_properties
-from handler.engines.huggingface.model_files import check_checkpoint
+from handler.engines.huggingface.files import check_checkpoint
 from handler.plugins.functions import check_model_py, find_formatters
-from handler.replay.request import Unreadable
-from handler.replay.sources import open_requests
-from handler.scheduler.lora.files import adapter_path
+from handler.scheduler.lora import adapter_path
+from proof.bench.plot import read_curves
+from proof.conform import report
+from proof.replay.exchange import Unreadable
+from proof.replay.sources import open_requests
 from tests.bench.report.documents import served
 from tests.unit.engines.test_model_files import CHECKPOINT
 

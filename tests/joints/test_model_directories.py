@@ -9,14 +9,14 @@ import pytest
 
 from deploy.resolve.model.files import Directory
 from deploy.resolve.model.gguf import parts as deployed_parts
-from deploy.s3.prefix_lint import lint, list_directory
+from deploy.s3.prefix import lint, list_directory
 from handler.config import gguf
 from handler.config.model_files import locate, tokenizer_template
 from handler.container.model import find_model
 from handler.core.errors import ConfigError
-from handler.engines.huggingface.checkpoint import find_checkpoint
+from handler.engines.huggingface.files import find_checkpoint
 from handler.engines.openvino.model import find_model as find_openvino_model
-from handler.scheduler.lora.files import adapters_of
+from handler.scheduler.lora import adapters_of
 from tests.unit.engines.test_model_files import CHECKPOINT, SHARD, SPLIT, WHOLE, gguf_file, pair, string
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 4976698672\n"

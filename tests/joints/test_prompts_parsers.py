@@ -13,20 +13,20 @@ from typing import Any
 
 import pytest
 
-from handler.config.options.common import TOOL_CALL_PARSERS
+from handler.config.options.tables import TOOL_CALL_PARSERS
 from handler.core.values import Request
-from handler.protocols.assistant.choice import warn_of_unread_calls
+from handler.protocols.assistant.answer import warn_of_unread_calls
 from handler.protocols.assistant.events import Reasoning
-from handler.protocols.assistant.reasoning.families import FAMILIES
-from handler.protocols.assistant.reasoning.parsing import thinking_parser
+from handler.protocols.assistant.reasoning import thinking_parser
+from handler.protocols.assistant.reasoning_families import FAMILIES
 from handler.protocols.assistant.tools.formats import FORMATS, named
 from handler.protocols.assistant.tools.formats.hf import HF
 from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2
 from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text, write_calls
 from handler.protocols.assistant.tools.parsing import Format
 from handler.protocols.assistant.tools.request import choose_format, read_tools
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.http_response import HttpResponse
+from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.errors import HttpResponse
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, answer, with_options
 from tests.unit.protocols.assistant.test_reasoning import COMPANIES

@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from deploy.local.endpoint import Endpoint
-from deploy.local.runtime import Runtime
+from deploy.emulator.endpoint import Endpoint
+from deploy.emulator.runtime import Runtime
 from handler.core.framing import dumps
 from handler.engines.echo.engine import Echo
 from handler.http.protocol import Protocol

@@ -24,7 +24,7 @@ import yaml
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from handler.bench.report.plot import STYLE
+from proof.bench.plot import STYLE
 from tests.monitoring.prometheus import Prometheus, prometheus
 from tests.servers import ServerProcess, options, serve
 

@@ -13,17 +13,17 @@ from typing import Any
 import httpx
 import pytest
 
-from handler.core import garbage
+from handler.core import loop
 from handler.core.values import Request
 from handler.serving.model import ServedModel
-from handler.serving.request_task import RequestTask
+from handler.serving.task import RequestTask
 from tests.environment import clean_environment
 from tests.servers import LiveServer, options, serve, wait_for
 from tests.services import begin, echo_service
 
 _STORY = """
 import gc, sys, time, weakref
-from handler.core import garbage
+from handler.core import loop as garbage
 garbage.YOUNG_SECONDS, garbage.FULL_SECONDS, garbage.CROWD = 0.02, 0.1, int(sys.argv[1])
 
 class Cycle:
@@ -79,20 +79,20 @@ def test_a_crowd_is_counted_as_rarely_as_all_is_collected(monkeypatch: pytest.Mo
 
     def count(generation: int) -> range:
         counted.append(now[0])
-        return range(garbage.CROWD + 1)
+        return range(loop.CROWD + 1)
 
-    monkeypatch.setattr(garbage, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    monkeypatch.setattr(garbage, "gc", SimpleNamespace(collect=lambda *of: collected.append(of), get_objects=count))
+    monkeypatch.setattr(loop, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(loop, "gc", SimpleNamespace(collect=lambda *of: collected.append(of), get_objects=count))
     with pytest.raises(TimeoutError):
-        garbage._collect()
+        loop._collect()
     assert counted == [20, 40, 60, 80, 100]
     assert collected == [(1,)] * 50
 
 
 _WATCHED = """
 import gc, sys, time
-from handler.core import garbage
-from handler.serving import request_task
+from handler.core import loop as garbage
+from handler.serving import task as request_task
 garbage.YOUNG_SECONDS, garbage.FULL_SECONDS = 0.1, 0.3
 keep = garbage.keep_collecting
 began, most, made = 0.0, 0.0, []

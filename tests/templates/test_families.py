@@ -9,15 +9,15 @@ from typing import NamedTuple
 
 import pytest
 
-from handler.config.options.common import REASONING_PARSERS, TOOL_CALL_PARSERS
+from handler.config.options.tables import REASONING_PARSERS, TOOL_CALL_PARSERS
 from handler.core.values import Request
 from handler.protocols.assistant.events import Reasoning
-from handler.protocols.assistant.reasoning.families import choose_family
-from handler.protocols.assistant.reasoning.request import Thinking
+from handler.protocols.assistant.reasoning import Thinking
+from handler.protocols.assistant.reasoning_families import choose_family
 from handler.protocols.assistant.template import THOUGHTS
 from handler.protocols.assistant.tools.formats import find
 from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2
-from handler.protocols.assistant.tools.prompt import takes_tools
+from handler.protocols.assistant.tools.request import takes_tools
 from tests.templates.test_tool_formats import USER, directory, render, source
 
 __all__ = ["directory"]

@@ -15,7 +15,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEnvironment
 
 from handler.protocols.assistant.template import THOUGHTS
 from handler.protocols.assistant.tools.formats import FORMATS, find
-from handler.protocols.assistant.tools.prompt import lay_out, takes_tools
+from handler.protocols.assistant.tools.request import lay_out, takes_tools
 from tests.unit.protocols.assistant.tool_texts import TOOLS, read
 
 WANTED = {

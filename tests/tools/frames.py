@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import handler
-from handler.engines.process.instance import EngineInstance
+from handler.engines.process.supervisor import EngineInstance
 from tests.app.server import serve
 from tests.doubles.djl_python import Connection, Input, stand_in
 from tests.servers import http, options

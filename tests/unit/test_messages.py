@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.one_test import in_one_test
 
 ROOT = Path(__file__).parents[2]
-FILES = [path for name in ("handler", "deploy") for path in sorted((ROOT / name).rglob("*.py"))]
+FILES = [path for name in ("handler", "deploy", "proof") for path in sorted((ROOT / name).rglob("*.py"))]
 
 CHECKOUT = re.compile(
     r"\b(docs|tests|examples|bench|docker)/"

@@ -8,7 +8,7 @@ from graphlib import TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-HANDLER, DEPLOY = (ROOT / name for name in ("handler", "deploy"))
+HANDLER, DEPLOY, PROOF = (ROOT / name for name in ("handler", "deploy", "proof"))
 
 BELOW_HOSTS = {"__version__", "core", "config", "engines", "scheduler", "protocols", "plugins", "serving"}
 OF_HANDLER = {
@@ -23,11 +23,9 @@ OF_HANDLER = {
     "http": BELOW_HOSTS,
     "djl": BELOW_HOSTS,
     "entry": {"djl"},
-    "conform": {"__version__", "core", "config.environment", "bench.client"},
     "container": {"__version__", "core", "config"},
-    "replay": {"core", "bench"},
 }
-"""A package of handler's, and what of handler it may import beside itself; `cli` and `bench` may import all of it."""
+"""A package of handler's, and what of handler it may import beside itself; `cli` may import all of it."""
 
 ONLY_IN_HANDLER = {
     "starlette": {"http"},
@@ -39,16 +37,16 @@ ONLY_IN_HANDLER = {
     "vllm": {"engines/vllm"},
     "tensorrt_llm": {"engines/trtllm"},
     "transformers": {"engines/huggingface", "engines/openvino/decoder"},
-    "huggingface_hub": {"engines/huggingface/hub"},
+    "huggingface_hub": {"engines/huggingface/files"},
     "prometheus_client": {"serving/metrics"},
     "opentelemetry": {"serving/metrics/tracing"},
     "javaproperties": {"config"},
-    "orjson": {"core/framing", "engines/openai", "protocols/kernel/readers/body", "replay"},
+    "orjson": {"core/framing", "engines/openai", "protocols/kernel/readers"},
     "aiohttp": {"engines/openai", "serving/media"},
     "yarl": {"serving/media"},
-    "PIL": {"serving/media/image", "engines/pillow"},
-    "boto3": {"container", "engines/s3", "replay/sources/s3"},
-    "botocore": {"container", "engines/s3", "replay/sources/s3"},
+    "PIL": {"serving/media/image_decoder", "engines/pillow"},
+    "boto3": {"container", "engines/s3"},
+    "botocore": {"container", "engines/s3"},
     "s3transfer": {"engines/s3"},
     "rich": {"core/child_processes"},
 }
@@ -65,17 +63,17 @@ OF_DEPLOY = {
     "aws": {"credentials", "diagnostics", "errors", "web_pages"},
     "spec": {"service_model", "errors"},
     "s3": {"aws", "errors"},
-    "resolve": {"service_model", "aws", "data", "errors", "s3.uri", "spec"},
+    "resolve": {"service_model", "aws", "data", "errors", "s3.prefix", "spec"},
     "resources": {"errors", "redaction", "resolve.decision", "spec"},
     "export": {"errors", "resolve.decision", "resources", "spec"},
-    "iam": {"aws", "errors", "resolve.decision", "resolve.ecr", "resources.names", "s3.uri", "spec"},
+    "iam": {"aws", "errors", "resolve.decision", "resolve.images", "resources.resource", "s3.prefix", "spec"},
     "preflight": {
         "aws",
         "errors",
         "resolve.decision",
-        "resolve.ecr",
-        "resolve.model.hub",
-        "resources.names",
+        "resolve.images",
+        "resolve.model.files",
+        "resources.resource",
         "s3",
         "spec",
     },
@@ -99,9 +97,8 @@ OF_DEPLOY = {
         "aws",
         "deployer.calls",
         "errors",
-        "iam.statements",
+        "iam.policies",
         "redaction",
-        "resources.names",
         "resources.resource",
         "spec",
     },
@@ -119,19 +116,17 @@ OF_DEPLOY = {
         "spec",
     },
     "client": {"credentials", "errors", "web_pages"},
-    "bench": {"client"},
-    "local": {"errors", "service_model", "spec"},
-    "rehearsal": {"service_model", "local", "operations.logs", "s3.uri"},
+    "emulator": {"errors", "operations.logs", "s3.prefix", "service_model", "spec"},
 }
 """A package of deploy's, and what of deploy it may import beside itself; `cli` may import all of it."""
 
 ONLY_IN_DEPLOY = {
-    "boto3": {"aws", "client", "rehearsal"},
-    "aiohttp": {"local"},
+    "boto3": {"aws", "client", "emulator"},
+    "aiohttp": {"emulator"},
     "pydantic": {"spec"},
     "rich": {"cli"},
-    "moto": {"rehearsal"},
-    "werkzeug": {"rehearsal"},
+    "moto": {"emulator"},
+    "werkzeug": {"emulator"},
 }
 
 
@@ -174,7 +169,7 @@ def misplaced(package: Path, layers: dict[str, set[str]], only_in: dict[str, set
 
 
 def test_handlers_imports_go_one_way() -> None:
-    fail(misplaced(HANDLER, OF_HANDLER, ONLY_IN_HANDLER, {"cli", "bench", "__main__"}), "OF_HANDLER, ONLY_IN_HANDLER")
+    fail(misplaced(HANDLER, OF_HANDLER, ONLY_IN_HANDLER, {"cli", "__main__"}), "OF_HANDLER, ONLY_IN_HANDLER")
 
 
 def test_deploys_imports_go_one_way() -> None:
@@ -191,21 +186,45 @@ def test_layers_have_no_circle() -> None:
         TopologicalSorter({layer: {name.split(".")[0] for name in below} for layer, below in layers.items()}).prepare()
 
 
-def test_deploy_imports_of_the_handler_only_its_load_generator_reports_options_and_command_line() -> None:
+def test_deploy_imports_of_the_handler_only_its_options_and_command_line() -> None:
     used = {module for path in files(DEPLOY) for module in imports(path, "deploy") if module.split(".")[0] == "handler"}
-    options = {
+    assert used == {
         "handler.config.engines",
-        "handler.config.gpus",
+        "handler.config.environment",
         "handler.config.lmi_version",
         "handler.config.loader",
         "handler.config.options",
-        "handler.config.options.lookup",
-        "handler.config.options.variables",
-        "handler.config.sources",
+        "handler.config.options.names",
         "handler.core.command_line",
         "handler.core.text_files",
     }
-    assert used == {"handler.bench.load", "handler.bench.report.arguments", "handler.bench.report.progress", *options}
+
+
+OF_PROOF = {
+    "replay": {"core"},
+    "conform": {"__version__", "core", "config.environment"},
+    "bench": {"core", "config", "engines", "serving.check"},
+}
+"""A tool of proof's, and what of handler it may import: `bench --engine` runs the engine that it compares with."""
+
+
+def test_the_server_and_deploy_import_no_tool_that_proves_them() -> None:
+    """The `lmi` commands find the tools as entry points."""
+    assert not [path for package in (HANDLER, DEPLOY) for path in files(package) if "proof" in tops(path)]
+    fail(
+        [
+            f"{path.relative_to(PROOF)}: {module}"
+            for path in files(PROOF)
+            for module in imports(path, "handler")
+            if module.startswith("handler.")
+            and not is_within(module.removeprefix("handler."), OF_PROOF[path.relative_to(PROOF).parts[0]])
+        ],
+        "OF_PROOF",
+    )
+
+
+def tops(path: Path) -> set[str]:
+    return {module.partition(".")[0] for module in imports(path, "")}
 
 
 # -- protocols: kernel ← assistant ← dialects ← roof ---------------------------------------------------------------
@@ -234,17 +253,6 @@ def test_no_arrow_in_protocols_runs_back_up() -> None:
 
 def _floor(room: str) -> int:
     return FLOORS.get(room, _DIALECTS)
-
-
-def test_types_of_errors_stand_beside_what_writes_them() -> None:
-    """A field of an error is then a change of one file."""
-    trees = {path: ast.parse(path.read_text()) for path in PROTOCOLS.rglob("answers.py")}
-    classes = [
-        (path, node.name) for path, tree in trees.items() for node in tree.body if isinstance(node, ast.ClassDef)
-    ]
-    assert classes
-    errors = [f"{path.parent.name}: {name}" for path, name in classes if name.endswith("Error")]
-    assert not errors, f"move to the folder's errors.py: {', '.join(errors)}"
 
 
 def test_no_two_rooms_of_protocols_reach_each_other() -> None:

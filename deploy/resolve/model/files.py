@@ -1,17 +1,126 @@
-"""A model's files, wherever they are: sizes by name, and pieces of their content. Nothing is read whole but JSON."""
+"""A model's files, wherever they are: sizes by name, pieces of their content, and config.json."""
 
 from __future__ import annotations
 
+import http.client
+import json
+import os
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from deploy.errors import SpecError
-from deploy.resolve.model.config import LARGEST_FILE, parse
-from deploy.s3.uri import bucket_and_key
+from deploy.s3.prefix import bucket_and_key
 
 if TYPE_CHECKING:
     from deploy.aws import Aws
+
+LARGEST_FILE = 16 << 20
+"""Bytes of a config.json that is read: a list of modules that stay unquantized can have megabytes."""
+
+_LARGEST = 100_000_000
+_MOST_LAYERS = 4096
+_ADVICE = "Set model.shape in the specification."
+
+
+def parse(name: str, content: bytes) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        SpecError: it is none, or nested too deep.
+    """
+    try:
+        value = json.loads(content)
+    except RecursionError:
+        raise SpecError(f"the model's {name} is nested too deep", _ADVICE) from None
+    except ValueError as error:
+        raise SpecError(f"the model's {name} is not JSON: {error}", _ADVICE) from None
+    if not isinstance(value, dict):
+        raise SpecError(f"the model's {name} is not a JSON object", _ADVICE)
+    return value
+
+
+class Config:
+    """The part of a config.json that describes the language model, by transformers' names."""
+
+    def __init__(self, whole: Mapping[str, Any]) -> None:
+        parts = (whole.get(key) for key in ("text_config", "llm_config"))
+        text: Mapping[str, Any] = next((part for part in parts if isinstance(part, Mapping)), {})
+        self._values = {**whole, **text}
+        self.type = str(self._values.get("model_type", ""))
+
+    def __contains__(self, name: str) -> bool:
+        return self._values.get(name) is not None
+
+    def get(self, name: str) -> Any:
+        """Return a value of any type, unchecked; None: there is none."""
+        return self._values.get(name)
+
+    def number(self, *names: str, default: int | None = None, largest: int = _LARGEST) -> int:
+        """Return the first of the values that is there and not 0.
+
+        Raises:
+            SpecError: there is none and no default, or it is not a whole number from 0 to `largest`.
+        """
+        for name in names:
+            if (value := whole_number(name, self._values.get(name), largest)) > 0:
+                return value
+        if default is None:
+            raise SpecError(f"config.json has no {names[0]}", _ADVICE)
+        return default
+
+    def layers(self) -> int:
+        listed = len(self.words()) or None
+        names = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+        return self.number(*names, default=listed, largest=_MOST_LAYERS)
+
+    def words(self) -> tuple[str, ...]:
+        """Return what config.json calls each layer, where it lists them; empty: it does not."""
+        for name in ("layer_types", "layers_block_type"):
+            if self.list(name):
+                return tuple(map(str, self.list(name)))
+        letters = self._values.get("hybrid_override_pattern")
+        return tuple(letters[:_MOST_LAYERS]) if isinstance(letters, str) else ()
+
+    def flag(self, name: str) -> bool:
+        return bool(self._values.get(name))
+
+    def part(self, name: str) -> Mapping[str, Any]:
+        """Return an object within; empty: there is none."""
+        return part(self._values, name)
+
+    def list(self, name: str) -> tuple[Any, ...]:
+        value = self._values.get(name)
+        return tuple(value[:_MOST_LAYERS]) if isinstance(value, list) else ()
+
+
+def part(value: object, name: str) -> Mapping[str, Any]:
+    """Return an object within an object; empty: there is none."""
+    found = value.get(name) if isinstance(value, Mapping) else None
+    return found if isinstance(found, Mapping) else {}
+
+
+def whole_number(name: str, value: object, largest: int = _LARGEST) -> int:
+    """Return a number of a config.json; 0: it is null, or per-layer values of which the largest counts.
+
+    Raises:
+        SpecError: it is negative, too large, or no number.
+    """
+    if value is None or value is False:
+        return 0
+    if isinstance(value, list) and 0 < len(value) <= _MOST_LAYERS and not any(isinstance(item, list) for item in value):
+        return max(whole_number(name, item, largest) for item in value)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= largest:
+        shown = repr(value)
+        shown = shown if len(shown) <= 40 else f"{shown[:40]}…"
+        raise SpecError(f"config.json: {name}: {shown} is not a whole number from 0 to {largest}", _ADVICE)
+    return value
 
 
 class Files(Protocol):
@@ -70,3 +179,160 @@ def json_file(files: Files, name: str) -> dict[str, Any] | None:
             "Set model.shape in the specification.",
         )
     return parse(name, files.read(name, 0, size) if size else b"")
+
+
+# -- the Hugging Face hub ----------------------------------------------------------------------------------------------
+
+
+_ENDPOINT = "https://huggingface.co"
+_SECONDS = 10.0
+_IN_ALL = 60.0
+"""Seconds for all requests for one model."""
+
+
+def endpoint() -> str:
+    """Return the hub's address: HF_ENDPOINT, else the public one's."""
+    return (os.environ.get("HF_ENDPOINT") or _ENDPOINT).rstrip("/")
+
+
+class HubError(Exception):
+    """The hub does not say it: a reason for one line."""
+
+
+def hub_to_ask() -> Hub | None:
+    """Return the hub; None: HF_HUB_OFFLINE is set, as huggingface_hub reads it.
+
+    Raises:
+        SpecError: HF_ENDPOINT is no address.
+    """
+    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
+        return None
+    return Hub()
+
+
+class Hub:
+    """The hub, asked once for each model.
+
+    Args:
+        address: None: `endpoint()`.
+        token: sent to the hub alone; None: HF_TOKEN, else none.
+
+    Raises:
+        SpecError: the endpoint is no address.
+    """
+
+    def __init__(self, address: str | None = None, token: str | None = None) -> None:
+        self.endpoint = address or endpoint()
+        self._token = token or os.environ.get("HF_TOKEN")
+        self._asked: dict[tuple[str, str], HubFiles | HubError] = {}
+        if urllib.parse.urlsplit(self.endpoint).scheme not in ("http", "https"):
+            raise SpecError(f"HF_ENDPOINT: {self.endpoint} is not an http or https address")
+
+    @property
+    def name(self) -> str:
+        return str(urllib.parse.urlsplit(self.endpoint).hostname)
+
+    def files(self, model: str, revision: str = "main") -> HubFiles:
+        """Return the files of `OWNER/MODEL`.
+
+        Raises:
+            HubError: the hub cannot be reached, or does not give them.
+        """
+        place = model, revision
+        if place not in self._asked:
+            try:
+                self._asked[place] = HubFiles(self, model, revision)
+            except HubError as error:
+                self._asked[place] = error
+        found = self._asked[place]
+        if isinstance(found, HubError):
+            raise found
+        return found
+
+    def get(self, path: str, start: int | None = None, length: int = LARGEST_FILE, until: float | None = None) -> bytes:
+        """Fetch at most `length` bytes.
+
+        Raises:
+            HubError: it cannot be reached, or refuses.
+        """
+        request = urllib.request.Request(self.endpoint + path)
+        if start is not None:
+            request.add_header("Range", f"bytes={start}-{start + length - 1}")
+        if self._token:
+            request.add_header("Authorization", f"Bearer {self._token}")
+        left = _SECONDS if until is None else min(_SECONDS, until - time.monotonic())
+        if left <= 0:
+            raise HubError(f"{self.name} took more than {_IN_ALL:.0f} s")
+        try:
+            with _OPENER.open(request, timeout=left) as answer:
+                if start and answer.status != 206:
+                    raise HubError(f"{self.name} gives no pieces of files (status {answer.status})")
+                content: bytes = answer.read(length + (start is None))
+        except urllib.error.HTTPError as error:
+            with error:
+                raise HubError(self._refused(error, path)) from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise HubError(f"{self.name} cannot be reached: {type(error).__name__}: {reason}") from None
+        if len(content) > length:
+            raise HubError(f"{self.name}: {path} has more than {length} bytes")
+        return content
+
+    def _refused(self, error: urllib.error.HTTPError, path: str) -> str:
+        model = "/".join(path.removeprefix("/api/models").strip("/").split("/")[:2])
+        if error.code in (401, 403):
+            gated = (
+                "is gated" if error.headers.get("X-Error-Code") == "GatedRepo" else "is gated, private, or not there"
+            )
+            advice = "accept its licence, and give the token of an account that did" if self._token else "set HF_TOKEN"
+            return f"{self.name} does not give {model} to everyone (status {error.code}): it {gated}; {advice}"
+        if error.code == 404:
+            return f"{self.name} has no {model} (status 404)"
+        return f"{self.name} answers with status {error.code}"
+
+
+class HubFiles:
+    """The files of one model (`deploy.resolve.model.files.Files`)."""
+
+    def __init__(self, hub: Hub, model: str, revision: str) -> None:
+        self._hub = hub
+        self._until = time.monotonic() + _IN_ALL
+        place = urllib.parse.quote(revision, safe="")
+        self._path = f"/{urllib.parse.quote(model)}/resolve/{place}/"
+        answer = hub.get(f"/api/models/{urllib.parse.quote(model)}/revision/{place}?blobs=true", until=self._until)
+        self.sizes: Mapping[str, int] = _sizes(parse("list of files", answer))
+
+    def read(self, name: str, start: int, length: int) -> bytes:
+        """Read a piece of a file; shorter where the file ends."""
+        return self._hub.get(self._path + urllib.parse.quote(name), start, length, self._until)
+
+
+def _sizes(answer: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes of the files at the top."""
+    listed = answer.get("siblings")
+    found = {}
+    for item in listed if isinstance(listed, list) else ():
+        if isinstance(item, dict) and isinstance(item.get("rfilename"), str) and "/" not in item["rfilename"]:
+            size = item.get("size")
+            found[item["rfilename"]] = size if isinstance(size, int) and size >= 0 else 0
+    return found
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follow redirects to a store of files without handing it the token."""
+
+    def redirect_request(
+        self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str
+    ) -> urllib.request.Request | None:
+        request = super().redirect_request(req, fp, code, msg, headers, newurl)
+        if request is not None and _origin(req.full_url) != _origin(newurl):
+            request.remove_header("Authorization")
+        return request
+
+
+def _origin(url: str) -> tuple[str, str]:
+    parts = urllib.parse.urlsplit(url)
+    return parts.scheme, parts.netloc
+
+
+_OPENER = urllib.request.build_opener(_Redirects)

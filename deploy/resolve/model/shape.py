@@ -13,13 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from deploy.data import table
 from deploy.errors import SpecError
-from deploy.resolve.model.config import Config
-from deploy.resolve.model.files import Directory, Files, S3Prefix, json_file
+from deploy.resolve.model.files import Config, Directory, Files, S3Prefix, json_file
 from deploy.resolve.model.gguf import gguf_shape, parts
-from deploy.resolve.model.layers import cache, num_heads
-from deploy.resolve.model.quantization import Quantization, quantization
-from deploy.resolve.model.safetensors import Contents, contents
-from deploy.resolve.model.weights import Weights, count
+from deploy.resolve.model.quantization import Contents, Quantization, contents, quantization
+from deploy.resolve.model.weights import Weights, cache, count, num_heads
 from deploy.spec.sections import Shape
 
 if TYPE_CHECKING:

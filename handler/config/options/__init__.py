@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from handler.config.options.common import Options
-from handler.config.options.engines import ECHO, GPU, GUIDED, MEDIA
 from handler.config.options.foreign import ENVIRONMENT, FOREIGN, JAVA, SERVER_ENVIRONMENT
-from handler.config.options.openai import OPENAI
-from handler.config.options.openvino import OPENVINO
 from handler.config.options.option import Option, declared
-from handler.config.options.trtllm import TRTLLM
-from handler.config.options.vllm import VLLM
+from handler.config.options.tables import ECHO, GPU, GUIDED, MEDIA, OPENAI, OPENVINO, TRTLLM, VLLM, Options
 
 __all__ = ["COMMON", "ENVIRONMENT", "KNOWN", "OPTIONS", "SERVER_ENVIRONMENT", "Option"]
 

@@ -22,7 +22,7 @@ class Foreign(NamedTuple):
         unless: values that ask for nothing, and so are not refused.
         idle: why it has no effect; of a variable with `same`, for engines that lack it.
         same: the handler's own variable for it, or such variables by engine; of LMI's variables the option.
-        convert: how `variables.py` makes the own value; "" leaves it as it is.
+        convert: how `names.py` makes the own value; "" leaves it as it is.
         unread: who reads the variable in our place, so that nothing is said of it.
         heeded: by whom and how, where a host reads the variable itself.
         instead: of an option that only DJL Serving's Java side reads, what to write without it.

@@ -13,30 +13,188 @@ Options:
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import itertools
+import re
+import threading
 import time
+import zlib
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from handler.core.errors import ConfigError
-from handler.core.media import MEDIA, SAMPLE_RATE
-from handler.core.values import POOLED, Adapter, Extras, Finish, Heard, Sampling, Task
-from handler.engines.base import (
-    NO_LORA,
-    Capabilities,
-    EngineConfig,
-    EngineInfo,
-    EngineRequest,
-    Output,
-    Step,
-    Tokenizer,
+from handler.core.errors import ConfigError, PromptTooLong
+from handler.core.media import MEDIA, SAMPLE_RATE, MediaTokens
+from handler.core.text import Prompt, Vocabulary, cut_after
+from handler.core.values import (
+    PLAIN_TEMPLATE,
+    POOLED,
+    Adapter,
+    Extras,
+    Finish,
+    Heard,
+    Pooling,
+    Sampling,
+    Task,
+    TemplateOptions,
 )
-from handler.engines.echo.cues import CUES, REFUSE, act
-from handler.engines.echo.pooling import EchoPooling
-from handler.engines.echo.tokenizer import CONTEXT, EchoTokenizer
-from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
+from handler.engines.base import NO_LORA, Capabilities, EngineConfig, EngineInfo, EngineRequest, Output, Step, Tokenizer
+from handler.engines.huggingface.pooling import NO_POOLED_LORA, HfPoolingTokenizer, PoolingFiles, fit
+
+CUES = ("<raise>", "<hang>", "<die>", "<refuse>")
+"""Their ids are 0 to 3 in every prompt's vocabulary."""
+
+REFUSE = CUES.index("<refuse>")
+
+
+def act(cue: str) -> None:
+    """Do what a cue says."""
+    if cue == "<hang>":
+        threading.Event().wait()
+    if cue == "<die>":
+        raise SystemExit(3)  # ends the process, or the thread, without a message
+    raise RuntimeError(f"raised on cue {cue}")
+
+
+# -- echo's tokenizer: a word is a token -------------------------------------------------------------------------------
+
+
+CONTEXT = 1 << 20  # tokens
+
+_SHORT = 1 << 16  # characters; a longer text is split by short calls, as other threads need the GIL
+_MEDIA = {kind: f"<{kind}>" for kind in MEDIA}  # words that come next, in prompts with media
+
+
+class OneWord:
+    """Each medium is one word."""
+
+    def __init__(self, kind: str) -> None:
+        self.placeholder, self.text = len(CUES) + list(_MEDIA).index(kind), _MEDIA[kind]
+
+    def count(self, size: Sequence[int]) -> int:
+        return 1
+
+
+class EchoTokenizer:
+    """Numbers words in the order of their first appearance, so each prompt has its own vocabulary."""
+
+    vocabulary: Vocabulary | None = None
+    chat_template = ""
+    media_tokens: Mapping[str, MediaTokens] = MappingProxyType({kind: OneWord(kind) for kind in MEDIA})
+
+    def encode(self, text: str, *, media: bool = False) -> Prompt:
+        ids = {word: id for id, word in enumerate((*CUES, *_MEDIA.values()) if media else CUES)}
+        indices = []
+        short = len(text) < _SHORT
+        for word in text.split() if short else (match[0] for match in re.finditer(r"\S+", text)):
+            indices.append(ids.setdefault(word, len(ids)))
+            if len(indices) > CONTEXT:
+                raise PromptTooLong("inputs", len(indices), CONTEXT - 1, exact=False)
+        words = [f" {word}" for word in ids]
+        return Prompt(text, indices, Vocabulary([word.encode() for word in words], texts=[*words]))
+
+    def encode_pooled(self, texts: Sequence[str], most: int | None, side: str | None) -> tuple[Prompt, int | None]:
+        """Encode the words of one text or two; a word's id is its hash, so that it is the same in every text."""
+        words = [text.split() for text in texts]
+        lengths = [len(one) for one in words]
+        if most is not None and sum(lengths) > most:
+            if side is None:
+                raise PromptTooLong("inputs", sum(lengths), most)
+            lengths = fit(lengths, most)
+            words = [
+                one[:length] if side == "right" else one[len(one) - length :]
+                for one, length in zip(words, lengths, strict=True)
+            ]
+        cues = {cue: id for id, cue in enumerate(CUES)}
+        ids = [cues.get(word, len(cues) + zlib.crc32(word.encode())) for one in words for word in one]
+        return Prompt(texts[0], ids, Vocabulary([])), lengths[0] if len(texts) > 1 else None
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: TemplateOptions = PLAIN_TEMPLATE,
+    ) -> Prompt:
+        """Encode a line `role: content` for each message, and `assistant:` at the end."""
+        lines = [f"{message['role']}: {_written(message['content'])}" for message in messages]
+        if options.add_generation_prompt:
+            lines.append("assistant:")
+        text = "\n".join(lines)
+        if options.continue_final_message:
+            text = cut_after(text, messages[-1]["content"])
+        try:
+            return self.encode(text, media=any(isinstance(message["content"], list) for message in messages))
+        except PromptTooLong as error:
+            raise error.named("messages") from None
+
+
+def _written(content: str | Sequence[Mapping[str, Any]]) -> str:
+    return (
+        content
+        if isinstance(content, str)
+        else " ".join([part["text"] if part["type"] == "text" else _MEDIA[part["type"]] for part in content])
+    )
+
+
+# -- echo's embeddings, scores and classifications: numbers that depend on nothing but a text's words ------------------
+
+
+_DIMENSIONS = 8
+_LABELS = 2
+
+
+class EchoPooling:
+    """Computes numbers of a text's words: equal texts have equal ones, and the order of the words counts."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        self._cues = bool(config.options.engine_options.get("echo_cues", 0))
+        self._waiting: dict[int, tuple[Sequence[int], Pooling]] = {}
+        self._files = PoolingFiles("mean", normalize=True, most_tokens=None, exclusive=True)
+        self.info = EngineInfo("echo", "1", "none", "none", config.options.max_model_len or CONTEXT, _DIMENSIONS)
+
+    def add(self, request: EngineRequest) -> None:
+        if self._cues and REFUSE in request.ids:
+            raise ValueError("refused on cue")
+        self._waiting[request.key] = request.ids, request.pooling
+
+    def cancel(self, key: int) -> None:
+        self._waiting.pop(key, None)
+
+    def step(self) -> Step:
+        outputs = []
+        for key, (ids, pooling) in self._waiting.items():
+            if self._cues and (cue := min(ids)) < len(CUES):
+                act(CUES[cue])
+            outputs.append(
+                Output(
+                    key,
+                    (),
+                    (),
+                    Finish.EOS,
+                    extras=Extras(vector=self._files.finish(self._numbers(ids, pooling), pooling)),
+                )
+            )
+        self._waiting.clear()
+        return Step([], [], [], outputs)
+
+    def _numbers(self, ids: Sequence[int], pooling: Pooling) -> Any:
+        import numpy
+
+        size = {"embed": _DIMENSIONS, "score": 1, "classify": _LABELS}[pooling.kind]
+        digest = hashlib.shake_128(repr((*ids, pooling.second)).encode()).digest(2 * size)
+        return numpy.frombuffer(digest, dtype="<i2").astype(numpy.float32) / (1 << 13)  # from -4 to 4
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        raise ValueError(NO_POOLED_LORA)
+
+    drop_adapter = load_adapter
+
+    def close(self) -> None:
+        self._waiting.clear()
+
 
 _SUPPORTS = frozenset({
     "max_new_tokens", "min_new_tokens", "stop_token_ids",  # `_length`

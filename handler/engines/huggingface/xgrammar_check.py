@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from handler.engines.structured_output.ebnf import acyclic
-from handler.engines.structured_output.walks import Walker
-from handler.engines.structured_output.xgrammar_rules import ebnf, has_own_rules, said
+from handler.engines.structured_output.expressions import Walker
+from handler.engines.structured_output.xgrammar import ebnf, has_own_rules, said
 
 
 class XgrammarCheck:

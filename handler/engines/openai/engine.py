@@ -16,19 +16,23 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from handler.config.environment import secrets
-from handler.core.errors import ConfigError, Problem, Problems
+from handler.core.errors import ConfigError, Problem, Problems, client_words, log_words
 from handler.core.values import Adapter, Finish
-from handler.core.words import client_words, log_words
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, EngineRequest, Interrupted, Output, Step
-from handler.engines.huggingface.checkpoint import load_tokenizer
-from handler.engines.huggingface.hub import fetch_descriptions as fetch
-from handler.engines.huggingface.hub import is_fetched
-from handler.engines.huggingface.model_files import check_tokenizer
+from handler.engines.base import (
+    Capabilities,
+    EngineConfig,
+    EngineInfo,
+    EngineRequest,
+    Interrupted,
+    Output,
+    Silence,
+    Step,
+)
+from handler.engines.huggingface.files import check_tokenizer, is_fetched, load_tokenizer
+from handler.engines.huggingface.files import fetch_descriptions as fetch
 from handler.engines.openai.answer import Answer, Failed, Part, Refused
-from handler.engines.openai.client import Client, find_kind, find_model, has_tls, suitable
+from handler.engines.openai.client import Client, Server, choose, find_kind, find_model, has_tls, suitable
 from handler.engines.openai.kinds import KINDS, completion
-from handler.engines.openai.servers import Server, choose
-from handler.engines.silence import Silence
 
 __all__ = ["UrlEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
 

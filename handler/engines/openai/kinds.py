@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 
 from handler.core.media import MEDIA
 from handler.core.values import Sampling
-from handler.engines.base import Capabilities
-from handler.engines.sampling import Rule, arguments, unless_neutral
+from handler.engines.base import Capabilities, Rule, arguments, unless_neutral
 
 _MOST_BIAS = 100.0
 """vLLM moves a larger one to this limit without a word."""

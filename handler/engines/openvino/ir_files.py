@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from xml.parsers import expat
 
 from handler.config import model_files
+from handler.config.model_files import is_openvino, visible
 from handler.core.errors import ConfigError
-from handler.engines.huggingface.model_files import check_json
+from handler.core.values import Task
+from handler.engines.downloads import NEEDED, fingerprint, make_once, run_converter
+from handler.engines.huggingface import files as hub
+from handler.engines.huggingface.files import check_json
+from handler.engines.huggingface.media import no_images
+from handler.engines.openvino.decoder.config import FAMILIES, UnknownDecoder, read_decoder
+from handler.engines.openvino.decoder.convert import Quantization, check_weights
+from handler.engines.openvino.pooling import has_bert_config
 
 _TEXT = ("openvino_tokenizer", "openvino_detokenizer")
 _VISION = ("openvino_language_model", "openvino_text_embeddings_model", "openvino_vision_embeddings_model")
@@ -104,3 +115,174 @@ def _bytes_needed(xml: Path) -> int:
     except ValueError:
         raise ConfigError(f"{xml} is broken: the place of a constant is not a number") from None
     return needed
+
+
+# -- fetches a hub's models for OpenVINO; converts Hugging Face checkpoints to OpenVINO directories, once --------------
+# OpenVINO GenAI reads its own format and some GGUF files, but no safetensors. Language models of some families are
+# converted here (`decoder`). The converter of all others (optimum-intel with torch) is a large optional extra, needed
+# once a model. Each runs in a process of its own, which frees its memory.
+
+log = logging.getLogger(__name__)
+
+RECIPE = b"1"  # part of every fingerprint: change it with CONVERTER
+OWN_RECIPE = "own 2"  # likewise, with what OWN_CONVERTER writes
+
+OWN_CONVERTER = "import sys; from handler.engines.openvino.decoder.convert import main; main(*sys.argv[1:], {}, {})"
+
+# Not `optimum-cli`: it offers fp32 (twice the size of a bf16 checkpoint), fp16 (rounds its small weights) or,
+# with no format given, int8 from 1e9 parameters on. An empty OVConfig keeps the checkpoint's own type.
+CONVERTER = """
+import sys
+from transformers import AutoTokenizer
+if len(AutoTokenizer.from_pretrained(sys.argv[1])) < 100:  # transformers invents one where there are no files
+    sys.exit("the checkpoint comes without its tokenizer's files")
+from optimum.exporters.openvino import main_export
+from optimum.intel import OVConfig
+main_export(sys.argv[1], sys.argv[2], task="TASK", library_name="transformers",
+            ov_config=OVConfig(), convert_tokenizer=True)
+"""
+
+POOLING_CONVERTER = """
+import shutil, sys
+from pathlib import Path
+from transformers import AutoTokenizer
+from optimum.exporters.openvino import main_export
+from optimum.intel import OVConfig
+source, target = Path(sys.argv[1]), Path(sys.argv[2])
+main_export(source, target, task="TASK", library_name="transformers", ov_config=OVConfig(), convert_tokenizer=False)
+for pattern in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "*_Pooling"):
+    for path in source.glob(pattern):
+        copy = shutil.copytree if path.is_dir() else shutil.copy
+        copy(path, target / path.name)
+AutoTokenizer.from_pretrained(source).save_pretrained(target)
+"""
+
+_EXPORTS = {
+    Task.EMBEDDING: "feature-extraction",
+    Task.CLASSIFICATION: "text-classification",
+    Task.RERANK: "text-classification",
+    Task.TRANSCRIPTION: "automatic-speech-recognition-with-past",
+}
+"""Tasks with optimum's names."""
+
+
+def download(model_id: str, revision: str | None) -> Path:
+    """Download a hub's model; first its descriptions, which say what the weights need.
+
+    Raises:
+        ConfigError: the hub does not have it, cannot be reached, or has no format that can be loaded here.
+    """
+    if named := hub.gguf_file(model_id):
+        name, file = named
+        path = hub.download(name, revision, only=[file], without=()) / file
+        if not path.is_file():
+            raise ConfigError(f"{name} on the hub has no file {file!r}")
+        return path
+    directory = hub.download_descriptions(model_id, revision)
+    if is_openvino(directory):
+        return hub.download(model_id, revision, without=(*hub.OTHER_FORMATS, "*.safetensors", *hub.TORCH))
+    if not (directory / "config.json").is_file():
+        raise ConfigError(
+            f"{model_id} on the hub has neither openvino_model.xml nor config.json; "
+            f"name a file of GGUF with its name: {model_id}/FILE.gguf"
+        )
+    fetched = bool(visible(directory, "*.safetensors"))  # and maybe converted too
+    here = has_bert_config(directory) or not unknown(directory)
+    if not fetched and not here and not converter_is_installed():
+        raise ConfigError(
+            f"{model_id} has to be converted for OpenVINO, which needs: pip install 'lmi-handler[convert]'; "
+            "then start again. The hub's owner OpenVINO has models that need no conversion. "
+            f"On a GPU run: lmi serve {model_id} --engine vllm"
+        )
+    return hub.download_checkpoint(model_id, revision, torch=converter_is_installed())
+
+
+def conversion(model_id: str) -> str:
+    """Say what a start does with a checkpoint of the hub, and what that takes; "" for models that need none of it."""
+    if not hub.is_hub_name(model_id) or model_id.startswith("OpenVINO/"):
+        return ""
+    there = "is" if converter_is_installed() else "is not"
+    return (
+        "unless the hub has it in OpenVINO's format, it is converted once, into the cache; families other than "
+        f"{FAMILIES} need pip install 'lmi-handler[convert]' (6 GB with torch), which {there} installed"
+    )
+
+
+fetch = partial(hub.fetch, download=download, is_name=hub.is_hub_reference)
+
+
+def convert(source: Path, cache: Path, task: Task = Task.GENERATION, quantization: Quantization | None = None) -> Path:
+    """Return the OpenVINO directory of `source` below `cache`, converting it where there is none yet."""
+    check_converter(source, cache, task, quantization)
+    if why_not := unknown(source, task):
+        (script, needed), by = _optimum(source, task), f"by optimum-intel, as {why_not}"
+    else:
+        script, needed, by = OWN_CONVERTER.format(*(quantization or (0, 0))), NEEDED, "without torch"
+
+    def make(directory: Path, lock: int) -> None:
+        log.info("converting %s to OpenVINO's format, once, %s; this may take minutes", source, by)
+        run_converter(script, source, directory, lock, needed)
+
+    return make_once(_target(source, cache, task, quantization), make)
+
+
+def _optimum(source: Path, task: Task) -> tuple[str, Sequence[str]]:
+    """Return the script by which optimum-intel converts a checkpoint, and the files that it must write."""
+    if task is Task.TRANSCRIPTION:
+        return CONVERTER.replace("TASK", _EXPORTS[task]), [f"{part}.xml" for part in whisper_parts()]
+    if task is Task.GENERATION:
+        vision = not no_images(source)
+        script = CONVERTER.replace("TASK", "image-text-to-text" if vision else "text-generation-with-past")
+        return script, [f"{part}.xml" for part in parts(vision=vision)]
+    return POOLING_CONVERTER.replace("TASK", _EXPORTS[task]), ("openvino_model.xml", "tokenizer.json")
+
+
+def check_converter(
+    source: Path, cache: Path, task: Task = Task.GENERATION, quantization: Quantization | None = None
+) -> None:
+    """Check that `source` has been converted, or can be.
+
+    Raises:
+        ConfigError: it needs a converter that is not installed, or cannot be quantized, or its weights do not fit.
+    """
+    if _target(source, cache, task, quantization).is_dir():
+        return
+    why_not = unknown(source, task)
+    if not why_not:
+        check_weights(source, read_decoder(source))
+    elif quantization is not None:
+        raise ConfigError(f"option.quantize: {source} cannot be quantized here, as {why_not}; leave it out")
+    elif not converter_is_installed():
+        raise ConfigError(
+            f"{source} has to be converted first, which needs: pip install 'lmi-handler[convert]'; then start again "
+            f"(no conversion without it, as {why_not})"
+        )
+
+
+def unknown(source: Path, task: Task = Task.GENERATION) -> str:
+    """Say why a checkpoint cannot be converted without optimum-intel; "" where it can.
+
+    Raises:
+        ConfigError: its config.json is broken.
+    """
+    if task is not Task.GENERATION:
+        return "it generates no text"
+    if not visible(source, "*.safetensors"):
+        return "it has no safetensors"
+    try:
+        read_decoder(source)
+    except UnknownDecoder as error:
+        return str(error)
+    return ""
+
+
+def converter_is_installed() -> bool:
+    return bool(find_spec("optimum") and find_spec("optimum.intel"))  # the second alone would raise
+
+
+def _target(source: Path, cache: Path, task: Task, quantization: Quantization | None) -> Path:
+    files = sorted(path for path in source.iterdir() if path.is_file())
+    recipe = RECIPE if task is Task.GENERATION else b"1 " + _EXPORTS[task].encode()
+    if not unknown(source, task):
+        recipe = f"{OWN_RECIPE} {quantization or ''}".encode()
+    return cache / fingerprint(recipe, files, read=["config.json"])

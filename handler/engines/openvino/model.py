@@ -8,25 +8,32 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from handler.config import generation_config, gguf, model_files
+from handler.config import gguf, model_files
+from handler.config import model_files as generation_config
 from handler.core.errors import ConfigError, InvalidPayload, PromptTooLong
 from handler.core.media import MediaTokens, SharedMedia
 from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
 from handler.core.values import PLAIN_TEMPLATE, Task, TemplateOptions
 from handler.engines.base import EngineConfig
-from handler.engines.huggingface import hub
-from handler.engines.huggingface.chat_content import ContentForms, find_forms, last_text
-from handler.engines.huggingface.image_tokens import no_images
-from handler.engines.huggingface.media_tokens import media_tokens
-from handler.engines.huggingface.model_files import check_checkpoint
+from handler.engines.downloads import UnknownLayout
+from handler.engines.huggingface import files
+from handler.engines.huggingface.files import check_checkpoint
+from handler.engines.huggingface.media import media_tokens, no_images
 from handler.engines.huggingface.pooling import read_pooling
+from handler.engines.huggingface.tokenizer import ContentForms, find_forms, last_text
 from handler.engines.huggingface.whisper import WhisperTokenizer, whisper_ids
-from handler.engines.model_cache import UnknownLayout
-from handler.engines.openvino.convert import check_converter, convert
-from handler.engines.openvino.decoder.weights import Quantization
-from handler.engines.openvino.gguf_weights import converted_model, default_weights, writable
-from handler.engines.openvino.ir_files import check_directory, context_of, is_vision, parts, whisper_parts
-from handler.engines.openvino.pooling.bert_graph import is_bert
+from handler.engines.openvino.decoder.convert import Quantization
+from handler.engines.openvino.gguf import converted_model, default_weights, writable
+from handler.engines.openvino.ir_files import (
+    check_converter,
+    check_directory,
+    context_of,
+    convert,
+    is_vision,
+    parts,
+    whisper_parts,
+)
+from handler.engines.openvino.pooling import is_bert
 
 log = logging.getLogger("handler.engine")
 
@@ -70,7 +77,7 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     is_demo = config.task is Task.GENERATION and model_id in (None, model_files.DEMO)
     if is_demo and quantization is not None:
         raise ConfigError(f"option.quantize: the demo model {_ALREADY}")
-    if is_demo or hub.is_hub_reference(model_id) or hub.is_fetched(model_id):
+    if is_demo or files.is_hub_reference(model_id) or files.is_fetched(model_id):
         return
     model = find_model(model_id or model_files.DEMO, config.task, config.options.pooling, quantization)
     if config.options.enable_prefix_caching and model.path.is_dir() and not no_images(model.path):

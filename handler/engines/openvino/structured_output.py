@@ -9,25 +9,117 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
+import os
+import queue
 import re
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
-from handler.engines.openvino.blank_model import blank_model
 from handler.engines.openvino.ir_files import language_model
 from handler.engines.openvino.model import eos_ids
-from handler.engines.process.sandbox_tasks import status_bytes
+from handler.engines.process.sandbox import status_bytes
 from handler.engines.structured_output.ebnf import Unreadable, acyclic
-from handler.engines.structured_output.expressions import MARKER, abridged_parts
+from handler.engines.structured_output.expressions import MARKER, abridged_parts, forecast
 from handler.engines.structured_output.json_grammar import json_grammar, one_of
 from handler.engines.structured_output.schema_keywords import XgrammarSupport, cyclic_reference, ignored
-from handler.engines.structured_output.structural_tag import contents, with_schemas, without_text
-from handler.engines.structured_output.walks import forecast
+from handler.engines.structured_output.validator import FairQueue, sort
+from handler.engines.structured_output.xgrammar import contents, with_schemas, without_text
+
+_SIZE = 32  # of its one attention head: the CPU plugin's smallest
+
+
+def blank_model(num_logits: int, favourite: int | None = None) -> Mapping[str, bytes]:
+    """Make the model's files; returns name -> content.
+
+    Args:
+        favourite: a token that is more likely than all others together.
+    """
+    with tempfile.TemporaryDirectory() as directory:
+        write_blank_model(Path(directory), num_logits, favourite)
+        return {file.name: file.read_bytes() for file in Path(directory).iterdir()}
+
+
+def write_blank_model(directory: Path, num_logits: int, favourite: int | None = None) -> None:
+    """Write `openvino_model.xml` and `.bin`, with inputs and state named as in a model that optimum-intel exports.
+
+    GenAI replaces the attention by paged attention, and finds it by its cache, so there must be one.
+    """
+    import numpy as np
+    import openvino
+    from openvino import Type
+    from openvino import opset13 as ops
+
+    inputs = {
+        "input_ids": ops.parameter([-1, -1], Type.i64),
+        "attention_mask": ops.parameter([-1, -1], Type.i64),
+        "position_ids": ops.parameter([-1, -1], Type.i64),
+        "beam_idx": ops.parameter([-1], Type.i32),
+    }
+    for name, node in inputs.items():
+        node.set_friendly_name(name)
+        node.output(0).set_names({name})
+
+    def whole(*values: int) -> Any:
+        return np.array(values, dtype=np.int64)
+
+    def zeros(*shape: int) -> Any:
+        return np.zeros(shape, dtype=np.float32)
+
+    # The inputs are multiplied by zero, but must be connected.
+    used = ops.add(ops.convert(inputs["input_ids"], "f32"), ops.convert(inputs["position_ids"], "f32"))
+    hidden = ops.multiply(ops.unsqueeze(used, whole(-1)), zeros(1, 1, _SIZE))  # [batch, tokens, _SIZE]
+    sinks: list[Any] = []
+    batch = ops.gather(ops.shape_of(inputs["input_ids"]), whole(0), whole(0))
+    heads = _heads(hidden, whole)
+    empty = ops.broadcast(zeros(), ops.concat([batch, whole(1, 0, _SIZE)], 0))
+    keys, values = (
+        _cached(ops, f"past_key_values.0.{kind}present.0.{kind}", heads(), empty, inputs["beam_idx"], sinks)
+        for kind in ("key", "value")
+    )
+    mask = ops.multiply(
+        ops.convert(ops.unsqueeze(ops.unsqueeze(inputs["attention_mask"], whole(1)), whole(1)), "f32"), zeros(1)
+    )
+    attended = ops.scaled_dot_product_attention(heads(), keys, values, mask)
+    flat = ops.reshape(ops.transpose(attended, whole(0, 2, 1, 3)), whole(0, 0, _SIZE), True)
+    likely = zeros(1, 1, num_logits)
+    if favourite is not None:
+        likely[..., favourite] = 3 + math.log(num_logits)
+    logits = ops.add(ops.matmul(flat, zeros(_SIZE, num_logits), False, False), likely)
+    logits.output(0).set_names({"logits"})
+    model = openvino.Model([ops.result(logits)], sinks, list(inputs.values()), "blank")
+    openvino.save_model(model, directory / "openvino_model.xml", compress_to_fp16=False)
+
+
+def _heads(hidden: Any, whole: Callable[..., Any]) -> Callable[[], Any]:
+    from openvino import opset13 as ops
+
+    return lambda: ops.transpose(ops.reshape(hidden, whole(0, 0, 1, _SIZE), True), whole(0, 2, 1, 3))
+
+
+def _cached(ops: Any, name: str, new: Any, empty: Any, beams: Any, sinks: list[Any]) -> Any:
+    """Append `new` to the earlier values, which a variable keeps."""
+    import numpy as np
+    from openvino import PartialShape, Type
+    from openvino.op.util import Variable, VariableInfo
+
+    info = VariableInfo()
+    info.data_shape = PartialShape([-1, 1, -1, _SIZE])
+    info.data_type = Type.f32
+    info.variable_id = name
+    variable = Variable(info)
+    before = ops.gather(ops.read_value(empty, variable), beams, np.int64(0))
+    whole = ops.concat([before, new], 2)
+    sinks.append(ops.assign(whole, variable))
+    return whole
+
 
 MASK_SECONDS = 0.05
 """CPU time of finding a step's allowed tokens, on average; the whole batch waits for it."""
@@ -267,3 +359,106 @@ def _reason(error: RuntimeError) -> str:
     """Return xgrammar's message without the place in its source."""
     text = re.sub(r"^\[[\d:]+\] \S+: ", "", str(error).strip())
     return re.sub(r"^Check failed: .*? is false: ", "", text).strip()[:300]
+
+
+# -- compiles schemas, expressions and grammars on a thread, so that no other request waits ----------------------------
+
+
+_NICE = 10  # token generation goes first
+_MAX_KNOWN = 1024
+_SOON = 0.005  # seconds that a step waits for a text: GenAI has those that it knows by then
+_IDLE = 0.05  # seconds, where a step has nothing else to do
+
+
+class _Waiting(NamedTuple):
+    key: int
+    structured_output: StructuredOutput
+
+
+class GrammarCompiler:
+    """Used by the engine's thread only.
+
+    GenAI locks its compiled grammars while it compiles, and a request needs them when it starts. So one text is
+    compiled at a time, after the start of all requests that are ready. Those with known texts go before all that wait;
+    they cannot begin while one is compiled, as the whole engine would wait for the lock.
+
+    Args:
+        compile: compiles a text, or raises ValueError; called on a thread.
+    """
+
+    def __init__(self, compile: Callable[[StructuredOutput], None]) -> None:
+        self._compile = compile
+        self._waiting = FairQueue[_Waiting]()
+        self._current: _Waiting | None = None
+        self._known: OrderedDict[StructuredOutput, None] = OrderedDict()  # the one used last comes last
+        self._jobs: queue.SimpleQueue[StructuredOutput] = queue.SimpleQueue()
+        self._results: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._started = False
+
+    def add(self, key: int, structured_output: StructuredOutput) -> None:
+        self._waiting.put(sort(structured_output), _Waiting(key, structured_output))
+
+    def cancel(self, key: int) -> None:
+        """Forget a request; its text still gets compiled, as others may need it."""
+        self._waiting.drop(lambda waiting: waiting.key == key)
+
+    def step(self, *, idle: bool) -> list[tuple[int, str]]:
+        """Return the requests whose texts are ready, with an error or "", perhaps cancelled ones too.
+
+        Args:
+            idle: the engine has no other work.
+        """
+        ready: list[tuple[int, str]] = []
+        patience = 0.0  # only in the step that starts a compilation: later ones would delay other requests
+        while True:
+            if self._current is None:
+                ready += [(key, "") for key in self._take_known()]
+                if ready or (following := self._waiting.first()) is None:
+                    break
+                self._waiting.get()
+                self._current = following
+                self._start(following.structured_output)
+                patience = _SOON
+            try:
+                error = self._results.get(timeout=_IDLE if idle else patience)
+            except queue.Empty:
+                break
+            key, structured_output = self._current
+            self._current = None
+            ready.append((key, error))
+            if not error:
+                self._known[structured_output] = None
+                if len(self._known) > _MAX_KNOWN:
+                    self._known.popitem(last=False)
+        return ready
+
+    def _take_known(self) -> list[int]:
+        """Take out the requests whose texts are known."""
+        keys: list[int] = []
+
+        def is_known(waiting: _Waiting) -> bool:
+            if waiting.structured_output not in self._known:
+                return False
+            self._known.move_to_end(waiting.structured_output)
+            keys.append(waiting.key)
+            return True
+
+        self._waiting.drop(is_known)
+        return keys
+
+    def _start(self, structured_output: StructuredOutput) -> None:
+        if not self._started:
+            self._started = True
+            threading.Thread(target=self._run, name="guides", daemon=True).start()
+        self._jobs.put(structured_output)
+
+    def _run(self) -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)  # xgrammar's threads inherit it
+        while True:
+            structured_output = self._jobs.get()
+            try:
+                self._compile(structured_output)
+            except Exception as error:  # foreign code: it refuses this request
+                self._results.put(str(error) or type(error).__name__)
+            else:
+                self._results.put("")

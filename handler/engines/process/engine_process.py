@@ -1,4 +1,8 @@
-"""The engine loop as a process that ends with its host; `supervisor.py` starts it."""
+"""The engine's own process: a loop that receives commands and sends one message a step, and ends with its host.
+
+An engine holds the GIL while it steps and must be killable. For engines that cost nothing the loop runs on a thread.
+The other end is `supervisor.py`.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,176 @@ import os
 import signal
 import socket
 import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from handler.core import garbage
+from handler.core import loop
 from handler.core.child_processes import die_with_parent
+from handler.core.errors import ConfigError
+from handler.core.values import Adapter, Finish
 from handler.engines import load
-from handler.engines.base import Engine
-from handler.engines.process.engine_loop import Spec, run
-from handler.engines.process.ipc import Messages
+from handler.engines.base import (
+    Engine,
+    EngineConfig,
+    EngineInfo,
+    EngineRequest,
+    EngineStatistics,
+    Interrupted,
+    Interruptible,
+    Output,
+    Reporting,
+    Step,
+    describe,
+    failed,
+    unpack,
+)
+from handler.engines.process.ipc import ChannelClosed, MessageReader, Messages, send
+
+_REPORT_INTERVAL = 1.0  # seconds
+
+
+class ChangeAdapter(NamedTuple):
+    """Load or drop an adapter; answered by an empty Output with `finish`, and `error` where it failed."""
+
+    key: int
+    adapter: Adapter
+    drop: bool = False
+
+
+class Cancel(NamedTuple):
+    """Forget a request."""
+
+    key: int
+
+
+class Ready(NamedTuple):
+    """The engine is loaded."""
+
+    info: EngineInfo
+
+
+class Failed(NamedTuple):
+    """The engine raised while it loaded or stepped; the loop ends after this. A ConfigError has no `trace`."""
+
+    reason: str
+    trace: str
+
+
+class Spec(NamedTuple):
+    """An engine's name and configuration; the first message to an engine process."""
+
+    engine: str
+    config: EngineConfig
+
+
+def run(load: Callable[[], Engine], channel: socket.socket) -> None:
+    """Load the engine, then step it until the other end closes `channel`."""
+    try:
+        _load_and_step(load, channel)
+    except ChannelClosed:
+        pass  # the host has ended, or has given this engine up
+    finally:
+        channel.close()
+
+
+def _load_and_step(load: Callable[[], Engine], channel: socket.socket) -> None:
+    engine = None
+    try:
+        engine = load()
+        send(channel, Ready(engine.info))
+        _step_forever(engine, channel)
+    except ChannelClosed:
+        raise
+    except Exception as error:  # the engine is foreign code: report it, so that the host can start another
+        if isinstance(error, ConfigError):  # its message is written for the user
+            send(channel, Failed(str(error), ""))
+        else:
+            send(channel, Failed(describe(error), traceback.format_exc()))
+    finally:
+        if engine is not None:
+            engine.close()
+
+
+def _step_forever(engine: Engine, channel: socket.socket) -> None:
+    reader = MessageReader()
+    reporter = _Reporter(engine, channel)
+    active: set[int] = set()
+    interruptible = isinstance(engine, Interruptible) and engine.interrupt_on(channel.fileno())
+    receive = True
+    while True:
+        answers: list[Output] = []
+        commands: list[Any] | None = None
+        if receive or not active:
+            # Wait only while there is nothing to do; between steps take the commands that are there.
+            commands = reader.receive(channel, socket.MSG_DONTWAIT if active else 0)
+        while commands is not None:
+            for command in commands:
+                if isinstance(command, Cancel):
+                    engine.cancel(command.key)
+                    active.discard(command.key)
+                    continue
+                if type(command) is tuple:
+                    command = unpack(command)
+                if (output := _start(engine, command)) is None:
+                    active.add(command.key)
+                else:
+                    answers.append(output)
+            commands = reader.receive(channel, socket.MSG_DONTWAIT)
+        receive = not interruptible  # an interruptible engine raises Interrupted instead
+        try:
+            step = engine.step() if active else Step([], [], [], [])
+        except Interrupted:
+            receive = True
+            if not answers:
+                continue  # no step was made, so none is reported
+            step = Step([], [], [], [])
+        receive = receive or not (step.keys or step.others)  # it did not wait, and may never
+        step.others.extend(answers)
+        for output in step.others:
+            if output.finish is not None:
+                active.discard(output.key)
+        # A plain tuple is cheaper to pickle. Empty steps are sent too: every command must be acknowledged, or the
+        # hang timer of the supervisor fires.
+        send(channel, tuple(step))
+        reporter.report(idle=not active)
+
+
+class _Reporter:
+    """Sends an engine's statistics: at the start, now and then while it works, and when it has nothing left to do."""
+
+    def __init__(self, engine: Engine, channel: socket.socket) -> None:
+        self._engine = engine if isinstance(engine, Reporting) else None
+        self._channel = channel
+        self._sent: EngineStatistics | None = None
+        self._next = 0.0
+        self.report(idle=True)
+
+    def report(self, *, idle: bool) -> None:
+        if self._engine is None or not (idle or time.monotonic() >= self._next):
+            return
+        self._next = time.monotonic() + _REPORT_INTERVAL
+        statistics = self._engine.statistics()
+        if statistics != self._sent:
+            self._sent = statistics
+            send(self._channel, statistics)
+
+
+def _start(engine: Engine, command: EngineRequest | ChangeAdapter) -> Output | None:
+    """Run a command; returns its answer, or None where outputs will follow."""
+    try:
+        if isinstance(command, EngineRequest):
+            engine.add(command)
+            return None
+        change = engine.drop_adapter if command.drop else engine.load_adapter
+        change(command.adapter)
+    except Exception as error:  # the engine is foreign code: a refusal ends this request only
+        return failed(command.key, error)
+    return Output(command.key, (), (), Finish.STOP)
+
+
+# -- the engine loop as a process that ends with its host; `supervisor.py` starts it -----------------------------------
 
 
 def main(fd: str) -> None:
@@ -25,7 +192,7 @@ def main(fd: str) -> None:
 
     def load_engine() -> Engine:
         engine = load(spec.engine, spec.config)
-        garbage.keep_collecting()
+        loop.keep_collecting()
         return engine
 
     run(load_engine, channel)

@@ -4,20 +4,261 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 import selectors
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 from handler.core.errors import GenerationFailed
 from handler.core.text import Prompt
-from handler.core.values import Adapter, Finish, Request
-from handler.engines.base import EngineInfo, EngineRequest, Output, Step
-from handler.engines.process.replica import Replica, ReplicaReport, Work
-from handler.engines.process.routing import Load, Router
+from handler.core.values import Adapter, Finish, Pooling, Request
+from handler.engines.base import EngineInfo, EngineRequest, EngineStatistics, Output, Step
 from handler.engines.process.supervisor import EngineSupervisor, Soon, State, now
+
+_MOST_PROMPTS = 1024
+_MOST_CHARACTERS = 1 << 24  # of all prompts that are remembered
+_MOST_SESSIONS = 10_000
+_TOLERANCE = 4  # the part of the slots by which a conversation's replica may be busier: a fourth
+
+_OPEN_THOUGHT = re.compile(r"(?:<think>|</think>|\s)+$")
+"""How a chat template may begin an answer; it leaves that out of later turns."""
+_LONGEST_THOUGHT = 64  # characters that may match
+
+
+class Load(NamedTuple):
+    """What a replica that takes a request has to do.
+
+    Attributes:
+        replica: its number.
+        num_sequences: those that it computes.
+        num_tokens: that are to come, at most; a prompt that it has not begun counts too.
+    """
+
+    replica: int
+    num_sequences: int
+    num_tokens: int
+
+
+class _Beginning(NamedTuple):
+    """What the later turns of a conversation begin with: adapter, digests of images, text."""
+
+    adapter: int
+    media: tuple[str, ...]
+    text: str
+
+    def continues(self, earlier: _Beginning) -> bool:
+        """Whether this begins with an earlier one."""
+        return (
+            self.adapter == earlier.adapter
+            and self.text.startswith(earlier.text)
+            and self.media[: len(earlier.media)] == earlier.media
+        )
+
+
+class Router:
+    """Chooses, and remembers what it has chosen.
+
+    1. A session stays on its replica.
+    2. A prompt that begins with an earlier one goes where the longest such prompt went, as its KV cache may be there:
+       it is a conversation's next turn. It moves if that replica runs more sequences than the idlest one, by over a
+       fourth of the slots. A text to embed or to compare has no next turn.
+    3. All else goes where the fewest tokens are to come; of equal ones, where the last request came longest ago.
+
+    Args:
+        slots: sequences that a replica computes at once.
+        follows_prompts: rule 2 holds.
+    """
+
+    def __init__(self, slots: int, *, follows_prompts: bool = True) -> None:
+        self._tolerance = slots // _TOLERANCE
+        self._follows_prompts = follows_prompts
+        self._sessions: OrderedDict[str, int] = OrderedDict()
+        self._prompts: OrderedDict[_Beginning, int] = OrderedDict()  # replica by beginning, oldest first
+        self._num_characters = 0
+        self._order: dict[int, int] = {}  # replica -> number of its last request
+        self._num_chosen = 0
+
+    def choose(self, request: Request, prompt: Prompt, loads: Sequence[Load]) -> int:
+        """Return the number of one of the replicas.
+
+        Args:
+            loads: those of the replicas that take the request; at least one.
+        """
+        start = _beginning(prompt) if self._follows_prompts and request.pooling is None else ""
+        key = None  # all begin with nothing
+        if start:
+            digests = prompt.media.digests if prompt.media else ()
+            key = _Beginning(request.adapter.id if request.adapter else 0, digests, start)
+        replica = self._of_session(request.session, loads)
+        if replica is None and key is not None:
+            replica = self._of_prompt(key, loads)
+        if replica is None:
+            replica = min(loads, key=lambda load: (load.num_tokens, self._order.get(load.replica, 0))).replica
+        self._num_chosen += 1
+        self._order[replica] = self._num_chosen
+        if request.session:
+            self._sessions[request.session] = replica
+            self._sessions.move_to_end(request.session)
+            if len(self._sessions) > _MOST_SESSIONS:
+                self._sessions.popitem(last=False)
+        if key is not None:
+            self._remember(key, replica)
+        return replica
+
+    def _of_session(self, session: str, loads: Sequence[Load]) -> int | None:
+        replica = self._sessions.get(session)
+        return replica if any(load.replica == replica for load in loads) else None
+
+    def _of_prompt(self, prompt: _Beginning, loads: Sequence[Load]) -> int | None:
+        least = min(load.num_sequences for load in loads)
+        near = {load.replica for load in loads if load.num_sequences <= least + self._tolerance}
+        earlier = (
+            (len(start.text), replica)
+            for start, replica in self._prompts.items()
+            if replica in near and prompt.continues(start)
+        )
+        return max(earlier, default=(0, None))[1]
+
+    def _remember(self, key: _Beginning, replica: int) -> None:
+        if key not in self._prompts:
+            self._num_characters += len(key.text)
+        self._prompts[key] = replica
+        self._prompts.move_to_end(key)
+        while len(self._prompts) > _MOST_PROMPTS or self._num_characters > _MOST_CHARACTERS:
+            start, _ = self._prompts.popitem(last=False)
+            self._num_characters -= len(start.text)
+
+
+def _beginning(prompt: Prompt) -> str:
+    """Return what a later turn of the conversation begins with; of a prompt without text its ids, as characters."""
+    text = prompt.text or "".join(map(chr, prompt.ids))
+    return text[:-_LONGEST_THOUGHT] + _OPEN_THOUGHT.sub("", text[-_LONGEST_THOUGHT:])
+
+
+# -- one engine of several: its supervisor, its work and its figures ---------------------------------------------------
+
+
+_MAX_SILENCE = 1.0  # seconds that a replica may owe a step and still get requests
+
+
+class ReplicaReport(NamedTuple):
+    """The figures of one replica, since the server's start.
+
+    Attributes:
+        num_active: requests of the engine: sequences and beam searches.
+        statistics: the engine's own report; None while it has made none.
+    """
+
+    number: int
+    ready: bool
+    num_active: int
+    num_requests: int
+    num_tokens: int
+    restarts: int
+    statistics: EngineStatistics | None
+
+
+class Work(NamedTuple):
+    """A sequence in an engine.
+
+    Attributes:
+        origin: the client's request and its prompt; None for a later part of one.
+        began: the number of the engine's steps before it.
+        moved_from: the replica that had it before; None where it is the first one.
+    """
+
+    request: EngineRequest
+    origin: tuple[Request, Prompt] | None
+    num_prompt_tokens: int
+    num_tokens: int
+    began: int
+    moved_from: Replica | None = None
+
+    def to_come(self, num_steps: int) -> int:
+        """Return an upper bound of the tokens still to compute, of the prompt too before its first step."""
+        done = num_steps - self.began
+        return max(self.num_tokens - done, 1) if done else self.num_prompt_tokens + self.num_tokens
+
+
+@dataclass(eq=False)
+class Replica:
+    """One engine.
+
+    Attributes:
+        work: its sequences, by key.
+        fresh: the keys of the sequences without any output yet.
+        left: the keys of the sequences that moved away while it was silent; later output for them is ignored.
+    """
+
+    number: int
+    engine: EngineSupervisor
+    work: dict[int, Work] = field(default_factory=dict)
+    fresh: set[int] = field(default_factory=set)
+    left: set[int] = field(default_factory=set)
+    num_steps: int = 0
+    num_requests: int = 0
+    num_tokens: int = 0
+    fd: int | None = None
+
+    def add(
+        self, request: EngineRequest, origin: tuple[Request, Prompt] | None, moved_from: Replica | None = None
+    ) -> None:
+        """Send a sequence to its engine."""
+        most = 0 if isinstance(request.parameters, Pooling) else request.parameters.max_new_tokens
+        self.work[request.key] = Work(request, origin, len(request.ids), most, self.num_steps, moved_from)
+        self.fresh.add(request.key)
+        self.engine.add(request)
+
+    def drop(self, key: int) -> Work:
+        """Remove a sequence that has finished on this replica, or is about to leave it."""
+        work = self.work.pop(key)
+        self.fresh.discard(key)
+        if work.moved_from is not None:
+            work.moved_from.left.discard(key)
+        return work
+
+    def read(self, step: Step) -> Step:
+        """Record which sequences have output, and return the step without those that moved away."""
+        if self.left and not (
+            self.left.isdisjoint(step.keys) and self.left.isdisjoint(output.key for output in step.others)
+        ):
+            step = _without(step, self.left)
+        if self.fresh:
+            self.fresh.difference_update(step.keys)
+            self.fresh.difference_update(output.key for output in step.others)
+        return step
+
+    def load(self) -> Load:
+        return Load(self.number, len(self.work), sum(work.to_come(self.num_steps) for work in self.work.values()))
+
+    def takes(self, num_sequences: int, slots: int) -> bool:
+        """Whether it has room, and has not been silent for long: in a long step, or hung."""
+        has_room = not self.work or len(self.work) + num_sequences <= slots
+        return has_room and self.engine.ready and self.engine.silence < _MAX_SILENCE
+
+    def report(self) -> ReplicaReport:
+        return ReplicaReport(
+            number=self.number,
+            ready=self.engine.ready,
+            num_active=len(self.work),
+            num_requests=self.num_requests,
+            num_tokens=self.num_tokens,
+            restarts=self.engine.restarts,
+            statistics=self.engine.statistics,
+        )
+
+
+def _without(step: Step, keys: set[int]) -> Step:
+    columns = zip(step.keys, step.ids, step.logprobs, strict=True)
+    kept = [column for column in columns if column[0] not in keys]
+    others = [output for output in step.others if output.key not in keys]
+    return Step([key for key, _, _ in kept], [id for _, id, _ in kept], [score for _, _, score in kept], others)
+
 
 log = logging.getLogger("handler.engine")
 

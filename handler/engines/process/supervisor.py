@@ -5,20 +5,168 @@ Calls do not block unless they are given a timeout: the host may be an event loo
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import multiprocessing
+import multiprocessing.connection
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from pathlib import Path
 from typing import Any, NoReturn
 
+from handler.core.child_processes import python
 from handler.core.text import Prompt
 from handler.core.values import Adapter, Request
-from handler.engines.base import EngineInfo, EngineRequest, EngineStatistics, Step, engine_failure, pack
-from handler.engines.process.engine_loop import Cancel, ChangeAdapter, Failed, Ready, Spec
-from handler.engines.process.instance import EngineInstance
-from handler.engines.process.ipc import ChannelClosed, MessageReader, wait
-from handler.engines.process.places import ANYWHERE, Place
-from handler.engines.silence import Silence
+from handler.engines.base import EngineInfo, EngineRequest, EngineStatistics, Silence, Step, engine_failure, pack
+from handler.engines.process.engine_process import Cancel, ChangeAdapter, Failed, Ready, Spec, run
+from handler.engines.process.ipc import ChannelClosed, MessageReader, encode, send_all, send_some, wait
+
+
+@dataclass(frozen=True)
+class Place:
+    """What an engine's process gets beside its host's environment.
+
+    Attributes:
+        environ: variables that replace the host's.
+        cores: to which the process and its threads are kept; empty: the host's.
+    """
+
+    environ: Mapping[str, str] = field(default_factory=dict)
+    cores: frozenset[int] = frozenset()
+
+
+ANYWHERE = Place()
+
+
+def on_devices(devices: Sequence[str], count: int) -> list[Place]:
+    """Give each of `count` processes as many devices.
+
+    Args:
+        devices: indices or UUIDs, as CUDA_VISIBLE_DEVICES names them; at least `count`.
+    """
+    each = len(devices) // count
+    parts = (devices[index * each : (index + 1) * each] for index in range(count))
+    return [Place({"CUDA_VISIBLE_DEVICES": ",".join(part)}) for part in parts]
+
+
+def on_cores(cores: Collection[int], count: int) -> list[Place]:
+    """Divide the cores among `count` processes, neighbours together; with fewer cores than processes some share one.
+
+    Args:
+        cores: empty where processes cannot be kept to cores.
+    """
+    order = sorted(cores)
+    if not order:
+        return [ANYWHERE] * count
+    if len(order) < count:
+        return [Place(cores=frozenset({order[index % len(order)]})) for index in range(count)]
+    parts = (order[index * len(order) // count : (index + 1) * len(order) // count] for index in range(count))
+    return [Place(cores=frozenset(part)) for part in parts]
+
+
+# -- one start of an engine: the channel, and the process or thread at its other end -----------------------------------
+
+
+_MAIN = "handler.engines.process.engine_process:main"
+
+
+class EngineInstance:
+    """One start of an engine: a channel, and the process or thread at its other end."""
+
+    def __init__(self, spec: Spec, *, isolated: bool, place: Place = ANYWHERE) -> None:
+        self.channel, theirs = socket.socketpair()
+        self.channel.setblocking(False)
+        self._unsent = bytearray()
+        self._late: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
+        self._num_late = self._num_late_sent = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        if isolated:
+            with contextlib.closing(theirs), contextlib.ExitStack() as on_failure:
+                on_failure.callback(self.channel.close)
+                self._process = subprocess.Popen(
+                    python(_MAIN, str(theirs.fileno())),
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    env={**os.environ, **place.environ},
+                    start_new_session=True,  # for `supervisor.py`, which ends the session with the engine
+                )
+                on_failure.pop_all()
+            if place.cores:  # before it has the Spec: until then it has one thread, which later ones take after
+                with contextlib.suppress(ProcessLookupError):
+                    os.sched_setaffinity(self._process.pid, place.cores)
+            self.put(spec)
+            self.flush()
+        else:
+            from handler.engines import load
+
+            threading.Thread(target=run, args=(lambda: load(*spec), theirs), name="engine", daemon=True).start()
+        threading.Thread(target=self._send_late, name="engine-commands", daemon=True).start()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def put(self, command: Any) -> bool:
+        """Keep a command for the next `flush`; return whether it is the first one."""
+        is_first = not self._unsent
+        self._unsent += encode(command)
+        return is_first
+
+    def flush(self) -> None:
+        """Send the commands without waiting: a thread sends what the channel has no room for.
+
+        An engine in a long step reads nothing. One that has ended reads nothing more; `step` will notice.
+        """
+        if not self._unsent:
+            return
+        data, self._unsent = memoryview(self._unsent), bytearray()
+        if self._num_late == self._num_late_sent:
+            try:
+                data = data[send_some(self.channel, data) :]
+            except ChannelClosed:
+                return
+        if data:
+            self._num_late += 1
+            self._late.put(data)
+
+    def _send_late(self) -> None:
+        with contextlib.suppress(ChannelClosed, ValueError):  # closed, by its end or by ours
+            while (data := self._late.get()) is not None:
+                send_all(self.channel, data)
+                self._num_late_sent += 1
+
+    def stop(self, grace: float = 0.0) -> None:
+        """Close the channel, wait `grace` seconds, then kill the process. A hung thread stays, but is not heard."""
+        self._late.put(None)
+        with contextlib.suppress(OSError):
+            self.channel.shutdown(socket.SHUT_RDWR)
+        self.channel.close()
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                if grace:
+                    self._process.wait(grace)
+            self._process.kill()
+            # A large process takes long to end, and the caller must not wait for it.
+            threading.Thread(target=self._process.wait, name="engine-reaper", daemon=not grace).start()
+
+    def exit_reason(self) -> str:
+        """Say how it ended, for the log and the clients."""
+        if self._process is None:
+            return "its thread ended"
+        try:
+            code = self._process.wait(0.1)
+        except subprocess.TimeoutExpired:
+            return "it closed its channel"
+        return f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
+
 
 log = logging.getLogger("handler.engine")
 
@@ -287,3 +435,111 @@ class EngineSupervisor:
     def _change(self, state: State) -> None:
         self.state = state
         self._on_change(state)
+
+
+# -- process group of an engine: the engine and the processes that it starts end together ------------------------------
+
+
+# Linux signals its parent's death to the watcher, which blocks all other signals: the one that ends the engine may go
+# to its whole group. It kills by session, which the engine's process leads: Open MPI 5 gives each MPI worker a process
+# group of its own, but not a session. It spares Python's resource trackers, which free the shared memory of killed
+# processes and then end by themselves. It makes several passes, as processes may be starting others.
+_WATCHER = """
+import ctypes, os, signal, sys, time
+signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP})
+ctypes.CDLL(None).prctl(1, signal.SIGUSR2)
+while os.getppid() == int(sys.argv[1]):
+    signal.sigtimedwait([signal.SIGUSR2], 5)
+for _ in range(20):
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        try:
+            if pid != os.getpid() and os.getsid(pid) == os.getsid(0):
+                with open(f"/proc/{pid}/cmdline", "rb") as command:
+                    if b"resource_tracker" not in command.read():
+                        os.kill(pid, signal.SIGKILL)
+        except OSError:
+            pass
+    time.sleep(0.05)
+"""
+
+
+def end_with_this_process() -> None:
+    """End this process's session when this process ends, killed or not.
+
+    An engine that is killed cannot stop its own workers, and they hold the GPU memory that the next engine needs.
+    Without effect unless this process leads its session, as `supervisor.py` arranges: another session would also have
+    foreign processes.
+    """
+    if sys.platform == "linux" and os.getsid(0) == os.getpid():
+        subprocess.Popen([sys.executable, "-S", "-c", _WATCHER, str(os.getpid())], stdin=subprocess.DEVNULL)
+
+
+def end_with_children() -> Callable[[], None]:
+    """End this process when one of its `multiprocessing` children ends: an engine may wait for it for ever.
+
+    Returns:
+        A function that stops the watch.
+    """
+    return _end_with({child.sentinel: child.name for child in multiprocessing.active_children()})
+
+
+def end_with_descendants(command: str) -> Callable[[], None]:
+    """End this process when a descendant whose command line holds `command` ends.
+
+    MPI workers are not children of this process: a daemon of Open MPI starts them. Other descendants, as a worker's
+    compiler, may end at any time.
+
+    Returns:
+        A function that stops the watch.
+    """
+    names = {}
+    for pid in _descendants(os.getpid()):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
+            if command.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() and (fd := _open(pid)) is not None:
+                names[fd] = f"{command} (pid {pid})"
+    return _end_with(names)
+
+
+def _end_with(processes: Mapping[int, str]) -> Callable[[], None]:
+    """Watch processes, given as names by file descriptors that become readable when the process ends."""
+    closing = threading.Event()
+
+    def watch() -> None:
+        ended = multiprocessing.connection.wait(list(processes))
+        if not closing.is_set():
+            names = ", ".join(processes[fd] for fd in ended if isinstance(fd, int))
+            print(f"the engine's own process {names} ended", file=sys.stderr, flush=True)
+            os._exit(1)
+
+    if processes:
+        threading.Thread(target=watch, name="engine-processes", daemon=True).start()
+    return closing.set
+
+
+def _open(pid: int) -> int | None:
+    """Open a descriptor of the process; None where the system forbids it.
+
+    Raises:
+        ProcessLookupError: the process has ended.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError as error:  # a kernel before 5.3, or a container that forbids it
+        print(f"the engine's own process {pid} is not watched: {error}", file=sys.stderr, flush=True)
+        return None
+
+
+def _descendants(parent: int) -> Iterator[int]:
+    children: dict[int, list[int]] = {}
+    for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            # pid (command) state ppid ...; a command may hold anything.
+            fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(pid)
+    parents = [parent]
+    while parents:
+        pids = children.get(parents.pop(), [])
+        yield from pids
+        parents += pids

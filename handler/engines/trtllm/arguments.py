@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+import importlib.metadata
+import json
+import logging
+import os
+import re
+from collections.abc import Mapping, MutableMapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from handler.config.gpus import spread
+from handler.config.environment import spread
 from handler.config.model_files import read_text_config
 from handler.core.errors import ConfigError, Problem, Problems
-from handler.engines.base import EngineConfig
-from handler.engines.huggingface.checkpoint import TORCH_DTYPES
+from handler.engines.base import NO_LORA, Capabilities, EngineConfig
+from handler.engines.huggingface.files import TORCH_DTYPES
+from handler.engines.trtllm.media import refusals
+from handler.engines.trtllm.sampling import SUPPORTS
 
 Release = tuple[int, int]
 NEWEST: Release = (1, 3)  # the newest with differences below
@@ -287,3 +296,198 @@ def import_name(name: str, *modules: str) -> Any:
         except (ImportError, AttributeError):
             continue
     raise ConfigError(f"the installed TensorRT-LLM has no {name} in {' or '.join(modules)}")
+
+
+# -- environment of TensorRT-LLM: MPI's variables, files of models and adapters, GPUs ----------------------------------
+
+
+_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK")
+_NETWORK = ("OMPI_MCA_btl_", "OMPI_MCA_oob_")
+_MAX_NUM_TOKENS = 8192  # TensorRT-LLM's default
+
+
+def environment(config: EngineConfig) -> dict[str, str]:
+    """Make the variables of TensorRT-LLM and its MPI workers."""
+    variables = {}
+    if not config.options.engine_options.get("usage_stats"):
+        # Since 1.3 it reports its use to NVIDIA by default (`is_usage_stats_enabled` in usage/usage_lib.py).
+        variables["TRTLLM_NO_USAGE_STATS"] = "1"
+    if os.geteuid() == 0:
+        # Open MPI 5 starts MPI workers by `prte`, which refuses to run as root; the start would wait for ever. Unlike
+        # mpirun it does not read OMPI_ALLOW_RUN_AS_ROOT (src/mca/schizo/prte in PRRTE 3).
+        variables |= {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return variables
+
+
+def leave_mpi(environ: MutableMapping[str, str]) -> None:
+    """Remove the variables by which mpirun started this process, as in DJL's mpi_mode.
+
+    With them MPI would take the engine's own workers for that run's, and fail to start them. Variables of networks
+    stay; so do all of them under TensorRT-LLM's own launcher.
+    """
+    if "TLLM_SPAWN_PROXY_PROCESS" in environ or not any(name in environ for name in _LAUNCHED):
+        return
+    for name in list(environ):
+        if name.startswith(("OMPI_", "PMIX_", "PMI_")) and not name.startswith(_NETWORK):
+            del environ[name]
+
+
+def check_rank(directory: Path, max_rank: int) -> None:
+    """Check the rank of an adapter against the one that TensorRT-LLM was started with.
+
+    Raises:
+        OSError: the adapter has been removed.
+        ValueError: TensorRT-LLM would fail when a request names it.
+    """
+    rank = json.loads((directory / "adapter_config.json").read_text()).get("r")
+    if not isinstance(rank, int) or rank > max_rank:
+        raise ValueError(f"the adapter's rank is {rank}; option.max_lora_rank={max_rank}")
+
+
+def max_prompt(arguments: Mapping[str, Any]) -> int:
+    """Return the tokens of the longest prompt: without chunked prefill it must fit into one step."""
+    step = arguments.get("max_num_tokens") or _MAX_NUM_TOKENS
+    limits = [] if arguments.get("enable_chunked_prefill") else [step]
+    return min([*limits, *filter(None, (arguments.get("max_input_len"),))], default=1 << 62)
+
+
+def vocabulary_size(model: Path) -> int:
+    config = json.loads((model / "config.json").read_text())
+    return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
+
+
+def visible_gpus(config: EngineConfig) -> int:
+    if config.options.tensor_parallel_degree != "max":
+        return int(config.options.tensor_parallel_degree)
+    from torch import cuda  # counting them does not start CUDA in this process
+
+    return int(cuda.device_count())
+
+
+# -- capabilities of the installed TensorRT-LLM with given arguments, without importing it -----------------------------
+
+
+log = logging.getLogger("handler.engine")
+
+_OLDEST: Release = (1, 0)  # the first whose PyTorch backend is `tensorrt_llm.LLM`
+_OF_THE_IMAGE: Release = (1, 2)
+
+SAMPLING_DEFAULTS = MappingProxyType({"top_k": 5, "top_p": 0.85, "temperature": 0.8})
+"""LMI's defaults for TensorRT-LLM with do_sample (djl_python of DJL Serving)."""
+
+_OTHER_SAMPLER = "option.sampler_type=TRTLLMSampler has that, but no log-probabilities"
+_IGNORES = f"TorchSampler takes it and does nothing before TensorRT-LLM 1.3; {_OTHER_SAMPLER}"
+_NO_LOGPROBS = "it has no log-probabilities with option.sampler_type=TRTLLMSampler"
+
+# In 1.1 and 1.2 TorchSampler ignores these. `seed` is among them, as one generator serves all requests: seeds by
+# request came with NVIDIA/TensorRT-LLM pull request 17172.
+_IGNORED = ("repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size", "seed")
+
+
+def installed_version() -> str:
+    try:
+        return importlib.metadata.version("tensorrt_llm")
+    except importlib.metadata.PackageNotFoundError:  # from a source tree
+        return str(importlib.import_module("tensorrt_llm").__version__)
+
+
+def release_of(version: str) -> Release:
+    """Return major and minor number of a version.
+
+    Raises:
+        ConfigError: it is too old.
+    """
+    match = re.match(r"(\d+)\.(\d+)", version)
+    release = (int(match[1]), int(match[2])) if match else (0, 0)
+    if release < _OLDEST:
+        raise ConfigError(f"TensorRT-LLM {version} is installed; the engine trtllm needs 1.0 to 1.3")
+    return release
+
+
+def warn_of_newer(version: str) -> None:
+    if release_of(version) > NEWEST:
+        log.warning(
+            "TensorRT-LLM %s is installed: newer than 1.3, the newest that this engine was written for", version
+        )
+
+
+def installed_release() -> Release:
+    """Return the installed version's release; without one that of the image, by which a configuration is checked."""
+    return release_of(installed_version()) if find_spec("tensorrt_llm") else _OF_THE_IMAGE
+
+
+def torch_sampler(arguments: Mapping[str, Any]) -> bool:
+    """Whether LLM with these arguments uses TorchSampler, which has log-probabilities.
+
+    TRTLLMSampler reports them as growing lists, which TensorRT-LLM itself takes for increments. It then fails with an
+    AssertionError, except in beam search, so none are requested there.
+    """
+    return not arguments.get("enable_trtllm_sampler") and arguments.get("sampler_type") != "TRTLLMSampler"
+
+
+def whole_prompts(arguments: Mapping[str, Any], release: Release) -> bool:
+    """Whether a request can compute its whole prompt, and none of it comes from the prefix cache.
+
+    Since 1.2 a request can have a cache of its own (`cache_salt`).
+    """
+    cache = arguments.get("kv_cache_config") or {}
+    return release >= (1, 2) or cache.get("enable_block_reuse") is False
+
+
+def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilities:
+    reasons = {"typical_p": "it has no typical decoding"}
+    if torch_sampler(arguments):
+        reasons["bad_sequences"] = "TorchSampler cannot forbid sequences of tokens"
+        if release < (1, 3):
+            reasons["bad_sequences"] += f"; {_OTHER_SAMPLER}"
+            reasons |= dict.fromkeys(_IGNORED if release >= (1, 2) else (*_IGNORED, "min_p"), _IGNORES)
+    else:
+        reasons |= {"top_logprobs": _NO_LOGPROBS, "best_of": f"{_NO_LOGPROBS}, by which the best would be chosen"}
+    if (arguments.get("max_beam_width") or 1) < 2:
+        reasons["num_beams"] = "it was started without option.max_beam_width"
+    if not arguments.get("guided_decoding_backend"):
+        reasons["structured_output"] = "it was started without option.guided_decoding_backend=xgrammar or llguidance"
+    if max_prompt(arguments) < arguments["max_seq_len"]:
+        reasons["thinking_token_budget"] = (
+            "a prompt with its thought may be too long for a step (option.enable_chunked_prefill=true)"
+        )
+    if not arguments.get("gather_generation_logits"):
+        reasons["return_generation_logits"] = "it was started without option.gather_generation_logits=true"
+    if not whole_prompts(arguments, release):
+        why = "before TensorRT-LLM 1.2 it needs option.enable_prefix_caching=false"
+        reasons |= {"prompt_logprobs": why, "return_context_logits": why}
+    lora = arguments.get("enable_lora") or arguments.get("lora_config")
+    # Since NVIDIA/TensorRT-LLM pull request 7893, and only by xgrammar; its version has no other styles for sure.
+    tags = release >= (1, 2) and arguments.get("guided_decoding_backend") == "xgrammar"
+    return Capabilities(
+        SUPPORTS,
+        reasons,
+        no_adapters="" if lora else NO_LORA,
+        no_media=refusals(Path(arguments["model"]), own_caches=whole_prompts(arguments, release)),
+        sampling_defaults=SAMPLING_DEFAULTS,
+        structural_tags=frozenset({"json"} if tags else ()),
+    )
+
+
+def check_prompt(ids: Sequence[int], most: int, vocabulary: int) -> None:
+    """Raise ValueError where TensorRT-LLM, started for prompts of `most` tokens, would fail on a prompt."""
+    if not ids:
+        raise ValueError("the prompt is empty")
+    if len(ids) > most:
+        raise ValueError(
+            f"the prompt has {len(ids)} tokens, more than the {most} that TensorRT-LLM was started for "
+            "(option.max_input_len; option.max_num_batched_tokens without option.enable_chunked_prefill=true)"
+        )
+    if not all(0 <= id < vocabulary for id in ids):
+        raise ValueError(f"the prompt's token ids must be below {vocabulary}")
+
+
+def background_error(llm: Any) -> Exception | None:
+    """Return the first error of a thread or worker of TensorRT-LLM that it has told nobody yet.
+
+    Its executor keeps them in a queue, and raises them with the next request (`_error_queue` in executor/executor.py,
+    1.0 to 1.4).
+    """
+    waiting = getattr(getattr(llm, "_executor", None), "_error_queue", None)
+    found = next(iter(tuple(getattr(waiting, "queue", ()))), None)
+    return found if isinstance(found, Exception) or found is None else RuntimeError(str(found))

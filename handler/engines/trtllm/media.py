@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.media import MediaPrompt
-from handler.engines.huggingface.image_tokens import QwenTokens, read_image_tokens
-from handler.engines.huggingface.media_tokens import collapse, no_media, prompt_text
+from handler.engines.huggingface.media import QwenTokens, collapse, no_media, prompt_text, read_image_tokens
 from handler.engines.pillow import pillow_image
 
 

@@ -2,17 +2,104 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from typing import Any, get_args
 
-from handler.config import generation_config
-from handler.config.gpus import spread
-from handler.config.options.vllm import BITSANDBYTES
-from handler.core.errors import ConfigError, Problems
-from handler.engines.base import EngineConfig
-from handler.engines.huggingface.checkpoint import TORCH_DTYPES
-from handler.engines.vllm import lmcache
+from handler.config import model_files
+from handler.config.environment import spread
+from handler.config.options.tables import BITSANDBYTES
+from handler.core.errors import ConfigError, Problem, Problems
+from handler.engines.base import EngineConfig, EngineInfo
+from handler.engines.huggingface.files import TORCH_DTYPES
+from handler.engines.process.supervisor import end_with_this_process
+from handler.engines.vllm.patches.sync_client import patch_sync_client
+
+_FILE, _AUTO = "option.lmcache_config_file", "option.lmcache_auto_config"
+_CONNECTOR = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
+_DISK = Path("/tmp/lmcache")
+_GIB = 1 << 30
+_MEMORY = Path("/proc/meminfo")
+
+
+def lmcache_arguments(config: EngineConfig) -> dict[str, Any]:
+    """Return the arguments of EngineArgs that option.lmcache_auto_config stands for.
+
+    Raises:
+        ConfigError: the options contradict each other or others, LMCache is missing, or its file.
+    """
+    options = config.options.engine_options
+    auto, file = options.get("lmcache_auto_config"), options.get("lmcache_config_file")
+    if not auto and file is None:
+        return {}
+    if importlib.util.find_spec("vllm") and not importlib.util.find_spec("lmcache"):
+        raise ConfigError(f"{_AUTO if auto else _FILE}: LMCache is not installed; to install it: pip install lmcache")
+    if not auto:
+        _config_file(config)
+        return {}
+    if file is not None:
+        raise ConfigError(f"{_AUTO} and {_FILE} set the same thing")
+    if options.get("engine_args", {}).get("enable_expert_parallel"):
+        raise ConfigError(f"{_AUTO}: sizes no cache beside option.enable_expert_parallel=true; write {_FILE}")
+    if config.options.replicas != "1":
+        raise ConfigError(f"{_AUTO}: gives one engine all of the machine; write {_FILE}, or option.replicas=1")
+    return {"kv_transfer_config": dict(_CONNECTOR)}
+
+
+def lmcache_environment(config: EngineConfig, given: Mapping[str, str], workers: int) -> dict[str, str]:
+    """Return the variables of LMCache that the options set; those in `given` win over sizes.
+
+    Args:
+        workers: vLLM's processes with a GPU each, which share memory and disk.
+    """
+    options = config.options.engine_options
+    if "lmcache_config_file" in options:
+        return {"LMCACHE_CONFIG_FILE": str(_config_file(config))}
+    if not options.get("lmcache_auto_config"):
+        return {}
+    weights = _weights(config.model)
+    own = {
+        "LMCACHE_MAX_LOCAL_CPU_SIZE": str(_share(_free_memory(), weights, workers)),
+        "LMCACHE_MAX_LOCAL_DISK_SIZE": str(_share(shutil.disk_usage(_DISK.parent).free, weights, workers)),
+        "LMCACHE_LOCAL_DISK": f"file://{_DISK}/",
+        "LMCACHE_ENABLE_LAZY_MEMORY_ALLOCATOR": "true",
+        "LMCACHE_EXTRA_CONFIG": '{"use_odirect": true}',
+        "PYTHONHASHSEED": "0",  # its processes find a block by Python's hash
+    }
+    return {name: given.get(name, value) for name, value in own.items()}
+
+
+def _config_file(config: EngineConfig) -> Path:
+    """Find the file as LMI does: beside serving.properties, or the model; else in the working directory."""
+    name: str = config.options.engine_options["lmcache_config_file"]
+    places = [home / name for home in (config.options.directory, config.model, Path()) if home is not None]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise ConfigError(Problem(config.options.where(_FILE), _FILE, f"{_FILE}={name}: there is no such file"))
+    return found.absolute()
+
+
+def _share(free: int, weights: int, workers: int) -> int:
+    """Return the GiB of a worker's cache: twice the weights stay free, or a fifth of all where that is more."""
+    return int(max(0, free - max(2 * weights, free // 5)) / workers / _GIB)
+
+
+def _weights(model: Path | None) -> int:
+    """Return the bytes of a checkpoint's weights: those of safetensors, else of torch's files."""
+    for pattern in ("*.safetensors", "*.bin"):
+        if model is not None and (total := sum(file.stat().st_size for file in model.rglob(pattern))):
+            return total
+    return 0
+
+
+def _free_memory() -> int:
+    line = next(line for line in _MEMORY.read_text().splitlines() if line.startswith("MemAvailable:"))
+    return int(line.split()[1]) << 10
+
 
 _LORA = ("max_loras", "max_cpu_loras", "max_lora_rank")
 
@@ -62,7 +149,7 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
         "tensor_parallel_size": max(num_devices // model.least, 1) if model.tensor is None else model.tensor,
         "disable_log_stats": False,  # the core's statistics, for /metrics; vLLM's own loggers get none
         # For its end tokens; sampling parameters are in every request already.
-        "generation_config": str(generation_config.directory(config.options) or "auto"),
+        "generation_config": str(model_files.directory(config.options) or "auto"),
     }
     limits = {
         "max_num_batched_tokens": config.options.max_num_batched_tokens,
@@ -80,7 +167,7 @@ def engine_arguments(config: EngineConfig, num_devices: int, *, cpu: bool) -> di
     with problems:
         arguments |= _bitsandbytes(options)
     with problems:
-        arguments |= lmcache.arguments(config)
+        arguments |= lmcache_arguments(config)
     with problems:
         arguments |= _speculation(options)
     with problems:
@@ -160,3 +247,42 @@ def _construct(name: str, value: Any, declared: Any) -> Any:
     except ValidationError as error:
         found = (": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"]))) for one in error.errors())
         raise ConfigError(f"option.{name}: {'; '.join(found)}") from None
+
+
+# -- starts vLLM's LLMEngine, whose core runs in a process of its own --------------------------------------------------
+
+
+def start_engine(config: EngineConfig, **more: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the engine, and the arguments that it was made of.
+
+    Args:
+        more: arguments that beat those of the options.
+    """
+    os.environ.update(environment(config, os.environ))
+    end_with_this_process()
+    import vllm
+    from vllm.platforms import current_platform
+    from vllm.usage.usage_lib import UsageContext
+    from vllm.v1.engine.llm_engine import LLMEngine
+
+    arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu()) | more
+    os.environ.update(lmcache_environment(config, os.environ, arguments["tensor_parallel_size"]))
+    # By this vLLM chooses how many tokens a step computes.
+    context = UsageContext.OPENAI_API_SERVER
+    with patch_sync_client():
+        made = vllm.EngineArgs(**construct(arguments, vllm.EngineArgs))
+        return LLMEngine.from_engine_args(made, context, enable_multiprocessing=True), arguments
+
+
+def engine_info(engine: Any) -> EngineInfo:
+    import vllm
+    from vllm.platforms import current_platform
+
+    model = engine.model_config
+    return EngineInfo(
+        name="vllm",
+        version=vllm.__version__,
+        device=str(current_platform.device_name),
+        dtype=str(model.dtype).removeprefix("torch."),
+        max_total_tokens=model.max_model_len,
+    )

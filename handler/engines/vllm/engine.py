@@ -5,19 +5,22 @@ This half only passes ids: vLLM makes no text (`detokenize=False`), and reports 
 
 from __future__ import annotations
 
+import heapq
 import sys
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from handler.core.errors import Problems
-from handler.core.media import MediaPrompt
-from handler.core.values import Adapter, Sampling, StructuredOutput, Task
+from handler.core.media import SAMPLE_RATE, MediaPrompt, MediaTokens, Medium
+from handler.core.values import Adapter, Finish, Sampling, StructuredOutput, Task
 from handler.engines.base import (
     NO_LORA,
+    Alternatives,
     Capabilities,
     EngineConfig,
     EngineRequest,
@@ -28,26 +31,151 @@ from handler.engines.base import (
     failed,
     warm_up,
 )
-from handler.engines.huggingface import checkpoint
-from handler.engines.huggingface.checkpoint import check_model, eos_ids, prepare_checkpoint
-from handler.engines.huggingface.hub import fetch
-from handler.engines.huggingface.media_tokens import media_tokens, no_media
-from handler.engines.huggingface.mistral import MistralTokenizer
-from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
+from handler.engines.huggingface import files
+from handler.engines.huggingface.files import check_model, eos_ids, fetch, prepare_checkpoint
+from handler.engines.huggingface.media import collapse, media_tokens, no_media
+from handler.engines.huggingface.pooling import HfPoolingTokenizer
+from handler.engines.huggingface.tokenizer import MistralTokenizer
 from handler.engines.huggingface.whisper import TRANSCRIBING, WhisperTokenizer, whisper_ids
-from handler.engines.process.process_group import end_with_children
+from handler.engines.pillow import pillow_image
+from handler.engines.process.supervisor import end_with_children
 from handler.engines.vllm.adapter_weights import check_weights
-from handler.engines.vllm.arguments import engine_arguments
-from handler.engines.vllm.beam import Beams, BeamSearch
+from handler.engines.vllm.arguments import engine_arguments, engine_info, start_engine
 from handler.engines.vllm.lora_exclusion import LoraExclusion
-from handler.engines.vllm.media import engine_input
 from handler.engines.vllm.pooling import VllmPooling, pooling_type
-from handler.engines.vllm.results import BeamToken, Pending, Results
+from handler.engines.vllm.results import BeamToken, Pending, Results, Statistics
 from handler.engines.vllm.sampling import SUPPORTS, sampling_arguments
-from handler.engines.vllm.starting import engine_info, start_engine
-from handler.engines.vllm.statistics import Statistics
 from handler.engines.vllm.structured_output import structural_tags, structured_output_check
 from handler.engines.vllm.whisper import VllmWhisper
+
+
+@dataclass(frozen=True)
+class Beam:
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    finish: Finish | None = None
+
+    def score(self, length_penalty: float) -> float:
+        return sum(self.logprobs) / float(max(len(self.ids), 1) ** length_penalty)
+
+
+@dataclass
+class BeamSearch:
+    """One search: `advance` continues `beams` by the alternatives after each of them.
+
+    Args:
+        sampling: num_beams, max_new_tokens, length_penalty, early_stopping and stop_token_ids are used.
+        eos: ids that end a beam as EOS.
+        beams: those that go on.
+        ended: those that have ended.
+    """
+
+    sampling: Sampling
+    eos: Collection[int]
+    beams: list[Beam] = field(default_factory=lambda: [Beam()])
+    ended: list[Beam] = field(default_factory=list)
+
+    @property
+    def width(self) -> int:
+        """Number of alternatives for each beam: if all beams but one end, that one can replace them."""
+        return 2 * self.sampling.num_beams
+
+    def advance(self, alternatives: Sequence[Alternatives]) -> bool:
+        """Continue every beam by one token; return whether the search has ended."""
+        size, penalty = self.sampling.num_beams, self.sampling.length_penalty
+        candidates = (
+            Beam((*beam.ids, id), (*beam.logprobs, logprob), self._finish(id))
+            for beam, options in zip(self.beams, alternatives, strict=True)
+            for id, logprob in options[: self.width]
+        )
+        best = heapq.nlargest(self.width, candidates, key=lambda beam: sum(beam.logprobs))
+        # An end counts only among the best `size`: the search would not have reached it otherwise.
+        self.ended += [beam for beam in best[:size] if beam.finish]
+        self.ended = heapq.nlargest(size, self.ended, key=lambda beam: beam.score(penalty))
+        self.beams = [beam for beam in best if not beam.finish][:size]
+        if not self.beams or len(self.beams[0].ids) >= self.sampling.max_new_tokens:
+            return True
+        if len(self.ended) < size:
+            return False
+        return self.sampling.early_stopping or self.ended[-1].score(penalty) >= self.beams[0].score(penalty)
+
+    def best(self) -> list[Beam]:
+        """Return the result: `num_beams` beams, the best first."""
+        length = self.sampling.max_new_tokens
+        unended = [Beam(beam.ids, beam.logprobs, Finish.LENGTH) for beam in self.beams if len(beam.ids) >= length]
+        candidates = self.ended + unended
+        return heapq.nlargest(
+            self.sampling.num_beams, candidates, key=lambda beam: beam.score(self.sampling.length_penalty)
+        )
+
+    def _finish(self, id: int) -> Finish | None:
+        if id in self.sampling.stop_token_ids:
+            return Finish.STOP
+        return Finish.EOS if id in self.eos else None
+
+
+@dataclass
+class Beams:
+    """A request's beam search in progress; each beam's next token is a vLLM request."""
+
+    request: EngineRequest
+    media: MediaPrompt | None
+    search: BeamSearch
+    waiting: dict[int, Pending] = field(default_factory=dict)  # by the beam's number
+    alternatives: list[Sequence[tuple[int, float]]] = field(default_factory=list)
+
+    @property
+    def key(self) -> int:
+        return self.request.key
+
+
+# -- prompts in the form that vLLM's engine takes; those with media by vLLM's own processor of the model ---------------
+
+
+def engine_input(
+    renderer: Any, ids: Sequence[int], prompt: MediaPrompt | None, tokens: Mapping[str, MediaTokens]
+) -> Any:
+    """Make the engine's input of a prompt, with media or without.
+
+    The digests are the media's names in all of vLLM's caches: equal ones hit, different ones never.
+
+    Args:
+        renderer: the engine's.
+        ids: with as many placeholders as the media have tokens.
+        tokens: the model's, by kind.
+
+    Raises:
+        ValueError: vLLM refuses the media, or computes other tokens than `tokens` says.
+    """
+    if prompt is None:
+        from vllm.inputs import tokens_input
+
+        return tokens_input(list(ids))
+    data: dict[str, list[Any]] = {}
+    names: dict[str, list[str]] = {}
+    for medium in prompt.media:
+        data.setdefault(medium.kind, []).append(_DATA[medium.kind](medium))
+        names.setdefault(medium.kind, []).append(medium.digest)
+    given = {
+        "prompt_token_ids": collapse(ids, prompt.media, tokens),
+        "multi_modal_data": data,
+        "multi_modal_uuids": names,
+    }
+    (found,) = renderer.render_cmpl([given])
+    if list(found["prompt_token_ids"]) != list(ids):
+        raise ValueError(f"vLLM computes {len(found['prompt_token_ids'])} tokens for a prompt of {len(ids)}: a bug")
+    return found
+
+
+def _samples(clip: Medium) -> tuple[Any, int]:
+    import numpy
+
+    return numpy.frombuffer(clip.data, dtype=numpy.float32), SAMPLE_RATE
+
+
+_DATA: dict[str, Callable[[Medium], Any]] = {"image": pillow_image, "audio": _samples}
+"""By kind: make the form that vLLM takes."""
+
 
 __all__ = ["Vllm", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "structured_output_check"]
 
@@ -297,11 +425,11 @@ def load(config: EngineConfig) -> Vllm | VllmPooling | VllmWhisper:
 
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
     if config.task is Task.TRANSCRIPTION and config.model is not None:
-        tokenizer = checkpoint.load_tokenizer(config)
+        tokenizer = files.load_tokenizer(config)
         assert tokenizer.vocabulary is not None
         return WhisperTokenizer(tokenizer.vocabulary, tokenizer.ids, whisper_ids(config.model))
     if config.task is Task.GENERATION or config.model is None:
         if config.model is not None and config.options.engine_options.get("tokenizer_mode") == "mistral":
             return MistralTokenizer(config.model)
-        return checkpoint.load_tokenizer(config)
+        return files.load_tokenizer(config)
     return HfPoolingTokenizer(config.model)

@@ -9,10 +9,9 @@ from handler.core.errors import ConfigError
 from handler.core.values import Adapter, Extras, Finish, Pooling, Task
 from handler.engines.base import EngineConfig, EngineRequest, EngineStatistics, Output, Step
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, read_pooling
-from handler.engines.process.process_group import end_with_children
-from handler.engines.vllm.results import Pending, Results
-from handler.engines.vllm.starting import engine_info, start_engine
-from handler.engines.vllm.statistics import Statistics
+from handler.engines.process.supervisor import end_with_children
+from handler.engines.vllm.arguments import engine_info, start_engine
+from handler.engines.vllm.results import Pending, Results, Statistics
 
 _MODES = {"cls": "CLS", "last": "LAST", "mean": "MEAN"}
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.values import Sampling, StructuredOutput
-from handler.engines.sampling import Rule, arguments, unless_neutral
+from handler.engines.base import Rule, arguments, unless_neutral
 
 FORBIDDEN = -1e9
 """Added to the logit of a token that must not come."""
@@ -54,7 +54,7 @@ def _structured_outputs(sampling: Sampling) -> dict[str, Any]:
 
 
 def _by_beam_search(sampling: Sampling) -> dict[str, Any]:
-    """Leave it to `beam.py`, which asks vLLM for single tokens."""
+    """Leave it to `engine.py`, which asks vLLM for single tokens."""
     return {}
 
 
@@ -95,7 +95,7 @@ SUPPORTS = frozenset({*_TABLE, *_DRAWN})
 def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
     """Make the keywords of SamplingParams, except the output kind; `structured_outputs` holds those of its class.
 
-    Stop strings are left out: `core/sequence.py` finds them, so that vLLM need not make text at all.
+    Stop strings are left out: `core/text.py` finds them, so that vLLM need not make text at all.
     """
     return {"detokenize": False, **arguments(_TABLE, sampling)}
 

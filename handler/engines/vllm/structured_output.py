@@ -1,7 +1,7 @@
 """Checks a schema, expression or grammar as vLLM would use it, without the model: verify, compile, make masks.
 
 vLLM verifies it in the process that steps the engine, and compiles it on threads of its core. At every step it makes a
-mask of allowed tokens. Its own classes do so here, in the sandbox (`process/sandbox_tasks.py`).
+mask of allowed tokens. Its own classes do so here, in the sandbox (`process/sandbox.py`).
 """
 
 from __future__ import annotations
@@ -20,10 +20,9 @@ from typing import Any
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.structured_output.ebnf import acyclic
+from handler.engines.structured_output.expressions import Walker
 from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
-from handler.engines.structured_output.structural_tag import with_schemas, without_text
-from handler.engines.structured_output.walks import Walker
-from handler.engines.structured_output.xgrammar_rules import ebnf, has_own_rules, said
+from handler.engines.structured_output.xgrammar import ebnf, has_own_rules, said, with_schemas, without_text
 from handler.engines.vllm.arguments import engine_arguments, environment
 from handler.engines.vllm.sampling import structured_output_arguments
 

@@ -11,13 +11,12 @@ from typing import Any
 from handler.core.media import SAMPLE_RATE
 from handler.core.values import Adapter, Extras, Finish, Heard, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, EngineStatistics, Output, Step, failed
-from handler.engines.huggingface.checkpoint import eos_ids
+from handler.engines.huggingface.files import eos_ids
 from handler.engines.huggingface.whisper import WINDOW, cut, whisper_ids
-from handler.engines.process.process_group import end_with_children
-from handler.engines.vllm.results import Pending, Results
+from handler.engines.process.supervisor import end_with_children
+from handler.engines.vllm.arguments import engine_info, start_engine
+from handler.engines.vllm.results import Pending, Results, Statistics
 from handler.engines.vllm.sampling import FORBIDDEN
-from handler.engines.vllm.starting import engine_info, start_engine
-from handler.engines.vllm.statistics import Statistics
 
 _AHEAD = 4  # pieces of a clip in vLLM at a time
 

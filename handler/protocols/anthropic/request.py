@@ -6,32 +6,482 @@ Source: Anthropic's API reference, "Messages", and the types of its Python packa
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from handler.core.errors import InvalidPayload
+from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON
-from handler.core.identifiers import new_secret
-from handler.core.values import Sampling
-from handler.protocols.anthropic.answers import AnthropicCount as AnthropicTokens
-from handler.protocols.anthropic.errors import ERRORS
-from handler.protocols.anthropic.messages import MESSAGES, MessagesReader
-from handler.protocols.anthropic.parameters import ACCEPTED, NO_EFFECT, TABLE
+from handler.core.media import MediaSource, new_secret
+from handler.core.values import Sampling, StructuredOutput
+from handler.protocols.anthropic.api import ERRORS, in_own_words
+from handler.protocols.anthropic.api import AnthropicCount as AnthropicTokens
 from handler.protocols.anthropic.response import MessageDocument, MessageStream, Settings, encode
-from handler.protocols.anthropic.thinking import THINKING, Thinking, read_effort, read_thinking, read_thoughts_kept
 from handler.protocols.anthropic.threads import ThreadKeeping, continued, make_keeping, read_wanted
-from handler.protocols.anthropic.tools import TOOLS, read_choice, read_tools
-from handler.protocols.anthropic.words import in_own_words
-from handler.protocols.kernel.base import Dialect, ParsedRequest, Reply
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.kept import Wanted
-from handler.protocols.kernel.parameters import Table
-from handler.protocols.kernel.readers.body import report_unknown
-from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
+from handler.protocols.assistant.answer import reasoning_family
+from handler.protocols.assistant.template import knows
+from handler.protocols.assistant.tools.request import MAX_TOOLS
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply, ServerContext, Wanted
+from handler.protocols.kernel.messages import Chat, add_to_turn, check_taken, join_turns, only_in, read_base64, read_url
+from handler.protocols.kernel.parameters import Parameter, Table, named, unsupported
+from handler.protocols.kernel.readers import PYDANTIC, Named, integer, json_schema, relaxed_by, report_unknown, show
 from handler.protocols.kernel.reply import PromptOnly
-from handler.protocols.kernel.schema.shapes import Shape
+from handler.protocols.kernel.schema import FLAG, TEXT, Shape, accepts, listing, nullable, record
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
-from handler.protocols.openai.parameters import CHAT
+from handler.protocols.openai.request import CHAT
+
+EFFORTS = ("low", "medium", "high", "xhigh", "max")
+
+
+@accepts(
+    type="object",
+    properties={
+        "format": {"type": ["object", "null"], "required": ["type", "schema"]},
+        "effort": {"enum": [*EFFORTS, None]},
+    },
+    additionalProperties=False,
+)
+def _output_config(value: Any) -> StructuredOutput | None:
+    """Read `format`, a JSON schema for the whole answer; `read_effort` reads the other name."""
+    if not isinstance(value, dict) or value.keys() - {"format", "effort"}:
+        raise ValueError("must be an object with 'format', 'effort' or both")
+    if value.get("effort") is not None and value["effort"] not in EFFORTS:
+        raise ValueError(f"must have an 'effort' that is one of {', '.join(EFFORTS)}")
+    if (format := value.get("format")) is None:
+        return None
+    if not isinstance(format, dict) or format.keys() != {"type", "schema"} or format["type"] != "json_schema":
+        raise ValueError("must have a 'format' with 'type': 'json_schema' and 'schema'")
+    return json_schema(format["schema"])
+
+
+TABLE = Table(
+    {
+        **named("anthropic"),
+        "max_tokens": Parameter("max_new_tokens", integer(0)),
+        "temperature": CHAT.parameters["temperature"],
+        "output_config": Parameter("structured_output", _output_config),
+        "speed": unsupported("there is one speed", "standard"),
+        "compaction": unsupported("no conversation is summarized here"),
+        "container": unsupported("there are no containers"),
+        "mcp_servers": unsupported("tools run at the client", []),
+        "n": unsupported("an answer is one message", 1),
+        "stop": unsupported("write stop_sequences", [], ""),
+        "max_new_tokens": unsupported("write max_tokens"),
+        "max_completion_tokens": unsupported("write max_tokens"),
+        "response_format": unsupported("write output_config.format"),
+        "functions": unsupported("write tools", []),
+    }
+)
+
+NO_EFFECT = frozenset(
+    {
+        "anthropic_beta",
+        "betas",
+        "diagnostics",
+        "inference_geo",
+        "metadata",
+        "service_tier",
+        "user_profile_id",
+        "workspace_id",
+    }
+)
+"""Names that Anthropic's clients send and that change no answer here: listed in a header, never refused."""
+
+ACCEPTED = frozenset({"anthropic_version", "cache_control"})
+"""Names that mean nothing for an answer, and are not listed: the version of Bedrock's bodies, and a cache's advice."""
+
+
+# -- `system` and `messages` as those of a chat: blocks become text, images, thoughts, calls, results ------------------
+
+
+_ROLES = ("user", "assistant", "system")
+
+_BLOCKS: Mapping[str, tuple[str, ...]] = {
+    "user": ("text", "image", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "system": ("text",),
+}
+"""Role -> the types of its blocks."""
+
+_FIELDS: Mapping[str, frozenset[str]] = {
+    "text": frozenset({"type", "text", "cache_control"}),
+    "image": frozenset({"type", "source", "cache_control"}),
+    "thinking": frozenset({"type", "thinking", "signature"}),
+    "redacted_thinking": frozenset({"type", "data"}),
+    "tool_use": frozenset({"type", "id", "name", "input", "cache_control", "caller"}),
+    "tool_result": frozenset({"type", "tool_use_id", "content", "cache_control"}),
+}
+"""Type of a block -> its names that are read, or have no effect by what they mean."""
+
+_WHY: Mapping[str, str] = {
+    "image": only_in("image"),
+    "document": "send its text in a block of type 'text'",
+    "search_result": "send its text in a block of type 'text'",
+    "container_upload": "there are no containers",
+    "tool_reference": "there is no search among tools",
+}
+
+
+_BLOCK = record({"type": {"enum": [*_FIELDS]}})
+_CONTENT: Shape = {"anyOf": [TEXT, listing(_BLOCK, minItems=1)]}
+MESSAGES: Mapping[str, Shape] = {
+    "messages": listing(record({"role": {"enum": [*_ROLES]}, "content": _CONTENT}), minItems=1),
+    "system": nullable(_CONTENT),
+}
+"""What `MessagesReader` reads."""
+
+
+class MessagesReader:
+    """Reads one request's messages.
+
+    Images in a call's result follow the results, as a part of the user's own turn: chat templates take a result's text
+    only.
+
+    Attributes:
+        chat: messages in the chat's form, those of one role in a row joined.
+        continues: the answer continues the last message.
+        unknown: names without effect, as `messages[].content[].NAME`.
+    """
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._shown: list[MediaSource] = []  # by the results of calls
+        self.chat: Chat = []
+        self.continues = False
+        self.unknown: dict[str, None] = {}
+        self._calls: dict[str, str] = {}  # id -> the tool's name
+
+    def read(self, body: Mapping[str, Any]) -> None:
+        """Read `system`, the messages of the thread before, and `messages`.
+
+        Raises:
+            InvalidPayload: naming the wrong block and what would be right; it quotes no content.
+        """
+        if body.get("system") is not None:
+            self._read_content("system", body["system"], "system")
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise InvalidPayload("'messages' must be a non-empty list")
+        before = self._context.recalled.history
+        for index, message in enumerate([*before, *messages], -len(before)):
+            at = f"messages[{index}]" if index >= 0 else f"thread: message {index}"
+            if not isinstance(message, dict):
+                raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
+            if message.get("role") not in _ROLES:
+                raise InvalidPayload(f"{at}.role must be one of {', '.join(_ROLES)}")
+            self._note("messages[]", message, frozenset({"role", "content"}))
+            self._read_content(message["role"], message.get("content"), f"{at}.content")
+        join_turns(self.chat)
+        self.continues = self.chat[-1]["role"] == "assistant"
+        if self.continues and ("tool_calls" in self.chat[-1] or not self.chat[-1]["content"].strip()):
+            raise InvalidPayload(f"messages[{index}]: an answer continues its text; it must have some, and no tool_use")
+
+    def clear_thinking(self, kept: int | None) -> None:
+        """Remove the thoughts but those of the last messages that have any; `kept` is their number, None for all."""
+        thoughts = [message for message in self.chat if "reasoning_content" in message]
+        for message in thoughts[: len(thoughts) - kept] if kept is not None and kept < len(thoughts) else ():
+            del message["reasoning_content"]
+
+    def _read_content(self, role: str, content: Any, at: str) -> None:
+        if isinstance(content, str):
+            return add_to_turn(self.chat, role, content=content)
+        if not isinstance(content, list) or not content:
+            raise InvalidPayload(f"{at} must be a string or a non-empty list of blocks")
+        for index, block in enumerate(content):
+            self._read_block(role, block, f"{at}[{index}]")
+        self._add_shown()
+
+    def _read_block(self, role: str, block: Any, at: str) -> None:
+        kind = block_type(block, at, _BLOCKS[role])
+        self._note("system[]" if at.startswith("system") else "messages[].content[]", block, _FIELDS[kind])
+        if kind != "tool_result":
+            self._add_shown()
+        if kind == "text":
+            add_to_turn(self.chat, role, content=_string(block, "text", at))
+        elif kind == "image":
+            add_to_turn(self.chat, role, content=self._read_image(block, at))
+        elif kind == "thinking":
+            add_to_turn(self.chat, role, reasoning_content=_string(block, "thinking", at))
+        elif kind == "redacted_thinking":  # only Anthropic can read it
+            add_to_turn(self.chat, role)
+            self.unknown["messages[].content[].redacted_thinking"] = None
+        elif kind == "tool_use":
+            add_to_turn(self.chat, role, tool_calls=self._read_call(block, at))
+        else:
+            self.chat.append(self._read_result(block, at))
+
+    def _add_shown(self) -> None:
+        for image in self._shown:
+            add_to_turn(self.chat, "user", content=image)
+        self._shown.clear()
+
+    def _read_image(self, block: Mapping[str, Any], at: str) -> MediaSource:
+        check_taken("image", "image", at, self._context)
+        given, name = block.get("source"), f"{at}.source"
+        source = given if isinstance(given, dict) else {}
+        match source.get("type"):
+            case "base64":
+                return read_base64("image", source.get("data"), f"{name}.data")
+            case "url":
+                return read_url("image", source.get("url"), f"{name}.url")
+            case "file":
+                raise InvalidPayload(f"{name}: 'file' is not supported: no files are kept; send base64 or url")
+        raise InvalidPayload(f"{name} must be an object with a 'type' that is base64 or url")
+
+    def _read_call(self, block: Mapping[str, Any], at: str) -> dict[str, Any]:
+        id, name = _string(block, "id", at), _string(block, "name", at)
+        if not isinstance(block.get("input"), dict):
+            raise InvalidPayload(f"{at}.input must be an object")
+        self._calls[id] = name
+        return {"id": id, "type": "function", "function": {"name": name, "arguments": block["input"]}}
+
+    def _read_result(self, block: Mapping[str, Any], at: str) -> dict[str, Any]:
+        id, content = _string(block, "tool_use_id", at), block.get("content")
+        if id not in self._calls:
+            raise InvalidPayload(f"{at}.tool_use_id={show(id)}: no tool_use before it has this id")
+        if isinstance(content, list):
+            texts = []
+            for index, part in enumerate(content):
+                where = f"{at}.content[{index}]"
+                kind = block_type(part, where, ("text", "image"))
+                self._note("messages[].content[].content[]", part, _FIELDS[kind])
+                if kind == "image":
+                    self._shown.append(self._read_image(part, where))
+                else:
+                    texts.append(_string(part, "text", where))
+            content = "\n".join(texts)
+        if not isinstance(content, str | None):
+            raise InvalidPayload(f"{at}.content must be a string or a list of blocks")
+        return {"role": "tool", "tool_call_id": id, "name": self._calls[id], "content": content or ""}
+
+    def _note(self, at: str, value: Mapping[str, Any], known: frozenset[str]) -> None:
+        neutral: tuple[Any, ...] = (None, False, [])  # is_error: false, citations: []
+        self.unknown |= {f"{at}.{name}": None for name in value if name not in known and value[name] not in neutral}
+
+
+def block_type(block: Any, at: str, known: tuple[str, ...]) -> str:
+    """Return a block's type.
+
+    Raises:
+        InvalidPayload: it is none of `known`.
+    """
+    kind = block.get("type") if isinstance(block, dict) else None
+    allowed = " or ".join(filter(None, (", ".join(known[:-1]), known[-1])))
+    if not isinstance(kind, str):
+        raise InvalidPayload(f"{at} must be an object with a 'type' that is {allowed}")
+    if kind not in known:
+        server = kind.startswith("server_tool_use") or kind.endswith("_tool_result")
+        why = _WHY.get(kind, "server tools run at Anthropic" if server else f"it must be {allowed}")
+        raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: {why}")
+    return kind
+
+
+def _string(value: Mapping[str, Any], name: str, at: str) -> str:
+    if not isinstance(found := value.get(name), str):
+        raise InvalidPayload(f"{at}.{name} must be a string")
+    return found
+
+
+# -- anthropic's `thinking` and `output_config.effort`, as arguments of the model's chat template ----------------------
+
+
+_DISPLAYS = (None, "summarized", "updates", "omitted")  # all but the last show the thought as it is
+
+_ENABLED = {"enabled": True, "adaptive": None, "disabled": False}
+_THINKING_FIELDS: Mapping[str, Shape] = {
+    "type": {"enum": [*_ENABLED]},
+    "budget_tokens": {"type": ["integer", "null"], "minimum": 1},
+    "display": {"enum": [*_DISPLAYS]},
+}
+THINKING: Mapping[str, Shape] = {
+    "thinking": nullable({**record(_THINKING_FIELDS), "required": ["type"], "additionalProperties": False}),
+    "context_management": nullable(record({}, {"edits": listing({"type": "object"})}, additionalProperties=False)),
+}
+"""What `read_thinking` and `read_thoughts_kept` read."""
+
+_THINKING = re.compile(r"\{%[^%]*(?<![.\w'\"])thinking\b")
+"""A template that reads a variable `thinking`."""
+
+
+class Thinking(NamedTuple):
+    """`thinking`.
+
+    Attributes:
+        enabled: None leaves it to the model's template.
+        budget: tokens of thoughts.
+        show: thinking blocks have a text.
+    """
+
+    enabled: bool | None = None
+    budget: int | None = None
+    show: bool = True
+
+    def template_arguments(self, context: ServerContext) -> tuple[dict[str, bool], list[str]]:
+        """Return the template's switch, and the names that cannot be honoured: without a switch, a model of a known
+        family thinks as it does, and no other does.
+        """
+        unheeded = ["thinking.budget_tokens"] if self.budget != self.token_budget(context) else []
+        if self.enabled is None:
+            return {}, unheeded
+        template = context.chat_template
+        if knows(template, "enable_thinking"):
+            return {"enable_thinking": self.enabled}, unheeded
+        if _THINKING.search(template):
+            return {"thinking": self.enabled}, unheeded
+        thinks = reasoning_family(context) is not None
+        return {}, [*unheeded, "thinking"] if thinks is not self.enabled else unheeded
+
+    def token_budget(self, context: ServerContext) -> int | None:
+        """Return the budget where the engine and the model's family can honour it."""
+        family = reasoning_family(context)
+        lacks = "thinking_token_budget" in context.unsupported or context.vocabulary is None
+        return None if lacks or family is None or not family.closing else self.budget
+
+
+def read_thinking(value: Any) -> Thinking:
+    """Read `thinking`.
+
+    Raises:
+        InvalidParameter: naming what would be right.
+    """
+    given = Named("thinking", value)
+    if value is None:
+        return Thinking()
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind not in _ENABLED or value.keys() - _THINKING_FIELDS.keys():
+        raise given.refused("must be an object with a 'type' that is enabled, adaptive or disabled")
+    budget = value.get("budget_tokens")
+    if budget is not None and (isinstance(budget, bool) or not isinstance(budget, int) or budget < 1):
+        raise given.refused("'budget_tokens' must be an integer of at least 1")
+    if kind == "enabled" and budget is None:
+        raise given.refused("'budget_tokens' is required")
+    if value.get("display") not in _DISPLAYS:
+        raise given.refused("'display' must be summarized, updates or omitted")
+    return Thinking(_ENABLED[kind], budget if kind == "enabled" else None, value.get("display") != "omitted")
+
+
+def read_thoughts_kept(value: Any) -> int | None:
+    """Read `context_management`; return how many of the last messages with thoughts keep them, None for all.
+
+    Raises:
+        InvalidParameter: an edit is another one than to clear thoughts.
+    """
+    given = Named("context_management", value)
+    edits = [] if value is None else value.get("edits", []) if isinstance(value, dict) else None
+    if (
+        not isinstance(edits, list)
+        or (value and value.keys() - {"edits"})
+        or not all(isinstance(edit, dict) for edit in edits)
+    ):
+        raise given.refused("must be an object with 'edits', a list of objects")
+    kept = None
+    for edit in edits:
+        if edit.get("type") != "clear_thinking_20251015" or edit.keys() - {"type", "keep"}:
+            raise given.refused("is not supported: the only edit here is clear_thinking_20251015; send what is left")
+        match edit.get("keep") or {"type": "thinking_turns", "value": 1}:
+            case "all" | {"type": "all"}:
+                pass
+            case {"type": "thinking_turns", "value": int(turns)} if turns > 0 and turns is not True:
+                kept = turns
+            case _:
+                raise given.refused("'keep' must be all, or an object with 'type': 'thinking_turns' and a 'value'")
+    return kept
+
+
+def read_effort(body: Mapping[str, Any]) -> Any:
+    """Return `output_config.effort`, which the parameters' table checks."""
+    config = body.get("output_config")
+    return config.get("effort") if isinstance(config, dict) else None
+
+
+# -- anthropic's `tools` and `tool_choice` as those of a chat ----------------------------------------------------------
+
+
+_SERVER = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
+"""How the types of tools begin that run at Anthropic."""
+
+_NEUTRAL: Mapping[str, Any] = {
+    "allowed_callers": ["direct"],
+    "defer_loading": False,
+    "eager_input_streaming": False,
+    "input_examples": [],
+}
+"""Names of a tool with the value that means nothing; another one is without effect, and listed."""
+
+_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+
+_TOOL: Mapping[str, Shape] = {
+    "type": {"enum": ["custom", None]},
+    "name": TEXT,
+    "description": nullable(TEXT),
+    "input_schema": {"type": "object"},
+    "cache_control": {},
+    "strict": nullable(FLAG),
+}
+_CHOICE: Mapping[str, Shape] = {
+    "type": {"enum": [*_CHOICES, "tool"]},
+    "name": TEXT,
+    "disable_parallel_tool_use": nullable(FLAG),
+}
+TOOLS: Mapping[str, Shape] = {
+    "tools": nullable(listing({**record(_TOOL), "required": ["name", "input_schema"]}, maxItems=MAX_TOOLS)),
+    "tool_choice": nullable({**record(_CHOICE), "required": ["type"], "additionalProperties": False}),
+}
+"""What `read_tools` and `read_choice` read."""
+
+
+def read_tools(value: Any) -> Any:
+    """Return the tools in the chat's form, whose reader checks names and schemas.
+
+    Raises:
+        InvalidParameter: a tool is no client's own.
+    """
+    if not isinstance(value, list):
+        return value
+    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(value)]
+
+
+def _tool(tool: Any, at: str) -> dict[str, Any]:
+    if not isinstance(tool, dict):
+        raise InvalidParameter(f"{at}: must be an object with 'name' and 'input_schema'")
+    kind = tool.get("type")
+    if kind not in (None, "custom"):
+        if isinstance(kind, str) and kind.startswith(_SERVER):
+            raise InvalidParameter(f"{at}.type={show(kind)}: is not supported: server tools run at Anthropic")
+        raise InvalidParameter(f"{at}.type={show(kind)}: is not supported: send name, description and input_schema")
+    if not isinstance(tool.get("input_schema"), dict):
+        raise InvalidParameter(f"{at}.input_schema: must be a JSON schema, which is an object")
+    function = {"name": tool.get("name"), "description": tool.get("description"), "parameters": tool["input_schema"]}
+    function |= {"strict": tool["strict"]} if "strict" in tool else {}
+    others = {name: item for name, item in tool.items() if name not in _TOOL and item is not None}
+    others = {name: item for name, item in others.items() if name not in _NEUTRAL or item != _NEUTRAL[name]}
+    return {"type": "function", "function": {**others, **function}}
+
+
+def read_choice(value: Any, tools: Any) -> dict[str, Any]:
+    """Return `tool_choice` and `parallel_tool_calls` of a chat.
+
+    Raises:
+        InvalidParameter: naming what is wrong.
+    """
+    if value is None:
+        return {}
+    given = Named("tool_choice", value)
+    kind = value.get("type") if isinstance(value, dict) else None
+    if not isinstance(kind, str) or kind not in _CHOICE["type"]["enum"] or value.keys() - _CHOICE.keys():
+        raise given.refused("must be an object with a 'type' that is auto, any, tool or none")
+    single = value.get("disable_parallel_tool_use")
+    if single is not None and not isinstance(single, bool):
+        raise given.refused("'disable_parallel_tool_use' must be true or false")
+    parallel = {} if single is None else {"parallel_tool_calls": not single}
+    if kind != "tool":
+        return {"tool_choice": _CHOICES[kind], **parallel}
+    names = [tool.get("name") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
+    if value.get("name") not in names:
+        raise given.refused("'name' must be that of one of the tools")
+    return {"tool_choice": {"type": "function", "function": {"name": value["name"]}}, **parallel}
+
 
 _OF_CHAT = {name: OpenAiChat.fields[name] for name in ("model", "stream")}
 _SAME = TABLE.parameters.keys() | _OF_CHAT.keys()

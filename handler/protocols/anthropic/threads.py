@@ -9,12 +9,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import InvalidParameter, Unavailable
-from handler.protocols.anthropic.answers import Block
-from handler.protocols.anthropic.errors import ThreadNotFound, ThreadsUnsupported
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.kept import Keeping, Wanted, kept_items, too_long
-from handler.protocols.kernel.schema.shapes import TEXT, Shape, nullable, record
-from handler.protocols.kernel.validation import Named
+from handler.protocols.anthropic.api import Block, ThreadNotFound, ThreadsUnsupported
+from handler.protocols.kernel.dialect import Keeping, ServerContext, Wanted, kept_items, too_long
+from handler.protocols.kernel.readers import Named
+from handler.protocols.kernel.schema import TEXT, Shape, nullable, record
 
 _OWN = ("system", "tools")
 """What a thread is created with, and has until its end."""

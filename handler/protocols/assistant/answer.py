@@ -2,21 +2,84 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
+from handler.core.framing import SSE
 from handler.core.values import Finish, Sampling, Token
-from handler.protocols.assistant.choice import reasoning_family
-from handler.protocols.assistant.events import Event, Parser, PlainText
-from handler.protocols.assistant.reasoning.parsing import ThinkingParser
-from handler.protocols.assistant.reasoning.request import Thinking
-from handler.protocols.assistant.response_template.request import TemplateThinking
-from handler.protocols.assistant.tools.arguments import CheckedCalls
+from handler.protocols.assistant.events import CallStart, Event, Parser, PlainText, Trimmed
+from handler.protocols.assistant.reasoning import Thinking, ThinkingParser
+from handler.protocols.assistant.reasoning_families import Family, choose_family
+from handler.protocols.assistant.response_template.parsing import TemplateThinking, family
+from handler.protocols.assistant.tools.formats import find
 from handler.protocols.assistant.tools.formats.hf import HF
-from handler.protocols.assistant.tools.request import AUTO, NONE, Tools
-from handler.protocols.assistant.trimming import Trimmed
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.assistant.tools.grammar import write_calls
+from handler.protocols.assistant.tools.parsing import CheckedCalls
+from handler.protocols.assistant.tools.request import AUTO, NONE, Tools, choose_format, takes_tools
+from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.reply import SequenceOutput, TokenStream
+
+log = logging.getLogger("handler.template")
+
+
+def reasoning_family(context: ServerContext) -> Family | None:
+    """Return the family of the model's thoughts; None where they stay in the text."""
+    name = context.config.reasoning
+    if context.response_template is not None and name != NONE:
+        return family(context.response_template) if context.response_template.reasoning is not None else None
+    return choose_family(name, context.chat_template)
+
+
+def describe_parsers(context: ServerContext) -> str:
+    """Say which parsers read the model's answers, and by what they were chosen."""
+    thoughts, calls = reasoning_family(context), choose_format(context)
+    own, shown = "the model's response template", "the chat template"
+    by = own if context.response_template is not None else shown
+    if context.config.reasoning != AUTO:
+        said = f"by option.reasoning_parser={context.config.reasoning}"
+    elif thoughts is None:
+        said = f"none, by {by}"
+    else:
+        said = f"{thoughts.name}, by {by} (option.reasoning_parser=none leaves it in the text)"
+    if context.tool_format is not None:
+        told = "by option.tool_parser_plugin"
+    elif context.config.tool_call_parser != AUTO:
+        told = f"by option.tool_call_parser={context.config.tool_call_parser}"
+    else:
+        told = f"{calls.name if calls else 'in an unknown format'}, by {own if calls is HF else shown}"
+    return f"reasoning: {said}; tool calls: {told}"
+
+
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
+
+
+def warn_of_unread_calls(context: ServerContext) -> None:
+    """Log that prompts show calls in a form that the parser of the answers does not read."""
+    template, format = context.chat_template, choose_format(context)
+    if format is None:
+        return
+    if not takes_tools(template):
+        if format.notation(template) is None:
+            log.warning(
+                "tools: the chat template has no place for them, and %s does not say how calls are written; "
+                "prompts ask for <tool_call>[JSON]</tool_call>",
+                format.name,
+            )
+        return
+    shown = find(template)
+    if context.tool_format is not None or shown is None or (notation := shown.notation(template)) is None:
+        return
+    parser = format.make([_TOOL])
+    events = [*parser.feed(write_calls(notation, [("f", {})])), *parser.flush()]
+    if not any(isinstance(event, CallStart) for event in events):
+        log.warning(
+            "option.tool_call_parser=%s does not read calls as the chat template shows them, which are %s's",
+            context.config.tool_call_parser,
+            shown.name,
+        )
 
 
 class AnswerReader:
@@ -148,3 +211,37 @@ def answer_form(
         return AnswerForm(tools, trims=trims)
     family = family.of(context.vocabulary, context.chat_template)
     return AnswerForm(tools, Thinking(family, kwargs, prefix, context.vocabulary, lacks, named=named), trims)
+
+
+# -- base of the replies that render an answer's events in blocks (Anthropic) or items (OpenAI's responses) ------------
+
+
+class BlockStream(TokenStream):
+    """Server-sent events of one answer, which a reader reads where it is more than text."""
+
+    def __init__(self, errors: ErrorFormat, form: AnswerForm) -> None:
+        super().__init__(errors, SSE)
+        self._form = form
+        self._reader: AnswerReader | None = None
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        super().start(index, num_prompt_tokens)
+        self._reader = self._form.reader()  # what a prompt leaves open is known now
+
+    @property
+    def _num_thoughts(self) -> int:
+        return self._reader.num_thoughts if self._reader is not None else 0
+
+
+class AnswerEvents(NamedTuple):
+    """The events of a whole answer, and its numbers of tokens."""
+
+    events: Sequence[Event]
+    num_tokens: int
+    num_thoughts: int
+
+
+def read_whole(form: AnswerForm, sequence: SequenceOutput) -> AnswerEvents:
+    reader = form.reader()
+    events: Sequence[Event] = [sequence.text] if reader is None else reader.read(sequence.tokens, sequence.finish)[0]
+    return AnswerEvents(events, sequence.num_tokens, reader.num_thoughts if reader is not None else 0)

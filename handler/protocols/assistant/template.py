@@ -11,9 +11,9 @@ from typing import Any
 from handler.config.config import Config
 from handler.core.errors import ConfigError, InvalidParameter
 from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.readers.values import boolean
-from handler.protocols.kernel.schema.readers import accepts
+from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.readers import boolean
+from handler.protocols.kernel.schema import accepts
 
 log = logging.getLogger("handler.template")
 

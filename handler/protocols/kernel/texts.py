@@ -7,12 +7,10 @@ from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import FieldNames, Pooling, Request, Truncation
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.parameters import PARAMETERS, Parameter, unsupported
-from handler.protocols.kernel.readers.values import boolean, integer
-from handler.protocols.kernel.schema.readers import accepts
-from handler.protocols.kernel.schema.shapes import COUNT, TEXT, Shape, listing
-from handler.protocols.kernel.validation import show
+from handler.protocols.kernel.readers import boolean, integer, show
+from handler.protocols.kernel.schema import COUNT, TEXT, Shape, accepts, listing
 
 MAX_TEXTS = 2048
 """Texts to embed or to compare in one body: OpenAI's limit of `input`."""

@@ -6,15 +6,14 @@ completions (docs/wire/async.md).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from handler.config.config import Config
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.framing import JSON_LINE, JSONLINES, Framing
-from handler.core.values import Adapter, FieldNames, Request, keep_last
-from handler.protocols.kernel.base import Dialect, ParsedRequest, Reply
-from handler.protocols.kernel.context import ServerContext
+from handler.core.framing import JSON_LINE, JSON_TEXTS, JSONLINES, TOKEN_SLOTS, Framing, dumps
+from handler.core.values import Adapter, FieldNames, Request, Token, keep_last
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply, ServerContext, TokenLine
 from handler.protocols.kernel.parameters import (
     PARAMETERS,
     REQUEST_FIELDS,
@@ -23,24 +22,97 @@ from handler.protocols.kernel.parameters import (
     Table,
     read_sampled,
 )
-from handler.protocols.kernel.readers.adapters import ADAPTERS, read_adapters
-from handler.protocols.kernel.readers.body import report_unknown
-from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
-from handler.protocols.kernel.readers.values import integer
-from handler.protocols.kernel.schema.readers import schema_of_reader
-from handler.protocols.kernel.schema.shapes import FLAG, NULL, Shape, nullable
+from handler.protocols.kernel.readers import ADAPTERS, PYDANTIC, integer, read_adapters, relaxed_by, report_unknown
+from handler.protocols.kernel.schema import FLAG, NULL, Shape, nullable, schema_of_reader
 from handler.protocols.kernel.texts import Text, TooManyTexts, read_texts, text_of, texts_shape
-from handler.protocols.lmi.async_response import AsyncFormat, AsyncStream
-from handler.protocols.lmi.body import read_field, read_parameters_field, read_stream, without_beaten
-from handler.protocols.lmi.errors import AsyncErrors, AsyncPromptErrors
-from handler.protocols.lmi.foreign import noting_foreign, without_foreign
-from handler.protocols.lmi.reply import DocumentReply
-from handler.protocols.lmi.sampling import ignored
+from handler.protocols.lmi.api import (
+    AsyncAnswer,
+    AsyncDetails,
+    AsyncErrors,
+    AsyncLine,
+    AsyncPromptErrors,
+    AsyncStreamDetails,
+    AsyncToken,
+)
+from handler.protocols.lmi.request import (
+    ignored,
+    noting_foreign,
+    read_field,
+    read_parameters_field,
+    read_stream,
+    without_beaten,
+    without_foreign,
+)
+from handler.protocols.lmi.response import DocumentReply, StreamEnd, StreamReply, WholeOutput, line_template
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
-from handler.protocols.openai.completions import OpenAiCompletions
-from handler.protocols.openai.completions_response import completion_of
-from handler.protocols.openai.parameters import CHAT, COMPLETIONS, MODEL, read_model
-from handler.protocols.openai.response import Head, identity
+from handler.protocols.openai.completions import OpenAiCompletions, completion_of
+from handler.protocols.openai.request import CHAT, COMPLETIONS, MODEL, REASONS, Head, identity, read_model
+from handler.protocols.triton.tensors import TensorValues
+
+
+class AsyncFormat:
+    """The values of LMI's async mode; see `reply.ResponseFormat`. It shows one sequence, no alternatives or tensors."""
+
+    special_in_text = True
+
+    def chunk(self, token: Token, index: int, *, tops: bool = False, outputs: TensorValues | None = None) -> AsyncLine:
+        return {"index": 0, "token": _token(token), "generated_text": None, "details": None}
+
+    def token_line(self, framing: Framing, texts: list[str]) -> TokenLine:
+        line = line_template(self.chunk, framing, TOKEN_SLOTS)
+        add = texts.append
+
+        def encode(token: Token) -> bytes:
+            id, text, logprob, _, _ = token
+            add(text)
+            return line % (id, JSON_TEXTS[text], dumps(logprob))
+
+        return encode
+
+    def last_chunk(self, chunk: AsyncLine, text: str, end: StreamEnd | None) -> AsyncLine:
+        details: AsyncStreamDetails | None = None
+        if end is not None:
+            details = {
+                "finish_reason": REASONS[end.finish] or "stop",
+                "seed": _seed(end.request),
+                "generated_tokens": end.num_tokens,
+                "input_length": end.num_prompt_tokens,
+            }
+        return {**chunk, "generated_text": text, "details": details}
+
+    def document(self, text: str, output: WholeOutput | None, outputs: TensorValues | None = None) -> AsyncAnswer:
+        if output is None:
+            return {"generated_text": text}
+        best = output.best
+        details: AsyncDetails = {
+            "finish_reason": REASONS[best.finish] or "stop",
+            "generated_tokens": len(best.tokens),
+            "seed": _seed(output.request),
+            "prefill": _tokens(token for token in best.prefill if token.logprob is not None),
+            "tokens": _tokens(best.tokens),
+        }
+        return {"generated_text": text, "details": details}
+
+
+class AsyncStream(StreamReply):
+    """A stream of lines, then an empty one each for vLLM's counts and its end, of which LMI shows nothing."""
+
+    def _end(self) -> bytes:
+        return b"\n\n"
+
+
+def _token(token: Token) -> AsyncToken:
+    return {"id": token.id, "text": token.text, "logprob": token.logprob}
+
+
+def _tokens(tokens: Iterable[Token]) -> list[AsyncToken]:
+    return [_token(token) for token in tokens]
+
+
+def _seed(request: Request) -> int | None:
+    """Return the seed of the request, as a signed number as vLLM reads it; None where it has none."""
+    return request.sampling.signed_seed
+
 
 MODEL_NAME = "lmi"
 """The name under which LMI serves a model without option.served_model_name."""

@@ -9,22 +9,67 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.framing import JSON, JSONLINES, SSE_DONE, Framing
-from handler.core.values import Adapter
-from handler.protocols.kernel.base import ParsedRequest, Reply
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.generation import NO_DEFAULTS, GenerationDefaults
+from handler.core.values import Adapter, Finish
+from handler.protocols.kernel.dialect import NO_DEFAULTS, GenerationDefaults, ParsedRequest, Reply, ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table
-from handler.protocols.kernel.readers.adapters import ADAPTERS, merge_adapters, read_adapters
-from handler.protocols.kernel.readers.values import string
-from handler.protocols.kernel.schema.shapes import NULL, Shape
-from handler.protocols.lmi.chat_response import ChatDocument, ChatStream, LmiChatFormat
+from handler.protocols.kernel.readers import ADAPTERS, merge_adapters, read_adapters, string
+from handler.protocols.kernel.schema import NULL, Shape
+from handler.protocols.lmi.api import LmiChatAnswer, LmiChatChoice, LmiChatChunk
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
-from handler.protocols.lmi.foreign import noting_foreign, without_foreign
-from handler.protocols.lmi.request import Lmi
-from handler.protocols.openai.chat import OpenAiChat, ParsedChat
-from handler.protocols.openai.parameters import CHAT
-from handler.protocols.openai.request import read_stream
-from handler.protocols.openai.response import Usage
+from handler.protocols.lmi.request import Lmi, noting_foreign, without_foreign
+from handler.protocols.openai import chat as openai
+from handler.protocols.openai.api import OpenAiMessagePart, StreamUsage
+from handler.protocols.openai.chat import ChatFormat, OpenAiChat, ParsedChat, ReadAnswer
+from handler.protocols.openai.request import CHAT, Choice, Usage, read_stream
+
+
+class LmiChatFormat(ChatFormat):
+    __slots__ = ()
+
+    def reason(self, finish: Finish | None, *, called: bool, broken: bool = False) -> str | None:
+        reason = super().reason(finish, called=called, broken=broken)
+        return finish.value if finish is not None and reason == "stop" else reason
+
+
+class ChatStream(openai.ChatStream):
+    def _value(self, choices: list[Any], counts: StreamUsage) -> Mapping[str, object]:
+        head = self._fields
+        chunk: LmiChatChunk = {
+            "id": head.id,
+            "object": "chat.completion.chunk",
+            "created": head.created,
+            "choices": choices,
+            **counts,
+        }
+        return chunk
+
+    def _message_part(self, choice: Choice, delta: OpenAiMessagePart) -> OpenAiMessagePart:
+        return delta if choice.begun else {**delta, "role": "assistant"}
+
+
+class ChatDocument(openai.ChatDocument):
+    def _document(self) -> Mapping[str, object]:
+        head = self._head
+        value: LmiChatAnswer = {
+            "id": head.id,
+            "object": "chat.completion",
+            "created": head.created,
+            "choices": [_choice(answer, "" if self._format.named else None) for answer in self._answers()],
+            "usage": self._usage(self._num_thoughts),
+        }
+        return value
+
+
+def _choice(answer: ReadAnswer, no_content: str | None) -> LmiChatChoice:
+    """Return a choice; `no_content` is its content where there is no text: beside a named function's call, not null."""
+    content = no_content if answer.content is None else answer.content
+    return {
+        "index": answer.number,
+        "message": {"role": "assistant", "content": content, **answer.parts},
+        "logprobs": answer.logprobs,
+        "finish_reason": answer.reason,
+    }
+
 
 TABLE = Table(
     {**without_foreign(CHAT).parameters, "model": Parameter("", string), "user": Parameter("", string)},

@@ -9,15 +9,18 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSONLINES, SLOT, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
-from handler.protocols.kernel.base import Dialect, ParsedRequest
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.readers.adapters import read_adapters
-from handler.protocols.kernel.reply import SequenceOutput, WholeReply
-from handler.protocols.kernel.stream import TokenStream
-from handler.protocols.lmi.answers import BatchLine, BatchText
-from handler.protocols.lmi.body import read_field, read_object, read_parameters_field, unknown_names, wants_stream
-from handler.protocols.lmi.errors import BatchErrors
-from handler.protocols.lmi.request import Lmi
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.readers import read_adapters
+from handler.protocols.kernel.reply import SequenceOutput, TokenStream, WholeReply
+from handler.protocols.lmi.api import BatchErrors, BatchLine, BatchText
+from handler.protocols.lmi.request import (
+    Lmi,
+    read_field,
+    read_object,
+    read_parameters_field,
+    unknown_names,
+    wants_stream,
+)
 
 _LMI = Lmi()  # one request of a batch is LMI's
 _IN_ATTRIBUTES = "in X-Amzn-SageMaker-Custom-Attributes"

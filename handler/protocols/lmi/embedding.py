@@ -11,15 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidPayload
-from handler.protocols.kernel.base import ParsedRequest
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import ParsedRequest, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.parameters import Table
-from handler.protocols.kernel.readers.body import report_unknown
+from handler.protocols.kernel.readers import report_unknown
 from handler.protocols.kernel.reply import VectorReply, json_of
-from handler.protocols.kernel.schema.shapes import Shape
-from handler.protocols.lmi.body import read_parameters_field
-from handler.protocols.lmi.errors import AsyncErrors, EmbeddingErrors
+from handler.protocols.kernel.schema import Shape
+from handler.protocols.lmi.api import AsyncErrors, EmbeddingErrors
+from handler.protocols.lmi.request import read_parameters_field
 from handler.protocols.tei.request import EMBED, TeiEmbed
 
 _TEI = TeiEmbed()

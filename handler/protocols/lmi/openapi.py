@@ -5,42 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.description import Description, RequestShape, parameters, request_fields, request_shape
+from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.errors import FrontEndError
-from handler.protocols.kernel.schema.shapes import TEXT, Shape, listing, nullable, record
+from handler.protocols.kernel.parameters import Description, RequestShape, parameters, request_fields, request_shape
+from handler.protocols.kernel.schema import TEXT, Shape, listing, nullable, record
 from handler.protocols.lmi import asynchronous, chat
-from handler.protocols.lmi.answers import (
+from handler.protocols.lmi.api import (
     AsyncAnswer,
+    AsyncError,
+    AsyncFailedLine,
     AsyncLine,
+    BatchError,
+    BatchFailure,
     BatchLine,
     BatchText,
     LmiAnswer,
     LmiChatAnswer,
     LmiChatChunk,
-    LmiLine,
-)
-from handler.protocols.lmi.body import FIELDS
-from handler.protocols.lmi.embedding import LmiEmbedding
-from handler.protocols.lmi.errors import (
-    AsyncError,
-    AsyncFailedLine,
-    BatchError,
-    BatchFailure,
     LmiError,
     LmiFailedLine,
+    LmiLine,
     LmiPayloadError,
 )
-from handler.protocols.openai.answers import (
-    OpenAiChatAnswer,
-    OpenAiChatChunk,
-    OpenAiTextAnswer,
-    OpenAiTextChunk,
-)
-from handler.protocols.tei.answers import TeiVectors
-from handler.protocols.tei.errors import TeiError
+from handler.protocols.lmi.embedding import LmiEmbedding
+from handler.protocols.lmi.request import FIELDS
+from handler.protocols.openai.api import OpenAiChatAnswer, OpenAiChatChunk, OpenAiTextAnswer, OpenAiTextChunk
+from handler.protocols.tei.api import TeiError, TeiVectors
 from handler.protocols.tei.openapi import nested_request
-from handler.protocols.tensors import inputs as tensors
+from handler.protocols.triton import tensors
 
 
 def lmi_request(inputs: Shape) -> RequestShape:

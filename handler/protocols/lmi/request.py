@@ -8,29 +8,173 @@ from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import FRAMINGS, JSON, JSONLINES, Framing
-from handler.core.values import LMI_NAMES, Adapter, FieldNames, Request, Sampling, keep_last
-from handler.protocols.kernel.base import Dialect, ParsedRequest, Reply
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.parameters import ParsedParameters, read_all
-from handler.protocols.kernel.readers.adapters import merge_adapters, read_adapters
-from handler.protocols.kernel.validation import show
-from handler.protocols.lmi.body import (
-    read_field,
-    read_object,
-    read_parameters_field,
-    relaxed,
-    unknown_names,
-    wants_stream,
-    without_beaten,
+from handler.core.values import LMI_NAMES, SAMPLED, Adapter, FieldNames, Request, Sampling, keep_last
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply, ServerContext
+from handler.protocols.kernel.parameters import LMI, REQUEST_FIELDS, ParsedParameters, Table, read_all
+from handler.protocols.kernel.readers import (
+    ADAPTERS,
+    DEFAULTS,
+    PYTHON,
+    as_int,
+    merge_adapters,
+    read_adapters,
+    relaxed_by,
+    report_unknown,
+    show,
 )
-from handler.protocols.lmi.errors import LmiErrors
-from handler.protocols.lmi.reply import DocumentReply, ResponseFormat, StreamReply
-from handler.protocols.lmi.response import LmiFormat
-from handler.protocols.lmi.sampling import give_notice, ignored, inferred
-from handler.protocols.openai.completions_response import completion_of
-from handler.protocols.openai.response import Head, identity
-from handler.protocols.tensors.inputs import TABLE
-from handler.protocols.tensors.outputs import OutputTensors, select_tensors
+from handler.protocols.kernel.schema import FLAG, TEXT, Shape, nullable, schema_of_reader
+from handler.protocols.lmi.api import LmiErrors
+from handler.protocols.lmi.response import DocumentReply, LmiFormat, ResponseFormat, StreamReply
+from handler.protocols.openai.completions import completion_of
+from handler.protocols.openai.request import FOREIGN, Head, identity
+from handler.protocols.triton.tensors import TABLE, OutputTensors, select_tensors
+
+FIELDS: Mapping[str, Shape] = {
+    "inputs": nullable({**TEXT, "minLength": 1}),
+    "parameters": {"type": ["object", "null"], "description": "null means absent"},
+    "stream": nullable(FLAG),
+    **ADAPTERS,
+}
+"""The body's fields; dynamic batch's `inputs` may be a list."""
+_KNOWN = TABLE.parameters.keys() | REQUEST_FIELDS.keys()
+_FORMATTER = "output_formatter"
+_relax = relaxed_by(PYTHON, FIELDS)
+_relax_parameters = relaxed_by(
+    PYTHON,
+    {**{name: schema_of_reader(read) for name, read in REQUEST_FIELDS.items()}, **LMI.shapes},
+    {"seed": as_int},
+)
+
+
+def read_object(body: Any) -> Mapping[str, Any]:
+    if not isinstance(body, dict):
+        raise InvalidPayload("the body must be a JSON object with 'inputs'")
+    if body.get("inputs") is None:
+        parameters = body.get("parameters")
+        if not isinstance(parameters, dict) or parameters.get("input_ids") is None:
+            raise InvalidPayload("the body has no 'inputs'")
+    return relaxed(body)
+
+
+def relaxed(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Put the numbers and flags of a body of rolling or dynamic batch right, as LMI reads them."""
+    parameters = body.get("parameters")
+    return {**_relax(body), "parameters": _relax_parameters(parameters)} if parameters else _relax(body)
+
+
+def read_parameters_field(body: Mapping[str, Any]) -> Mapping[str, Any]:
+    parameters = body.get("parameters")
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise InvalidPayload("'parameters' must be an object")
+    return parameters
+
+
+def without_beaten(parameters: Mapping[str, Any], beaten: Mapping[str, str]) -> tuple[Mapping[str, Any], list[str]]:
+    """Return the parameters without the names that lose to another of theirs, and those that would say something else.
+
+    Args:
+        beaten: names, each with that which replaces it in LMI.
+    """
+    lost = [name for name, by in beaten.items() if parameters.get(name) is not None and parameters.get(by) is not None]
+    if not lost:
+        return parameters, []
+    kept = {name: value for name, value in parameters.items() if name not in lost}
+    return kept, [f"parameters.{name}" for name in lost if parameters[name] != parameters[beaten[name]]]
+
+
+def read_field(parameters: Mapping[str, Any], name: str) -> Any:
+    """Read a name under `parameters` that is not sampling; None when absent."""
+    value = parameters.get(name)
+    if value is None:
+        return None
+    try:
+        return REQUEST_FIELDS[name](value)
+    except ValueError as error:
+        raise InvalidParameter(f"parameters.{name}={show(value)}: {error}") from None
+
+
+def read_stream(body: Mapping[str, Any]) -> bool | None:
+    """Read the body's own `stream`; None when absent."""
+    stream = body.get("stream")
+    if stream is not None and not isinstance(stream, bool):
+        raise InvalidPayload("'stream' must be true or false")
+    return stream
+
+
+def wants_stream(body: Mapping[str, Any], streaming: bool | None) -> bool:
+    """Return whether a body of rolling or dynamic batch asks for a stream; GptManager's `streaming` must agree."""
+    stream = read_stream(body)
+    if streaming is not None and stream is not None and streaming != stream:
+        raise InvalidParameter(f"parameters.streaming={show(streaming)} contradicts 'stream'")
+    return bool(streaming if stream is None else stream)
+
+
+def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], context: ServerContext) -> list[str]:
+    """List the body's names that no table knows."""
+    names = [name for name in body if name not in FIELDS]
+    names += [f"parameters.{name}" for name in parameters if name not in _KNOWN]
+    if parameters.get(_FORMATTER) is not None and read_field(parameters, _FORMATTER) is None:
+        names.append(f"parameters.{_FORMATTER}")
+    if read_field(parameters, "stream") and not body.get("stream"):  # the body's own replaces it
+        names.append("parameters.stream")
+    return report_unknown(names, body, context)
+
+
+# -- whether a prompt of LMI's is sampled, and which of its parameters greedy decoding ignores -------------------------
+
+
+_INFERRED_SINCE = (0, 32)
+
+_IDLE = {
+    **{field: {DEFAULTS[field]} for field in SAMPLED},
+    "temperature": {0},  # 1, the default, asks for sampling
+    "top_k": {0, 1},
+    "top_p": {0, 1},
+}
+"""Values by field that ask for nothing else than the most likely token, or for nothing at all."""
+
+_IDLE_IF_SAID = {**_IDLE, "temperature": {0, 1}, "top_k": {0, 1, 50}}
+"""The same beside `do_sample` false, where LMI's and transformers' defaults do not ask for sampling either."""
+
+_NOTICE = (
+    "requests have sampling parameters without do_sample, and so are decoded greedily, as in LMI before 0.32: "
+    "option.lmi_version=0.32 or later samples where there is a temperature. The header x-lmi-ignored-parameters "
+    "names them (documents: migrating/README)"
+)
+
+
+def inferred(parameters: Mapping[str, Any], context: ServerContext) -> Mapping[str, Any]:
+    """Return the default of `do_sample` in the rolling batch: since 0.32 a temperature samples, nothing else does.
+
+    It does not with TensorRT-LLM, as in LMI, nor with beams.
+    """
+    if context.config.lmi_version < _INFERRED_SINCE or context.engine == "trtllm":
+        return {}
+    if parameters.get("num_beams") not in (None, 1):
+        return {}
+    return {"do_sample": parameters.get("temperature") not in (None, 0)}
+
+
+def ignored(parsed: ParsedParameters) -> list[str]:
+    """List the client's names of the sampling parameters that have no effect, as decoding is greedy."""
+    if parsed.sampling.do_sample:
+        return []
+    given, idle = parsed.names.items(), _IDLE_IF_SAID if "do_sample" in parsed.names else _IDLE
+    return [name for field, name in given if field in SAMPLED and getattr(parsed.sampling, field) not in idle[field]]
+
+
+def give_notice(names: Sequence[str], parameters: Mapping[str, Any], context: ServerContext) -> None:
+    """Have the log say once that a later release of LMI would sample where parameters are ignored.
+
+    Args:
+        names: those that `ignored` lists.
+        parameters: the client's, in the rolling batch.
+    """
+    if names and parameters.get("do_sample") is None and context.config.lmi_version < _INFERRED_SINCE:
+        context.notices.once(_NOTICE)
+
 
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
@@ -63,7 +207,7 @@ class ParsedPrompt(NamedTuple):
 class Lmi(Dialect):
     """The dialect of LMI's rolling batch: one object, or a line a token with the details in the last one.
 
-    Subclasses have another format (`tgi/compat.py`), not another flow.
+    Subclasses have another format (`tgi/response.py`), not another flow.
     """
 
     name = "lmi"
@@ -244,3 +388,24 @@ def _names(parameters: ParsedParameters) -> FieldNames:
         logits=names.get("return_generation_logits", names.get("return_context_logits", default.logits)),
         structured_output=names.get("structured_output", default.structured_output),
     )
+
+
+# -- names of LMI's `inputs` in bodies with `messages` or `prompt` -----------------------------------------------------
+
+
+_FOREIGN_NOTICE = (
+    "{} has no effect in bodies with messages or prompt, as in LMI: their parameters stand at the top level under "
+    "vLLM's names. The header x-lmi-ignored-parameters names it (documents: wire/openai)"
+)
+
+
+def without_foreign(table: Table) -> Table:
+    """Return the table without the names that OpenAI's routes refuse; they become unknown ones."""
+    return Table({name: one for name, one in table.parameters.items() if name not in FOREIGN}, table.prefix)
+
+
+def noting_foreign(request: ParsedRequest, context: ServerContext) -> ParsedRequest:
+    """Return the request; the log says once of each such name that it was ignored."""
+    for name in FOREIGN.keys() & {*request.ignored}:
+        context.notices.once(_FOREIGN_NOTICE.format(name))
+    return request

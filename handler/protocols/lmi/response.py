@@ -2,15 +2,181 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from handler.core.framing import JSON_TEXTS, TOKEN_SLOTS, Framing, dumps
-from handler.core.values import Request, Token
-from handler.protocols.kernel.base import TokenLine
-from handler.protocols.kernel.reply import SequenceOutput
-from handler.protocols.lmi.answers import LmiAnswer, LmiDetails, LmiLine, LmiSequence, LmiToken, LmiTops
-from handler.protocols.lmi.reply import StreamEnd, WholeOutput, line_template
-from handler.protocols.tensors.outputs import TensorValues
+from handler.core.framing import JSON, JSON_TEXTS, NUMBER, TOKEN_SLOTS, Framing, dumps, template
+from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
+from handler.protocols.kernel.dialect import TokenLine
+from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.reply import SequenceOutput, TokenStream, WholeReply, finish_of, rank_sequences
+from handler.protocols.lmi.api import LmiAnswer, LmiDetails, LmiLine, LmiSequence, LmiToken, LmiTops
+from handler.protocols.triton.tensors import Lines, OutputTensors, TensorValues, TokenRows, document
+
+
+@functools.lru_cache
+def line_template(chunk: Callable[[Token, int], Any], framing: Framing, slots: Token) -> bytes:
+    """Return the template of the lines that `chunk` renders; the index may have the first slot."""
+    return template(framing.encode(chunk(slots, NUMBER)))
+
+
+class StreamEnd(NamedTuple):
+    """What `details` tell of a stream, in its last line.
+
+    Attributes:
+        tops: the alternatives to each token; empty where the request wants none.
+    """
+
+    request: Request
+    finish: Finish
+    num_tokens: int
+    num_prompt_tokens: int
+    prefill: Sequence[Token] | None
+    tops: Sequence[Sequence[Token]]
+
+
+class WholeOutput(NamedTuple):
+    """What `details` tell of a whole answer; the best sequence first."""
+
+    request: Request
+    best: SequenceOutput
+    others: Sequence[SequenceOutput]
+    num_prompt_tokens: int
+
+
+class ResponseFormat(Protocol):
+    """The format of a dialect's answers (`lmi.response.LmiFormat`, `tgi.response.TgiFormat`).
+
+    Attributes:
+        special_in_text: the whole text includes the texts of special tokens.
+    """
+
+    special_in_text: bool
+
+    def chunk(
+        self, token: Token, index: int, *, tops: bool = False, outputs: TensorValues | None = None
+    ) -> Mapping[str, object]:
+        """Render a line of a stream that is not the last.
+
+        Args:
+            tops: the line has the alternatives to its token.
+        """
+
+    def token_line(self, framing: Framing, texts: list[str]) -> TokenLine:
+        """Return an encoder of the chunks with nothing beside their token: the hot path, once a token.
+
+        It adds each token's part of the whole text to `texts`, so that the token's index is their number.
+        """
+
+    def last_chunk(self, chunk: Any, text: str, end: StreamEnd | None) -> Mapping[str, object]:
+        """Make the last line of a stream from its chunk, with details where `end` is given."""
+
+    def document(self, text: str, output: WholeOutput | None, outputs: TensorValues | None = None) -> object:
+        """Render a whole answer, with details where `output` is given."""
+
+
+class StreamReply(TokenStream):
+    """A stream of lines, one a token."""
+
+    def __init__(
+        self,
+        format: ResponseFormat,
+        request: Request,
+        framing: Framing,
+        errors: ErrorFormat,
+        outputs: OutputTensors | None = None,
+    ) -> None:
+        super().__init__(errors, framing)
+        self._format = format
+        self._request = request
+        self._special_in_text = format.special_in_text
+        self._texts: list[str] = []  # a token's each
+        self._prefill: Sequence[Token] | None = None
+        self._outputs = None if outputs is None else Lines(outputs)
+        self._with_tops = request.sampling.top_logprobs > 0
+        self._tops: list[Sequence[Token]] = []
+        self._bare = self._outputs is None and not self._with_tops  # a line is its token alone
+        self._token_line: TokenLine | None = None
+
+    def token_line(self) -> TokenLine | None:
+        if self._token_line is None and self._bare:
+            self._token_line = self._format.token_line(self._framing, self._texts)
+        return self._token_line
+
+    def _take(self, place: int, delta: Delta) -> None:
+        if delta.prefill is not None:
+            self._prefill = delta.prefill
+        if self._outputs is not None:
+            self._outputs.take(delta)
+
+    def _token(self, place: int, token: Token) -> bytes:
+        if (line := self.token_line()) is not None:
+            return line(token)
+        self._add(token)
+        chunk = self._format.chunk(token, len(self._texts), tops=self._with_tops, outputs=self._values(token))
+        return self._framing.encode(chunk)
+
+    def _finish(self, delta: Delta) -> Finish:
+        return finish_of(self._request, delta) or super()._finish(delta)
+
+    def _last(self, place: int, token: Token, finish: Finish) -> bytes:
+        if token is not NO_TOKEN:
+            self._add(token)
+        request, num_tokens = self._request, len(self._texts)
+        text = (request.prompt if request.full_text else "") + "".join(self._texts)
+        end = StreamEnd(request, finish, num_tokens, self._num_prompt_tokens, self._prefill, self._tops)
+        chunk = self._format.chunk(token, num_tokens, tops=self._with_tops, outputs=self._values(token))
+        return self._framing.encode(self._format.last_chunk(chunk, text, end if request.details else None))
+
+    def _add(self, token: Token) -> None:
+        self._texts.append(token.text if self._special_in_text or not token.special else "")
+        if self._with_tops:
+            self._tops.append(token.top)
+
+    def _values(self, token: Token) -> TensorValues | None:
+        """Return the output tensors of a token's line."""
+        return None if self._outputs is None else self._outputs.line(token)
+
+
+class DocumentReply(WholeReply):
+    """The whole answer of LMI and TGI."""
+
+    def __init__(
+        self,
+        format: ResponseFormat,
+        request: Request,
+        outputs: OutputTensors | None = None,
+        framing: Framing = JSON,
+    ) -> None:
+        super().__init__(request.sampling.num_sequences, special_in_text=format.special_in_text, framing=framing)
+        self._format = format
+        self._request = request
+        self._outputs = outputs
+
+    def _finish(self, delta: Delta) -> Finish | None:
+        return finish_of(self._request, delta)
+
+    def _document(self) -> object:
+        scores = [self._score(sequence) for sequence in self._sequences]
+        best, *others = [self._sequences[index] for index in rank_sequences(scores, self._request.sampling)]
+        best.prefill = self._sequences[0].prefill
+        request = self._request
+        text = (request.prompt if request.full_text else "") + best.text
+        output = WholeOutput(request, best, others, self._num_prompt_tokens) if request.details else None
+        return self._format.document(text, output, self._tensors(best, *others))
+
+    def _score(self, sequence: SequenceOutput) -> float:
+        """Return the score that ranks a sequence."""
+        return sequence.logprob
+
+    def _tensors(self, *sequences: SequenceOutput) -> TensorValues | None:
+        if self._outputs is None:
+            return None
+        return document(
+            self._outputs, [TokenRows(sequence.tokens, sequence.rows) for sequence in sequences], self._context
+        )
+
 
 _SPECIAL_SLOTS = TOKEN_SLOTS._replace(special=True)
 

@@ -3,32 +3,343 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.framing import JSON, SSE_DONE, Framing
+from handler.core.framing import JSON, JSON_TEXTS, SLOT, SSE_DONE, Framing, template
 from handler.core.text import Prompt
-from handler.core.values import Adapter, Request, keep_last
-from handler.protocols.assistant.answer import answer_form
+from handler.core.values import Adapter, Finish, Request, Token, keep_last
+from handler.protocols.assistant.answer import AnswerForm, AnswerReader, answer_form
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
 from handler.protocols.assistant.template import read_template
-from handler.protocols.assistant.tools.prompt import lay_out
-from handler.protocols.assistant.tools.request import FIELDS, Tools, choose_format, read_tools
-from handler.protocols.kernel.base import Dialect, ParsedRequest
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.assistant.tools.request import FIELDS, Tools, choose_format, lay_out, read_tools
+from handler.protocols.kernel.dialect import Dialect, GenerationDefaults, ParsedRequest, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.generation import GenerationDefaults
+from handler.protocols.kernel.messages import MESSAGES, read_messages
 from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_sampled
-from handler.protocols.kernel.readers.body import report_unknown
-from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
-from handler.protocols.kernel.readers.messages import MESSAGES, read_messages
-from handler.protocols.kernel.reply import PromptDocument
-from handler.protocols.kernel.schema.shapes import Shape
-from handler.protocols.openai.chat_response import ChatDocument, ChatFormat, ChatStream, Logprobs
-from handler.protocols.openai.errors import ERRORS
-from handler.protocols.openai.parameters import CHAT, MODEL, harmless, read_model
-from handler.protocols.openai.request import STREAM, names, read_stream, streaming, unknown_fields
-from handler.protocols.openai.response import Head, Usage, identity
+from handler.protocols.kernel.readers import PYDANTIC, relaxed_by, report_unknown
+from handler.protocols.kernel.reply import PromptDocument, SequenceOutput
+from handler.protocols.kernel.schema import Shape
+from handler.protocols.openai.api import (
+    ERRORS,
+    ChatLogprobs,
+    ChosenLogprob,
+    FunctionCall,
+    MessageParts,
+    OpenAiChatAnswer,
+    OpenAiChatChoice,
+    OpenAiChatChunk,
+    OpenAiChatPart,
+    OpenAiMessagePart,
+    StreamUsage,
+    TokenLogprob,
+    ToolCallPart,
+)
+from handler.protocols.openai.request import (
+    CHAT,
+    MODEL,
+    REASONS,
+    STREAM,
+    Choice,
+    Head,
+    Stream,
+    Usage,
+    WholeAnswer,
+    harmless,
+    identity,
+    names,
+    read_model,
+    read_stream,
+    streaming,
+    unknown_fields,
+)
+
+
+class Logprobs(NamedTuple):
+    """The log-probabilities in an answer: of the chosen tokens, and of their alternatives.
+
+    Attributes:
+        refusal: the field `refusal` of OpenAI's stands beside them.
+    """
+
+    chosen: bool = False
+    alternatives: bool = False
+    refusal: bool = False
+
+    def of(self, tokens: Sequence[Token]) -> ChatLogprobs | None:
+        if not self.chosen:
+            return None
+        content = [self._token(token) for token in tokens if token.id >= 0]
+        return {"content": content, "refusal": None} if self.refusal else {"content": content}
+
+    def _token(self, token: Token) -> ChosenLogprob:
+        """Render one token. An engine without alternatives reports the chosen token as the only one, as LMI does."""
+        own = _logprob(token)
+        tops = ([_logprob(alternative) for alternative in token.top] or [own]) if self.alternatives else []
+        return {"token": own["token"], "logprob": own["logprob"], "bytes": own["bytes"], "top_logprobs": tops}
+
+
+def _logprob(token: Token) -> TokenLogprob:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.text.encode()) or None}
+
+
+class ChatFormat(NamedTuple):
+    """The options of a chat's answers.
+
+    Attributes:
+        form: how the answers are read; with a named tool OpenAI reports `stop` as the reason.
+        every_role: put the role and `tool_calls` into every part, as TGI's clients expect.
+        thoughts: show them.
+    """
+
+    logprobs: Logprobs
+    form: AnswerForm
+    every_role: bool = False
+    thoughts: bool = True
+
+    @property
+    def named(self) -> bool:
+        return bool(self.form.tools.name)
+
+    def reason(self, finish: Finish | None, *, called: bool, broken: bool = False) -> str | None:
+        """Return the client's word for why an answer ended.
+
+        Args:
+            called: it has calls.
+            broken: not all of them are whole, so that nothing says they are.
+        """
+        reason = REASONS[finish]
+        if not called or reason != "stop":
+            return reason
+        if broken:
+            return "length" if self.named else "stop"
+        return "stop" if self.named else "tool_calls"
+
+    def selects(self, event: Event) -> bool:
+        """Whether the client gets an event."""
+        if isinstance(event, str):
+            return True
+        if isinstance(event, Reasoning):
+            return self.thoughts
+        return not (self.form.tools.single and event.number)
+
+
+def call_id() -> str:
+    return f"call_{uuid.uuid4().hex[:24]}"
+
+
+class ChatChoice(Choice):
+    __slots__ = ("broken", "called", "reader", "thought_event", "waiting")
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.reader: AnswerReader | None = None
+        self.thought_event: bytes | None = None  # as `text_event`, of a thought
+        self.called = False
+        self.broken = False  # a call is not whole
+        self.waiting: list[Token] = []  # whose text is held back, for their log-probabilities
+
+
+class ChatStream(Stream[ChatChoice]):
+    def __init__(
+        self,
+        head: Head,
+        format: ChatFormat,
+        num_sequences: int,
+        wanted: Usage,
+        framing: Framing = SSE_DONE,
+        errors: ErrorFormat = ERRORS,
+    ) -> None:
+        choices = [ChatChoice(index) for index in range(num_sequences)]
+        super().__init__(head, choices, wanted, framing=framing, errors=errors)
+        self._format = format
+        self._is_read = not format.form.is_text
+        self._is_text = self._is_text and not self._is_read
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        super().start(index, num_prompt_tokens)
+        for choice in self._choices:
+            choice.reader = self._format.form.reader()
+
+    def _value(self, choices: list[Any], counts: StreamUsage) -> Mapping[str, object]:
+        head = self._fields.value("chat.completion.chunk")
+        chunk: OpenAiChatChunk = {**head, "choices": choices, **counts}
+        return chunk
+
+    @property
+    def _is_plain(self) -> bool:
+        return not self._format.logprobs.chosen and not (self._is_read and self._usage.always)
+
+    def _text_part(self, choice: ChatChoice, text: str) -> OpenAiChatPart:
+        return self._choice_part(choice, {"content": text}, [], None)
+
+    def _token(self, place: int, token: Token) -> bytes:
+        choice = self._choices[place]
+        if choice.reader is None or choice.text_event is None:
+            return super()._token(place, token)
+        events = choice.reader.feed(token)
+        if not events:
+            return b""
+        if len(events) == 1:
+            if isinstance(event := events[0], str):
+                return self._text_chunk(choice.text_event, event)
+            if isinstance(event, Reasoning) and self._format.thoughts:
+                return self._thought_chunk(choice, event.text)
+        delta = self._message_delta(choice, events)
+        return self._chunk(JSON.encode(self._choice_part(choice, delta, [], None))) if delta else b""
+
+    def _thought_chunk(self, choice: ChatChoice, thought: str) -> bytes:
+        if choice.thought_event is None:
+            part = self._choice_part(choice, {"reasoning": SLOT, "reasoning_content": SLOT}, [], None)
+            choice.thought_event = template(self._chunk(JSON.encode(part)))
+        text = JSON_TEXTS[thought]
+        return choice.thought_event % (text, text)
+
+    def _part(self, choice: ChatChoice, token: Token, finish: Finish | None) -> OpenAiChatPart | None:
+        if choice.reader is None:
+            return self._choice_part(choice, {"content": token.text}, [token], finish)
+        events = choice.reader.feed(token)
+        if self._format.thoughts or not choice.reader.thinking:
+            choice.waiting.append(token)
+        if finish is not None:
+            events += choice.reader.flush(finish)
+        delta = self._message_delta(choice, events)
+        if not delta and finish is None:
+            return None
+        tokens, choice.waiting = choice.waiting, []
+        return self._choice_part(choice, delta, tokens, finish)
+
+    def _choice_part(
+        self, choice: ChatChoice, delta: OpenAiMessagePart, tokens: list[Token], finish: Finish | None
+    ) -> OpenAiChatPart:
+        return {
+            "index": choice.index,
+            "delta": self._message_part(choice, delta),
+            "logprobs": self._format.logprobs.of(tokens),
+            "finish_reason": self._format.reason(finish, called=choice.called, broken=choice.broken),
+        }
+
+    def _message_part(self, choice: Choice, delta: OpenAiMessagePart) -> OpenAiMessagePart:
+        """Put the role before a choice's first part."""
+        if not choice.begun or self._format.every_role:
+            delta = {"role": "assistant", "content": None, **delta}
+        if self._format.every_role:
+            delta.setdefault("tool_calls", None)
+        return delta
+
+    def _message_delta(self, choice: ChatChoice, events: Iterable[Event]) -> OpenAiMessagePart:
+        """Build the `delta` of what a parser has read; empty for nothing."""
+        delta: OpenAiMessagePart = {}
+        calls: dict[int, ToolCallPart] = {}
+        for event in filter(self._format.selects, events):
+            if isinstance(event, str):
+                delta["content"] = (delta.get("content") or "") + event
+            elif isinstance(event, Reasoning):
+                delta["reasoning"] = delta["reasoning_content"] = delta.get("reasoning", "") + event.text
+            elif isinstance(event, CallStart):
+                calls[event.number] = {
+                    "index": event.number,
+                    "id": call_id(),
+                    "type": "function",
+                    "function": {"name": event.name, "arguments": ""},
+                }
+            elif isinstance(event, Arguments):
+                call = calls.setdefault(event.number, {"index": event.number, "function": {"arguments": ""}})
+                call["function"]["arguments"] += event.text
+            elif not event.whole:
+                choice.broken = True
+        if calls:
+            choice.called = True
+            delta["tool_calls"] = list(calls.values())
+        return delta
+
+    def _count_thoughts(self) -> int | None:
+        if self._format.form.thinking is None:
+            return None
+        return sum(choice.reader.num_thoughts for choice in self._choices if choice.reader is not None)
+
+
+class ReadAnswer(NamedTuple):
+    """One sequence's answer.
+
+    Attributes:
+        content: None where there is no text beside `parts`.
+    """
+
+    number: int
+    content: str | None
+    parts: MessageParts
+    logprobs: ChatLogprobs | None
+    reason: str | None
+
+
+class ChatDocument(WholeAnswer):
+    """The whole answer; choices are in the order of their seeds."""
+
+    def __init__(self, head: Head, format: ChatFormat, num_sequences: int, framing: Framing = JSON) -> None:
+        super().__init__(head, 1, num_sequences, framing)
+        self._format = format
+        self._num_thoughts = None if format.form.thinking is None else 0
+
+    def _document(self) -> Mapping[str, object]:
+        choices = [self._choice(answer) for answer in self._answers()]
+        head = self._head.value("chat.completion")
+        value: OpenAiChatAnswer = {**head, "choices": choices, "usage": self._usage(self._num_thoughts)}
+        return value
+
+    def _choice(self, answer: ReadAnswer) -> OpenAiChatChoice:
+        return {
+            "index": answer.number,
+            "message": {"role": "assistant", "content": answer.content, "refusal": None, **answer.parts},
+            "logprobs": answer.logprobs,
+            "finish_reason": answer.reason,
+        }
+
+    def _answers(self) -> list[ReadAnswer]:
+        """Read the answers; the tokens of their thoughts are known then."""
+        return [self._read(sequence) for sequence in self._sequences]
+
+    def _read(self, sequence: SequenceOutput) -> ReadAnswer:
+        reader, tokens = self._format.form.reader(), sequence.tokens
+        if reader is None:
+            events: list[Event] = ["".join([token.text for token in tokens])]
+        else:
+            events, others = reader.read(tokens, sequence.finish)
+            tokens = tokens if self._format.thoughts else others
+            if self._num_thoughts is not None:
+                self._num_thoughts += reader.num_thoughts
+        shown = [event for event in events if self._format.selects(event)]
+        content, parts = _gather(shown)
+        broken = any(isinstance(event, CallEnd) and not event.whole for event in shown)
+        reason = self._format.reason(sequence.finish, called="tool_calls" in parts, broken=broken)
+        return ReadAnswer(sequence.index, content, parts, self._format.logprobs.of(tokens), reason)
+
+
+def _gather(events: Sequence[Event]) -> tuple[str | None, MessageParts]:
+    """Return the text, None where there is none beside thoughts or calls, and these as a whole answer has them."""
+    content: list[str] = []
+    thoughts: list[str] = []
+    functions: dict[int, FunctionCall] = {}
+    for event in events:
+        if isinstance(event, str):
+            content.append(event)
+        elif isinstance(event, Reasoning):
+            thoughts.append(event.text)
+        elif isinstance(event, CallStart):
+            functions[event.number] = {"name": event.name, "arguments": ""}
+        elif isinstance(event, Arguments):
+            functions[event.number]["arguments"] += event.text
+    text, thought = "".join(content), "".join(thoughts)
+    parts: MessageParts = {}
+    if thought:
+        parts["reasoning"] = parts["reasoning_content"] = thought
+    if functions:
+        parts["tool_calls"] = [
+            {"id": call_id(), "type": "function", "function": function} for function in functions.values()
+        ]
+    return None if (functions and not text.strip()) or (thought and not text) else text, parts
 
 
 class ParsedChat(NamedTuple):

@@ -9,15 +9,11 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.values import Pooling
-from handler.protocols.kernel.base import Dialect, ParsedRequest
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
-from handler.protocols.kernel.readers.body import report_unknown
-from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
-from handler.protocols.kernel.readers.values import integer
+from handler.protocols.kernel.readers import PYDANTIC, integer, relaxed_by, report_unknown
 from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
-from handler.protocols.kernel.schema.readers import accepts
-from handler.protocols.kernel.schema.shapes import Shape
+from handler.protocols.kernel.schema import Shape, accepts
 from handler.protocols.kernel.texts import (
     VLLM_POOLING,
     embedding_requests,
@@ -25,10 +21,8 @@ from handler.protocols.kernel.texts import (
     texts_shape,
     vllm_truncation,
 )
-from handler.protocols.openai.answers import EmbeddingAnswer
-from handler.protocols.openai.errors import ERRORS
-from handler.protocols.openai.parameters import MODEL, harmless, read_model
-from handler.protocols.openai.request import unknown_fields
+from handler.protocols.openai.api import ERRORS, EmbeddingAnswer
+from handler.protocols.openai.request import MODEL, harmless, read_model, unknown_fields
 
 
 @accepts(enum=["float", "base64"])

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from handler.protocols.kernel.description import Description, request_shape
-from handler.protocols.openai import completions, embeddings, transcriptions
-from handler.protocols.openai.answers import (
+from handler.protocols.kernel.parameters import Description, request_shape
+from handler.protocols.openai import audio, completions, embeddings
+from handler.protocols.openai.api import (
     EmbeddingAnswer,
     OpenAiChatAnswer,
     OpenAiChatChunk,
+    OpenAiError,
     OpenAiTextAnswer,
     OpenAiTextChunk,
     TranscriptDelta,
@@ -18,8 +19,7 @@ from handler.protocols.openai.answers import (
     VerboseTranscription,
 )
 from handler.protocols.openai.chat import OpenAiChat
-from handler.protocols.openai.errors import OpenAiError
-from handler.protocols.openai.parameters import CHAT, COMPLETIONS
+from handler.protocols.openai.request import CHAT, COMPLETIONS
 
 _HEAD = {"id": "cmpl-0", "created": 1760000000, "model": "model", "system_fingerprint": "lmi"}
 _USAGE = {"prompt_tokens": 12, "completion_tokens": 3, "total_tokens": 15}
@@ -28,7 +28,7 @@ _ANSWER_MESSAGE = {"role": "assistant", "content": "Paris.", "refusal": None}
 
 def _transcription(title: str, request: str, task: str) -> Description:
     return Description(
-        title, request, request_shape(transcriptions.FIELDS, transcriptions.TABLES[task], "file"), OpenAiError,
+        title, request, request_shape(audio.FIELDS, audio.TABLES[task], "file"), OpenAiError,
         {"model": "", "file": _SILENCE},
         Transcription | VerboseTranscription,
         {"text": "Good morning.",

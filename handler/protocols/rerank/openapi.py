@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from handler.protocols.kernel.description import Description, request_shape
-from handler.protocols.rerank.answers import RerankAnswer
-from handler.protocols.rerank.errors import RerankError
+from handler.protocols.kernel.parameters import Description, request_shape
+from handler.protocols.rerank.api import RerankAnswer, RerankError
 from handler.protocols.rerank.request import FIELDS, TABLE
 
 

@@ -10,17 +10,13 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.framing import encoded
-from handler.core.identifiers import new_uuid
+from handler.core.media import new_uuid
 from handler.core.values import Pooling, Truncation
-from handler.protocols.kernel.base import Dialect, ParsedRequest
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
-from handler.protocols.kernel.readers.body import report_unknown
-from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
-from handler.protocols.kernel.readers.values import boolean, integer
+from handler.protocols.kernel.readers import PYDANTIC, boolean, integer, relaxed_by, report_unknown
 from handler.protocols.kernel.reply import VectorReply, Vectors
-from handler.protocols.kernel.schema.readers import accepts
-from handler.protocols.kernel.schema.shapes import Shape, record
+from handler.protocols.kernel.schema import Shape, accepts, record
 from handler.protocols.kernel.texts import (
     NON_EMPTY,
     VLLM_POOLING,
@@ -30,10 +26,8 @@ from handler.protocols.kernel.texts import (
     text_list,
     vllm_truncation,
 )
-from handler.protocols.openai.parameters import MODEL, harmless, read_model
-from handler.protocols.openai.request import unknown_fields
-from handler.protocols.rerank.answers import RankedDocument, RerankAnswer
-from handler.protocols.rerank.errors import ERRORS
+from handler.protocols.openai.request import MODEL, harmless, read_model, unknown_fields
+from handler.protocols.rerank.api import ERRORS, RankedDocument, RerankAnswer
 
 
 @accepts(type="integer", minimum=0)

@@ -6,19 +6,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.framing import SSE
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.description import Answer, Description, Operation, request_shape
-from handler.protocols.kernel.schema.shapes import COUNT, FLAG, TEXT, Shape, nullable, record
-from handler.protocols.openai.errors import OpenAiError, OpenAiErrorFields
-from handler.protocols.responses.answers import (
+from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.parameters import Answer, Description, Operation, request_shape
+from handler.protocols.kernel.schema import COUNT, FLAG, TEXT, Shape, nullable, record
+from handler.protocols.openai.api import OpenAiError, OpenAiErrorFields
+from handler.protocols.responses.api import (
     DeletedResponse,
     OpenAiResponse,
     OpenAiResponseEvent,
     ResponseItems,
     ResponseTokens,
 )
-from handler.protocols.responses.parameters import TABLE
-from handler.protocols.responses.request import FIELDS
+from handler.protocols.responses.request import RESPONSE_FIELDS, TABLE
 
 _MESSAGE: dict[str, Any] = {
     "id": "msg_0",
@@ -44,7 +43,7 @@ _ANSWER = {
     "completed_at": 1760000001, "error": None, "incomplete_details": None, "output": [_MESSAGE], "usage": _USAGE,
 }  # fmt: skip
 
-_WITHOUT_STORE = request_shape(FIELDS, TABLE, "input")
+_WITHOUT_STORE = request_shape(RESPONSE_FIELDS, TABLE, "input")
 
 
 def _request(context: ServerContext) -> Shape:

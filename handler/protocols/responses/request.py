@@ -1,38 +1,549 @@
 """OpenAI's responses at /v1/responses, and their count at /v1/responses/input_tokens.
 
 A body is translated to that of a chat, which the chat's own readers read. A response is kept where the server keeps any
-and the body does not say otherwise: `stored.py`.
+and the body does not say otherwise: `request.py`.
 Source: OpenAI's API reference, "Responses", and the types of its Python package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.errors import InvalidParameter, InvalidPayload, NotKept
 from handler.core.framing import JSON
+from handler.core.media import MediaSource
+from handler.core.values import StructuredOutput
 from handler.protocols.assistant.template import EFFORTS
-from handler.protocols.kernel.base import Dialect, ParsedRequest
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.kept import Keeping, Wanted
-from handler.protocols.kernel.parameters import Table
-from handler.protocols.kernel.readers.body import report_unknown
-from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
-from handler.protocols.kernel.schema.shapes import Shape, nullable, record
-from handler.protocols.kernel.validation import Named
+from handler.protocols.assistant.tools.request import FIELDS
+from handler.protocols.kernel.dialect import (
+    Dialect,
+    Keeper,
+    Keeping,
+    ParsedRequest,
+    ServerContext,
+    Wanted,
+    kept_items,
+    too_long,
+)
+from handler.protocols.kernel.messages import MAX_ARGUMENTS, Chat, PartReader, add_to_turn, join_turns, read_arguments
+from handler.protocols.kernel.parameters import Parameter, Table, named, unsupported
+from handler.protocols.kernel.readers import (
+    PYDANTIC,
+    Named,
+    integer,
+    relaxed_by,
+    report_unknown,
+    response_format,
+    show,
+    string,
+)
+from handler.protocols.kernel.schema import FLAG, TEXT, Shape, accepts, listing, nullable, record
+from handler.protocols.openai.api import ERRORS
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
-from handler.protocols.openai.errors import ERRORS
-from handler.protocols.openai.parameters import CHAT
-from handler.protocols.openai.request import streaming
-from handler.protocols.responses.answers import ResponseHead, ResponseStart, ResponseTokens
-from handler.protocols.responses.head import encode_head, read_head, without_strict
-from handler.protocols.responses.items import new_id, secret_id
-from handler.protocols.responses.messages import INPUT, InputReader
-from handler.protocols.responses.parameters import NO_EFFECT, TABLE
-from handler.protocols.responses.response import NUM_STATES, ResponseDocument, ResponseStream, Settings
-from handler.protocols.responses.stored import KEPT, make_keeping, read_kept, read_wanted
-from handler.protocols.responses.tools import TOOLS, ToolsReader, read_choice
+from handler.protocols.openai.request import CHAT, streaming
+from handler.protocols.responses.api import DeletedResponse, ResponseHead, ResponseItems, ResponseStart, ResponseTokens
+from handler.protocols.responses.response import (
+    NUM_STATES,
+    ResponseDocument,
+    ResponseStream,
+    Settings,
+    encode_head,
+    new_id,
+    read_head,
+    secret_id,
+    without_strict,
+)
+
+_KEPT = "nothing is kept between requests, which several instances may answer: send all items as input"
+
+
+@accepts(type="object", properties={"format": {"type": ["object", "null"]}, "verbosity": {}})
+def _text(value: Any) -> StructuredOutput | None:
+    """Read `text`: a `format` in the Responses API's form. `verbosity` has no effect."""
+    if not isinstance(value, dict) or value.keys() - {"format", "verbosity"}:
+        raise ValueError("must be an object with 'format', 'verbosity' or both")
+    format = value.get("format")
+    if isinstance(format, dict) and format.get("type") == "json_schema":
+        return response_format({"type": "json_schema", "json_schema": {k: v for k, v in format.items() if k != "type"}})
+    return None if format is None else response_format(format)
+
+
+_LOGPROBS = "message.output_text.logprobs"
+_INCLUDED = (
+    "reasoning.encrypted_content", "message.input_image.image_url", "file_search_call.results",
+    "web_search_call.results", "web_search_call.action.sources", "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+)  # fmt: skip
+"""What a response may be asked to include, and has where there is any: nothing is encrypted or left out here."""
+
+
+@accepts(type="array", items={"enum": [*_INCLUDED]})
+def _include(value: Any) -> None:
+    if not isinstance(value, list) or any(name not in _INCLUDED for name in value if name != _LOGPROBS):
+        raise ValueError(f"must be a list of {', '.join(_INCLUDED)}")
+    if _LOGPROBS in value:
+        raise ValueError(f"{_LOGPROBS!r} is not supported: ask for logprobs on /v1/chat/completions")
+
+
+_PAIRS, _KEY, _VALUE = 16, 64, 512
+_ID = 64  # characters
+
+
+@accepts(
+    type="object",
+    maxProperties=_PAIRS,
+    propertyNames={"maxLength": _KEY},
+    additionalProperties={"type": "string", "maxLength": _VALUE},
+)
+def _metadata(value: Any) -> None:
+    if not isinstance(value, dict) or len(value) > _PAIRS:
+        raise ValueError(f"must be an object of at most {_PAIRS} pairs")
+    for key, item in value.items():
+        if len(key) > _KEY or not isinstance(item, str) or len(item) > _VALUE:
+            raise ValueError(f"must have keys of at most {_KEY} characters, and strings of at most {_VALUE}")
+
+
+@accepts(type="string", maxLength=_ID)
+def _identifier(value: Any) -> None:
+    if len(string(value)) > _ID:
+        raise ValueError(f"must have at most {_ID} characters")
+
+
+TABLE = Table(
+    {
+        **named("responses"),
+        "temperature": CHAT.parameters["temperature"],
+        "text": Parameter("structured_output", _text),
+        "previous_response_id": unsupported(f"{_KEPT} (option.responses_store)"),
+        "conversation": unsupported(_KEPT),
+        "context_management": unsupported("the input is not cut or summarized", []),
+        "prompt": unsupported("no prompts are kept here"),
+        "store": unsupported("nothing is kept (option.responses_store); send store=false, or leave it out", False),
+        "background": unsupported("an answer comes with its request", False),
+        "truncation": unsupported("the input is not cut", "disabled"),
+        "top_logprobs": unsupported("ask for them on /v1/chat/completions", 0),
+        "include": Parameter("", _include),
+        "max_tool_calls": Parameter("", integer(1)),
+        "metadata": Parameter("", _metadata),
+        **{name: Parameter("", _identifier) for name in ("prompt_cache_key", "safety_identifier", "user")},
+        "service_tier": Parameter("", string),
+        "max_tokens": unsupported("write max_output_tokens"),
+        "max_completion_tokens": unsupported("write max_output_tokens"),
+        "response_format": unsupported("write text.format"),
+        "n": unsupported("there is one response", 1),
+        "stop": unsupported("the Responses API has no such field", [], ""),
+    }
+)
+
+NO_EFFECT = frozenset(
+    {
+        "client_metadata", "metadata", "prompt_cache_key", "prompt_cache_options",
+        "prompt_cache_retention", "safety_identifier", "service_tier", "stream_options", "user",
+    }
+)  # fmt: skip
+"""Names that clients send and that change no answer here: listed in a header, never refused."""
+
+
+# -- A response's `instructions` and `input` as the messages of a chat -------------------------------------------------
+
+
+_ROLES = ("user", "assistant", "system", "developer")
+_ITEMS = {
+    "message": {"type", "role", "content", "id", "status", "phase"},
+    "function_call": {"type", "id", "call_id", "name", "namespace", "arguments", "status", "caller"},
+    "function_call_output": {"type", "id", "call_id", "output", "status", "name", "namespace", "caller"},
+    "reasoning": {"type", "id", "summary", "content", "status", "encrypted_content"},
+}
+"""Type of an item -> its names that are read, or have no effect by what they mean."""
+
+_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+"""Type of an item -> how its id begins."""
+
+INPUT: Mapping[str, Shape] = {
+    "input": {
+        "anyOf": [
+            {**TEXT, "minLength": 1},
+            listing(record({}, {"type": {"enum": [*_ITEMS, None]}}), minItems=1),
+        ]
+    },
+    "instructions": nullable(TEXT),
+}
+"""What `InputReader` reads."""
+
+
+def full_name(namespace: Any, name: str) -> str:
+    """Return the name under which the prompt shows a tool."""
+    return f"{namespace}.{name}" if isinstance(namespace, str) and namespace else name
+
+
+class InputReader:
+    """Reads one request's input.
+
+    Images in a call's output follow the outputs, as a part of the user's own turn: chat templates take an output's text
+    only.
+
+    Attributes:
+        chat: messages in the chat's form, those of one role in a row joined.
+        unknown: names without effect, as `input[].NAME`.
+        items: those of `input`, with others in the place of references.
+    """
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._shown: list[MediaSource] = []  # by the outputs of calls
+        self.chat: Chat = []
+        self.unknown: dict[str, None] = {}
+        self._parts = PartReader(context, "input[].content[]", self.unknown)
+        self.items: list[Any] = []
+        self._calls: set[str] = set()
+
+    def read(self, body: Mapping[str, Any]) -> None:
+        """Read `instructions`, the items of the responses before, and `input`.
+
+        Raises:
+            InvalidPayload: naming the wrong item and what would be right; it quotes no content.
+        """
+        instructions, given = body.get("instructions"), body.get("input")
+        if instructions is not None:
+            if not isinstance(instructions, str):
+                raise InvalidPayload("'instructions' must be a string")
+            add_to_turn(self.chat, "system", content=instructions)
+        if isinstance(given, str) and given:
+            given = [{"type": "message", "role": "user", "content": given}]
+        if not isinstance(given, list) or not given:
+            raise InvalidPayload("'input' must be a non-empty string or list of items")
+        for index, item in enumerate(self._context.recalled.history):
+            if not _is_half_a_call(item):
+                self._item(item, f"previous_response_id: item {index}")
+        for index, item in enumerate(given):
+            self._item(self._resolved(item, f"input[{index}]"), f"input[{index}]")
+        self._add_shown()
+        if not self.chat:
+            raise InvalidPayload("'input' has nothing that the model reads")
+        join_turns(self.chat)
+
+    def _resolved(self, item: Any, at: str) -> Any:
+        """Return the item that a reference names; any other as it is.
+
+        Raises:
+            NotKept: there is none.
+        """
+        if self._context.keeper is not None and (id := referenced(item)) is not None:
+            item = self._context.recalled.items.get(id)
+            if item is None:
+                why = (
+                    "no item of this id is stored: it has expired, was deleted, or came with store=false; send the item"
+                )
+                raise NotKept(f"{at}.id={show(id)}: {why}", "input")
+        self.items.append(item)
+        return item
+
+    def _item(self, item: Any, at: str) -> None:
+        kind = (item.get("type") or _implied_type(item)) if isinstance(item, dict) else None
+        if not isinstance(kind, str):
+            raise InvalidPayload(f"{at} must be an object with 'type', or with 'role' and 'content'")
+        if kind == "item_reference":
+            raise InvalidPayload(
+                f"{at}: 'item_reference' is not supported: nothing is kept (option.responses_store); send the item, as "
+                "with store=false"
+            )
+        if kind not in _ITEMS:
+            raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: it must be {' or '.join(_ITEMS)}")
+        self.unknown |= {f"input[].{name}": None for name in item.keys() - _ITEMS[kind] if item[name] is not None}
+        if kind == "function_call_output":
+            return self._output(item, at)
+        self._add_shown()
+        if kind == "message":
+            self._message(item, at)
+        elif kind == "reasoning":
+            self._reasoning(item, at)
+        else:
+            add_to_turn(self.chat, "assistant", tool_calls=self._call(item, at))
+
+    def _message(self, item: Mapping[str, Any], at: str) -> None:
+        if (role := item.get("role")) not in _ROLES:
+            raise InvalidPayload(f"{at}.role must be one of {', '.join(_ROLES)}")
+        content, place = item.get("content"), f"{at}.content"
+        for part in self._parts.read(content, place, media=True) if role == "user" else [self._text(content, place)]:
+            add_to_turn(self.chat, "system" if role == "developer" else role, content=part)
+
+    def _reasoning(self, item: Mapping[str, Any], at: str) -> None:
+        parts = item.get("content") or item.get("summary") or []
+        if not parts and item.get("encrypted_content"):  # only OpenAI can read it
+            self.unknown["input[].encrypted_content"] = None
+        if parts:
+            add_to_turn(self.chat, "assistant", reasoning_content=self._text(parts, f"{at}.content"))
+
+    def _output(self, item: Mapping[str, Any], at: str) -> None:
+        """Read the output of a call. Its images wait for the outputs beside it."""
+        id = _string(item, "call_id", at)
+        if id not in self._calls:
+            raise InvalidPayload(f"{at}.call_id={show(id)}: no function_call before it has this id")
+        parts = self._parts.read(item.get("output"), f"{at}.output", media=True)
+        output = "\n".join([part for part in parts if isinstance(part, str)])
+        self._shown += [part for part in parts if isinstance(part, MediaSource)]
+        self.chat.append({"role": "tool", "tool_call_id": id, "content": output})
+
+    def _add_shown(self) -> None:
+        for image in self._shown:
+            add_to_turn(self.chat, "user", content=image)
+        self._shown.clear()
+
+    def _text(self, content: Any, at: str) -> str:
+        """Read a string, or parts of text, which line ends join."""
+        return "\n".join([part for part in self._parts.read(content, at, media=False) if isinstance(part, str)])
+
+    def _call(self, item: Mapping[str, Any], at: str) -> dict[str, Any]:
+        id, arguments = _string(item, "call_id", at), _string(item, "arguments", at)
+        name = full_name(item.get("namespace"), _string(item, "name", at))
+        if len(arguments) > MAX_ARGUMENTS:
+            raise InvalidPayload(f"{at}.arguments has {len(arguments)} characters; at most {MAX_ARGUMENTS}")
+        value = read_arguments(arguments, "input[].arguments", self.unknown)
+        self._calls.add(id)
+        return {"id": id, "type": "function", "function": {"name": name, "arguments": value}}
+
+
+def referenced(item: Any) -> str | None:
+    """Return the id of the item that a reference names; None where it is no reference."""
+    if not isinstance(item, dict) or (item.get("type") or _implied_type(item)) != "item_reference":
+        return None
+    return item["id"] if isinstance(item.get("id"), str) else None
+
+
+def with_ids(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return items that were read as they are kept: each with an id, a message's text as a part."""
+    return [_with_id(item) for item in items]
+
+
+def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
+    kind = item.get("type") or "message"
+    id = item.get("id")
+    found = {**item, "type": kind, "id": id if isinstance(id, str) and id else secret_id(_PREFIXES[kind])}
+    if kind == "message" and isinstance(item["content"], str):
+        part = {"type": "output_text", "annotations": []} if item["role"] == "assistant" else {"type": "input_text"}
+        found["content"] = [{**part, "text": item["content"]}]
+    return found if item.get("status") else {**found, "status": "completed"}
+
+
+def _is_half_a_call(item: Any) -> bool:
+    """Whether an item is a call at which its response broke off: nobody has made it."""
+    return bool(item["type"] == "function_call" and item.get("status") == "incomplete")
+
+
+def _implied_type(item: Mapping[str, Any]) -> str:
+    """Return the type of an item that names none: a reference has nothing but an id."""
+    return "item_reference" if "id" in item and item.keys() <= {"id", "type"} else "message"
+
+
+def _string(value: Mapping[str, Any], name: str, at: str) -> str:
+    if not isinstance(found := value.get(name), str):
+        raise InvalidPayload(f"{at}.{name} must be a string")
+    return found
+
+
+# -- A response's `tools` and `tool_choice` as those of a chat ---------------------------------------------------------
+
+
+_HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer", "tool_search")
+"""How the types of tools begin that run at OpenAI."""
+
+_READ_OF_TOOLS: Mapping[str, Shape] = {
+    "type": {"enum": ["function", "namespace"]},
+    "name": TEXT,
+    "description": nullable(TEXT),
+    "parameters": {"type": ["object", "null"]},
+    "strict": nullable(FLAG),
+}
+TOOLS: Mapping[str, Shape] = {
+    "tools": nullable(listing({**record(_READ_OF_TOOLS), "required": ["type", "name"]})),
+    "tool_choice": FIELDS["tool_choice"],
+}
+"""What `ToolsReader` and `read_choice` read."""
+
+
+class ToolsReader:
+    """Reads one request's tools.
+
+    Attributes:
+        tools: in the chat's form, whose reader checks names and schemas; as given where it is no list.
+        namespaces: a tool's name in the prompt -> its namespace and its name there.
+    """
+
+    def __init__(self) -> None:
+        self.tools: Any = None
+        self.namespaces: dict[str, tuple[str, str]] = {}
+
+    def read(self, value: Any) -> None:
+        """Read the tools; those of a namespace get its name in front.
+
+        Raises:
+            InvalidParameter: a tool is no function.
+        """
+        self.tools = value if not isinstance(value, list) else []
+        if isinstance(value, list):
+            for index, tool in enumerate(value):
+                self._tool(tool, f"tools[{index}]", "")
+
+    def _tool(self, tool: Any, at: str, namespace: str) -> None:
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind == "namespace" and not namespace and isinstance(tool.get("tools"), list):
+            if not isinstance(tool.get("name"), str) or not tool["name"]:
+                raise InvalidParameter(f"{at}.name: must be a string")
+            for index, own in enumerate(tool["tools"]):
+                self._tool(own, f"{at}.tools[{index}]", tool["name"])
+            return
+        if kind != "function":
+            hosted = isinstance(kind, str) and kind.startswith(_HOSTED)
+            why = "hosted tools run at OpenAI" if hosted else "it must be a function"
+            raise InvalidParameter(f"{at}.type={show(kind)}: is not supported: {why}")
+        name = tool.get("name")
+        if namespace and isinstance(name, str):
+            self.namespaces[full_name(namespace, name)] = (namespace, name)
+            name = full_name(namespace, name)
+        others = {key: item for key, item in tool.items() if key not in _READ_OF_TOOLS and item not in (None, False)}
+        function = {"name": name, "description": tool.get("description"), "parameters": tool.get("parameters")}
+        function |= {"strict": tool["strict"]} if "strict" in tool else {}
+        self.tools.append({"type": "function", "function": {**others, **function}})
+
+
+def read_choice(value: Any, tools: Any) -> Any:
+    """Return `tool_choice` of a chat.
+
+    Raises:
+        InvalidParameter: it names no tool, or is of another kind.
+    """
+    if not isinstance(value, dict):
+        return value
+    if value.get("type") == "allowed_tools":
+        return _allowed(value)
+    name = full_name(value.get("namespace"), str(value.get("name")))
+    known = [tool["function"]["name"] for tool in tools] if isinstance(tools, list) else []
+    if value.get("type") != "function" or name not in known:
+        raise Named("tool_choice", value).refused(
+            "must be none, auto, required, a 'function' with a 'name' in tools, or 'allowed_tools'"
+        )
+    return {"type": "function", "function": {"name": name}}
+
+
+def _allowed(value: Mapping[str, Any]) -> Any:
+    """Return the allowed tools in the form of a chat, whose reader checks them."""
+    tools = value.get("tools")
+    if isinstance(tools, list):
+        tools = [_function(tool) if isinstance(tool, dict) else tool for tool in tools]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": value.get("mode"), "tools": tools}}
+
+
+def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    name = tool.get("name")
+    return {"type": tool.get("type"), "function": {"name": full_name(tool.get("namespace"), str(name))}}
+
+
+# -- responses that are kept: `store`, `previous_response_id` and references to items ----------------------------------
+
+
+KEPT = ("store", "previous_response_id")
+"""A body's names that are refused where nothing is kept."""
+
+MAX_REFERENCES = 1000
+"""References to items in a request."""
+
+MAX_PAGE, PAGE = 100, 20
+"""Input items of a page: the most, and how many by default."""
+
+
+def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
+    """Return what a body needs of the responses that are kept; what is wrong with it `parse` says.
+
+    Args:
+        keeps: its own answer is kept, unless it says otherwise.
+
+    Raises:
+        InvalidPayload: it has too many references.
+    """
+    if not isinstance(body, dict):
+        return None
+    previous, given = body.get("previous_response_id"), body.get("input")
+    items = dict.fromkeys(filter(None, map(referenced, given))) if isinstance(given, list) else {}
+    if len(items) > MAX_REFERENCES:
+        raise InvalidPayload(f"'input' refers to {len(items)} stored items; at most {MAX_REFERENCES}")
+    return Wanted(
+        "response", keeps and body.get("store") is not False, previous if isinstance(previous, str) else "", [*items]
+    )
+
+
+def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
+    """Read `store` and `previous_response_id`; return whether the response is to be kept.
+
+    Raises:
+        ServingError: the response before cannot be gone on from.
+    """
+    if context.keeper is None:
+        return False
+    store = Named("store", body.get("store"))
+    if store.value is not None and not isinstance(store.value, bool):
+        raise store.refused("must be true or false")
+    previous = Named("previous_response_id", body.get("previous_response_id"))
+    if previous.value is not None and (not isinstance(previous.value, str) or not previous.value):
+        raise previous.refused("must be the id of a response")
+    state = context.recalled.state
+    if state == "missing":
+        raise NotKept(f"{previous}: no such response is stored: it has expired, or was deleted or not stored", KEPT[1])
+    if state == "broken":
+        raise NotKept(f"{previous}: a response before it is not stored any more; send all items as input", KEPT[1])
+    if state == "in_progress":
+        raise previous.refused("this response is still in progress; continue after it has ended")
+    if state == "failed":
+        raise previous.refused("this response failed; go on from the one before it")
+    if state == "too_long":
+        field = previous if previous.value else "input"
+        raise too_long(field, "the stored items that it names", context.config.max_request_size)
+    return store.value is not False
+
+
+def make_keeping(keeper: Keeper, head: ResponseHead, items: Sequence[Any]) -> Keeping:
+    """Return what keeps a response.
+
+    Args:
+        items: those of its request, which were read.
+    """
+    return Keeping(keeper, "response", head["previous_response_id"] or "", kept_items(with_ids(items)))
+
+
+# -- the other routes --------------------------------------------------------------------------------------------
+
+
+def not_kept(id: str) -> NotKept:
+    """Return the error for a response that its owner does not have."""
+    return NotKept(f"Response with id '{id[:128]}' not found.")
+
+
+def check_retrieval(query: Mapping[str, str]) -> None:
+    """Raise InvalidParameter where the query of GET asks for more than the response as it is."""
+    if query.get("stream", "false").lower() not in ("false", "0", ""):
+        raise Named("stream", query["stream"]).refused("a stored response is not streamed again; leave it out")
+    if query.get("starting_after"):
+        raise Named("starting_after", query["starting_after"]).refused("a stored response is not streamed again")
+
+
+def read_page(query: Mapping[str, str]) -> tuple[int, str, bool]:
+    """Read `limit`, `after` and whether `order` has the newest items first, as it does by default."""
+    limit, order = query.get("limit", str(PAGE)), query.get("order", "desc")
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= MAX_PAGE):
+        raise Named("limit", limit).refused(f"must be an integer from 1 to {MAX_PAGE}")
+    if order not in ("asc", "desc"):
+        raise Named("order", order).refused("must be asc or desc")
+    return int(limit), query.get("after", ""), order == "desc"
+
+
+def deleted(id: str) -> DeletedResponse:
+    return {"id": id, "object": "response", "deleted": True}
+
+
+def page(items: Sequence[Any], *, has_more: bool) -> ResponseItems:
+    first, last = (items[0]["id"], items[-1]["id"]) if items else ("", "")
+    return {"object": "list", "data": [*items], "first_id": first, "last_id": last, "has_more": has_more}
+
 
 _OWN = {"messages": "input", "reasoning_effort": "reasoning.effort"}
 """The chat's names of what has another one here."""
@@ -44,7 +555,7 @@ _SAME = (TABLE.parameters.keys() - _OWN.keys()) | _OF_CHAT.keys()
 _WORDS = {"].function.": "].", "reasoning_effort": "reasoning.effort", "messages[].reasoning": "input[].reasoning"}
 _REASONING: Mapping[str, Shape] = {"effort": {"enum": [*EFFORTS, None]}, "summary": {}, "generate_summary": {}}
 
-FIELDS: Mapping[str, Shape] = {
+RESPONSE_FIELDS: Mapping[str, Shape] = {
     **INPUT,
     **_OF_CHAT,
     **TOOLS,
@@ -53,8 +564,8 @@ FIELDS: Mapping[str, Shape] = {
 _UNHEEDED = "tools[].function.strict"
 """How the chat's reader says that nothing enforces the tools' schemas."""
 
-_READ = FIELDS.keys() | TABLE.parameters.keys() | NO_EFFECT
-_relax = relaxed_by(PYDANTIC, {**FIELDS, **TABLE.shapes})
+_READ = RESPONSE_FIELDS.keys() | TABLE.parameters.keys() | NO_EFFECT
+_relax = relaxed_by(PYDANTIC, {**RESPONSE_FIELDS, **TABLE.shapes})
 
 
 class OpenAiResponses(Dialect):

@@ -3,30 +3,274 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
 
-from handler.core.errors import ServingError
-from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, named_event, template
+from handler.core.errors import InvalidPayload, ServingError
+from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, encoded, named_event, template
+from handler.core.media import new_digits, new_secret
 from handler.core.values import Finish, Token
-from handler.protocols.assistant.answer import AnswerForm
-from handler.protocols.assistant.replies import BlockStream, read_whole
-from handler.protocols.kernel.base import TokenLine
-from handler.protocols.kernel.kept import Keeping
+from handler.protocols.assistant.answer import AnswerForm, BlockStream, read_whole
+from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
+from handler.protocols.kernel.dialect import GenerationDefaults, Keeping, TokenLine
 from handler.protocols.kernel.reply import WholeReply
-from handler.protocols.openai.errors import ERRORS
-from handler.protocols.responses.answers import (
+from handler.protocols.openai.api import ERRORS
+from handler.protocols.responses.api import (
+    CallItem,
+    CallPlace,
+    Delta,
+    MessageItem,
     OpenAiResponse,
     OpenAiResponseEvent,
+    OutputText,
+    ReasoningItem,
+    ReasoningText,
     ResponseEvent,
     ResponseFailure,
+    ResponseHead,
     ResponseItem,
     ResponseStart,
     ResponseState,
     ResponseUsage,
     Status,
+    TextPlace,
 )
-from handler.protocols.responses.items import Items
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{new_digits()}"
+
+
+def secret_id(prefix: str) -> str:
+    """Return the id of what is kept, and can be read by it."""
+    return f"{prefix}_{new_secret()}"
+
+
+class Items:
+    """Builds one answer's items, in order. White space alone is no message beside other items.
+
+    Args:
+        namespaces: a tool's name in the prompt -> its namespace and its name there.
+        most_calls: how many are left in, the first ones; None: all.
+        secret: nobody can guess the items' ids.
+
+    Attributes:
+        output: the items so far; the last one may be open.
+        open: the last item, while it is open.
+        parts: the pieces of its text.
+        broken: a call is not whole.
+    """
+
+    def __init__(
+        self, namespaces: Mapping[str, tuple[str, str]], most_calls: int | None = None, *, secret: bool = False
+    ) -> None:
+        self._namespaces = namespaces
+        self._most_calls = most_calls
+        self._new_id = secret_id if secret else new_id
+        self._space = ""
+        self._numbers = 0
+        self.output: list[ResponseItem] = []
+        self.open: ResponseItem | None = None
+        self.parts: list[str] = []
+        self.broken = False
+
+    def number(self) -> int:
+        """Return the number of the next event."""
+        self._numbers += 1
+        return self._numbers - 1
+
+    def feed(self, events: Iterable[Event]) -> list[OpenAiResponseEvent]:
+        found: list[OpenAiResponseEvent] = []
+        for event in events:
+            if isinstance(event, str):
+                self._text(event, found)
+            elif isinstance(event, Reasoning):
+                if self.open is None or self.open["type"] != "reasoning":
+                    self._begin(self._reasoning(), found)
+                self._add(event.text, found)
+            elif self._most_calls is not None and event.number >= self._most_calls:
+                continue
+            elif isinstance(event, CallStart):
+                namespace, name = self._namespaces.get(event.name, ("", event.name))
+                self._begin(self._call(namespace, name), found)
+            elif isinstance(event, Arguments):
+                self._add(event.text, found)
+            else:
+                self.broken |= not event.whole
+                self._close(found, status="completed" if event.whole else "incomplete")
+        return found
+
+    def end(self, *, complete: bool) -> list[OpenAiResponseEvent]:
+        """Return the events of the last item's end."""
+        found: list[OpenAiResponseEvent] = []
+        if self._space and not self.output:
+            space = self._space
+            self._begin(self._message(), found)
+            self._add(space, found)
+        self._close(found, status="completed" if complete else "incomplete")
+        return found
+
+    def delta(self, item: ResponseItem, text: str, number: int) -> Delta:
+        """Return a delta of the open item."""
+        if item["type"] == "message":
+            return {
+                "type": "response.output_text.delta",
+                "sequence_number": number,
+                **self._place(item),
+                "delta": text,
+                "logprobs": [],
+            }
+        if item["type"] == "reasoning":
+            return {
+                "type": "response.reasoning_text.delta",
+                "sequence_number": number,
+                **self._place(item),
+                "delta": text,
+            }
+        return {
+            "type": "response.function_call_arguments.delta",
+            "sequence_number": number,
+            **self._call_place(item),
+            "delta": text,
+        }
+
+    def _call_place(self, item: ResponseItem) -> CallPlace:
+        return {"item_id": item["id"], "output_index": len(self.output) - 1}
+
+    def _place(self, item: ResponseItem) -> TextPlace:
+        """Return where an event about the text of the open item belongs."""
+        return {**self._call_place(item), "content_index": 0}
+
+    def _text(self, text: str, found: list[OpenAiResponseEvent]) -> None:
+        if self.open is None or self.open["type"] != "message":
+            self._space += text
+            if not self._space.strip():
+                return
+            text = self._space
+            self._begin(self._message(), found)
+        self._add(text, found)
+
+    def _begin(self, item: ResponseItem, found: list[OpenAiResponseEvent]) -> None:
+        self._close(found)
+        self.open, self._space, self.parts = item, "", []
+        self.output.append(item)
+        index = len(self.output) - 1
+        found.append(
+            {
+                "type": "response.output_item.added",
+                "sequence_number": self.number(),
+                "output_index": index,
+                "item": item.copy(),
+            }
+        )
+        if item["type"] != "function_call":
+            part = _output_text("") if item["type"] == "message" else _reasoning_text("")
+            found.append(
+                {
+                    "type": "response.content_part.added",
+                    "sequence_number": self.number(),
+                    **self._place(item),
+                    "part": part,
+                }
+            )
+
+    def _add(self, text: str, found: list[OpenAiResponseEvent]) -> None:
+        assert self.open is not None, "text is of an item"
+        self.parts.append(text)
+        found.append(self.delta(self.open, text, self.number()))
+
+    def _close(self, found: list[OpenAiResponseEvent], *, status: Status = "completed") -> None:
+        item = self.open
+        if item is None:
+            return
+        item["status"] = status
+        self._finish(item, "".join(self.parts), found)
+        found.append(
+            {
+                "type": "response.output_item.done",
+                "sequence_number": self.number(),
+                "output_index": len(self.output) - 1,
+                "item": item.copy(),
+            }
+        )
+        self.open = None
+
+    def _finish(self, item: ResponseItem, text: str, found: list[OpenAiResponseEvent]) -> None:
+        """Put an item's whole text into it."""
+        if item["type"] == "function_call":
+            item["arguments"] = text
+            if item["status"] == "completed":  # clients take the event for a call to make
+                found.append(
+                    {
+                        "type": "response.function_call_arguments.done",
+                        "sequence_number": self.number(),
+                        **self._call_place(item),
+                        "name": item["name"],
+                        "arguments": text,
+                    }
+                )
+            return
+        part: OutputText | ReasoningText
+        if item["type"] == "message":
+            part = _output_text(text)
+            item["content"] = [part]
+            found.append(
+                {
+                    "type": "response.output_text.done",
+                    "sequence_number": self.number(),
+                    **self._place(item),
+                    "text": text,
+                    "logprobs": [],
+                }
+            )
+        else:
+            part = _reasoning_text(text)
+            item["content"] = [part]
+            found.append(
+                {
+                    "type": "response.reasoning_text.done",
+                    "sequence_number": self.number(),
+                    **self._place(item),
+                    "text": text,
+                }
+            )
+        found.append(
+            {
+                "type": "response.content_part.done",
+                "sequence_number": self.number(),
+                **self._place(item),
+                "part": part,
+            }
+        )
+
+    def _message(self) -> MessageItem:
+        id = self._new_id("msg")
+        return {"id": id, "type": "message", "status": "in_progress", "role": "assistant", "content": []}
+
+    def _reasoning(self) -> ReasoningItem:
+        return {"id": self._new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
+
+    def _call(self, namespace: str, name: str) -> CallItem:
+        item: CallItem = {
+            "id": self._new_id("fc"),
+            "type": "function_call",
+            "status": "in_progress",
+            "arguments": "",
+            "call_id": new_id("call"),
+            "name": name,
+        }
+        if namespace:
+            item["namespace"] = namespace
+        return item
+
+
+def _output_text(text: str) -> OutputText:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _reasoning_text(text: str) -> ReasoningText:
+    return {"type": "reasoning_text", "text": text}
+
 
 _STATES: Mapping[Status, ResponseState] = {
     "in_progress": "response.in_progress",
@@ -195,3 +439,87 @@ class ResponseDocument(WholeReply):
         )
         response = self._settings.response(items.output, sequence.finish, broken=items.broken, usage=counts)
         return self._settings.kept(response)
+
+
+# -- what a response repeats of its request ----------------------------------------------------------------------------
+
+
+_SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+
+
+def read_head(body: Mapping[str, Any], generation: GenerationDefaults, *, store: bool = False) -> ResponseHead:
+    """Return what a response repeats of its request.
+
+    Args:
+        generation: the model's own defaults.
+        store: the response is kept.
+    """
+    reasoning = body.get("reasoning") or {}
+    parallel, text = body.get("parallel_tool_calls"), body.get("text")
+    used = {
+        name: generation.sampling.get(name, default) if body.get(name) is None else body[name]
+        for name, default in _SAMPLING.items()
+    }
+    tools = body.get("tools") or []
+    return {
+        "background": False,
+        "frequency_penalty": used["frequency_penalty"],
+        "instructions": body.get("instructions"),
+        "max_output_tokens": body.get("max_output_tokens"),
+        "max_tool_calls": body.get("max_tool_calls"),
+        "metadata": body.get("metadata") or {},
+        "parallel_tool_calls": True if parallel is None else parallel,
+        "presence_penalty": used["presence_penalty"],
+        "previous_response_id": body.get("previous_response_id"),
+        "prompt_cache_key": body.get("prompt_cache_key"),
+        "reasoning": {"effort": reasoning.get("effort"), "summary": None},
+        "safety_identifier": body.get("safety_identifier"),
+        "service_tier": "default",
+        "store": store,
+        "temperature": used["temperature"],
+        "text": {"format": _format(text.get("format") if isinstance(text, dict) else None)},
+        "tool_choice": body.get("tool_choice") or "auto",
+        "tools": [_tool(tool) for tool in tools] if isinstance(tools, list) else tools,
+        "top_logprobs": 0,
+        "top_p": used["top_p"],
+        "truncation": "disabled",
+        "user": body.get("user"),
+    }
+
+
+def encode_head(head: ResponseHead) -> ResponseHead:
+    """Encode what a response repeats, once for all events of a stream; numbers and null stay as they are.
+
+    Raises:
+        InvalidPayload: it can be read, but not written.
+    """
+    written: dict[str, Any] = {}
+    for name, value in head.items():
+        try:  # as deep as in an event: orjson writes fewer levels than it reads
+            written[name] = value if isinstance(value, int | float | None) else encoded(value, depth=4)
+        except TypeError as error:
+            raise InvalidPayload(f"'{name}' cannot be repeated in the response: {error}") from None
+    return cast(ResponseHead, written)
+
+
+def without_strict(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return tools whose schemas nothing enforces."""
+    return [
+        {**tool, "tools": without_strict(tool["tools"])} if "tools" in tool else {**tool, "strict": False}
+        for tool in tools
+    ]
+
+
+def _tool(tool: Any) -> Any:
+    """Return a tool with all that a response's has; what is wrong with it the tools' reader says."""
+    if not isinstance(tool, dict):
+        return tool
+    if isinstance(tool.get("tools"), list):
+        return {**tool, "tools": [_tool(own) for own in tool["tools"]]}
+    return {"description": None, "parameters": None, **tool, "strict": tool.get("strict") is True}
+
+
+def _format(given: Any) -> Any:
+    if not isinstance(given, dict) or given.get("type") != "json_schema":
+        return given or {"type": "text"}
+    return {"description": None, **given, "strict": given.get("strict") is True}

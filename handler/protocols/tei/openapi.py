@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.description import Description, RequestShape, parameters, request_shape
-from handler.protocols.kernel.schema.shapes import Shape, record
-from handler.protocols.tei.answers import TeiPrediction, TeiRank, TeiVectors
-from handler.protocols.tei.errors import TeiError
+from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.parameters import Description, RequestShape, parameters, request_shape
+from handler.protocols.kernel.schema import Shape, record
+from handler.protocols.tei.api import TeiError, TeiPrediction, TeiRank, TeiVectors
 from handler.protocols.tei.request import Tei, TeiEmbed, TeiPredict, TeiRerank, TeiSimilarity
 
 

@@ -8,15 +8,12 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.values import FieldNames, Pooling, Request, Truncation
-from handler.protocols.kernel.base import Dialect, ParsedRequest, Timing
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.http_response import Headers
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext, Timing
+from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
-from handler.protocols.kernel.readers.body import report_unknown
-from handler.protocols.kernel.readers.values import boolean, integer, string
+from handler.protocols.kernel.readers import boolean, integer, report_unknown, string
 from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
-from handler.protocols.kernel.schema.shapes import Shape, listing, record
+from handler.protocols.kernel.schema import Shape, listing, record
 from handler.protocols.kernel.texts import (
     NON_EMPTY,
     check_prompt_name,
@@ -30,8 +27,7 @@ from handler.protocols.kernel.texts import (
     texts_shape,
     truncation_side,
 )
-from handler.protocols.tei.answers import TeiPrediction, TeiRank
-from handler.protocols.tei.errors import ERRORS
+from handler.protocols.tei.api import ERRORS, TeiPrediction, TeiRank
 
 _TRUNCATION: Mapping[str, Parameter] = {
     "truncate": Parameter("truncate", boolean),

@@ -11,19 +11,17 @@ from typing import Any
 
 from handler.core.framing import JSON_TEXTS, SSE, TOKEN_SLOTS, Framing
 from handler.core.values import Request, Token, keep_last
-from handler.protocols.kernel.base import Dialect, ParsedRequest, TokenLine
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext, TokenLine
 from handler.protocols.kernel.parameters import Parameter, Table, named, read_all
-from handler.protocols.kernel.readers.values import integer
-from handler.protocols.lmi.reply import StreamEnd, StreamReply, WholeOutput, line_template
-from handler.protocols.tensors.outputs import TensorValues
-from handler.protocols.tgi.answers import MindieAnswer, MindieDetails, MindieEvent, MindieToken
-from handler.protocols.tgi.errors import MindieErrors
-from handler.protocols.tgi.native import DEFAULTS, Document
-from handler.protocols.tgi.request import (
+from handler.protocols.kernel.readers import integer
+from handler.protocols.lmi.response import StreamEnd, StreamReply, WholeOutput, line_template
+from handler.protocols.tgi.api import MindieAnswer, MindieDetails, MindieErrors, MindieEvent, MindieToken
+from handler.protocols.tgi.native import (
+    DEFAULTS,
     PARAMETERS,
     TOP_LEVEL,
     Body,
+    Document,
     Kind,
     check_sampling,
     check_truncate,
@@ -32,6 +30,7 @@ from handler.protocols.tgi.request import (
     unknown,
 )
 from handler.protocols.tgi.response import finish_shown
+from handler.protocols.triton.tensors import TensorValues
 
 MAX_CHARACTERS = 512 << 10
 

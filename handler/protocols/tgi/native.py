@@ -2,24 +2,245 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
 
-from handler.core.framing import KEEP_ALIVE, SSE
+from handler.core.errors import InvalidParameter
+from handler.core.framing import JSON, KEEP_ALIVE, SSE
+from handler.core.media import MEDIA
+from handler.core.text import Prompt, spans
 from handler.core.values import Finish, Request, keep_last
-from handler.protocols.kernel.base import Dialect, ParsedRequest, Timing
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.http_response import Headers
+from handler.protocols.assistant.template import READERS, read_template
+from handler.protocols.assistant.tools.request import choose_format, lay_out
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext, Timing
+from handler.protocols.kernel.errors import Headers
+from handler.protocols.kernel.messages import read_messages
 from handler.protocols.kernel.parameters import ANY, Parameter, Table, named, read_all
-from handler.protocols.kernel.readers.values import integer
-from handler.protocols.kernel.reply import SequenceOutput
-from handler.protocols.kernel.validation import DEFAULTS as SAMPLING
-from handler.protocols.lmi.reply import DocumentReply, StreamReply, WholeOutput
-from handler.protocols.tensors.outputs import TensorValues
-from handler.protocols.tgi.answers import TgiAnswer, TgiDetails, TgiOthers, TgiOutput, TgiSequence
-from handler.protocols.tgi.errors import SLICE, TgiErrors
-from handler.protocols.tgi.request import Body, check_limits, read_body, unknown
+from handler.protocols.kernel.readers import DEFAULTS as SAMPLING
+from handler.protocols.kernel.readers import integer, report_unknown, show, tgi_grammar
+from handler.protocols.kernel.reply import PromptDocument, SequenceOutput, list_parts
+from handler.protocols.lmi.response import DocumentReply, StreamReply, WholeOutput
+from handler.protocols.openai.request import CHAT, HARMLESS
+from handler.protocols.tgi.api import (
+    SLICE,
+    OutOfRange,
+    TgiAnswer,
+    TgiDetails,
+    TgiErrors,
+    TgiOthers,
+    TgiOutput,
+    TgiPiece,
+    TgiSequence,
+    WrongType,
+)
 from handler.protocols.tgi.response import TgiFormat, finish_shown, seed_of
+from handler.protocols.triton.tensors import TensorValues
+
+MAX_BEST_OF, MAX_STOPS, MAX_TOP_TOKENS = 2, 4, 5
+"""The defaults of TGI's launcher."""
+
+
+class Kind(NamedTuple):
+    """A JSON type.
+
+    Attributes:
+        name: serde's name for it.
+        schema: its JSON Schema, with the range of a parameter.
+        null: null means absent.
+        integral: report an integer that does not fit as a wrong value, not as a wrong type.
+        items: the type of a list's items.
+    """
+
+    name: str
+    fits: Callable[[Any], bool]
+    schema: Mapping[str, Any]
+    null: bool = True
+    integral: bool = False
+    items: Kind | None = None
+
+    def within(self, **range: Any) -> Kind:
+        """Add the range of a parameter to the schema."""
+        return self._replace(schema={**self.schema, **range})
+
+
+def _integer(name: str, least: int, most: int) -> Kind:
+    schema = {"type": "integer", "minimum": least, "maximum": most}
+    return Kind(name, lambda value: type(value) is int and least <= value <= most, schema, integral=True)
+
+
+_F32 = Kind("f32", lambda value: type(value) in (int, float), {"type": "number"})
+_BOOL = Kind("a boolean", lambda value: isinstance(value, bool), {"type": "boolean"}, null=False)
+_STRING = Kind("a string", lambda value: isinstance(value, str), {"type": "string"})
+_USIZE, _U64 = (_integer(name, 0, (1 << 64) - 1) for name in ("usize", "u64"))
+_U32, _I32 = _integer("u32", 0, (1 << 32) - 1), _integer("i32", -(1 << 31), (1 << 31) - 1)
+_STRINGS = Kind(
+    "a sequence",
+    lambda value: isinstance(value, list),
+    {"type": "array", "items": _STRING.schema},
+    null=False,
+    items=_STRING,
+)
+_OBJECT = Kind("an object", lambda value: isinstance(value, dict), {"type": "object"}, null=False)
+_POSITIVE, _OPEN = {"exclusiveMinimum": 0}, {"exclusiveMinimum": 0, "exclusiveMaximum": 1}
+
+PARAMETERS: Mapping[str, Kind] = {
+    "best_of": _USIZE.within(maximum=MAX_BEST_OF),
+    "temperature": _F32.within(**_POSITIVE),
+    "repetition_penalty": _F32.within(**_POSITIVE),
+    "frequency_penalty": _F32.within(minimum=-2, maximum=2),
+    "top_k": _I32.within(**_POSITIVE),
+    "top_p": _F32.within(**_OPEN),
+    "typical_p": _F32.within(**_OPEN),
+    "do_sample": _BOOL,
+    "max_new_tokens": _U32.within(minimum=1),
+    "return_full_text": _BOOL._replace(null=True),
+    "stop": _STRINGS.within(maxItems=MAX_STOPS),
+    "truncate": _USIZE.within(minimum=1),
+    "watermark": _BOOL,
+    "details": _BOOL,
+    "decoder_input_details": _BOOL,
+    "seed": _U64,
+    "top_n_tokens": _U32.within(maximum=MAX_TOP_TOKENS),
+    "grammar": _OBJECT._replace(null=True),
+    "adapter_id": _STRING,
+}
+
+TOP_LEVEL: Mapping[str, Kind] = {"inputs": _STRING._replace(null=False), "parameters": _OBJECT, "stream": _BOOL}
+
+
+class Body(NamedTuple):
+    """A body of the right types, without nulls.
+
+    Attributes:
+        has_parameters: TGI samples by default where `parameters` is absent.
+    """
+
+    inputs: str
+    parameters: Mapping[str, Any]
+    has_parameters: bool
+    stream: bool
+
+
+def read_body(
+    body: Any, top_level: Mapping[str, Kind] = TOP_LEVEL, parameters: Mapping[str, Kind] = PARAMETERS
+) -> Body:
+    """Read the body's fields.
+
+    Raises:
+        WrongType: naming the first field of a wrong type, or the missing `inputs`.
+    """
+    _check("the body", body, _OBJECT)
+    fields = _read_fields(body, top_level, "")
+    if "inputs" not in fields:
+        raise WrongType("missing field `inputs`")
+    given = fields.get("parameters")
+    typed = {} if given is None else _read_fields(given, parameters, "parameters.")
+    return Body(fields["inputs"], typed, given is not None, bool(fields.get("stream")))
+
+
+def _read_fields(given: Mapping[str, Any], kinds: Mapping[str, Kind], prefix: str) -> dict[str, Any]:
+    fields = {}
+    for name, value in given.items():
+        kind = kinds.get(name)
+        if kind is None or (value is None and kind.null):
+            continue
+        _check(f"{prefix}{name}", value, kind)
+        fields[name] = value
+    return fields
+
+
+def _check(where: str, value: Any, kind: Kind) -> None:
+    if not kind.fits(value):
+        raise WrongType(f"{where}: {_describe(value, kind)}, expected {kind.name}")
+    if kind.items is not None:
+        for index, item in enumerate(value):
+            _check(f"{where}[{index}]", item, kind.items)
+
+
+def _describe(value: Any, kind: Kind) -> str:
+    """Describe an unexpected value as serde does."""
+    match value:
+        case None:
+            return "invalid type: null"
+        case bool():
+            return f"invalid type: boolean `{show(value)}`"
+        case int():
+            return f"invalid {'value' if kind.integral else 'type'}: integer `{show(value)}`"
+        case float():
+            return f"invalid type: floating point `{show(value)}`"
+        case str():
+            return f"invalid type: string {show(value)}"
+        case list():
+            return "invalid type: sequence"
+    return "invalid type: map"
+
+
+def unknown(body: Mapping[str, Any], context: ServerContext, parameters: Mapping[str, Kind] = PARAMETERS) -> list[str]:
+    """List the names that no table knows."""
+    names = [name for name in body if name not in TOP_LEVEL]
+    names += [f"parameters.{name}" for name in body.get("parameters") or {} if name not in parameters]
+    return report_unknown(names, body, context)
+
+
+# -- limits ------------------------------------------------------------------------------------------------------
+
+
+def require(right: bool, otherwise: str) -> None:
+    if not right:
+        raise OutOfRange(otherwise)
+
+
+def check_limits(body: Body, context: ServerContext, *, stream: bool) -> None:
+    """Check TGI's ranges in its order.
+
+    Raises:
+        OutOfRange: in TGI's words.
+    """
+    given = body.parameters
+    best_of, do_sample = given.get("best_of", 1), given.get("do_sample", not body.has_parameters)
+    if stream:
+        require(best_of == 1, "`best_of` != 1 is not supported when streaming tokens")
+        no_prefill = not given.get("decoder_input_details")
+        require(no_prefill, "`decoder_input_details` == true is not supported when streaming tokens")
+    require(best_of <= MAX_BEST_OF, f"`best_of` must be > 0 and <= {MAX_BEST_OF}. Given: {best_of}")
+    sampled = do_sample or not given.keys().isdisjoint(("temperature", "top_k", "top_p", "typical_p"))
+    require(best_of <= 1 or sampled, "you must use sampling when `best_of` is > 1")
+    check_sampling(given)
+    require(given.get("max_new_tokens") != 0, "`max_new_tokens` must be strictly positive")
+    num_stops = len(given.get("stop", ()))
+    require(num_stops <= MAX_STOPS, f"`stop` supports up to {MAX_STOPS} stop sequences. Given: {num_stops}")
+    require(best_of <= 1 or "seed" not in given, "`seed` must not be set when `best_of` > 1")
+    top = given.get("top_n_tokens", 0)
+    require(top <= MAX_TOP_TOKENS, f"`top_n_tokens` must be >= 0 and <= {MAX_TOP_TOKENS}. Given: {top}")
+    require(body.inputs != "", "`inputs` cannot be empty")
+    check_truncate(given, context)
+    if "grammar" in given:
+        try:
+            tgi_grammar(given["grammar"])
+        except ValueError as error:
+            raise OutOfRange(f"grammar is not valid: it {error}") from None
+
+
+def check_sampling(given: Mapping[str, Any]) -> None:
+    """Check the ranges that TGI and MindIE share, in TGI's order."""
+    for name in ("temperature", "repetition_penalty", "frequency_penalty", "top_p", "typical_p", "top_k"):
+        match PARAMETERS[name].schema:
+            case {"exclusiveMinimum": least, "exclusiveMaximum": most}:
+                require(least < given.get(name, 0.5) < most, f"`{name}` must be > {least:.1f} and < {most:.1f}")
+            case {"exclusiveMinimum": least}:
+                require(given.get(name, 1) > least, f"`{name}` must be strictly positive")
+            case {"minimum": least, "maximum": most}:
+                require(least <= given.get(name, 0) <= most, f"`{name}` must be >= {least:.1f} and <= {most:.1f}")
+
+
+def check_truncate(given: Mapping[str, Any], context: ServerContext) -> None:
+    """Check that the prompt leaves room for one token."""
+    truncate, total = given.get("truncate", 1), context.most_tokens()
+    most = (1 << 32) if total is None else total - 1
+    text = "`truncate` must be strictly positive and less than"
+    require(0 < truncate <= most, f"{text} {most}. Given: {truncate}")
+
 
 TABLE = Table(
     {
@@ -181,3 +402,85 @@ def _times(timing: Timing) -> Headers:
         ("x-prompt-tokens", str(timing.num_prompt_tokens)),
         ("x-generated-tokens", str(timing.num_tokens)),
     ]
+
+
+# -- TGI's /tokenize and /chat_tokenize: a prompt's tokens, with their places in its text ------------------------------
+
+
+_TOKENIZE_SHAPING = ("add_special_tokens", "chat_template", *READERS)
+"""What changes a chat's prompt, as in OpenAI's chat."""
+
+_NO_EFFECT = HARMLESS | {"model", "stream", "stream_options", "tool_choice", "parallel_tool_calls"}
+_NO_EFFECT |= CHAT.parameters.keys() - {*_TOKENIZE_SHAPING, "truncate_prompt_tokens"}
+"""What does not change it."""
+
+
+class _TgiTokenize(Dialect):
+    """Of a generate body only `inputs` counts; as in TGI, `truncate` has no effect."""
+
+    name = "tgi_tokenize"
+    unique_keys = True
+    errors = TgiErrors()
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        inputs = read_body(body).inputs
+        if not inputs:
+            raise OutOfRange("`inputs` cannot be empty")
+        reply = PromptDocument(_tokens)
+        return ParsedRequest((Request(inputs),), reply, self.errors, unknown(body, context), take_prompt=reply.take)
+
+
+class _TgiChatTokenize(_TgiTokenize):
+    """A chat as /v1/chat/completions lays it out."""
+
+    name = "tgi_chat_tokenize"
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        if not isinstance(body, dict) or "messages" not in body:
+            raise WrongType("missing field `messages`")
+        if body.get("tools"):
+            raise OutOfRange("`tools` are not laid out by this route")  # they would change the text
+        given = {name: value for name, value in body.items() if value is not None and name not in ("messages", "tools")}
+        options = {name: _read(name, given.pop(name)) for name in _TOKENIZE_SHAPING if name in given}
+        text_only = replace(context, no_media=dict.fromkeys(MEDIA, "this route lays out text only"))
+        messages, _, ignored = read_messages(body["messages"], text_only)
+        try:
+            template, unread = read_template(options, messages, context)
+        except InvalidParameter as error:
+            raise OutOfRange(error.message) from None
+        others = [name for name in given if name not in _NO_EFFECT]
+        ignored = report_unknown([*ignored, *unread, *others], body, context)
+        laid, _ = lay_out(messages, (), context.chat_template, choose_format(context))
+        reply = PromptDocument(_chat_tokens)
+        request = Request("", messages=tuple(laid), template=template)
+        return ParsedRequest((request,), reply, self.errors, ignored, take_prompt=reply.take)
+
+
+TOKENIZE, CHAT_TOKENIZE = _TgiTokenize(), _TgiChatTokenize()
+
+
+def _read(name: str, value: Any) -> Any:
+    try:
+        return CHAT.parameters[name].read(value)
+    except ValueError as error:
+        raise OutOfRange(f"{name}={show(value)}: {error}") from None
+
+
+def _chat_tokens(prompt: Prompt) -> Iterator[bytes]:
+    """Yield an object's JSON, in parts."""
+    yield b'{"tokenize_response":'
+    yield from _tokens(prompt)
+    yield b',"templated_text":' + JSON.encode(prompt.text) + b"}"
+
+
+def _tokens(prompt: Prompt) -> Iterator[bytes]:
+    """Return a list's JSON, in parts: each token with its place in the text, in bytes.
+
+    A token that has no such place has no text and (0, 0).
+    """
+    data = prompt.text.encode()
+    places = zip(prompt.ids, spans(prompt) or [(0, 0)] * len(prompt.ids), strict=True)
+    pieces: Iterator[TgiPiece] = (
+        {"id": id, "text": data[start:stop].decode(), "start": start, "stop": stop} for id, (start, stop) in places
+    )
+    return list_parts(pieces)

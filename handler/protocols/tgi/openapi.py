@@ -7,24 +7,26 @@ from functools import partial
 from typing import Any
 
 from handler import __version__
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.description import Description, Operation, RequestShape
-from handler.protocols.kernel.schema.shapes import Shape, nullable, record, ref
+from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.parameters import Description, Operation, RequestShape
+from handler.protocols.kernel.schema import Shape, nullable, record, ref
 from handler.protocols.lmi.openapi import EVENTS, EXAMPLE, LINES, LMI_REQUEST, chat_description
-from handler.protocols.tgi.answers import (
+from handler.protocols.tgi.api import (
+    UNHEALTHY,
     MindieAnswer,
+    MindieError,
     MindieEvent,
     TgiAnswer,
     TgiChatPieces,
+    TgiError,
     TgiEvent,
     TgiInfo,
     TgiList,
     TgiPiece,
 )
-from handler.protocols.tgi.errors import UNHEALTHY, MindieError, TgiError
 from handler.protocols.tgi.mindie import KINDS, MAX_CHARACTERS, MINDIE_TOP_LEVEL
-from handler.protocols.tgi.request import PARAMETERS, TOP_LEVEL, Kind
-from handler.protocols.vllm.answers import VllmTokens
+from handler.protocols.tgi.native import PARAMETERS, TOP_LEVEL, Kind
+from handler.protocols.vllm.api import VllmTokens
 from handler.protocols.vllm.openapi import TOKENIZE_BODIES
 
 

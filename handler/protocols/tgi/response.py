@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
-from handler.core.framing import JSON_TEXTS, SLOT, TOKEN_SLOTS, Framing, dumps
+from handler.core.errors import ServingError
+from handler.core.framing import JSON_TEXTS, SLOT, SSE, TOKEN_SLOTS, Framing, dumps
 from handler.core.values import Finish, Request, Token
-from handler.protocols.kernel.base import TokenLine
+from handler.protocols.kernel.dialect import TokenLine
 from handler.protocols.kernel.reply import SequenceOutput
-from handler.protocols.lmi.reply import StreamEnd, line_template
-from handler.protocols.tensors.outputs import TensorValues
-from handler.protocols.tgi.answers import TgiBeside, TgiEvent, TgiPromptToken, TgiStreamDetails, TgiToken, TgiTops
+from handler.protocols.lmi.api import LmiErrors
+from handler.protocols.lmi.request import Lmi
+from handler.protocols.lmi.response import StreamEnd, WholeOutput, line_template
+from handler.protocols.tgi.api import (
+    TgiAnswer,
+    TgiBeside,
+    TgiCompatDetails,
+    TgiCompatStreamDetails,
+    TgiError,
+    TgiEvent,
+    TgiInputs,
+    TgiOthers,
+    TgiPromptToken,
+    TgiSequence,
+    TgiStreamDetails,
+    TgiToken,
+    TgiTops,
+)
+from handler.protocols.triton.tensors import TensorValues
 
 _SLOTS = TOKEN_SLOTS._replace(special=SLOT)
 
@@ -81,3 +100,79 @@ def seed_of(request: Request, index: int = 0) -> int | None:
 def finish_shown(request: Request, finish: Finish, num_tokens: int) -> Finish:
     """Return the reason for the client: in TGI the last token allowed always ends an answer by length."""
     return Finish.LENGTH if not request.fill_context and num_tokens >= request.sampling.max_new_tokens else finish
+
+
+# -- TGI_COMPAT: LMI's requests, answered in TGI's format, which the strict client text_generation 0.7 parses ----------
+
+
+class TgiCompatErrors(LmiErrors):
+    def framed(self, framing: Framing) -> TgiCompatErrors:
+        """Under an error's status TGI's clients read nothing but a JSON object, for streams too."""
+        return self
+
+    def body(self, error: ServingError) -> Any:
+        value: TgiError = {"error": error.message, "error_type": error.kind, "code": self.status(error)}
+        return value
+
+    tail = body
+
+
+_MAX_INPUTS = 1 << 16
+"""Bytes of JSON: aiohttp, with which TGI's asynchronous clients read, refuses lines above 128 KiB in older versions."""
+
+
+class TgiCompatFormat(TgiFormat):
+    """One array, or server-sent events. Stop strings stay in the text, as in TGI."""
+
+    special_in_text = True
+
+    def document(self, text: str, output: WholeOutput | None, outputs: TensorValues | None = None) -> list[TgiAnswer]:
+        answer: TgiAnswer = {"generated_text": text}
+        if output is not None:
+            answer["details"] = self._details(output)
+        if outputs is not None:
+            answer["outputs"] = outputs
+        return [answer]
+
+    def _stream_details(self, end: StreamEnd) -> TgiCompatStreamDetails:
+        """Return LMI's details. A prompt is left out whose line some of TGI's clients would not read."""
+        tops: TgiTops = {"top_tokens": [self.tokens(top) for top in end.tops]} if end.tops else {}
+        prompt = end.request.prompt
+        inputs: TgiInputs = {"inputs": prompt} if len(dumps(prompt)) <= _MAX_INPUTS else {}
+        return {**super()._stream_details(end), **inputs, **tops}
+
+    def _details(self, output: WholeOutput) -> TgiCompatDetails:
+        request, best, others, _ = output
+        more: TgiOthers = {"best_of_sequences": [self._other(request, other) for other in others]} if others else {}
+        return {
+            "seed": seed_of(request, best.index),
+            "prefill": self.prefill(best.prefill) if request.sampling.prompt_logprobs else [],
+            "finish_reason": best.finish.value,
+            "generated_tokens": len(best.tokens),
+            "inputs": request.prompt,
+            "tokens": self.tokens(best.tokens),
+            **self._tops(request, best),
+            **more,
+        }
+
+    def _other(self, request: Request, other: SequenceOutput) -> TgiSequence:
+        return {
+            "seed": seed_of(request, other.index),
+            "prefill": [],
+            "finish_reason": other.finish.value,
+            "generated_tokens": len(other.tokens),
+            "tokens": self.tokens(other.tokens),
+            **self._tops(request, other),
+            "generated_text": other.text,
+        }
+
+
+class TgiCompat(Lmi):
+    """LMI's flow. Details are on by default, as in LMI's own compatibility mode."""
+
+    name = "tgi_compat"
+    errors = TgiCompatErrors()
+    format = TgiCompatFormat()
+    stream_framing = SSE
+    defaults: Mapping[str, Any] = MappingProxyType({"include_stop": True})
+    details_default = True

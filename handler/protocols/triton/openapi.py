@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler import __version__
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.description import Description, Operation, parameters
-from handler.protocols.kernel.schema.shapes import TEXT, Shape, listing, record
-from handler.protocols.triton.answers import (
+from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.parameters import Description, Operation, parameters
+from handler.protocols.kernel.schema import TEXT, Shape, listing, record
+from handler.protocols.triton.api import (
     TritonConfig,
+    TritonError,
     TritonMetadata,
     TritonResponse,
     TritonServer,
@@ -18,8 +19,7 @@ from handler.protocols.triton.answers import (
     TritonTensor,
     TritonTensorConfig,
 )
-from handler.protocols.triton.errors import TritonError
-from handler.protocols.triton.inputs import INPUTS, TABLE, TEXTS
+from handler.protocols.triton.request import INPUTS, TABLE, TEXTS
 
 
 def _request(context: ServerContext) -> Shape:

@@ -5,32 +5,335 @@ Source: Triton's docs/protocol/extension_generate.md; its src/http_server.cc for
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.values import FieldNames, Request, Sampling
-from handler.protocols.kernel.base import Dialect, ParsedRequest
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.parameters import ParsedParameters, read_all
-from handler.protocols.kernel.readers.body import report_unknown
-from handler.protocols.kernel.readers.values import MAX_NAME
-from handler.protocols.kernel.validation import show
-from handler.protocols.tensors.outputs import select_tensors
-from handler.protocols.triton.answers import TritonHead
-from handler.protocols.triton.errors import ERRORS, EVENTS, OneResponse, TritonErrors
-from handler.protocols.triton.inputs import (
-    INPUTS,
-    LLMAPI,
-    PROMPT,
-    TABLE,
-    defaults,
-    from_text,
-    join_guide,
-    join_sampling,
+from handler.core.framing import loads
+from handler.core.values import Adapter, FieldNames, Request, Sampling, StructuredOutput
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.parameters import (
+    PARAMETERS,
+    Parameter,
+    ParsedParameters,
+    Table,
+    read_all,
+    top_k,
+    unsupported,
 )
+from handler.protocols.kernel.readers import (
+    MAX_NAME,
+    boolean,
+    grammar,
+    integer,
+    json_schema,
+    named_adapter,
+    number,
+    regex,
+    report_unknown,
+    show,
+    string,
+    strings,
+)
+from handler.protocols.kernel.schema import accepts
+from handler.protocols.openai.request import structured_outputs
+from handler.protocols.triton.api import ERRORS, EVENTS, OneResponse, TritonErrors, TritonHead
 from handler.protocols.triton.response import ResponseOptions, ResponseReply, StreamReply
+from handler.protocols.triton.tensors import TENSORS, one_of, plain_or_tensor, select_tensors, single
+
+
+class Input(NamedTuple):
+    """One input: Triton's datatype, and the parameter."""
+
+    datatype: str
+    parameter: Parameter
+
+
+# -- values ------------------------------------------------------------------------------------------------------
+
+
+@accepts(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}])
+def _words(value: Any) -> tuple[str, ...]:
+    """Read a string or a list of them. Empty strings are dropped, as TensorRT-LLM's examples send them."""
+    items = [value] if isinstance(value, str) else value
+    return strings([item for item in items if item != ""] if isinstance(items, list) else items)
+
+
+@accepts(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"const": False}])
+def _stop(value: Any) -> tuple[str, ...] | None:
+    """Read vLLM's stop strings, or TensorRT-LLM's flag that cancels an earlier request."""
+    if isinstance(value, bool):
+        if value:
+            raise ValueError("is not supported: a request is cancelled by closing its connection")
+        return None
+    return _words(value)
+
+
+@accepts(anyOf=one_of({"type": "number", "minimum": 0, "maximum": 1}))
+def _top_p(value: Any) -> float:
+    return single(number(0, 1))(value) or 1.0  # TensorRT-LLM's 0 is off
+
+
+@accepts(anyOf=one_of({"type": "string"}))
+def _adapter_name(value: Any, context: ServerContext) -> Adapter | None:
+    return named_adapter(single(string)(value), context)
+
+
+@accepts(type=["string", "object"])
+def _structured_outputs(value: Any) -> StructuredOutput | None:
+    """Read vLLM's `structured_outputs`, which its backend takes as JSON text."""
+    try:
+        value = loads(value) if isinstance(value, str) else value
+    except ValueError:
+        raise ValueError("must be the JSON text of an object") from None
+    if isinstance(value, dict):
+        value = {name: item for name, item in value.items() if name != "backend"}  # as vLLM's backend drops it
+    return structured_outputs(value)
+
+
+def _any_json(value: Any) -> StructuredOutput:
+    if value != "":
+        raise ValueError("must be left out with guided_decoding_guide_type=json, which is any JSON object")
+    return StructuredOutput("json_object", "")
+
+
+_GUIDE_READERS: Mapping[str, Callable[[Any], StructuredOutput]] = {
+    "json": _any_json,
+    "json_schema": json_schema,
+    "regex": regex,
+    "ebnf_grammar": grammar,
+}
+"""guided_decoding_guide_type -> the reader of its value."""
+
+
+@accepts(anyOf=[{"type": ["string", "object"]}, {"type": "array", "minItems": 1, "maxItems": 1}])
+def _guide(value: Mapping[str, Any]) -> StructuredOutput:
+    """Read `{type: guide}`, which `join_guide` makes of two inputs."""
+    ((kind, content),) = value.items()
+    return _GUIDE_READERS[kind](content)
+
+
+def _never(datatype: str, why: str) -> Input:
+    """Accept the input only when it is empty."""
+    return Input(datatype, unsupported(why, "", [], [""], 0, [0], False, [False]))
+
+
+def _same(datatype: str, name: str) -> Input:
+    return Input(datatype, plain_or_tensor(name))
+
+
+# -- the table ---------------------------------------------------------------------------------------------------
+
+_FLAG = single(boolean)
+_EMBEDDINGS = "no engine here takes prompt embeddings with a request"
+_MEDIA = "there is text only"
+_BIAS = "words are weighed by their tokens; send /invocations a logit_bias"
+_METRICS = "the engines tell no such figures of one request; /metrics has the server's"
+
+PROMPT = "text_input"
+
+INPUTS: Mapping[str, Input] = {
+    "max_tokens": _same("INT32", "max_new_tokens"),
+    "stream": Input("BOOL", Parameter("stream", _FLAG)),
+    "exclude_input_in_output": Input("BOOL", Parameter("exclude_prompt", _FLAG)),
+    "stop_words": Input("BYTES", Parameter("stop", _words)),
+    "bad_words": Input("BYTES", Parameter("bad_sequences", _words)),
+    "end_id": Input("INT32", TENSORS["end_id"]),
+    "pad_id": Input("INT32", TENSORS["pad_id"]),
+    "temperature": _same("FP32", "temperature"),
+    "top_k": Input("INT32", Parameter("top_k", single(top_k))),
+    "top_p": Input("FP32", Parameter("top_p", _top_p)),
+    "min_p": _same("FP32", "min_p"),
+    "repetition_penalty": _same("FP32", "repetition_penalty"),
+    "presence_penalty": _same("FP32", "presence_penalty"),
+    "frequency_penalty": _same("FP32", "frequency_penalty"),
+    "no_repeat_ngram_size": Input("INT32", TENSORS["no_repeat_ngram_size"]),
+    "min_length": Input("INT32", TENSORS["min_length"]),
+    "min_tokens": Input("INT32", TENSORS["min_length"]),
+    "random_seed": Input("UINT64", TENSORS["random_seed"]),
+    "seed": Input("UINT64", TENSORS["random_seed"]),
+    "ignore_eos": Input("BOOL", Parameter("ignore_eos", _FLAG)),
+    "stop": Input("BYTES", Parameter("stop", _stop)),
+    "beam_width": Input("INT32", Parameter("num_beams", single(integer(1)))),
+    "length_penalty": _same("FP32", "length_penalty"),
+    "early_stopping": Input("INT32", TENSORS["early_stopping"]),
+    "num_return_sequences": Input("INT32", Parameter("n", single(integer(1)))),
+    "return_log_probs": Input("BOOL", Parameter("return_log_probs", _FLAG)),
+    "return_context_logits": Input("BOOL", Parameter("return_context_logits", _FLAG)),
+    "return_generation_logits": Input("BOOL", Parameter("return_generation_logits", _FLAG)),
+    "return_finish_reason": Input("BOOL", Parameter("finish_reason", _FLAG)),
+    "return_cumulative_logprob": Input("BOOL", Parameter("cumulative_logprob", _FLAG)),
+    "return_num_input_tokens": Input("BOOL", Parameter("num_input_tokens", _FLAG)),
+    "return_num_output_tokens": Input("BOOL", Parameter("num_output_tokens", _FLAG)),
+    "guided_decoding_guide_type": Input("BYTES", Parameter("", _guide)),  # `join_guide` removes it
+    "guided_decoding_guide": Input("BYTES", Parameter("structured_output", _guide)),
+    "lora_task_id": Input("UINT64", TENSORS["lora_task_id"]),
+    "lora_id": Input("UINT64", TENSORS["lora_task_id"]),
+    "lora_name": Input("BYTES", Parameter("adapter", _adapter_name, informed=True)),
+    # vLLM's sampling parameters
+    "sampling_parameters": Input("BYTES", Parameter("", single(string))),  # `join_sampling` reads it
+    "n": _same("INT32", "n"),
+    "best_of": _same("INT32", "best_of"),
+    "stop_token_ids": Input("INT32", PARAMETERS["stop_token_ids"]),
+    "include_stop_str_in_output": _same("BOOL", "include_stop_str_in_output"),
+    "skip_special_tokens": _same("BOOL", "skip_special_tokens"),
+    "structured_outputs": Input("BYTES", Parameter("structured_output", _structured_outputs)),
+    "guided_decoding": Input("BYTES", Parameter("structured_output", _structured_outputs)),
+    # the llmapi model's
+    "streaming": Input("BOOL", Parameter("stream", _FLAG)),
+    "sampling_param_max_tokens": _same("INT32", "max_new_tokens"),
+    "sampling_param_temperature": _same("FP32", "temperature"),
+    "sampling_param_top_k": Input("INT32", Parameter("top_k", single(top_k))),
+    "sampling_param_top_p": Input("FP32", Parameter("top_p", _top_p)),
+    "sampling_param_stop": Input("BYTES", Parameter("stop", _words)),
+    "sampling_param_seed": Input("UINT64", TENSORS["random_seed"]),
+    "sampling_param_best_of": _same("INT32", "best_of"),
+    "sampling_param_presence_penalty": _same("FP32", "presence_penalty"),
+    "sampling_param_frequency_penalty": _same("FP32", "frequency_penalty"),
+    "sampling_param_exclude_input_from_output": Input("BOOL", Parameter("exclude_prompt", _FLAG)),
+    # refused
+    "decoder_text_input": _never("BYTES", "there are no encoder-decoder models"),
+    "image_input": _never("FP16", _MEDIA),
+    "image_bytes_input": _never("UINT8", _MEDIA),
+    "image_url_input": _never("BYTES", _MEDIA),
+    "image_url": _never("BYTES", _MEDIA),
+    "prompt_embedding_table": _never("FP16", _EMBEDDINGS),
+    "prompt_table_extra_id": _never("UINT64", _EMBEDDINGS),
+    "prompt_vocab_size": _never("INT32", _EMBEDDINGS),
+    "embedding_bias_words": _never("BYTES", _BIAS),
+    "embedding_bias_weights": _never("FP32", _BIAS),
+    "lora_weights": Input("FP16", TENSORS["lora_weights"]),
+    "lora_config": Input("INT32", TENSORS["lora_config"]),
+    "lora_path": _never("BYTES", "register the adapter, then name it by lora_name or lora_task_id"),
+    "return_stop_reason": _never("BOOL", "which of the stop words ended an answer is not told; see finish_reason"),
+    "return_perf_metrics": _never("BOOL", _METRICS),
+    "return_kv_cache_reuse_stats": _never("BOOL", _METRICS),
+    "sampling_param_return_perf_metrics": _never("BOOL", _METRICS),
+}
+"""All inputs but the prompt; fields that are not in Sampling go to `ParsedParameters.others`."""
+
+TABLE = Table({name: input.parameter for name, input in INPUTS.items()})
+
+LLMAPI = ("sampling_param_", "streaming")
+"""The prefixes of the llmapi model's names. Its answers leave the prompt out by default."""
+
+
+# -- texts -------------------------------------------------------------------------------------------------------
+
+_FLAGS = {"true": True, "True": True, "false": False, "False": False}
+TEXTS: Mapping[str, Callable[[str], Any]] = {"INT32": int, "UINT64": int, "FP32": float, "BOOL": _FLAGS.__getitem__}
+"""Datatype -> the reader of a value's text."""
+
+
+def from_text(name: str, value: Any) -> Any:
+    """Return the number or the flag that an input's text is, as vLLM's backend reads it; another value as it is."""
+    read = TEXTS.get(INPUTS[name].datatype) if isinstance(value, str) and name in INPUTS else None
+    try:
+        return value if read is None else read(value)
+    except (ValueError, KeyError):
+        return value  # which the parameter's reader refuses
+
+
+# -- rules between inputs ----------------------------------------------------------------------------------------
+
+_BESIDE_SAMPLING = frozenset(
+    {"stream", "exclude_input_in_output"} | {name for name in INPUTS if name.startswith("return_")}
+)
+_SAMPLING = "sampling_parameters"
+
+
+def join_sampling(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Put `sampling_parameters` in the place of all others, as vLLM's backend does.
+
+    Returns:
+        the inputs, and the names that have no effect.
+
+    Raises:
+        InvalidParameter: it is no object in JSON text.
+    """
+    if _SAMPLING not in given:
+        return dict(given), []
+    text = _unpack(given[_SAMPLING])
+    try:
+        named = loads(text) if isinstance(text, str) else None
+    except ValueError:
+        named = None
+    if not isinstance(named, dict):
+        raise InvalidParameter(f"{_SAMPLING}={show(text)}: must be the JSON text of an object")
+    named = {name: from_text(name, value) for name, value in named.items() if value is not None}
+    known = {
+        name: value for name, value in named.items() if name in INPUTS and name not in (*_BESIDE_SAMPLING, _SAMPLING)
+    }
+    kept = {name: value for name, value in given.items() if name in _BESIDE_SAMPLING or name == _SAMPLING}
+    replaced = [name for name, value in given.items() if name not in kept and named.get(name) != value]
+    return {**kept, **known}, [*(f"{_SAMPLING}.{name}" for name in named if name not in known), *replaced]
+
+
+def join_guide(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Join the two inputs of guided decoding into one.
+
+    Raises:
+        InvalidParameter: one of the two is missing, or the type is unknown.
+    """
+    inputs = dict(given)
+    kind = _unpack(inputs.pop("guided_decoding_guide_type", ""))
+    structured_output = _unpack(inputs.pop("guided_decoding_guide", ""))
+    if kind == "":
+        if structured_output != "":
+            raise InvalidParameter(f"guided_decoding_guide={show(structured_output)}: needs guided_decoding_guide_type")
+        return inputs
+    if not isinstance(kind, str) or kind not in _GUIDE_READERS:
+        raise InvalidParameter(f"guided_decoding_guide_type={show(kind)}: must be one of {', '.join(_GUIDE_READERS)}")
+    return {**inputs, "guided_decoding_guide": {kind: structured_output}}
+
+
+def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the Sampling fields whose default these inputs decide; vLLM's where they have its parameters."""
+    limit = {"max_new_tokens": _VLLM_MAX_TOKENS} if _SAMPLING in given else {}
+    return {"do_sample": _samples(given), **limit}
+
+
+_VLLM_MAX_TOKENS = 16
+
+
+def _samples(given: Mapping[str, Any]) -> bool:
+    """Return whether these inputs ask for sampling, by the rule of TensorRT-LLM's LLM API; top_p 0 is off.
+
+    Raises:
+        InvalidParameter: they ask for beams as well.
+    """
+    temperature = _number(given, "temperature", "sampling_param_temperature")
+    if _SAMPLING in given:
+        return temperature != 0  # by vLLM's rule
+    k = _number(given, "top_k", "sampling_param_top_k")
+    p = _number(given, "top_p", "sampling_param_top_p")
+    beams = _number(given, "beam_width")
+    if temperature == 0 or k == 1:
+        return False
+    if beams is None or beams <= 1:
+        return temperature is not None or bool(k and k > 1) or bool(p)
+    if temperature not in (None, 1) or (k and k > 1) or (p and p < 1):
+        raise InvalidParameter(
+            f"beam_width={beams}: beam search does not sample; leave out temperature, top_k and top_p"
+        )
+    return False
+
+
+def _number(given: Mapping[str, Any], *names: str) -> float | None:
+    """Return the first of `names` that has a number; the table's readers refuse other values."""
+    for name in names:
+        if name in given:
+            value = _unpack(given[name])
+            return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return None
+
+
+def _unpack(value: Any) -> Any:
+    while isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return value
+
 
 VERSION = "1"
 """The version of the one model."""

@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 from handler.core.framing import JSON, SLOT, Framing, template
 from handler.core.values import Delta, Finish, Request, Token
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.reply import SequenceOutput, WholeReply, finish_of, rank_sequences
-from handler.protocols.kernel.stream import TokenStream
-from handler.protocols.tensors.outputs import Lines, OutputTensors, TensorValues, TokenRows, document
-from handler.protocols.triton.answers import TritonExtras, TritonHead, TritonResponse, TritonTensors
-from handler.protocols.triton.errors import EVENTS
+from handler.protocols.kernel.reply import SequenceOutput, TokenStream, WholeReply, finish_of, rank_sequences
+from handler.protocols.triton.api import EVENTS, TritonExtras, TritonHead, TritonResponse, TritonTensors
+from handler.protocols.triton.tensors import Lines, OutputTensors, TensorValues, TokenRows, document
 
 _REASONS = {Finish.LENGTH: "length", Finish.EOS: "stop", Finish.STOP: "stop"}
 """TensorRT-LLM's names of the reasons."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from handler.protocols.kernel.description import Description, Operation, request_shape
-from handler.protocols.kernel.readers.messages import MESSAGES
-from handler.protocols.kernel.schema.shapes import COUNT, FLAG, TEXT, listing, nullable, record
+from handler.protocols.kernel.messages import MESSAGES
+from handler.protocols.kernel.parameters import Description, Operation, request_shape
+from handler.protocols.kernel.schema import COUNT, FLAG, TEXT, listing, nullable, record
 from handler.protocols.kernel.texts import NON_EMPTY
 from handler.protocols.vllm import pooling
-from handler.protocols.vllm.answers import VllmLabels, VllmLoad, VllmPooled, VllmScores, VllmText, VllmVersion
-from handler.protocols.vllm.errors import VllmError
+from handler.protocols.vllm.api import VllmError, VllmLabels, VllmLoad, VllmPooled, VllmScores, VllmText, VllmVersion
 from handler.protocols.vllm.score import FIELDS, TABLE
 
 _HEAD = {"object": "list", "created": 1760000000, "model": "model"}

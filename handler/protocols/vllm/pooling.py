@@ -7,23 +7,17 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.identifiers import new_uuid
+from handler.core.media import new_uuid
 from handler.core.values import Pooling, Task
-from handler.protocols.kernel.base import Dialect, ParsedRequest
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
-from handler.protocols.kernel.readers.body import report_unknown
-from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
-from handler.protocols.kernel.readers.values import string
+from handler.protocols.kernel.readers import PYDANTIC, relaxed_by, report_unknown, show, string
 from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
-from handler.protocols.kernel.schema.shapes import Shape
+from handler.protocols.kernel.schema import Shape
 from handler.protocols.kernel.texts import VLLM_POOLING, embedding_requests, read_texts, texts_shape, vllm_truncation
-from handler.protocols.kernel.validation import show
 from handler.protocols.openai import embeddings
-from handler.protocols.openai.parameters import MODEL, harmless, read_model
-from handler.protocols.openai.request import unknown_fields
-from handler.protocols.vllm.answers import VllmLabels, VllmPooled, VllmUsage
-from handler.protocols.vllm.errors import ERRORS
+from handler.protocols.openai.request import MODEL, harmless, read_model, unknown_fields
+from handler.protocols.vllm.api import ERRORS, VllmLabels, VllmPooled, VllmUsage
 
 _OF_TEXTS = {
     **VLLM_POOLING,

@@ -8,15 +8,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import InvalidPayload
-from handler.core.identifiers import new_uuid
+from handler.core.media import new_uuid
 from handler.core.values import FieldNames, Pooling, Request, Task
-from handler.protocols.kernel.base import Dialect, ParsedRequest
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import Table, read_all
-from handler.protocols.kernel.readers.body import report_unknown
-from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
+from handler.protocols.kernel.readers import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.reply import VectorReply, Vectors
-from handler.protocols.kernel.schema.shapes import Shape
+from handler.protocols.kernel.schema import Shape
 from handler.protocols.kernel.texts import (
     MAX_QUERIES,
     MAX_TEXTS,
@@ -28,11 +26,9 @@ from handler.protocols.kernel.texts import (
     text_list,
     vllm_truncation,
 )
-from handler.protocols.openai.parameters import MODEL, harmless, read_model
-from handler.protocols.openai.request import unknown_fields
+from handler.protocols.openai.request import MODEL, harmless, read_model, unknown_fields
 from handler.protocols.rerank import request as rerank
-from handler.protocols.vllm.answers import VllmScore, VllmScores
-from handler.protocols.vllm.errors import ERRORS
+from handler.protocols.vllm.api import ERRORS, VllmScore, VllmScores
 from handler.protocols.vllm.pooling import usage_of
 
 _OF_RERANK = ("max_tokens_per_doc", "max_tokens_per_query", "instruction", "chat_template_kwargs")

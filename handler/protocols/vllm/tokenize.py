@@ -10,22 +10,15 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON, Framing
 from handler.core.text import Prompt
 from handler.core.values import FieldNames, Request
-from handler.protocols.kernel.base import Dialect, ParsedRequest
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import Table
-from handler.protocols.kernel.readers.body import report_unknown
-from handler.protocols.kernel.readers.lax import PYDANTIC, relaxed_by
-from handler.protocols.kernel.readers.values import boolean
+from handler.protocols.kernel.readers import PYDANTIC, boolean, relaxed_by, report_unknown, show
 from handler.protocols.kernel.reply import PreparedDocument, PromptDocument, list_parts
-from handler.protocols.kernel.schema.shapes import COUNT, FLAG, Shape, listing
+from handler.protocols.kernel.schema import COUNT, FLAG, Shape, listing
 from handler.protocols.kernel.texts import read_list
-from handler.protocols.kernel.validation import show
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
-from handler.protocols.openai.parameters import CHAT, COMPLETIONS, read_model
-from handler.protocols.openai.request import unknown_fields
-from handler.protocols.openai.response import Usage
-from handler.protocols.vllm.answers import VllmText
-from handler.protocols.vllm.errors import ERRORS
+from handler.protocols.openai.request import CHAT, COMPLETIONS, Usage, read_model, unknown_fields
+from handler.protocols.vllm.api import ERRORS, VllmText
 
 MAX_IDS = 1 << 20
 """Token ids of one body that become text."""

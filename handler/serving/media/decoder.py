@@ -1,4 +1,4 @@
-"""What the loader asks of a kind of media; `kinds.py` lists them."""
+"""What the loader asks of a kind of media; `loader.py` lists them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from handler.config.config import Config
-    from handler.engines.process.sandbox_tasks import Work
+    from handler.engines.process.sandbox import Work
 
 Size = tuple[int, ...]
 """As in `Medium`."""

@@ -4,26 +4,76 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Hashable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
-from handler.core.errors import InvalidPayload, Unavailable
-from handler.core.event_loop import run_in_daemon_thread
-from handler.core.media import ALL_MEDIA, MEDIA, MediaSource, Medium, several
-from handler.core.words import client_words
-from handler.engines.process.sandbox import LimitExceeded, NotRun, Purpose, Sandbox
-from handler.engines.process.sandbox_tasks import Job, Limits
-from handler.serving.media.decoder import LargerThanRead, Size
-from handler.serving.media.kinds import DECODERS
-from handler.serving.media.rules import MediaRules
+from handler.config.config import Config
+from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, Problem, Unavailable, client_words
+from handler.core.loop import run_in_daemon_thread
+from handler.core.media import ALL_MEDIA, MEDIA, MediaSource, MediaTokens, Medium, SharedMedia, several
+from handler.core.text import Prompt
+from handler.core.values import Request
+from handler.engines.huggingface.media import expand
+from handler.engines.process.sandbox import Job, LimitExceeded, Limits, NotRun, Purpose, Sandbox
+from handler.serving.media import audio, image
+from handler.serving.media.decoder import Decoder, FileRules, LargerThanRead, Size
 from handler.serving.turns import Flow, Quota, Share, Turns, TurnThreads
 
 if TYPE_CHECKING:
     from handler.serving.media.fetch import Fetcher
+
+DECODERS: dict[str, Decoder] = {"image": image.DECODER, "audio": audio.DECODER}
+
+_FETCHING = ("aiohttp",)
+
+
+def missing_packages(kind: str) -> str:
+    """Say what has to be installed before media of a kind can be served; "" where all is there."""
+    decoder = DECODERS[kind]
+    missing = [name for name in (*decoder.packages, *_FETCHING) if importlib.util.find_spec(name) is None]
+    install = f"pip install 'lmi-handler[{decoder.extra}]'"
+    return f"the server takes text only: {' and '.join(missing)} cannot be imported: {install}" if missing else ""
+
+
+# -- rules for the media of requests: where they may come from, and how large they may be ------------------------------
+
+
+ANY_HOST = "*"
+
+
+class MediaRules(NamedTuple):
+    """Rules for media, from the options.
+
+    Attributes:
+        domains: hosts, each `name` for the usual ports or `name:port`; `*` is any name with the usual ports.
+        directory: of `file:` URLs, without symbolic links; None where there are none.
+        files: by kind.
+    """
+
+    files: Mapping[str, FileRules]
+    domains: Collection[str] = ()
+    directory: Path | None = None
+
+
+def media_rules(config: Config) -> MediaRules:
+    """Read the rules.
+
+    Raises:
+        ConfigError: there is no such directory.
+    """
+    key, given = "option.allowed_local_media_path", config.allowed_local_media_path
+    directory = None if given is None else Path(given).resolve()
+    if directory is not None and not directory.is_dir():
+        raise ConfigError(Problem(config.where(key), key, f"{key}={given}: there is no such directory"))
+    files = {kind: decoder.rules(config) for kind, decoder in DECODERS.items()}
+    return MediaRules(files, config.allowed_media_domains or (), directory)
+
 
 T = TypeVar("T")
 
@@ -278,3 +328,37 @@ def _host(url: str) -> str:
         return urlsplit(url).netloc.lower()
     except ValueError:  # it is refused when it is fetched
         return ""
+
+
+# -- put decoded media into a prompt -----------------------------------------------------------------------------------
+
+
+def place_media(request: Request, prompt: Prompt, media: Sequence[Medium], tokens: Mapping[str, MediaTokens]) -> Prompt:
+    """Return the prompt with its media, and with as many ids for each as the engine computes.
+
+    Args:
+        prompt: has one placeholder a medium.
+        media: one for each of the request's sources.
+        tokens: the model's, by kind.
+
+    Raises:
+        InvalidPayload: the model does not take these media here.
+        InvalidParameter: the prompt would be cut.
+    """
+    for medium in media:
+        if medium.kind not in tokens:
+            raise InvalidPayload(f"'messages': the model takes no {MEDIA[medium.kind]}")
+    if request.truncation is not None:
+        kinds = several(medium.kind for medium in media)
+        raise InvalidParameter(f"truncate_prompt_tokens: a prompt with {kinds} is not cut")
+    counts: dict[str, list[int]] = {}
+    for source, medium in zip(request.media, media, strict=True):
+        try:
+            counts.setdefault(medium.kind, []).append(tokens[medium.kind].count(medium.size))
+        except ValueError as error:
+            raise InvalidPayload(f"{source.name}: {error}") from None
+    try:
+        ids = expand(prompt.ids, counts, tokens)
+    except ValueError as error:
+        raise InvalidPayload(f"'messages': {error}") from None
+    return prompt._replace(ids=ids, media=SharedMedia(prompt.text, media))

@@ -5,21 +5,212 @@ Labels are few: SageMaker turns each combination into a CloudWatch metric.
 
 from __future__ import annotations
 
+import logging
+import math
+import time
+from bisect import bisect_left
 from collections import Counter as Counts
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from types import MappingProxyType
+from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from handler.core.values import Finish
 from handler.engines.base import EngineStatistics
-from handler.engines.process.replica import ReplicaReport
-from handler.serving.metrics.histogram import Histogram
-from handler.serving.metrics.tgi import TgiMetrics
+from handler.engines.process.replicas import ReplicaReport
+from handler.protocols.kernel.dialect import ParsedRequest, Timing
 from handler.serving.metrics.tracing import RequestRecord, Tracer
-from handler.serving.metrics.vllm import VllmMetrics
+
+
+class Histogram(Collector):
+    """A histogram with one set of labels. Values are observed on one thread.
+
+    Args:
+        bounds: the upper ones of its buckets but the last, ascending.
+        labels: name -> value.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        help: str,
+        bounds: Sequence[float],
+        registry: CollectorRegistry,
+        labels: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._name, self._help, self._labels = name, help, labels
+        self._bounds = (*bounds, math.inf)
+        self._counts = [0] * len(self._bounds)
+        self._sum = 0.0
+        self._created = time.time()
+        registry.register(self)
+
+    def observe(self, value: float, count: int = 1) -> None:
+        """Count a value, `count` times."""
+        self._counts[bisect_left(self._bounds, value)] += count
+        self._sum += value * count
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        family = HistogramMetricFamily(self._name, self._help, labels=[*self._labels])
+        counts = zip(map(floatToGoString, self._bounds), accumulate(self._counts), strict=True)
+        family.add_metric([*self._labels.values()], [*counts], self._sum)
+        family.add_sample(f"{self._name}_created", dict(self._labels), self._created)
+        yield family
+
+
+# -- metrics by vLLM's names, labels, units and buckets (vllm/v1/metrics/loggers.py and buckets.py, 0.32) --------------
+# A value that the engine does not report is not exported.
+
+_LABELS = ("model_name", "engine")
+_FIRST = "0"  # vLLM numbers the engines of a server, as we do replicas; what belongs to none is the first one's
+
+_FIRST_TOKEN = (
+    0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0,
+    2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0,
+)  # fmt: skip
+_INTER_TOKEN = (
+    0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0,
+)  # fmt: skip
+_QUEUE = (
+    0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0,
+    1920.0, 7680.0,
+)  # fmt: skip
+_TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
+"""vLLM's end at the model's context."""
+
+_REASONS = {"ok": "stop", "cancelled": "abort", "failed": "error"}
+"""A request's outcome -> its `finished_reason`, which is `length` where it was cut off."""
+
+
+class VllmMetrics(Collector):
+    """Attributes:
+    first_token: seconds from a request's acceptance to its first token.
+    inter_token: seconds between tokens. Each of a request's tokens counts with the request's mean: the true
+        distribution would cost time at every token. Sum and count are exact.
+    """
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        model_name: str,
+        queued: Callable[[], int],
+        engines: Callable[[], Sequence[tuple[int, EngineStatistics]]],
+    ) -> None:
+        """
+        Args:
+            queued: returns the number of requests in the queue.
+            engines: returns each engine's number of sequences, and its report.
+        """
+        self._model_name = model_name
+        self._queued, self._engines = queued, engines
+        labels = dict(zip(_LABELS, (model_name, _FIRST), strict=True))
+        self.first_token = Histogram(
+            "vllm:time_to_first_token_seconds",
+            "From a request's acceptance to its first token",
+            _FIRST_TOKEN,
+            registry,
+            labels,
+        )
+        registry.register(self)
+        self.inter_token = Histogram(
+            "vllm:inter_token_latency_seconds",
+            "Mean time between a request's tokens, counted for each",
+            _INTER_TOKEN,
+            registry,
+            labels,
+        )
+        self._queue = Histogram(
+            "vllm:request_queue_time_seconds", "From the tokenized prompt to the engine", _QUEUE, registry, labels
+        )
+        self._prompt_tokens = Histogram(
+            "vllm:request_prompt_tokens", "Prompt tokens of a request", _TOKENS, registry, labels
+        )
+        self._generated = Histogram(
+            "vllm:request_generation_tokens", "Tokens generated for a request", _TOKENS, registry, labels
+        )
+        self._ended = dict.fromkeys(("stop", "length", "abort", "error"), 0)
+
+    def count(self, outcome: str, finish: Finish | None, queue: float, num_prompt_tokens: int, num_tokens: int) -> None:
+        """Count a request that the engine got, at its end.
+
+        Args:
+            queue: seconds from the tokenized prompt to the engine.
+        """
+        self._queue.observe(queue)
+        self._prompt_tokens.observe(num_prompt_tokens)
+        self._generated.observe(num_tokens)
+        reason = "length" if outcome == "ok" and finish is Finish.LENGTH else _REASONS.get(outcome, "error")
+        self._ended[reason] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        engines = self._engines()
+        waiting = [min(report.num_waiting or 0, num) for num, report in engines]  # the report may be a second old
+        running = [num - waits for (num, _), waits in zip(engines, waiting, strict=True)]
+        waiting[0] += self._queued()
+        reports = [report for _, report in engines]
+        usage = [report.kv_cache_usage for report in reports]
+        known = [report if report.prefix_cache_hits is not None else EngineStatistics() for report in reports]
+        queries, hits = [one.prefix_cache_queries for one in known], [one.prefix_cache_hits for one in known]
+        preemptions = [report.num_preemptions for report in reports]
+        gauge, counter = GaugeMetricFamily, CounterMetricFamily
+        for kind, name, help, values in (
+            (gauge, "num_requests_running", "Sequences that the engine computes", running),
+            (gauge, "num_requests_waiting", "Requests in the queue, and in the engine without room", waiting),
+            (gauge, "kv_cache_usage_perc", "Used part of the KV cache, 0 to 1", usage),
+            (counter, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", queries),
+            (counter, "prefix_cache_hits", "Prompt tokens found in the prefix cache", hits),
+            (counter, "num_preemptions", "Requests that lost their place in the KV cache to others", preemptions),
+        ):
+            family = kind(f"vllm:{name}", help, labels=_LABELS)
+            for number, value in enumerate(values):
+                if value is not None:
+                    family.add_metric((self._model_name, str(number)), value)
+            if family.samples:
+                yield family
+        ended = counter("vllm:request_success", "Requests by why they ended", labels=(*_LABELS, "finished_reason"))
+        for reason, count in self._ended.items():
+            ended.add_metric((self._model_name, _FIRST, reason), count)
+        yield ended
+
+
+# -- the metrics of Text Generation Inference that autoscalers read, with its types, units and buckets -----------------
+# Sources: docs/source/reference/metrics.md and router/src/server.rs of huggingface/text-generation-inference 3.
+
+_DURATIONS = tuple(0.0001 * 1.5**power for power in range(1, 36))  # seconds
+
+
+class TgiMetrics:
+    def __init__(self, registry: CollectorRegistry, queued: Callable[[], int], active: Callable[[], int]) -> None:
+        self._num_opened = 0
+        self._num_ok = 0
+        Gauge("tgi_queue_size", "Current queue size", registry=registry).set_function(queued)
+        Gauge("tgi_batch_current_size", "Current batch size", registry=registry).set_function(active)
+        self._duration = Histogram(
+            "tgi_request_duration", "Seconds that a successful request took", _DURATIONS, registry
+        )
+
+    def count_opened(self) -> None:
+        self._num_opened += 1
+
+    def count_success(self, seconds: float) -> None:
+        self._num_ok += 1
+        self._duration.observe(seconds)
+
+    def counters(self) -> bytes:
+        """Render the counters: their names lack `_total`, which prometheus_client would add."""
+        values = (
+            ("tgi_request_count", "Total number of requests", self._num_opened),
+            ("tgi_request_success", "Number of successful requests", self._num_ok),
+        )
+        lines = [f"# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}\n" for name, help, value in values]
+        return "".join(lines).encode()
+
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _TOKEN_SECONDS = (0.002, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
@@ -224,3 +415,146 @@ class Metrics:
         """Send the spans that wait."""
         if self._tracer is not None:
             self._tracer.close()
+
+
+# -- one request's times and token counts: they go into the metrics, the log and the trace -----------------------------
+
+
+log = logging.getLogger("handler.request")
+
+
+class RequestStats:
+    """One request's times and counts; `close` writes them down once.
+
+    Args:
+        request_id: as the client knows it.
+        metrics: where they are counted; None where only the log gets them.
+        log_prompts: `option.log_prompts`.
+        headers: the request's, names in lower case.
+
+    Attributes:
+        engine_answered: a delta has come, be it a failure.
+        num_prompt_tokens, num_tokens: so far.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        metrics: Metrics | None = None,
+        *,
+        log_prompts: bool = False,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        self._request_id = request_id
+        self._headers = headers or {}
+        self._log_prompts = log_prompts
+        self._metrics = metrics
+        self._parsed: ParsedRequest | None = None
+        self._prompts: Sequence[Any] = ()
+        self._accepted_at = 0.0  # all times are of time.perf_counter()
+        self._encoded_at = 0.0
+        self._started_at = 0.0
+        self._first_at = 0.0
+        self._first_counted = False
+        self.engine_answered = False
+        self.num_prompt_tokens = 0
+        self.num_tokens = 0
+        self.error = ""
+        if metrics is not None:
+            metrics.count_opened()
+
+    def note_accepted(self, parsed: ParsedRequest) -> None:
+        """The body has been parsed: the request's time begins."""
+        self._parsed = parsed
+        if self._log_prompts:
+            self._prompts = [request.messages or request.prompt for request in parsed.requests]
+        self._accepted_at = time.perf_counter()
+
+    def note_encoded(self, parsed: ParsedRequest) -> None:
+        """The prompts are within the model's limits, and are kept as tokens alone."""
+        self._parsed = parsed
+        self._encoded_at = time.perf_counter()
+
+    def note_started(self) -> None:
+        """The engine got a request."""
+        self._started_at = time.perf_counter()
+
+    def note_first(self) -> None:
+        """The first delta has come, be it a failure."""
+        self.engine_answered = True
+        self._first_at = time.perf_counter()
+        if self.num_tokens:
+            self._count_first()
+
+    def _count_first(self) -> None:
+        self._first_counted = True
+        if self._metrics is not None:
+            self._metrics.count_first(self._first_at - self._accepted_at)
+
+    def timing(self) -> Timing:
+        """Return the times of an answer whose last token has come."""
+        return Timing(
+            validation=self._encoded_at - self._accepted_at,
+            queue=self._started_at - self._encoded_at,
+            inference=time.perf_counter() - self._started_at,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_tokens=self.num_tokens,
+        )
+
+    def close(self, outcome: str, finish: Finish | None = None) -> None:
+        """Write the figures down.
+
+        Args:
+            outcome: ok, failed, refused, overloaded or cancelled.
+            finish: why the last sequence ended.
+        """
+        seconds = time.perf_counter() - self._accepted_at if self._accepted_at else 0.0
+        first = self._first_at - self._accepted_at if self.num_tokens else 0.0
+        if self.num_tokens and not self._first_counted:  # its first delta had none
+            self._count_first()
+        if self._metrics is not None:
+            requests = self._parsed.requests if self._parsed is not None else ()
+            sequences = sum(request.sampling.num_sequences for request in requests)
+            self._metrics.count(
+                outcome,
+                seconds,
+                first,
+                self.num_prompt_tokens,
+                self.num_tokens,
+                sequences,
+                queue=self._started_at - self._encoded_at if self._started_at else None,
+                finish=finish,
+                adapters={request.adapter.name for request in requests if request.adapter is not None},
+            )
+            if self._metrics.recorders:
+                record = self._record(outcome, finish, seconds, first)
+                for note in self._metrics.recorders:
+                    note(record)
+        ignored = self._parsed.ignored if self._parsed is not None else ()
+        log.info(
+            "id=%s outcome=%s prompt_tokens=%d tokens=%d first_token_s=%.3f seconds=%.3f%s%s",
+            self._request_id,
+            outcome,
+            self.num_prompt_tokens,
+            self.num_tokens,
+            first,
+            seconds,
+            f" ignored={','.join(name[:64] for name in ignored[:32])!r}" if ignored else "",
+            f" error={self.error!r}" if self.error else "",
+        )
+        if self._log_prompts and self._parsed is not None:
+            log.info("id=%s prompts=%r", self._request_id, self._prompts)
+
+    def _record(self, outcome: str, finish: Finish | None, seconds: float, first: float) -> RequestRecord:
+        return RequestRecord(
+            id=self._request_id,
+            headers=self._headers,
+            outcome=outcome,
+            finish=finish.value if finish is not None else "",
+            error=self.error,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_tokens=self.num_tokens,
+            queue=self._started_at - self._encoded_at if self._started_at else 0.0,
+            first=first,
+            total=seconds,
+        )

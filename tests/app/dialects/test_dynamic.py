@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from handler.core.errors import GenerationFailed, Unavailable
-from handler.serving.dynamic_batcher import DynamicBatcher
+from handler.serving.engine_driver import DynamicBatcher
 from tests.app.http.connection import settle
 from tests.app.server import serve
 from tests.servers import LiveServer, wait_for

@@ -15,7 +15,7 @@ import pytest
 
 from handler import __version__
 from handler.core.media import MEDIA
-from handler.serving.media.kinds import missing_packages
+from handler.serving.media.loader import missing_packages
 from tests import servers
 from tests.app.server import impatient, serve
 from tests.servers import LiveServer, http, options, post_bytes, raw, wait_for

@@ -20,23 +20,13 @@ from jsonschema import Draft202012Validator, ValidationError
 from handler import protocols
 from handler.core.framing import dumps
 from handler.core.values import Task
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.description import parameters
-from handler.protocols.kernel.parameters import Parameter, Table
-from handler.protocols.kernel.readers.values import integer, number
-from handler.protocols.kernel.schema.readers import schema_of_reader
-from handler.protocols.kernel.schema.shapes import ref
-from handler.protocols.kernel.schema.types import schema_of_type
-from handler.protocols.openapi.document import (
-    DESCRIPTIONS,
-    OPERATIONS,
-    DocumentedRoute,
-    components,
-    document,
-)
-from handler.protocols.openapi.operations import INFERENCE
+from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.parameters import Parameter, Table, parameters
+from handler.protocols.kernel.readers import integer, number
+from handler.protocols.kernel.schema import ref, schema_of_reader, schema_of_type
+from handler.protocols.openapi import DESCRIPTIONS, INFERENCE, OPERATIONS, DocumentedRoute, components, document
 from handler.protocols.registry import INVOCATIONS, POOLED_ROUTES, ROUTES, DispatchByField, choose, dialects, routes
-from handler.protocols.tensors import inputs as tensors
+from handler.protocols.triton import tensors
 from tests.app.server import serve
 from tests.one_test import in_one_test
 from tests.parameter_matrix import CHAT_VALUES, TENSOR_VALUES, VALUES
@@ -327,7 +317,7 @@ def _tables() -> dict[str, Mapping[str, Parameter]]:
 
 
 TABLES = _tables()
-EXAMPLES = {"lmi.chat.TABLE": CHAT_VALUES, "lmi.body.TABLE": {**VALUES, **TENSOR_VALUES}}
+EXAMPLES = {"lmi.chat.TABLE": CHAT_VALUES, "lmi.request.TABLE": {**VALUES, **TENSOR_VALUES}}
 """Values that are right."""
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handler.protocols.tgi.request import PARAMETERS
+from handler.protocols.tgi.native import PARAMETERS
 from tests.app.fuzz.test_lmi import MODEL, chats, prompts, values
 from tests.app.server import serve
 from tests.servers import LiveServer

@@ -15,8 +15,8 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from handler.http.app import App
-from handler.http.asgi import Endpoint
-from handler.http.exchange import EXCHANGE, AsgiExchange
+from handler.http.inference import Endpoint
+from handler.http.protocol import EXCHANGE, AsgiExchange
 from handler.serving.admission import Admission
 from handler.serving.model import ServedModel
 from tests.adapter_files import write_adapter

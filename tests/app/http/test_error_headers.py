@@ -15,11 +15,9 @@ import pytest
 from handler.core.errors import InvalidPayload, ServingError
 from handler.http.startup import StartingApp
 from handler.protocols import registry
-from handler.protocols.kernel.base import Dialect, ParsedRequest
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.errors import ErrorFormat, FrontEndErrors
-from handler.protocols.kernel.http_response import Headers
-from handler.protocols.lmi.errors import LmiErrors
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.errors import ErrorFormat, FrontEndErrors, Headers
+from handler.protocols.lmi.api import LmiErrors
 from tests.app.server import AppServer, serve
 from tests.servers import http, raw
 

@@ -15,14 +15,12 @@ import httpx
 import pytest
 
 from handler.core.errors import NotJson, Overloaded, ServingError, TooLarge, Unavailable
-from handler.core.nesting import MAX_DEPTH
+from handler.core.framing import MAX_DEPTH
 from handler.engines.base import EngineInfo
-from handler.engines.process.sandbox import Sandbox
-from handler.engines.process.sandbox_tasks import Work
-from handler.protocols.kernel.readers.body import decode
-from handler.protocols.kernel.validation import show
-from handler.serving import large_bodies
-from handler.serving.large_bodies import LARGE, MAX_NUMBERS, MAX_TEXT, MAX_VALUES, MAX_WAITING, LargeBodies
+from handler.engines.process.sandbox import Sandbox, Work
+from handler.protocols.kernel.readers import decode, show
+from handler.serving import turns
+from handler.serving.turns import LARGE, MAX_NUMBERS, MAX_TEXT, MAX_VALUES, MAX_WAITING, LargeBodies
 from tests.servers import PATIENCE, LiveServer, http
 from tests.stepped import Bench, ask, benches, item
 
@@ -153,12 +151,12 @@ def test_a_body_that_needs_too_much_memory_or_time_is_refused_alone(
     read(bodies, body)
     pid = bodies.pid
     with monkeypatch.context() as patch:
-        patch.setattr(large_bodies, "_MEMORY", 0)
-        patch.setattr(large_bodies, "_MEMORY_FACTOR", 2)
+        patch.setattr(turns, "_MEMORY", 0)
+        patch.setattr(turns, "_MEMORY_FACTOR", 2)
         found = refusal(bodies, body)
         assert (found.status, found.message) == (413, "the body needs more than 2 MiB to be read")
     with monkeypatch.context() as patch:
-        patch.setattr(large_bodies, "SECONDS", 0.05)
+        patch.setattr(turns, "SECONDS", 0.05)
         found = refusal(bodies, b"[{}" + b",{}" * (2 * MIB) + b"]")
         assert (found.status, found.message) == (
             413,
@@ -171,18 +169,18 @@ def test_a_body_that_needs_too_much_memory_or_time_is_refused_alone(
 def deadly() -> Work:
     """What reads bodies, and ends with its process over one that says so."""
 
-    def work(form: large_bodies._Form, data: memoryview) -> Iterator[Any]:
+    def work(form: turns._Form, data: memoryview) -> Iterator[Any]:
         if bytes(data[:4]) == b"die ":
             os.kill(os.getppid(), signal.SIGKILL)
             time.sleep(1)
-        yield from large_bodies._read(form, data)
+        yield from turns._read(form, data)
 
     return work
 
 
 def test_the_process_is_started_again_and_who_killed_it_is_told(bodies: LargeBodies) -> None:
     fragile = LargeBodies()
-    fragile._process = Sandbox(deadly, large_bodies._PURPOSE)
+    fragile._process = Sandbox(deadly, turns._PURPOSE)
     try:
         body = b'{"inputs":"' + b"a" * MIB + b'"}'
         read(fragile, body)

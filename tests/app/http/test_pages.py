@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 
-from handler.http.routes.pages import ASSETS
+from handler.http.routes import ASSETS
 
 STATIC = ASSETS["/page/icon.svg"].parent
 VENDOR = {name.removeprefix("/page/vendor/"): path for name, path in ASSETS.items() if "/vendor/" in name}

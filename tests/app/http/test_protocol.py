@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from handler.http import protocol
-from handler.http.exchange import EXCHANGE
+from handler.http.protocol import EXCHANGE
 from tests.app.http.connection import DEADLINE, Connection, answer, connected, exchange, mirror, settle, tcp_pair
 from tests.app.http.test_upgrade import bodies
 from tests.one_test import in_one_test

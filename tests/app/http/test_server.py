@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from handler.http.security.access import Access
+from handler.http.security import Access
 from handler.http.server import Server, allow_connections
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from handler.core.errors import Overloaded
-from handler.http import streaming
-from handler.http.streaming import BodyWriter
+from handler.http import inference
+from handler.http.inference import BodyWriter
 from tests.app.http.connection import settle
 from tests.app.server import serve
 from tests.servers import PATIENCE, wait_for
@@ -192,7 +192,7 @@ def test_a_short_way_that_is_cut_ends_the_writer(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_client_that_reads_too_slowly_is_dropped_without_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streaming, "_MAX_BACKLOG", 1 << 10)
+    monkeypatch.setattr(inference, "_MAX_BACKLOG", 1 << 10)
     words = ("word" * 200 + " ") * 8000
     body = json.dumps({"inputs": words, "parameters": {"max_new_tokens": 8000}, "stream": True}).encode()
     with serve("--engine", "echo") as server, socket.socket() as client:

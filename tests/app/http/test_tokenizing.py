@@ -13,11 +13,11 @@ import pytest
 
 from handler.core.framing import Framing
 from handler.protocols.anthropic.request import AnthropicCount
-from handler.protocols.kernel.base import Dialect
-from handler.protocols.tgi.tokenize import CHAT_TOKENIZE, TOKENIZE
+from handler.protocols.kernel.dialect import Dialect
+from handler.protocols.tgi.native import CHAT_TOKENIZE, TOKENIZE
 from handler.serving.admission import MOST_TOKENIZING, TOKENIZER_THREADS, Admission
 from handler.serving.model import ServedModel
-from handler.serving.request_task import RequestTask
+from handler.serving.task import RequestTask
 from tests.servers import PATIENCE
 from tests.services import echo_service
 

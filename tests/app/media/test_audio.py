@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 
-from handler.serving.media import addresses
+from handler.serving.media import fetch
 from tests.app.media.clips import audio_url, clip_file, flac, tone
 from tests.app.media.files import HOST, data_url, file_server, image_file
 from tests.app.server import serve
@@ -32,7 +32,7 @@ class Served(NamedTuple):
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("clips")
     (folder / "a.mp3").write_bytes(clip_file(kind="MP3"))
-    public = mock.patch.object(addresses, "is_public", lambda text: text == HOST)
+    public = mock.patch.object(fetch, "is_public", lambda text: text == HOST)
     with file_server() as files, public:
         settings = (
             f"option.allowed_media_domains={files.domain}", f"option.allowed_local_media_path={folder}",

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 
-from handler.serving.media import addresses
+from handler.serving.media import fetch
 from tests.app.media.files import HOST, data_url, file_server, image_file
 from tests.app.server import serve
 from tests.servers import LiveServer, http, options
@@ -27,7 +27,7 @@ class Urls(dict[str, str]):
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LiveServer, Urls]]:
     folder = tmp_path_factory.mktemp("media")
     (folder / "a b.png").write_bytes(PNG)
-    public = mock.patch.object(addresses, "is_public", lambda text: text == HOST)
+    public = mock.patch.object(fetch, "is_public", lambda text: text == HOST)
     with file_server() as files, public:
         settings = (f"option.allowed_media_domains={files.domain}", f"option.allowed_local_media_path={folder}")
         with serve("--engine", "echo", *options(*settings)) as server:

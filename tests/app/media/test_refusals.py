@@ -16,7 +16,7 @@ from unittest import mock
 
 import pytest
 
-from handler.serving.media import addresses
+from handler.serving.media import fetch
 from tests.app.media.files import HOST, SVG, FileServer, data_url, file_server, image_file, png
 from tests.app.server import serve, short_drain
 from tests.servers import PATIENCE, LiveServer, options, wait_for
@@ -27,7 +27,7 @@ NOT_LISTED = "its host is not among option.allowed_media_domains"
 OUTSIDE = "it is not a file below option.allowed_local_media_path"
 MANY_PIXELS = r"pixels; at most 1000000 in all \(option.max_image_pixels\)"
 _NAMES = {"inside.example": ["10.1.2.3"], "both.example": ["93.184.216.34", "127.0.0.1"], "six.example": ["::1"]}
-_real_public, _real_getaddrinfo = addresses.is_public, socket.getaddrinfo
+_real_public, _real_getaddrinfo = fetch.is_public, socket.getaddrinfo
 
 
 def _getaddrinfo(host: Any, port: Any, *more: Any, **others: Any) -> list[Any]:
@@ -44,7 +44,7 @@ def _getaddrinfo(host: Any, port: Any, *more: Any, **others: Any) -> list[Any]:
 @pytest.fixture(scope="module")
 def files() -> Iterator[FileServer]:
     """Its address counts as public."""
-    public = mock.patch.object(addresses, "is_public", lambda text: text == HOST or _real_public(text))
+    public = mock.patch.object(fetch, "is_public", lambda text: text == HOST or _real_public(text))
     with file_server() as server, public, mock.patch.object(socket, "getaddrinfo", _getaddrinfo):
         yield server
 
@@ -259,7 +259,7 @@ def test_a_name_is_resolved_once(server: LiveServer) -> None:
         asked.append(host)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.3" if len(asked) == 1 else "127.0.0.1", port))]
 
-    public = mock.patch.object(addresses, "is_public", lambda text: text == "127.0.0.3")
+    public = mock.patch.object(fetch, "is_public", lambda text: text == "127.0.0.3")
     with public, mock.patch.object(socket, "getaddrinfo", turn):
         assert reason(server, "http://turning.example/") == "it could not be fetched: its server cannot be reached"
     assert len(asked) == 1

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from handler.core.values import Request
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.openai.transcriptions import Transcriptions
+from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.openai.audio import Transcriptions
 from tests.app.media.clips import clip_file, flac, tone, wav
 from tests.app.server import serve
 from tests.servers import LiveServer, http, options

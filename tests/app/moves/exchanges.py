@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 from botocore.exceptions import ClientError
 
-from handler.replay.shapes import body_shape, differences
+from proof.replay.content import body_shape, differences
 from tests.clients.emulator import emulated
 from tests.deploy.local.servers import client
 from tests.servers import ANSWER_LIMIT, LiveServer, http

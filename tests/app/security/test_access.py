@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 from handler.core.errors import ConfigError
-from handler.http.security.access import Access, read_access
+from handler.http.security import Access, read_access
 from tests.app.server import serve
 from tests.environment import clean_environment
 from tests.one_test import in_one_test

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from handler.core.errors import ConfigError
-from handler.http.security.access import Access, read_access
-from handler.http.security.allowed_hosts import AllowedHosts
+from handler.http.security import Access, AllowedHosts, read_access
 from tests.app.server import serve
 from tests.one_test import in_one_test
 from tests.servers import LiveServer, http, raw

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 from starlette.routing import Route
 
-from handler.http.asgi import Endpoint
-from handler.http.routes.pages import ASSETS
-from handler.http.security.api_keys import ApiKeys, Keys
+from handler.http.inference import Endpoint
+from handler.http.routes import ASSETS
+from handler.http.security import ApiKeys, Keys
 from handler.protocols.registry import INVOCATIONS
 from tests.app.server import serve
 from tests.one_test import in_one_test

@@ -15,11 +15,9 @@ from handler.core.errors import AdapterFailed, ConfigError, Unavailable
 from handler.core.values import Adapter
 from handler.engines.echo.engine import Echo
 from handler.engines.process.supervisor import State
-from handler.scheduler.lora import registry
-from handler.scheduler.lora.files import adapter_path
-from handler.scheduler.lora.registry import AdapterHome
-from handler.serving.loading.engine_spec import engine_spec
-from handler.serving.loading.model_directory import adapter_home
+from handler.scheduler import lora
+from handler.scheduler.lora import AdapterHome, adapter_path
+from handler.serving.check import adapter_home, engine_spec
 from handler.serving.model import ServedModel
 from tests.adapter_files import write_adapter
 from tests.services import load_echo
@@ -131,7 +129,7 @@ def test_a_path_that_nobody_can_read_holds_up_neither_others_nor_the_end(
             go.wait()
         return look(src, base)
 
-    monkeypatch.setattr(registry, "adapter_path", hang)
+    monkeypatch.setattr(lora, "adapter_path", hang)
 
     async def run() -> None:
         async with service(tmp_path) as made:

@@ -18,12 +18,11 @@ from handler.config.loader import read_config
 from handler.djl.batches import Piece, RollingBatch
 from handler.djl.worker_loop import WorkerLoop
 from handler.engines.base import Step
-from handler.engines.process.instance import EngineInstance
 from handler.engines.process.ipc import MessageReader, encode
-from handler.engines.process.supervisor import EngineSupervisor
+from handler.engines.process.supervisor import EngineInstance, EngineSupervisor
 from handler.plugins.functions import Formatters
-from handler.serving.loading.load import load_model
 from handler.serving.model import ServedModel
+from handler.serving.start import load_model
 from tests.servers import wait_for
 from tests.stepped import ask, item, text_of
 

@@ -13,10 +13,9 @@ import pytest
 from handler.core.errors import InternalError, Overloaded
 from handler.core.values import Delta, Finish, Request, Sampling, Token
 from handler.engines.base import EngineConfig, Step
-from handler.engines.process.engine_loop import Spec
+from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
-from handler.scheduler.active import Channel, TokenReceiver
-from handler.scheduler.batcher import Batcher
+from handler.scheduler.batcher import Batcher, Channel, TokenReceiver
 from handler.serving.engine_driver import EngineDriver
 from tests.services import echo_service
 from tests.unit.scheduler.test_batcher import Scripted, prompt

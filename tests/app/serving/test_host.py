@@ -13,15 +13,14 @@ import pytest
 
 from handler.config.config import Config
 from handler.config.loader import read_config
-from handler.core import child_processes, garbage
+from handler.core import child_processes, loop
 from handler.core.errors import ConfigError
 from handler.core.values import Adapter
 from handler.engines.echo.engine import Echo
 from handler.engines.process.supervisor import State
-from handler.serving import host
-from handler.serving.host import ServedModel, running
-from handler.serving.loading.load import load_model
-from handler.serving.request_task import RequestTask
+from handler.serving import start
+from handler.serving.start import ServedModel, load_model, running
+from handler.serving.task import RequestTask
 from tests.adapter_files import write_adapter
 
 
@@ -31,7 +30,7 @@ def echo(*options: str) -> Config:
 
 @pytest.fixture(autouse=True)
 def collecting() -> Iterator[mock.Mock]:
-    with mock.patch.object(garbage, "keep_collecting") as keep:
+    with mock.patch.object(loop, "keep_collecting") as keep:
         yield keep
 
 
@@ -57,7 +56,7 @@ def test_the_block_begins_when_the_model_is_ready_and_its_end_closes_it(collecti
 @pytest.mark.parametrize(("stepped", "watched"), [(False, 30.0), (True, 0.0)])
 def test_the_loop_is_watched_from_ready_to_the_end_unless_it_is_stepped(stepped: bool, watched: float) -> None:
     async def story() -> None:
-        with mock.patch.object(host, "LoopWatch") as watch:
+        with mock.patch.object(start, "LoopWatch") as watch:
             async with running(echo(), stepped=stepped, wait_ready=False) as model:
                 watch.assert_called_once_with(watched, signals=False)
                 await asyncio.wait({model.opened})
@@ -112,7 +111,7 @@ def test_the_end_waits_for_open_requests_unless_the_block_failed(fails: bool) ->
 
 def test_what_the_host_drained_is_given_up_at_once() -> None:
     async def story() -> None:
-        with mock.patch.object(host, "_LAST_BYTES", 0.01):
+        with mock.patch.object(start, "_LAST_BYTES", 0.01):
             async with running(echo("option.echo_tokens_per_second=1")) as model:
                 task = ask(model, 60)
                 model.drain()
@@ -156,7 +155,7 @@ def test_a_host_that_is_cancelled_while_it_loads_leaves_nothing_behind() -> None
             async with running(echo()):
                 raise AssertionError("it was cancelled")
 
-        with mock.patch.object(host, "load_model", slow), mock.patch.object(child_processes, "stop_all", go.set):
+        with mock.patch.object(start, "load_model", slow), mock.patch.object(child_processes, "stop_all", go.set):
             task = asyncio.ensure_future(block())
             await begun.wait()
             task.cancel()

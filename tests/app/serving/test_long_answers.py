@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from handler.protocols.lmi.reply import DocumentReply
+from handler.protocols.lmi.response import DocumentReply
 from handler.serving.model import ServedModel
 from tests.services import begin, load_echo
 

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from handler.engines.base import EngineRequest, EngineStatistics
 from handler.engines.echo import engine as echo
-from handler.engines.process import engine_loop
+from handler.engines.process import engine_process
 from handler.serving.metrics.prometheus import REPLICA_FAMILIES
 from tests.adapter_files import write_adapter
 from tests.app.server import AppServer, serve
@@ -241,7 +241,7 @@ class Reporter(echo.Echo):
 
 def test_what_the_engine_reports_is_exported_while_it_works_and_when_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(echo, "load", Reporter)
-    monkeypatch.setattr(engine_loop, "_REPORT_INTERVAL", 0.0)
+    monkeypatch.setattr(engine_process, "_REPORT_INTERVAL", 0.0)
 
     def seen(server: AppServer) -> list[float]:
         metrics = scrape(server)

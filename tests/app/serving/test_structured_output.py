@@ -16,15 +16,14 @@ from handler import engines
 from handler.config.loader import read_config
 from handler.djl.batches import Item, open_items
 from handler.engines.base import Capabilities, EngineConfig, EngineInfo
-from handler.engines.process.engine_loop import Spec
+from handler.engines.process.engine_process import Spec
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters
-from handler.serving.loading import load as loading
-from handler.serving.loading.context import server_context
-from handler.serving.loading.engine_spec import engine_spec
-from handler.serving.loading.load import load_model, make_validator
+from handler.serving import start as loading
+from handler.serving.check import engine_spec
 from handler.serving.model import ServedModel
-from handler.serving.request_task import RequestTask
+from handler.serving.start import load_model, make_validator, server_context
+from handler.serving.task import RequestTask
 from tests.services import begin
 from tests.stepped import Bench, benches
 from tests.unit.engines import fake_guides

@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
-from handler.serving.loading.check import check
+from handler.serving.check import check
 from handler.serving.metrics.tracing import make_tracer
 from tests.app.server import refused_start, serve
 from tests.doubles.http_thread import serving

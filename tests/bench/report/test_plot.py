@@ -12,8 +12,8 @@ import matplotlib
 import pytest
 from matplotlib.text import Text
 
-from handler.bench.report import plot
-from handler.bench.report.curves import Curve, curve_of
+from proof.bench import plot
+from proof.bench.plot import Curve, curve_of
 from tests.bench.report.documents import NOTHING, endpoint, level, served
 
 LONG = "a-branch-with-a-rather-long-name-" * 5

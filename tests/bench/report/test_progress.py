@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.doubles import terminal
 
 _CODE = """
-from handler.bench.report.progress import progress_bar
+from proof.bench.report import progress_bar
 with progress_bar(2) as advance:
     advance("1 client")
     advance("8 clients")

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from handler.bench.report import arguments, bars, comparison
-from handler.bench.report.curves import curve_of
 from handler.cli import main
+from proof.bench import plot, report
+from proof.bench.plot import curve_of
 from tests.bench.report.documents import endpoint, level, served
 
 
 def parsed(*argv: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    arguments.add_arguments(parser, Path("default.png"))
+    report.add_arguments(parser, Path("default.png"))
     return parser.parse_args(argv)
 
 
@@ -33,7 +33,7 @@ def test_bars_are_as_long_as_their_values(encoding: str) -> None:
     """No control characters, and nothing that an old terminal cannot show."""
     raw = io.BytesIO()
     file = io.TextIOWrapper(raw, encoding)
-    bars.show([curve_of(served(8, 16))], file)
+    plot.show([curve_of(served(8, 16))], file)
     file.flush()
     lines = raw.getvalue().decode(encoding).splitlines()
     assert all(line.isprintable() for line in lines)
@@ -59,7 +59,7 @@ def test_without_matplotlib_bars_and_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without(monkeypatch, "matplotlib")
-    assert arguments.print_result(parsed(), served(1)) == 0
+    assert report.print_result(parsed(), served(1)) == 0
     out, err = capsys.readouterr()
     assert "throughput [tokens/s]\n" in out
     assert json.loads(out.splitlines()[-1]) == served(1)
@@ -73,7 +73,7 @@ def test_a_base_installation_prints_the_document(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without(monkeypatch, "matplotlib", "rich")
-    assert arguments.print_result(parsed(), served(1)) == 0
+    assert report.print_result(parsed(), served(1)) == 0
     out, err = capsys.readouterr()
     assert json.loads(out) == served(1)
     assert "pip install 'lmi-handler[bench]'" in err
@@ -89,7 +89,7 @@ def test_other_formats_are_refused(name: str, capsys: pytest.CaptureFixture[str]
 def test_a_file_that_cannot_be_written_loses_no_measurement(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "taken").write_text("")
     below = tmp_path / "taken" / "x"
-    assert arguments.print_result(parsed("--output", f"{below}.json", "--plot", f"{below}.png"), served(1)) == 1
+    assert report.print_result(parsed("--output", f"{below}.json", "--plot", f"{below}.png"), served(1)) == 1
     out, err = capsys.readouterr()
     assert json.loads(out) == served(1)
     assert [line.partition(": ")[0] for line in err.splitlines()] == [
@@ -100,7 +100,7 @@ def test_a_file_that_cannot_be_written_loses_no_measurement(tmp_path: Path, caps
 def test_a_comparison_names_changes_and_what_may_be_chance() -> None:
     slow, near = served(1, 8, options=["option.a=1"]), served(1, 16, scale=1.05)
     far = endpoint({"clients": 8, **level(8, 2.0, errors={"Throttled": 3})})
-    shown = comparison.show([curve_of(slow, "slow"), curve_of(near, "near"), curve_of(far, "far")]).splitlines()
+    shown = report.compare([curve_of(slow, "slow"), curve_of(near, "near"), curve_of(far, "far")]).splitlines()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in shown if line.startswith("|")]
     assert rows[0] == ["load", "", "slow", "near", "far"]
     assert rows[2] == ["1 client", "tokens/s", "100.0", "~ 105.0 (+5.0%)", "-"]
@@ -115,14 +115,14 @@ def test_a_comparison_names_changes_and_what_may_be_chance() -> None:
 def test_a_comparison_marks_what_was_disturbed_and_says_what_its_marks_mean() -> None:
     calm, busy = served(1, 8), served(1, 8, scale=1.3)
     busy["results"][1]["others_cores"], calm["results"][1]["others_cores"] = 0.21, 0.2
-    shown = comparison.show([curve_of(calm, "calm"), curve_of(busy, "busy")])
+    shown = report.compare([curve_of(calm, "calm"), curve_of(busy, "busy")])
     assert " 800.0 | ! 1,040.0 (+30.0%) |" in shown
     assert "! disturbed: other processes kept more cores busy than --quiet allows; measure it again" in shown
     assert "within noise" not in shown
-    again = comparison.show([curve_of(calm, "calm"), curve_of(served(1, scale=1.05), "again")])
+    again = report.compare([curve_of(calm, "calm"), curve_of(served(1, scale=1.05), "again")])
     assert "~ within noise: its repetitions and the first column's overlap" in again
     assert "disturbed" not in again
-    once = comparison.show([curve_of(endpoint({"clients": 1, **level(1)}), "once")])
+    once = report.compare([curve_of(endpoint({"clients": 1, **level(1)}), "once")])
     assert "noise not known of once: measured once" in once
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from deploy.client import Predictor
-from deploy.client.aws.account import boto_session
-from deploy.local.endpoint import Endpoint
-from deploy.local.runtime import Runtime
+from deploy.client.aws import boto_session
+from deploy.emulator.endpoint import Endpoint
+from deploy.emulator.runtime import Runtime
 from tests.clients.driver import Driver, python_client
 from tests.deploy.local.servers import Loop
 from tests.servers import LiveServer

@@ -7,8 +7,8 @@ from contextlib import ExitStack
 
 import pytest
 
-from deploy.local.endpoint import Component, Endpoint
-from deploy.local.runtime import Runtime
+from deploy.emulator.endpoint import Component, Endpoint
+from deploy.emulator.runtime import Runtime
 from tests.clients.driver import Driver, drivers
 from tests.deploy.local.servers import Loop
 from tests.servers import LiveServer

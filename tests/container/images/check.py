@@ -102,7 +102,7 @@ def _push_of_a_change(engine: ContainerEngine, context: Path, done: list[str]) -
     for name in ("LICENSE", "pyproject.toml", "README.md", "Dockerfile", ".dockerignore"):
         context.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, context / name)
-    for name in ("handler", "deploy", "docker"):
+    for name in ("handler", "deploy", "proof", "docker"):
         shutil.copytree(ROOT / name, context / name, ignore=shutil.ignore_patterns("__pycache__"))
     with (context / "handler" / "__init__.py").open("a") as file:
         file.write("CHANGED = True\n")

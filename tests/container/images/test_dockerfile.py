@@ -138,6 +138,7 @@ def test_context_holds_nothing_but_what_is_built() -> None:
         "README.md",
         "handler",
         "deploy",
+        "proof",
         "docker",
     }
     assert not [file for file in files if "__pycache__" in file.parts or file.suffix == ".pyc"]

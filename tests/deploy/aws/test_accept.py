@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from deploy.cli import main as cli
-from deploy.local.endpoint import Endpoint
-from deploy.local.runtime import Runtime
+from deploy.emulator.endpoint import Endpoint
+from deploy.emulator.runtime import Runtime
 from deploy.spec.reading import read_spec
 from tests.accept.aws import PASS, Ran, accept
 from tests.accept.test_aws import ALL, CONTENT
@@ -39,8 +39,8 @@ def account(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
         s3.put_object(Bucket="of-ours", Key=f"llama/{name}", Body=b"{}")
     write(cloud, ["INFO serving"], group="/aws/sagemaker/Endpoints/accepted")
     cloud.sagemaker.polls = 0
-    monkeypatch.setattr("deploy.cli.deployment.up.over_the_network", None)
-    monkeypatch.setattr("deploy.cli.deployment.plan.over_the_network", None)
+    monkeypatch.setattr("deploy.cli.up.over_the_network", None)
+    monkeypatch.setattr("deploy.cli.plan.over_the_network", None)
     loop = Loop()
     with contextlib.ExitStack() as stack:
         stack.callback(loop.close)

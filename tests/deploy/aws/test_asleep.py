@@ -32,7 +32,7 @@ INVOKED = ["invoke", NAME, "Hello", "--async", "--region", "us-east-1"]
 
 @pytest.fixture(autouse=True)
 def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("deploy.cli.deployment.up", "deploy.cli.deployment.plan"):
+    for place in ("deploy.cli.up", "deploy.cli.plan"):
         monkeypatch.setattr(f"{place}.over_the_network", None)
     monkeypatch.setattr("deploy.deployer.apply.EVERY", 0.0)
     set_quotas(monkeypatch, {"ml.g6e.2xlarge for endpoint usage": 8.0})

@@ -32,7 +32,7 @@ LINES = [{"inputs": f"line {number}"} for number in range(5)]
 
 @pytest.fixture(autouse=True)
 def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("deploy.cli.deployment.batch", "deploy.cli.deployment.up"):
+    for place in ("deploy.cli.batch", "deploy.cli.up"):
         monkeypatch.setattr(f"{place}.over_the_network", None)
     monkeypatch.setattr(running, "EVERY", 0.0)
     monkeypatch.setattr("deploy.deployer.apply.EVERY", 0.0)

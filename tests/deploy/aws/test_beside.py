@@ -22,7 +22,7 @@ CONTENT = {**PLAIN, "alarms": None, "scaling": None}
 
 @pytest.fixture(autouse=True)
 def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("deploy.cli.deployment.up", "deploy.cli.deployment.plan", "deploy.cli.deployment.doctor"):
+    for place in ("deploy.cli.up", "deploy.cli.plan", "deploy.cli.doctor"):
         monkeypatch.setattr(f"{place}.over_the_network", None)
     monkeypatch.setattr("deploy.deployer.apply.EVERY", 0.0)
     set_quotas(monkeypatch, {f"ml.g6e.{size} for endpoint usage": 3.0 for size in ("2xlarge", "4xlarge")})

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from deploy.cli.main import main as run
-from deploy.iam.parts import MOST, length, parts
+from deploy.iam.policies import MOST, length, parts
 from tests.deploy.aws.test_lifecycle import MODEL
 from tests.deploy.aws.test_permissions import prepared
 from tests.deploy.doubles.aws import Cloud
@@ -23,7 +23,7 @@ SHAPE = PLAIN["model"]["shape"]
 
 @pytest.fixture(autouse=True)
 def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("deploy.cli.deployment.up", "deploy.cli.deployment.plan", "deploy.cli.deployment.doctor"):
+    for place in ("deploy.cli.up", "deploy.cli.plan", "deploy.cli.doctor"):
         monkeypatch.setattr(f"{place}.over_the_network", None)
     monkeypatch.setattr("deploy.deployer.apply.EVERY", 0.0)
     set_quotas(monkeypatch, {"ml.g6e.12xlarge for endpoint usage": 8.0})

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.cli.deployment import iam
+from deploy.cli import iam
 from deploy.cli.main import main
 from deploy.export.cloudformation import cloudformation_template
 from deploy.iam.simulation import Denial

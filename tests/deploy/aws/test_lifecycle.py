@@ -46,7 +46,7 @@ MODEL = {
 @pytest.fixture(autouse=True)
 def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """No hub; and quotas, of which moto knows none."""
-    for place in ("deploy.cli.deployment.up", "deploy.cli.deployment.plan"):
+    for place in ("deploy.cli.up", "deploy.cli.plan"):
         monkeypatch.setattr(f"{place}.over_the_network", None)
     set_quotas(monkeypatch, {f"ml.g6e.{size} for endpoint usage": 8.0 for size in ("2xlarge", "4xlarge", "12xlarge")})
 

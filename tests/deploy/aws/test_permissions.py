@@ -17,9 +17,9 @@ from moto.utilities.utils import get_partition
 
 from deploy.cli.main import main as run
 from deploy.client import Forbidden, ModelFailed, Predictor
-from deploy.iam.statements import Policy
-from deploy.rehearsal.identity_policy import Need, allowed
-from deploy.resolve.ecr import registry_suffix
+from deploy.emulator.authorization import Need, allowed
+from deploy.iam.policies import Policy
+from deploy.resolve.images import registry_suffix
 from tests.deploy.aws.test_lifecycle import MODEL
 from tests.deploy.doubles.aws import ACCOUNT, CALLER, Cloud
 from tests.deploy.doubles.deployer import Deployer, printed
@@ -32,7 +32,7 @@ REGIONS = ["us-east-1", "cn-north-1", "us-gov-west-1", "eusc-de-east-1", "us-iso
 
 @pytest.fixture(autouse=True)
 def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("deploy.cli.deployment.up", "deploy.cli.deployment.plan", "deploy.cli.deployment.doctor"):
+    for place in ("deploy.cli.up", "deploy.cli.plan", "deploy.cli.doctor"):
         monkeypatch.setattr(f"{place}.over_the_network", None)
     monkeypatch.setattr("deploy.deployer.apply.EVERY", 0.0)
     set_quotas(monkeypatch, {f"ml.g6e.{size} for endpoint usage": 8.0 for size in ("2xlarge", "4xlarge", "12xlarge")})

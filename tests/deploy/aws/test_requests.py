@@ -14,7 +14,7 @@ from botocore.model import OperationModel
 from moto.applicationautoscaling.responses import ApplicationAutoScalingResponse
 from moto.sagemaker.responses import SageMakerResponse
 
-from deploy.rehearsal.cloud import OWN
+from deploy.emulator.cloud import OWN
 from deploy.service_model import _compiled, service
 from tests.deploy.doubles.aws import Cloud
 from tests.servers import http

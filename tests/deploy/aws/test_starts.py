@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from deploy.rehearsal.sagemaker import Fate
-from deploy.rehearsal.starts import Starts
+from deploy.emulator.account import Starts
+from deploy.emulator.sagemaker import Fate
 from tests.deploy.doubles.aws import ACCOUNT, Cloud
 
 ABSENT = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/absent:1"

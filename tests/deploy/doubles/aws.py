@@ -17,10 +17,10 @@ from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from moto.moto_api._internal import moto_api_backend
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
-from deploy.rehearsal import asynchronous, cloud
-from deploy.rehearsal.cloud import Call
-from deploy.rehearsal.identity_policy import Need
-from deploy.rehearsal.sagemaker import ACCOUNT
+from deploy.emulator import cloud, rehearsal
+from deploy.emulator.authorization import Need
+from deploy.emulator.cloud import Call
+from deploy.emulator.sagemaker import ACCOUNT
 
 __all__ = ["ACCOUNT", "Call", "Cloud"]
 
@@ -79,7 +79,7 @@ class Cloud(cloud.Cloud):
         _, _, endpoint, route = environ["PATH_INFO"].split("/", 3)
         assert route == "async-invocations"
         location = environ.get("HTTP_X_AMZN_SAGEMAKER_INPUTLOCATION")
-        accepted = asynchronous.accept(self, endpoint, call.region, cloud.body_of(environ), location)
+        accepted = rehearsal.accept(self, endpoint, call.region, cloud.body_of(environ), location)
         accepted.work(lambda body: json.dumps({"generated_text": json.loads(body)["inputs"]}).encode())
         return accepted.answer(start_response)
 

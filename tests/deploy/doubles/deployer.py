@@ -7,11 +7,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from deploy.emulator.authorization import Need
 from deploy.errors import DeployError
-from deploy.iam.parts import parts
-from deploy.iam.policies import policies
-from deploy.iam.statements import Policy
-from deploy.rehearsal.identity_policy import Need
+from deploy.iam.policies import Policy, parts, policies
 from deploy.resolve.resolver import resolve
 from deploy.spec import Spec
 from deploy.spec.reading import read_spec

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.store import Store
+from deploy.emulator.store import Store
 from tests.deploy.local.servers import Local, Loop
 from tests.deploy.local.servers import local as make_local
 

@@ -16,9 +16,9 @@ import boto3
 from aiohttp import web
 from botocore.config import Config
 
-from deploy.local.endpoint import Endpoint
-from deploy.local.runtime import Runtime
-from deploy.local.store import Store
+from deploy.emulator.endpoint import Endpoint
+from deploy.emulator.runtime import Runtime
+from deploy.emulator.store import Store
 from tests.servers import PATIENCE
 
 T = TypeVar("T")

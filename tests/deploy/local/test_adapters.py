@@ -7,9 +7,9 @@ import asyncio
 import pytest
 from aiohttp import web
 
+from deploy.emulator.endpoint import Endpoint
+from deploy.emulator.serving import Plan, load_adapters
 from deploy.errors import Failed
-from deploy.local.endpoint import Endpoint
-from deploy.local.serving import Plan, load_adapters
 from tests.deploy.local.servers import Loop
 
 

@@ -16,9 +16,9 @@ import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError
 
-from deploy.local import asynchronous
-from deploy.local.endpoint import Limits
-from deploy.local.store import Store
+from deploy.emulator import asynchronous
+from deploy.emulator.endpoint import Limits
+from deploy.emulator.store import Store
 from tests.deploy.local.servers import Local, Loop
 from tests.deploy.local.servers import local as make_local
 from tests.servers import PATIENCE, wait_for

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from deploy.local.capture import Capture, Captures, Shadow
-from handler.replay.request import Request
-from handler.replay.sources import open_requests
+from deploy.emulator.endpoint import Capture, Captures, Shadow
+from proof.replay.exchange import Request
+from proof.replay.sources import open_requests
 from tests.deploy.local.servers import Local, Loop
 from tests.servers import PATIENCE, wait_for
 

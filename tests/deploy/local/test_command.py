@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from botocore.exceptions import ClientError
 
-from deploy.cli.endpoint import local as local_command
+from deploy.cli import local as local_command
 from deploy.cli.main import main
-from deploy.local.serving import Plan
+from deploy.emulator.serving import Plan
 from tests.adapter_files import write_adapter
 from tests.deploy.local.processes import LocalProcess, aws_variables, local_process
 from tests.deploy.local.servers import Container, Loop, client

@@ -13,11 +13,11 @@ import pytest
 import yaml
 from botocore.exceptions import ClientError
 
-from deploy.cli.endpoint import local as local_command
+from deploy.cli import local as local_command
 from deploy.cli.main import main
+from deploy.emulator.serving import Plan
+from deploy.emulator.specification import Machine, started, visible_gpus
 from deploy.errors import SpecError
-from deploy.local.serving import Plan
-from deploy.local.specification import Machine, started, visible_gpus
 from deploy.spec import Spec
 from tests.adapter_files import write_adapter
 from tests.deploy.local.processes import LocalProcess, local_process

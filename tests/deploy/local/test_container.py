@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 import pytest
 
+from deploy.emulator.container import Command, Container, command
 from deploy.errors import DeployError, Failed
-from deploy.local.container import Command, Container, command
 from tests.process_tree import alive
 from tests.servers import PATIENCE, wait_for
 

@@ -20,7 +20,7 @@ from http.client import HTTPConnection, HTTPResponse
 import httpx
 import pytest
 
-from deploy.local.container import command
+from deploy.emulator.container import command
 from tests.environment import clean_environment
 from tests.ports import free_port
 from tests.servers import PATIENCE, http, wait_for

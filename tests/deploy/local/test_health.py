@@ -9,9 +9,9 @@ import time
 import pytest
 from aiohttp import web
 
+from deploy.emulator.container import Probing, keep_watch, until_ready
+from deploy.emulator.endpoint import Endpoint, Status
 from deploy.errors import Failed
-from deploy.local.endpoint import Endpoint, Status
-from deploy.local.health import Probing, keep_watch, until_ready
 from tests.deploy.local.servers import Container, Loop
 from tests.servers import PATIENCE
 

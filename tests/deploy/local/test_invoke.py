@@ -16,8 +16,8 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
-from deploy.local import relay
-from deploy.local.endpoint import Component, Limits, Status
+from deploy.emulator import relay
+from deploy.emulator.endpoint import Component, Limits, Status
 from tests.deploy.local.servers import ACCOUNT, Container, Local, Loop
 from tests.deploy.local.servers import local as make_local
 from tests.servers import PATIENCE
@@ -255,7 +255,7 @@ def test_another_path_is_no_operation(local: Local) -> None:
 
 
 def test_beyond_6_mb_the_log_warns_and_beyond_25_it_is_refused(local: Local, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.WARNING, "deploy.local"):
+    with caplog.at_level(logging.WARNING, "deploy.emulator"):
         assert local.invoke(6 * 2**20 * b"x")["Body"].read() == b"ok"
         assert caplog.messages == []
         assert local.invoke((6 * 2**20 + 1) * b"x")["Body"].read() == b"ok"

@@ -18,10 +18,10 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 from werkzeug.serving import make_server
 
-from deploy.local.access import check_token
-from deploy.local.answers import ApiError
-from deploy.local.endpoint import Component, Limits
-from deploy.rehearsal.runtime import relayed
+from deploy.emulator.access import check_token
+from deploy.emulator.answers import ApiError
+from deploy.emulator.endpoint import Component, Limits
+from deploy.emulator.rehearsal import relayed
 from tests.deploy.local.servers import Local, Loop
 from tests.deploy.local.servers import local as make_local
 from tests.servers import PATIENCE, http

@@ -17,8 +17,8 @@ from botocore.exceptions import ClientError
 from deploy.cli.main import main
 from handler.cli import main as lmi
 from handler.core.errors import ConfigError
-from handler.replay.request import Request
-from handler.replay.sources import open_requests
+from proof.replay.exchange import Request
+from proof.replay.sources import open_requests
 from tests.docs.aws import rehearsal
 from tests.process_tree import alive, descendants
 from tests.servers import PATIENCE, wait_for

@@ -10,8 +10,8 @@ import pytest
 from botocore.exceptions import ClientError, EventStreamError
 from urllib3.exceptions import ReadTimeoutError
 
-from deploy.local import relay
-from deploy.local.endpoint import Limits
+from deploy.emulator import relay
+from deploy.emulator.endpoint import Limits
 from tests.deploy.local.servers import Local, Loop, client
 from tests.deploy.local.servers import local as make_local
 from tests.servers import PATIENCE

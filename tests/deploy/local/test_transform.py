@@ -18,9 +18,9 @@ from botocore.config import Config
 from botocore.credentials import Credentials
 from botocore.exceptions import ClientError
 
-from deploy.local.endpoint import Endpoint
-from deploy.local.runtime import Runtime
-from deploy.local.store import Store
+from deploy.emulator.endpoint import Endpoint
+from deploy.emulator.runtime import Runtime
+from deploy.emulator.store import Store
 from tests.app.server import serve
 from tests.deploy.local.processes import local_process
 from tests.deploy.local.servers import Loop

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.cli.deployment.up import first_request
+from deploy.cli.up import first_request
 from deploy.spec import Spec
 
 BASE: dict[str, Any] = {

@@ -15,7 +15,7 @@ from handler.core.values import Adapter, Finish, Request, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, Output
 from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.trtllm import engine as trtllm
-from handler.serving.media.placing import place_media
+from handler.serving.media.loader import place_media
 from tests.doubles import using
 
 PROMPT = "Once upon a time"

@@ -12,7 +12,7 @@ from handler import engines
 from handler.config.config import Config
 from handler.core.values import Delta, Request, Sampling
 from handler.engines.base import EngineConfig
-from handler.engines.process.engine_loop import Spec
+from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
 from tests.doubles import using

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from handler.config.config import Config
 from handler.core.values import Sampling
 from handler.engines.base import EngineConfig, EngineRequest
-from handler.engines.process.engine_loop import Spec
+from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from tests.doubles import tiny, using
 

@@ -10,8 +10,7 @@ import pytest
 
 from handler.core.errors import GenerationFailed
 from handler.core.values import Finish
-from handler.engines.trtllm.engine import TrtLlm
-from handler.engines.trtllm.results import RequestOptions, RunningRequest
+from handler.engines.trtllm.engine import RequestOptions, RunningRequest, TrtLlm
 from tests.gpu.trtllm.served import served
 
 

@@ -11,7 +11,7 @@ from handler.config.config import Config
 from handler.core.values import Finish
 from handler.engines.base import EngineConfig
 from handler.engines.trtllm import engine as trtllm
-from handler.engines.trtllm.setup import leave_mpi
+from handler.engines.trtllm.arguments import leave_mpi
 from tests.doubles import using
 from tests.gpu.trtllm.cases import joined, loaded
 

@@ -14,8 +14,8 @@ from handler.config.config import Config
 from handler.core.values import Finish
 from handler.engines.base import EngineConfig
 from handler.engines.trtllm import engine as trtllm
-from handler.engines.trtllm import results as trtllm_results
-from handler.engines.trtllm.results import RunningRequest
+from handler.engines.trtllm import engine as trtllm_results
+from handler.engines.trtllm.engine import RunningRequest
 from tests.doubles import using
 from tests.gpu.trtllm.cases import Loaded, joined, loaded
 

@@ -14,7 +14,7 @@ from handler.core.errors import GenerationFailed
 from handler.core.values import Finish
 from handler.engines.base import EngineConfig
 from handler.engines.process.supervisor import EngineSupervisor
-from handler.engines.trtllm.setup import environment
+from handler.engines.trtllm.arguments import environment
 from tests.gpu.trtllm.served import served
 from tests.process_tree import in_session
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from handler.engines.huggingface.checkpoint import prepare_checkpoint
+from handler.engines.huggingface.files import prepare_checkpoint
 
 if __name__ == "__main__":
     print(f"the demo model's checkpoint: {prepare_checkpoint('demo')}")

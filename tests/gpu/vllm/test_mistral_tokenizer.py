@@ -13,7 +13,7 @@ from handler.config.loader import read_config
 from handler.core.errors import ConfigError, InvalidPayload
 from handler.core.values import TemplateOptions
 from handler.engines.base import EngineConfig
-from handler.engines.huggingface.mistral import MistralTokenizer
+from handler.engines.huggingface.tokenizer import MistralTokenizer
 from handler.engines.vllm.engine import load_tokenizer
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]

@@ -14,7 +14,7 @@ from handler.config.config import Config
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import NO_EXTRAS, Delta, Pooling, Request, Task
 from handler.engines.base import EngineConfig
-from handler.engines.process.engine_loop import Spec
+from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
 from tests.unit.engines.pooling.models import GOLDEN, TEXTS, second, write_model

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from handler.protocols.assistant.reasoning.families import FAMILIES, HARMONY
+from handler.protocols.assistant.reasoning_families import FAMILIES, HARMONY
 from tests.unit.protocols.assistant.test_reasoning import ANSWERS, parts, read
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]

@@ -9,7 +9,7 @@ import pytest
 from handler.core.values import StructuredOutput
 from handler.protocols.assistant.tools.formats import FORMATS
 from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text
-from handler.protocols.kernel.readers.structured_output import structural_tag
+from handler.protocols.kernel.readers import structural_tag
 from tests.unit.protocols.assistant.tool_texts import TOOLS, golden, write
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore")]

@@ -9,7 +9,7 @@ import pytest
 from handler.config.config import Config
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
-from handler.engines.trtllm.structured_output import structured_output_check
+from handler.engines.trtllm.sampling import structured_output_check
 
 pytestmark = pytest.mark.vllm
 

@@ -16,8 +16,8 @@ import openvino_genai
 from openvino import opset13 as ops
 
 from handler.engines.base import EngineConfig
-from handler.engines.openvino.blank_model import write_blank_model
 from handler.engines.openvino.model import eos_ids
+from handler.engines.openvino.structured_output import write_blank_model
 
 _SURE = 50.0  # logits beyond those of the other tokens
 

@@ -12,7 +12,7 @@ import pytest
 
 from handler.core.errors import InvalidPayload, PromptTooLong
 from handler.core.values import TemplateOptions
-from handler.engines.echo.tokenizer import EchoTokenizer
+from handler.engines.echo.engine import EchoTokenizer
 from handler.engines.openvino.model import OpenVinoTokenizer, prepare_model
 
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hé?"}]

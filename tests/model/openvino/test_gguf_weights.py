@@ -25,11 +25,11 @@ from gguf import GGMLQuantizationType as Kind
 
 from handler.core import child_processes
 from handler.core.errors import ConfigError
-from handler.engines import model_cache
-from handler.engines.openvino import gguf_graph, gguf_weights
-from handler.engines.openvino.gguf_graph import exact_blocks
-from handler.engines.openvino.gguf_weights import converted_model, default_weights, writable, write_model
-from handler.engines.openvino.pipeline import properties
+from handler.engines import downloads
+from handler.engines.openvino import gguf as gguf_graph
+from handler.engines.openvino import gguf as gguf_weights
+from handler.engines.openvino.engine import properties
+from handler.engines.openvino.gguf import converted_model, default_weights, exact_blocks, writable, write_model
 from tests.doubles.hub import serve_hub
 from tests.servers import ANSWER_LIMIT, serve
 
@@ -302,7 +302,7 @@ def test_a_matrix_of_many_rows_is_quantized_in_parts(tmp_path: Path, monkeypatch
     source = tmp_path / "small.gguf"
     write_small(source, Kind.Q4_1)
     whole = converted_model(source, tmp_path / "cache", "rows")
-    small = "from handler.engines.openvino import gguf_graph; gguf_graph._CHUNK = gguf_graph._CHECKED = 100\n"
+    small = "from handler.engines.openvino import gguf as gguf_graph; gguf_graph._CHUNK = gguf_graph._CHECKED = 100\n"
     monkeypatch.setattr(gguf_weights, "SCRIPT", small + gguf_weights.SCRIPT)
     parts = converted_model(source, tmp_path / "other", "rows")
     assert (parts / "openvino_model.bin").read_bytes() == (whole / "openvino_model.bin").read_bytes()
@@ -393,7 +393,7 @@ def test_positions_are_scaled_as_the_file_says(
 def test_positions_that_the_graph_cannot_rotate_are_refused(tmp_path: Path, keys: dict[str, Any], message: str) -> None:
     source = tmp_path / "small.gguf"
     write_small(source, Kind.Q8_0, keys=keys)
-    with pytest.raises(model_cache.UnknownLayout, match=message):
+    with pytest.raises(downloads.UnknownLayout, match=message):
         converted_model(source, tmp_path / "cache", "exact")
 
 
@@ -457,7 +457,7 @@ def test_what_the_reader_cannot_read_is_named(tmp_path: Path, kind: Kind, old: b
 def test_a_kill_half_way_leaves_nothing_that_counts(tmp_path: Path) -> None:
     source, cache = tmp_path / "small.gguf", tmp_path / "cache"
     write_small(source, Kind.Q4_1)
-    code = "import sys; from pathlib import Path; from handler.engines.openvino.gguf_weights import converted_model\n"
+    code = "import sys; from pathlib import Path; from handler.engines.openvino.gguf import converted_model\n"
     code += "converted_model(Path(sys.argv[1]), Path(sys.argv[2]), 'exact')"
     maker = subprocess.Popen([sys.executable, "-c", code, str(source), str(cache)], start_new_session=True)
     while not list(cache.glob("*.partial/openvino_tokenizer.xml")):
@@ -468,7 +468,7 @@ def test_a_kill_half_way_leaves_nothing_that_counts(tmp_path: Path) -> None:
     assert [path.suffix for path in cache.iterdir() if path.name != "lock"] == [".partial"]
     model = converted_model(source, cache, "exact")
     assert {path.name for path in cache.iterdir()} == {model.name, "lock"}
-    assert {path.name for path in model.iterdir()} >= set(model_cache.NEEDED)
+    assert {path.name for path in model.iterdir()} >= set(downloads.NEEDED)
 
 
 def test_a_file_that_cannot_be_written_is_copied_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

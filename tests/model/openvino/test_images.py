@@ -15,7 +15,7 @@ from handler.core.media import MediaSource
 from handler.core.values import Request, Sampling
 from handler.engines.base import EngineConfig
 from handler.engines.openvino.engine import check
-from handler.serving.media.placing import place_media
+from handler.serving.media.loader import place_media
 from tests.process.engines.test_conformance import ids, start
 from tests.random_models import Answer, Compared
 from tests.servers import serve

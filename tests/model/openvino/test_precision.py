@@ -10,7 +10,7 @@ import pytest
 from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
-from handler.engines.openvino.pipeline import make_pipeline
+from handler.engines.openvino.engine import make_pipeline
 
 pytestmark = [
     pytest.mark.model,

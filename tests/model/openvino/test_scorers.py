@@ -9,12 +9,9 @@ import numpy
 import pytest
 
 from handler.config.config import Config
-from handler.engines.base import EngineConfig
-from handler.engines.logprobs import score
-from handler.engines.openvino.engine import capabilities, prepare
-from handler.engines.openvino.pipeline import make_pipeline, make_scorer
-from handler.engines.openvino.scorers.logit_scorer import LogitScorer, Scores
-from handler.engines.openvino.scorers.pipeline_scorer import NO_TOPS, PipelineScorer
+from handler.engines.base import EngineConfig, score
+from handler.engines.openvino.engine import capabilities, make_pipeline, make_scorer, prepare
+from handler.engines.openvino.scorers import NO_TOPS, LogitScorer, PipelineScorer, Scores
 
 IDS = [504, 3575, 282, 4649, 314, 7042]  # The capital of France is Paris
 LONG = [(7 * at) % 1000 + 300 for at in range(290)]  # more than one step reads

@@ -18,7 +18,7 @@ from handler.engines.openvino.structured_output import (
 )
 from handler.protocols.assistant.tools.formats import FORMATS
 from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text
-from handler.protocols.kernel.readers.structured_output import structural_tag
+from handler.protocols.kernel.readers import structural_tag
 from tests.model.openvino.scripted_model import Speaker
 from tests.unit.protocols.assistant.tool_texts import TOOLS, write
 

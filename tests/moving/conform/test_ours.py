@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from handler.conform.run import Plan, run
-from handler.conform.server import Asking
+from proof.conform.run import Plan, run
+from proof.conform.server import Asking
 from tests.app.server import serve
 from tests.moving.conform.test_rules import LIFETIME, LIMITS
 from tests.servers import options

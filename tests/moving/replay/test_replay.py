@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from deploy.local.endpoint import Endpoint
-from deploy.local.runtime import Runtime
+from deploy.emulator.endpoint import Endpoint
+from deploy.emulator.runtime import Runtime
 from handler.cli import main
 from tests.deploy.local.servers import Loop
 from tests.doubles.http_thread import serving

@@ -17,13 +17,12 @@ from handler.config.config import Config
 from handler.config.engines import ENGINES
 from handler.core.errors import GenerationFailed, PromptTooLong
 from handler.core.text import Prompt
-from handler.core.thoughts import Thoughts
-from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput
+from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Thoughts
 from handler.engines.base import EngineConfig, Tokenizer
-from handler.engines.process.engine_loop import Spec
+from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
-from handler.scheduler.thinking import ThinkingEngine
+from handler.scheduler.engine import ThinkingEngine
 
 PROSE = ("The capital of France is", "Once upon a time", "def add(a, b):", "😀 is an emoji that means")
 

@@ -19,8 +19,7 @@ import pytest
 from handler.core.errors import Unavailable
 from handler.core.values import StructuredOutput
 from handler.engines.process import sandbox
-from handler.engines.process.sandbox import LimitExceeded, Sandbox, TooBusy
-from handler.engines.process.sandbox_tasks import Job, Limits
+from handler.engines.process.sandbox import Job, LimitExceeded, Limits, Sandbox, TooBusy
 from handler.engines.structured_output import validator
 from handler.engines.structured_output.validator import _PURPOSE, StructuredOutputValidator, Verdict, _make_work
 from tests.process_tree import alive

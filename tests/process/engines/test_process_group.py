@@ -9,7 +9,7 @@ import pytest
 
 _PROGRAM = """
 import multiprocessing, os, subprocess, sys, time
-from handler.engines.process.process_group import end_with_children, end_with_descendants
+from handler.engines.process.supervisor import end_with_children, end_with_descendants
 
 if sys.argv[1] == "children":
     child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), name="core")

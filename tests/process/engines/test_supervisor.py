@@ -17,11 +17,10 @@ from handler.config.config import Config
 from handler.core.errors import GenerationFailed
 from handler.core.values import Sampling
 from handler.engines.base import EngineConfig, EngineRequest
-from handler.engines.process import instance
-from handler.engines.process.engine_loop import Spec
-from handler.engines.process.instance import EngineInstance
+from handler.engines.process import supervisor
+from handler.engines.process.engine_process import Spec
 from handler.engines.process.ipc import MessageReader, encode, send
-from handler.engines.process.supervisor import EngineSupervisor, State
+from handler.engines.process.supervisor import EngineInstance, EngineSupervisor, State
 
 MESSAGES = st.lists(
     st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.tuples(inner))
@@ -89,7 +88,7 @@ def test_a_message_that_was_cut_off_never_appears() -> None:
 def test_commands_to_an_engine_that_reads_nothing_come_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     """The host never waits for it: nobody reads before all have been sent."""
     ends: queue.SimpleQueue[socket.socket] = queue.SimpleQueue()
-    monkeypatch.setattr(instance, "run", lambda load, channel: ends.put(channel))
+    monkeypatch.setattr(supervisor, "run", lambda load, channel: ends.put(channel))
     engine = EngineInstance(Spec("echo", EngineConfig()), isolated=False)
     reader = MessageReader()
     found: list[Any] = []
@@ -144,7 +143,7 @@ def test_an_engine_at_rest_is_not_hung(monkeypatch: pytest.MonkeyPatch, ending: 
         while not any(output.finish for step in engine.step(timeout=1) for output in step.others):
             pass
     clock = time.monotonic
-    monkeypatch.setattr("handler.engines.silence._STANDSTILL", 3600)
+    monkeypatch.setattr("handler.engines.base._STANDSTILL", 3600)
     monkeypatch.setattr(time, "monotonic", lambda: clock() + 60)
     for _ in range(3):
         engine.step(timeout=0.05)

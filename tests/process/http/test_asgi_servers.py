@@ -156,7 +156,7 @@ def test_a_bug_in_the_start_ends_it_too() -> None:
     async def send(message: MutableMapping[str, Any]) -> None:
         sent.append(message)
 
-    with mock.patch("handler.serving.host.load_model", side_effect=OSError("no space left")):
+    with mock.patch("handler.serving.start.load_model", side_effect=OSError("no space left")):
         asyncio.run(app({"type": "lifespan"}, receive, send))
     (message,) = sent
     assert message["type"] == "lifespan.startup.failed"

@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from handler.serving.large_bodies import MAX_VALUES
+from handler.serving.turns import MAX_VALUES
 from tests.app.http.test_large_bodies import MIB, send
 from tests.process_tree import descendants
 from tests.servers import ServerProcess, serve, wait_for

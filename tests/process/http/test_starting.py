@@ -23,7 +23,7 @@ from tests.servers import http, wait_for
 
 SERVE = """
 import sys
-from handler.engines.openvino import gguf_weights
+from handler.engines.openvino import gguf as gguf_weights
 gguf_weights.SCRIPT = 'import os, sys, time; os.mkdir(sys.argv[2]); time.sleep({}); sys.exit("no # {{!r}}")'
 from handler.cli import main
 sys.exit(main(sys.argv[1:]))

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from handler.config.options.common import (
+from handler.config.options.tables import (
     REASONING_PARSERS,
     TOOL_CALL_PARSERS,
     VLLM_REASONING_PARSERS,
@@ -18,10 +18,10 @@ from handler.config.options.common import (
 )
 from handler.core.values import Finish
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Parser, Reasoning
-from handler.protocols.assistant.reasoning.families import choose_family
-from handler.protocols.assistant.reasoning.parsing import thinking_parser
-from handler.protocols.assistant.tools.arguments import CheckedCalls
+from handler.protocols.assistant.reasoning import thinking_parser
+from handler.protocols.assistant.reasoning_families import choose_family
 from handler.protocols.assistant.tools.formats import named
+from handler.protocols.assistant.tools.parsing import CheckedCalls
 
 DIFFERENCES = Path(__file__).with_name("differences.json")
 """Reasons, and by format the digests of the answers that have them: the answers themselves are vLLM's."""

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from handler.protocols.assistant.choice import warn_of_unread_calls
+from handler.protocols.assistant.answer import warn_of_unread_calls
 from handler.protocols.assistant.tools.formats import find, named
-from handler.protocols.assistant.tools.prompt import lay_out, takes_tools
+from handler.protocols.assistant.tools.request import lay_out, takes_tools
 from tests.templates.test_tool_formats import CALLS, ODD, USER, answer_after, directory, render
 from tests.unit.protocols.answers import CAPABLE, with_options
 from tests.unit.protocols.assistant.tool_texts import TOOLS, read

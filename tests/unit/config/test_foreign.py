@@ -9,8 +9,7 @@ from typing import Any
 
 from handler.config.options import KNOWN
 from handler.config.options.foreign import FOREIGN, JAVA, VARIABLES_OF
-from handler.config.options.lookup import key_of
-from handler.config.options.variables import _CONVERSIONS, SECRET, VARIABLES
+from handler.config.options.names import _CONVERSIONS, SECRET, VARIABLES, key_of
 from tests.one_test import in_one_test
 
 TEXT = (files("handler.config.options") / "foreign.json").read_text(encoding="utf-8")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from handler.config.loader import Reading, read_config
-from handler.config.options.common import Options
+from handler.config.options.tables import Options
 from handler.engines.base import EngineConfig
-from handler.engines.vllm import lmcache
+from handler.engines.vllm import arguments as lmcache
 from handler.engines.vllm.arguments import engine_arguments
 from tests.unit.config.frequent_options import ROWS, Row
 
@@ -49,4 +49,4 @@ def state(reading: Reading, image: str) -> dict[str, Any]:
     config = EngineConfig(reading.config, Path("model"))
     arguments = engine_arguments(config, 8, cpu=False) if image == "vllm" else {}
     values |= {f"vllm.{name}": value for name, value in arguments.items()}
-    return values | {"environment": lmcache.environment(config, {}, 1)}
+    return values | {"environment": lmcache.lmcache_environment(config, {}, 1)}

@@ -9,7 +9,7 @@ import pytest
 
 from handler.config.config import Config
 from handler.config.loader import Reading, read_config
-from handler.config.options.listing import describe
+from handler.config.options.command_line import describe
 from tests.one_test import in_one_test
 
 

@@ -11,11 +11,11 @@ from handler.config.config import Config
 from handler.config.engines import ENGINES, LLM_ENGINES
 from handler.config.loader import read_config
 from handler.config.options import OPTIONS
-from handler.config.options.common import TOOL_CALL_PARSERS
+from handler.config.options.tables import TOOL_CALL_PARSERS
 from handler.core.errors import ConfigError
 from handler.protocols.assistant.tools import formats
 from handler.protocols.assistant.tools.formats import FORMATS
-from handler.serving.loading.engine_spec import choose_engine
+from handler.serving.check import choose_engine
 from tests.one_test import in_one_test
 
 ROOT = Path(__file__).parents[3]

@@ -15,9 +15,8 @@ import pytest
 from handler.config.options import OPTIONS
 from handler.config.options.engine_arguments import shipped
 from handler.config.options.foreign import FOREIGN, VARIABLES_OF
-from handler.config.options.lookup import find_option
+from handler.config.options.names import VARIABLES, find_option
 from handler.config.options.option import OF_JAVA, Gone
-from handler.config.options.variables import VARIABLES
 from tests.docs.pages import fill
 
 DOCUMENTS = Path(__file__).parents[3] / "docs" / "migrating"

@@ -12,7 +12,7 @@ from handler.config.loader import read_config
 from handler.config.model_files import locate
 from handler.core import child_processes
 from handler.core.errors import ConfigError
-from handler.engines.huggingface.checkpoint import prepare_checkpoint
+from handler.engines.huggingface.files import prepare_checkpoint
 
 
 def make(directory: Path, *names: str) -> Path:
@@ -54,7 +54,7 @@ def test_another_file_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_without_the_extra_is_refused_with_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from handler.engines.openvino import convert as conversion
+    from handler.engines.openvino import ir_files as conversion
 
     monkeypatch.setattr(conversion, "find_spec", lambda name: None)
     directory = make(tmp_path / "hf", "config.json", "model.safetensors")

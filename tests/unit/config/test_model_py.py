@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from handler.config.loader import Reading, read_server_config
-from handler.config.model_py import describe_model_py
-from handler.core.custom_handlers import Role
-from handler.serving.loading.check import check
-from handler.serving.loading.engine_spec import downloads_of
+from handler.config.user_files import describe_model_py
+from handler.core.values import Role
+from handler.serving.check import check, downloads_of
 
 PLAIN = "def handle(inputs):\n    raise SystemExit\n"
 THEIRS = "from djl_python.huggingface import handle\n"

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from handler.config.options import ENVIRONMENT, OPTIONS, Option
+from handler.config.options.command_line import default_of, engines_of
 from handler.config.options.engine_arguments import shipped
-from handler.config.options.listing import default_of, engines_of
 from handler.config.options.option import Gone
 from tests.docs.pages import fill, table
 

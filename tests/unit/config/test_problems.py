@@ -9,7 +9,7 @@ import pytest
 
 from handler.config.loader import read_config
 from handler.config.options import KNOWN
-from handler.config.options.lookup import Unknown, unknown_option
+from handler.config.options.names import Unknown, unknown_option
 from handler.config.options.option import Gone, shown
 from handler.core.errors import ConfigError, Problem, Problems
 from tests.one_test import in_one_test

@@ -21,8 +21,7 @@ from handler.config.loader import Reading, read_config
 from handler.config.options.engine_arguments import shipped
 from handler.core.errors import ConfigError, Problem
 from handler.engines.base import EngineConfig
-from handler.engines.trtllm.arguments import construct, llm_arguments
-from handler.engines.trtllm.support import release_of
+from handler.engines.trtllm.arguments import construct, llm_arguments, release_of
 from handler.engines.vllm.arguments import engine_arguments
 from tests.container.images.dockerfile import read
 from tests.doubles import tiny, using

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from handler.config.loader import read_config
-from handler.config.requirements import install, requirements_file
+from handler.config.user_files import install, requirements_file
 from handler.core import child_processes
 from handler.core.errors import ConfigError
-from handler.serving.loading.model_directory import model_formatters
+from handler.serving.check import model_formatters
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 from handler.config.config import Config
 from handler.config.environment import name_hub_token
 from handler.config.loader import Reading, read_config
-from handler.config.options.variables import VARIABLES
+from handler.config.options.names import VARIABLES
 from tests.one_test import in_one_test
 
 

@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from handler.core.event_loop import start_now
+from handler.core.loop import start_now
 
 
 async def _double(future: asyncio.Future[int]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from handler.core.nesting import MAX_DEPTH, is_too_deep
+from handler.core.framing import MAX_DEPTH, is_too_deep
 from tests.one_test import in_one_test
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from handler.core.sequence import SequenceState
-from handler.core.text import Prompt, Vocabulary
+from handler.core.text import Prompt, SequenceState, Vocabulary
 from handler.core.values import Finish, Sampling
 
 WORDS = Vocabulary([b"one", b" two", b" thr", b"ee", "é".encode()[:1], "é".encode()[1:], b"<eos>"], special=[6])

@@ -8,9 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from handler.core.errors import AdapterFailed, GenerationFailed, RefusedByEngine
+from handler.core.errors import AdapterFailed, GenerationFailed, RefusedByEngine, client_words, log_words
 from handler.core.values import Finish
-from handler.core.words import client_words, log_words
 from handler.engines.base import Output, engine_failure, failed
 from tests.one_test import in_one_test
 

@@ -13,11 +13,10 @@ from typing import Any, NoReturn
 import pytest
 
 from handler.core.errors import InvalidParameter, ServingError
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.http_response import Headers
+from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.registry import dialects
-from handler.scheduler.lora.registry import AdapterRegistry
+from handler.scheduler.lora import AdapterRegistry
 from tests.doubles import djl_python
 from tests.doubles.djl_java import Request, RollingBatch
 from tests.doubles.djl_python import Connection, Output
@@ -44,7 +43,7 @@ def modes(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "djl_python", djl_python.stand_in())
     module = importlib.import_module("handler.djl.modes")
-    versions = importlib.import_module("handler.djl.versions")
+    versions = importlib.import_module("handler.djl.wire")
     vars(module).update(installed_version=versions.installed_version, Reader=versions.Reader)
     yield module
     for name in ours:
@@ -204,12 +203,12 @@ def test_a_failed_start_is_the_first_calls_answer(modes: Any, asynchronous: bool
 
 BUGS = {
     "open": "handler.serving.model.ServedModel.open",
-    "start": "handler.serving.request_task.RequestTask.start",
-    "accept": "handler.serving.request_task.RequestTask._accept",
+    "start": "handler.serving.task.RequestTask.start",
+    "accept": "handler.serving.task.RequestTask._accept",
     "piece": "handler.djl.batches.next_piece",
-    "close": "handler.serving.request_task.RequestTask.close",
+    "close": "handler.serving.task.RequestTask.close",
     "headers": "handler.djl.wire.headers_of",
-    "take": "handler.serving.request_task.RequestTask.take",
+    "take": "handler.serving.task.RequestTask.take",
 }
 """What has a bug, by its place in a request's life."""
 

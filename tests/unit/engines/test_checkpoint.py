@@ -19,10 +19,9 @@ from handler.config.engines import ENGINES
 from handler.core import child_processes
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
-from handler.engines.huggingface import hub as hub_module
-from handler.engines.huggingface.checkpoint import eos_ids, prepare_checkpoint, tokenizer_eos_id
-from handler.engines.huggingface.hub import gguf_file, is_hub_name
-from handler.engines.openvino import convert
+from handler.engines.huggingface import files as hub_module
+from handler.engines.huggingface.files import eos_ids, gguf_file, is_hub_name, prepare_checkpoint, tokenizer_eos_id
+from handler.engines.openvino import ir_files
 from tests.doubles.hub import COMMIT, Hub, serve_hub
 from tests.environment import clean_environment
 from tests.ports import free_port
@@ -163,7 +162,7 @@ ANSWERS = [
 DOWNLOADS = """
 import json, sys
 from handler.core.errors import ConfigError
-from handler.engines.huggingface.hub import download_checkpoint
+from handler.engines.huggingface.files import download_checkpoint
 for name in sys.argv[1:]:
     try:
         print(json.dumps(str(download_checkpoint(name, None))))
@@ -212,13 +211,13 @@ def test_what_must_be_converted_is_not_fetched_without_the_converter(
 ) -> None:
     """In this process, as another one would find a converter that is installed."""
     (tmp_path / "config.json").write_text("{}")
-    monkeypatch.setattr(convert, "converter_is_installed", lambda: False)
+    monkeypatch.setattr(ir_files, "converter_is_installed", lambda: False)
     monkeypatch.setattr(hub_module, "download_descriptions", lambda name, revision: tmp_path)
     monkeypatch.setattr(hub_module, "download", lambda *_, **__: pytest.fail("fetched"))
     with pytest.raises(
         ConfigError, match=r"has to be converted .*'lmi-handler\[convert\]'.* lmi serve a/b --engine vllm"
     ):
-        convert.download("a/b", None)
+        ir_files.download("a/b", None)
 
 
 @pytest.mark.parametrize("installed", [True, False])
@@ -232,9 +231,9 @@ def test_weights_of_torch_are_for_the_converter(
         asked.append(without)
         return tmp_path
 
-    monkeypatch.setattr(convert, "converter_is_installed", lambda: installed)
+    monkeypatch.setattr(ir_files, "converter_is_installed", lambda: installed)
     monkeypatch.setattr(hub_module, "download", download)
-    assert convert.download("a/b", None) == tmp_path
+    assert ir_files.download("a/b", None) == tmp_path
     assert (hub_module.TORCH[0] in asked[-1]) is not installed
 
 

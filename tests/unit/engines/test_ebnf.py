@@ -10,7 +10,7 @@ import pytest
 from handler.core.values import StructuredOutput
 from handler.engines.structured_output.ebnf import Unreadable, acyclic
 from handler.engines.structured_output.json_grammar import json_grammar
-from handler.engines.trtllm.structured_output import check
+from handler.engines.trtllm.sampling import check
 from tests.one_test import in_one_test
 
 HIDDEN = 'root ::= [a-z]{300} s\ns ::= s s s s | [a-z] | ""'

@@ -16,7 +16,7 @@ from handler.core.errors import ConfigError
 from handler.core.media import MediaPrompt, Medium, SharedMedia
 from handler.core.values import Adapter, Finish, Pooling, Sampling
 from handler.engines.base import EngineInfo, EngineRequest, Interrupted, Step, pack, unpack
-from handler.engines.process.engine_loop import Cancel, Failed, Ready, run
+from handler.engines.process.engine_process import Cancel, Failed, Ready, run
 from handler.engines.process.ipc import MessageReader, Messages, send, wait
 from tests.one_test import in_one_test
 

@@ -6,7 +6,7 @@ import json
 import threading
 
 from handler.core.values import StructuredOutput
-from handler.engines.structured_output.fair_queue import FairQueue, sort
+from handler.engines.structured_output.validator import FairQueue, sort
 
 
 def taken(queue: FairQueue[str]) -> list[str | None]:

@@ -19,7 +19,7 @@ from handler.core.errors import ConfigError, GenerationFailed, InvalidPayload
 from handler.core.text import Detokenizer, spans
 from handler.core.values import TemplateOptions
 from handler.engines.base import EngineConfig
-from handler.engines.huggingface.checkpoint import load_tokenizer
+from handler.engines.huggingface.files import load_tokenizer
 from handler.engines.huggingface.tokenizer import HfTokenizer
 
 CORPUS = [

@@ -11,9 +11,8 @@ import jinja2
 import pytest
 
 from handler.core.media import MEDIA, Medium
-from handler.engines.huggingface.chat_content import find_forms
-from handler.engines.huggingface.image_tokens import no_images, read_image_tokens
-from handler.engines.huggingface.media_tokens import collapse, expand, no_media
+from handler.engines.huggingface.media import collapse, expand, no_images, no_media, read_image_tokens
+from handler.engines.huggingface.tokenizer import find_forms
 
 CLIP = {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14}
 SIGLIP = {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 16}

@@ -15,7 +15,7 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from handler.core.errors import PromptTooLong
 from handler.core.text import Vocabulary, check_tokens
-from handler.engines.echo.tokenizer import CONTEXT, EchoTokenizer
+from handler.engines.echo.engine import CONTEXT, EchoTokenizer
 from handler.engines.huggingface import tokenizer as hf_tokenizer
 from handler.engines.huggingface.tokenizer import HfTokenizer
 from handler.engines.openvino import model as openvino_model

@@ -13,7 +13,7 @@ import pytest
 
 from handler.config import gguf, model_files
 from handler.core.errors import ConfigError
-from handler.engines.huggingface.model_files import check_checkpoint
+from handler.engines.huggingface.files import check_checkpoint
 from handler.engines.openvino.ir_files import check_directory, parts
 from tests.environment import clean_environment
 

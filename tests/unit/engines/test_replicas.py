@@ -15,7 +15,7 @@ from handler.engines.base import EngineRequest, Output, Step
 from handler.engines.process.replicas import ReplicaSet
 from handler.engines.process.supervisor import State
 from handler.scheduler.batcher import Batcher
-from handler.scheduler.lora.registry import AdapterRegistry, Outcome
+from handler.scheduler.lora import AdapterRegistry, Outcome
 from tests.adapter_files import write_adapter
 from tests.unit.scheduler.test_batcher import Scripted, prompt, run, text
 

@@ -11,7 +11,7 @@ import pytest
 from handler.core.media import Medium, SharedMedia
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Pooling, Request
-from handler.engines.process.routing import Load, Router
+from handler.engines.process.replicas import Load, Router
 from tests.one_test import in_one_test
 
 NO_WORDS = Vocabulary([])
@@ -79,8 +79,8 @@ def test_a_session_stays_while_its_replica_takes_requests() -> None:
 
 
 def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handler.engines.process.routing._MOST_CHARACTERS", 100)
-    monkeypatch.setattr("handler.engines.process.routing._MOST_SESSIONS", 2)
+    monkeypatch.setattr("handler.engines.process.replicas._MOST_CHARACTERS", 100)
+    monkeypatch.setattr("handler.engines.process.replicas._MOST_SESSIONS", 2)
     router = Router(16)
     for number in range(50):
         choose(router, f"{number:03} " + "x" * (number % 40), session=str(number))

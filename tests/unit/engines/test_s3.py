@@ -20,10 +20,7 @@ from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.engines import downloads, s3
 from handler.plugins.functions import model_py
-from handler.serving.loading.check import check
-from handler.serving.loading.engine_spec import engine_spec
-from handler.serving.loading.model_directory import adapter_directories, model_py_directory
-from handler.serving.loading.reading import read_sources
+from handler.serving.check import adapter_directories, check, engine_spec, model_py_directory, read_sources
 from tests.doubles import tiny
 from tests.doubles.bucket import Bucket, serve_bucket
 

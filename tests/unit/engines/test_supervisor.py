@@ -12,10 +12,9 @@ import pytest
 from handler.core.errors import GenerationFailed
 from handler.core.values import Finish, Sampling
 from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Output, Step
-from handler.engines.process.engine_loop import Cancel, Failed, Ready, Spec
+from handler.engines.process.engine_process import Cancel, Failed, Ready, Spec
 from handler.engines.process.ipc import encode
-from handler.engines.process.places import Place
-from handler.engines.process.supervisor import EngineSupervisor, State
+from handler.engines.process.supervisor import EngineSupervisor, Place, State
 
 READY = encode(Ready(EngineInfo("scripted", "1", "none", "none", 100)))
 TOKEN = encode(tuple(Step([1], [65], [-0.1], [])))

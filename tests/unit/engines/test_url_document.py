@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.config.config import Config
-from handler.config.options.openai import OPENAI
+from handler.config.options.tables import OPENAI
 from handler.core.values import Sampling, StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.openai.engine import capabilities

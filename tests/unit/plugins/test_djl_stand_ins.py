@@ -12,9 +12,8 @@ import numpy
 import pytest
 
 from handler.formatters import Input
-from handler.plugins.stand_ins.djl import MODULES, Output
+from handler.plugins.stand_ins.djl import MODULES, Output, Session, SessionManager
 from handler.plugins.stand_ins.nd_list import from_nd_list, to_nd_list
-from handler.plugins.stand_ins.sessions import Session, SessionManager
 from tests.one_test import in_one_test
 
 # -- sessions ----------------------------------------------------------------------------------------------------

@@ -7,13 +7,12 @@ from pathlib import Path
 import pytest
 
 from handler.config.loader import read_config
-from handler.core.custom_handlers import HANDLERS, INSTEAD, MIDDLEWARE, PING
 from handler.core.errors import ConfigError
+from handler.core.values import HANDLERS, INSTEAD, MIDDLEWARE, PING
 from handler.djl.startup import prepare
 from handler.plugins.aws import STANDARDS, check_handlers, find_handlers
 from handler.plugins.functions import check_model_py, find_formatters
-from handler.serving.loading.check import check
-from handler.serving.loading.model_directory import model_formatters
+from handler.serving.check import check, model_formatters
 
 FAIL = "raise SystemExit('it ran')\n"
 AWS = "model_hosting_container_standards"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from handler.plugins.missing import VLLMS_OWN, missing
+from handler.plugins.foreign_handlers import VLLMS_OWN, missing
 from handler.plugins.stand_ins import StandIn
 
 PARTLY = StandIn({"partly": {"here": 1}, "partly.sub": {}})

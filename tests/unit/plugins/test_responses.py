@@ -11,9 +11,9 @@ import pytest
 from handler.core.errors import FormatterFailed, GenerationFailed
 from handler.core.values import Delta, Finish, Token
 from handler.formatters import Response
-from handler.plugins.custom_response import with_formatter
+from handler.plugins.custom_messages import with_formatter
 from handler.plugins.functions import OutputFormatter, Style
-from handler.protocols.kernel.base import ParsedRequest
+from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.registry import INVOCATIONS
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CONTEXT

@@ -15,7 +15,7 @@ from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.plugins.functions import find_formatters
 from handler.plugins.stand_ins.djl import DJL_PYTHON, MODULES, binary_fields
-from handler.serving.loading.check import check
+from handler.serving.check import check
 from tests.formatters_model import DJL, LINES, write_model
 from tests.one_test import in_one_test
 

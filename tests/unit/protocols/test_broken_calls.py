@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from handler.core.nesting import is_too_deep
+from handler.core.framing import is_too_deep
 from handler.core.values import Finish
 from tests.one_test import in_one_test
 from tests.unit.protocols import answers

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handler.protocols.anthropic.parameters import TABLE as MESSAGES
-from handler.protocols.responses.parameters import TABLE as RESPONSES
+from handler.protocols.anthropic.request import TABLE as MESSAGES
+from handler.protocols.responses.request import TABLE as RESPONSES
 from tests.unit.protocols.answers import CAPABLE, answer
 from tests.unit.protocols.anthropic.golden import THOUGHT, TWO
 from tests.unit.protocols.openai.requests import saying

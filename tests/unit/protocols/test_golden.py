@@ -21,10 +21,12 @@ from handler.config.config import Config
 from handler.config.lmi_version import NEWEST, OLDEST
 from handler.core.errors import AnswerTooLong, PromptTooLong
 from handler.core.values import Delta, Task
-from handler.protocols.anthropic import blocks
-from handler.protocols.openai import chat, chat_response, completions
-from handler.protocols.responses import items, response
+from handler.protocols.anthropic import response as blocks
+from handler.protocols.openai import chat, completions
+from handler.protocols.openai import chat as chat_response
 from handler.protocols.responses import request as response_request
+from handler.protocols.responses import response
+from handler.protocols.responses import response as items
 from handler.protocols.vllm import pooling, score
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import (

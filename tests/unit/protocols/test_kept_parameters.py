@@ -9,7 +9,7 @@ import pytest
 
 from handler.core.errors import InvalidParameter
 from handler.protocols.kernel import parameters
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.parameters import LMI, ParsedParameters, read_all
 
 

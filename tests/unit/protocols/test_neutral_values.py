@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from handler.protocols.triton.inputs import INPUTS
+from handler.protocols.triton.request import INPUTS
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, with_options
 

@@ -7,8 +7,8 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from handler.protocols.openapi.document import DESCRIPTIONS
-from handler.protocols.tgi.tokenize import CHAT_TOKENIZE, TOKENIZE
+from handler.protocols.openapi import DESCRIPTIONS
+from handler.protocols.tgi.native import CHAT_TOKENIZE, TOKENIZE
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, EXAMPLES, answer
 

@@ -17,12 +17,11 @@ from handler.core.text import Vocabulary
 from handler.core.values import BY_HANDLER, Adapter, Sampling
 from handler.engines.base import Capabilities, EngineConfig
 from handler.engines.openai.kinds import KINDS
-from handler.protocols.kernel.base import Dialect
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect, ServerContext
 from handler.protocols.kernel.parameters import Parameter
-from handler.protocols.kernel.readers.values import number
+from handler.protocols.kernel.readers import number
 from handler.protocols.registry import INVOCATIONS, ROOTS
-from handler.protocols.tensors import inputs
+from handler.protocols.triton import tensors
 from tests import parameter_matrix as matrix
 from tests.doubles import using
 from tests.one_test import in_one_test
@@ -145,10 +144,10 @@ class Later(namedtuple("Later", [name for name, _ in _FIELDS], defaults=[value f
 def test_a_field_that_no_engine_maps_is_refused_by_name(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("handler.engines.base", "handler.protocols.kernel.parameters"):
         monkeypatch.setattr(f"{place}.Sampling", Later)
-    monkeypatch.setattr("handler.protocols.kernel.validation.DEFAULTS", Later._field_defaults)
+    monkeypatch.setattr("handler.protocols.kernel.readers.DEFAULTS", Later._field_defaults)
     monkeypatch.setattr("handler.protocols.kernel.parameters.DEFAULTS", Later._field_defaults)
     parameter = Parameter("pretended", number(0, 0.5))
-    monkeypatch.setitem(inputs.TABLE.parameters, "pretended", parameter)
+    monkeypatch.setitem(tensors.TABLE.parameters, "pretended", parameter)
     servers = {"option.base_url": "http://x/v1", "option.base_url_kind": setting}
     engine, version, options = SETTINGS.get(setting, ("openai", "", servers))
     with using.tensorrt_llm(f"version={version}") if version else contextlib.nullcontext():

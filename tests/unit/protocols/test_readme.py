@@ -13,7 +13,7 @@ import pytest
 
 from handler import protocols
 from handler.core.errors import PromptTooLong, ServingError
-from handler.protocols.kernel.base import Dialect
+from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.errors import ErrorFormat
 from tests.unit.protocols.answers import CONTEXT, answer, refused, with_options
 

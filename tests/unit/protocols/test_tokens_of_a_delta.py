@@ -15,13 +15,13 @@ import pytest
 
 from handler.core.errors import GenerationFailed
 from handler.core.values import NO_EXTRAS, Delta, Extras, Finish, Request, Token
-from handler.protocols.anthropic import blocks
-from handler.protocols.kernel.base import ParsedRequest, Reply
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.anthropic import response as blocks
+from handler.protocols.kernel.dialect import ParsedRequest, Reply, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.openai import chat_response
-from handler.protocols.openapi.document import DESCRIPTIONS
-from handler.protocols.responses import items, response
+from handler.protocols.openai import chat as chat_response
+from handler.protocols.openapi import DESCRIPTIONS
+from handler.protocols.responses import response
+from handler.protocols.responses import response as items
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, STREAMED, with_options
 from tests.unit.protocols.anthropic.golden import TOOLS as ANTHROPIC_TOOLS

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import AnswerTooLong, PromptTooLong
-from handler.protocols.openapi.document import DESCRIPTIONS
+from handler.protocols.openapi import DESCRIPTIONS
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CONTEXT, EXAMPLES, STREAMED, answer, refused
 

@@ -9,8 +9,7 @@ import pytest
 
 from handler.core.framing import JSON, Framing
 from handler.core.values import Delta, Extras, Finish, Task
-from handler.protocols.kernel.base import Dialect
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect, ServerContext
 from handler.protocols.lmi.embedding import LmiEmbedding
 from handler.protocols.openai.embeddings import OpenAiEmbeddings
 from handler.protocols.tei.request import TeiEmbed

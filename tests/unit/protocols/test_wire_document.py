@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 
-from handler.config.options.common import REASONING_PARSERS
+from handler.config.options.tables import REASONING_PARSERS
 from handler.core.errors import (
     FormatterFailed,
     GenerationFailed,
@@ -27,8 +27,8 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.values import Task
-from handler.protocols.kernel.base import Dialect
-from handler.protocols.openapi.document import DESCRIPTIONS, OPERATIONS
+from handler.protocols.kernel.dialect import Dialect
+from handler.protocols.openapi import DESCRIPTIONS, OPERATIONS
 from handler.protocols.registry import INVOCATIONS, POOLED_INVOCATIONS, POOLED_ROUTES, ROOTS, ROUTES, DispatchByField
 from tests.docs.pages import fill, table
 from tests.parameter_matrix import DOCUMENTS, section

@@ -8,17 +8,14 @@ from typing import Any
 
 import pytest
 
-from handler.replay.answer import Answer
-from handler.replay.comparison import Seen, findings
-from handler.replay.content import scalars_by_place, values_by_place
-from handler.replay.documents import NotJson, read_documents
-from handler.replay.findings import Class, class_of
-from handler.replay.noise import Noise
-from handler.replay.report.example import describe
-from handler.replay.request import Request
-from handler.replay.summary import Example, Histogram
-from handler.replay.tokens import NEAR, Token, is_near_tie, tokens_by_choice
-from handler.replay.traits import Traits, traits
+from proof.replay.comparison import Seen, Traits, findings, traits
+from proof.replay.content import NotJson, read_documents, scalars_by_place, values_by_place
+from proof.replay.example import describe
+from proof.replay.exchange import Answer, Request
+from proof.replay.findings import Class, class_of
+from proof.replay.journal import Example, Histogram
+from proof.replay.noise import Noise
+from proof.replay.tokens import NEAR, Token, is_near_tie, tokens_by_choice
 
 GREEDY, SAMPLED = Traits(True), Traits(False)
 

@@ -7,11 +7,10 @@ import ssl
 
 import pytest
 
-from handler.bench.client import MAX_HEAD, BodyReader, address
-from handler.conform.exchange import Recorder
 from handler.core.errors import ConfigError
-from handler.replay.targets.http import HttpTarget, _Reader
-from handler.replay.targets.opening import check_name
+from proof.bench.client import MAX_HEAD, BodyReader, address
+from proof.conform.exchange import Recorder
+from proof.replay.targets import HttpTarget, _Reader, check_name
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 

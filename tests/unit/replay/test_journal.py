@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from handler.core.errors import ConfigError
-from handler.replay.findings import Class
-from handler.replay.journal import Journal
-from handler.replay.summary import Outcome
+from proof.replay.findings import Class
+from proof.replay.journal import Journal, Outcome
 
 RUN = {"requests": "requests.jsonl"}
 EQUAL = Outcome(0, Class.EQUAL, (), (None, None), (0, 0))

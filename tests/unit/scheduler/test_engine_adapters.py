@@ -13,7 +13,7 @@ from handler.core.errors import AdapterFailed, Conflict, GenerationFailed, Inval
 from handler.core.values import Adapter, Finish, Request, Sampling
 from handler.engines.base import EngineRequest, Output, Step
 from handler.scheduler.batcher import Batcher
-from handler.scheduler.lora.registry import AdapterRegistry, Outcome, Registered
+from handler.scheduler.lora import AdapterRegistry, Outcome, Registered
 from tests.unit.scheduler.test_batcher import Scripted, prompt, run, submit, text
 
 

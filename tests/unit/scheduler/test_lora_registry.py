@@ -15,8 +15,7 @@ from handler.core.text import Prompt
 from handler.core.values import Adapter, Finish, Request
 from handler.engines.base import EngineRequest, Output, Step
 from handler.scheduler.batcher import Batcher
-from handler.scheduler.lora.files import adapter_path, adapters_of, check_name
-from handler.scheduler.lora.registry import AdapterRegistry, Outcome, Registered
+from handler.scheduler.lora import AdapterRegistry, Outcome, Registered, adapter_path, adapters_of, check_name
 from tests.adapter_files import write_adapter
 from tests.one_test import in_one_test
 

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from handler.core.values import Request, Sampling
 from handler.protocols.registry import INVOCATIONS
-from handler.scheduler.batcher import Batcher
-from handler.scheduler.request_queue import MAX_OVERTAKES, RequestQueue
+from handler.scheduler.batcher import MAX_OVERTAKES, Batcher, RequestQueue
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CONTEXT, DIALECTS
 from tests.unit.scheduler.test_batcher import Scripted, prompt, run

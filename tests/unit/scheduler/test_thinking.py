@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from handler.core.errors import GenerationFailed
 from handler.core.media import MediaFile
 from handler.core.text import Prompt, Vocabulary
-from handler.core.thoughts import Thoughts
-from handler.core.values import Adapter, Finish, Request, Sampling, StructuredOutput
+from handler.core.values import Adapter, Finish, Request, Sampling, StructuredOutput, Thoughts
 from handler.engines.base import EngineRequest, Output, Step
 from handler.scheduler.batcher import Batcher
-from handler.scheduler.thinking import ThinkingEngine
+from handler.scheduler.engine import ThinkingEngine
 from tests.one_test import in_one_test
 
 PIECES = [*map(chr, range(128)), "<think>", "</think>", "<call>", "<end>", "k>{", "</thin", "<call>f"]

@@ -16,9 +16,8 @@ from handler.config.loader import read_config
 from handler.core.errors import InvalidPayload
 from handler.core.media import SAMPLE_RATE, MediaSource, Medium
 from handler.engines.process.sandbox import Sandbox
-from handler.serving.media.audio.headers import read_size
-from handler.serving.media.loader import MediaLoader
-from handler.serving.media.rules import media_rules
+from handler.serving.media.audio import read_size
+from handler.serving.media.loader import MediaLoader, media_rules
 from tests.app.media.clips import clip_file, flac, id3, tone, wav
 
 RULES = media_rules(read_config(overrides=["option.max_audio_seconds=60"], environ={}).checked())

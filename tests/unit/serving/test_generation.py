@@ -18,14 +18,13 @@ from handler.config.loader import read_config
 from handler.core.errors import ConfigError, InvalidParameter
 from handler.core.values import Request, Sampling
 from handler.engines.base import EngineConfig
-from handler.engines.process.engine_loop import Spec
-from handler.protocols.kernel.base import Dialect
-from handler.protocols.kernel.context import ServerContext
+from handler.engines.process.engine_process import Spec
+from handler.protocols.kernel.dialect import Dialect, ServerContext
 from handler.protocols.lmi.asynchronous import AsyncChat, AsyncCompletions, AsyncPrompt
 from handler.protocols.registry import INVOCATIONS, ROOTS, ROUTES
-from handler.scheduler.lora.registry import AdapterRegistry
-from handler.serving.loading.check import check
-from handler.serving.loading.context import server_context
+from handler.scheduler.lora import AdapterRegistry
+from handler.serving.check import check
+from handler.serving.start import server_context
 
 ALL = {
     "temperature": 0.6, "top_k": 20, "top_p": 0.9, "min_p": 0.1, "repetition_penalty": 1.1, "presence_penalty": 0.5,

@@ -8,7 +8,7 @@ import prometheus_client
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from handler.serving.metrics.histogram import Histogram
+from handler.serving.metrics.prometheus import Histogram
 
 BOUNDS = (0.00015, 0.005, 0.5, 1, 60, 2560.0)
 

@@ -23,17 +23,13 @@ from handler.config.loader import read_config
 from handler.core.errors import ConfigError, InvalidPayload, Overloaded, ServingError, Unavailable
 from handler.core.framing import dumps
 from handler.core.media import MediaSource, Medium
-from handler.engines.process.sandbox import LimitExceeded
-from handler.engines.process.sandbox_tasks import Job
+from handler.engines.process.sandbox import Job, LimitExceeded
 from handler.serving.media import loader as media
-from handler.serving.media.addresses import is_public
-from handler.serving.media.image.ancillary import without_ancillary
-from handler.serving.media.image.decode import decode
-from handler.serving.media.image.headers import read_size
-from handler.serving.media.kinds import missing_packages
-from handler.serving.media.loader import Load, MediaLoader
-from handler.serving.media.rules import media_rules
-from handler.serving.request_task import RequestTask
+from handler.serving.media.fetch import is_public
+from handler.serving.media.image import read_size
+from handler.serving.media.image_decoder import decode, without_ancillary
+from handler.serving.media.loader import Load, MediaLoader, media_rules, missing_packages
+from handler.serving.task import RequestTask
 from handler.serving.turns import Quota, TurnThreads
 from tests.app.media.files import data_url, image_file, png
 from tests.one_test import in_one_test

@@ -27,12 +27,11 @@ from handler.core.values import (
     Truncation,
 )
 from handler.engines.base import EngineInfo
-from handler.engines.echo.tokenizer import EchoTokenizer
-from handler.protocols.kernel.base import ParsedRequest
-from handler.protocols.kernel.context import ServerContext
+from handler.engines.echo.engine import EchoTokenizer
+from handler.protocols.kernel.dialect import ParsedRequest, ServerContext
 from handler.protocols.registry import INVOCATIONS, ROUTES
-from handler.serving.large_bodies import LONG, is_long
-from handler.serving.preprocess import ATTRIBUTES, MAX_LOGITS, QUERY_ADAPTER, Preprocessor, request_id
+from handler.serving.call import ATTRIBUTES, MAX_LOGITS, QUERY_ADAPTER, Preprocessor, request_id
+from handler.serving.turns import LONG, is_long
 from tests.one_test import in_one_test
 
 IDENTIFIER = "x-amzn-sagemaker-adapter-identifier"

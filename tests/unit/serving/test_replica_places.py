@@ -12,11 +12,10 @@ from handler.config.config import Config
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
-from handler.engines.process.engine_loop import Spec
-from handler.engines.process.places import Place, on_cores, on_devices
-from handler.engines.process.supervisor import EngineSupervisor, State
+from handler.engines.process.engine_process import Spec
+from handler.engines.process.supervisor import EngineSupervisor, Place, State, on_cores, on_devices
 from handler.engines.vllm.arguments import engine_arguments
-from handler.serving.loading.replicas import check_replicas, replica_places
+from handler.serving.check import check_replicas, replica_places
 from tests.one_test import in_one_test
 
 FOUR = ["0", "1", "2", "3"]

@@ -12,10 +12,10 @@ import pytest
 
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
-from handler.replay.request import Recorded, Request
-from handler.replay.sources import open_requests
 from handler.serving import request_log
 from handler.serving.request_log import Answer, Captured, RequestLog, configured_log
+from proof.replay.exchange import Recorded, Request
+from proof.replay.sources import open_requests
 from tests.stepped import Bench, ask, benches, item
 
 __all__ = ["benches"]

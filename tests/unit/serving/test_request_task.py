@@ -7,9 +7,9 @@ from typing import Any
 
 from handler.core.errors import GenerationFailed, ServingError, Unavailable
 from handler.core.framing import dumps
-from handler.protocols.kernel.base import Dialect
+from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.registry import ROUTES
-from handler.serving.request_task import RequestTask
+from handler.serving.task import RequestTask
 from tests.one_test import in_one_test
 from tests.stepped import Bench, ask, benches, text_of
 

@@ -16,11 +16,10 @@ import pytest
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Overloaded, Unavailable
-from handler.protocols.kernel.kept import KeptAnswer, Recalled, Wanted, kept_items
-from handler.serving import response_store
-from handler.serving.owners import owner_by_key, owner_of
-from handler.serving.response_database import ResponseDatabase
-from handler.serving.response_store import ResponseStore, configured_store
+from handler.protocols.kernel.dialect import KeptAnswer, Recalled, Wanted, kept_items
+from handler.serving import stored_responses
+from handler.serving.call import owner_by_key, owner_of
+from handler.serving.stored_responses import ResponseDatabase, ResponseStore, configured_store
 from tests.one_test import in_one_test
 
 ANN, BOB = owner_by_key("ann"), owner_by_key("bob")
@@ -229,7 +228,7 @@ def test_what_is_deleted_is_not_in_the_file(tmp_path: Path) -> None:
 
 
 def test_expired_ones_go_without_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_store, "_PERIOD", 0.05)
+    monkeypatch.setattr(stored_responses, "_PERIOD", 0.05)
     clock = Clock()
     store = open_store(tmp_path, clock)
     keep(store, answer("a", text="a secret of Ann's"))
@@ -258,7 +257,7 @@ def test_an_answer_in_progress_is_known_while_it_is_held(store: ResponseStore) -
 
 
 def test_calls_that_wait_are_bounded(store: ResponseStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(response_store, "_MOST_WAITING", 3)
+    monkeypatch.setattr(stored_responses, "_MOST_WAITING", 3)
     gate = threading.Event()
     store._submit(gate.wait)
     time.sleep(0.05)
@@ -296,7 +295,7 @@ def test_a_full_store_takes_nothing_from_others(place: Path | None) -> None:
 
 def test_it_is_said_whether_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that wait for a file that another process holds do so together, not one after the other."""
-    monkeypatch.setattr(response_store, "BUSY_SECONDS", 0.2)
+    monkeypatch.setattr(stored_responses, "BUSY_SECONDS", 0.2)
     store = open_store(tmp_path)
     other = sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)
     with contextlib.closing(other):

@@ -13,11 +13,11 @@ from handler.config.loader import read_config
 from handler.config.model_files import tokenizer_config
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
-from handler.engines.process.engine_loop import Spec
-from handler.protocols.kernel.context import ServerContext
-from handler.scheduler.lora.registry import AdapterRegistry
-from handler.serving.loading.check import check
-from handler.serving.loading.context import server_context
+from handler.engines.process.engine_process import Spec
+from handler.protocols.kernel.dialect import ServerContext
+from handler.scheduler.lora import AdapterRegistry
+from handler.serving.check import check
+from handler.serving.start import server_context
 from tests.unit.protocols.assistant.response_templates import TEMPLATES
 
 BROKEN = {"start_anchor": "a", "fields": {"content": {"open_pattern": "(a"}}}

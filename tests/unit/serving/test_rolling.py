@@ -14,7 +14,7 @@ from handler.core.errors import GenerationFailed
 from handler.core.text import Prompt
 from handler.djl.batches import Item
 from handler.engines.base import EngineInfo
-from handler.engines.echo.tokenizer import EchoTokenizer
+from handler.engines.echo.engine import EchoTokenizer
 from tests.one_test import in_one_test
 from tests.stepped import Bench, ask, benches, item, text_of
 

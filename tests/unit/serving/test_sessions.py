@@ -20,7 +20,7 @@ from handler.config.loader import read_config
 from handler.core.errors import BadRequest, ConfigError, Overloaded, ServingError
 from handler.djl.batches import Item, Piece
 from handler.plugins.api import Session
-from handler.plugins.custom_request import CustomReader
+from handler.plugins.custom_messages import CustomReader
 from handler.plugins.functions import InputFormatter
 from handler.serving import sessions
 from handler.serving.sessions import Sessions, configured_sessions, session_call, sessions_root

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from handler.djl.batches import Item
-from handler.serving.response_database import ResponseDatabase
-from handler.serving.response_store import ResponseStore
+from handler.serving.stored_responses import ResponseDatabase, ResponseStore
 from tests.stepped import Bench, benches
 
 __all__ = ["benches"]

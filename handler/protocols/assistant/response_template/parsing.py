@@ -6,8 +6,21 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Ending, Event, Reasoning, pieces
-from handler.protocols.assistant.reasoning.parsing import ThinkingParser
+from handler.core.text import Vocabulary
+from handler.core.values import Request, Sampling
+from handler.protocols.assistant.events import (
+    Arguments,
+    CallEnd,
+    CallStart,
+    Ending,
+    Ends,
+    Event,
+    Parser,
+    Reasoning,
+    pieces,
+)
+from handler.protocols.assistant.reasoning import Prefixed, Thinking, ThinkingParser
+from handler.protocols.assistant.reasoning_families import Family
 from handler.protocols.assistant.response_template.contents import Content
 from handler.protocols.assistant.response_template.pattern import Match, may_try
 from handler.protocols.assistant.response_template.template import (
@@ -15,13 +28,14 @@ from handler.protocols.assistant.response_template.template import (
     CONTENT,
     Candidate,
     Field,
+    Marks,
     ResponseTemplate,
     Watch,
 )
+from handler.protocols.assistant.tools.formats.hf import HF, TemplateCalls
+from handler.protocols.assistant.tools.grammar import ANY, ToolSchema
 from handler.protocols.assistant.tools.json_text import JsonEnd, as_json, dumps
 from handler.protocols.assistant.tools.parsing import NAME, SPACES, Tool
-from handler.protocols.assistant.tools.schema import ANY, ToolSchema
-from handler.protocols.assistant.trimming import Ends
 
 
 class ResponseParser(ThinkingParser):
@@ -343,3 +357,60 @@ class _Region:
             else:
                 events += [start, Arguments(start.number, text), CallEnd(start.number)]
         return events
+
+
+# -- A request's answers by the model's own response template ----------------------------------------------------------
+
+
+def family(template: ResponseTemplate) -> Family:
+    """Return the literal marks of a template's thoughts, for what begins or ends with them."""
+    field = template.reasoning
+    return Family(HF.name, _texts(field and field.open), _texts(field and field.close), thinks=False)
+
+
+def _texts(marks: Marks | None) -> tuple[str, ...]:
+    return () if marks is None else marks.texts
+
+
+class TemplateThinking(Thinking):
+    """The reading of one request's answers.
+
+    Args:
+        shows: thoughts are shown apart from the text.
+    """
+
+    def __init__(self, template: ResponseTemplate, *arguments: Any, shows: bool, **keywords: Any) -> None:
+        super().__init__(family(template), *arguments, **keywords)
+        self._template = template
+        self.shows = shows
+        self._begun = ""
+        self._is_ruled = False
+
+    def special(self, vocabulary: Vocabulary | None, sampling: Sampling) -> frozenset[str]:
+        if vocabulary is None:
+            return frozenset()
+        return (
+            super().special(vocabulary, sampling) if _is_ruled(sampling) else self._template.special(vocabulary.marks)
+        )
+
+    def read_prompt(self, request: Request, prompt: str) -> Request:
+        self._begun = self._template.begun(prompt)
+        self._is_ruled = _is_ruled(request.sampling)
+        if not self.shows:
+            return request
+        return super().read_prompt(request, prompt)
+
+    def ends_open(self, prompt: str) -> bool | None:
+        """Return whether a prompt leaves a thought open, by the template."""
+        return True if ResponseParser(self._template, self._begun).thinking else super().ends_open(prompt)
+
+    def parser(self, inner: Parser | None = None) -> ThinkingParser:
+        if self._is_ruled or not isinstance(inner, TemplateCalls | None):  # what follows a thought has no marks
+            return super().parser(inner) if self.shows else Prefixed("", inner)
+        tools = None if inner is None else inner.tools
+        return ResponseParser(self._template, self._begun, tools, thoughts=self.shows)
+
+
+def _is_ruled(sampling: Sampling) -> bool:
+    rule = sampling.structured_output
+    return rule is not None and not rule.allows_text

@@ -123,3 +123,121 @@ def _tag(notation: Notation, name: str, schema: Mapping[str, Any]) -> Tag:
         elements = [_DIGITS, {"type": "const_string", "value": rest}, arguments]
         arguments = {"type": "sequence", "elements": elements}
     return {"type": "tag", "begin": begin, "content": arguments, "end": after.replace(_NAME, name)}
+
+
+# -- the types that a tool's JSON schema gives its parameters ----------------------------------------------------------
+
+
+ANY = frozenset({"any"})
+"""Of any type: what is JSON stays JSON, another text is a string."""
+
+_MEMBERS = 4096  # schemas that are read for the types of one tool's parameters in one answer
+_CHAIN = 16  # references to references
+
+_ALIASES = {
+    **dict.fromkeys(("str", "text", "varchar", "char", "enum"), "string"),
+    **dict.fromkeys(("int", "int32", "int64", "uint", "uint32", "uint64", "long", "short", "unsigned"), "integer"),
+    **dict.fromkeys(("float", "float32", "float64", "double"), "number"),
+    **dict.fromkeys(("bool",), "boolean"),
+    **dict.fromkeys(("dict",), "object"),
+    **dict.fromkeys(("arr", "list", "sequence", "tuple"), "array"),
+}
+"""Names that clients give types, and what JSON Schema calls them."""
+
+_TYPES = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
+
+
+class ToolSchema:
+    """The schema of a tool's arguments, with its `$ref`s.
+
+    A client wrote it: it may refer to itself, and a few lines can name more schemas than anybody could visit. So each
+    schema's types are found once, and at most 4,096 schemas are read for them; what lies beyond is of any type.
+
+    Args:
+        root: the schema, in which `$ref` looks.
+    """
+
+    def __init__(self, root: Any) -> None:
+        self.root = root
+        self._left = _MEMBERS
+        # By the schemas' ids, which stay theirs: the root holds them all.
+        self._types: dict[int, frozenset[str]] = {}
+        self._own: dict[int, frozenset[str]] = {}
+        self._targets: dict[str, Any] = {}
+
+    def property(self, schema: Any, name: str) -> Any:
+        """Return the schema of an object's property; None where there is none."""
+        properties = self._get(schema, "properties")
+        return properties.get(name) if isinstance(properties, Mapping) else None
+
+    def items(self, schema: Any) -> Any:
+        """Return the schema of a list's items; None where there is none."""
+        return self._get(schema, "items")
+
+    def types(self, schema: Any) -> frozenset[str]:
+        """Return the types that one of its schemas names; empty where it names none."""
+        if not isinstance(schema, Mapping):
+            return frozenset()
+        if id(schema) not in self._types:
+            self._types[id(schema)] = self._find(schema)
+        return self._types[id(schema)]
+
+    def _find(self, schema: Mapping[str, Any]) -> frozenset[str]:
+        """Join the types of a schema and of all that it names by `$ref`, anyOf, oneOf and allOf."""
+        found: set[str] = set()
+        visited: set[int] = set()
+        waiting: list[Any] = [schema]
+        while waiting:
+            if not self._left:
+                return ANY.union(found)
+            self._left -= 1
+            member = waiting.pop()
+            if not isinstance(member, Mapping) or id(member) in visited:
+                continue
+            visited.add(id(member))
+            found |= self._named(member)
+            waiting.append(self._target(member))
+            for place in ("anyOf", "oneOf", "allOf"):
+                members = member.get(place)
+                if isinstance(members, list):
+                    waiting += members[: self._left + 1]
+        return frozenset(found)
+
+    def _named(self, schema: Mapping[str, Any]) -> frozenset[str]:
+        """Return the types that a schema names itself."""
+        if id(schema) not in self._own:
+            kinds, values = schema.get("type"), schema.get("enum")
+            names = {kind for kind in (kinds if isinstance(kinds, list) else [kinds]) if isinstance(kind, str)}
+            plain = {name.strip().lower() for name in names}
+            classes = {type(value) for value in (values if isinstance(values, list) else ())}
+            if "const" in schema:
+                classes.add(type(schema["const"]))
+            types = {_ALIASES.get(name, name) for name in plain} | {_TYPES.get(each, "object") for each in classes}
+            self._own[id(schema)] = frozenset(types)
+        return self._own[id(schema)]
+
+    def _get(self, schema: Any, key: str) -> Any:
+        """Return a schema's value for a key, or that of the schema to which it refers."""
+        for _ in range(_CHAIN):
+            if not isinstance(schema, Mapping):
+                return None
+            if key in schema:
+                return schema[key]
+            schema = self._target(schema)
+        return None
+
+    def _target(self, schema: Mapping[str, Any]) -> Any:
+        """Return the schema to which a schema refers; None where it refers to none."""
+        reference = schema.get("$ref")
+        if not isinstance(reference, str):
+            return None
+        if reference not in self._targets:
+            self._targets[reference] = self._look_up(reference)
+        return self._targets[reference]
+
+    def _look_up(self, reference: str) -> Any:
+        start, *keys = reference.split("/")
+        target = self.root if start == "#" else None
+        for key in keys:
+            target = target.get(key.replace("~1", "/").replace("~0", "~")) if isinstance(target, Mapping) else None
+        return target

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from handler.core.framing import loads
-from handler.core.nesting import is_too_deep
+from handler.core.framing import is_too_deep, loads
 
 
 class JsonEnd:

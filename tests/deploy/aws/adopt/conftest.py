@@ -88,6 +88,6 @@ def _only_aws_is_asked(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     cloud.client("iam").create_role(RoleName="model", AssumeRolePolicyDocument=document)
     cloud.calls.clear()
     set_quotas(monkeypatch, {"ml.g5.2xlarge for endpoint usage": 8.0})
-    for place in ("deploy.cli.deployment.up", "deploy.cli.deployment.plan"):
+    for place in ("deploy.cli.up", "deploy.cli.plan"):
         monkeypatch.setattr(f"{place}.over_the_network", None)
     monkeypatch.setattr("deploy.deployer.apply.EVERY", 0.0)

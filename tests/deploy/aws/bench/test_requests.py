@@ -8,7 +8,7 @@ from typing import Any
 
 from aiohttp import web
 
-from deploy.bench.requests import by_openai
+from proof.bench.endpoint import by_openai
 from tests.deploy.local.servers import Loop
 
 TOKEN = b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n'

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from deploy.local.eventstream import CONTENT_TYPE, internal_stream_failure, model_stream_error, payload_part
-from deploy.rehearsal.authorization import Where, needs_of, needs_of_invocation, needs_of_s3
-from deploy.rehearsal.identity_policy import Need, allowed
+from deploy.emulator.authorization import Need, Where, allowed, needs_of, needs_of_invocation, needs_of_s3
+from deploy.emulator.relay import CONTENT_TYPE, internal_stream_failure, model_stream_error, payload_part
 from tests.deploy.doubles.aws import ACCOUNT
 from tests.doubles.http_thread import serving
 

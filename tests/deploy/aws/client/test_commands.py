@@ -208,7 +208,7 @@ def test_ctrl_c_ends_the_answer_and_not_the_conversation(
         if values == ("Deep",) and len(aws.requests) == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("deploy.cli.endpoint.chat.print", shown, raising=False)
+    monkeypatch.setattr("deploy.cli.invoke.print", shown, raising=False)
     at_a_terminal(monkeypatch, "Hi", "And?")
     aws.answers = [interrupted, streams(CHAT.body)]
     assert main(["chat", "e"]) == 0

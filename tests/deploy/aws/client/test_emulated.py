@@ -15,9 +15,9 @@ from botocore.exceptions import ClientError
 
 from deploy.cli.main import main
 from deploy.client import Finish, ModelFailed, ModelRefused, NotSent, Patience, Predictor, RequestFailed, Token
-from deploy.local.endpoint import Component, Endpoint
-from deploy.local.runtime import Runtime
-from deploy.local.store import Store
+from deploy.emulator.endpoint import Component, Endpoint
+from deploy.emulator.runtime import Runtime
+from deploy.emulator.store import Store
 from tests.deploy import thoughts
 from tests.deploy.local.servers import Loop
 from tests.servers import PATIENCE, LiveServer, options, serve

@@ -11,9 +11,9 @@ from botocore.exceptions import ClientError
 
 from deploy.cli.main import main
 from deploy.client import ModelRefused, NotReady, NotSent, Patience, Predictor
-from deploy.client.aws.failures import failure
-from deploy.local.endpoint import Endpoint
-from deploy.local.runtime import Runtime
+from deploy.client.errors import failure
+from deploy.emulator.endpoint import Endpoint
+from deploy.emulator.runtime import Runtime
 from tests.deploy.local.servers import Loop
 from tests.servers import serve
 

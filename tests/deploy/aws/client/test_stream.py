@@ -16,7 +16,7 @@ from deploy.client import (
     TimedOut,
     Token,
 )
-from deploy.local.eventstream import payload_part
+from deploy.emulator.relay import payload_part
 from tests.deploy.aws.client.double import Answer, Double, Handler, fails, model_answers, stalls, streams
 from tests.deploy.aws.client.wire import golden
 from tests.servers import PATIENCE

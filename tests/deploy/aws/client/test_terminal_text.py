@@ -7,7 +7,7 @@ import io
 import pytest
 
 from deploy.cli.main import main
-from deploy.cli.views.text import printable
+from deploy.cli.views import for_terminal
 from tests.deploy.aws.client.double import Double, says
 
 HOSTILE = "a\x1b]0;title\x07\x9b2J\r\x7f\u202eb\n\tc"
@@ -21,17 +21,17 @@ class Terminal(io.StringIO):
 
 
 def test_control_characters_are_seen_on_a_terminal() -> None:
-    assert printable(HOSTILE, Terminal()) == "a␛]0;title␇\ufffd2J␍\ufffd\ufffdb\n\tc"
+    assert for_terminal(HOSTILE, Terminal()) == "a␛]0;title␇\ufffd2J␍\ufffd\ufffdb\n\tc"
 
 
 def test_elsewhere_an_answer_is_as_it_came() -> None:
-    assert printable(HOSTILE, io.StringIO()) == HOSTILE
+    assert for_terminal(HOSTILE, io.StringIO()) == HOSTILE
 
 
 def test_what_cannot_be_printed_is_replaced() -> None:
-    assert printable("a\ud83db") == "a?b"
+    assert for_terminal("a\ud83db") == "a?b"
     latin = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
-    assert printable("é日", latin) == "é?"
+    assert for_terminal("é日", latin) == "é?"
 
 
 def test_half_a_character_in_an_answer(aws: Double, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.resources.names import TAG_DEPLOYMENT
+from deploy.resources.resource import TAG_DEPLOYMENT
 from tests.deploy.doubles.aws import Call, Cloud
 from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN, down, up, wanted_of
 

@@ -9,7 +9,7 @@ import pytest
 from botocore.exceptions import ClientError
 from rich.console import Console
 
-from deploy.cli.views.progress import live_progress, table
+from deploy.cli.views import live_progress, progress_table
 from deploy.deployer.wait import Progress, time_limit, wait_for
 from deploy.errors import Failed, NotThere
 from deploy.resolve.decision import Decision
@@ -179,5 +179,5 @@ def test_on_a_terminal_the_last_state_stays() -> None:
             report(progress)
     assert "serving (InService)" in out.getvalue()
     plain = io.StringIO()
-    Console(file=plain, width=80).print(table(steps()[2:3]))
+    Console(file=plain, width=80).print(progress_table(steps()[2:3]))
     assert "[INFO] shard 1" in plain.getvalue()

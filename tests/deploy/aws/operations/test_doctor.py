@@ -13,9 +13,9 @@ import yaml
 from botocore.exceptions import ClientError
 
 from deploy.cli import main as cli
-from deploy.client.aws.account import boto_session, runtime_client
-from deploy.local.endpoint import Endpoint
-from deploy.local.runtime import Runtime
+from deploy.client.aws import boto_session, runtime_client
+from deploy.emulator.endpoint import Endpoint
+from deploy.emulator.runtime import Runtime
 from deploy.operations.doctor import OPEN, SIZES, Finding, Target, measure, report
 from tests.deploy.doubles.aws import Cloud
 from tests.deploy.doubles.deployer import Deployer

@@ -17,7 +17,7 @@ from tests.deploy.doubles.endpoints import Clock, aws, make_component, make_endp
 
 @pytest.fixture
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.cli.endpoint.scale.wait_for", functools.partial(wait_for, clock=Clock()))
+    monkeypatch.setattr("deploy.cli.operate.wait_for", functools.partial(wait_for, clock=Clock()))
 
 
 DIMENSIONS = {

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from deploy.aws import Aws
 from deploy.cli import main as cli
-from deploy.cli.views.status import coloured, view
-from deploy.client.aws.account import boto_session
+from deploy.cli.views import coloured, view
+from deploy.client.aws import boto_session
 from deploy.errors import NotThere
 from deploy.operations.status import Alarm, Component, Scaling, Variant, look
 from tests.deploy.doubles.aws import Cloud
@@ -153,7 +153,7 @@ def test_a_pipe_gets_lines_that_are_not_folded(
     reason = "The container [/opt/ml] " + "did not answer " * 8 + "to its ping."
     make_endpoint(cloud)
     status = look(aws(), "chat")
-    monkeypatch.setattr("deploy.cli.endpoint.status.look", lambda *of: replace(status, status="Failed", config=reason))
+    monkeypatch.setattr("deploy.cli.operate.look", lambda *of: replace(status, status="Failed", config=reason))
     assert cli.main(["status", "chat"]) == 5
     assert reason in capsys.readouterr().out
 

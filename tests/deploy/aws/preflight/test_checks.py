@@ -21,7 +21,7 @@ from deploy.preflight import checks
 from deploy.preflight.check import Check, Verdict
 from deploy.preflight.checks import lines, refuse_errors
 from deploy.resolve.decision import Decision, Pool
-from deploy.resources.names import TAG_DEPLOYMENT
+from deploy.resources.resource import TAG_DEPLOYMENT
 from deploy.spec import Spec
 from tests.deploy.doubles.aws import ACCOUNT, CALLER, Cloud
 from tests.deploy.doubles.deployer import Deployer
@@ -441,7 +441,7 @@ def test_errors_are_refused_all_at_once(cloud: Cloud) -> None:
 def test_plan_says_it_and_up_refuses(
     cloud: Cloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for place in ("deploy.cli.deployment.plan", "deploy.cli.deployment.up"):
+    for place in ("deploy.cli.plan", "deploy.cli.up"):
         monkeypatch.setattr(f"{place}.over_the_network", None)
     shape = {"parameters": 1e9, "layers": 16, "kv_heads": 8, "head_dim": 64}
     content = {"name": "chat", "role": ROLE, "image": {"uri": f"{IMAGE}-cu130"}, "instance": {"type": "ml.g5.xlarge"},

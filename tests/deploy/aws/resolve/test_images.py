@@ -8,9 +8,7 @@ import pytest
 
 from deploy.aws import Aws
 from deploy.errors import NotThere
-from deploy.resolve.images import (
-    resolve_image,
-)
+from deploy.resolve.images import resolve_image
 from deploy.spec.sections import Image
 from tests.deploy.doubles.aws import Cloud
 from tests.deploy.doubles.deployer import permit

@@ -11,8 +11,7 @@ from deploy.deployer.live import look
 from deploy.deployer.preparation import check_data
 from deploy.deployer.teardown import check_users, delete_data
 from deploy.errors import Failed, Refused
-from deploy.s3.parts import METADATA
-from deploy.s3.upload import plan_upload, upload
+from deploy.s3.upload import METADATA, plan_upload, upload
 from deploy.spec import Spec
 from tests.deploy.doubles.aws import Call, Cloud
 from tests.deploy.doubles.deployer import permit
@@ -103,7 +102,7 @@ def test_a_file_that_changes_while_it_is_sent_is_found_out(
     cloud: Cloud, bucket: Any, spec: Spec, monkeypatch: pytest.MonkeyPatch, part_size: int
 ) -> None:
     """Of the same size: whole in one part, or the last of three parts of another version."""
-    monkeypatch.setattr("deploy.s3.parts.PART_SIZE", part_size)
+    monkeypatch.setattr("deploy.s3.upload.PART_SIZE", part_size)
     directory = Path(str(spec.model.path))
     weights = directory / "model.safetensors"
     weights.write_bytes(b"a" * (11 * 2**20))

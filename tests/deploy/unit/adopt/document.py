@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from deploy.adopt.source import Source
+from deploy.adopt.live import Source
 from deploy.adopt.specification import Adopted, Wishes, adopted
 from tests.deploy.public_endpoints import OTHERS, PUBLIC, Public
 from tests.docs.pages import fill

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.adopt.files import read_file
+from deploy.adopt.files import read_file, written
 from deploy.adopt.specification import Wishes, adopted
-from deploy.adopt.writing import written
 from deploy.errors import DeployError, Refused, SpecError
 from deploy.spec.reading import read_spec
 from tests.deploy.public_endpoints import PUBLIC, ROLE

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.adopt.images import Container, container_kind
-from deploy.adopt.variables import Variables, typed, variables
+from deploy.adopt.variables import Container, Variables, container_kind, typed, variables
 from deploy.errors import Refused
 from deploy.spec.options import settings_of
 from tests.one_test import in_one_test

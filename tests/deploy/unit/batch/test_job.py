@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deploy.batch.checks import too_long
-from deploy.batch.job import BatchJob, amounts, batch_job
+from deploy.batch.job import BatchJob, amounts, batch_job, too_long
 from deploy.errors import Refused, SpecError
 from deploy.iam.policies import policies
 from deploy.resources.build import spec_digest
-from deploy.resources.names import batch_name, is_version_of, job_prefix
+from deploy.resources.resource import batch_name, is_version_of, job_prefix
 from deploy.service_model import instance_types
 from deploy.spec import Spec
-from deploy.spec.batch import Batch
+from deploy.spec.components import Batch
 from tests.deploy.cases import CASES, KEY, decision, spec
 from tests.deploy.strict import input_of, report, wrong_words
 from tests.one_test import in_one_test

@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from deploy.bench.metrics import advice, rows, summary
-from deploy.bench.requests import prompt
-from handler.bench.load import Result
+from proof.bench.endpoint import advice, prompt, rows, summary
+from proof.bench.load import Result
 
 
 def test_a_levels_figures() -> None:

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from deploy.client.errors import ModelFailed, RequestFailed, StreamBroken
-from deploy.client.streaming.answer import AnswerReader
-from deploy.client.streaming.events import Event, Finish, Raw, Token
+from deploy.client.streaming import AnswerReader, Event, Finish, Raw, Token
 from tests.deploy.aws.client.wire import Wire, golden, golden_streams
 from tests.one_test import in_one_test
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from deploy.client.streaming.answer import AnswerReader
-from deploy.client.streaming.events import Raw
+from deploy.client.streaming import AnswerReader, Raw
 from tests.one_test import in_one_test
 
 _WRONG = [{"message": 5}, {"delta": [1]}, {"index": [], "text": "a"}]

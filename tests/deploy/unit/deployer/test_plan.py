@@ -11,8 +11,7 @@ from deploy.deployer.calls import CALLS, identity
 from deploy.deployer.live import Live, LiveResource
 from deploy.deployer.plan import Plan, Verb, plan, removal_of_all
 from deploy.errors import Refused
-from deploy.resources.names import TAG_DEPLOYMENT
-from deploy.resources.resource import Kind, Ref, Resource
+from deploy.resources.resource import TAG_DEPLOYMENT, Kind, Ref, Resource
 from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN, wanted_of
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.deployer.rollback import leftovers
+from deploy.deployer.apply import leftovers
 from deploy.resources.resource import Resource
 from tests.deploy.doubles.deployments import COMPONENTS, PLAIN, wanted_of
 

@@ -12,7 +12,7 @@ from botocore.exceptions import (
 )
 
 from deploy.aws import as_deploy_error
-from deploy.deployer.aws_errors import why_unreachable
+from deploy.deployer.calls import why_unreachable
 from deploy.errors import NotAllowed
 from tests.one_test import in_one_test
 

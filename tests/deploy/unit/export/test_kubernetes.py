@@ -10,11 +10,9 @@ import pytest
 import yaml
 
 from deploy.errors import Refused, SpecError
-from deploy.export import manifests
+from deploy.export import kubernetes
 from deploy.export.hyperpod import hyperpod_manifests
-from deploy.export.kserve import kserve_manifests
-from deploy.export.kubernetes import kubernetes_manifests
-from deploy.export.manifests import setting_paths, to_yaml
+from deploy.export.kubernetes import kserve_manifests, kubernetes_manifests, setting_paths, to_yaml
 from deploy.resolve.decision import Pool
 from tests.deploy.cases import KEY, decision, spec
 from tests.deploy.unit.spec.document import names
@@ -233,15 +231,15 @@ EXPRESSED = {
 
 
 def test_no_setting_is_lost_without_a_word() -> None:
-    known = EXPRESSED | manifests._REFUSED.keys() | manifests._NOTED.keys()
+    known = EXPRESSED | kubernetes._REFUSED.keys() | kubernetes._NOTED.keys()
     for place in names():
         path = place.replace("[]", "")
         parents = {path.rsplit(".", count)[0] for count in range(path.count(".") + 1)}
         # tests/deploy/unit/resources/test_passthrough.py has the fields of `sagemaker`
         whole = parents & (
             {"image", "model", "sagemaker", "components.sagemaker"}
-            | manifests._REFUSED.keys()
-            | manifests._NOTED.keys()
+            | kubernetes._REFUSED.keys()
+            | kubernetes._NOTED.keys()
         )
         assert path in known or whole, path
 

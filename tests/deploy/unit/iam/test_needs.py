@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 
-from deploy.iam.policies import policies
-from deploy.rehearsal.authorization import (
+from deploy.emulator.authorization import (
+    Need,
+    Unexplained,
     Where,
+    allowed,
     needs_of_action,
     needs_of_invocation,
     needs_of_s3,
     reference,
 )
-from deploy.rehearsal.identity_policy import Need, Unexplained, allowed
-from deploy.resolve.ecr import registry_suffix
+from deploy.iam.policies import policies
+from deploy.resolve.images import registry_suffix
 from deploy.spec.components import servers
 from tests.deploy.cases import CASES, KEY, decision, execution_role, invoker, spec
 from tests.one_test import in_one_test

@@ -7,11 +7,9 @@ from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from deploy.iam.parts import MOST, length, parts
-from deploy.iam.policies import policies
-from deploy.iam.statements import Policy
+from deploy.iam.policies import MOST, Policy, length, parts, policies
 from deploy.resolve.decision import Decision
-from deploy.resolve.ecr import registry_suffix
+from deploy.resolve.images import registry_suffix
 from deploy.spec import Spec
 from tests.deploy.cases import decision, spec
 from tests.one_test import in_one_test

@@ -7,8 +7,7 @@ from typing import Any
 
 import deploy
 from deploy.deployer.calls import CALLS
-from deploy.iam.policies import policies
-from deploy.iam.statements import Policy
+from deploy.iam.policies import Policy, policies
 from tests.deploy.cases import CASES, KEY, ROLE, SECRET, TOPIC, decision, deployer, execution_role, invoker, spec
 from tests.one_test import in_one_test
 

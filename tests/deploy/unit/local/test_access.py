@@ -10,8 +10,8 @@ from botocore.auth import SigV4QueryAuth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from deploy.local.access import check_presigned
-from deploy.local.answers import ApiError
+from deploy.emulator.access import check_presigned
+from deploy.emulator.answers import ApiError
 
 
 def presigned(seconds: int = 60, service: str = "sagemaker") -> dict[str, str]:

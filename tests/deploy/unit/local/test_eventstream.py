@@ -8,7 +8,7 @@ import random
 import pytest
 from botocore.eventstream import EventStreamBuffer
 
-from deploy.local.eventstream import internal_stream_failure, model_stream_error, payload_part
+from deploy.emulator.relay import internal_stream_failure, model_stream_error, payload_part
 
 HEADERS = (
     b"\x0b:event-type\x07\x00\x0bPayloadPart"

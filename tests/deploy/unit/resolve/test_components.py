@@ -11,7 +11,7 @@ import yaml
 
 from deploy.cli.main import main
 from deploy.errors import DoesNotFit, SpecError
-from deploy.resolve.candidates import Resolution
+from deploy.resolve.fit import Resolution
 from deploy.resolve.resolver import resolve
 from deploy.resources.build import resources
 from deploy.resources.resource import Kind

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from deploy.errors import DoesNotFit
-from deploy.resolve.candidates import COLUMNS, Candidates, cheapest, rank, rows, title, too_small
-from deploy.resolve.fit import Fit, Need, fit
+from deploy.resolve.fit import COLUMNS, Candidates, Fit, Need, cheapest, fit, rank, rows, title, too_small
 from deploy.resolve.instances import InstanceType, find
 from deploy.resolve.model.shape import known_model
 from deploy.spec.sections import Shape

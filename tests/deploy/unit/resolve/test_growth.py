@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 
 from deploy.errors import DoesNotFit, SpecError
-from deploy.resolve.advice import advice
-from deploy.resolve.candidates import Resolution
-from deploy.resolve.resolver import resolve
+from deploy.resolve.fit import Resolution
+from deploy.resolve.resolver import advice, resolve
 from deploy.resources.environment import environment
 from tests.deploy.unit.resolve.test_resolver import GIVEN, spec
 from tests.one_test import in_one_test

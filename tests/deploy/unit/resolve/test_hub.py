@@ -13,7 +13,7 @@ import pytest
 
 from deploy.data import table
 from deploy.errors import SpecError
-from deploy.resolve.model.hub import Hub, HubError, hub_to_ask
+from deploy.resolve.model.files import Hub, HubError, hub_to_ask
 from deploy.resolve.model.shape import known_model, read_shape
 from deploy.resolve.resolver import find_size, resolve
 from deploy.spec import Spec
@@ -164,7 +164,7 @@ def test_a_hub_that_cannot_be_reached_is_one_line_and_the_table() -> None:
 
 
 def test_a_hub_that_does_not_answer_is_given_up(double: HubDouble, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.resolve.model.hub._SECONDS", 0.2)
+    monkeypatch.setattr("deploy.resolve.model.files._SECONDS", 0.2)
     double.add("me/mine", LLAMA)
     double.delay = 1.0
     start = time.monotonic()
@@ -174,7 +174,7 @@ def test_a_hub_that_does_not_answer_is_given_up(double: HubDouble, monkeypatch: 
 
 
 def test_all_requests_for_a_model_have_one_time(double: HubDouble, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.resolve.model.hub._IN_ALL", 0.3)
+    monkeypatch.setattr("deploy.resolve.model.files._IN_ALL", 0.3)
     double.add("me/mine", LLAMA, **{f"model-{number}.safetensors": file(FIRST) for number in range(100)})
     double.delay = 0.1
     (note,) = find_size(spec(), hub=Hub()).notes

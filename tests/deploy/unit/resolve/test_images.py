@@ -10,7 +10,6 @@ import pytest
 
 from deploy.data import table
 from deploy.errors import SpecError
-from deploy.resolve.ecr import registry_suffix
 from deploy.resolve.images import (
     AMI_CUDA_12,
     AMI_CUDA_13,
@@ -19,6 +18,7 @@ from deploy.resolve.images import (
     cuda_of,
     image_cuda,
     push_instructions,
+    registry_suffix,
     resolve_image,
 )
 from deploy.resolve.instances import find

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from deploy.resolve.fit import CHUNK, Need
-from deploy.resolve.model.config import Config
-from deploy.resolve.model.layers import Cache, Kind, cache, kinds
+from deploy.resolve.model.files import Config
 from deploy.resolve.model.quantization import quantization
 from deploy.resolve.model.shape import known_model
-from deploy.resolve.model.weights import count
+from deploy.resolve.model.weights import Cache, Kind, cache, count, kinds
 from deploy.spec.sections import Shape
 from tests.one_test import in_one_test
 

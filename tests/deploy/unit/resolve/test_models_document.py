@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.resolve.candidates import cheapest, rank
-from deploy.resolve.fit import LEAST_CAPABILITIES, Need
+from deploy.resolve.fit import LEAST_CAPABILITIES, Need, cheapest, rank
 from deploy.resolve.instances import all_types, find
 from deploy.resolve.model.shape import known_model
 from deploy.spec.values import Precision

@@ -8,8 +8,7 @@ import pytest
 from botocore.stub import Stubber
 
 from deploy.aws import Aws
-from deploy.resolve.price_list import ask
-from deploy.resolve.prices import TABLE, Price, Prices
+from deploy.resolve.prices import TABLE, Price, Prices, ask
 from tests.deploy.doubles.endpoints import listed_price
 
 

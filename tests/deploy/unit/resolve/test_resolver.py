@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from deploy.errors import DoesNotFit, SpecError
-from deploy.resolve.candidates import Candidates, rows
 from deploy.resolve.decision import Decision
+from deploy.resolve.fit import Candidates, rows
 from deploy.resolve.resolver import find_size, resolve
 from deploy.spec import Spec
 from deploy.spec.sections import Shape

@@ -11,7 +11,7 @@ import pytest
 
 from deploy.errors import SpecError
 from deploy.resolve.model.files import Directory
-from deploy.resolve.model.safetensors import Contents, contents
+from deploy.resolve.model.quantization import Contents, contents
 from deploy.resolve.model.shape import shape_in_directory
 from tests.deploy.cases import LLAMA_CONFIG
 from tests.deploy.unit.resolve.safetensors_files import Tensors, header, write

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from deploy.resolve.timeouts import times
+from deploy.resolve.resolver import times
 from tests.one_test import in_one_test
 
 

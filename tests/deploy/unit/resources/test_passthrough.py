@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.cli.views.plan import as_json
+from deploy.cli.views import plan_as_json
 from deploy.deployer.live import Live
 from deploy.deployer.plan import plan
 from deploy.errors import Refused
@@ -98,7 +98,7 @@ def test_a_field_makes_new_versions_and_shows_in_the_plan(field: str) -> None:
     kind = PLACES[field][0]
     if kind is Kind.ENDPOINT_CONFIG:  # its name ends in a digest of its content
         assert {item.key for item in made if item.kind is kind}.isdisjoint(without)
-    text = as_json(plan(made, Live("llama", online=False)))
+    text = plan_as_json(plan(made, Live("llama", online=False)))
     assert str(PLACES[field][1][-1]) in text
 
 

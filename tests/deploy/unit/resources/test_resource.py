@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from deploy.resources.names import digest, scoped_name, tag_map, tags, version_name
-from deploy.resources.resource import Ref, refs, resolved
+from deploy.resources.resource import Ref, digest, refs, resolved, scoped_name, tag_map, tags, version_name
 
 
 def test_values_take_their_places() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from deploy.errors import Refused
-from deploy.s3.prefix_lint import Entry, Finding, Level, errors, lint, list_directory, refuse
+from deploy.s3.prefix import Entry, Finding, Level, errors, lint, list_directory, refuse
 from tests.one_test import in_one_test
 
 GOOD = {"config.json": "{}", "tokenizer.json": "{}", "model.safetensors": "weights"}

@@ -13,7 +13,7 @@ from deploy.errors import SpecError
 from deploy.export.cloudformation import cloudformation_template, terraform_configuration
 from deploy.resources.build import resources
 from deploy.resources.resource import Kind
-from deploy.spec.guest import deployment_of, is_guest, name_and_endpoint
+from deploy.spec.components import deployment_of, is_guest, name_and_endpoint
 from deploy.spec.reading import read_spec
 from tests.deploy.cases import decision, deployer, invoker, spec
 

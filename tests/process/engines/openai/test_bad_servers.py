@@ -17,7 +17,8 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.values import Finish, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, Output
-from handler.engines.openai import events, servers
+from handler.engines.openai import answer as events
+from handler.engines.openai import client
 from handler.engines.openai.client import find_kind
 from handler.engines.openai.engine import UrlEngine
 from tests.one_test import in_one_test
@@ -300,7 +301,7 @@ def test_silence_ends_a_request_and_its_connection(script: tuple[bytes, ...]) ->
 
 def test_a_standstill_of_this_machine_is_no_silence_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, ahead = time.monotonic, [0.0]
-    monkeypatch.setattr("handler.engines.silence.time", SimpleNamespace(monotonic=lambda: clock() + ahead[0]))
+    monkeypatch.setattr("handler.engines.base.time", SimpleNamespace(monotonic=lambda: clock() + ahead[0]))
     with listening((HEAD, FIVE, HANG)) as server, engine(server, timeout=3.0) as found:
         found.add(EngineRequest(1, [1], SAMPLING))
         while not found.step().keys:
@@ -367,7 +368,7 @@ def test_who_leaves_is_left_there_too() -> None:
 def test_a_server_that_fails_is_left_out_for_a_pause(
     monkeypatch: pytest.MonkeyPatch, pause: float, count: int, received: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr(servers, "_PAUSE", pause)
+    monkeypatch.setattr(client, "_PAUSE", pause)
     down = (status(503, DOWN),)
     with listening(down, down) as first, listening() as second, engine(first, second) as found:
         for key in range(count):

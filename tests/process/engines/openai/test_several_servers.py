@@ -11,11 +11,12 @@ import pytest
 from handler.core.errors import ConfigError
 from handler.core.values import Finish
 from handler.engines.base import EngineRequest
-from handler.engines.openai import client, servers
+from handler.engines.openai import client
+from handler.engines.openai import client as servers
 from handler.engines.openai import engine as url_engine
+from handler.engines.openai.answer import EventReader
 from handler.engines.openai.client import find_kind
 from handler.engines.openai.engine import UrlEngine
-from handler.engines.openai.events import EventReader
 from tests.one_test import in_one_test
 from tests.process.engines.openai.server import CHUNKED, GOOD, HANG, HEAD, event, listening, status
 from tests.process.engines.openai.test_bad_servers import PATIENCE, SAMPLING, engine, failed, one, run

@@ -14,10 +14,9 @@ from handler import engines
 from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
-from handler.engines.openvino import convert as conversion
+from handler.engines.openvino import ir_files as conversion
 from handler.engines.openvino.decoder.config import Decoder, UnknownDecoder, read_decoder
-from handler.engines.openvino.decoder.convert import check_weights
-from handler.engines.openvino.decoder.weights import quantize
+from handler.engines.openvino.decoder.convert import check_weights, quantize
 from tests.decoders import CASES, weights, write_checkpoint, write_safetensors
 
 LLAMA, QWEN = "llama", "qwen2, windows"

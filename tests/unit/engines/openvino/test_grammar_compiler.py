@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from handler.core.values import StructuredOutput
-from handler.engines.openvino.grammar_compiler import GrammarCompiler
+from handler.engines.openvino.structured_output import GrammarCompiler
 
 QUICK, SLOW, BAD = (
     StructuredOutput("regex", "quick"),

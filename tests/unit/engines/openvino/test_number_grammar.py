@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from handler.engines.structured_output.number_grammar import integers, numbers
+from handler.engines.structured_output.json_grammar import integers, numbers
 from tests.one_test import in_one_test
 
 HOLDS = {

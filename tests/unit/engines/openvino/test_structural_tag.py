@@ -9,10 +9,10 @@ import pytest
 
 from handler.core.values import StructuredOutput
 from handler.engines.openvino.structured_output import genai_arguments
-from handler.engines.structured_output.structural_tag import with_schemas, without_text
+from handler.engines.structured_output.xgrammar import with_schemas, without_text
 from handler.protocols.assistant.tools.formats import FORMATS
 from handler.protocols.assistant.tools.grammar import calls, calls_in_text
-from handler.protocols.kernel.readers.structured_output import structural_tag
+from handler.protocols.kernel.readers import structural_tag
 
 FLAG = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
 DATE = {"type": "object", "properties": {"a": {"type": "string", "format": "date"}}}

@@ -15,8 +15,8 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.values import Finish, Pooling, Task
 from handler.engines.base import EngineConfig, EngineRequest, Output
-from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer
-from handler.engines.openvino.pooling.engine import OpenVinoPooling
+from handler.engines.huggingface.pooling import HfPoolingTokenizer
+from handler.engines.openvino.pooling import OpenVinoPooling
 from tests.unit.engines.pooling.models import GOLDEN, MODES, TEXTS, second, write_model
 
 WANTED = json.loads(GOLDEN.read_text())
@@ -91,7 +91,7 @@ def test_the_graph_has_to_be_for_the_task(tmp_path: Path) -> None:
 def test_a_directory_of_openvinos_serves_too(tmp_path: Path) -> None:
     import openvino
 
-    from handler.engines.openvino.pooling.bert_graph import bert_graph
+    from handler.engines.openvino.pooling import bert_graph
 
     model = write_model(tmp_path, "bert")
     openvino.save_model(bert_graph(model), model / "openvino_model.xml", compress_to_fp16=False)

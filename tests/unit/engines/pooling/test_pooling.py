@@ -17,14 +17,13 @@ from handler.config.model_files import find_task, label_names
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, PromptTooLong, ServingError
 from handler.core.values import Delta, Finish, Pooling, Request, Task, Truncation
 from handler.engines.base import EngineConfig, EngineInfo
-from handler.engines.echo.tokenizer import EchoTokenizer
-from handler.engines.huggingface.pooling import PoolingFiles, read_pooling
-from handler.engines.huggingface.pooling_tokenizer import HfPoolingTokenizer, encode_pooled, fit
-from handler.engines.process.engine_loop import Spec
+from handler.engines.echo.engine import EchoTokenizer
+from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, encode_pooled, fit, read_pooling
+from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor
-from handler.protocols.kernel.validation import check_task
+from handler.protocols.kernel.readers import check_task
 from handler.scheduler.batcher import Batcher
-from handler.serving.loading.check import check
+from handler.serving.check import check
 from tests.one_test import in_one_test
 
 INFO = EngineInfo("able", "1", "none", "none", 8, 4)

@@ -15,9 +15,8 @@ from handler.config.options import OPTIONS
 from handler.config.options.option import shown
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
-from handler.engines.trtllm.arguments import construct, llm_arguments
-from handler.engines.trtllm.support import capabilities_of, release_of, warn_of_newer
-from handler.serving.loading.engine_spec import engine_spec
+from handler.engines.trtllm.arguments import capabilities_of, construct, llm_arguments, release_of, warn_of_newer
+from handler.serving.check import engine_spec
 from tests.doubles import tiny, using
 
 

@@ -10,7 +10,7 @@ import pytest
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.structured_output.validator import StructuredOutputValidator
-from handler.engines.trtllm.structured_output import structured_output_check
+from handler.engines.trtllm.sampling import structured_output_check
 
 
 @pytest.fixture(scope="module")

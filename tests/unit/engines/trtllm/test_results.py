@@ -7,7 +7,7 @@ from typing import Any
 
 from handler.core.values import Extras, Finish
 from handler.engines.base import Step
-from handler.engines.trtllm.results import RequestOptions, RunningRequest
+from handler.engines.trtllm.engine import RequestOptions, RunningRequest
 from tests.one_test import in_one_test
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from handler.core.values import Finish, Sampling
-from handler.engines.vllm.beam import Beam, BeamSearch
+from handler.engines.vllm.engine import Beam, BeamSearch
 from tests.one_test import in_one_test
 
 EOS = 0

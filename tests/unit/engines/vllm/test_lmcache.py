@@ -12,7 +12,7 @@ import pytest
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
-from handler.engines.vllm import lmcache
+from handler.engines.vllm import arguments as lmcache
 from handler.engines.vllm.arguments import engine_arguments
 
 AUTO, FILE = "option.lmcache_auto_config=true", "option.lmcache_config_file=cache.yaml"
@@ -34,13 +34,13 @@ def test_a_file_lies_beside_serving_properties_or_the_model(tmp_path: Path, monk
     (model / "cache.yaml").write_text("chunk_size: 256\n")
     for given in (config(FILE, properties=properties, model=model), config(FILE, model=model)):
         assert "kv_transfer_config" not in arguments(given)
-        found = lmcache.environment(given, {"LMCACHE_CONFIG_FILE": "other"}, 1)
+        found = lmcache.lmcache_environment(given, {"LMCACHE_CONFIG_FILE": "other"}, 1)
         assert found == {"LMCACHE_CONFIG_FILE": str(model / "cache.yaml")}
     shutil.move(model / "cache.yaml", tmp_path / "cache.yaml")
-    beside = lmcache.environment(config(FILE, properties=properties, model=model), {}, 1)
+    beside = lmcache.lmcache_environment(config(FILE, properties=properties, model=model), {}, 1)
     assert beside == {"LMCACHE_CONFIG_FILE": str(tmp_path / "cache.yaml")}
     monkeypatch.chdir(tmp_path)
-    assert lmcache.environment(config(FILE), {}, 1) == beside
+    assert lmcache.lmcache_environment(config(FILE), {}, 1) == beside
 
 
 class Usage(NamedTuple):
@@ -55,7 +55,7 @@ def test_by_itself_it_takes_what_is_free(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(500 << 30))
     given = config(AUTO, model=tmp_path)
     assert arguments(given)["kv_transfer_config"] == {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
-    assert lmcache.environment(given, {"LMCACHE_LOCAL_DISK": "file:///mine/"}, 4) == {
+    assert lmcache.lmcache_environment(given, {"LMCACHE_LOCAL_DISK": "file:///mine/"}, 4) == {
         "LMCACHE_MAX_LOCAL_CPU_SIZE": "20",  # four fifths of 100 GiB, for each of four workers
         "LMCACHE_MAX_LOCAL_DISK_SIZE": "100",
         "LMCACHE_LOCAL_DISK": "file:///mine/",
@@ -70,7 +70,7 @@ def test_large_weights_leave_less() -> None:
 
 
 def test_without_the_options_nothing_is_set() -> None:
-    assert lmcache.environment(config("option.lmcache_auto_config=false"), {}, 1) == {}
+    assert lmcache.lmcache_environment(config("option.lmcache_auto_config=false"), {}, 1) == {}
     assert "kv_transfer_config" not in arguments(config("option.lmcache_auto_config=false"))
 
 

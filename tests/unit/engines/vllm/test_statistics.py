@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from handler.engines.base import EngineStatistics
-from handler.engines.vllm.statistics import Statistics
+from handler.engines.vllm.results import Statistics
 
 
 def stats(waiting: int, usage: float, queries: int, hits: int, **more: Any) -> Any:

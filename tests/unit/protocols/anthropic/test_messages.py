@@ -11,9 +11,9 @@ import pytest
 from handler.core.framing import dumps
 from handler.core.text import Vocabulary
 from handler.core.values import Delta, Extras, Finish, Sampling, StructuredOutput, Token
-from handler.protocols.anthropic.blocks import Blocks, gather
+from handler.protocols.anthropic.response import Blocks, gather
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
-from handler.protocols.kernel.base import ParsedRequest
+from handler.protocols.kernel.dialect import ParsedRequest
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, DIALECTS, answer, deltas, value, with_options
 from tests.unit.protocols.anthropic.golden import ASK, CALL, TOOLS, body
@@ -341,7 +341,7 @@ EVENTS: tuple[Event, ...] = (
 
 
 def test_events_become_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handler.protocols.anthropic.blocks.tool_use_id", lambda: "toolu_0")
+    monkeypatch.setattr("handler.protocols.anthropic.response.tool_use_id", lambda: "toolu_0")
     thought = {"type": "thinking", "thinking": "Hm.", "signature": "lmi"}
     calls = [{"type": "tool_use", "id": "toolu_0", "name": name, "input": input} for name, input in
              (("a", {"b": 1}), ("c", {}))]  # fmt: skip

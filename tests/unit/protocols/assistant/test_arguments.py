@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from handler.core.values import Finish, Token
 from handler.protocols.assistant.answer import AnswerReader
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Ending, Event, Parser
-from handler.protocols.assistant.tools.arguments import ArgumentsText, CheckedCalls
 from handler.protocols.assistant.tools.formats import FORMATS
-from handler.protocols.assistant.tools.parsing import NamedCall
+from handler.protocols.assistant.tools.parsing import ArgumentsText, CheckedCalls, NamedCall
 from tests.one_test import in_one_test
 from tests.unit.protocols.assistant.tool_texts import TOOLS, golden
 

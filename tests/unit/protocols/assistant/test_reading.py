@@ -14,8 +14,7 @@ from handler.core.text import Vocabulary
 from handler.core.values import StructuredOutput
 from handler.protocols.assistant.tools.formats.json_calls import HERMES, LLAMA3_JSON, SMOLLM2
 from handler.protocols.assistant.tools.parsing import Format
-from handler.protocols.assistant.tools.prompt import lay_out
-from handler.protocols.assistant.tools.request import Tools, choose_format, read_tools
+from handler.protocols.assistant.tools.request import Tools, choose_format, lay_out, read_tools
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, with_options
 

@@ -13,20 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handler.config.config import Config
-from handler.config.options.common import REASONING_PARSERS
+from handler.config.options.tables import REASONING_PARSERS
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload
-from handler.core.sequence import SequenceState
-from handler.core.text import Prompt, Vocabulary
+from handler.core.text import Prompt, SequenceState, Vocabulary
 from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Token
-from handler.protocols.assistant.choice import describe_parsers
+from handler.protocols.assistant.answer import describe_parsers
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
-from handler.protocols.assistant.reasoning.families import ALIASES, FAMILIES, choose_family
-from handler.protocols.assistant.reasoning.parsing import thinking_parser
-from handler.protocols.assistant.reasoning.request import Thinking
+from handler.protocols.assistant.reasoning import Thinking, thinking_parser
+from handler.protocols.assistant.reasoning_families import ALIASES, FAMILIES, choose_family
 from handler.protocols.assistant.template import check_defaults
 from handler.protocols.assistant.tools.formats import FORMATS
-from handler.protocols.kernel.base import Dialect
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import Dialect, ServerContext
 from handler.protocols.lmi.asynchronous import AsyncChat, AsyncPrompt
 from handler.protocols.registry import INVOCATIONS, ROUTES
 from tests.one_test import in_one_test

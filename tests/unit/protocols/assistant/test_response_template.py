@@ -15,16 +15,15 @@ from hypothesis import strategies as st
 
 from handler.core.text import Vocabulary
 from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Token
-from handler.protocols.assistant.answer import answer_form
-from handler.protocols.assistant.choice import describe_parsers, reasoning_family
+from handler.protocols.assistant.answer import answer_form, describe_parsers, reasoning_family
 from handler.protocols.assistant.events import Event
 from handler.protocols.assistant.response_template.parsing import ResponseParser
 from handler.protocols.assistant.response_template.pattern import Attempt, Pattern
 from handler.protocols.assistant.response_template.template import read_response_template
-from handler.protocols.assistant.tools.arguments import CheckedCalls
 from handler.protocols.assistant.tools.formats.hf import HF
+from handler.protocols.assistant.tools.parsing import CheckedCalls
 from handler.protocols.assistant.tools.request import Tools, choose_format
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import ServerContext
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import with_options
 from tests.unit.protocols.assistant.response_templates import TEMPLATES, Answer, answers

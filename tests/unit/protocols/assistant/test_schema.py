@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from handler.protocols.assistant.tools.formats import FORMATS
-from handler.protocols.assistant.tools.schema import ToolSchema
+from handler.protocols.assistant.tools.grammar import ToolSchema
 from tests.one_test import in_one_test
 from tests.unit.protocols.assistant.tool_texts import BEGUN
 

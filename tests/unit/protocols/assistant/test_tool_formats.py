@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart
 from handler.protocols.assistant.tools.formats import FORMATS, find
+from handler.protocols.assistant.tools.grammar import ToolSchema
 from handler.protocols.assistant.tools.json_text import as_json
-from handler.protocols.assistant.tools.schema import ToolSchema
 from tests.one_test import in_one_test
 from tests.unit.protocols.assistant.tool_texts import GOLDEN, TOOLS, Read, golden, read
 

@@ -9,10 +9,9 @@ import pytest
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ModelNotFound
 from handler.core.values import Adapter
-from handler.protocols.kernel.base import ParsedRequest
-from handler.protocols.kernel.context import Notices, ServerContext
+from handler.protocols.kernel.dialect import Notices, ParsedRequest, ServerContext
 from handler.protocols.lmi.asynchronous import TABLE
-from handler.protocols.openai.parameters import COMPLETIONS, FOREIGN
+from handler.protocols.openai.request import COMPLETIONS, FOREIGN
 from handler.protocols.registry import INVOCATIONS, choose
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, VOCABULARY, answer, value, with_options

@@ -10,10 +10,9 @@ import pytest
 
 from handler.config.lmi_version import read_lmi_version
 from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, Sampling
-from handler.protocols.kernel.base import ParsedRequest
-from handler.protocols.kernel.context import NoAdapters
+from handler.protocols.kernel.dialect import NoAdapters, ParsedRequest
 from handler.protocols.lmi.chat import TABLE
-from handler.protocols.openai.parameters import CHAT, FOREIGN
+from handler.protocols.openai.request import CHAT, FOREIGN
 from handler.protocols.registry import INVOCATIONS
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CONTEXT, answer, deltas, value, with_options

@@ -10,9 +10,7 @@ import pytest
 
 from handler.config.lmi_version import VERSIONS, read_lmi_version
 from handler.core.values import Request
-from handler.protocols.kernel.base import ParsedRequest
-from handler.protocols.kernel.context import Notices, ServerContext
-from handler.protocols.kernel.generation import GenerationDefaults
+from handler.protocols.kernel.dialect import GenerationDefaults, Notices, ParsedRequest, ServerContext
 from handler.protocols.registry import INVOCATIONS
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, answer, value, with_options

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from handler.core.values import Delta, Finish, Token
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.http_response import HttpResponse
+from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.completions import OpenAiCompletions
 from tests.unit.protocols.answers import CAPABLE, answer

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.errors import ServingError
-from handler.protocols.kernel.base import Dialect
-from handler.protocols.kernel.readers.messages import ROLES
-from handler.protocols.openai.parameters import CHAT as CHAT_TABLE
-from handler.protocols.openai.parameters import COMPLETIONS as COMPLETIONS_TABLE
+from handler.protocols.kernel.dialect import Dialect
+from handler.protocols.kernel.messages import ROLES
+from handler.protocols.openai.request import CHAT as CHAT_TABLE
+from handler.protocols.openai.request import COMPLETIONS as COMPLETIONS_TABLE
 from tests.unit.protocols.openai.requests import CHAT, COMPLETIONS, NAMED
 
 scalars = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text(max_size=9)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from handler.core.values import Delta, Finish
-from handler.protocols.kernel.http_response import HttpResponse
+from handler.protocols.kernel.errors import HttpResponse
+from handler.protocols.openai import chat as chat_response
 from handler.protocols.openai import chat as openai_chat
-from handler.protocols.openai import chat_response, completions
+from handler.protocols.openai import completions
 from tests.unit.protocols.answers import deltas, failing, shorter, with_options, with_tops
 from tests.unit.protocols.openai.requests import NAME_IT, NAMED, TOOLS, chat, completion, saying
 

@@ -22,8 +22,7 @@ from handler.core.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from handler.core.sequence import SequenceState
-from handler.core.text import Prompt, Vocabulary
+from handler.core.text import Prompt, SequenceState, Vocabulary
 from handler.core.values import (
     Adapter,
     Delta,
@@ -35,13 +34,12 @@ from handler.core.values import (
     Token,
     Truncation,
 )
-from handler.protocols.kernel.base import ParsedRequest
-from handler.protocols.kernel.context import ServerContext
-from handler.protocols.kernel.http_response import HttpResponse
-from handler.protocols.openai.errors import ERRORS
-from handler.protocols.openai.parameters import CHAT as CHAT_TABLE
-from handler.protocols.openai.parameters import COMPLETIONS as COMPLETIONS_TABLE
-from handler.protocols.openai.parameters import HARMLESS
+from handler.protocols.kernel.dialect import ParsedRequest, ServerContext
+from handler.protocols.kernel.errors import HttpResponse
+from handler.protocols.openai.api import ERRORS
+from handler.protocols.openai.request import CHAT as CHAT_TABLE
+from handler.protocols.openai.request import COMPLETIONS as COMPLETIONS_TABLE
+from handler.protocols.openai.request import HARMLESS
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CONTEXT, answer, with_options
 from tests.unit.protocols.openai.requests import (

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from handler.core.values import Delta, Extras, Finish, Heard, Token
-from handler.protocols.openai.errors import ERRORS
-from handler.protocols.openai.transcripts import TranscriptReply, TranscriptStream, segments
+from handler.protocols.openai.api import ERRORS
+from handler.protocols.openai.audio import TranscriptReply, TranscriptStream, segments
 
 _PIECES = ((0.0, 29.5), (29.5, 40.0))
 

@@ -12,7 +12,7 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from handler.core.values import Delta
-from handler.protocols.kernel.schema.shapes import COUNT, FLAG, NULL, NUMBER, TEXT, Shape, listing, nullable, record
+from handler.protocols.kernel.schema import COUNT, FLAG, NULL, NUMBER, TEXT, Shape, listing, nullable, record
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, DIALECTS, answer, deltas
 from tests.unit.protocols.openai.requests import saying

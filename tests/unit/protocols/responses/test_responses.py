@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from handler.core.values import StructuredOutput
-from handler.protocols.kernel.base import ParsedRequest
+from handler.protocols.kernel.dialect import ParsedRequest
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, DIALECTS, answer
 from tests.unit.protocols.openai.requests import CITY, saying

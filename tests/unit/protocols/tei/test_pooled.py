@@ -10,7 +10,7 @@ import pytest
 
 from handler.config.lmi_version import VERSIONS, LmiVersion
 from handler.core.values import Pooling, Truncation
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import ServerContext
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import DIALECTS, VECTORS, VOCABULARY, answer, with_options
 

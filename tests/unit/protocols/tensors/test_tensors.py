@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.text import Vocabulary
 from handler.core.values import Adapter, Finish, Request
-from handler.protocols.kernel.base import ParsedRequest
-from handler.protocols.kernel.context import ServerContext
+from handler.protocols.kernel.dialect import ParsedRequest, ServerContext
 from handler.protocols.registry import INVOCATIONS
-from handler.protocols.tensors.inputs import TENSORS
+from handler.protocols.triton.tensors import TENSORS
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, answer, deltas, value
 

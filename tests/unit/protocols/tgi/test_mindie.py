@@ -11,7 +11,7 @@ import pytest
 from handler.core.errors import Overloaded, Unavailable
 from handler.core.values import Request
 from handler.protocols.registry import routes
-from handler.protocols.tgi.errors import OutOfRange, WrongType
+from handler.protocols.tgi.api import OutOfRange, WrongType
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, answer, deltas, value
 

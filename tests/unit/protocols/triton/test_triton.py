@@ -21,10 +21,8 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.values import Adapter, Request, Sampling, StructuredOutput
-from handler.protocols.kernel.base import ParsedRequest
-from handler.protocols.kernel.context import NoAdapters, ServerContext
-from handler.protocols.triton.inputs import INPUTS
-from handler.protocols.triton.request import Route, Triton, inputs, outputs
+from handler.protocols.kernel.dialect import NoAdapters, ParsedRequest, ServerContext
+from handler.protocols.triton.request import INPUTS, Route, Triton, inputs, outputs
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, value, with_options
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from handler.replay.request import Recorded, Request, Unreadable
-from handler.replay.sources import open_requests
+from proof.replay.exchange import Recorded, Request, Unreadable
+from proof.replay.sources import open_requests
 from tests.unit.replay.sources.captured import asked, line, part, write
 
 

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from handler.core.errors import ConfigError
 from handler.core.recorded_headers import path_without_credentials, without_credentials
-from handler.replay.request import Recorded, Request, Unreadable
-from handler.replay.sources import files, har, open_requests
-from handler.replay.sources.json_members import Malformed, members
+from proof.replay.exchange import Recorded, Request, Unreadable
+from proof.replay.sources import files, har, open_requests
+from proof.replay.sources.fields import Malformed, members
 from tests.unit.replay.sources.captured import asked, write
 
 JSON = {"content-type": "application/json"}

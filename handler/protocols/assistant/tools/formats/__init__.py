@@ -5,10 +5,8 @@ from __future__ import annotations
 import functools
 import re
 
-from handler.protocols.assistant.tools.formats.deepseek_v3 import DEEPSEEK_V3, DEEPSEEK_V31
 from handler.protocols.assistant.tools.formats.gemma4 import FUNCTIONGEMMA, GEMMA4
 from handler.protocols.assistant.tools.formats.glm import GLM45, GLM47, HY_V3, HY_V4, K2_HORIZON
-from handler.protocols.assistant.tools.formats.inkling import INKLING
 from handler.protocols.assistant.tools.formats.json_calls import (
     APERTUS,
     COHERE3,
@@ -18,22 +16,22 @@ from handler.protocols.assistant.tools.formats.json_calls import (
     GRANITE4,
     GRANITE_20B_FC,
     HERMES,
+    INKLING,
     INTERNLM,
     JAMBA,
     LLAMA3_JSON,
     LONGCAT,
+    MISTRAL,
     NEMOTRON_JSON,
     PHI4_MINI_JSON,
     SMOLLM2,
     XLAM,
 )
-from handler.protocols.assistant.tools.formats.kimi_k2 import KIMI_K2
 from handler.protocols.assistant.tools.formats.kimi_k3 import KIMI_K3
 from handler.protocols.assistant.tools.formats.minimax_m3 import MINIMAX_M3
-from handler.protocols.assistant.tools.formats.mistral import MISTRAL
-from handler.protocols.assistant.tools.formats.muse import MUSE_GLIMMER
 from handler.protocols.assistant.tools.formats.openai import OPENAI
 from handler.protocols.assistant.tools.formats.pythonic import LFM2, LLAMA4_PYTHONIC, OLMO3, PYTHONIC
+from handler.protocols.assistant.tools.formats.sections import DEEPSEEK_V3, DEEPSEEK_V31, KIMI_K2
 from handler.protocols.assistant.tools.formats.tagged import (
     DEEPSEEK_V4,
     DEEPSEEK_V32,
@@ -42,6 +40,7 @@ from handler.protocols.assistant.tools.formats.tagged import (
     MIMO,
     MINICPM5,
     MINIMAX_M2,
+    MUSE_GLIMMER,
     QWEN3_CODER,
     QWEN3_XML,
     SEED_OSS,

@@ -7,10 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from handler.protocols.assistant.tools.grammar import Notation
+from handler.protocols.assistant.tools.grammar import ANY, Notation, ToolSchema
 from handler.protocols.assistant.tools.json_text import ParameterValue, as_json, dumps
 from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, CallParser, Format, Steps
-from handler.protocols.assistant.tools.schema import ANY, ToolSchema
 
 _KEY = re.compile(r'[^:,{}\[\]<>"\s]{1,256}')
 _BARE = re.compile(r"[^,{}\[\]<>]{1,256}")

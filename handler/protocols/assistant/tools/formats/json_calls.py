@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from handler.protocols.assistant.tools.grammar import Notation
 from handler.protocols.assistant.tools.json_text import ControlEscapes, JsonEnd, dumps, is_object, refuse_constant
-from handler.protocols.assistant.tools.parsing import SPACES, Broken, CallParser, Format, Steps, Tool
+from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, CallParser, Format, Steps, Tool
 
 _STRING = r'"(?:[^"\\]|\\.)*"'
 _HEAD = re.compile(rf'\{{\s*"name"\s*:\s*({_STRING})\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{{)')
@@ -416,3 +416,80 @@ COHERE4 = COHERE3._replace(name="cohere_command4", template="")
 
 XLAM = Format("xlam", XLam, ("[TOOL_CALLS]",), notations={"": Notation(_OBJECT, ("[", "]"), ", ")})
 """A list of objects, which is the answer (xLAM 2's documentation)."""
+
+
+# -- inkling's calls: an object in a block of its own, which special tokens begin and end (vLLM 0.33) ------------------
+
+
+_MESSAGE, _CALL, _END = "<|message_model|>", "<|content_invoke_tool_json|>", "<|end_message|>"
+_BLOCKS = ("<|content_text|>", "<|content_invoke_tool_text|>", "<|content_tool_error|>")
+_ENDS = (_END, "<|content_model_end_sampling|>")
+
+
+class Inkling(JsonCalls):
+    """A call has the members `name` and `args`, and its name may precede its block. Other marks are in no event."""
+
+    begins = (_CALL, _MESSAGE, *_BLOCKS, *_ENDS)
+    at_start = True
+    head = re.compile(r'\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"args"\s*:\s*(?=\{)')
+
+    def calls(self, begin: str) -> Steps[None]:
+        if begin == _MESSAGE:
+            self.drop()
+        if begin in ("", _MESSAGE):
+            if not (yield from self.take(_CALL)):
+                if begin and (yield from self.take(*_BLOCKS)):
+                    return
+                yield from self.run(NAME)
+                yield from self.expect(_CALL)
+        elif begin != _CALL:
+            return
+        yield from super().calls(_CALL)
+
+    def called(self, text: str) -> None:
+        return None  # the name comes first
+
+
+INKLING = Format(
+    "inkling",
+    Inkling,
+    Inkling.begins,
+    r"<\|content_invoke_tool_json\|>",
+    {"": Notation((f'{_CALL}{{"name": "NAME", "args": ', f"}}{_END}"), between=_MESSAGE, mark=_CALL)},
+)
+
+
+# -- mistral: `[TOOL_CALLS]` and a list of objects, or a name and its arguments ----------------------------------------
+
+
+_CALLS, _CALL_ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+
+
+class Mistral(JsonCalls):
+    """A list or an object as far as tokenizer 10; later a name, perhaps the call's id, and the arguments."""
+
+    begins = (_CALLS,)
+
+    def calls(self, begin: str) -> Steps[None]:
+        yield from self.skip()
+        while (yield from self.take(_CALLS)):  # a model may write it twice; alone its bracket would be a list's
+            yield from self.skip()
+        if self.held[0] in "[{":
+            yield from super().calls(begin)
+            return
+        name = yield from self.run(NAME)
+        yield from self.skip()
+        if (yield from self.take(_CALL_ID)):
+            yield from self.run(NAME)
+        yield from self.take(_ARGUMENTS)
+        if (yield from self.skip()) != "{":
+            raise Broken
+        self.begin(name)
+        yield from self.json()
+        self.end_call()
+
+
+_NAMED = Notation((f"{_CALLS}NAME{_ARGUMENTS}", ""), mark=_CALLS)
+_BARE = Notation(('{"name": "NAME", "arguments": ', "}"), (f"{_CALLS}[", "]"), ", ", mark=_CALLS)
+
+MISTRAL = Format("mistral", Mistral, (_CALLS, _CALL_ID, _ARGUMENTS), r"\[TOOL_CALLS\]", {_ARGUMENTS: _NAMED, "": _BARE})

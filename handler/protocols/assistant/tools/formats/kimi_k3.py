@@ -6,10 +6,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from handler.protocols.assistant.tools.grammar import Notation
+from handler.protocols.assistant.tools.grammar import ANY, Notation
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
 from handler.protocols.assistant.tools.parsing import NAME, Broken, CallParser, Format, Steps
-from handler.protocols.assistant.tools.schema import ANY
 
 OPEN, CLOSE, SEPARATOR = "<|open|>", "<|close|>", "<|sep|>"
 TOOLS = f"{OPEN}tools{SEPARATOR}"

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from handler.protocols.assistant.tools.grammar import Notation
+from handler.protocols.assistant.tools.grammar import Notation, ToolSchema
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
 from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, CallParser, Format, Steps, Tool
-from handler.protocols.assistant.tools.schema import ToolSchema
 
 _MARK = "]<]minimax[>["  # before each tag
 _CALLS, _CALLS_END = f"{_MARK}<tool_call>", f"{_MARK}</tool_call>"

@@ -1,1 +1,0 @@
-"""Measure an endpoint under load, and derive the concurrency that its scaling should track."""

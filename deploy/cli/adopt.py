@@ -1,0 +1,108 @@
+"""`lmi deploy adopt`: write a specification for an endpoint that somebody else made. Changes nothing in AWS."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+from deploy.adopt.files import one_line, read_file, written
+from deploy.adopt.live import read_endpoint, reading_policy
+from deploy.adopt.specification import Wishes, adopted
+from deploy.adopt.variables import KINDS
+from deploy.aws import Aws
+from deploy.errors import Refused, SpecError
+from deploy.resolve.images import ECR_URI
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("adopt", help="write the specification of an endpoint that somebody else made")
+    parser.add_argument("endpoint", nargs="?", metavar="ENDPOINT", help="the endpoint's name")
+    parser.add_argument(
+        "--file",
+        type=Path,
+        metavar="JSON",
+        help="in place of ENDPOINT: a model's configuration, JumpStart's specification, or a recommendation job",
+    )
+    parser.add_argument(
+        "--recommendation", type=int, default=1, metavar="N", help="which of a job's recommendations (default: 1)"
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write to a new file (default: print)")
+    parser.add_argument("--name", help="the deployment's name (default: the endpoint's)")
+    parser.add_argument("--region", help="AWS region (default: what boto3 is set to)")
+    parser.add_argument("--role", metavar="ARN", help="execution role (default: the endpoint's)")
+    parser.add_argument(
+        "--image", default="lmi-handler", help="image's URI, or repository in this account (default: lmi-handler)"
+    )
+    parser.add_argument("--model", help="hub's name or s3://PREFIX/ of the model, where nothing tells it")
+    parser.add_argument("--token-secret", metavar="ARN", help="secret with the Hugging Face token")
+    parser.add_argument("--container", choices=list(KINDS), help="what serves now, if its image's name does not say it")
+    parser.add_argument("--variant", help="one of several production variants; needs --name")
+    parser.add_argument("--policy", action="store_true", help="print the IAM policy that adopt needs, and stop")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if (arguments.endpoint is None) == (arguments.file is None):
+        raise SpecError("adopt takes the name of an endpoint, or --file JSON")
+    if arguments.policy:
+        return _print_policy(arguments)
+    if arguments.output is not None and arguments.output.exists():
+        raise _there_already(arguments.output)
+    if arguments.file is not None:
+        source = read_file(arguments.file, arguments.recommendation)
+    else:
+        source = read_endpoint(Aws(arguments.region), arguments.endpoint)
+    is_uri = ECR_URI.fullmatch(arguments.image) is not None
+    wishes = Wishes(
+        name=arguments.name,
+        region=arguments.region,
+        role=arguments.role,
+        image={"uri": arguments.image} if is_uri else _repository(arguments.image),
+        model=arguments.model,
+        token_secret=arguments.token_secret,
+        container=arguments.container,
+        variant=arguments.variant,
+    )
+    found = adopted(source, wishes)
+    what = arguments.endpoint or f"--file {arguments.file.name}"
+    text = written(found, f"lmi deploy adopt {what}")
+    if arguments.output is None:
+        print(text, end="")
+    else:
+        _write(arguments.output, text)
+    for name, why in found.unmapped:
+        print(one_line(f"note: does not map: {name}: {why}"), file=sys.stderr)
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise _there_already(path) from None
+    except OSError as error:
+        raise Refused(f"{path}: {error.strerror}") from None
+
+
+def _there_already(path: Path) -> Refused:
+    return Refused(f"{path} is there already", "Name another file, or remove it.")
+
+
+def _repository(text: str) -> dict[str, str]:
+    name, _, tag = text.partition(":")
+    return {"repository": name, "tag": tag} if tag else {"repository": name}
+
+
+def _print_policy(arguments: argparse.Namespace) -> int:
+    if arguments.endpoint is None:
+        raise SpecError("--policy: a file needs no permission", "Leave it out.")
+    if not re.fullmatch(r"[a-zA-Z0-9](-*[a-zA-Z0-9]){0,62}", arguments.endpoint):
+        raise SpecError(f"{arguments.endpoint}: is not the name of an endpoint")
+    aws = Aws(arguments.region)
+    print(json.dumps(reading_policy(arguments.endpoint, aws.region, aws.partition), indent=2))
+    return 0

@@ -1,0 +1,134 @@
+"""`lmi deploy batch`: answer files of requests in S3 by a transform job, without an endpoint."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from rich.console import Console
+
+from deploy.aws import Aws
+from deploy.batch.job import BatchJob, batch_job, checks, settings_of
+from deploy.batch.running import create, describe, make_model, name_of, output_of, refuse_concurrent, stop, wait, where
+from deploy.cli.arguments import add_spec, spec_of
+from deploy.cli.views import confirm, live_progress, out, print_checks, print_warnings, say, upload_progress
+from deploy.deployer.apply import interruptible, status_of
+from deploy.deployer.live import look
+from deploy.deployer.preparation import check_data, resolve_online, upload_models
+from deploy.errors import SpecError
+from deploy.preflight.checks import over_the_network, preflight, refuse_errors
+from deploy.resolve.prices import Prices
+from deploy.spec import Spec
+
+_SETTINGS = {"input": "S3 URI of the input: an object or a prefix", "output": "S3 URI below which answers are stored"}
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "batch",
+        help="answer files of requests in S3, without an endpoint (batch transform)",
+        description="Create a transform job: each line of the input is a request, and the line at its place in "
+        "OBJECT.out is its answer. Waits for the end; Ctrl-C stops waiting, not the job.",
+    )
+    add_spec(parser)
+    for name, meaning in _SETTINGS.items():
+        parser.add_argument(f"--{name}", metavar="S3URI", help=f"{meaning} (--set batch.{name}=...)")
+    parser.add_argument("--job", metavar="NAME", help="the job's name (default: the deployment's, with a number)")
+    parser.add_argument("--no-wait", action="store_true", help="return as soon as the job is created")
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask before the job is created")
+    parser.add_argument("--no-checks", action="store_true", help="skip the preflight checks")
+    parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
+    parser.add_argument("--resume", metavar="JOB", help="in place of FILE: wait for a job that exists")
+    parser.add_argument("--stop", metavar="JOB", help="in place of FILE: stop a job")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    console = out()
+    if arguments.resume is not None or arguments.stop is not None:
+        return _existing(console, arguments)
+    given = [f"batch.{name}={value}" for name in _SETTINGS if (value := getattr(arguments, name)) is not None]
+    arguments.settings = [*arguments.settings, *given]
+    spec = spec_of(arguments)
+    settings_of(spec)  # before AWS is asked
+    aws = Aws(spec.region)
+    job = _prepared(console, aws, spec, arguments)
+    if not confirm("Do this?", yes=arguments.yes, needed=False):
+        say(console, "Nothing was created.")
+        return 1
+    if spec.model.upload is not None:
+        with upload_progress(console) as report:
+            upload_models(spec, aws, report)
+    made = make_model(aws, spec.name, job)
+    say(console, f"{'made' if made else 'there is'} {job.model.key}")
+    name = arguments.job or name_of(aws, job)
+    say(console, f"make transform-job/{name}")  # before the call: if its answer is lost, the job may exist all the same
+    create(aws, job, name)
+    if arguments.no_wait:
+        say(console, _later(name, aws.region))
+        return 0
+    return _wait(console, aws, name)
+
+
+def _existing(console: Console, arguments: argparse.Namespace) -> int:
+    if arguments.resume is not None and arguments.stop is not None:
+        raise SpecError("--resume and --stop do not go together", "Give one of the two.")
+    region = spec_of(arguments).region if arguments.spec is not None else arguments.spec_region
+    aws = Aws(region)
+    if arguments.stop is not None:
+        say(console, stop(aws, arguments.stop))
+        return 0
+    return _wait(console, aws, arguments.resume)
+
+
+def _prepared(console: Console, aws: Aws, spec: Spec, arguments: argparse.Namespace) -> BatchJob:
+    """Build the job, check it, and print what will be made.
+
+    Raises:
+        Refused: a check found an error, or another job writes there now.
+    """
+    resolution = resolve_online(spec, aws)
+    decision = resolution.decision
+    job = batch_job(spec, decision, allow_plaintext_secret=arguments.allow_plaintext_secret)
+    print_warnings(console, job.warnings)
+    refuse_concurrent(aws, spec.name, job)
+    if spec.model.upload is not None:
+        check_data(spec, aws, look(aws, spec.name))
+    if not arguments.no_checks:
+        # The endpoint's name and quota are not the job's.
+        found = preflight(aws, spec, decision, fetch=over_the_network, without=("name", "quota"))
+        found += checks(aws, spec, decision)
+        print_checks(console, found)
+        refuse_errors(found)
+    say(console, _summary(spec, job, resolution.prices))
+    return job
+
+
+def _summary(spec: Spec, job: BatchJob, prices: Prices) -> str:
+    batch, request = settings_of(spec), job.request
+    name = request["TransformResources"]["InstanceType"]
+    return (
+        f"{batch.input} to {batch.output}, {request['MaxConcurrentTransforms']} lines at a time per instance, "
+        f"of at most {request['MaxPayloadInMB']} MB; {spec.instance.count} x {name}, "
+        f"{prices.of(name, spec.instance.price).each}, until it ends"
+    )
+
+
+def _wait(console: Console, aws: Aws, name: str) -> int:
+    try:
+        with interruptible(), live_progress(console) as report:
+            uris = wait(aws, name, report)
+    except KeyboardInterrupt as interrupt:
+        print(f"Interrupted. {_later(name, aws.region)}", file=sys.stderr)
+        return status_of(interrupt)
+    for line in where(uris, output_of(describe(aws, name))):
+        say(console, line)
+    return 0
+
+
+def _later(name: str, region: str) -> str:
+    return (
+        f"The job goes on. To wait for it: lmi deploy batch --resume {name} --region {region}\n"
+        f"To stop it: lmi deploy batch --stop {name} --region {region}"
+    )

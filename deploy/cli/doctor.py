@@ -1,0 +1,80 @@
+"""`lmi deploy doctor FILE`: run the preflight checks; `lmi deploy doctor NAME --live`: measure an endpoint."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from deploy.aws import Aws
+from deploy.cli.arguments import add_spec, spec_of, url
+from deploy.cli.views import checks_as_json
+from deploy.client.aws import boto_session, runtime_client
+from deploy.errors import DeployError, SpecError
+from deploy.operations.doctor import Target, measure, report
+from deploy.preflight.check import Verdict
+from deploy.preflight.checks import lines, over_the_network, preflight
+from deploy.resolve.model.files import hub_to_ask
+from deploy.resolve.prices import ask as ask_prices
+from deploy.resolve.resolver import resolve
+
+_WRONG = 2
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("doctor", help="check what would fail (FILE), or measure an endpoint (NAME --live)")
+    add_spec(parser)
+    parser.add_argument("--live", action="store_true", help="NAME in place of FILE: send requests to the endpoint")
+    parser.add_argument("--component", metavar="NAME", help="with --live: which component is asked")
+    parser.add_argument(
+        "--endpoint-url", type=url, metavar="URL", help="with --live: another address (`lmi deploy local`)"
+    )
+    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="with --live: tokens of a stream (64)")
+    parser.add_argument(
+        "--slow",
+        type=int,
+        default=0,
+        metavar="N",
+        help="with --live: also ask for N tokens, enough for more than a minute",
+    )
+    parser.add_argument("--aws-only", action="store_true", help="ask neither the hub nor registries")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    return _live(arguments) if arguments.live else _before(arguments)
+
+
+def _before(arguments: argparse.Namespace) -> int:
+    if arguments.endpoint_url is not None or arguments.component is not None:
+        raise SpecError("--endpoint-url and --component are for --live", "lmi deploy doctor NAME --live")
+    spec = spec_of(arguments)
+    aws = Aws(spec.region)
+    # Resolve without AWS's answers: the checks report all problems with them at once.
+    account = aws.account()
+    decision = resolve(spec, aws.region, account=account, hub=hub_to_ask(), prices=ask_prices(aws)).decision
+    checks = preflight(aws, spec, decision, fetch=None if arguments.aws_only else over_the_network)
+    if arguments.json:
+        print(json.dumps(checks_as_json(checks), indent=2))
+    else:
+        print("\n".join(lines(checks)))
+    return _WRONG if any(check.verdict is Verdict.ERROR for check in checks) else 0
+
+
+def _live(arguments: argparse.Namespace) -> int:
+    name = arguments.spec_name or (str(arguments.spec) if arguments.spec else None)
+    if name is None or Path(name).suffix:
+        raise DeployError("--live needs the endpoint's name", "lmi deploy doctor NAME --live")
+    region, address = arguments.spec_region, arguments.endpoint_url
+    client = runtime_client(boto_session(region, address), region, address, read_timeout=130, connect_timeout=10)
+    target = Target(client, name, arguments.component)
+    findings = []
+    for finding in measure(target, tokens=arguments.tokens, slow=arguments.slow):
+        findings.append(finding)
+        if not arguments.json:
+            print(f"{finding.question}: {finding.answer}", flush=True)
+    if arguments.json:
+        print(json.dumps(report(name, findings), indent=2))
+    return 0 if findings[0].figures is not None else 1

@@ -1,0 +1,128 @@
+"""`lmi deploy down`: delete everything of a deployment."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from deploy.aws import Aws
+from deploy.cli.views import confirm, live_progress, out, print_plan, say
+from deploy.deployer.apply import (
+    ApplyOptions,
+    Run,
+    apply,
+    interruptible,
+    interruption_report,
+    look_when_idle,
+    status_of,
+)
+from deploy.deployer.live import Live
+from deploy.deployer.plan import removal_of_all
+from deploy.deployer.shadow import plan_end
+from deploy.deployer.teardown import check_users, delete_data, delete_logs, log_groups
+from deploy.errors import SpecError
+from deploy.resources.resource import Kind
+from deploy.spec import Spec
+from deploy.spec.components import deployment_of, is_guest, uploads
+from deploy.spec.reading import read_spec
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("down", help="delete everything of a deployment")
+    parser.add_argument("spec", nargs="?", type=Path, metavar="FILE", help="the specification; or --name")
+    parser.add_argument("--name", help="the endpoint's name, in place of the file")
+    parser.add_argument("--endpoint", help="with --name: the endpoint of another deployment that it is on")
+    parser.add_argument("--region", help="AWS region (default: the file's, else boto3's setting)")
+    parser.add_argument(
+        "--shadow", action="store_true", help="end the shadow of `up --shadow`; the endpoint stays as it was before"
+    )
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    parser.add_argument("--logs", action="store_true", help="also delete its log groups")
+    parser.add_argument(
+        "--data", action="store_true", help="also delete the model data that up uploaded (needs the file)"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    spec = read_spec(arguments.spec) if arguments.spec is not None else None
+    if spec is None and arguments.name is None:
+        raise SpecError("give the specification's file, or --name")
+    if arguments.data and (spec is None or not uploads(spec)):
+        raise SpecError("--data needs a file with model.upload: nothing else was uploaded")
+    if arguments.shadow and (arguments.data or arguments.logs or arguments.endpoint):
+        raise SpecError(
+            "--shadow ends the shadow only: --data, --logs and --endpoint do not go with it", "Leave them out."
+        )
+    if spec is not None and arguments.name not in (None, spec.name):
+        raise SpecError(f"--name {arguments.name}, and the file's name is {spec.name}", "Give one of the two.")
+    if spec is not None and arguments.endpoint not in (None, spec.endpoint):
+        raise SpecError(f"--endpoint {arguments.endpoint}, and the file's endpoint is {spec.endpoint or spec.name}")
+    own = arguments.endpoint if arguments.endpoint != arguments.name else None
+    name = spec.deployment if spec is not None else deployment_of(arguments.name, own)
+    run = Run()
+    try:
+        with interruptible():
+            return _remove(name, spec, out(), run, arguments)
+    except KeyboardInterrupt as interrupt:
+        only = " --shadow" if arguments.shadow else ""
+        print(interruption_report(run, f"down{only}", f"{name}{only}"), file=sys.stderr)
+        return status_of(interrupt)
+
+
+def _remove(name: str, spec: Spec | None, console: Console, run: Run, arguments: argparse.Namespace) -> int:
+    aws = Aws(arguments.region or (spec.region if spec is not None else None))
+    with live_progress(console) as report:
+        options = ApplyOptions(say=lambda line: say(console, line), report=report)
+        live = look_when_idle(aws, name, (), options)
+    if arguments.shadow:
+        return _end_shadow(aws, live, console, run, arguments)
+    planned = removal_of_all(live)
+    prefixes = uploads(spec) if arguments.data and spec is not None else []
+    for prefix in prefixes:
+        check_users(aws, prefix, own_models=[existing.name for existing in live.owned if existing.kind is Kind.MODEL])
+    if planned.actions:
+        print_plan(console, planned, whole=False)
+    else:
+        say(console, f"There is nothing of {name} in {aws.region}.")
+    if planned.kept:
+        theirs = ", ".join(planned.kept)
+        say(console, f"The endpoint stays, as components of others are on it: {theirs}. After them, run this again.")
+    also = [what for what, enabled in (("its logs", arguments.logs), ("its model data", arguments.data)) if enabled]
+    if not planned.actions and not also:
+        return 0
+    if not confirm(f"Remove {' and '.join([name, *also])} for good?", yes=arguments.yes, needed=True):
+        return 1
+    with live_progress(console) as report:
+        apply(aws, planned, (), ApplyOptions(options.say, report), run)
+    if arguments.logs:
+        components = {existing.name for existing in live.of(Kind.COMPONENT)}
+        components |= {component.name for component in spec.components} if spec is not None else set()
+        endpoint = None if planned.kept or is_guest(name) else name
+        for group in delete_logs(aws, log_groups(endpoint, sorted(components))):
+            say(console, f"removed the log group {group}")
+    for prefix in prefixes:
+        removed, others = delete_data(aws, prefix)
+        note = f"; {others} were not uploaded by this program, and stay" if others else ""
+        say(console, f"removed {removed} objects below {prefix}{note}")
+    say(console, f"{name} is gone." if not planned.kept else f"{name} is gone except for its endpoint.")
+    return 0
+
+
+def _end_shadow(aws: Aws, live: Live, console: Console, run: Run, arguments: argparse.Namespace) -> int:
+    planned = plan_end(live)
+    if not planned.actions:
+        say(console, f"There is no shadow of {live.deployment} in {aws.region}.")
+        return 0
+    print_plan(console, planned, whole=False)
+    if not confirm(f"End the shadow of {live.deployment}?", yes=arguments.yes, needed=True):
+        return 1
+    wanted = [action.resource for action in planned.actions if action.resource is not None]
+    with live_progress(console) as report:
+        apply(aws, planned, wanted, ApplyOptions(lambda line: say(console, line), report), run)
+    say(console, f"The shadow of {live.deployment} is gone.")
+    return 0

@@ -1,0 +1,92 @@
+"""`lmi deploy iam`: print the policies that a deployment needs, or check them."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from typing import Any
+
+from deploy.aws import Aws
+from deploy.cli.arguments import add_spec, spec_of
+from deploy.errors import Refused
+from deploy.iam.policies import MOST, Policy, length, parts, policies
+from deploy.iam.simulation import caller, denials
+from deploy.resolve.model.files import hub_to_ask
+from deploy.resolve.resolver import resolve
+
+_WHO = ("trust", "execution-role", "deployer", "invoker")
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("iam", help="print the IAM policies of the role, the deployer and the invoker")
+    add_spec(parser)
+    parser.add_argument(
+        "--who",
+        type=_who,
+        metavar="WHO",
+        help=f"print one policy only, in the form of the aws command: {', '.join(_WHO)}; or a part of one (deployer-1)",
+    )
+    parser.add_argument(
+        "--adopt", action="store_true", help="with what `--adopt`, `--shadow` and `promote` need beside it"
+    )
+    parser.add_argument("--check", action="store_true", help="ask IAM for denied actions (changes nothing)")
+    parser.add_argument(
+        "--principal",
+        metavar="ARN",
+        help="with --check: whom to ask about (default: the role, and for --who deployer or invoker the caller)",
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    spec = spec_of(arguments)
+    aws = Aws(spec.region)
+    documents = policies(spec, resolve(spec, aws.region, hub=hub_to_ask()).decision, adopt=arguments.adopt)
+    if not arguments.check:
+        return _print(documents, arguments.who)
+    if arguments.who is not None and arguments.who not in documents:
+        raise Refused(
+            f"--check asks about a whole policy, not about {arguments.who}", f"Give --who {_party(arguments.who)}."
+        )
+    if arguments.who == "trust":
+        raise Refused("--check: IAM simulates what somebody may do, not who may be a role", "Leave --who trust out.")
+    status = 0
+    for who in [arguments.who] if arguments.who else ["execution-role", "deployer"]:
+        principal = arguments.principal or (spec.role if who == "execution-role" else caller(aws))
+        missing = denials(aws, principal, documents[who])
+        print(f"{who}: {principal}: " + (f"{len(missing)} denied" if missing else "all allowed"))
+        for denial in missing:
+            print(f"  {denial.action} on {denial.resource}: {denial.why}")
+        status = 3 if missing else status
+    return status
+
+
+def _print(documents: dict[str, Policy], who: str | None) -> int:
+    """Print all policies, or one; each in parts that AWS takes."""
+    printed: dict[str, Policy] = {}
+    for party, document in documents.items():
+        pieces = parts(document)
+        names = [party] if len(pieces) == 1 else [f"{party}-{number}" for number in range(1, len(pieces) + 1)]
+        printed |= dict(zip(names, pieces, strict=True))
+        if len(pieces) > 1 and who in (None, party):
+            says = f"{party}: {length(document):,} characters, and AWS takes {MOST:,} in a managed policy"
+            advice = f"It is in {len(pieces)} parts, {' and '.join(names)}: create and attach a policy from each."
+            if who == party:
+                raise Refused(says, f"{advice} Print one with --who {names[0]}.")
+            print(f"note: {says}. {advice}", file=sys.stderr)
+    if who is not None and who not in printed:
+        raise Refused(f"--who {who}: there is no such part", f"There are: {', '.join(printed)}.")
+    print(json.dumps(printed if who is None else printed[who], indent=2))
+    return 0
+
+
+def _who(text: str) -> str:
+    if _party(text) not in _WHO:
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(_WHO)}, or a part, as deployer-1")
+    return text
+
+
+def _party(who: str) -> str:
+    return re.sub(r"-\d+$", "", who)

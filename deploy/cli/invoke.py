@@ -1,0 +1,163 @@
+"""`lmi deploy invoke`, `stream`, `chat`: call an endpoint."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import sys
+from typing import Any
+
+from deploy.cli.arguments import (
+    add_body,
+    add_endpoint_arguments,
+    add_parameters,
+    body_of,
+    options_of,
+    parameters_of,
+    predictor_of,
+)
+from deploy.cli.views import for_terminal
+from deploy.client import RequestFailed
+from deploy.client.predictor import Conversation
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("invoke", help="send one request, print the answer")
+    add_endpoint_arguments(parser)
+    add_body(parser)
+    parser.add_argument(
+        "--async",
+        dest="asynchronous",
+        action="store_true",
+        help="through asynchronous inference: wait for the answer in S3",
+    )
+    parser.add_argument("--upload", metavar="S3URI", help="with --async: put a body of more than 128,000 bytes there")
+    parser.add_argument(
+        "--routing-target", metavar="NAME", help="the name is that of an inference router, and this its routing target"
+    )
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    predictor = predictor_of(arguments, routing_target=arguments.routing_target)
+    body, options = body_of(arguments), options_of(arguments)
+    if arguments.asynchronous:
+        accepted = predictor.predict_async(body, upload=arguments.upload, **options)
+        print(f"the answer will be {accepted.output}", file=sys.stderr)
+        answer = accepted.wait()
+    else:
+        answer = predictor.predict(body, **options)
+    print(for_terminal(answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, indent=2)))
+    return 0
+
+
+# -- `lmi deploy stream`: send one request, print the answer as it arrives ---------------------------------------------
+
+
+def add_stream(commands: Any) -> None:
+    parser = commands.add_parser("stream", help="send one request, print the answer's text as it arrives")
+    add_endpoint_arguments(parser)
+    add_body(parser)
+    parser.add_argument("--raw", action="store_true", help="print the raw bytes in place of the text")
+    parser.set_defaults(run=_stream)
+
+
+def _stream(arguments: argparse.Namespace) -> int:
+    with predictor_of(arguments).predict_stream(body_of(arguments), **options_of(arguments)) as stream:
+        if arguments.raw:
+            for part in stream.bytes():
+                sys.stdout.buffer.write(part)
+                sys.stdout.buffer.flush()
+            return 0
+        try:
+            for piece in stream.text():
+                print(for_terminal(piece), end="", flush=True)
+        except RequestFailed:
+            print()
+            raise
+        print()
+    return 0
+
+
+# -- `lmi deploy chat`: talk to a model, on a terminal or from a pipe --------------------------------------------------
+
+
+_HELP = (
+    "/reset forgets the conversation, /system TEXT tells the model what it is, /quit ends. "
+    "Ctrl-C ends an answer, or drops the line."
+)
+
+
+def add_chat(commands: Any) -> None:
+    parser = commands.add_parser(
+        "chat",
+        help="talk to the model",
+        description=f"One line is what you say. {_HELP} From a pipe, each line is "
+        "said after the answer to the one before.",
+    )
+    add_endpoint_arguments(parser)
+    add_parameters(parser)
+    parser.add_argument("--system", default="", metavar="TEXT", help="what the model is told before all else")
+    parser.set_defaults(run=_chat)
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    conversation = Conversation(predictor_of(arguments), arguments.system, parameters_of(arguments))
+    terminal = sys.stdin.isatty()
+    if terminal:
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  input() then has a history, and keys that move in the line
+        print(_HELP, file=sys.stderr)
+    while (line := _line(terminal)) is not None:
+        if line.startswith("/"):
+            if not _command(conversation, line):
+                return 0
+        elif line:
+            _answer(conversation, line, terminal)
+    return 0
+
+
+def _line(terminal: bool) -> str | None:
+    try:
+        return input("> " if terminal else "").strip()
+    except EOFError:
+        if terminal:
+            print()
+        return None
+    except KeyboardInterrupt:
+        if not terminal:
+            raise
+        print()
+        return ""
+
+
+def _command(conversation: Conversation, line: str) -> bool:
+    """Run a command; return False to end the conversation."""
+    name, _, text = line.partition(" ")
+    if name == "/quit":
+        return False
+    if name == "/reset":
+        conversation.reset()
+    elif name == "/system":
+        conversation.system = text.strip()
+    else:
+        print(f"{name}: there is no such command. {_HELP}", file=sys.stderr)
+    return True
+
+
+def _answer(conversation: Conversation, line: str, terminal: bool) -> None:
+    """Print the answer. Raises RequestFailed if there is no terminal to ask again on."""
+    answer = conversation.ask(line)
+    try:
+        for piece in answer:
+            print(for_terminal(piece), end="", flush=True)
+    except KeyboardInterrupt:
+        print(" ...", end="")
+    except RequestFailed as error:
+        if not terminal:
+            raise
+        print(for_terminal(f"{error}\n{error.advice}".strip(), sys.stderr), file=sys.stderr)
+    finally:
+        answer.close()  # type: ignore[attr-defined]
+        print(flush=True)

@@ -1,0 +1,332 @@
+"""`lmi deploy local`: run the container's process and the Runtime API on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib.util
+import logging
+import os
+import shlex
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from deploy.emulator.container import Command, Probing, command
+from deploy.emulator.endpoint import Capture, Component, Endpoint, Limits
+from deploy.emulator.serving import Plan, free_port, serve
+from deploy.emulator.specification import refuse_with_specification, started, this_machine, with_arguments
+from deploy.emulator.store import Store
+from deploy.errors import DeployError
+from deploy.resources.endpoint_config import capture_config
+from deploy.spec.reading import read_spec
+
+_NEEDED = ("moto", "flask", "policy_sentry")
+_OTHERS = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_SAGEMAKER", "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME")
+"""Variables that would lead a client elsewhere."""
+_NOT_WITH_AWS = {
+    "endpoint_name": "endpoints have the names that you create them with",
+    "adapters": "an adapter is a component that you create",
+    "s3": "S3 is here too",
+    "host": "any keys are accepted, so it listens on 127.0.0.1 only",
+}
+
+
+def add_rehearsal(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("a rehearsal")
+    group.add_argument(
+        "--aws",
+        action="store_true",
+        help="stand for AWS as a whole (moto): `lmi deploy up` creates endpoints here, and this container answers for "
+        "all of them; needs the extra `rehearse`",
+    )
+    group.add_argument(
+        "--image",
+        dest="images",
+        action="append",
+        metavar="REPOSITORY:TAG",
+        help="with --aws, an image that is in ECR, as nothing can be pushed; repeatable "
+        f"(default: lmi-handler:{version('lmi-handler')})",
+    )
+
+
+def rehearsed(arguments: argparse.Namespace, plan: Plan) -> Plan:
+    """Return the plan of a rehearsal.
+
+    Raises:
+        DeployError: a package is missing, or an argument is not for a rehearsal.
+    """
+    if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
+        raise DeployError(f"--aws needs {', '.join(missing)}: pip install 'lmi-handler[rehearse]'")
+    for name, why in _NOT_WITH_AWS.items():
+        if getattr(arguments, name) not in (_defaults()[name], [], None):
+            option = {"adapters": "adapter"}.get(name, name.replace("_", "-"))
+            raise DeployError(f"--{option} cannot be set with --aws: {why}")
+    if plan.endpoint.components:
+        raise DeployError(
+            f"{arguments.model} has components, and --aws has one container for all endpoints",
+            f"Name a model, or none, and create the components with `lmi deploy up {arguments.model}`.",
+        )
+    for image in _images(arguments):
+        if not all(image.rpartition(":")):
+            raise DeployError(f"--image {image}: must be REPOSITORY:TAG, e.g. lmi-handler:{version('lmi-handler')}")
+    return replace(plan, endpoint=replace(plan.endpoint, name="*", region=None))
+
+
+def run_rehearsal(arguments: argparse.Namespace, plan: Plan, report: Callable[[str], None]) -> int:
+    """Serve until SIGINT or SIGTERM; return the exit status."""
+    from deploy.emulator.account import ContainerLog, account, variables
+
+    logging.getLogger("urllib3").setLevel(logging.ERROR)  # which tells of each connection that it does not keep
+    region = arguments.region or os.environ.get("AWS_REGION") or "us-east-1"
+    container_log = ContainerLog()
+
+    def log(_: str, line: str) -> None:
+        container_log.add(line)
+        report(f"container | {line}")
+
+    def ready(url: str) -> None:
+        print("# AWS is on this machine now. In another terminal:")
+        print(f"unset {' '.join(_OTHERS)}")
+        for name, value in {**variables(url, region), **_no_proxy()}.items():
+            print(f"export {name}={shlex.quote(value)}")
+        print(f"# In ECR: {', '.join(_images(arguments))}. Ctrl-C ends it, and nothing is kept.", flush=True)
+
+    return asyncio.run(serve(plan, report, log, ready, account(container_log, _images(arguments), region)))
+
+
+def _images(arguments: argparse.Namespace) -> list[str]:
+    return arguments.images or [f"lmi-handler:{version('lmi-handler')}"]
+
+
+def _no_proxy() -> dict[str, str]:
+    """Return what keeps a proxy out of the way, if the shell has one."""
+    if not any(os.environ.get(name) for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")):
+        return {}
+    others = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
+    both = ",".join(filter(None, [others, "127.0.0.1"]))
+    return {"NO_PROXY": both, "no_proxy": both}
+
+
+def _defaults() -> dict[str, Any]:
+    return {"endpoint_name": "local", "adapters": [], "s3": None, "host": "127.0.0.1"}
+
+
+BASE = "base"
+"""The component of the model itself, if there are adapters."""
+
+_NAME = "local"
+_SPECIFICATION = (".yaml", ".yml", ".json")
+
+_SNIPPET = (
+    "  import boto3\n"
+    '  runtime = boto3.client("sagemaker-runtime", "{region}", endpoint_url="{url}", '
+    'aws_access_key_id="x", aws_secret_access_key="x")\n'
+    '  print(runtime.invoke_endpoint(EndpointName="{name}",{component} ContentType="application/json", '
+    """Body='{{"inputs": "The capital of France is"}}')["Body"].read().decode())"""
+)
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "local",
+        help="run the container and SageMaker's API on this machine",
+        description="Start the container without Docker, and SageMaker Runtime's API in front of it: boto3 with "
+        "endpoint_url talks to it as to an endpoint (documents: local).",
+    )
+    parser.add_argument(
+        "model",
+        nargs="?",
+        help="a .gguf file, a model directory, or a name on the Hugging Face hub (default: the demo model); or a "
+        "specification (.yaml, .json), each of whose components becomes a process",
+    )
+    parser.add_argument("--port", type=_port, default=8081, help="port of the API; 0: a free one (default %(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    parser.add_argument("--endpoint-name", metavar="NAME", help=f"(default: the specification's name, else {_NAME})")
+    parser.add_argument("--region", help="refuse requests that are signed for another region (default: accept any)")
+    _add_container(parser)
+    _add_limits(parser)
+    add_rehearsal(parser)
+    parser.set_defaults(run=_run)
+
+
+def _add_container(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the container")
+    group.add_argument("--container", metavar="URL", help="one that is already running, e.g. http://127.0.0.1:8080")
+    group.add_argument("--container-port", type=_port, metavar="PORT", help="where it listens (default: a free one)")
+    group.add_argument("--engine", help="option.llm_engine")
+    group.add_argument(
+        "-o",
+        "--set",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option as in serving.properties; repeatable",
+    )
+    group.add_argument(
+        "--adapter",
+        dest="adapters",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help=f"a LoRA adapter, as the inference component NAME; the model itself is then "
+        f"the component {BASE}; may be given again",
+    )
+    group.add_argument(
+        "--start-timeout",
+        type=_seconds,
+        default=480.0,
+        metavar="S",
+        help="seconds until it must be ready (default %(default)g, as SageMaker's)",
+    )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("SageMaker's ways")
+    group.add_argument("--invoke-timeout", type=_seconds, default=60.0, metavar="S", help="(default %(default)g)")
+    group.add_argument("--stream-timeout", type=_seconds, default=480.0, metavar="S", help="(default %(default)g)")
+    group.add_argument("--max-body", type=int, default=25 * 2**20, metavar="BYTES", help="(default %(default)s)")
+    group.add_argument(
+        "--part-bytes", type=_positive, metavar="N", help="cut a stream's parts at N bytes, to test clients"
+    )
+    group.add_argument("--s3", type=Path, metavar="DIRECTORY", help="stands for S3: takes asynchronous requests")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    plan = _plan(arguments)
+    if arguments.aws:
+        plan = rehearsed(arguments, plan)
+    elif arguments.images:
+        raise DeployError("--image is for --aws: without it there is no ECR")
+    logging.basicConfig(level=logging.INFO, format="runtime   | %(message)s", stream=sys.stderr)
+    report = partial(print, file=sys.stderr, flush=True)
+    if arguments.aws:
+        return run_rehearsal(arguments, plan, report)
+    first = next(iter(plan.endpoint.components), None)
+    component = "" if first is None else f' InferenceComponentName="{first}",'
+
+    def ready(url: str) -> None:
+        region = plan.endpoint.region or "us-east-1"
+        print(f"endpoint {plan.endpoint.name} is InService: {url}")
+        print(_SNIPPET.format(region=region, url=url, name=plan.endpoint.name, component=component), flush=True)
+
+    def log(component: str, line: str) -> None:
+        report(f"{component or 'container'} | {line}")
+
+    return asyncio.run(serve(plan, report=report, log=log, ready=ready))
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    """Return the plan of the arguments.
+
+    Raises:
+        DeployError: the arguments contradict each other.
+    """
+    settings = {
+        "a model": arguments.model,
+        "--engine": arguments.engine,
+        "-o": arguments.options,
+        "--container-port": arguments.container_port,
+    }
+    if arguments.container and any(settings.values()):
+        names = ", ".join(name for name, value in settings.items() if value)
+        raise DeployError(f"--container names a container that is already running: {names} cannot be set for it")
+    if arguments.model and arguments.model.endswith(_SPECIFICATION) and Path(arguments.model).is_file():
+        return _plan_of_specification(arguments)
+    adapters = _adapters(arguments.adapters, (BASE,))
+    options = arguments.options + (["option.enable_lora=true"] if adapters else [])
+    port = arguments.container_port or free_port()
+    url = (arguments.container or f"http://127.0.0.1:{port}").rstrip("/")
+    components = {BASE: Component(), **{name: Component(name) for name in adapters}} if adapters else {}
+    commands = {} if arguments.container else {"": command(arguments.model, port, options, arguments.engine)}
+    return _with(arguments, _endpoint(arguments, url, _NAME, components), commands, adapters)
+
+
+def _plan_of_specification(arguments: argparse.Namespace) -> Plan:
+    """Return the plan of a specification: a process for each component, side by side.
+
+    Raises:
+        DeployError, SpecError: the file is invalid, does not go with an argument, or does not run here.
+    """
+    refuse_with_specification(arguments.container_port)
+    spec = with_arguments(read_spec(Path(arguments.model)), arguments.options, arguments.engine)
+    given = started(
+        spec,
+        free_port,
+        machine=this_machine(),
+        adapters=_adapters(arguments.adapters, ()),
+        store=arguments.s3,
+    )
+    for note in given.notes:
+        print(f"note: {note}", file=sys.stderr)
+    urls = [item.container for item in given.components.values() if item.container] or [given.commands[""].url]
+    endpoint = _endpoint(arguments, urls[0], spec.name, given.components)
+    if spec.capture is not None and arguments.s3 is not None:
+        endpoint.capture = Capture.of(capture_config(spec.capture, None), Store(arguments.s3).write, None)
+    elif spec.capture is not None:
+        print("note: capture: needs a directory in place of S3 (--s3 DIRECTORY), and is off here.", file=sys.stderr)
+    return _with(arguments, endpoint, given.commands, given.adapters)
+
+
+def _endpoint(arguments: argparse.Namespace, url: str, name: str, components: Mapping[str, Component]) -> Endpoint:
+    return Endpoint(
+        url,
+        arguments.endpoint_name or name,
+        arguments.region,
+        components=components,
+        limits=Limits(arguments.invoke_timeout, arguments.stream_timeout, arguments.max_body),
+        part_bytes=arguments.part_bytes,
+    )
+
+
+def _with(
+    arguments: argparse.Namespace, endpoint: Endpoint, commands: Mapping[str, Command], adapters: Mapping[str, str]
+) -> Plan:
+    return Plan(
+        endpoint,
+        host=arguments.host,
+        port=arguments.port,
+        commands=commands,
+        adapters=adapters,
+        probing=Probing(window=arguments.start_timeout),
+        store=arguments.s3,
+    )
+
+
+def _adapters(settings: list[str], taken: tuple[str, ...]) -> dict[str, str]:
+    adapters = {}
+    for text in settings:
+        name, equals, path = text.partition("=")
+        if not name or not equals or not Path(path).is_dir():
+            raise DeployError(f"--adapter {text}: must be NAME=PATH, the path of a directory")
+        if name in taken or name in adapters:
+            raise DeployError(f"--adapter {text}: there is a component {name} already")
+        adapters[name] = str(Path(path).resolve())
+    return adapters
+
+
+def _port(text: str) -> int:
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError("must be a number from 0 to 65535")
+    return int(text)
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError("must be a number of at least 1")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0
+    if not 0 < seconds < 86400:
+        raise argparse.ArgumentTypeError("must be a number of seconds above 0")
+    return seconds

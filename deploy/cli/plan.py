@@ -1,0 +1,148 @@
+"""`lmi deploy plan`, `schema`: show what `up` would do, and the fields of a specification."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from botocore.exceptions import BotoCoreError, ClientError
+
+from deploy.aws import Aws
+from deploy.cli.arguments import add_shadow, add_spec, share_of, spec_of
+from deploy.cli.views import (
+    candidates_table,
+    checks_as_json,
+    components_as_json,
+    out,
+    plan_as_json,
+    print_checks,
+    print_plan,
+    print_sums,
+    print_warnings,
+    say,
+)
+from deploy.deployer.calls import why_unreachable
+from deploy.deployer.live import look
+from deploy.deployer.preparation import Comparison, Preparation, compare, compare_beside, compare_offline, prepare
+from deploy.deployer.release import keep_release
+from deploy.deployer.shadow import Share, refuse_specification
+from deploy.errors import SpecError
+from deploy.preflight.check import Check
+from deploy.preflight.checks import over_the_network, preflight
+from deploy.resolve.resolver import advice
+from deploy.spec import Spec
+from deploy.spec.reading import schema
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("plan", help="print every request that up would make, and what it would change")
+    add_spec(parser)
+    parser.add_argument("--offline", action="store_true", help="do not ask AWS: plan as if nothing existed")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--adopt", action="store_true", help="plan to take over resources with a desired name")
+    add_shadow(parser)
+    parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    spec, share = spec_of(arguments), share_of(arguments)
+    if share is not None:
+        refuse_specification(spec)
+        if arguments.offline:
+            raise SpecError("--shadow is planned from the endpoint that is there", "Leave --offline out.")
+    aws = Aws(spec.region)
+    reason = "--offline" if arguments.offline else None
+    if reason is None:
+        try:
+            return _print_online(spec, aws, arguments, share)
+        except (BotoCoreError, ClientError) as error:
+            reason = why_unreachable(error)
+            if reason is None or share is not None:
+                raise
+    preparation = prepare(spec, aws.region, None, allow_plaintext_secret=arguments.allow_plaintext_secret)
+    _print(preparation, compare_offline(preparation), (), reason, arguments)
+    return 0
+
+
+def _print_online(spec: Spec, aws: Aws, arguments: argparse.Namespace, share: Share | None) -> int:
+    preparation = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
+    live = look(aws, spec.deployment, preparation.resources_in_order)
+    preparation, kept = keep_release(
+        preparation,
+        aws,
+        live,
+        adopt=arguments.adopt or share is not None,
+        allow_plaintext_secret=arguments.allow_plaintext_secret,
+    )
+    if share is not None:
+        preparation, comparison = compare_beside(preparation, aws, live, share)
+        spec = preparation.spec
+    else:
+        comparison = compare(preparation, aws, live, adopt=arguments.adopt)
+    comparison = replace(comparison, warnings=(*kept, *comparison.warnings))
+    # The plan says whom the name belongs to.
+    checks = preflight(aws, spec, preparation.decision, fetch=over_the_network, without=("name",))
+    _print(preparation, comparison, checks, None, arguments)
+    return 0
+
+
+def _print(
+    preparation: Preparation,
+    comparison: Comparison,
+    checks: Sequence[Check],
+    reason: str | None,
+    arguments: argparse.Namespace,
+) -> None:
+    """Print the plan.
+
+    Args:
+        checks: preflight's; empty if AWS was not asked.
+        reason: why AWS was not asked; None: it was.
+    """
+    decision = preparation.decision
+    warnings = [*preparation.warnings, *comparison.warnings]
+    resolution = preparation.resolution
+    sums = comparison.sums or resolution.sums
+    advised = advice(preparation.spec, decision, resolution.candidates)
+    if arguments.json:
+        more: dict[str, Any] = {
+            "region": decision.region,
+            "account": decision.account,
+            "instance_type": decision.instance_type,
+        }
+        if sums is not None:
+            more |= {"components": components_as_json(sums)}
+        verdicts = checks_as_json(checks)
+        print(plan_as_json(comparison.plan, **more, unasked=reason, warnings=warnings, advice=advised, checks=verdicts))
+        return
+    console = out()
+    say(console, f"{comparison.plan.deployment} in {decision.region}, account {decision.account}", "bold")
+    if reason is not None:
+        say(console, f"AWS was not asked ({reason}): this is the plan as if nothing existed.", "yellow")
+    if resolution.candidates is not None:
+        console.print(candidates_table(resolution.candidates, resolution.prices))
+    if sums is not None:
+        print_sums(console, sums)
+    print_warnings(console, warnings)
+    for sentence in advised:
+        say(console, f"advice: {sentence}", "dim")
+    print_checks(console, checks)
+    for upload in comparison.uploads:
+        say(console, "\n".join([str(upload), *map(str, upload.findings)]))
+    print_plan(console, comparison.plan)
+
+
+# -- `lmi deploy schema`: print the specification's JSON schema --------------------------------------------------------
+
+
+def add_schema(commands: Any) -> None:
+    commands.add_parser("schema", help="print the specification's JSON schema").set_defaults(run=_print_schema)
+
+
+def _print_schema(arguments: argparse.Namespace) -> int:
+    print(json.dumps(schema(), indent=2))
+    return 0

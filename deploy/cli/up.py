@@ -1,0 +1,185 @@
+"""`lmi deploy up`, `update`, `promote`: create or change a deployment."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from typing import Any
+
+from rich.console import Console
+
+from deploy.aws import Aws
+from deploy.cli.arguments import add_shadow, add_spec, share_of, spec_of
+from deploy.cli.views import confirm, live_progress, out, print_checks, print_plan, print_warnings, say, upload_progress
+from deploy.deployer.apply import (
+    ApplyOptions,
+    Run,
+    apply,
+    interruptible,
+    interruption_report,
+    look_when_idle,
+    status_of,
+)
+from deploy.deployer.preparation import compare, compare_beside, compare_promotion, prepare, upload_models
+from deploy.deployer.release import keep_release
+from deploy.deployer.shadow import Share, refuse_specification
+from deploy.deployer.wait import time_limit
+from deploy.errors import NotThere
+from deploy.preflight.checks import over_the_network, preflight, refuse_errors
+from deploy.resolve.fit import Resolution
+from deploy.resources.resource import TAG_BEFORE
+from deploy.resources.updating import num_batches
+from deploy.spec import Spec
+from deploy.spec.components import uploads
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser("up", help="create the endpoint, or change it to what the file says")
+    add_arguments(parser)
+    add_adopt(parser)
+    add_shadow(parser)
+    parser.set_defaults(run=_run)
+
+
+def add_adopt(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--adopt", action="store_true", help="take over resources of another owner with a desired name")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments that `up`, `update` and `promote` share."""
+    add_spec(parser)
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask before the first change")
+    parser.add_argument("--keep-failed", action="store_true", help="keep failed resources for inspection")
+    parser.add_argument("--no-checks", action="store_true", help="skip the preflight checks")
+    parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    return deploy(arguments, "up")
+
+
+def deploy(arguments: argparse.Namespace, command: str) -> int:
+    """Run `up`, `update`, which needs an existing endpoint, or `promote`; on an interrupt print how far it came."""
+    spec, console, run = spec_of(arguments), out(), Run()
+    share = share_of(arguments) if command == "up" else None
+    if share is not None or command == "promote":
+        refuse_specification(spec)
+    try:
+        with interruptible():
+            return _deploy(spec, console, run, arguments, command, share)
+    except KeyboardInterrupt as interrupt:
+        again, name = (command, spec.name) if share is None else (f"{command} --shadow", f"{spec.name} --shadow")
+        print(interruption_report(run, again, name), file=sys.stderr)
+        return status_of(interrupt)
+
+
+def _deploy(
+    spec: Spec, console: Console, run: Run, arguments: argparse.Namespace, command: str, share: Share | None
+) -> int:
+    aws = Aws(spec.region)
+    preparation = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
+    print_warnings(console, preparation.warnings)
+    with live_progress(console) as report:
+        options = ApplyOptions(
+            say=lambda line: say(console, line),
+            report=report,
+            keep_failed=arguments.keep_failed,
+            limit=time_limit(preparation.decision, batches=num_batches(spec), between=spec.update.wait),
+        )
+        live = look_when_idle(aws, spec.deployment, preparation.resources_in_order, options)
+    if command == "update" and live.endpoint is None:
+        raise NotThere(f"there is no endpoint {spec.endpoint_name} in {aws.region}", "`lmi deploy up` makes it.")
+    takes_over = share is not None or command == "promote" or arguments.adopt
+    preparation, kept = keep_release(
+        preparation, aws, live, adopt=takes_over, allow_plaintext_secret=arguments.allow_plaintext_secret
+    )
+    if share is not None:
+        preparation, comparison = compare_beside(preparation, aws, live, share)
+    elif command == "promote":
+        comparison = compare_promotion(preparation, aws, live)
+    else:
+        comparison = compare(preparation, aws, live, adopt=arguments.adopt)
+    spec = preparation.spec
+    print_warnings(console, (*kept, *comparison.warnings))
+    if not comparison.plan.changing:
+        what = spec.name if share is None else f"the shadow of {spec.name}"
+        say(console, f"{what} is as the specification says; nothing to do.")
+        return 0
+    print_plan(console, comparison.plan, whole=False)
+    if not arguments.no_checks:
+        # The plan says whom the name belongs to.
+        checks = preflight(aws, spec, preparation.decision, fetch=over_the_network, without=("name",))
+        print_checks(console, checks)
+        refuse_errors(checks)
+    say(console, _instances(spec, preparation.resolution))
+    if not confirm("Do this?", yes=arguments.yes, needed=False):
+        say(console, "Nothing was changed.")
+        return 1
+    if uploads(spec):
+        with upload_progress(console) as report_upload:
+            upload_models(spec, aws, report_upload)
+    with live_progress(console) as report:
+        apply(aws, comparison.plan, preparation.resources_in_order, replace(options, report=report), run)
+    if share is not None:
+        say(
+            console,
+            f"The shadow of {spec.name} is in service: lmi deploy promote makes it serve, down --shadow ends it.",
+        )
+        return 0
+    say(console, f"{spec.name} is in service. Talk to it: {first_request(spec)}")
+    if command == "promote" and live.config is not None and (old := live.config.tags.get(TAG_BEFORE)):
+        say(
+            console,
+            f"The way back: aws sagemaker update-endpoint --endpoint-name {spec.name} --endpoint-config-name {old}",
+        )
+    return 0
+
+
+def first_request(spec: Spec) -> str:
+    """Return a command that talks to the deployment: it names a component of several, and waits where it sleeps."""
+    component = f" --component {spec.components[0].name}" if len(spec.components) > 1 or spec.endpoint else ""
+    if spec.asynchronous is not None:
+        return f"lmi deploy invoke {spec.endpoint_name}{component} --async 'Hello'"
+    return f"lmi deploy chat {spec.endpoint_name}{component}"
+
+
+def _instances(spec: Spec, resolution: Resolution) -> str:
+    """Return what will cost money: the number of instances, their type and price."""
+    if spec.endpoint is not None:
+        return f"no instance of its own: the components go onto the endpoint {spec.endpoint}"
+    decision, prices, managed = resolution.decision, resolution.prices, spec.instance.managed
+    count = f"{managed.min} to {managed.max}" if managed is not None else str(spec.instance.count)
+    names = [pool.instance_type for pool in decision.pools] or [decision.instance_type]
+    text = f"{count} x {', or '.join(f'{name}, {prices.of(name, spec.instance.price).each}' for name in names)}"
+    if spec.shadow is not None and decision.shadow is not None:
+        name = decision.shadow.instance_type
+        text += f"; shadow: {spec.shadow.count} x {name}, {prices.of(name).each}"
+    return f"{text}, for as long as it exists"
+
+
+# -- `lmi deploy update`: as `up`, for an existing endpoint ------------------------------------------------------------
+
+
+def add_update(commands: Any) -> None:
+    parser = commands.add_parser("update", help="change an existing endpoint; alarms trigger a rollback")
+    add_arguments(parser)
+    add_adopt(parser)
+    parser.set_defaults(run=_update)
+
+
+def _update(arguments: argparse.Namespace) -> int:
+    return deploy(arguments, "update")
+
+
+# -- `lmi deploy promote`: make a shadow beside another owner's endpoint the variant that serves -----------------------
+
+
+def add_promote(commands: Any) -> None:
+    parser = commands.add_parser("promote", help="make the shadow of `up --shadow` the variant that serves")
+    add_arguments(parser)
+    parser.set_defaults(run=_promote, adopt=True)
+
+
+def _promote(arguments: argparse.Namespace) -> int:
+    return deploy(arguments, "promote")

@@ -1,0 +1,473 @@
+"""The terminal: tables, plans, progress and a model's text, as lines where nobody watches."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any, TextIO
+
+import yaml
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from deploy.deployer.plan import Action, Plan, Verb
+from deploy.deployer.wait import Progress, Report
+from deploy.diagnostics.advice import advice
+from deploy.errors import Refused
+from deploy.operations.status import MINUTES, Component, Status
+from deploy.preflight.check import Check, Verdict
+from deploy.preflight.checks import lines
+from deploy.redaction import HIDDEN, is_secret, redact
+from deploy.resolve.components import Placed, Sums
+from deploy.resolve.fit import COLUMNS, Candidates, rows, title
+from deploy.resolve.prices import Prices
+from deploy.resources.resource import FAILED, MIXED, READY, Json, Ref, resolved
+from deploy.s3.upload import UploadProgress, human
+
+_WIDE = 180  # columns of a table without a terminal
+
+
+def out() -> Console:
+    return Console(emoji=False, markup=False, width=None if sys.stdout.isatty() else _WIDE)
+
+
+def say(console: Console, line: str, style: str = "") -> None:
+    """Print a line without markup and without line breaks."""
+    console.print(line, style=style or None, markup=False, highlight=False, soft_wrap=True)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], **look: Any) -> Table:
+    """Return a table. `look`: further arguments of rich's."""
+    made = Table(title_justify="left", caption_justify="left", **look)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    for row in rows:
+        made.add_row(*row)
+    return made
+
+
+def confirm(question: str, *, yes: bool, needed: bool) -> bool:
+    """Ask the user on the terminal.
+
+    Args:
+        yes: `--yes` is set.
+        needed: whether to stop if there is no terminal.
+
+    Raises:
+        Refused: there is no terminal, and an answer is needed.
+    """
+    if yes:
+        return True
+    if not sys.stdin.isatty():
+        if needed:
+            raise Refused(f"{question} Nobody is there to be asked.", "Say --yes.")
+        return True
+    return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+
+
+# -- print a model's text without obeying control characters in it -----------------------------------------------------
+
+
+_KEPT = "\n\t"
+
+
+def for_terminal(text: str, to: TextIO | None = None) -> str:
+    """Return the text as `to` can print it; on a terminal control characters become visible and have no effect.
+
+    Args:
+        to: None: standard output.
+    """
+    to = to or sys.stdout
+    if to.isatty():
+        text = "".join(_visible(sign) for sign in text)
+    encoding = to.encoding or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding, "replace")
+
+
+def _visible(sign: str) -> str:
+    number = ord(sign)
+    if number < 0x20 and sign not in _KEPT:
+        return chr(0x2400 + number)
+    # Delete, C1 controls, and controls of text direction.
+    if 0x7F <= number < 0xA0 or 0x202A <= number <= 0x202E or 0x2066 <= number <= 0x2069:
+        return "\N{REPLACEMENT CHARACTER}"
+    return sign
+
+
+# -- print how each component fits, and what all first copies take together; or return it for JSON ---------------------
+
+
+_COLUMNS = ("component", "model", "copies", "GPUs", "MB", "weights GiB", "KV GiB", "KV tokens", "requests", "")
+_NAMES = {"accelerators": "GPUs", "memory_mb": "MB of memory", "cpus": "CPU cores", "models": "GiB for the models"}
+
+
+def print_sums(console: Console, sums: Sums) -> None:
+    """Print a row for each component, GiB of one GPU, and the sum below."""
+    title = "Components: GPUs and MB of one copy, GiB of one GPU"
+    console.print(table(_COLUMNS, map(_row, sums.placed), title=title))
+    say(console, _sum(sums))
+
+
+def components_as_json(sums: Sums) -> dict[str, Any]:
+    return {
+        "placed": [_as_json(item) for item in sums.placed],
+        "instances": sums.count,
+        "sums": {name: {"taken": taken, "of": has} for name, taken, has in sums.rows()},
+    }
+
+
+def _row(item: Placed) -> tuple[str, ...]:
+    known = ("", "", "", "", "not checked: the model's size, or the type, is not known")
+    if (fit := item.fit) is not None:
+        memory = (f"{fit.weights:.1f}", f"{max(0.0, fit.room):.1f}", str(fit.tokens), str(fit.sequences))
+        known = (*memory, fit.problem or "fits")
+    return (item.name, item.model, str(item.copies), str(item.gpus), str(item.memory_mb), *known)
+
+
+def _sum(sums: Sums) -> str:
+    """Return e.g. `First copies on 1 x ml.g6e.12xlarge: 3 of 4 GPUs, 4096 of 393216 MB of memory: they fit.`"""
+    if sums.instance is None:
+        return "The instance type is not known, so it is not checked whether the first copies fit together."
+    rows = list(sums.rows())
+    parts = ", ".join(f"{taken:g} of {has:g} {_NAMES[name]}" for name, taken, has in rows if taken)
+    verdict = "they fit" if all(taken <= has for _, taken, has in rows) else "they do not fit together"
+    return f"First copies on {sums.count} x {sums.instance.name}: {parts or 'nothing'}: {verdict}."
+
+
+def _as_json(item: Placed) -> dict[str, Any]:
+    fit = item.fit
+    memory = None
+    if fit is not None:
+        memory = {
+            "weights_gib": fit.weights,
+            "kv_gib": max(0.0, fit.room),
+            "kv_tokens": fit.tokens,
+            "requests": fit.sequences,
+            "problem": fit.problem,
+        }
+    asked = {"copies": item.copies, "gpus": item.gpus, "memory_mb": item.memory_mb, "cpus": item.cpus}
+    return {"name": item.name, "model": item.model, **asked, "fit": memory}
+
+
+# -- print a plan, or write it as JSON. Secrets are hidden in both -----------------------------------------------------
+
+
+_MARKS = {
+    Verb.CREATE: ("+", "green"),
+    Verb.REPLACE: ("+", "green"),
+    Verb.UPDATE: ("~", "yellow"),
+    Verb.TAG: ("~", "yellow"),
+    Verb.UNCHANGED: ("=", "dim"),
+    Verb.DELETE: ("-", "red"),
+}
+_LONG = 100  # characters to print of a changed value
+
+
+def print_plan(console: Console, plan: Plan, *, whole: bool = True) -> None:
+    """Print every action and its changes; with `whole` its request too."""
+    for action in plan.actions:
+        _print_action(console, action, whole)
+    say(console, summary(plan), "bold")
+
+
+def summary(plan: Plan) -> str:
+    """Return the number of actions by sort."""
+    verbs = [action.verb for action in plan.actions]
+    counts = {
+        "to create": verbs.count(Verb.CREATE),
+        "new versions": verbs.count(Verb.REPLACE),
+        "to change": verbs.count(Verb.UPDATE) + verbs.count(Verb.TAG),
+        "to delete": verbs.count(Verb.DELETE),
+        "unchanged": verbs.count(Verb.UNCHANGED),
+    }
+    text = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return f"{text or 'nothing there, nothing wanted'}."
+
+
+def plan_as_json(plan: Plan, **more: Any) -> str:
+    """Return the plan as JSON: `actions` with requests and changes, and `more`."""
+    actions = [
+        {
+            "verb": action.verb.value,
+            "kind": action.kind.value,
+            "name": action.which[-1],
+            "service": action.service,
+            "operation": action.operation,
+            "request": printable(action.request or {}),
+            "changes": [
+                {
+                    "place": change.place,
+                    "before": _hidden(change.place, change.before),
+                    "after": _hidden(change.place, change.after),
+                }
+                for change in action.changes
+            ],
+            "why": action.why,
+        }
+        for action in plan.actions
+    ]
+    return json.dumps({"deployment": plan.deployment, "asked": plan.online, **more, "actions": actions}, indent=2)
+
+
+def printable(value: Any) -> Any:
+    """Return a request for JSON: secrets hidden, unknown values in words."""
+    if isinstance(value, datetime.datetime):
+        return value.isoformat()
+    return redact(resolved(value, _reference))
+
+
+def candidates_table(candidates: Candidates, prices: Prices) -> Table:
+    """Return the table of instance types, with the chosen one marked."""
+    return table(COLUMNS, rows(candidates), title=title(candidates), caption=prices.source)
+
+
+def checks_as_json(checks: Sequence[Check]) -> list[dict[str, str]]:
+    return [{**asdict(check), "verdict": check.verdict.value} for check in checks]
+
+
+def print_warnings(console: Console, warnings: Sequence[str]) -> None:
+    for warning in warnings:
+        say(console, f"! {warning}", "yellow")
+
+
+def print_checks(console: Console, checks: Sequence[Check]) -> None:
+    """Print a line for each check, and its advice below."""
+    styles = {Verdict.OK: "dim", Verdict.WARNING: "yellow", Verdict.ERROR: "red"}
+    for check in checks:
+        say(console, "\n".join(lines([check])), styles[check.verdict])
+
+
+def _print_action(console: Console, action: Action, whole: bool) -> None:
+    mark, style = _MARKS[action.verb]
+    call = f"  {action.service}.{action.operation}" if action.operation and whole else ""
+    why = f"  ({action.why})" if action.why else ""
+    say(console, f"{mark} {action.verb.value} {action.key}{call}{why}", style)
+    for change in action.changes:
+        before, after = (_short(_hidden(change.place, value)) for value in (change.before, change.after))
+        say(console, f"    {change.place}: {before} -> {after}", style)
+    if whole and action.request and action.verb is not Verb.DELETE:
+        say(console, _yaml(action.request), "dim" if action.changes else "")
+
+
+def _yaml(request: Json) -> str:
+    text = yaml.safe_dump(printable(request), sort_keys=False, width=10_000, default_flow_style=False)
+    return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def _hidden(place: str, value: Any) -> Any:
+    """Return a value, hidden if its name or itself looks like a secret."""
+    if isinstance(value, str | int | float) and is_secret(place.rpartition(".")[2], value):
+        return HIDDEN
+    return printable(value)
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "(none)"
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= _LONG else f"{text[:_LONG]}..."
+
+
+def _reference(ref: Ref) -> str:
+    return f"<{ref.attribute} of {ref.key}>"
+
+
+# -- print the progress of waiting: live lines on a terminal, else a line whenever something changes -------------------
+
+
+_GOOD, _BAD = (*READY, ""), (*FAILED, *MIXED)
+
+
+@contextmanager
+def live_progress(console: Console) -> Iterator[Report]:
+    """Yield a `report` for `wait_for`; its last state stays on the screen."""
+    if not console.is_terminal:
+        yield _plain_progress(console)
+        return
+    newest: dict[str, Progress] = {}
+    with Live(console=console, refresh_per_second=4) as live:
+
+        def report(progress: Progress) -> None:
+            newest[progress.key] = progress
+            live.update(progress_table(newest.values()))
+
+        yield report
+
+
+def progress_table(states: Iterable[Progress]) -> Table:
+    """Return a row for each resource, with its log's last line below."""
+    grid = Table.grid(padding=(0, 2))
+    for state in states:
+        grid.add_row(_mark(state), state.key, Text(_sentence(state)), _minutes(state.elapsed))
+        for below in (state.log, state.hint):
+            if below:
+                grid.add_row("", "", Text(below, style="dim", overflow="ellipsis", no_wrap=below is state.log), "")
+    return grid
+
+
+def _plain_progress(console: Console) -> Report:
+    newest: dict[str, tuple[str, str, str]] = {}
+
+    def report(progress: Progress) -> None:
+        now = (progress.phase, progress.log, progress.hint)
+        before = newest.get(progress.key)
+        newest[progress.key] = now
+        if now == before:
+            return
+        if before is None or before[0] != progress.phase:
+            say(console, f"{_minutes(progress.elapsed)} {progress.key}: {_sentence(progress)}")
+        for old, new in zip(before[1:] if before else ("", ""), now[1:], strict=True):
+            if new and new != old:
+                say(console, f"        {new}")
+
+    return report
+
+
+def _sentence(progress: Progress) -> str:
+    return f"{progress.phase} ({progress.status})" if progress.status else progress.phase
+
+
+def _mark(progress: Progress) -> Text:
+    if progress.status in _GOOD:
+        return Text("✓", style="green")
+    return Text("✗", style="red") if progress.status in _BAD else Text("…", style="yellow")
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60:3d}:{int(seconds) % 60:02d}"
+
+
+# -- print a `Status` as tables, or write it as JSON -------------------------------------------------------------------
+
+
+_COLOURS = dict.fromkeys((*READY, "OK"), "green") | dict.fromkeys((*FAILED, *MIXED, "ALARM"), "red")
+
+
+def status_as_json(status: Status) -> dict[str, Any]:
+    return {**asdict(status), "serving": status.serving}
+
+
+def view(status: Status) -> RenderableType:
+    parts: list[RenderableType] = [_summary(status), _places(status)]
+    for heading, found in (("Scaling", _scaling(status)), ("Alarms", _alarms(status)), ("Metrics", _metrics(status))):
+        if found:
+            parts.append(_table((), found, title=heading))
+    parts += [Text(f"not read: {item}", style="yellow") for item in status.unread]
+    hints = advice("\n".join([status.reason, *(item.reason for item in status.components)]), name=status.name)
+    if hints:
+        parts.append(Text(hints))
+    return Group(*parts)
+
+
+def _summary(status: Status) -> Table:
+    serving = Text("yes", style="green") if status.serving else Text("no", style="red")
+    if status.serving and status.asleep:
+        serving = Text("asleep: requests wait until an instance is up", style="yellow")
+    rows: list[tuple[RenderableType, ...]] = [
+        ("endpoint", f"{status.name} ({status.region})"),
+        ("status", coloured(status.status)),
+        *([("reason", Text(status.reason))] if status.reason else []),
+        ("serving", serving),
+        ("configuration", status.config),
+        ("changed", status.changed),
+    ]
+    return _table((), rows)
+
+
+def _places(status: Status) -> Table:
+    rows: list[tuple[RenderableType, ...]] = []
+    for variant in status.variants:
+        what = " ".join(part for part in (variant.type or "", variant.image) if part)
+        rows.append((variant.name, "", str(variant.instances), str(variant.desired), f"instances {what}".strip()))
+    for item in status.components:
+        what = _copies(item) if item.base is None else f"adapter of {item.base}"
+        now, wanted = (str(item.copies), str(item.desired)) if item.base is None else ("", "")
+        rows.append((item.name, coloured(item.status), now, wanted, Text(" ".join((what, item.reason)).strip())))
+    return _table(("variant or component", "status", "now", "wanted", "what"), rows)
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], **look: Any) -> Table:
+    return table(columns, rows, box=None, padding=(0, 2), show_header=bool(columns), header_style="bold", **look)
+
+
+def _copies(item: Component) -> str:
+    """Return e.g. `copies of llama-0123abcd, 2 GPUs each`."""
+    gpus = f"{item.gpus} GPU{'s' * (item.gpus > 1)} each" if item.gpus else ""
+    return ", ".join(part for part in (f"copies of {item.model}" if item.model else "copies", gpus) if part)
+
+
+def _scaling(status: Status) -> list[tuple[RenderableType, ...]]:
+    rows: list[tuple[RenderableType, ...]] = []
+    for item in status.scaling:
+        rows.append((item.target, f"{item.min} to {item.max}", ", ".join(item.policies) or "no policy"))
+        rows += [("", "", activity) for activity in item.activities]
+    return rows
+
+
+def _alarms(status: Status) -> list[tuple[RenderableType, ...]]:
+    return [(item.name, coloured(item.state), Text(item.reason)) for item in status.alarms]
+
+
+def _metrics(status: Status) -> list[tuple[RenderableType, ...]]:
+    return [
+        (name, "none" if value is None else f"{value:g}", f"in {MINUTES} min") for name, value in status.metrics.items()
+    ]
+
+
+def coloured(word: str) -> Text:
+    return Text(word, style=_COLOURS.get(word, "yellow"))
+
+
+# -- print the progress of an upload: a bar on a terminal, else a line for every tenth ---------------------------------
+
+
+@contextmanager
+def upload_progress(console: Console) -> Iterator[Callable[[UploadProgress], None]]:
+    """Yield a `progress` for `upload`."""
+    if not console.is_terminal:
+        yield _plain_upload(console)
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Bar(*columns, console=console) as bar:
+        task = bar.add_task("uploading", total=None)
+
+        def report(progress: UploadProgress) -> None:
+            bar.update(
+                task,
+                total=progress.of_size,
+                completed=progress.size,
+                description=f"{progress.files} of {progress.of_files} files",
+            )
+
+        yield report
+
+
+def _plain_upload(console: Console) -> Callable[[UploadProgress], None]:
+    last = -1
+
+    def report(progress: UploadProgress) -> None:
+        nonlocal last
+        tenth = 10 * progress.size // max(progress.of_size, 1)
+        if tenth != last:
+            last = tenth
+            size, files = (
+                f"{human(progress.size)} of {human(progress.of_size)}",
+                f"{progress.files} of {progress.of_files}",
+            )
+            say(console, f"uploaded {size}, {files} files")
+
+    return report

@@ -1,1 +1,0 @@
-"""Print plans, progress, uploads and states."""

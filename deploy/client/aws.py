@@ -1,0 +1,467 @@
+"""Call SageMaker Runtime for one endpoint, with own timeouts, retries and errors. Independent of the body's schema."""
+
+from __future__ import annotations
+
+import base64
+import os
+import random
+import threading
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
+from urllib.parse import urlsplit
+
+import boto3
+from botocore.auth import SigV4QueryAuth
+from botocore.awsrequest import AWSRequest
+from botocore.config import Config
+from botocore.exceptions import UnknownServiceError
+
+from deploy import web_pages
+from deploy.client.errors import (
+    FROM_AWS,
+    Forbidden,
+    NoCapacity,
+    NotSent,
+    NotStarted,
+    RequestFailed,
+    failure,
+    needs_component,
+)
+from deploy.credentials import SIGN_IN
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_ANY_REGION = "us-east-1"
+
+
+def boto_session(region: str | None = None, endpoint_url: str | None = None) -> Any:
+    """Return boto3's session.
+
+    For an emulator on this machine it has a region and credentials even if none are set, as any signature is accepted.
+    """
+    session = boto3.session.Session(region_name=region or os.environ.get("AWS_REGION"))
+    if endpoint_url is None or urlsplit(endpoint_url).hostname not in _LOOPBACK:
+        return session
+    region = session.region_name or _ANY_REGION
+    if session.get_credentials() is None:
+        return boto3.session.Session("local", "local", region_name=region)
+    return boto3.session.Session(region_name=region)
+
+
+def runtime_client(
+    session: Any, region: str | None, endpoint_url: str | None, service: str = "sagemaker-runtime", **config: Any
+) -> Any:
+    """Return boto3's client of SageMaker Runtime without retries: a retry would be another generation.
+
+    Args:
+        service: boto3's name of it, or of the inference routers' runtime.
+        config: further arguments of botocore's `Config`.
+    """
+    once = {"total_max_attempts": 1, "mode": "standard"}
+    own = Config(tcp_keepalive=True, retries=once, user_agent_extra="lmi-client", **config)
+    return web_pages.refused(session.client(service, region_name=region, endpoint_url=endpoint_url, config=own))
+
+
+# -- find the inference component of a request that names none ---------------------------------------------------------
+
+
+def only_component(session: Any, region: str, endpoint_name: str) -> str:
+    """Return the endpoint's only component; adapters do not count.
+
+    Args:
+        session: boto3's. Calls ListInferenceComponents, and DescribeInferenceComponent if there are several.
+
+    Raises:
+        NotSent: there is none, or there are several.
+        RequestFailed: AWS refuses to list them.
+    """
+    client = web_pages.refused(session.client("sagemaker", region_name=region))
+    try:
+        pages = client.get_paginator("list_inference_components").paginate(EndpointNameEquals=endpoint_name)
+        names = [item["InferenceComponentName"] for page in pages for item in page["InferenceComponents"]]
+        if len(names) > 1:
+            names = [name for name in names if not _is_adapter(client, name)]
+    except FROM_AWS as error:
+        raise _cannot_list(failure(error), endpoint_name) from error
+    if len(names) == 1:
+        return str(names[0])
+    if not names:
+        raise NotSent(f"{endpoint_name} has no inference component yet", "Has `lmi deploy up` ended?")
+    raise NotSent(
+        f"{endpoint_name} has several inference components: {', '.join(sorted(names))}",
+        "Name one: component=, or --component.",
+    )
+
+
+def _is_adapter(client: Any, name: str) -> bool:
+    specification = client.describe_inference_component(InferenceComponentName=name).get("Specification", {})
+    return "BaseInferenceComponentName" in specification
+
+
+def _cannot_list(error: RequestFailed, endpoint_name: str) -> RequestFailed:
+    error.args = (f"{endpoint_name} needs the name of an inference component, and they cannot be listed: {error}",)
+    error.advice = "Name one: component=, or --component."
+    return error
+
+
+# -- retry requests that have not started (`NotStarted`), within time limits -------------------------------------------
+# boto3's own retries are off. After a read timeout boto3 sends the request again while the model still works on the
+# first. So one answer could cost three generations.
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Time limits of retries, in seconds from the first attempt.
+
+    Attributes:
+        busy: while throttled, or without a connection.
+        cold: while there is no copy: an instance takes minutes to start.
+        first: the first pause; each is up to twice as long as the one before, with jitter.
+        longest: the longest pause.
+    """
+
+    busy: float = 60.0
+    cold: float = 900.0
+    first: float = 0.5
+    longest: float = 20.0
+
+    def limit(self, error: NotStarted) -> float:
+        return self.cold if isinstance(error, NoCapacity) else self.busy
+
+
+PATIENT = Patience()
+IMPATIENT = Patience(busy=0, cold=0)
+
+
+def with_retries(
+    attempt: Callable[[], _Answer],
+    patience: Patience,
+    report: Callable[[NotStarted, float], None] | None = None,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> _Answer:
+    """Return `attempt`'s result; repeat it while it raises `NotStarted`.
+
+    Args:
+        report: called before each pause, with the error and the pause in seconds.
+
+    Raises:
+        NotStarted: the last one, at the limit.
+        RequestFailed: any other error of `attempt`, at once.
+    """
+    started, pause = clock(), patience.first
+    while True:
+        try:
+            return attempt()
+        except NotStarted as error:
+            remaining = started + patience.limit(error) - clock()
+            if remaining <= 0:
+                raise
+            wait = min(pause * random.uniform(0.5, 1.0), remaining)
+            if report is not None:
+                report(error, wait)
+            sleep(wait)
+            pause = min(2 * pause, patience.longest)
+
+
+WARN_BYTES = 6 * 1024 * 1024
+MAX_BYTES = 25 * 1024 * 1024
+"""The API's model says 6 MiB, its documentation 25 MB: the client warns above the first, refuses above the second."""
+
+_T = TypeVar("_T")
+
+
+class LargePayload(UserWarning):
+    """SageMaker may refuse the request for its size."""
+
+
+class Timeouts(NamedTuple):
+    """Timeouts in seconds: for a connection; for an answer (SageMaker gives up after 60); between parts of a stream."""
+
+    connect: float = 10.0
+    answer: float = 70.0
+    gap: float = 120.0
+
+
+class Connection(TypedDict, total=False):
+    """How an endpoint is reached.
+
+    Attributes:
+        endpoint_url: another address than AWS's: that of `lmi deploy local`.
+        session: boto3's session, for credentials of another profile or role; None: a new one.
+        patience: how long to retry a request that has not started.
+        timeouts: in seconds.
+        report: called before each pause between two attempts, with the error and the pause in seconds.
+        connections: maximum of concurrent requests.
+    """
+
+    endpoint_url: str | None
+    session: Any
+    patience: Patience
+    timeouts: Timeouts
+    report: Callable[[NotStarted, float], None] | None
+    connections: int
+
+
+class Runtime:
+    """Calls to one endpoint. Thread-safe.
+
+    Args:
+        endpoint_name: name of the endpoint.
+        region: None: boto3's setting.
+        component: the inference component or adapter; None: the endpoint has none, or only one.
+        connection: see `Connection`.
+
+    Raises:
+        NotSent: no region is set.
+        TypeError: an unknown argument.
+    """
+
+    service = "sagemaker-runtime"
+
+    def __init__(
+        self,
+        endpoint_name: str,
+        region: str | None = None,
+        *,
+        component: str | None = None,
+        **connection: Unpack[Connection],
+    ) -> None:
+        if unknown := connection.keys() - Connection.__annotations__.keys():
+            raise TypeError(f"{', '.join(sorted(unknown))}: there are only {', '.join(Connection.__annotations__)}")
+        self.endpoint_name = endpoint_name
+        self.component = component
+        self._endpoint_url = connection.get("endpoint_url")
+        self.session = connection.get("session") or boto_session(region, self._endpoint_url)
+        self.region: str = region or self.session.region_name or ""
+        if not self.region:
+            raise NotSent("no region is set", "Give --region (in Python: region=), or set AWS_REGION.")
+        self._patience = connection.get("patience", PATIENT)
+        self._timeouts = connection.get("timeouts", Timeouts())
+        self._report = connection.get("report")
+        self._connections = connection.get("connections", 10)
+        self._lock = threading.Lock()  # boto3's session is not thread-safe
+        self._clients: dict[float, Any] = {}
+
+    def invoke(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """InvokeEndpoint. `Body` of the result holds all bytes.
+
+        Args:
+            request: boto3's arguments except the endpoint's name; likewise below.
+
+        Raises:
+            RequestFailed: see `errors.py`; likewise below.
+        """
+        client = self._client  # outside of the attempts, as creating a client takes time
+
+        def call(arguments: dict[str, Any]) -> dict[str, Any]:
+            response: dict[str, Any] = client.invoke_endpoint(**arguments)
+            return {**response, "Body": response["Body"].read()}
+
+        return self._call(call, request)
+
+    def stream(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """InvokeEndpointWithResponseStream. `Body` of the result is botocore's event stream."""
+        client = self._streaming
+        return self._call(lambda arguments: client.invoke_endpoint_with_response_stream(**arguments), request)
+
+    def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """InvokeEndpointAsync."""
+        client = self._client
+        return self._with_retries(lambda: client.invoke_endpoint_async(EndpointName=self.endpoint_name, **request))
+
+    @property
+    def base_url(self) -> str:
+        """The address of the endpoint's routes."""
+        route = f"{str(self._client.meta.endpoint_url).rstrip('/')}/endpoints/{self.endpoint_name}"
+        return route + (f"/inference-components/{self.component}" if self.component else "")
+
+    def _call(self, call: Callable[[dict[str, Any]], dict[str, Any]], request: Mapping[str, Any]) -> dict[str, Any]:
+        check_size(request.get("Body", b""))
+        arguments = {"EndpointName": self.endpoint_name, **request}
+        if self.component is not None:
+            arguments.setdefault("InferenceComponentName", self.component)
+        try:
+            return self._with_retries(lambda: call(arguments))
+        except _NeedsComponent:
+            self.component = only_component(self.session, self.region, self.endpoint_name)
+            return self._with_retries(lambda: call({**arguments, "InferenceComponentName": self.component}))
+
+    def _with_retries(self, call: Callable[[], _T]) -> _T:
+        def attempt() -> _T:
+            try:
+                return call()
+            except FROM_AWS as error:
+                if needs_component(error):
+                    raise _NeedsComponent(str(failure(error))) from error
+                raise failure(error) from error
+
+        return with_retries(attempt, self._patience, self._report)
+
+    @property
+    def _client(self) -> Any:
+        return self._client_for(self._timeouts.answer)
+
+    @property
+    def _streaming(self) -> Any:
+        return self._client_for(self._timeouts.gap)
+
+    def _client_for(self, read_timeout: float) -> Any:
+        with self._lock:
+            if read_timeout not in self._clients:
+                self._clients[read_timeout] = runtime_client(
+                    self.session,
+                    self.region,
+                    self._endpoint_url,
+                    self.service,
+                    read_timeout=read_timeout,
+                    connect_timeout=self._timeouts.connect,
+                    max_pool_connections=self._connections,
+                )
+            return self._clients[read_timeout]
+
+
+def check_size(body: bytes) -> None:
+    """Raise NotSent above SageMaker's maximum; warn above the API model's limit."""
+    if len(body) > MAX_BYTES:
+        raise NotSent(
+            f"the request has {len(body):,} bytes; SageMaker takes at most {MAX_BYTES:,}",
+            "Asynchronous inference takes up to 1 GB from S3.",
+        )
+    if len(body) > WARN_BYTES:
+        warnings.warn(f"{len(body):,} bytes: SageMaker may take only {WARN_BYTES:,}", LargePayload, stacklevel=5)
+
+
+class _NeedsComponent(NotSent): ...
+
+
+# -- bearer tokens for an endpoint's OpenAI route ----------------------------------------------------------------------
+# A token is `sagemaker-api-key-` and the base64 of a presigned `CallWithBearerToken` (as sagemaker-core's token
+# generator creates it). It is created on this machine and lives at most 12 hours, and no longer than the credentials.
+# It opens all endpoints that they open, so it must not be logged. It needs sagemaker:CallWithBearerToken on `*`.
+
+PREFIX = "sagemaker-api-key-"
+LONGEST = 12 * 3600
+_AHEAD = 300  # seconds before its end (at most half its lifetime) at which a token is replaced
+
+
+def bearer_token(credentials: Any, region: str, seconds: int = LONGEST) -> str:
+    """Create one token.
+
+    Args:
+        credentials: botocore's frozen credentials.
+        seconds: lifetime, 1 to 43200.
+
+    Raises:
+        NotSent: the lifetime is invalid.
+    """
+    if not 1 <= seconds <= LONGEST:
+        raise NotSent(f"a bearer token lives 1 to {LONGEST} s, not {seconds}")
+    request = AWSRequest(
+        "POST",
+        "https://sagemaker.amazonaws.com/",
+        headers={"Host": "sagemaker.amazonaws.com"},
+        params={"Action": "CallWithBearerToken"},
+    )
+    SigV4QueryAuth(credentials, "sagemaker", region, expires=seconds).add_auth(request)
+    signed = request.url.removeprefix("https://") + "&Version=1"
+    return PREFIX + base64.b64encode(signed.encode()).decode()
+
+
+class BearerToken:
+    """A source of valid tokens: a call returns the current one, or a new one. Thread-safe.
+
+    Args:
+        session: boto3's session; its credentials are read at each call, as they may be temporary.
+    """
+
+    def __init__(
+        self, session: Any, region: str, seconds: int = LONGEST, clock: Callable[[], float] = time.time
+    ) -> None:
+        self._session = session
+        self._region = region
+        self._seconds = seconds
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._token = ""
+        self._until = 0.0
+        self._key: tuple[Any, ...] = ()
+
+    def __call__(self) -> str:
+        """Return a valid token. Raises Forbidden if there are no credentials."""
+        credentials = self._session.get_credentials()
+        if credentials is None:
+            raise Forbidden("no AWS credentials were found", SIGN_IN)
+        frozen = credentials.get_frozen_credentials()
+        key = (frozen.access_key, frozen.secret_key, frozen.token)
+        with self._lock:
+            if key != self._key or self._clock() >= self._until:
+                self._token = bearer_token(frozen, self._region, self._seconds)
+                self._until = self._clock() + self._seconds - min(_AHEAD, self._seconds / 2)
+                self._key = key
+            return self._token
+
+    def __repr__(self) -> str:
+        return "BearerToken(...)"
+
+
+# -- call endpoints through a routing target of an inference router, which may choose one in another Region ------------
+
+
+_SERVICE = "sagemaker-inference-router-runtime"
+_TAKES = ("Accept", "Body", "ContentType", "CustomAttributes", "InferenceId", "PrefixAwareId")
+_ANSWER = 170.0  # seconds: AWS's minimum for a router's client, as a router may try a second destination
+
+
+class RouterRuntime(Runtime):
+    """Calls through a routing target. Its `endpoint_name` is the router's.
+
+    Args:
+        routing_target: its name in the router.
+    """
+
+    service = _SERVICE
+
+    def __init__(self, router: str, region: str | None, routing_target: str, **connection: Unpack[Connection]) -> None:
+        super().__init__(router, region, **connection)
+        self._target = routing_target
+
+    def invoke(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """InvokeInferenceRouter. Beside `Body` the result has `InvokedRoutedResourceArn` and `RoutingReason`."""
+        if unknown := request.keys() - set(_TAKES):
+            raise NotSent(f"{', '.join(sorted(unknown))}: an inference router takes only {', '.join(_TAKES)}")
+        if len(request.get("Body", b"")) > WARN_BYTES:
+            raise NotSent(f"the request has {len(request['Body']):,} bytes; a router takes at most {WARN_BYTES:,}")
+        client = self._client
+        arguments = {"InferenceRouterName": self.endpoint_name, "RoutingTargetName": self._target, **request}
+
+        def call() -> dict[str, Any]:
+            response: dict[str, Any] = client.invoke_inference_router(**arguments)
+            return {**response, "Body": response["Body"].read()}
+
+        return self._with_retries(call)
+
+    def stream(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        raise NotSent("an inference router has no streams", "Use predict, or stream from one of its endpoints.")
+
+    def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        raise NotSent("asynchronous requests through an inference router are not supported", "Send to the endpoint.")
+
+    @property
+    def base_url(self) -> str:
+        raise NotSent("an inference router has no OpenAI route", "Use predict or chat, or the route of an endpoint.")
+
+    @property
+    def _client(self) -> Any:
+        try:
+            return self._client_for(max(self._timeouts.answer, _ANSWER))
+        except UnknownServiceError:
+            raise NotSent("this boto3 has no inference routers", "pip install --upgrade boto3") from None

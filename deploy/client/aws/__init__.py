@@ -1,1 +1,0 @@
-"""AWS for the client: credentials, the runtime API and its errors."""

@@ -1,1 +1,0 @@
-"""Read a streamed answer: bytes to values, values to events."""

@@ -1,0 +1,149 @@
+"""Check signatures and bearer tokens, as AWS does. The signer's identity is not checked.
+
+A token is `sagemaker-api-key-` and the base64 of a presigned URL, which holds its region and its expiry.
+"""
+
+from __future__ import annotations
+
+import base64
+import ipaddress
+import re
+from collections.abc import Mapping
+from datetime import datetime, timedelta, timezone
+from urllib.parse import parse_qs, urlsplit
+
+from deploy.emulator.answers import ApiError
+
+TOKEN_PREFIX = "sagemaker-api-key-"
+_SERVICE = "sagemaker"
+_LONGEST = 12 * 3600  # maximum lifetime of a token, in seconds
+_LONGEST_URL = 7 * 24 * 3600  # of a presigned URL
+_PRESIGNED = ("Credential", "Algorithm", "SignedHeaders", "Signature")
+_SIGNED = re.compile(r"AWS4-HMAC-SHA256 Credential=([^\s,]+),\s*SignedHeaders=\S+,\s*Signature=[0-9a-f]{64}")
+
+
+def check_host(host: str, origin: str | None, address: str) -> None:
+    """Refuse what a page in a browser sends, also by a name of its own that leads to this machine (DNS rebinding).
+
+    Args:
+        host: the Host header; behind a loopback address it must name this machine, as for `lmi serve` without keys.
+        origin: the Origin header of a page; pages of this machine may call.
+        address: the local one of the connection.
+
+    Raises:
+        ApiError: it is refused.
+    """
+    if origin is not None and not _is_loopback(urlsplit(origin).hostname or ""):
+        raise ApiError(403, "AccessDeniedException", f"Pages of {origin[:100]!r} may not call this endpoint.")
+    if _is_loopback(address) and not _is_loopback(urlsplit(f"//{host}").hostname or ""):
+        raise ApiError(403, "AccessDeniedException", f"Host {host[:100]!r} does not name this machine.")
+
+
+def _is_loopback(name: str) -> bool:
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False
+
+
+def check_signed(authorization: str | None, query: Mapping[str, str], region: str | None, now: datetime) -> str:
+    """Return the region that a request is signed for, by its header or as a presigned URL.
+
+    Args:
+        authorization: the header.
+        query: the URL's parameters.
+        region: the required region; None: any.
+
+    Raises:
+        ApiError: there is no signature, it is not a Signature Version 4, has expired, or is for something else.
+    """
+    if authorization is None and "X-Amz-Signature" in query:
+        return check_presigned(query, region, now)
+    return check_signature(authorization, region)
+
+
+def check_signature(authorization: str | None, region: str | None) -> str:
+    """Return the region that a request is signed for.
+
+    Args:
+        authorization: the header.
+        region: the required region; None: any.
+
+    Raises:
+        ApiError: there is no signature, it is not a Signature Version 4, or it is for something else.
+    """
+    if not authorization:
+        raise ApiError(403, "MissingAuthenticationToken", "Missing Authentication Token")
+    signed = _SIGNED.fullmatch(authorization)
+    if signed is None:
+        raise ApiError(403, "IncompleteSignature", "The Authorization header is not of Signature Version 4.")
+    return _region(signed[1], region, "InvalidSignatureException")
+
+
+def check_presigned(query: Mapping[str, str], region: str | None, now: datetime) -> str:
+    """Return the region that a presigned URL is signed for: a signature in the query, not in a header.
+
+    Raises:
+        ApiError: it is not a Signature Version 4, has expired, or is for something else.
+    """
+    try:
+        made = datetime.strptime(query["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
+        seconds = int(query["X-Amz-Expires"])
+        scope, algorithm, _, _ = (query[f"X-Amz-{name}"] for name in _PRESIGNED)
+    except (ValueError, KeyError) as error:
+        raise ApiError(403, "IncompleteSignature", f"The presigned URL lacks or misstates {error}.") from error
+    if algorithm != "AWS4-HMAC-SHA256" or not 1 <= seconds <= _LONGEST_URL:
+        raise ApiError(
+            403, "IncompleteSignature", "The URL is not presigned by Signature Version 4 for at most 7 days."
+        )
+    if now > made + timedelta(seconds=seconds):
+        raise ApiError(403, "InvalidSignatureException", f"Signature expired: {seconds} s from {made.isoformat()}.")
+    return _region(scope, region, "InvalidSignatureException")
+
+
+def check_token(authorization: str | None, region: str | None, now: datetime) -> str:
+    """Return the region of a bearer token.
+
+    Raises:
+        ApiError: there is none, or it is malformed, expired, or for another region.
+    """
+    if not authorization:
+        raise ApiError(403, "MissingAuthenticationToken", "Missing Authentication Token")
+    scheme, _, token = authorization.partition(" ")
+    if scheme != "Bearer" or not token.startswith(TOKEN_PREFIX):
+        raise _access_denied(f"this route needs Authorization: Bearer {TOKEN_PREFIX}...")
+    try:
+        url = base64.b64decode(token.removeprefix(TOKEN_PREFIX), validate=True).decode()
+        query = {name: values[0] for name, values in parse_qs(url.partition("?")[2]).items()}
+        made = datetime.strptime(query["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
+        seconds = int(query["X-Amz-Expires"])
+        until = made + timedelta(seconds=seconds)
+        scope, action, _ = query["X-Amz-Credential"], query["Action"], query["X-Amz-Signature"]
+    except (ValueError, OverflowError, KeyError) as error:
+        raise _access_denied("the bearer token is not the base64 of a presigned URL") from error
+    if action != "CallWithBearerToken":
+        raise _access_denied(f"the bearer token is signed for {action}, not for CallWithBearerToken")
+    if not 1 <= seconds <= _LONGEST:
+        raise _access_denied(f"the bearer token is made for {seconds} s; at most {_LONGEST} are allowed")
+    if now > until:
+        raise ApiError(
+            403, "ExpiredTokenException", f"The bearer token was valid for {seconds} s from {made.isoformat()}."
+        )
+    return _region(scope, region, "AccessDeniedException")
+
+
+def _region(credential: str, wanted: str | None, code: str) -> str:
+    """Return the region of a credential scope: key, date, region, service, aws4_request."""
+    match credential.rsplit("/", 4):
+        case [_, _, region, service, "aws4_request"] if service == _SERVICE:
+            if wanted is None or region == wanted:
+                return region
+            raise ApiError(403, code, f"Credential is scoped to {region}; this endpoint is in {wanted}.")
+        case _:
+            raise ApiError(403, code, f"Credential must be scoped to service {_SERVICE}.")
+
+
+def _access_denied(why: str) -> ApiError:
+    return ApiError(403, "AccessDeniedException", f"Not authorized: {why}.")

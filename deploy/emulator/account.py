@@ -1,0 +1,312 @@
+"""A rehearsal's account: empty but for quotas, and for images that would have been pushed with Docker."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import re
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import moto.secretsmanager.utils
+from botocore.exceptions import ClientError
+from moto.core.exceptions import ServiceException
+from moto.servicequotas.responses import ServiceQuotasResponse
+
+from deploy.emulator import authorization
+from deploy.emulator.authorization import Need, Where, needs_of_action, needs_of_s3
+from deploy.emulator.cloud import OWN, Call, Cloud
+from deploy.emulator.rehearsal import Emulators
+from deploy.emulator.sagemaker import ACCOUNT, Fate, Thing
+from deploy.emulator.serving import Front, Log, Plan, cannot_listen
+from deploy.operations.logs import component_group, endpoint_group
+from deploy.s3.prefix import bucket_and_key
+from deploy.service_model import instance_types
+
+if TYPE_CHECKING:
+    from deploy.emulator.cloud import Call, Cloud
+
+_LINES = 10_000  # to keep for endpoints that are created later
+_READS = ("FilterLogEvents", "GetLogEvents", "DescribeLogStreams", "DescribeLogGroups", "StartQuery")
+_INSTANCE = "i-0123456789abcdef0"
+_AT_A_TIME = 500  # lines of one call
+
+
+class ContainerLog:
+    """One container's lines, copied into CloudWatch when somebody reads there."""
+
+    def __init__(self) -> None:
+        self._lines: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_LINES)
+        self._count = 0
+        self._written: dict[str, int] = {}  # by ARN, how many
+
+    def add(self, line: str) -> None:
+        self._lines.append((self._count, {"timestamp": int(time.time() * 1000), "message": line}))
+        self._count += 1
+
+    def on_call(self, cloud: Cloud, call: Call) -> None:
+        """Bring the log groups up to date before they are read."""
+        if call.operation in _READS and call.service == "logs":
+            for (kind, _), thing in list(cloud.sagemaker.things.items()):
+                if kind in ("endpoint", "inference-component") and call.region == thing.arn.split(":")[3]:
+                    self._copy(cloud, thing)
+
+    def _copy(self, cloud: Cloud, thing: Thing) -> None:
+        group = endpoint_group(thing.name) if thing.kind == "endpoint" else component_group(thing.name)
+        stream, logs = f"AllTraffic/{_INSTANCE}", cloud.client("logs", thing.arn.split(":")[3])
+        key = f"{thing.arn} {thing.created}"
+        if key not in self._written:
+            if not logs.describe_log_groups(logGroupNamePrefix=group)["logGroups"]:
+                logs.create_log_group(logGroupName=group)
+            if not logs.describe_log_streams(logGroupName=group, logStreamNamePrefix=stream)["logStreams"]:
+                logs.create_log_stream(logGroupName=group, logStreamName=stream)
+        events = [event for number, event in list(self._lines) if number >= self._written.get(key, 0)]
+        self._written[key] = self._count
+        for first in range(0, len(events), _AT_A_TIME):
+            part = events[first : first + _AT_A_TIME]
+            logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=part)
+
+
+# -- service Quotas of SageMaker, which moto lacks: two of each instance type, or what was asked for -------------------
+
+
+_AT_FIRST = 2.0
+
+
+class Quotas:
+    """The quotas of all instance types, by their code."""
+
+    def __init__(self) -> None:
+        shapes = {"endpoint": "ProductionVariantInstanceType", "transform job": "TransformInstanceType"}
+        names = [f"{type} for {use} usage" for use, shape in shapes.items() for type in instance_types(shape)]
+        self._quotas = {_code(name): _quota(name) for name in names}
+
+    def install(self) -> None:
+        """Put its calls in the place of moto's, for good."""
+        for name in ("list_service_quotas", "get_service_quota", "request_service_quota_increase"):
+            setattr(ServiceQuotasResponse, name, _method(getattr(self, name)))
+
+    def list_service_quotas(self, p: Mapping[str, Any]) -> dict[str, Any]:
+        return {"Quotas": list(self._quotas.values()) if p["ServiceCode"] == "sagemaker" else []}
+
+    def get_service_quota(self, p: Mapping[str, Any]) -> dict[str, Any]:
+        return {"Quota": self._named(p)}
+
+    def request_service_quota_increase(self, p: Mapping[str, Any]) -> dict[str, Any]:
+        """Grant it at once."""
+        quota = self._named(p)
+        quota["Value"] = float(p["DesiredValue"])
+        names = ("ServiceCode", "QuotaCode", "QuotaName")
+        asked = {"DesiredValue": quota["Value"], "Status": "APPROVED", **{name: quota[name] for name in names}}
+        return {"RequestedQuota": asked}
+
+    def _named(self, p: Mapping[str, Any]) -> dict[str, Any]:
+        code = p["QuotaCode"]
+        if p["ServiceCode"] != "sagemaker" or code not in self._quotas:
+            raise ServiceException("NoSuchResourceException", f"There is no quota {code} of {p['ServiceCode']}.")
+        return self._quotas[code]
+
+
+def _quota(name: str) -> dict[str, Any]:
+    return {
+        "ServiceCode": "sagemaker",
+        "ServiceName": "Amazon SageMaker",
+        "QuotaCode": _code(name),
+        "QuotaName": name,
+        "Value": _AT_FIRST,
+        "Adjustable": True,
+    }
+
+
+def _code(name: str) -> str:
+    """Return a code in AWS's form; AWS's own are not known here."""
+    return f"L-{hashlib.sha256(name.encode()).hexdigest()[:8].upper()}"
+
+
+def _method(call: Any) -> Any:
+    return lambda self: json.dumps(call(json.loads(self.body)))
+
+
+# -- starts of endpoints and components: with an image and model data that are there, by what the role may do ----------
+
+
+_OWN_IMAGE = re.compile(rf"{ACCOUNT}\.dkr\.ecr\.([a-z0-9-]+)\.[a-z.]+/([^:@]+)(?::([^@]+))?(?:@(.+))?")
+_PULLS = ("ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLayerAvailability")
+
+
+class Starts:
+    """Decides how creations and updates end (`SageMaker.fate_of`), in the words by which AWS tells it."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        self._cloud = cloud
+
+    def __call__(self, thing: Thing, wanted: Mapping[str, Any]) -> Fate:
+        where = Where(thing.arn.split(":")[3], ACCOUNT)
+        reason = next((why for model in self._models(thing, wanted) if (why := self._fault(model, where))), None)
+        if reason is None:
+            return Fate("InService")
+        return Fate("RolledBack" if thing.before is not None else "Failed", reason)
+
+    def _models(self, thing: Thing, wanted: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        """Yield the models that it is to serve."""
+        things = self._cloud.sagemaker.things
+        if thing.kind == "inference-component":
+            every = [wanted.get("Specification", {}), *wanted.get("Specifications", ())]
+        else:
+            config = things.get(("endpoint-config", wanted.get("EndpointConfigName", "")))
+            request = config.request if config else {}
+            fields = ("ProductionVariants", "ShadowProductionVariants")
+            every = [variant for field in fields for variant in request.get(field, ())]
+        names = [one.get("ModelName") for one in every]
+        names += [pool.get("ModelNameOverride") for one in every for pool in one.get("InstancePools", ())]
+        yield from (things["model", name].request for name in names if ("model", name) in things)
+
+    def _fault(self, model: Mapping[str, Any], where: Where) -> str | None:
+        container, role = model.get("PrimaryContainer", {}), model["ExecutionRoleArn"]
+        return self._image(container.get("Image", ""), role, where) or self._data(container, role, where)
+
+    def _image(self, image: str, role: str, where: Where) -> str | None:
+        own = _OWN_IMAGE.fullmatch(image)
+        if own is None:  # of another account, e.g. AWS's
+            return None
+        region, repository, tag, digest = own.groups()
+        named = {"imageDigest": digest} if digest else {"imageTag": tag or "latest"}
+        try:
+            self._cloud.client("ecr", region).describe_images(repositoryName=repository, imageIds=[named])
+        except ClientError:
+            return f"The requested image '{image}' could not be found."
+        pulls = (need for action in _PULLS for need in needs_of_action(action, {"repositoryName": repository}, where))
+        if self._cloud.missing(role, [Need("ecr:GetAuthorizationToken", "*"), *pulls]) is not None:
+            return f"The role '{role}' does not have BatchGetImage permission for the image: '{image}'."
+        return None
+
+    def _data(self, container: Mapping[str, Any], role: str, where: Where) -> str | None:
+        uri = container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri") or container.get("ModelDataUrl")
+        if uri is None:
+            return None
+        bucket, prefix = bucket_and_key(uri)
+        try:
+            found = self._cloud.client("s3", where.region).list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
+        except ClientError:
+            found = {}
+        if not (keys := [item["Key"] for item in found.get("Contents", ())]):
+            return f"Could not find model data at {uri}."
+        encrypted = self._cloud.keys.get(bucket)
+        lists = needs_of_s3("GET", bucket, "", {"list-type": "2", "prefix": prefix}, b"", where, encrypted)
+        reads = needs_of_s3("GET", bucket, keys[0], {}, b"", where, encrypted)
+        if (missing := self._cloud.missing(role, [*lists, *reads])) is not None:
+            return f"Could not access model data at {uri}: the role {role} is not authorized to perform: {missing}."
+        return None
+
+
+OWNER = "owner"
+"""The access key of the account's owner, who may do everything."""
+_OWNER_ARN = f"arn:aws:sts::{ACCOUNT}:user/moto"  # as moto's STS names whom it does not know
+_UNPLAYED = {
+    "CreateTrainingJob": "nothing is trained here",
+    "CreateProcessingJob": "nothing is processed here",
+    "CreateInferenceRecommendationsJob": "nothing is measured here",
+}
+"""Operations that moto would take without doing anything."""
+_DOCKER = "application/vnd.docker"
+_MANIFEST = {
+    "schemaVersion": 2,
+    "mediaType": f"{_DOCKER}.distribution.manifest.v2+json",
+    # Without the digest of a configuration: moto serves no layers, so nobody can read the processor there.
+    "config": {"size": 1},
+    "layers": [{"mediaType": f"{_DOCKER}.image.rootfs.diff.tar.gzip", "size": 1, "digest": f"sha256:{'1' * 64}"}],
+}
+
+
+class Account(Cloud):
+    """AWS in which IAM's users may do what their policies allow, and endpoints answer.
+
+    Raises:
+        OSError: the port is in use.
+    """
+
+    def __init__(self, port: int, emulators: Emulators, log: ContainerLog, report: Callable[[str], None]) -> None:
+        self._emulators, self._log, self._report = emulators, log, report
+        super().__init__(port)
+        self.trusted.add(OWNER)
+        self.sagemaker.polls = 0  # nothing takes time: `lmi deploy up` looks every 15 s
+        self.sagemaker.may_take = authorization.trusts_sagemaker
+        self.sagemaker.fate_of = Starts(self)
+        authorization.install(_OWNER_ARN)
+        Quotas().install()
+        # The ending of secrets' ARNs, which AWS draws: the one that the documents have.
+        moto.secretsmanager.utils.generate_str_id = lambda *args, **more: "AbCdEf"
+
+    def push(self, image: str, region: str) -> None:
+        """Put an image into ECR, in place of `docker push`."""
+        repository, _, tag = image.rpartition(":")
+        ecr = self.client("ecr", region)
+        with contextlib.suppress(ecr.exceptions.RepositoryAlreadyExistsException):
+            ecr.create_repository(repositoryName=repository)
+        ecr.put_image(repositoryName=repository, imageTag=tag, imageManifest=json.dumps(_MANIFEST))
+
+    def policies_of(self, caller: str) -> Iterable[Mapping[str, Any]]:
+        return authorization.policies_of(caller)
+
+    def arn_of(self, caller: str) -> str | None:
+        return authorization.arn_of(caller)
+
+    def on_denial(self, need: Need) -> None:
+        self._report(f"aws       | denied: {need}")
+
+    def on_call(self, call: Call) -> None:
+        if call.caller != OWN:
+            self._log.on_call(self, call)
+
+    def refusal(self, call: Call) -> tuple[str, str] | None:
+        if call.service == "sagemaker" and (why := _UNPLAYED.get(call.operation)):
+            return "ValidationException", f"{call.operation} is not rehearsed: {why}."
+        return None
+
+    def invoked(self, call: Call, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        return self._emulators.invoked(self, call, environ, start_response)
+
+    def transform(self, line: bytes) -> bytes:
+        return self._emulators.transform(line)
+
+
+def account(log: ContainerLog, images: Sequence[str], region: str) -> Front:
+    """Return what is before the container: AWS with this account.
+
+    Args:
+        images: REPOSITORY:TAG of each that is in ECR, in `region`.
+    """
+
+    @contextlib.asynccontextmanager
+    async def front(plan: Plan, report: Callable[[str], None], say: Log) -> AsyncIterator[str]:
+        state = plan.endpoint
+        loop = asyncio.get_running_loop()
+        emulators = Emulators(state.container, loop, lambda: state.healthy, state.limits, state.part_bytes)
+        try:
+            cloud = Account(plan.port, emulators, log, report)
+        except OSError as error:
+            raise cannot_listen("127.0.0.1", plan.port, error) from None
+        try:
+            for image in images:
+                await asyncio.to_thread(cloud.push, image, region)
+            yield cloud.url
+        finally:
+            await emulators.close()
+            await asyncio.to_thread(cloud.stop)
+
+    return front
+
+
+def variables(url: str, region: str) -> dict[str, str]:
+    """Return the environment variables with which a client takes this for AWS."""
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": OWNER,
+        "AWS_SECRET_ACCESS_KEY": OWNER,
+        "AWS_REGION": region,
+        "AWS_DEFAULT_REGION": region,
+    }

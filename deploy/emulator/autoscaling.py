@@ -1,0 +1,180 @@
+"""Application Auto Scaling's calls in the place of moto's: inference components, tags, and AWS's own errors."""
+
+from __future__ import annotations
+
+import copy
+import json
+import time
+import uuid
+from dataclasses import dataclass, field
+from typing import Any
+
+from moto.applicationautoscaling.responses import ApplicationAutoScalingResponse
+from moto.cloudwatch.models import cloudwatch_backends
+from moto.core.exceptions import ServiceException
+from moto.utilities.utils import get_partition
+
+from deploy.emulator.sagemaker import ACCOUNT, Invalid, SageMaker
+
+_DIMENSIONS = {
+    "sagemaker:variant:DesiredInstanceCount": "endpoint/",
+    "sagemaker:inference-component:DesiredCopyCount": "inference-component/",
+}
+
+
+_TRACKING = "TargetTrackingScalingPolicyConfiguration"
+_INSTANCES = "sagemaker:variant:DesiredInstanceCount"
+
+
+class NotFound(ServiceException):
+    code = "ObjectNotFoundException"
+
+
+@dataclass
+class Scaling:
+    """The scalable targets, by resource and dimension, and the policies, by these and their name."""
+
+    cloud: SageMaker
+    targets: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    policies: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
+    tags: dict[str, dict[str, str]] = field(default_factory=dict)
+    activities: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    def reset(self) -> None:
+        self.targets.clear()
+        self.policies.clear()
+        self.tags.clear()
+        self.activities.clear()
+
+    def endpoint_gone(self, name: str) -> None:
+        """Deleting an endpoint deregisters its variants (as AWS does)."""
+        for resource, dimension in list(self.targets):
+            if resource.startswith(f"endpoint/{name}/"):
+                self._drop(resource, dimension)
+
+    def register_scalable_target(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        resource, dimension = p["ResourceId"], p["ScalableDimension"]
+        if not resource.startswith(_DIMENSIONS.get(dimension, "\0")):
+            raise Invalid("Unsupported service namespace, resource type or scalable dimension")
+        kind, name = resource.split("/")[:2]
+        if (kind, name) not in self.cloud.things:
+            raise Invalid(f"SageMaker {kind} not found: {name}")
+        target = self.targets.get((resource, dimension))
+        if target is None:
+            head = f"arn:{get_partition(region)}:application-autoscaling:{region}:{ACCOUNT}"
+            arn = f"{head}:scalable-target/{uuid.uuid4().hex}"
+            target = {"ScalableTargetARN": arn, "CreationTime": time.time(), "RoleARN": "arn:aws:iam::1:role/linked"}
+            self.tags[arn] = dict(p.get("Tags") or {})
+        p.pop("Tags", None)  # of one that is there they stay (TagResource changes them)
+        self.targets[resource, dimension] = {**target, **p}
+        return {"ScalableTargetARN": target["ScalableTargetARN"]}
+
+    def describe_scalable_targets(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        found = [
+            target
+            for (resource, dimension), target in self.targets.items()
+            if resource in (p.get("ResourceIds") or [resource]) and dimension == p.get("ScalableDimension", dimension)
+        ]
+        return {"ScalableTargets": found}
+
+    def deregister_scalable_target(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        self._target(p, "found")
+        self._drop(p["ResourceId"], p["ScalableDimension"])
+        return {}
+
+    def put_scaling_policy(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        self._target(p, "registered")
+        key = (p["ResourceId"], p["ScalableDimension"], p["PolicyName"])
+        stem = f"arn:{get_partition(region)}:autoscaling:{region}:{ACCOUNT}:scalingPolicy:{uuid.uuid4()}"
+        arn = f"{stem}:resource/sagemaker/{p['ResourceId']}:policyName/{p['PolicyName']}"
+        kept = self.policies.get(key, {"PolicyARN": arn, "CreationTime": time.time(), "Alarms": []})
+        self.policies[key] = {**{name: kept[name] for name in ("PolicyARN", "CreationTime", "Alarms")}, **p}
+        return {"PolicyARN": kept["PolicyARN"], "Alarms": []}
+
+    def describe_scaling_policies(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        found = [
+            policy
+            for (resource, dimension, name), policy in self.policies.items()
+            if resource == p.get("ResourceId", resource)
+            and dimension == p.get("ScalableDimension", dimension)
+            and name in (p.get("PolicyNames") or [name])
+        ]
+        return {"ScalingPolicies": found}
+
+    def delete_scaling_policy(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        key = (p["ResourceId"], p["ScalableDimension"], p["PolicyName"])
+        if key not in self.policies:
+            raise NotFound(f"No scaling policy found for {_place(p)}, policy name: {p['PolicyName']}")
+        del self.policies[key]
+        return {}
+
+    def describe_scaling_activities(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        return {"ScalingActivities": self.activities.get(p["ResourceId"], [])[: p["MaxResults"]]}
+
+    def list_tags_for_resource(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        return {"Tags": self._tags(p["ResourceARN"])}
+
+    def tag_resource(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        self._tags(p["ResourceARN"]).update(p["Tags"])
+        return {}
+
+    def fall_asleep(self, endpoint: str) -> None:
+        """Have an asynchronous endpoint's queue empty for long: target tracking takes what the target allows."""
+        (resource,) = (resource for resource, _ in self.targets if resource.startswith(f"endpoint/{endpoint}/"))
+        (tracked,) = (rule for key, rule in self.policies.items() if key[0] == resource and _TRACKING in rule)
+        metric = tracked[_TRACKING]["CustomizedMetricSpecification"]
+        assert metric["MetricName"] == "ApproximateBacklogSizePerInstance"
+        assert metric["Dimensions"] == [{"Name": "EndpointName", "Value": endpoint}]
+        self._set_count(endpoint, resource, self.targets[resource, _INSTANCES]["MinCapacity"])
+
+    def wake(self, endpoint: str, region: str) -> None:
+        """Have requests wait for an endpoint without an instance: alarms on that start their policies."""
+        for alarm in cloudwatch_backends[ACCOUNT][region].alarms.values():
+            named = {dimension.name: dimension.value for dimension in alarm.dimensions or ()}
+            if alarm.metric_name == "HasBacklogWithoutCapacity" and named == {"EndpointName": endpoint}:
+                assert (alarm.namespace, alarm.comparison_operator) == (
+                    "AWS/SageMaker",
+                    "GreaterThanOrEqualToThreshold",
+                )
+                assert alarm.threshold <= 1, "the metric is 1 while requests wait"
+                for (resource, _, _), rule in self.policies.items():
+                    if rule["PolicyARN"] in alarm.alarm_actions:
+                        (step,) = rule["StepScalingPolicyConfiguration"]["StepAdjustments"]
+                        most = self.targets[resource, _INSTANCES]["MaxCapacity"]
+                        self._set_count(endpoint, resource, min(step["ScalingAdjustment"], most))
+
+    def _set_count(self, endpoint: str, resource: str, count: int) -> None:
+        variant = resource.rpartition("/")[2]
+        self.cloud.get("endpoint", endpoint).request.setdefault("Counts", {})[variant] = count
+
+    def _tags(self, arn: str) -> dict[str, str]:
+        if arn not in self.tags:
+            raise ServiceException("ResourceNotFoundException", f"The resource doesn't exist: {arn}")
+        return self.tags[arn]
+
+    def _target(self, p: dict[str, Any], said: str) -> None:
+        if (p["ResourceId"], p["ScalableDimension"]) not in self.targets:
+            raise NotFound(f"No scalable target {said} for {_place(p)}")
+
+    def _drop(self, resource: str, dimension: str) -> None:
+        self.tags.pop(self.targets.pop((resource, dimension))["ScalableTargetARN"], None)
+        for key in [key for key in self.policies if key[:2] == (resource, dimension)]:
+            del self.policies[key]
+
+
+def _place(p: dict[str, Any]) -> str:
+    return f"service namespace: sagemaker, resource ID: {p['ResourceId']}, scalable dimension: {p['ScalableDimension']}"
+
+
+def install(scaling: Scaling) -> None:
+    """Put the double's calls in the place of moto's, for good."""
+    for name in [name for name in vars(Scaling) if not name.startswith("_")]:
+        if name not in ("reset", "endpoint_gone", "fall_asleep", "wake") and callable(getattr(scaling, name)):
+            setattr(ApplicationAutoScalingResponse, name, _method(getattr(scaling, name)))
+
+
+def _method(call: Any) -> Any:
+    def answer(self: ApplicationAutoScalingResponse) -> str:
+        return json.dumps(call(copy.deepcopy(json.loads(self.body)), self.region))
+
+    return answer

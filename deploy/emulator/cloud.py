@@ -1,0 +1,443 @@
+"""AWS on loopback: moto's server, with SageMaker, its autoscaling, and IAM's decisions, which moto lacks.
+
+`lmi deploy local --aws` starts it for a reader, and the tests for themselves. boto3 finds it by AWS_ENDPOINT_URL.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+import logging
+import socket
+import threading
+import urllib.parse
+import uuid
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+from xml.sax.saxutils import escape
+
+import boto3
+import moto.backends
+from botocore.parsers import RpcV2CBORParser
+from moto.iam.models import iam_backends
+from moto.kms.models import kms_backends
+from moto.s3.models import s3_backends
+from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
+from werkzeug.serving import make_server
+
+from deploy.emulator import autoscaling, sagemaker, transform_jobs
+from deploy.emulator.access import TOKEN_PREFIX
+from deploy.emulator.authorization import Need, Unexplained, Where, allowed, needs_of, needs_of_invocation, needs_of_s3
+from deploy.emulator.sagemaker import ACCOUNT, SageMaker
+from deploy.service_model import Malformed, wrong_with
+
+log = logging.getLogger("deploy.rehearsal")
+
+OWN = "sagemaker"
+"""The access key of the server's own calls, which may do everything."""
+_READS = ("Describe", "List", "Get", "Head", "BatchGet", "Filter", "Simulate", "Test", "Lookup")
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call as it reached the server.
+
+    Attributes:
+        service: the name that it is signed for, e.g. `sagemaker`, `application-autoscaling`, `monitoring` (CloudWatch).
+        operation: AWS's name, e.g. `CreateModel`; of S3 the method and the path.
+        parameters: of all but S3.
+        caller: the access key.
+    """
+
+    service: str
+    operation: str
+    parameters: dict[str, Any] = field(default_factory=dict)
+    caller: str = ""
+    region: str = ""
+
+    @property
+    def changes(self) -> bool:
+        if self.service == "s3":
+            return not self.operation.startswith(("GET", "HEAD"))
+        return not self.operation.startswith(_READS)
+
+
+class Cloud:
+    """The server, and what it holds.
+
+    Attributes:
+        url: what AWS_ENDPOINT_URL is set to.
+        sagemaker: SageMaker's state.
+        scaling: scalable targets and policies.
+        trusted: access keys whose owners may do everything.
+        keys: ARN of the KMS key that encrypts a bucket, by the bucket's name.
+        price_list: what the Pricing API lists, as JSON; nothing: the product's own table counts.
+
+    Args:
+        port: of loopback; 0: a free one.
+
+    Raises:
+        OSError: the port is in use.
+    """
+
+    def __init__(self, port: int = 0) -> None:
+        self.sagemaker = SageMaker()
+        self.scaling = autoscaling.Scaling(self.sagemaker)
+        self.sagemaker.on_endpoint_gone = self.scaling.endpoint_gone
+        sagemaker.install(self.sagemaker)
+        transform_jobs.install(self)
+        autoscaling.install(self.scaling)
+        self._clients: dict[tuple[str, str], Any] = {}
+        self.trusted = {OWN}
+        self.keys: dict[str, str] = {}
+        self.price_list: list[str] = []
+        modules = tuple(moto.backends.list_of_moto_modules())  # which moto reads of the disk at every request
+        moto.backends.list_of_moto_modules = lambda: modules
+        self.app = _Front(DomainDispatcherApplication(create_backend_app), self)
+        self._socket = socket.create_server(("127.0.0.1", port))
+        self._server = make_server("127.0.0.1", 0, self.app, True, request_handler=_Quiet, fd=self._socket.fileno())
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
+        self.url = "http://{}:{}".format(*self._socket.getsockname())
+
+    def stop(self) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+        self._socket.close()
+
+    def client(self, service: str, region: str = "us-east-1") -> Any:
+        """The server's own, which may do everything. It is kept: making one costs more than a call."""
+        if (service, region) not in self._clients:
+            session = boto3.session.Session(OWN, OWN, region_name=region)
+            self._clients[service, region] = session.client(service, endpoint_url=self.url)
+        return self._clients[service, region]
+
+    # What a subclass decides
+
+    def policies_of(self, caller: str) -> Iterable[Mapping[str, Any]]:
+        """Return the identity policies of somebody: of an access key, or of a role by its ARN."""
+        return ()
+
+    def arn_of(self, caller: str) -> str | None:
+        """Return the ARN of an access key's owner; None: nobody has it."""
+        return f"arn:aws:iam::{ACCOUNT}:user/{caller}"
+
+    def on_denial(self, need: Need) -> None:
+        """Take notice of what somebody may not do."""
+
+    def on_call(self, call: Call) -> None:
+        """Take notice of a call, before anything else."""
+
+    def on_answer(self, call: Call) -> None:
+        """Take notice of a call that moto has answered."""
+
+    def refusal(self, call: Call) -> tuple[str, str] | None:
+        """Return code and message with which to answer a call in place of doing it."""
+        return None
+
+    def invoked(self, call: Call, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """Answer a request to SageMaker Runtime."""
+        raise NotImplementedError
+
+    # Permissions
+
+    def transform(self, line: bytes) -> bytes:
+        """Return what a transform job's container answers to a line; ValueError where it fails."""
+        raise ValueError("nothing is transformed here")
+
+    def denial(self, call: Call, environ: dict[str, Any]) -> Need | None:
+        """Return the first thing that the call needs and its caller may not do; remember it."""
+        if call.caller in self.trusted:
+            return None
+        try:
+            return self.missing(call.caller, self._needs(call, environ))
+        except Unexplained as error:
+            self.on_denial(need := Need(f"{call.service}:{call.operation}", str(error)))
+            return need
+
+    def missing(self, caller: str, needs: Iterable[Need]) -> Need | None:
+        """Return the first thing that somebody (an access key, a role's ARN) may not do; remember it."""
+        for need in map(_with_aliases, needs):
+            if not allowed(self.policies_of(caller), need):
+                self.on_denial(need)
+                return need
+        return None
+
+    def hides(self, call: Call, environ: dict[str, Any]) -> bool:
+        """Whether S3 says 403 for 404, as to somebody who may not list the bucket. HEAD and GET have no prefix."""
+        bucket, key = _place(environ)
+        if call.service != "s3" or not key or environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
+            return False
+        listing = Need("s3:ListBucket", f"arn:{Where(call.region, ACCOUNT).partition}:s3:::{bucket}")
+        return call.caller not in self.trusted and not allowed(self.policies_of(call.caller), listing)
+
+    def _needs(self, call: Call, environ: dict[str, Any]) -> Iterator[Need]:
+        where = Where(call.region, ACCOUNT)
+        if call.service == "s3":
+            bucket, key = _place(environ)
+            query = dict(urllib.parse.parse_qsl(environ["QUERY_STRING"], keep_blank_values=True))
+            encrypted = self.keys.get(bucket)
+            return needs_of_s3(environ["REQUEST_METHOD"], bucket, key, query, body_of(environ), where, encrypted)
+        if _is_invocation(environ):
+            component = environ.get("HTTP_X_AMZN_SAGEMAKER_INFERENCE_COMPONENT")
+            return needs_of_invocation(environ["PATH_INFO"], component, where, bearer=_is_bearer(environ))
+        values = call.parameters
+        if call.service == "iam" and "RoleName" in values:  # a role's ARN has its path
+            roles = iam_backends[ACCOUNT][where.partition].roles.values()
+            arns = [role.arn for role in roles if role.name == values["RoleName"]]
+            values = {**values, "RoleName": arns[0].partition(":role/")[2]} if arns else values
+        if "KeyId" in values and call.service == "kms":  # a key may be named by its id or alias
+            values = {**values, "KeyId": _key_arn(values["KeyId"], where)}
+        if call.operation in ("CreateEndpoint", "UpdateEndpoint"):
+            values = {**values, "KmsKeyId": self._volume_key(values)}
+        return (self._tagged(need) for need in needs_of(call.service, call.operation, values, where))
+
+    def _volume_key(self, values: Mapping[str, Any]) -> str | None:
+        config = self.sagemaker.things.get(("endpoint-config", values["EndpointConfigName"]))
+        return None if config is None else config.request.get("KmsKeyId")
+
+    def _tagged(self, need: Need) -> Need:
+        """The need, with the tags of its resource as condition keys."""
+        things = (thing for thing in self.sagemaker.things.values() if thing.arn.lower() == need.resource.lower())
+        tags = next((thing.tags for thing in things), {})
+        return replace(need, context={**need.context, **{f"aws:ResourceTag/{key}": tags[key] for key in tags}})
+
+
+class _Quiet(MotoRequestHandler):
+    """Without a line of log for each request."""
+
+    def log_request(self, *args: object) -> None:
+        pass
+
+
+class _Front:
+    """A WSGI application around moto's."""
+
+    def __init__(self, app: Any, cloud: Cloud) -> None:
+        self._app = app
+        self._cloud = cloud
+
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        start = _with_request_id(start_response)
+        try:
+            call = _call(environ)
+        except Malformed as error:
+            return refuse("SerializationException", str(error), start)
+        try:
+            return self._answer(environ, call, start)
+        except Exception:  # moto takes much of what a request holds for granted
+            log.exception("%s %s failed", call.service, call.operation)
+            text = "The rehearsal has a bug, or the request is malformed."
+            return _error(environ, call, "500 Internal Server Error", "InternalFailure", text, start)
+
+    def _answer(self, environ: dict[str, Any], call: Call, start: Any) -> Iterable[bytes]:
+        self._cloud.on_call(call)
+        if call.caller and call.caller not in self._cloud.trusted and self._cloud.arn_of(call.caller) is None:
+            return self._denied(environ, call, "", start)
+        if (wrong := _wrong_with(call)) is not None:
+            return _error(environ, call, "400 Bad Request", *wrong, start)
+        if (need := self._cloud.denial(call, environ)) is not None:
+            return self._denied(environ, call, str(need), start)
+        if (refusal := self._cloud.refusal(call)) is not None:
+            return refuse(*refusal, start)
+        if call.service == "pricing":  # which moto does not have
+            body = json.dumps({"FormatVersion": "aws_v1", "PriceList": self._cloud.price_list}).encode()
+            start("200 OK", [("Content-Type", "application/x-amz-json-1.1")])
+            return [body]
+        if _is_invocation(environ):
+            return self._cloud.invoked(call, environ, start)
+        said: list[Any] = []
+        try:
+            answer = list(self._app(environ, lambda *head: said.append(head)))
+        except NotImplementedError:
+            text = f"{call.operation} is not rehearsed: moto does not have it."
+            return _error(environ, call, "400 Bad Request", "UnknownOperationException", text, start)
+        self._cloud.on_answer(call)
+        if said[0][0].startswith("404") and self._cloud.hides(call, environ):
+            return self._denied(environ, call, "", start)
+        if call.service == "s3" and (region := _bucket_region(environ)) is not None:
+            said[0][1].append(("x-amz-bucket-region", region))  # of every answer, as of AWS's
+        start(*said[0])
+        return answer
+
+    def _denied(self, environ: dict[str, Any], call: Call, need: str, start_response: Any) -> list[bytes]:
+        """Refuse a call as AWS does: nobody has the access key, or its owner may not do that."""
+        arn = self._cloud.arn_of(call.caller)
+        text = f"User: {arn} is not authorized to perform: {need}" if arn else _INVALID_KEY
+        codes = {"s3": ("AccessDenied", "InvalidAccessKeyId"), "ec2": ("UnauthorizedOperation", "AuthFailure")}
+        status = "400 Bad Request" if _in_json_or_cbor(environ) else "403 Forbidden"
+        others = _DENIED_IN_JSON if _in_json_or_cbor(environ) else _DENIED_IN_XML
+        return _error(environ, call, status, codes.get(call.service, others)[0 if arn else 1], text, start_response)
+
+
+_INVALID_KEY = "The security token included in the request is invalid."
+_DENIED_IN_JSON = "AccessDeniedException", "UnrecognizedClientException"
+_DENIED_IN_XML = "AccessDenied", "InvalidClientTokenId"
+"""AWS's errors for what the caller may not do, and for an access key that nobody has."""
+
+
+_INVALID = {"ecr": "InvalidParameterException", "logs": "InvalidParameterException", "monitoring": "ValidationError"}
+"""What these services call a ValidationException."""
+
+
+def _wrong_with(call: Call) -> tuple[str, str] | None:
+    """Return code and message of AWS for a request that its API's description refuses.
+
+    Requests in forms have texts only, and moto reads them.
+    """
+    if call.service in ("", "s3", "ec2", "iam", "sts"):
+        return None
+    try:
+        text = wrong_with(call.service, call.operation, call.parameters)
+    except Malformed as error:
+        return "SerializationException", str(error)
+    return (_INVALID.get(call.service, "ValidationException"), text) if text else None
+
+
+def _in_json_or_cbor(environ: dict[str, Any]) -> bool:
+    return "HTTP_X_AMZ_TARGET" in environ or _is_invocation(environ) or "/operation/" in environ["PATH_INFO"]
+
+
+def _error(environ: dict[str, Any], call: Call, status: str, code: str, text: str, start_response: Any) -> list[bytes]:
+    """Answer a call with an error in its protocol."""
+    number, kind = str(uuid.uuid4()), "text/xml"
+    head = [("x-amzn-RequestId", number), ("x-amz-bucket-region", call.region)]
+    if call.service == "s3":
+        body = "" if environ["REQUEST_METHOD"] == "HEAD" else f"<Error><Code>{code}</Code></Error>"
+    elif "/operation/" in environ["PATH_INFO"]:
+        start_response(status, [*head, ("Content-Type", "application/cbor"), ("smithy-protocol", "rpc-v2-cbor")])
+        return [b"\xa2" + b"".join(map(_cbor, ("__type", code, "message", text)))]
+    elif _in_json_or_cbor(environ):
+        kind, body = "application/x-amz-json-1.1", json.dumps({"__type": code, "message": text})
+    else:
+        error = f"<Code>{code}</Code><Message>{escape(text)}</Message>"
+        if call.service == "ec2":
+            body = f"<Response><Errors><Error>{error}</Error></Errors><RequestID>{number}</RequestID></Response>"
+        else:
+            error = f"<Error><Type>Sender</Type>{error}</Error>"
+            body = f"<ErrorResponse>{error}<RequestId>{number}</RequestId></ErrorResponse>"
+    start_response(status, [*head, ("Content-Type", kind)])
+    return [body.encode()]
+
+
+def _with_request_id(start_response: Any) -> Any:
+    """Return what begins an answer with an id of its request, as each of AWS's has."""
+
+    def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
+        if all(name.lower() != "x-amzn-requestid" for name, _ in headers):
+            headers = [*headers, ("x-amzn-RequestId", str(uuid.uuid4()))]
+        return start_response(status, headers, *more)
+
+    return start
+
+
+def refuse(code: str, message: str, start_response: Any) -> list[bytes]:
+    """Answer a call of a JSON service with an error of the caller's."""
+    start_response("400 Bad Request", [("Content-Type", "application/x-amz-json-1.1"), ("x-amzn-ErrorType", code)])
+    return [json.dumps({"__type": code, "message": message}).encode()]
+
+
+def _is_invocation(environ: dict[str, Any]) -> bool:
+    return bool(environ["PATH_INFO"].startswith("/endpoints/"))
+
+
+def _bucket_region(environ: dict[str, Any]) -> str | None:
+    buckets = (backend.buckets.get(_place(environ)[0]) for backend in s3_backends[ACCOUNT].values())
+    return next((str(bucket.region_name) for bucket in buckets if bucket is not None), None)
+
+
+def _cbor(text: str) -> bytes:
+    content = text.encode()
+    return b"\x79" + len(content).to_bytes(2, "big") + content
+
+
+def _key_arn(name: str, where: Where) -> str:
+    """The ARN of a key that is named by ARN, id, alias, or the alias' ARN."""
+    if ":key/" in name:
+        return name
+    found = kms_backends[ACCOUNT][where.region].any_id_to_key_id(name)
+    return f"arn:{where.partition}:kms:{where.region}:{ACCOUNT}:key/{found}"
+
+
+def _with_aliases(need: Need) -> Need:
+    """The need, with the aliases of its key as a condition key."""
+    if not need.action.startswith("kms:"):
+        return need
+    _, _, _, region, account, rest = need.resource.split(":", 5)
+    key = kms_backends[account][region].keys.get(rest.removeprefix("key/"))
+    return need if key is None else replace(need, context={**need.context, "kms:ResourceAliases": list(key.aliases)})
+
+
+def _place(environ: dict[str, Any]) -> tuple[str, str]:
+    """Bucket and key of a request to S3, whose host is no bucket's here."""
+    bucket, _, key = environ["PATH_INFO"].lstrip("/").encode("latin-1").decode().partition("/")
+    return bucket, key
+
+
+def _call(environ: dict[str, Any]) -> Call:
+    scope = _credential(environ).split("/")
+    key, _, region, service = scope[:4] if len(scope) > 3 else ("", "", "", "")
+    operation, parameters = _operation(environ, service)
+    return Call(service, operation, parameters, key, region)
+
+
+def _credential(environ: dict[str, Any]) -> str:
+    """Return what a request is signed with: by its header, in its URL, or in the URL that a bearer token holds."""
+    header = environ.get("HTTP_AUTHORIZATION", "")
+    query = environ.get("QUERY_STRING", "")
+    if _is_bearer(environ):
+        token = header.partition(" ")[2].removeprefix(TOKEN_PREFIX)
+        with contextlib.suppress(ValueError):  # the emulator refuses it
+            query = base64.b64decode(token).decode().partition("?")[2]
+    signed = urllib.parse.parse_qs(query).get("X-Amz-Credential", [""])[0]
+    return str(header.partition("Credential=")[2] or signed)
+
+
+def _is_bearer(environ: dict[str, Any]) -> bool:
+    return bool(environ.get("HTTP_AUTHORIZATION", "").startswith("Bearer "))
+
+
+def _operation(environ: dict[str, Any], service: str) -> tuple[str, dict[str, Any]]:
+    """Return the operation's name and parameters.
+
+    Raises:
+        Malformed: the body has none.
+    """
+    path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
+    if target := environ.get("HTTP_X_AMZ_TARGET"):
+        try:
+            values = json.loads(body_of(environ) or b"{}")
+        except (ValueError, RecursionError):
+            values = None
+        if not isinstance(values, dict):
+            raise Malformed("The body is not a JSON object.")
+        return target.rpartition(".")[2], values
+    if "/operation/" in path:  # Smithy RPC v2, whose bodies are CBOR
+        parser = RpcV2CBORParser()
+        try:
+            content = parser.parse_data_item(parser.get_peekable_stream_from_bytes(body_of(environ)))
+        except Exception:  # its errors have no class of their own
+            content = None
+        if not isinstance(content, dict):
+            raise Malformed("The body is not a CBOR object.")
+        return path.rpartition("/")[2], content
+    if service in ("s3", ""):
+        return f"{method} {path}", {}
+    form = {
+        name: values[0] for name, values in urllib.parse.parse_qs(body_of(environ).decode("utf-8", "replace")).items()
+    }
+    return form.get("Action", f"{method} {path}"), form
+
+
+def body_of(environ: dict[str, Any]) -> bytes:
+    """Return a request's body, which stays there for others to read."""
+    length = environ.get("CONTENT_LENGTH")
+    content = environ["wsgi.input"].read(
+        *([int(length)] if length else [] if "wsgi.input_terminated" in environ else [0])
+    )
+    environ["wsgi.input"] = io.BytesIO(content)
+    return bytes(content)

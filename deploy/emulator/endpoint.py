@@ -1,0 +1,323 @@
+"""The state of the emulated endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+import logging
+import random
+import uuid
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from enum import Enum
+from typing import Any
+
+from deploy.emulator.answers import CUSTOM_ATTRIBUTES, INFERENCE_ID, ApiError, validation_error
+
+log = logging.getLogger("deploy.emulator")
+
+_SECONDS = 1.0  # that events wait for others of their file
+_MOST_BYTES = 8 << 20  # that wait
+_SAMPLED = 100.0
+
+Answer = tuple[str, bytes]
+"""Content type and body."""
+
+
+@dataclass(frozen=True)
+class Shadow:
+    """A shadow variant: its name, and the share of the requests that are copied to it, 0 to 1."""
+
+    variant: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Capture:
+    """An endpoint's DataCaptureConfig, and the shadow that is captured beside the serving variant.
+
+    Args:
+        write: writes an object, on a thread: its URI and content.
+        percent: of the requests.
+        inputs, outputs: what is kept of each.
+        json_types, csv_types: content types that are kept as text; all others as base64.
+    """
+
+    destination: str
+    write: Callable[[str, bytes], None]
+    percent: float = _SAMPLED
+    inputs: bool = True
+    outputs: bool = True
+    json_types: frozenset[str] = frozenset()
+    csv_types: frozenset[str] = frozenset()
+    shadow: Shadow | None = None
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], write: Callable[[str, bytes], None], shadow: Shadow | None) -> Capture:
+        """Return what a DataCaptureConfig says."""
+        modes = {option["CaptureMode"] for option in config["CaptureOptions"]}
+        types = config.get("CaptureContentTypeHeader", {})
+        return cls(
+            config["DestinationS3Uri"].rstrip("/"),
+            write,
+            config["InitialSamplingPercentage"],
+            bool(modes & {"Input", "InputAndOutput"}),
+            bool(modes & {"Output", "InputAndOutput"}),
+            frozenset(map(str.lower, types.get("JsonContentTypes", ()))),
+            frozenset(map(str.lower, types.get("CsvContentTypes", ()))),
+            shadow,
+        )
+
+
+@dataclass(frozen=True)
+class Event:
+    """A request that is captured."""
+
+    capture: Capture
+    headers: Mapping[str, str]
+    body: bytes
+    id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    time: datetime = field(default_factory=lambda: datetime.now(timezone.utc))
+
+    @property
+    def is_shadowed(self) -> bool:
+        """Whether a copy of it goes to the shadow; asked once."""
+        shadow = self.capture.shadow
+        return shadow is not None and random.random() < shadow.share
+
+    def line(self, answer: Answer | None) -> bytes:
+        capture, data = self.capture, dict[str, dict[str, str]]()
+        if capture.inputs:
+            data["endpointInput"] = self._part("INPUT", self.headers.get("Content-Type", ""), self.body)
+        if capture.outputs and answer is not None:
+            data["endpointOutput"] = self._part("OUTPUT", *answer)
+        about: dict[str, Any] = {"eventId": self.id}
+        if INFERENCE_ID in self.headers:
+            about["inferenceId"] = self.headers[INFERENCE_ID]
+        if CUSTOM_ATTRIBUTES in self.headers:
+            about["customAttributes"] = [self.headers[CUSTOM_ATTRIBUTES]]
+        about["inferenceTime"] = self.time.strftime("%Y-%m-%dT%H:%M:%SZ")
+        line = {"captureData": data, "eventMetadata": about, "eventVersion": "0"}
+        return json.dumps(line, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+
+    def _part(self, mode: str, content_type: str, body: bytes) -> dict[str, str]:
+        media = content_type.partition(";")[0].strip().lower()
+        encoding = "BASE64"
+        if media in self.capture.json_types:
+            encoding = "JSON"
+        elif media in self.capture.csv_types:
+            encoding = "CSV"
+        try:
+            data = base64.b64encode(body).decode() if encoding == "BASE64" else body.decode()
+        except UnicodeDecodeError:
+            encoding, data = "BASE64", base64.b64encode(body).decode()
+        return {"observedContentType": content_type, "mode": mode, "data": data, "encoding": encoding}
+
+
+class Captures:
+    """Gathers events of an endpoint into files, and writes them."""
+
+    def __init__(self, endpoint: str) -> None:
+        self._endpoint = endpoint
+        self._waiting: dict[tuple[Capture, str, str], list[bytes]] = {}
+        self._bytes = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @staticmethod
+    def begin(capture: Capture | None, headers: Mapping[str, str], body: bytes) -> Event | None:
+        """Return the event of a request; None where it is not captured.
+
+        Args:
+            headers: the container's.
+        """
+        if capture is None or random.random() * _SAMPLED >= capture.percent:
+            return None
+        return Event(capture, headers, body)
+
+    def end(self, event: Event | None, variant: str, answer: Answer | None) -> None:
+        """Keep a captured event with a variant's answer; None where it failed."""
+        if event is None:
+            return
+        line = event.line(answer)
+        if b'"captureData":{}' in line[:20]:  # outputs alone, and there is none
+            return
+        key = (event.capture, variant, event.time.strftime("%Y/%m/%d/%H"))
+        self._waiting.setdefault(key, []).append(line)
+        self._bytes += len(line)
+        if self._bytes > _MOST_BYTES:
+            self._flush()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_SECONDS, self._flush)
+
+    def copy(self, event: Event | None, ask: Callable[[], Awaitable[Answer]]) -> None:
+        """Ask the shadow too, where the event's share of requests goes to it; nobody waits for its answer."""
+        if event is not None and event.is_shadowed:
+            self._run(self._copied(event, ask))
+
+    async def close(self) -> None:
+        """Write what waits; a shadow that takes its time is left."""
+        if self._tasks:
+            _, late = await asyncio.wait(self._tasks, timeout=_SECONDS)
+            for task in late:
+                task.cancel()
+            await asyncio.gather(*late, return_exceptions=True)
+        self._flush()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _copied(self, event: Event, ask: Callable[[], Awaitable[Answer]]) -> None:
+        assert event.capture.shadow is not None, "it is shadowed"
+        answer = None
+        try:
+            answer = await ask()
+        except Exception as error:  # of the container: the shadow fails alone
+            log.warning("the shadow variant gave no answer: %s", error or type(error).__name__)
+        self.end(event, event.capture.shadow.variant, answer)
+
+    def _flush(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        waiting, self._waiting, self._bytes, self._timer = self._waiting, {}, 0, None
+        for (capture, variant, hour), lines in waiting.items():
+            name = f"{datetime.now(timezone.utc):%M-%S}-{random.randrange(1000):03}-{uuid.uuid4()}.jsonl"
+            uri = f"{capture.destination}/{self._endpoint}/{variant}/{hour}/{name}"
+            self._run(self._write(capture, uri, b"".join(lines)))
+
+    async def _write(self, capture: Capture, uri: str, content: bytes) -> None:
+        try:
+            await asyncio.to_thread(capture.write, uri, content)
+        except Exception as error:  # a capture that fails changes no answer
+            log.warning("%s could not be captured: %s", uri, error)
+
+    def _run(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+MIB = 2**20
+ACCOUNT = "000000000000"
+
+
+class Status(str, Enum):
+    CREATING = "Creating"
+    IN_SERVICE = "InService"
+    FAILED = "Failed"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """SageMaker's limits, in seconds and bytes."""
+
+    invoke: float = 60.0
+    stream: float = 480.0
+    body: int = 25 * MIB
+    small_body: int = 6 * MIB
+    """The API model's limit; the log warns above it."""
+    inline_body: int = 128_000
+    """Maximum of an asynchronous request's inline body."""
+    asynchronous: float = 900.0
+    """Default of InvocationTimeoutSeconds."""
+
+
+@dataclass
+class Component:
+    """An inference component. Pings set `healthy` of one with a container of its own, while the endpoint is served.
+
+    Args:
+        adapter: the adapter's name in the container, if the component is an adapter.
+        copies: 0: scaled to zero, and requests get "no capacity".
+        container: URL of a container of its own; None: the endpoint's.
+        base: name of the component with the adapter's container; None: no adapter, or the endpoint's container.
+        ended: its container has exited.
+    """
+
+    adapter: str | None = None
+    copies: int = 1
+    container: str | None = None
+    base: str | None = None
+    healthy: bool = True
+    ended: bool = False
+
+
+@dataclass
+class Endpoint:
+    """One endpoint. Pings set `status` and `healthy` while it is served, tests set `components`.
+
+    Args:
+        container: URL of the container, without a path.
+        region: the required region of signatures; None: any.
+        components: by name; empty: the endpoint has a model, and accepts no InferenceComponentName.
+        capture: what is written of requests; None: nothing.
+        part_bytes: cut the stream's parts at so many bytes, to test clients; None: as the container writes.
+    """
+
+    container: str
+    name: str = "local"
+    region: str | None = None
+    variant: str = "AllTraffic"
+    components: Mapping[str, Component] = field(default_factory=dict)
+    limits: Limits = Limits()
+    part_bytes: int | None = None
+    status: Status = Status.IN_SERVICE
+    healthy: bool = True
+    account: str = ACCOUNT
+    ended: bool = False
+    capture: Capture | None = None
+
+    def admit(self, name: str, variant: str | None) -> None:
+        """Check that the endpoint accepts requests.
+
+        Raises:
+            ApiError: another name or variant, or not in service.
+        """
+        if name != self.name:
+            raise validation_error(f"Endpoint {name} of account {self.account} not found.")
+        if self.status is not Status.IN_SERVICE:
+            raise validation_error(f"Endpoint {name} of account {self.account} not found: it is {self.status.value}.")
+        if variant is not None and variant != self.variant:
+            raise validation_error(f"Variant {variant} of endpoint {name} not found: it has {self.variant}.")
+        if not self.healthy:
+            raise ApiError(503, "ServiceUnavailable", f"No instance of endpoint {name} answers its health check.")
+
+    def component(self, component: str | None) -> Component | None:
+        """Return the named component; None: the endpoint has no components.
+
+        Raises:
+            ApiError: a name is missing, unknown or not allowed, or the component has no copy, or none that is healthy.
+        """
+        if not self.components:
+            if component is not None:
+                raise validation_error(
+                    f"Inference Component Name header is not allowed: endpoint {self.name} has no inference components."
+                )
+            return None
+        if component is None:
+            raise validation_error(
+                "Inference Component Name header is required for endpoints to which you plan to deploy inference "
+                f"components. Endpoint {self.name} has: {', '.join(self.components)}."
+            )
+        known = self.components.get(component)
+        if known is None:
+            raise validation_error(f"Inference Component {component} of endpoint {self.name} not found.")
+        if not known.copies:
+            raise validation_error(
+                "Inference Component has no capacity to process this request. ApplicationAutoScaling may be in "
+                "progress (if configured), or its copy count must be raised."
+            )
+        base = known if known.base is None else self.components[known.base]
+        if not base.healthy:
+            raise ApiError(
+                503, "ServiceUnavailable", f"No copy of Inference Component {component} answers its health check."
+            )
+        return known
+
+    def log_stream(self, region: str, component: str | None = None) -> str:
+        """Return the ARN of the container's log, as in ModelError: the component's, if it has a container."""
+        known = self.components.get(component) if component is not None else None
+        group = f"/aws/sagemaker/Endpoints/{self.name}"
+        if known is not None and known.container is not None:
+            group = f"/aws/sagemaker/InferenceComponents/{known.base or component}"
+        return f"arn:aws:logs:{region}:{self.account}:log-group:{group}:log-stream:{self.variant}/local"

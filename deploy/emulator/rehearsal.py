@@ -1,0 +1,366 @@
+"""SageMaker Runtime of a rehearsal: an emulator (deploy/local) for each endpoint, all before one container."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import os
+import socket
+import threading
+import urllib.parse
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.error import HTTPError
+
+from multidict import CIMultiDict
+from werkzeug.datastructures import EnvironHeaders
+
+from deploy.emulator.answers import ASYNC, INFERENCE_ID, to_container
+from deploy.emulator.authorization import Need, Where, needs_of_action, needs_of_s3
+from deploy.emulator.cloud import Call, body_of, refuse
+from deploy.emulator.endpoint import Capture, Component, Endpoint, Limits, Shadow, Status
+from deploy.emulator.relay import reset_when_closed
+from deploy.emulator.sagemaker import ACCOUNT, Invalid, Thing
+from deploy.emulator.serving import listening
+from deploy.s3.prefix import bucket_and_key
+
+if TYPE_CHECKING:
+    from deploy.emulator.cloud import Cloud
+
+_HEADER = "X-Amzn-SageMaker-"
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A request that SageMaker has taken.
+
+    Attributes:
+        id: of the request (InferenceId).
+        output, failure: where the answer or the reason comes to.
+    """
+
+    cloud: Cloud
+    id: str
+    body: bytes
+    location: str | None
+    role: str
+    places: dict[str, Any]
+    where: Where
+    output: str
+    failure: str
+    waits: bool = False  # the endpoint has no instance, and nothing wakes it
+
+    def answer(self, start_response: Any) -> list[bytes]:
+        headers = {f"{_HEADER}OutputLocation": self.output, f"{_HEADER}FailureLocation": self.failure}
+        start_response("202 Accepted", [("Content-Type", "application/json"), *headers.items()])
+        return [json.dumps({"InferenceId": self.id}).encode()]
+
+    def work(self, ask: Callable[[bytes], bytes]) -> None:
+        """Do the rest.
+
+        Args:
+            ask: takes the request and returns the container's answer, or raises RuntimeError with its reason.
+        """
+        if self.waits:
+            return
+        why, data = self._asked(ask)
+        if data is not None:
+            self._put(self.output, data)
+        elif self.cloud.missing(self.role, self._writing(self.failure)) is None:
+            self._put(self.failure, why.encode())
+        topic = self.places.get("NotificationConfig", {}).get("SuccessTopic" if data is not None else "ErrorTopic")
+        if topic is not None and self.cloud.missing(self.role, self._telling(topic)) is None:
+            self.cloud.client("sns", self.where.region).publish(TopicArn=topic, Message="{}")
+
+    def _asked(self, ask: Callable[[bytes], bytes]) -> tuple[str, bytes | None]:
+        """Return the container's answer, or why there is none."""
+        missing = self.cloud.missing(self.role, [*self._reading(), *self._writing(self.output)])
+        if missing is not None:
+            return f"The role may not {missing}", None
+        try:
+            return "", ask(self._input())
+        except RuntimeError as error:
+            return str(error), None
+
+    def _input(self) -> bytes:
+        if self.location is None:
+            return self.body
+        bucket, key = bucket_and_key(self.location)
+        return bytes(self.cloud.client("s3", self.where.region).get_object(Bucket=bucket, Key=key)["Body"].read())
+
+    def _reading(self) -> Iterator[Need]:
+        if self.location is not None:
+            bucket, key = bucket_and_key(self.location)
+            yield from needs_of_s3("GET", bucket, key, {}, b"", self.where, self.cloud.keys.get(bucket))
+
+    def _writing(self, uri: str) -> Iterator[Need]:
+        bucket, key = bucket_and_key(uri)
+        encrypted = self.places.get("KmsKeyId") or self.cloud.keys.get(bucket)
+        yield from needs_of_s3("PUT", bucket, key, {}, b"", self.where, encrypted)
+
+    def _telling(self, topic: str) -> Iterator[Need]:
+        yield from needs_of_action("sns:Publish", {"TopicArn": topic}, self.where)
+        attributes = self.cloud.client("sns", self.where.region).get_topic_attributes(TopicArn=topic)["Attributes"]
+        if key := attributes.get("KmsMasterKeyId"):
+            via = {"kms:ViaService": f"sns.{self.where.region}.{self.where.suffix}"}
+            for action in ("kms:GenerateDataKey", "kms:Decrypt"):
+                yield from needs_of_action(action, {"KeyId": key}, self.where, **via)
+
+    def _put(self, uri: str, body: bytes) -> None:
+        bucket, key = bucket_and_key(uri)
+        s3 = self.cloud.client("s3", self.where.region)
+        s3.put_object(Bucket=bucket, Key=key, Body=body, ContentType="application/json")
+
+
+def accept(cloud: Cloud, endpoint: str, region: str, body: bytes, location: str | None) -> Accepted:
+    """Take a request.
+
+    Args:
+        location: the object that holds the request, in place of `body`.
+
+    Raises:
+        Invalid: there is no such endpoint in service, or it is not asynchronous.
+    """
+    found = cloud.sagemaker.get("endpoint", endpoint)
+    if found.status != "InService":
+        raise Invalid(f"Endpoint {endpoint} is not in service.")
+    config = cloud.sagemaker.get("endpoint-config", found.request["EndpointConfigName"]).request
+    if "AsyncInferenceConfig" not in config:
+        raise Invalid(f"Endpoint {endpoint} is not for asynchronous inference: it has no AsyncInferenceConfig.")
+    role = cloud.sagemaker.get("model", config["ProductionVariants"][0]["ModelName"]).request["ExecutionRoleArn"]
+    places = config["AsyncInferenceConfig"]["OutputConfig"]
+    name = str(uuid.uuid4())
+    output = f"{places['S3OutputPath'].rstrip('/')}/{name}.out"
+    failure = f"{places.get('S3FailurePath', places['S3OutputPath']).rstrip('/')}/{name}-error.out"
+    waits = not _has_instances(found)
+    if waits:
+        cloud.scaling.wake(endpoint, region)
+        waits = not _has_instances(found)
+    return Accepted(cloud, name, body, location, role, places, Where(region, ACCOUNT), output, failure, waits)
+
+
+def _has_instances(endpoint: Thing) -> bool:
+    return any(endpoint.request.get("Counts", {"all": 1}).values())
+
+
+# -- data capture of a rehearsal: into its S3, in the name of the model's role -----------------------------------------
+
+
+@dataclass(frozen=True)
+class _Writer:
+    """Writes objects as the role may."""
+
+    cloud: Cloud
+    role: str
+    region: str
+    key: str | None
+
+    def __call__(self, uri: str, content: bytes) -> None:
+        """Write an object.
+
+        Raises:
+            PermissionError: the role may not.
+            botocore.exceptions.ClientError: S3 refuses.
+        """
+        bucket, key = bucket_and_key(uri)
+        where, encrypted = Where(self.region, ACCOUNT), self.key or self.cloud.keys.get(bucket)
+        missing = self.cloud.missing(self.role, needs_of_s3("PUT", bucket, key, {}, b"", where, encrypted))
+        if missing is not None:
+            raise PermissionError(f"the role may not {missing}")
+        self.cloud.client("s3", self.region).put_object(Bucket=bucket, Key=key, Body=content)
+
+
+def configured(cloud: Cloud, config: Thing, region: str) -> Capture | None:
+    """Return what is captured of an endpoint, by its configuration."""
+    request = config.request
+    capture = request.get("DataCaptureConfig")
+    if capture is None or not capture.get("EnableCapture", True):
+        return None
+    variant = request["ProductionVariants"][0]
+    role = request.get("ExecutionRoleArn")
+    if role is None and "ModelName" in variant:
+        role = cloud.sagemaker.get("model", variant["ModelName"]).request["ExecutionRoleArn"]
+    shadow = None
+    for one in request.get("ShadowProductionVariants", ()):
+        shadow = Shadow(one["VariantName"], one.get("InitialVariantWeight", 1) / variant.get("InitialVariantWeight", 1))
+    return Capture.of(capture, _Writer(cloud, role or "", region, capture.get("KmsKeyId")), shadow)
+
+
+_JSON_LINES = "application/jsonlines"
+_CONCURRENT = 4  # asynchronous requests at a time; SageMaker's default of MaxConcurrentInvocationsPerInstance
+_PIECE = 2**16  # bytes of a stream to pass on at a time
+_HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "date", "server"}
+_NOT_PASSED = {"host", "content-length", *_HOP_BY_HOP}
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy leads to this machine
+_STATUS = {"Creating": Status.CREATING, "Failed": Status.FAILED}
+
+
+class Emulators:
+    """The emulators of the endpoints, each started when it is first called.
+
+    Args:
+        container: URL of the container that answers for all of them.
+        loop: where they run, in another thread than the calls of this class.
+        healthy: whether the container answers its pings.
+    """
+
+    def __init__(
+        self,
+        container: str,
+        loop: asyncio.AbstractEventLoop,
+        healthy: Callable[[], bool],
+        limits: Limits,
+        part_bytes: int | None,
+    ) -> None:
+        self._container, self._loop, self._healthy = container, loop, healthy
+        self._limits, self._part_bytes = limits, part_bytes
+        self._running: dict[str, tuple[Endpoint, str]] = {}
+        self._stop = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._lock = threading.Lock()
+        self._workers = ThreadPoolExecutor(_CONCURRENT)
+
+    async def close(self) -> None:
+        self._workers.shutdown(wait=False, cancel_futures=True)
+        self._stop.set()
+        await asyncio.gather(*self._tasks)
+
+    def invoked(self, cloud: Cloud, call: Call, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
+        """Answer a request to SageMaker Runtime."""
+        name, _, route = environ["PATH_INFO"].removeprefix("/endpoints/").partition("/")
+        try:
+            thing = cloud.sagemaker.look("endpoint", name)
+            if route == "async-invocations":
+                return self._accept(cloud, name, call.region, environ, start_response)
+        except Invalid as error:
+            missing = ("endpoint", name) not in cloud.sagemaker.things
+            text = f"Endpoint {name} of account {ACCOUNT} not found." if missing else error.message
+            return refuse("ValidationError", text, start_response)
+        return relayed(self._emulator(cloud, thing, call.region), environ, start_response)
+
+    def _accept(
+        self, cloud: Cloud, name: str, region: str, environ: dict[str, Any], start_response: Any
+    ) -> list[bytes]:
+        """Take an asynchronous request, and do it meanwhile."""
+        body, location = body_of(environ), environ.get("HTTP_X_AMZN_SAGEMAKER_INPUTLOCATION")
+        if (location is None) == (not body):
+            raise Invalid("Exactly one of InputLocation and Body must be given.")
+        accepted = accept(cloud, name, region, body, location)
+        headers = to_container(CIMultiDict(_headers(environ)), ASYNC, None)
+        self._workers.submit(accepted.work, lambda body: self._ask(body, {**headers, INFERENCE_ID: accepted.id}))
+        return accepted.answer(start_response)
+
+    def transform(self, line: bytes) -> bytes:
+        """Return the container's answer to a line of a transform job; what it refuses is answered too.
+
+        Raises:
+            ValueError: it fails, or gives no answer.
+        """
+        try:
+            status, answer = self._post(line, {"Content-Type": _JSON_LINES})
+        except OSError as error:
+            raise ValueError(f"The container gave no answer: {error}") from None
+        if status >= 500:
+            raise ValueError(f"Bad HTTP status received from algorithm: {status}")
+        return answer
+
+    def _ask(self, body: bytes, headers: Mapping[str, str]) -> bytes:
+        """Ask the container.
+
+        Raises:
+            RuntimeError: it refuses, or gives no answer.
+        """
+        try:
+            status, answer = self._post(body, headers)
+        except OSError as error:
+            raise RuntimeError(f"The container gave no answer: {error}") from None
+        if status >= 400:
+            text = answer.decode("utf-8", "replace")
+            raise RuntimeError(f'Received client error ({status}) from primary with message "{text}".')
+        return answer
+
+    def _post(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
+        request = urllib.request.Request(f"{self._container}/invocations", body, dict(headers))
+        try:
+            with _OPENER.open(request, timeout=self._limits.asynchronous) as reply:
+                return int(reply.status), bytes(reply.read())
+        except HTTPError as error:
+            return error.code, bytes(error.read())
+
+    def _emulator(self, cloud: Cloud, thing: Thing, region: str) -> str:
+        """Return the URL of an endpoint's emulator, which then knows the endpoint's state."""
+        with self._lock:
+            if thing.name not in self._running:
+                started = asyncio.run_coroutine_threadsafe(self._start(thing.name), self._loop)
+                self._running[thing.name] = started.result()
+        endpoint, url = self._running[thing.name]
+        endpoint.status = _STATUS.get(thing.status, Status.IN_SERVICE)
+        endpoint.healthy = self._healthy()
+        sagemaker = cloud.sagemaker
+        config = sagemaker.get("endpoint-config", thing.request["EndpointConfigName"])
+        endpoint.capture = configured(cloud, config, region)
+        endpoint.variant = config.request["ProductionVariants"][0]["VariantName"]
+        endpoint.components = {one.name: _component(one) for one in sagemaker.components_of(thing.name)}
+        return url
+
+    async def _start(self, name: str) -> tuple[Endpoint, str]:
+        endpoint = Endpoint(self._container, name, limits=self._limits, part_bytes=self._part_bytes, account=ACCOUNT)
+        started: asyncio.Future[str] = self._loop.create_future()
+
+        async def serve() -> None:
+            async with listening(endpoint, None, "127.0.0.1", 0) as url:
+                started.set_result(url)
+                await self._stop.wait()
+
+        self._tasks.add(asyncio.ensure_future(serve()))
+        return endpoint, await started
+
+
+def relayed(url: str, environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
+    """Pass a request on, and its answer as it comes."""
+    connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc)
+    path = urllib.parse.quote(environ["PATH_INFO"].encode("latin-1"))
+    query = f"?{environ['QUERY_STRING']}" if environ["QUERY_STRING"] else ""
+    try:
+        connection.request("POST", path + query, body_of(environ), _headers(environ))
+        reply = connection.getresponse()
+    except BaseException:
+        connection.close()
+        raise
+    headers = [(name, value) for name, value in reply.getheaders() if name.lower() not in _HOP_BY_HOP]
+    start_response(f"{reply.status} {reply.reason}", headers)
+    return _pieces(connection, reply, environ["werkzeug.socket"])
+
+
+def _pieces(
+    connection: http.client.HTTPConnection, reply: http.client.HTTPResponse, client: socket.socket
+) -> Iterator[bytes]:
+    """Yield what comes. A client that leaves closes this, and so the connection to the emulator.
+
+    Where the answer breaks off, the client's connection is reset: this server ends whole answers by closing it.
+    """
+    try:
+        while data := reply.read1(_PIECE):
+            yield data
+    except (OSError, http.client.HTTPException):
+        reset_when_closed(client)
+        os.close(client.detach())  # at once: the server would first say that nothing more comes
+    finally:
+        connection.close()
+
+
+def _component(thing: Thing) -> Component:
+    """Return the emulator's component: asleep until it has started."""
+    copies = thing.request["RuntimeConfig"]["CurrentCopyCount"] if thing.status in ("InService", "Updating") else 0
+    base = thing.request["Specification"].get("BaseInferenceComponentName")
+    return Component(thing.name if base else None, copies)
+
+
+def _headers(environ: dict[str, Any]) -> dict[str, str]:
+    """Return the headers of a request that go on to the emulator."""
+    return {name: value for name, value in EnvironHeaders(environ) if name.lower() not in _NOT_PASSED}

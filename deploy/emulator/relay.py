@@ -1,0 +1,209 @@
+"""Call the container, and pass on its answer: whole, as event stream messages, or byte by byte."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import socket
+import struct
+import zlib
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from deploy.emulator.answers import TIMED_OUT, model_error
+
+CONTENT_TYPE = "application/vnd.amazon.eventstream"
+_STRING = 7  # type "string" of a header's value; SageMaker uses no other
+_PRELUDE = struct.Struct("!III")
+_CRC = struct.Struct("!I")
+
+
+def encode(headers: bytes, payload: bytes) -> bytes:
+    """Encode one message.
+
+    Args:
+        headers: from `encode_headers`.
+    """
+    lengths = struct.pack("!II", _PRELUDE.size + len(headers) + len(payload) + _CRC.size, len(headers))
+    message = lengths + _CRC.pack(zlib.crc32(lengths)) + headers + payload
+    return message + _CRC.pack(zlib.crc32(message))
+
+
+def encode_headers(headers: Mapping[str, str]) -> bytes:
+    parts = []
+    for name, value in headers.items():
+        key, text = name.encode(), value.encode()
+        parts.append(struct.pack("!B", len(key)) + key + struct.pack("!BH", _STRING, len(text)) + text)
+    return b"".join(parts)
+
+
+_PART = encode_headers(
+    {":event-type": "PayloadPart", ":content-type": "application/octet-stream", ":message-type": "event"}
+)
+
+
+def payload_part(data: bytes) -> bytes:
+    """Encode the event `PayloadPart{Bytes}`."""
+    return encode(_PART, data)
+
+
+def model_stream_error(code: str, message: str) -> bytes:
+    """Encode the exception `ModelStreamError`; code is ModelInvocationTimeExceeded or StreamBroken."""
+    return _exception("ModelStreamError", {"Message": message, "ErrorCode": code})
+
+
+def internal_stream_failure(message: str) -> bytes:
+    """Encode the exception `InternalStreamFailure`: SageMaker's own fault."""
+    return _exception("InternalStreamFailure", {"Message": message})
+
+
+def _exception(kind: str, body: Mapping[str, str]) -> bytes:
+    headers = {":exception-type": kind, ":content-type": "application/json", ":message-type": "exception"}
+    return encode(encode_headers(headers), json.dumps(body).encode())
+
+
+log = logging.getLogger("deploy.emulator")
+
+STALLED = "Your model primary did not complete sending the inference response in the allotted time."
+BROKEN = "The connection to your model primary was reset or closed before the inference response was complete."
+_OURS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # headers that aiohttp would add
+MOST = 128 * 2**20
+"""Maximum bytes of a whole answer in memory, in case a container sends without end."""
+TOO_LARGE = f"The inference response of your model primary is larger than {MOST} bytes."
+_FAILURE = 2**16  # bytes to read of an error's body
+_LARGE = 2**19  # bytes; aiohttp sends more than a megabyte in pieces, and wants a file for it
+
+
+class Relay:
+    """Calls one container.
+
+    Args:
+        container: its URL, without a path.
+    """
+
+    def __init__(self, container: str) -> None:
+        self._container = container.rstrip("/")
+        self._session: aiohttp.ClientSession | None = None
+
+    def to(self, container: str | None) -> Relay:
+        """Return a relay to another container, with this one's session; None: this relay."""
+        if container is None:
+            return self
+        other = Relay(container)
+        other._session = self._session
+        return other
+
+    async def open(self) -> None:
+        # A connection for each call: the container may have closed a kept one just now, which would look
+        # like a dead container.
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, force_close=True), auto_decompress=False, skip_auto_headers=_OURS
+        )
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    @asynccontextmanager
+    async def post(
+        self, path: str, body: bytes, headers: Mapping[str, str], seconds: float
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Yield the container's answer with an unread body. The rest is dropped at the end; the container notices.
+
+        Raises:
+            aiohttp.ClientError: there is no container, or it closed before it answered.
+            asyncio.TimeoutError: the timeout passed while waiting or reading.
+        """
+        assert self._session is not None, "open() comes first"
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        data = io.BytesIO(body) if len(body) > _LARGE else body
+        async with self._session.post(
+            self._container + path, data=data, headers=headers, timeout=timeout, allow_redirects=False
+        ) as reply:
+            yield reply
+
+    @asynccontextmanager
+    async def get(self, path: str, seconds: float) -> AsyncIterator[aiohttp.ClientResponse]:
+        """Yield the container's answer to a GET. Raises as `post`."""
+        assert self._session is not None, "open() comes first"
+        timeout = aiohttp.ClientTimeout(total=seconds)
+        async with self._session.get(self._container + path, timeout=timeout, allow_redirects=False) as reply:
+            yield reply
+
+    async def whole(
+        self, body: bytes, headers: Mapping[str, str], seconds: float, log_stream: str
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        """Return the answer to an invocation, with its body.
+
+        Raises:
+            ApiError: it is not a 2xx, or came too late.
+        """
+        try:
+            async with self.post("/invocations", body, headers, seconds) as reply:
+                await raise_for_status(reply, log_stream)
+                data = await _read(reply, MOST + 1)
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            log.warning("the container gave no answer: %s", error or "time is over")
+            raise model_error(0, TIMED_OUT, log_stream) from error
+        if len(data) > MOST:
+            raise model_error(0, TOO_LARGE, log_stream)
+        return reply, data
+
+
+async def raise_for_status(reply: aiohttp.ClientResponse, log_stream: str) -> None:
+    """Raise an error for any status but 2xx.
+
+    Raises:
+        ApiError: the status is no 2xx.
+        aiohttp.ClientError, asyncio.TimeoutError: its body breaks off.
+    """
+    if not 200 <= reply.status < 300:
+        raise model_error(reply.status, (await _read(reply, _FAILURE)).decode("utf-8", "replace"), log_stream)
+
+
+async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
+    """Read the body, up to so many bytes."""
+    data = bytearray()
+    while len(data) < most and (piece := await reply.content.readany()):
+        data += piece
+    return bytes(data[:most])
+
+
+def reset_when_closed(connection: Any) -> None:
+    """Have the end of a connection show that its answer is not whole, to a client that knows no chunks.
+
+    Args:
+        connection: a socket, or a transport's.
+    """
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+async def messages(
+    reply: aiohttp.ClientResponse, part_bytes: int | None, pieces: list[bytes] | None = None
+) -> AsyncIterator[bytes]:
+    """Yield the answer as event stream messages, piece by piece; a broken one ends with an exception message.
+
+    Args:
+        part_bytes: cut parts at so many bytes.
+        pieces: gets the answer's bytes too; None: nobody wants them.
+    """
+    try:
+        while data := await reply.content.readany():
+            if pieces is not None:
+                pieces.append(data)
+            if part_bytes is None:
+                yield payload_part(data)
+            else:
+                yield b"".join(payload_part(data[i : i + part_bytes]) for i in range(0, len(data), part_bytes))
+    except asyncio.TimeoutError:
+        yield model_stream_error("ModelInvocationTimeExceeded", STALLED)
+    except aiohttp.ClientError:
+        yield model_stream_error("StreamBroken", BROKEN)
+    except Exception:
+        log.exception("the stream could not be relayed")
+        yield internal_stream_failure("The stream processing failed.")

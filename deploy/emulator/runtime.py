@@ -1,0 +1,324 @@
+"""SageMaker Runtime's API in front of a container, for stock boto3 and OpenAI's client.
+
+The application has an `Endpoint`, and reads its state for each request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from datetime import datetime, timezone
+
+import aiohttp
+from aiohttp import HttpVersion11, web
+
+from deploy.emulator.access import check_host, check_signed, check_token
+from deploy.emulator.answers import (
+    ASYNC,
+    COMPONENT,
+    CUSTOM_ATTRIBUTES,
+    INVOKE,
+    STREAM,
+    TIMED_OUT,
+    VARIANT,
+    ApiError,
+    Operation,
+    model_error,
+    name_request,
+    to_client,
+    to_container,
+    validation_error,
+)
+from deploy.emulator.asynchronous import AsyncCalls
+from deploy.emulator.endpoint import ACCOUNT, MIB, Answer, Captures, Component, Endpoint, Event
+from deploy.emulator.relay import CONTENT_TYPE, Relay, messages, raise_for_status, reset_when_closed
+from deploy.emulator.store import Objects, Store
+from deploy.emulator.transform import Containers, TransformJobs
+
+ROUTED = Operation("Content-Type", "Accept", False, (CUSTOM_ATTRIBUTES,))
+
+_TARGET = "X-Amzn-SageMaker-Routing-Target-Name"
+_CODES = {"ValidationError": "ValidationException", "ServiceUnavailable": "ServiceUnavailableException"}
+
+
+def check_target(headers: Mapping[str, str]) -> None:
+    """Check that a request names its routing target.
+
+    Raises:
+        ApiError: it names none.
+    """
+    if not headers.get(_TARGET):
+        raise ApiError(400, "ValidationError", f"Header {_TARGET} is required.")
+
+
+def check_body(body: bytes, limit: int) -> None:
+    """Check the size of a request's body.
+
+    Raises:
+        ApiError: it is empty, or larger than a router takes.
+    """
+    if not body:
+        raise ApiError(400, "ValidationError", "The request's body can't be empty.")
+    if len(body) > limit:
+        raise ApiError(413, "ValidationError", f"Request body is larger than {limit} bytes, which a router takes.")
+
+
+def as_routers(error: ApiError) -> ApiError:
+    """Return an error under the name that the router's API has for it."""
+    return ApiError(error.status, _CODES.get(error.code, error.code), str(error), **error.members)
+
+
+def destination(endpoint: Endpoint, region: str) -> dict[str, str]:
+    """Return the headers that tell which destination served, and why."""
+    arn = f"arn:aws:sagemaker:{region}:{ACCOUNT}:endpoint/{endpoint.name}"
+    return {
+        "X-Amzn-SageMaker-Invoked-Routed-Resource-Arn": arn,
+        "X-Amzn-SageMaker-Invoked-Routing-Reason": "local-preferred",
+    }
+
+
+log = logging.getLogger("deploy.emulator")
+
+_OPENAI = "openai/v1/chat/completions"
+
+
+class Runtime:
+    """An emulator of SageMaker's runtime API.
+
+    Args:
+        store: a directory that stands in for S3. Without one, asynchronous requests and transform jobs are refused.
+        containers: starts the container of a transform job; None: the endpoint's answers.
+    """
+
+    def __init__(self, endpoint: Endpoint, store: Store | None = None, containers: Containers | None = None) -> None:
+        self._endpoint = endpoint
+        self._store = store
+        self._relay = Relay(endpoint.container)
+        self._async = AsyncCalls(endpoint, store) if store else None
+        self._captures = Captures(endpoint.name)
+        self._transforms = TransformJobs(endpoint, store, containers) if store else None
+
+    def app(self) -> web.Application:
+        # `_body` checks the body's limit, and names its owner.
+        app = web.Application(middlewares=[_respond], client_max_size=self._endpoint.limits.body + 1)
+        app.router.add_post("/endpoints/{endpoint}/invocations", self._invoke)
+        app.router.add_post("/endpoints/{endpoint}/invocations-response-stream", self._stream)
+        app.router.add_post("/endpoints/{endpoint}/async-invocations", self._invoke_async)
+        app.router.add_post("/inference-routers/{endpoint}/invocations", self._route)
+        app.router.add_post("/inference-routers/{endpoint}/async-invocations", self._route_async)
+        app.router.add_post(f"/endpoints/{{endpoint}}/{_OPENAI}", self._openai)
+        app.router.add_post(f"/endpoints/{{endpoint}}/inference-components/{{component}}/{_OPENAI}", self._openai)
+        if self._store:
+            Objects(self._store).add(app)
+        if self._transforms:
+            self._transforms.add(app)
+        app.cleanup_ctx.append(self._open)
+        app.on_response_prepare.append(name_request)
+        return app
+
+    async def _open(self, app: web.Application) -> AsyncIterator[None]:
+        await self._relay.open()
+        yield
+        await self._captures.close()
+        if self._async:
+            await self._async.close()
+        if self._transforms:
+            await self._transforms.close()
+        await self._relay.close()
+
+    # -- operations ----------------------------------------------------------------------------------------------
+
+    async def _invoke(self, request: web.Request) -> web.StreamResponse:
+        relay, log_stream, headers = self._check_request(request, INVOKE)
+        body = await self._body(request)
+        reply, data = await self._whole(relay, body, headers, log_stream)
+        returned = to_client(reply.headers, INVOKE, self._endpoint.variant)
+        if "Content-Type" in reply.headers:
+            returned["Content-Type"] = reply.headers["Content-Type"]
+        return web.Response(body=data, headers=returned)
+
+    async def _stream(self, request: web.Request) -> web.StreamResponse:
+        relay, log_stream, headers = self._check_request(request, STREAM)
+        body = await self._body(request)
+        seconds = self._endpoint.limits.stream
+        event, output = self._begin(relay, headers, body, seconds, log_stream), None
+        try:
+            async with relay.post("/invocations", body, headers, seconds) as reply:
+                await raise_for_status(reply, log_stream)
+                returned = to_client(reply.headers, STREAM, self._endpoint.variant)
+                returned["X-Amzn-SageMaker-Content-Type"] = reply.headers.get("Content-Type", "")
+                answer = web.StreamResponse(headers={**returned, "Content-Type": CONTENT_TYPE})
+                await answer.prepare(request)
+                pieces: list[bytes] | None = None if event is None else []
+                async for message in messages(reply, self._endpoint.part_bytes, pieces):
+                    await answer.write(message)
+                if pieces is not None and reply.content.is_eof():
+                    output = reply.headers.get("Content-Type", ""), b"".join(pieces)
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            # Of the container's head only: `messages` tells the client of all that comes later. A client that has gone
+            # is a ClientError too, and reads no answer.
+            raise model_error(0, TIMED_OUT, log_stream) from error
+        finally:
+            self._captures.end(event, self._endpoint.variant, output)
+        await answer.write_eof()
+        return answer
+
+    async def _invoke_async(self, request: web.Request) -> web.StreamResponse:
+        relay, log_stream, headers = self._check_request(request, ASYNC)
+        if self._async is None:
+            raise validation_error("The endpoint has no AsyncInferenceConfig: start it with a directory for S3 (--s3).")
+        body = await self._body(request)
+        accepted = self._async.accept(request.headers, headers, body, log_stream, relay)
+        return web.json_response({"InferenceId": accepted.inference_id}, status=202, headers=accepted.headers)
+
+    async def _route(self, request: web.Request) -> web.StreamResponse:
+        """InvokeInferenceRouter: the request goes to the only destination, as one to the endpoint would."""
+        endpoint = self._endpoint
+        try:
+            relay, log_stream, headers = self._check_request(request, ROUTED)
+            check_target(request.headers)
+            body = await self._body(request)
+            check_body(body, endpoint.limits.small_body)
+            reply, data = await self._whole(relay, body, headers, log_stream)
+        except ApiError as error:
+            raise as_routers(error) from error
+        returned = to_client(reply.headers, ROUTED, endpoint.variant)
+        if "Content-Type" in reply.headers:
+            returned["Content-Type"] = reply.headers["Content-Type"]
+        return web.Response(body=data, headers={**returned, **destination(endpoint, log_stream.split(":")[3])})
+
+    async def _route_async(self, request: web.Request) -> web.StreamResponse:
+        raise ApiError(400, "ValidationException", "The emulator's router has no asynchronous routing target.")
+
+    async def _openai(self, request: web.Request) -> web.StreamResponse:
+        """Pass a request on unchanged, both ways; a failure after the first byte cuts the connection."""
+        endpoint = self._endpoint
+        region = check_token(request.headers.get("Authorization"), endpoint.region, datetime.now(timezone.utc))
+        endpoint.admit(request.match_info["endpoint"], None)
+        name = request.match_info.get("component")
+        component = endpoint.component(name) or Component()
+        log_stream = endpoint.log_stream(region, name)
+        body = await self._body(request)
+        headers = {name: request.headers[name] for name in ("Content-Type", "Accept") if name in request.headers}
+        if component.adapter is not None:
+            headers["X-Amzn-SageMaker-Adapter-Identifier"] = component.adapter
+        seconds = endpoint.limits.stream if _streams(body) else endpoint.limits.invoke
+        answer: web.StreamResponse | None = None
+        try:
+            relay = self._relay.to(component.container)
+            async with relay.post("/v1/chat/completions", body, headers, seconds) as reply:
+                if reply.status < 200:
+                    raise model_error(reply.status, "", log_stream)
+                returned = {name: reply.headers[name] for name in ("Content-Type",) if name in reply.headers}
+                answer = web.StreamResponse(status=reply.status, headers=returned)
+                await answer.prepare(request)
+                while data := await reply.content.readany():
+                    await answer.write(data)
+        except (aiohttp.ClientError, asyncio.TimeoutError) as error:
+            if answer is None:
+                raise model_error(0, TIMED_OUT, log_stream) from error
+            log.warning("the container's answer broke: %s", error or "time is over")
+            if request.transport is not None:
+                if request.version < HttpVersion11:  # whose whole answers end with the connection too
+                    reset_when_closed(request.transport.get_extra_info("socket"))
+                request.transport.abort()
+            return answer
+        await answer.write_eof()
+        return answer
+
+    # -- data capture --------------------------------------------------------------------------------------------
+
+    async def _whole(
+        self, relay: Relay, body: bytes, headers: dict[str, str], log_stream: str
+    ) -> tuple[aiohttp.ClientResponse, bytes]:
+        """Return the container's whole answer, and capture it."""
+        seconds = self._endpoint.limits.invoke
+        event, output = self._begin(relay, headers, body, seconds, log_stream), None
+        try:
+            reply, data = await relay.whole(body, headers, seconds, log_stream)
+            output = reply.headers.get("Content-Type", ""), data
+        finally:
+            self._captures.end(event, self._endpoint.variant, output)
+        return reply, data
+
+    def _begin(
+        self, relay: Relay, headers: dict[str, str], body: bytes, seconds: float, log_stream: str
+    ) -> Event | None:
+        """Begin to capture a request, also of the shadow, for which the same container answers."""
+
+        async def ask() -> Answer:
+            reply, data = await relay.whole(body, headers, seconds, log_stream)
+            return reply.headers.get("Content-Type", ""), data
+
+        event = self._captures.begin(self._endpoint.capture, headers, body)
+        self._captures.copy(event, ask)
+        return event
+
+    # -- shared --------------------------------------------------------------------------------------------------
+
+    def _check_request(self, request: web.Request, operation: Operation) -> tuple[Relay, str, dict[str, str]]:
+        """Check a signed request; return the relay to its container, the log's ARN, and the container's headers."""
+        endpoint, headers = self._endpoint, request.headers
+        now = datetime.now(timezone.utc)
+        region = check_signed(headers.get("Authorization"), request.query, endpoint.region, now)
+        endpoint.admit(request.match_info["endpoint"], headers.get(VARIANT))
+        name = headers.get(COMPONENT)
+        component = endpoint.component(name) or Component()
+        passed = to_container(headers, operation, component.adapter)
+        return self._relay.to(component.container), endpoint.log_stream(region, name), passed
+
+    async def _body(self, request: web.Request) -> bytes:
+        limits = self._endpoint.limits
+        try:
+            body = await request.read()
+        except web.HTTPRequestEntityTooLarge:
+            raise _too_large(limits.body) from None
+        except web.RequestPayloadError as error:
+            raise validation_error(f"The request's body cannot be read: {error}") from None
+        if len(body) > limits.body:  # versions of aiohttp differ by a byte in the limit
+            raise _too_large(limits.body)
+        if len(body) > limits.small_body:
+            log.warning("a body of %d bytes: some accounts and routers take at most %d", len(body), limits.small_body)
+        return body
+
+
+def _too_large(limit: int) -> ApiError:
+    return validation_error(f"Request body is larger than {limit} bytes ({limit / MIB:g} MB).", 413)
+
+
+def _streams(body: bytes) -> bool:
+    """Whether a chat's body asks for a stream. A body that is not JSON is left for the container to refuse."""
+    try:
+        return bool(json.loads(body).get("stream"))
+    except (ValueError, AttributeError):
+        return False
+
+
+@web.middleware
+async def _respond(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Turn errors into AWS's form, and log them."""
+    began, answer = time.monotonic(), None
+    try:
+        address = request.transport.get_extra_info("sockname")[0] if request.transport else ""
+        check_host(request.host, request.headers.get("Origin"), address)
+        answer = await handler(request)
+        return answer
+    except ApiError as error:
+        answer = error.response()
+        log.info("%s: %s", error.code, error)
+        return answer
+    except web.HTTPException:  # from the router: no such path or method
+        answer = ApiError(404, "UnknownOperationException", f"No operation at {request.path}.").response()
+        return answer
+    except Exception:
+        log.exception("%s failed", request.path)
+        answer = ApiError(500, "InternalFailure", "The request processing has failed.").response()
+        return answer
+    finally:
+        status = answer.status if answer is not None else "client gone"
+        log.info("%s %s %.2f s", request.path, status, time.monotonic() - began)

@@ -1,0 +1,598 @@
+"""SageMaker's control plane in a dict: what moto 5.2 lacks of it, or takes without a word.
+
+Models, endpoint configurations, endpoints and inference components with AWS's own conflicts, and with states that go on
+by one with every look at them: `polls` looks show the busy state, the next one its end. `fate` and `fate_of` say how
+one ends.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import moto.sagemaker.models
+from moto.cloudwatch.models import cloudwatch_backends
+from moto.core.exceptions import ServiceException
+from moto.core.responses import ActionResult, EmptyResult
+from moto.sagemaker.responses import SageMakerResponse
+from moto.utilities.utils import get_partition
+
+ACCOUNT = "123456789012"
+
+
+class Invalid(ServiceException):
+    code = "ValidationException"
+
+
+class Missing(ServiceException):
+    code = "ResourceNotFound"
+
+
+@dataclass(frozen=True)
+class Fate:
+    """How a creation or an update ends.
+
+    Attributes:
+        status: `InService`, `Failed`, `RolledBack` (of an update: back in service as before), `UpdateRollbackFailed`.
+        reason: FailureReason.
+        polls: looks that show the busy state before; None is the double's.
+    """
+
+    status: str
+    reason: str | None = None
+    polls: int | None = None
+
+
+@dataclass
+class Thing:
+    """A resource: what was asked for, and where it is on its way."""
+
+    kind: str
+    name: str
+    arn: str
+    request: dict[str, Any]
+    created: datetime.datetime
+    tags: dict[str, str]
+    status: str = "InService"
+    reason: str | None = None
+    left: int = 0
+    end: Callable[[], None] | None = None
+    before: dict[str, Any] | None = None  # of an update: what it served
+    coming: str | None = None  # of an update: the configuration that it is to serve
+
+    def look(self) -> None:
+        """One poll: the busy state, or what comes of it."""
+        if self.end is None:
+            return
+        if self.left > 0:
+            self.left -= 1
+            return
+        end, self.end = self.end, None
+        end()
+
+    @property
+    def busy(self) -> bool:
+        return self.end is not None
+
+
+SAID = {
+    "model": "model",
+    "endpoint-config": "endpoint configuration",
+    "endpoint": "endpoint",
+    "inference-component": "inference component",
+    "transform-job": "requested job with name",
+}
+"""As AWS's messages call them."""
+
+
+@dataclass
+class SageMaker:
+    """Everything that there is; `reset` empties it.
+
+    Attributes:
+        may_take: whether SageMaker may take a role, by its ARN.
+        fate_of: how a creation or update ends that `fate` says nothing of, by what was asked for.
+    """
+
+    polls: int = 1
+    things: dict[tuple[str, str], Thing] = field(default_factory=dict)
+    fates: dict[str, list[Fate]] = field(default_factory=dict)
+    on_endpoint_gone: Callable[[str], None] = lambda name: None
+    may_take: Callable[[str], bool] = lambda role: True
+    fate_of: Callable[[Thing, Mapping[str, Any]], Fate] = lambda thing, wanted: Fate("InService")
+    _ticks: int = 0
+
+    def reset(self) -> None:
+        self.polls = 1
+        self.things.clear()
+        self.fates.clear()
+
+    def fate(self, name: str, status: str, reason: str | None = None, polls: int | None = None) -> None:
+        """How the next creation or update of the endpoint or component `name` ends; further ones queue up."""
+        self.fates.setdefault(name, []).append(Fate(status, reason, polls))
+
+    def names(self, kind: str) -> list[str]:
+        """Of all that there are of a kind, sorted."""
+        return sorted(name for of, name in self.things if of == kind)
+
+    def get(self, kind: str, name: str) -> Thing:
+        thing = self.things.get((kind, name))
+        if thing is None:
+            raise Invalid(f'Could not find {SAID[kind]} "{arn(kind, name)}".')
+        return thing
+
+    def create(self, kind: str, name: str, request: dict[str, Any], region: str) -> Thing:
+        if (kind, name) in self.things:
+            raise Invalid(f'Cannot create already existing {SAID[kind]} "{arn(kind, name, region)}".')
+        tags = {tag["Key"]: tag["Value"] for tag in request.pop("Tags", None) or ()}
+        thing = Thing(kind, name, arn(kind, name, region), request, self._now(), tags)
+        self.things[kind, name] = thing
+        return thing
+
+    def check_role(self, role: str) -> None:
+        if not self.may_take(role):
+            raise Invalid(
+                f"Could not assume role {role}. Please ensure that the role exists and allows principal "
+                "'sagemaker.amazonaws.com' to assume the role."
+            )
+
+    def begin(
+        self,
+        thing: Thing,
+        status: str,
+        done: Callable[[], None] | None = None,
+        wanted: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        """A creation or an update, which ends as `fate` or `fate_of` says."""
+        queue = self.fates.get(thing.name, [])
+        fate = queue.pop(0) if queue else self.fate_of(thing, wanted)
+        thing.status, thing.reason, thing.coming = status, None, None
+        thing.left = self.polls if fate.polls is None else fate.polls
+
+        def end() -> None:
+            thing.status, thing.reason = fate.status, fate.reason
+            if fate.status == "RolledBack":
+                thing.status = "InService"
+            if fate.status in ("RolledBack", "UpdateRollbackFailed") and thing.before is not None:
+                thing.request = thing.before
+            elif fate.status == "InService" and done is not None:
+                done()
+
+        thing.end = end
+
+    def begin_deletion(self, thing: Thing, gone: Callable[[], None]) -> None:
+        thing.status, thing.reason, thing.left = "Deleting", None, self.polls
+
+        def end() -> None:
+            del self.things[thing.kind, thing.name]
+            gone()
+
+        thing.end = end
+
+    def look(self, kind: str, name: str) -> Thing:
+        """As a describe call: counts as a poll, and what has gone is not found."""
+        self.get(kind, name).look()
+        return self.get(kind, name)
+
+    def components_of(self, endpoint: str) -> list[Thing]:
+        return [
+            thing
+            for (kind, _), thing in self.things.items()
+            if kind == "inference-component" and thing.request["EndpointName"] == endpoint
+        ]
+
+    def by_arn(self, wanted: str) -> Thing:
+        for thing in self.things.values():
+            if thing.arn == wanted:
+                return thing
+        raise Invalid(f"Could not find resource {wanted}")
+
+    def _now(self) -> datetime.datetime:
+        """Of each thing another second, so that the newest is known."""
+        self._ticks += 1
+        return datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc) + datetime.timedelta(seconds=self._ticks)
+
+
+def page(things: list[Any], p: Mapping[str, Any]) -> tuple[list[Any], dict[str, str]]:
+    """Return the part of a list that a call asks for, and the token for the next one, if there is more.
+
+    Raises:
+        Invalid: the call's token is none of ours.
+    """
+    token = p.get("NextToken") or "0"
+    if not re.fullmatch("[0-9]{1,9}", token):
+        raise Invalid("The NextToken is not valid.")
+    last = int(token) + int(p.get("MaxResults") or 10)
+    return things[int(token) : last], {"NextToken": str(last)} if last < len(things) else {}
+
+
+def arn(kind: str, name: str, region: str = "us-east-1") -> str:
+    return f"arn:{get_partition(region)}:sagemaker:{region}:{ACCOUNT}:{kind}/{name}"
+
+
+# -- the calls of `sagemaker.SageMaker`, in the place of moto's: parameters in, answers out ----------------------------
+
+
+_NAMES = {
+    "model": "ModelName",
+    "endpoint-config": "EndpointConfigName",
+    "endpoint": "EndpointName",
+    "inference-component": "InferenceComponentName",
+}
+_PREFIXES = {
+    "model": "Model",
+    "endpoint-config": "EndpointConfig",
+    "endpoint": "Endpoint",
+    "inference-component": "InferenceComponent",
+}
+_LISTS = {
+    "model": ("list_models", "Models"),
+    "endpoint-config": ("list_endpoint_configs", "EndpointConfigs"),
+    "endpoint": ("list_endpoints", "Endpoints"),
+    "inference-component": ("list_inference_components", "InferenceComponents"),
+}
+
+
+_LIVE = ("Counts", "Weights")
+"""Where an endpoint keeps what was changed of its variants since their configuration."""
+_SHOWN_WITH_ENDPOINT = ("AsyncInferenceConfig", "CrossRegionTrafficConfig", "ExplainerConfig", "MetricsConfig")
+
+
+class Calls:
+    """One method for each of boto3's calls; `p` are its parameters, freely changed."""
+
+    def __init__(self, cloud: SageMaker) -> None:
+        self._cloud = cloud
+
+    # Models and configurations: there at once, never changed, and deleted whoever uses them (as AWS does).
+
+    def create_model(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        if not p.get("PrimaryContainer") and not p.get("Containers"):
+            raise Invalid("Either PrimaryContainer or Containers must be given.")
+        self._cloud.check_role(p["ExecutionRoleArn"])
+        p.get("PrimaryContainer", {}).setdefault("Mode", "SingleModel")
+        p.setdefault("EnableNetworkIsolation", False)
+        return {"ModelArn": self._cloud.create("model", p["ModelName"], p, region).arn}
+
+    def create_endpoint_config(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        if "ExecutionRoleArn" in p:
+            self._cloud.check_role(p["ExecutionRoleArn"])
+        if len(p.get("ShadowProductionVariants", ())) > 1 or (
+            len(p["ProductionVariants"]) > 1 and "ShadowProductionVariants" in p
+        ):
+            raise Invalid("One variant for ProductionVariants and one for ShadowProductionVariants.")
+        if "ShadowProductionVariants" in p and (
+            "AsyncInferenceConfig" in p
+            or any("ModelName" not in one or "ServerlessConfig" in one for one in p["ProductionVariants"])
+        ):
+            raise Invalid("Shadow variants do not go with asynchronous or serverless inference, or with components.")
+        for variant in (*p["ProductionVariants"], *p.get("ShadowProductionVariants", ())):
+            self._check_types(variant)
+            self._check_routing(variant.get("RoutingConfig", {}))
+            if "ModelName" in variant:
+                self._cloud.get("model", variant["ModelName"])
+            elif "ExecutionRoleArn" not in p:
+                raise Invalid("ExecutionRoleArn must be given where a variant has no model.")
+            variant.setdefault("InitialVariantWeight", 1.0)
+        p.setdefault("EnableNetworkIsolation", False)
+        made = self._cloud.create("endpoint-config", p["EndpointConfigName"], p, region)
+        return {"EndpointConfigArn": made.arn}
+
+    def _check_routing(self, routing: dict[str, Any]) -> None:
+        """Both fields of prefix-aware routing are required, which only the API's description says."""
+        prefix = routing.get("PrefixAwareRoutingConfig", {})
+        aware = routing.get("RoutingStrategy") == "PREFIX_AWARE"
+        if set(prefix) != ({"PrefixLength", "ConcurrencyThreshold"} if aware else set()):
+            raise Invalid("PrefixLength and ConcurrencyThreshold are required with PREFIX_AWARE, and only with it.")
+
+    def _check_types(self, variant: dict[str, Any]) -> None:
+        """One type, or pools of different types."""
+        pools = variant.get("InstancePools")
+        if (pools is None) == ("InstanceType" not in variant):
+            raise Invalid("Exactly one of InstanceType and InstancePools must be given.")
+        if pools is None:
+            return
+        types, priorities = [pool["InstanceType"] for pool in pools], [pool["Priority"] for pool in pools]
+        if len(set(types)) < len(types) or len(set(priorities)) < len(priorities):
+            raise Invalid("InstancePools are of different types and priorities.")
+        for pool in pools:
+            if "ModelNameOverride" in pool:
+                self._cloud.get("model", pool["ModelNameOverride"])
+
+    def delete_model(self, p: dict[str, Any], region: str) -> None:
+        self._cloud.get("model", p["ModelName"])
+        del self._cloud.things["model", p["ModelName"]]
+
+    def delete_endpoint_config(self, p: dict[str, Any], region: str) -> None:
+        self._cloud.get("endpoint-config", p["EndpointConfigName"])
+        del self._cloud.things["endpoint-config", p["EndpointConfigName"]]
+
+    # Endpoints
+
+    def create_endpoint(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        self._cloud.get("endpoint-config", p["EndpointConfigName"])
+        made = self._cloud.create("endpoint", p["EndpointName"], p, region)
+        self._cloud.begin(made, "Creating", wanted=p)
+        return {"EndpointArn": made.arn}
+
+    def update_endpoint(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        endpoint = self._idle("endpoint", p["EndpointName"])
+        if endpoint.status == "Failed":
+            raise Invalid(f'Cannot update failed endpoint "{endpoint.arn}".')
+        self._cloud.get("endpoint-config", endpoint.request["EndpointConfigName"])  # terraform-provider-aws#40048
+        self._cloud.get("endpoint-config", p["EndpointConfigName"])
+        for alarm in p.get("DeploymentConfig", {}).get("AutoRollbackConfiguration", {}).get("Alarms", ()):
+            if alarm["AlarmName"] not in _alarms(region):
+                raise Invalid(f"CloudWatch alarm {alarm['AlarmName']} does not exist.")
+        self._check_batch(endpoint, p.get("DeploymentConfig", {}).get("RollingUpdatePolicy", {}))
+        endpoint.before = dict(endpoint.request)
+
+        def done() -> None:
+            endpoint.request = {**endpoint.request, "EndpointConfigName": p["EndpointConfigName"]}
+            if not p.get("RetainAllVariantProperties"):
+                endpoint.request = {name: value for name, value in endpoint.request.items() if name not in _LIVE}
+            if "DeploymentConfig" in p:
+                endpoint.request["LastDeploymentConfig"] = p["DeploymentConfig"]
+
+        self._cloud.begin(endpoint, "Updating", done, p)
+        endpoint.coming = p["EndpointConfigName"]
+        return {"EndpointArn": endpoint.arn}
+
+    def _check_batch(self, endpoint: Thing, rolling: dict[str, Any]) -> None:
+        """5 to 50 % of the variant's instances."""
+        size = rolling.get("MaximumBatchSize")
+        if size is None:
+            return
+        (variant,) = self._variants(endpoint)
+        count = variant["CurrentInstanceCount"]
+        percent = size["Value"] if size["Type"] == "CAPACITY_PERCENT" else 100 * size["Value"] / max(count, 1)
+        if not 5 <= percent <= 50:
+            raise Invalid(f"MaximumBatchSize must be 5 to 50 % of {count} instances, not {percent:g} %.")
+
+    def update_endpoint_weights_and_capacities(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        endpoint = self._idle("endpoint", p["EndpointName"])
+
+        def done() -> None:
+            for variant in p["DesiredWeightsAndCapacities"]:
+                for name, value in (("Counts", "DesiredInstanceCount"), ("Weights", "DesiredWeight")):
+                    if value in variant:
+                        of_variants = endpoint.request.get(name, {})
+                        endpoint.request[name] = {**of_variants, variant["VariantName"]: variant[value]}
+
+        self._cloud.begin(endpoint, "Updating", done, p)
+        return {"EndpointArn": endpoint.arn}
+
+    def delete_endpoint(self, p: dict[str, Any], region: str) -> None:
+        endpoint = self._idle("endpoint", p["EndpointName"])
+        if self._cloud.components_of(endpoint.name):
+            raise Invalid(f'Cannot delete endpoint "{endpoint.arn}" with inference components.')
+        self._cloud.begin_deletion(endpoint, lambda: self._cloud.on_endpoint_gone(endpoint.name))
+
+    # Inference components
+
+    def create_inference_component(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        endpoint = self._cloud.get("endpoint", p["EndpointName"])
+        if endpoint.status != "InService":
+            raise Invalid(f'Endpoint "{endpoint.arn}" is not InService.')
+        for specification in _specifications(p):
+            if "ModelName" in specification:
+                self._cloud.get("model", specification["ModelName"])
+            if "BaseInferenceComponentName" in specification:
+                base = self._cloud.get("inference-component", specification["BaseInferenceComponentName"])
+                if base.status != "InService":
+                    raise Invalid(f'Base inference component "{base.arn}" is not InService.')
+        p["RuntimeConfig"] = _copies(p.get("RuntimeConfig", {"CopyCount": 1}))
+        made = self._cloud.create("inference-component", p["InferenceComponentName"], p, region)
+        self._cloud.begin(made, "Creating", wanted=p)
+        return {"InferenceComponentArn": made.arn}
+
+    def update_inference_component(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        component = self._idle("inference-component", p["InferenceComponentName"])
+        component.before = dict(component.request)
+
+        def done() -> None:
+            kept = component.request
+            given: dict[str, Any] = {name: p[name] for name in ("Specification", "Specifications") if name in p}
+            if given:  # one for all types, or one for each, replaces what there was
+                kept = {name: kept[name] for name in kept if not name.startswith("Specification")}
+            component.request = {**kept, **given}
+            if "RuntimeConfig" in p:
+                component.request["RuntimeConfig"] = _copies(p["RuntimeConfig"])
+
+        self._cloud.begin(component, "Updating", done, p)
+        return {"InferenceComponentArn": component.arn}
+
+    def update_inference_component_runtime_config(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        component = self._idle("inference-component", p["InferenceComponentName"])
+
+        def done() -> None:
+            component.request["RuntimeConfig"] = _copies(p["DesiredRuntimeConfig"])
+
+        self._cloud.begin(component, "Updating", done, p)
+        return {"InferenceComponentArn": component.arn}
+
+    def delete_inference_component(self, p: dict[str, Any], region: str) -> None:
+        component = self._idle("inference-component", p["InferenceComponentName"])
+        for other in self._cloud.components_of(component.request["EndpointName"]):
+            if component.name in [one.get("BaseInferenceComponentName") for one in _specifications(other.request)]:
+                raise Invalid(f'Cannot delete inference component "{component.arn}": adapter "{other.arn}" uses it.')
+        self._cloud.begin_deletion(component, lambda: None)
+
+    # Reservations, which are bought and not made here
+
+    def describe_training_plan(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        plan = self._cloud.things.get(("training-plan", p["TrainingPlanName"]))
+        if plan is None:
+            raise Missing(f"Could not find training plan {p['TrainingPlanName']}.")
+        return {**plan.request, "TrainingPlanName": plan.name, "TrainingPlanArn": plan.arn}
+
+    # All of them
+
+    def _idle(self, kind: str, name: str) -> Thing:
+        """Return what may be changed or deleted now."""
+        thing = self._cloud.get(kind, name)
+        if thing.busy:
+            thing.look()
+            raise Invalid(f'Cannot update in-progress {kind.replace("-", " ")} "{thing.arn}".')
+        return thing
+
+    def describe(self, kind: str, name: str) -> dict[str, Any]:
+        thing = self._cloud.look(kind, name)
+        said = {
+            **copy.deepcopy(thing.request),
+            f"{_PREFIXES[kind]}Arn": thing.arn,
+            "CreationTime": thing.created,
+            "LastModifiedTime": thing.created,
+        }
+        if kind in ("endpoint", "inference-component"):
+            said[f"{_PREFIXES[kind]}Status"] = thing.status
+            if thing.reason is not None:
+                said["FailureReason"] = thing.reason
+        if kind == "endpoint":
+            said["ProductionVariants"] = self._variants(thing)
+            if shadows := self._variants(thing, "ShadowProductionVariants"):
+                said["ShadowProductionVariants"] = shadows
+            said |= self._of_configuration(thing)
+            if thing.status == "Updating" and (coming := thing.coming) is not None:
+                said["PendingDeploymentSummary"] = {"EndpointConfigName": coming}
+        if kind == "inference-component":
+            said["EndpointArn"] = self._cloud.get("endpoint", thing.request["EndpointName"]).arn
+            for specification in _specifications(said):
+                if container := specification.get("Container"):
+                    specification["Container"] = {
+                        **{name: value for name, value in container.items() if name != "Image"},
+                        **({"DeployedImage": {"SpecifiedImage": container["Image"]}} if "Image" in container else {}),
+                    }
+        return said
+
+    def list_kind(self, kind: str, p: dict[str, Any]) -> dict[str, Any]:
+        things = [thing for (of, _), thing in sorted(self._cloud.things.items()) if of == kind]
+        things = [thing for thing in things if p.get("NameContains", "") in thing.name]
+        if "EndpointNameEquals" in p:
+            things = [thing for thing in things if thing.request["EndpointName"] == p["EndpointNameEquals"]]
+        shown, more = page(things, p)
+        return {_LISTS[kind][1]: [self._summary(kind, thing) for thing in shown], **more}
+
+    def _summary(self, kind: str, thing: Thing) -> dict[str, Any]:
+        said = {
+            _NAMES[kind]: thing.name,
+            f"{_PREFIXES[kind]}Arn": thing.arn,
+            "CreationTime": thing.created,
+            "LastModifiedTime": thing.created,
+            f"{_PREFIXES[kind]}Status": thing.status,
+        }
+        for name in ("EndpointName", "VariantName") if kind == "inference-component" else ():
+            said[name] = thing.request.get(name, "")  # an adapter is where its base is
+        return said
+
+    def _variants(self, endpoint: Thing, field: str = "ProductionVariants") -> list[dict[str, Any]]:
+        config = self._cloud.things.get(("endpoint-config", endpoint.request["EndpointConfigName"]))
+        variants = config.request.get(field, []) if config is not None else []
+        counts, weights = (endpoint.request.get(name, {}) for name in _LIVE)
+        return [
+            {
+                "VariantName": variant["VariantName"],
+                "CurrentInstanceCount": counts.get(variant["VariantName"], variant.get("InitialInstanceCount", 1)),
+                "DesiredInstanceCount": counts.get(variant["VariantName"], variant.get("InitialInstanceCount", 1)),
+                "CurrentWeight": weights.get(variant["VariantName"], variant["InitialVariantWeight"]),
+                "DesiredWeight": weights.get(variant["VariantName"], variant["InitialVariantWeight"]),
+                **_in_pools(variant, counts),
+            }
+            for variant in variants
+        ]
+
+    def _of_configuration(self, endpoint: Thing) -> dict[str, Any]:
+        """What AWS shows of an endpoint's configuration with the endpoint."""
+        config = self._cloud.things.get(("endpoint-config", endpoint.request["EndpointConfigName"]))
+        request = config.request if config is not None else {}
+        shown = {name: request[name] for name in _SHOWN_WITH_ENDPOINT if name in request}
+        if (capture := request.get("DataCaptureConfig")) is not None:
+            shown["DataCaptureConfig"] = {
+                "EnableCapture": capture.get("EnableCapture", True),
+                "CaptureStatus": "Started",
+                "CurrentSamplingPercentage": capture["InitialSamplingPercentage"],
+                "DestinationS3Uri": capture["DestinationS3Uri"],
+                "KmsKeyId": capture.get("KmsKeyId", ""),
+            }
+        return shown
+
+    # Tags
+
+    def list_tags(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        tags = self._cloud.by_arn(p["ResourceArn"]).tags
+        return {"Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
+
+    def add_tags(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        tags = self._cloud.by_arn(p["ResourceArn"]).tags
+        tags.update({tag["Key"]: tag["Value"] for tag in p["Tags"]})
+        return {"Tags": [{"Key": key, "Value": value} for key, value in tags.items()]}
+
+    def delete_tags(self, p: dict[str, Any], region: str) -> None:
+        for key in p["TagKeys"]:
+            self._cloud.by_arn(p["ResourceArn"]).tags.pop(key, None)
+
+
+def _specifications(request: dict[str, Any]) -> list[dict[str, Any]]:
+    """One for all instance types, or one for each."""
+    one, several = request.get("Specification"), request.get("Specifications", [])
+    if (one is None) == (not several):
+        raise Invalid("Exactly one of Specification and Specifications must be given.")
+    return several or [one]
+
+
+def _in_pools(variant: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]:
+    """All instances are of the pool that is tried first."""
+    pools = sorted(variant.get("InstancePools", ()), key=lambda pool: int(pool["Priority"]))
+    if not pools:
+        return {}
+    count = counts.get(variant["VariantName"], variant.get("InitialInstanceCount", 1))
+    return {
+        "InstancePools": [
+            {"InstanceType": pool["InstanceType"], "CurrentInstanceCount": 0 if place else count}
+            for place, pool in enumerate(pools)
+        ]
+    }
+
+
+def _copies(runtime: dict[str, Any]) -> dict[str, Any]:
+    count = runtime["CopyCount"]
+    return {"DesiredCopyCount": count, "CurrentCopyCount": count}
+
+
+def _alarms(region: str) -> set[str]:
+    return set(cloudwatch_backends[ACCOUNT][region].alarms)
+
+
+def install(cloud: SageMaker) -> None:
+    """Put the double's calls in the place of moto's, for good: moto is then no other SageMaker in this process."""
+    calls = Calls(cloud)
+    own = [name for name in vars(Calls) if not name.startswith("_") and name not in ("describe", "list_kind")]
+    for name in own:
+        setattr(SageMakerResponse, name, method(getattr(calls, name)))
+    for kind, argument in _NAMES.items():
+        setattr(SageMakerResponse, f"describe_{kind.replace('-', '_')}", _describe(calls, kind, argument))
+        setattr(SageMakerResponse, _LISTS[kind][0], _list(calls, kind))
+    moto.sagemaker.models.FakeEndpointConfig.validate_instance_type = lambda self, instance_type: None  # type: ignore[method-assign]
+
+
+def method(call: Any) -> Any:
+    """Return a method of moto's class that answers by a call: nothing is an empty answer."""
+
+    def answer(self: SageMakerResponse) -> Any:
+        said = call(copy.deepcopy(self.params), self.region)
+        return EmptyResult() if said is None else ActionResult(said)
+
+    return answer
+
+
+def _describe(calls: Calls, kind: str, argument: str) -> Any:
+    return lambda self: ActionResult(calls.describe(kind, self._get_param(argument)))
+
+
+def _list(calls: Calls, kind: str) -> Any:
+    return lambda self: ActionResult(calls.list_kind(kind, self.params))

@@ -1,0 +1,266 @@
+"""What `lmi deploy local FILE` starts: a process for the endpoint, or one for each inference component.
+
+One copy of each runs, of this package's server: the image, the instances and scaling are AWS's.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+
+from deploy.emulator.answers import ApiError
+from deploy.emulator.container import Command, settings_of_arguments, start
+from deploy.emulator.endpoint import Component
+from deploy.emulator.store import Store
+from deploy.errors import DeployError, SpecError
+from deploy.spec import Spec
+from deploy.spec.components import servers
+from deploy.spec.options import ADVICE, is_aws_image, options_problems, problems_error, settings_of
+from deploy.spec.sections import Component as Section
+from handler.config.engines import ENGINES
+
+_MIB = 2**20
+_GPUS = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
+_SECONDS = 20.0  # for the driver's answer
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What this machine has for the components.
+
+    Attributes:
+        memory_mb: of the host.
+        gpus: as CUDA_VISIBLE_DEVICES names them; empty: there are none, and engines without GPUs run.
+    """
+
+    memory_mb: int
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Started:
+    """The processes to start, and the components in front of them.
+
+    Attributes:
+        commands: by the component's name; "" without components.
+        components: by name, each with the address of its process; adapters too.
+        adapters: directories by the adapter's component.
+        notes: what is different from AWS, a sentence each.
+    """
+
+    commands: Mapping[str, Command]
+    components: Mapping[str, Component]
+    adapters: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def this_machine() -> Machine:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB
+    return Machine(memory, visible_gpus(os.environ))
+
+
+def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the GPUs: those that CUDA_VISIBLE_DEVICES names, else all of the driver; none without one."""
+    named = environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        return tuple(name.strip() for name in takewhile(_is_gpu, named.split(",")))
+    try:
+        answer = subprocess.run(_GPUS, capture_output=True, text=True, timeout=_SECONDS, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
+
+
+def _is_gpu(name: str) -> bool:
+    """Whether a name is a GPU's: CUDA sees none from the first on that is none."""
+    return bool(name.strip()) and not name.strip().startswith("-")
+
+
+def with_arguments(spec: Spec, options: Sequence[str], engine: str | None) -> Spec:
+    """Return the specification with options of the command line, which hold for every component.
+
+    Raises:
+        DeployError: one is not NAME=VALUE.
+        SpecError: the container would refuse an option.
+    """
+    said = {name.removeprefix("option."): value for name, value in settings_of_arguments(options).items()}
+    if engine:
+        said["llm_engine"] = engine
+    components = tuple(item.model_copy(update={"options": {**item.options, **said}}) for item in spec.components)
+    result = spec.model_copy(update={"options": {**spec.options, **said}, "components": components})
+    if wrong := options_problems(result):
+        raise problems_error(wrong, ADVICE)
+    return result
+
+
+def started(
+    spec: Spec,
+    port: Callable[[], int],
+    *,
+    machine: Machine,
+    adapters: Mapping[str, str],
+    store: Path | None = None,
+) -> Started:
+    """Return what to start.
+
+    Args:
+        port: returns a free one at each call.
+        adapters: directories of the specification's adapters, by name.
+        store: the directory that stands for S3, in which `model.s3` is looked for.
+
+    Raises:
+        SpecError: a component does not fit on this machine, or its model or an adapter is not there.
+    """
+    _refuse_without_room(spec, machine)
+    places = _gpus(spec, machine)
+    commands: dict[str, Command] = {}
+    components: dict[str, Component] = {}
+    loaded: dict[str, str] = {}
+    used: set[int] = set()
+    for server in servers(spec):
+        for item in server.components or (None,):
+            number, name = _another(port, used), "" if item is None else item.name
+            if item is not None:
+                # One without copies is asleep, as on AWS: requests find no capacity.
+                components[name] = Component(copies=item.copies, container=_address(number) if item.copies else None)
+                for adapter in item.adapters:
+                    components[adapter.name] = Component(
+                        adapter.name, item.copies, components[name].container, base=name
+                    )
+                    if item.copies:
+                        loaded[adapter.name] = _directory_of_adapter(name, adapter.name, adapters)
+                if not item.copies:
+                    continue
+            variables = {**_variables(server, store, name), **places.get(name, {})}
+            commands[name] = start(variables, number)
+    if not commands:
+        raise SpecError("components[].copies: all are 0, so there is nothing to start")
+    if unknown := adapters.keys() - {one.name for item in spec.components for one in item.adapters}:
+        raise SpecError(
+            f"--adapter {sorted(unknown)[0]}: the specification has no such adapter (components[].adapters)"
+        )
+    order = {item.name: components[item.name] for item in spec.components}
+    return Started(commands, {**order, **components}, loaded, tuple(_notes(spec)))
+
+
+def _another(port: Callable[[], int], used: set[int]) -> int:
+    """Return a free port that none of the others has: it is free until its process listens."""
+    while (number := port()) in used:
+        continue
+    used.add(number)
+    return number
+
+
+def _address(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
+
+
+def _refuse_without_room(spec: Spec, machine: Machine) -> None:
+    left = machine.memory_mb
+    for item in spec.components:
+        needed = item.memory_mb if item.copies else 0
+        if needed > left:
+            raise SpecError(
+                f"component {item.name}: memory_mb: {needed}, and {left} of this machine's {machine.memory_mb} MB are "
+                "left for it",
+                "Run fewer components here (copies: 0), or set a smaller memory_mb: --set does not change the file.",
+            )
+        left -= needed
+
+
+def _gpus(spec: Spec, machine: Machine) -> dict[str, dict[str, str]]:
+    """Return the variable that gives each component GPUs of its own, as SageMaker does; empty without GPUs."""
+    left = list(machine.gpus)
+    places: dict[str, dict[str, str]] = {}
+    for server in servers(spec):
+        engine = ENGINES.get(str(server.options.get("llm_engine")))
+        if not machine.gpus or (engine is not None and not engine.spreads):
+            continue
+        for item in server.components:
+            if not item.copies:
+                continue
+            if item.accelerators > len(left):
+                raise SpecError(
+                    f"component {item.name}: accelerators: {item.accelerators}, and {len(left)} of this machine's "
+                    f"{len(machine.gpus)} GPUs are left for it",
+                    "Run fewer components here (copies: 0), or an engine without GPUs (--engine echo).",
+                )
+            taken, left = left[: item.accelerators], left[item.accelerators :]
+            places[item.name] = {"CUDA_VISIBLE_DEVICES": ",".join(taken)}
+    return places
+
+
+def _variables(server: Spec, store: Path | None, name: str) -> dict[str, str]:
+    """Return the variables of a process: those of its container on AWS, with the model where it is here."""
+    found = {one.name: one.value for one in settings_of(server.options, server.environment)}
+    if server.model.context is not None:
+        found.setdefault("OPTION_MAX_MODEL_LEN", str(server.model.context))
+    if any(item.adapters for item in server.components):
+        found["OPTION_ENABLE_LORA"] = "true"
+    if server.network.isolated:
+        found |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+    return {**found, **_model(server, store, f"component {name}: " if name else "")}
+
+
+def _model(server: Spec, store: Path | None, who: str) -> dict[str, str]:
+    model = server.model
+    if model.id is not None:
+        return {"SAGEMAKER_MODEL_PATH": os.devnull, "OPTION_MODEL_ID": model.id}
+    if model.directory is not None:
+        if not model.directory.is_dir():
+            raise SpecError(f"{who}model.path: {model.path} is not a directory here")
+        return {"SAGEMAKER_MODEL_PATH": str(model.directory.resolve())}
+    if store is None:
+        raise SpecError(
+            f"{who}model.s3: {model.s3} is not on this machine",
+            "Name the directory that stands for S3 (--s3 DIRECTORY, with the files below bucket/prefix), or give "
+            "model.path or model.id.",
+        )
+    try:
+        directory = Store(store).path(f"{str(model.s3).rstrip('/')}/config.json").parent
+    except ApiError as error:
+        raise SpecError(f"{who}model.s3: {model.s3}: {error}") from None
+    if not directory.is_dir():
+        raise SpecError(f"{who}model.s3: {model.s3}: there is no directory {directory}")
+    return {"SAGEMAKER_MODEL_PATH": str(directory.resolve())}
+
+
+def _directory_of_adapter(component: str, adapter: str, adapters: Mapping[str, str]) -> str:
+    if adapter not in adapters:
+        raise SpecError(
+            f"component {component}: adapters: {adapter} is in S3, and SageMaker unpacks it",
+            f"Name its directory here: --adapter {adapter}=PATH",
+        )
+    return adapters[adapter]
+
+
+def _notes(spec: Spec) -> Iterator[str]:
+    for server in servers(spec):
+        if server.image.aws is not None or is_aws_image(server.image.uri or ""):
+            yield f"{_who(server)}AWS's image does not run here: this package's server does, with the same options."
+        if server.model.token_secret is not None:
+            yield f"{_who(server)}model.token_secret is not read here: the hub is asked without a token."
+    if spec.shadow is not None:
+        yield "shadow: runs on AWS only, and gets no copies here. `lmi deploy local --aws` plays its capture."
+    for item in spec.components:
+        if item.copies > 1:
+            yield f"component {item.name}: one copy of {item.copies} runs here."
+
+
+def _who(server: Spec) -> str:
+    names: list[Section] = list(server.components)
+    return f"component {', '.join(item.name for item in names)}: " if names else ""
+
+
+def refuse_with_specification(container_port: int | None) -> None:
+    """Refuse arguments that a specification does not go with.
+
+    Raises:
+        DeployError: there is one.
+    """
+    if container_port is not None:
+        raise DeployError("--container-port is for one container, and a specification may have several")

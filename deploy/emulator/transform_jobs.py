@@ -1,0 +1,161 @@
+"""Transform jobs, which moto lacks: by botocore's model, with what only its prose says, in the name of the role.
+
+A job starts with the first look at it and ends with one more than `SageMaker.polls`. Its container answers each line as
+the embedded server does in a job: a refusal is an answer too.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from moto.core.exceptions import ServiceException
+from moto.sagemaker.responses import SageMakerResponse
+
+from deploy.emulator.authorization import Need, Where, needs_of_s3
+from deploy.emulator.sagemaker import ACCOUNT, Invalid, Thing, method, page
+from deploy.s3.prefix import bucket_and_key
+
+if TYPE_CHECKING:
+    from deploy.emulator.cloud import Cloud
+
+KIND = "transform-job"
+_MB = 2**20
+
+
+class InUse(ServiceException):
+    code = "ResourceInUse"
+
+
+class Calls:
+    """One method for each of boto3's calls."""
+
+    def __init__(self, cloud: Cloud) -> None:
+        self._cloud = cloud
+        self._jobs = cloud.sagemaker
+
+    def create_transform_job(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        name = p["TransformJobName"]
+        if (KIND, name) in self._jobs.things:
+            raise InUse(f"Job name must be unique within an AWS account and region, and {name} is in use.")
+        model = self._jobs.get("model", p["ModelName"])
+        container = model.request["PrimaryContainer"]
+        if "ModelDataSource" in container:
+            raise Invalid("Model data sources are not supported for batch transform.")
+        concurrent, payload = p.get("MaxConcurrentTransforms", 0), p.get("MaxPayloadInMB", 6)
+        if payload > 100 or concurrent * payload > 100:
+            raise Invalid(f"MaxConcurrentTransforms * MaxPayloadInMB is {concurrent * payload}: at most 100.")
+        if p.get("BatchStrategy") and p["TransformInput"].get("SplitType", "None") == "None":
+            raise Invalid("A BatchStrategy needs a SplitType.")
+        if p["TransformResources"]["InstanceCount"] > 100:
+            raise Invalid("InstanceCount: at most 100.")
+        made = self._jobs.create(KIND, name, p, region)
+        made.status, made.left = "InProgress", self._jobs.polls
+        made.end = lambda: self._run(made, region)
+        return {"TransformJobArn": made.arn}
+
+    def describe_transform_job(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        job = self._job(p["TransformJobName"])
+        started = job.left < self._jobs.polls
+        job.look()
+        said = {**copy.deepcopy(job.request), **_summary(job)}
+        return {**said, "TransformStartTime": job.created} if started else said
+
+    def list_transform_jobs(self, p: dict[str, Any], region: str) -> dict[str, Any]:
+        jobs = [job for (kind, _), job in sorted(self._jobs.things.items()) if kind == KIND]
+        jobs = [job for job in jobs if p.get("NameContains", "") in job.name]
+        jobs = [job for job in jobs if p.get("StatusEquals", job.status) == job.status]
+        shown, more = page(jobs, p)
+        return {"TransformJobSummaries": [_summary(job) for job in shown], **more}
+
+    def stop_transform_job(self, p: dict[str, Any], region: str) -> None:
+        job = self._job(p["TransformJobName"])
+        if job.status != "InProgress":
+            raise Invalid(f"The job is {job.status} and cannot be stopped.")
+        job.status, job.left = "Stopping", self._jobs.polls
+
+        def end() -> None:
+            job.status = "Stopped"
+
+        job.end = end
+
+    def _job(self, name: str) -> Thing:
+        if (KIND, name) not in self._jobs.things:
+            raise Invalid(f"Could not find requested job with name: {name}")
+        return self._jobs.things[KIND, name]
+
+    def _run(self, job: Thing, region: str) -> None:
+        """Transform each object; one that fails leaves no output, and the others theirs."""
+        job.status = "Completed"
+        s3, where = self._cloud.client("s3", region), Where(region, ACCOUNT)
+        role = self._jobs.get("model", job.request["ModelName"]).request["ExecutionRoleArn"]
+        source = job.request["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"]
+        bucket, prefix = bucket_and_key(source)
+        listing = Need("s3:ListBucket", f"arn:{where.partition}:s3:::{bucket}", {"s3:prefix": prefix})
+        if (missing := self._cloud.missing(role, [listing])) is not None:
+            return _fail(job, f"The role may not {missing}")
+        there = [item["Key"] for item in s3.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", ())]
+        if not there:
+            return _fail(job, f"No objects found at {source}")
+        for key in there:
+            target = _target(job.request["TransformOutput"]["S3OutputPath"], prefix, key)
+            needs = [
+                *needs_of_s3("GET", bucket, key, {}, b"", where, self._cloud.keys.get(bucket)),
+                *self._writing(job, target, where),
+            ]
+            if (missing := self._cloud.missing(role, needs)) is not None:
+                return _fail(job, f"The role may not {missing}")
+            body = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
+            try:
+                answers = self._answers(body, job.request)
+            except ValueError as error:
+                _fail(job, f"{key}: {error}")
+                continue
+            to_bucket, to_key = bucket_and_key(target)
+            s3.put_object(Bucket=to_bucket, Key=to_key, Body=answers)
+
+    def _answers(self, body: bytes, request: dict[str, Any]) -> bytes:
+        """Return what the container answers, a line for each line.
+
+        Raises:
+            ValueError: of the whole object: a line is too long, or the container fails.
+        """
+        assert request["BatchStrategy"] == "SingleRecord", "the server answers one line a request"
+        assert request["TransformInput"]["ContentType"] == "application/jsonlines"
+        assert request["TransformOutput"]["AssembleWith"] == "Line"
+        lines = body.split(b"\n")[: -1 if body.endswith(b"\n") else None]
+        if any(len(line) > request["MaxPayloadInMB"] * _MB for line in lines):
+            raise ValueError("a record is larger than MaxPayloadInMB")
+        return b"".join(self._cloud.transform(line).rstrip(b"\n") + b"\n" for line in lines)
+
+    def _writing(self, job: Thing, target: str, where: Where) -> Iterator[Need]:
+        bucket, key = bucket_and_key(target)
+        encrypted = job.request["TransformOutput"].get("KmsKeyId") or self._cloud.keys.get(bucket)
+        yield from needs_of_s3("PUT", bucket, key, {}, b"", where, encrypted)
+
+
+def _target(output: str, prefix: str, key: str) -> str:
+    below = key.removeprefix(prefix.rpartition("/")[0]).lstrip("/")
+    return f"{output.rstrip('/')}/{below}.out"
+
+
+def _fail(job: Thing, reason: str) -> None:
+    job.status, job.reason = "Failed", f"ClientError: {reason}"
+
+
+def _summary(job: Thing) -> dict[str, Any]:
+    said: dict[str, Any] = {
+        "TransformJobName": job.name,
+        "TransformJobArn": job.arn,
+        "TransformJobStatus": job.status,
+        "CreationTime": job.created,
+    }
+    return {**said, "FailureReason": job.reason} if job.reason else said
+
+
+def install(cloud: Cloud) -> None:
+    """Put the double's calls in the place of moto's, for good."""
+    calls = Calls(cloud)
+    for name in [name for name in vars(Calls) if not name.startswith("_")]:
+        setattr(SageMakerResponse, name, method(getattr(calls, name)))

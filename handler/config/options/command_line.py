@@ -1,0 +1,279 @@
+"""Options on the command line: as flags of `lmi serve`, and as text for `lmi options`."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import textwrap
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from handler.config import lmi_version
+from handler.config.engines import LLM_ENGINES
+from handler.config.options import ENVIRONMENT, KNOWN, OPTIONS
+from handler.config.options.engine_arguments import NAMES, engine_arguments, shipped
+from handler.config.options.names import (
+    ALONG,
+    SECRET,
+    SM_VLLM,
+    VARIABLES,
+    find_option,
+    key_of,
+    of_vllms_variable,
+    unknown_option,
+    variable,
+)
+from handler.config.options.option import Gone, Option, boolean
+from handler.core.command_line import Parser
+from handler.core.errors import ConfigError
+
+_WIDTH = 120
+
+
+def found(text: str, engine: str = "") -> str:
+    """Describe the option of this name; where there is none, list those whose names or meanings have the text.
+
+    Args:
+        text: "" lists all.
+        engine: lists those that it has, with arguments of its own; "" lists those of every engine.
+
+    Raises:
+        ConfigError: neither is there; the message has the nearest name.
+    """
+    name = text.replace("-", "_")
+    if not name:
+        return table(engine=engine)
+    try:
+        return describe(name)
+    except ConfigError:
+        if not (listed := table(name, engine)):
+            raise
+        return listed
+
+
+def table(word: str = "", engine: str = "") -> str:
+    """List the options that have an effect here: a line each, by engines.
+
+    Args:
+        word: only those whose names or meanings have it.
+        engine: only those that it has, and its own arguments.
+    """
+    listed = [
+        option
+        for option in OPTIONS
+        if option.field
+        and not isinstance(option.parse, Gone)
+        and (not engine or not engines_of(option) or engine in option.engines)
+        and word.lower() in " ".join((option.key, option.help, *option.aliases)).lower()
+    ]
+    groups = sorted({engines_of(option) for option in listed})
+    parts = ["\n".join(_group(engines, [one for one in listed if engines_of(one) == engines])) for engines in groups]
+    arguments = engine_arguments(engine)
+    own = [f"option.{name}" for name in sorted(arguments.arguments) if word in name and f"option.{name}" not in KNOWN]
+    if own:
+        parts.append(f"Arguments of {arguments.source}:\n{_filled(', '.join(own))}")
+    return "\n\n".join(parts)
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+
+
+def engines_of(option: Option) -> tuple[str, ...]:
+    """Return the engines that have an option; empty: all."""
+    return () if len(option.engines) == len(LLM_ENGINES) - 1 else option.engines
+
+
+def _group(engines: Sequence[str], options: Sequence[Option]) -> Iterator[str]:
+    width = max(len(option.key) for option in options)
+    yield f"Only with {', '.join(engines)}:" if engines else "With every engine:"
+    for option in options:
+        default = default_of(option)
+        yield f"  {option.key:{width}}  {option.help}{f' (default {default})' if default else ''}"
+
+
+def describe(name: str) -> str:
+    """Describe an option by any of its names, with or without `option.`, or by its variable or a foreign one.
+
+    Raises:
+        ConfigError: nobody has it; the message has the nearest name.
+    """
+    paragraphs = _foreign(name)
+    engines = ("vllm",) if name.startswith(SM_VLLM) else ("", *LLM_ENGINES)
+    for key in _keys(name):
+        found = [option for engine in engines if (option := find_option(key, engine))]
+        if not found:
+            raise ConfigError(unknown_option(key, "").message)
+        paragraphs += ["\n".join(_lines(option)) for option in {one.engines: one for one in found}.values()]
+    return "\n\n".join(paragraphs)
+
+
+def _foreign(name: str) -> list[str]:
+    """Say what a foreign variable means here; nothing of a name of ours."""
+    if name in VARIABLES:
+        return [f"{name}\n  {VARIABLES[name].answer}"]
+    if not name.startswith(SM_VLLM):
+        return []
+    own = key_of(of_vllms_variable(name, "true").name)
+    along = {**{key_of(one): value for one, value in ALONG.items()}, lmi_version.KEY: lmi_version.ASYNC}
+    others = ", ".join(f"{key}={value}" for key, value in along.items() if key != own)
+    return [f"{name}\n  sets {own}; like every {SM_VLLM}*, where no option says otherwise, also\n  {others}"]
+
+
+def _keys(name: str) -> list[str]:
+    """Return the names that serving.properties has for it; none for a foreign variable without an option."""
+    if name in VARIABLES:
+        return [key_of(own) for own in sorted({*VARIABLES[name].owns.values()} - SECRET)]
+    if name.startswith(SM_VLLM):
+        return [key_of(of_vllms_variable(name, "true").name)]
+    if name in ENVIRONMENT or name.startswith(("OPTION_", "SERVING_")):
+        return [key_of(name)]
+    return [name if name.startswith("option.") or find_option(name, "") else f"option.{name}"]
+
+
+def _lines(option: Option) -> Iterator[str]:
+    yield option.key
+    if isinstance(option.parse, Gone):
+        yield f"  {option.parse.answer}"
+        if engines := engines_of(option):
+            yield f"  engines:     {', '.join(engines)}"
+        return
+    if option.field is None and not option.argument and not option.of_java:
+        yield f"  no effect: {option.help}"
+        return
+    facts = {
+        "meaning": option.help or "an argument of the engine's own",
+        "type": _type(option),
+        "default": default_of(option) or "none",
+        "engines": _engines(option),
+        "environment": ", ".join(
+            [variable(option.key), *(name for name, key in ENVIRONMENT.items() if key == option.key)]
+        ),
+        "other names": ", ".join(option.aliases),
+    }
+    for fact, text in facts.items():
+        if text:
+            yield textwrap.fill(f"  {fact + ':':13}{text}", _WIDTH, subsequent_indent=" " * 15, break_long_words=False)
+
+
+def _type(option: Option) -> str:
+    """Say what the parser takes, in the words in which it refuses."""
+    try:
+        option.parse(",")
+    except ValueError as error:
+        return str(error).removeprefix("must be ").partition(":")[0]
+    return "a text"
+
+
+def default_of(option: Option) -> str:
+    """Return the default as a user writes it, and those of engines that have another; "" where there is none."""
+    if option.default is None:
+        return ""
+    others = "".join(f"; {engine}: {value}" for engine, value in option.by_engine.items())
+    return f"{str(option.default).lower() if isinstance(option.default, bool) else option.default}{others}"
+
+
+def _engines(option: Option) -> str:
+    if option.of_java:
+        return ""
+    if not engines_of(option):
+        return "all"
+    others = f"no effect with others: {option.idle}" if option.idle else "others refuse it"
+    return f"{', '.join(option.engines)}; {others}"
+
+
+# -- options as flags of `lmi serve`: `--max-model-len 8192` is `-o option.max_model_len=8192` -------------------------
+# Underscores count as dashes, and `--compilation-config.mode 3` is `-o option.compilation_config.mode=3`: both as in
+# vLLM.
+
+_SHORT = {
+    "option.tensor_parallel_size": "-tp",
+    "option.pipeline_parallel_size": "-pp",
+    "option.data_parallel_size": "-dp",
+    "option.quantization": "-q",
+    "option.speculative_config": "-sc",
+    "option.compilation_config": "-cc",
+    "option.attention_config": "-ac",
+}
+"""vLLM's short flags."""
+_FORMER_SWITCHES = {"option.disable_log_requests", "option.enable_log_requests", "option.enable_reasoning"}
+"""vLLM's switches that its present lists of arguments lack, and commands in use still have."""
+_DOTTED = re.compile(r"(--?[A-Za-z][\w-]*)(\.[^=]+)(=?)(.*)", re.DOTALL)
+
+_SHOWN = {
+    "dtype": "precision: auto, bf16, fp16, fp32",
+    "max-model-len": "tokens of a prompt and its answer",
+    "max-num-seqs": "sequences in the engine at once",
+    "tensor-parallel-size": "number of devices for a model, or max",
+    "served-model-name": "the model's name in OpenAI's API",
+    "gpu-memory-utilization": "share of a GPU's memory that vLLM takes",
+    "quantization": "how weights are quantized",
+    "chat-template": "a chat template, or the path of one",
+    "reasoning-parser": "how the model marks its reasoning; auto by default",
+    "tool-call-parser": "how the model writes tool calls; auto by default",
+}
+"""The flags that --help lists; all the others are in `lmi options`."""
+
+
+class _Flag(argparse.Action):
+    """Adds `key=value` to `options`, where `-o` adds its own: the last of them counts, whichever way it came."""
+
+    def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
+        value = values if isinstance(values, str) else "false" if str(flag).startswith("--no-") else "true"
+        namespace.options = [*namespace.options, f"{self.const}={value}"]
+
+
+def add_flags(serve: Parser) -> None:
+    """Add a flag for each option, and for each argument of the engines' own."""
+    serve.rewrite = _rewritten
+    group = serve.add_argument_group("options", "each option of `lmi options` is a flag too, as these are")
+    taken = {*serve._option_string_actions}
+    for key, is_switch in sorted(_flag_keys().items()):
+        name = key.removeprefix("option.").replace("_", "-")
+        if f"--{name}" in taken:
+            continue
+        names = [*([_SHORT[key]] if key in _SHORT else []), f"--{name}", *([f"--no-{name}"] if is_switch else [])]
+        group.add_argument(
+            *names,
+            action=_Flag,
+            const=key,
+            dest=f"option {key}",
+            default=argparse.SUPPRESS,
+            nargs=0 if is_switch else None,
+            metavar="VALUE",
+            help=_SHOWN.get(name, argparse.SUPPRESS),
+        )
+
+
+def _flag_keys() -> dict[str, bool]:
+    """Return the keys of all options, and whether each is a switch."""
+    keys = {
+        key: all(one.parse is boolean or "false" in getattr(one.parse, "unless", ()) for one in options)
+        for key, options in KNOWN.items()
+        if f"option.{key}" not in KNOWN
+    }
+    arguments = [one for engine in NAMES for one in shipped(engine).arguments.items()]
+    own = {f"option.{name}": argument.types <= {"bool", "null"} for name, argument in arguments}
+    server = shipped("vllm", "server").arguments.items()
+    idle = {f"option.{name}" for name, argument in server if argument.types == {"bool"}} | _FORMER_SWITCHES
+    return {**own, **{key: is_switch or own.get(key, key in idle) for key, is_switch in keys.items()}}
+
+
+def _rewritten(words: Sequence[str]) -> list[str]:
+    """Write dashes for underscores in the names of flags, and flags by dotted names as `-o`."""
+    long = {short: f"--{key.removeprefix('option.')}" for key, short in _SHORT.items()}
+    found: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        match = _DOTTED.fullmatch(word)
+        flag = match and long.get(match[1], match[1])
+        key = f"option.{flag[2:].replace('-', '_')}" if flag and flag.startswith("--") else ""
+        if match and key and find_option(key, ""):
+            value = match[4] if match[3] else next(rest, None)
+            found += [word] if value is None else ["-o", f"{key}{match[2]}={value}"]
+        elif word.startswith("--"):
+            name, equals, value = word.partition("=")
+            found.append(f"{name.replace('_', '-')}{equals}{value}")
+        else:
+            found.append(word)
+    return found

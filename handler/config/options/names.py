@@ -1,0 +1,287 @@
+"""Names of options: find one by its name, suggest the nearest, and translate foreign environment variables."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from handler.config.options import ENVIRONMENT, KNOWN, SERVER_ENVIRONMENT
+from handler.config.options.engine_arguments import NAMES, check, engine_arguments, parser, shipped
+from handler.config.options.foreign import NO_ARGUMENTS, VARIABLES_OF
+from handler.config.options.option import Gone, Option, is_secret, read_json, shown
+from handler.core.errors import Problem
+
+
+def find_option(key: str, engine: str) -> Option | None:
+    """Find the option that an engine means by a name, else another engine's; None where nobody has it.
+
+    Args:
+        engine: "" where it is not known.
+    """
+    options = KNOWN.get(key, [])
+    own = [option for option in options if engine in option.engines]
+    own += [option for option in options if not option.engines]
+    if own:  # nearly always; the engines' arguments are not read then
+        return own[0]
+    others = (_argument(key, other) for other in NAMES)
+    return _argument(key, engine) or next(iter(options), None) or next(filter(None, others), None)
+
+
+def _argument(key: str, engine: str) -> Option | None:
+    """Make an option of an argument of the engine's own."""
+    name = key.removeprefix("option.")
+    found = None if name == key else engine_arguments(engine).arguments.get(name)
+    return found and Option(key, None, parser(found.types), None, "", engines=(engine,), argument=True)
+
+
+def option_key(name: str) -> str | None:
+    """Find the key of an option that the handler accepts by DJL's name, which has no prefix."""
+    key = next((name for name in (f"option.{name}", name) if name in KNOWN and _is_accepted(KNOWN[name], "")), None)
+    if key is None:
+        return None
+    keys = {option.key for option in KNOWN[key]}
+    return keys.pop() if len(keys) == 1 else key  # two engines' own: find_option knows which
+
+
+def variable(key: str) -> str:
+    """Name the environment variable of an option; "" for one that only serving.properties and `-o` can have."""
+    if not key.startswith("option."):
+        return f"SERVING_{key.upper()}" if key == key.lower() and "." not in key and key != "engine" else ""
+    name = key.removeprefix("option.")
+    return f"OPTION_{name.upper() if name in (name.lower(), 'entryPoint') else name}"
+
+
+def key_of(name: str) -> str:
+    """Name the option of one of the handler's variables."""
+    if name.startswith("SERVING_"):
+        return name.removeprefix("SERVING_").lower()
+    if name in ENVIRONMENT:
+        return ENVIRONMENT[name]
+    rest = name.removeprefix("OPTION_")
+    key = "option." + (rest.lower() if rest == rest.upper() else rest)  # DJL keeps mixed case as it is
+    return {"option.entrypoint": "option.entryPoint", "option.engine": "engine"}.get(key, key)
+
+
+class Unknown(NamedTuple):
+    """A name that nobody has.
+
+    Attributes:
+        origin: the place that has it.
+        message: has the nearest names that are accepted.
+        is_near: whether there is such a name, so that this one is likely misspelt.
+    """
+
+    key: str
+    origin: str
+    message: str
+    is_near: bool
+
+
+def unknown_option(key: str, engine: str, origin: str = "") -> Unknown:
+    """Say that nobody has the option, with the nearest names that this handler and its engine accept."""
+    name = key.removeprefix("option.")
+    bare = {name.removeprefix("option."): name for name, options in KNOWN.items() if _is_accepted(options, engine)}
+    hints = [repr(bare[near]) for near in _nearest(name, bare)]
+    arguments = engine_arguments(engine)
+    names = [other for other in arguments.arguments if _is_accepted(KNOWN.get(f"option.{other}", ()), engine)]
+    hints += [f"{NAMES[engine]}'s 'option.{near}'" for near in _nearest(name, names) if near not in bare]
+    hint = f"did you mean {' or '.join(hints)}?" if hints else "`lmi options` lists those there are"
+    releases = _releases(name, engine)
+    return Unknown(key, origin, f"unknown option {key!r}{releases}; {hint}", bool(hints or releases))
+
+
+def unknown_variable(name: str) -> Unknown:
+    """Say that nobody has the variable SERVING_X, with the nearest one."""
+    key = key_of(name)
+    bare = {one for one in KNOWN if not one.startswith("option.")} | SERVER_ENVIRONMENT
+    near = (
+        [f"OPTION_{key.upper()}"]
+        if f"option.{key}" in KNOWN
+        else [f"SERVING_{one.upper()}" for one in _nearest(key, bare)]
+    )
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return Unknown(name, f"environment variable {name}", f"unknown setting{hint}", bool(near))
+
+
+def _nearest(name: str, names: Iterable[str]) -> list[str]:
+    return difflib.get_close_matches(name, names, n=1, cutoff=0.75)
+
+
+def _releases(name: str, engine: str) -> str:
+    """Say which other releases of the engine have an argument."""
+    other = shipped(engine).arguments.get(name) if engine in NAMES else None
+    if other is None:
+        return ""
+    return f": {engine_arguments(engine).source} lacks it; {NAMES[engine]} {other.first} to {other.last} have it"
+
+
+def wrong_arguments(values: dict[str, Any], engine: str) -> Iterator[str]:
+    """Check the names and types of option.engine_args."""
+    arguments = engine_arguments(engine)
+    for name, value in values.items():
+        option = next((one for one in KNOWN.get(f"option.{name}", ()) if engine in one.engines), None)
+        found = arguments.arguments.get(name)
+        try:
+            if name in NO_ARGUMENTS:
+                yield f"{name!r}: write option.{name}, which this server reads"
+            elif option and getattr(option.parse, "argument", False):
+                option.parse(value if isinstance(value, str) else json.dumps(value))
+            elif found:
+                check(value, found.types)
+            else:
+                near = _nearest(name, arguments.arguments)
+                hint = f"; did you mean {near[0]!r}?" if near else ""
+                yield f"{name!r} is not an argument of {arguments.source}{hint}"
+        except ValueError as error:
+            yield f"{name!r}: {error}"
+
+
+def _is_accepted(options: Sequence[Option], engine: str) -> bool:
+    return not options or any(
+        (not engine or not option.engines or engine in option.engines or option.idle)
+        and not isinstance(option.parse, Gone)
+        and (option.field or option.of_java)
+        for option in options
+    )
+
+
+# -- environment variables of TGI, Hugging Face and AWS's vLLM image, translated into the handler's own ----------------
+
+
+SM_VLLM = "SM_VLLM_"
+"""AWS's vLLM image makes `SM_VLLM_X_Y=V` into `--x-y V` (aws/deep-learning-containers, sagemaker_args.py)."""
+
+
+class Own(NamedTuple):
+    """A variable of the handler's with the value that a foreign one gives it."""
+
+    foreign: str
+    name: str
+    value: str
+
+
+class Note(NamedTuple):
+    """A foreign variable without effect here."""
+
+    foreign: str
+    message: str
+
+
+VARIABLES = {name: line for names in VARIABLES_OF.values() for name, line in names.items()}
+"""By name; foreign.json has them."""
+
+SECRET = frozenset({"HF_TOKEN"})
+
+ALONG: Mapping[str, str] = {"OPTION_LLM_ENGINE": "vllm", "OPTION_OPENAI_COMPAT": "true"}
+"""What each `SM_VLLM_*` sets beside its own option: the engine, and its /invocations, vLLM's /v1/chat/completions."""
+
+
+def _truth(value: str) -> bool:
+    if value.lower() not in ("true", "false", "1", "0"):
+        raise ValueError("must be true or false")
+    return value.lower() in ("true", "1")
+
+
+def _graphs(value: str, engine: str) -> str:
+    if value.lower() not in ("true", "false"):
+        raise ValueError("must be true or false")
+    on = value.lower() == "true"
+    return json.dumps(not on if engine == "vllm" else on)
+
+
+def _graph_sizes(value: str, engine: str) -> str | None:
+    sizes = [int(size) for size in value.split(",")]
+    return None if sizes == [0] else json.dumps(sizes)
+
+
+_CONVERSIONS: dict[str, Callable[[str, str], str | None]] = {
+    "": lambda value, engine: value,
+    "boolean": lambda value, engine: json.dumps(_truth(value)),
+    "shards": lambda value, engine: "max" if _truth(value) else "1",
+    "fp8": lambda value, engine: value.replace("e4m3fn", "e4m3"),
+    "graphs": _graphs,
+    "graph sizes": _graph_sizes,
+}
+"""Make the handler's value of a foreign one for an engine; ValueError for a wrong one. None: nothing is to be set."""
+
+
+def hub_token(environ: Mapping[str, str]) -> str | None:
+    """Return the token for the Hugging Face hub from the first variable that has one, HF_TOKEN first."""
+    names = ["HF_TOKEN", *(name for name, variable in VARIABLES.items() if variable.same == "HF_TOKEN")]
+    return next((value for name in names if (value := environ.get(name))), None)
+
+
+def translate(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | Problem]:
+    """Translate foreign variables; an empty value counts as unset. Two values of one own variable are a problem.
+
+    Args:
+        engine: the one that options name; "" where they name none, which `SM_VLLM_*` then do.
+    """
+    given = {name: (name, value) for name, value in environ.items() if value}
+    for item in (*_of_vllms_image(environ, engine), *_of_tables(environ, engine)):
+        if isinstance(item, Own):
+            first, value = given.setdefault(item.name, (item.foreign, item.value))
+            if value != item.value:
+                yield contradiction(item.foreign, item.value, first, value)
+                continue
+        yield item
+
+
+def _of_tables(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | Problem]:
+    for name, variable in VARIABLES.items():
+        value = environ.get(name)
+        if not value or variable.unread or variable.heeded:
+            continue
+        try:
+            if variable.refused and value.lower() not in variable.unless:
+                raise ValueError(variable.refused)
+            made = _CONVERSIONS[variable.convert](value, engine)
+        except ValueError as error:
+            yield Problem(f"environment variable {name}", name, f"{shown(f'{name}={value}')}: {error}")
+            continue
+        if (own := variable.own(engine)) and made is not None:
+            yield Own(name, own, made)
+        elif not variable.refused:
+            yield Note(name, variable.idle)
+
+
+def contradiction(first: str, value: str, second: str, other: str) -> Problem:
+    """Two variables of one option have two values; those of secrets are not shown."""
+    secret = is_secret(f"{first}={value}") or is_secret(f"{second}={other}")
+    values = "" if secret else f" ({value} and {other})"
+    return Problem(
+        "", first, f"environment variables {first} and {second} contradict each other{values}: leave one out"
+    )
+
+
+def _of_vllms_image(environ: Mapping[str, str], engine: str) -> Iterator[Own]:
+    names = sorted(name for name in environ if name.startswith(SM_VLLM))
+    owns = [of_vllms_variable(name, environ[name]) for name in names]
+    given = {item.name for item in owns} | ({"OPTION_LLM_ENGINE"} if engine else set())
+    if names:
+        for name, value in ALONG.items():
+            if name not in given and not environ.get(name):
+                yield Own(names[0], name, value)
+    yield from owns
+
+
+def of_vllms_variable(name: str, value: str) -> Own:
+    """Return the variable of the handler's that one of AWS's vLLM image stands for."""
+    key, value = name.removeprefix(SM_VLLM).lower(), value or "true"
+    if key.startswith("no_") and f"option.{key}" not in KNOWN and value.lower() in ("true", "false"):
+        key, value = key.removeprefix("no_"), json.dumps(value.lower() == "false")
+    for option in KNOWN.get(f"option.{key}", ()):
+        if not option.engines or "vllm" in option.engines:
+            key, value = option.key.removeprefix("option."), _joined(value)
+    return Own(name, f"OPTION_{key.upper()}", value)
+
+
+def _joined(value: str) -> str:
+    """Write a JSON array of texts as our own options take it, separated by commas."""
+    try:
+        found = read_json(value) if value.startswith("[") else None
+    except ValueError:
+        return value
+    return ",".join(found) if found and all(isinstance(one, str) for one in found) else value

@@ -1,0 +1,463 @@
+"""The options: those of all engines, as the fields of `Options`, then those of some, engine by engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from handler.config.engines import LLM_ENGINES
+from handler.config.lmi_version import OLDEST, LmiVersion, read_lmi_version
+from handler.config.options.engine_arguments import choice
+from handler.config.options.option import (
+    MediaLimits,
+    Option,
+    boolean,
+    hosts,
+    integer,
+    json_object,
+    lora_modules,
+    names,
+    number,
+    number_or_auto,
+    one_of,
+    option,
+    parallel_degree,
+    path,
+    precision,
+    string,
+)
+
+ROLLING_BATCHES = ("auto", "disable", "trtllm", "vllm", "lmi-dist", "scheduler")
+
+REASONING_PARSERS = (
+    "auto", "none", "hf", "deepseek_r1", "deepseek_v3", "qwen3", "glm45", "glm47", "minimax_m2",
+    "minimax_m2_append_think", "kimi_k2",
+    "mistral", "gemma4", "openai_gptoss", "granite", "nemotron_v3", "seed_oss", "deepseek_v4", "muse_glimmer",
+    *("kimi_k3", "minimax_m3", "deepseek_v41", "hy_v3", "hunyuan_a13b", "cohere_command3", "olmo3", "ernie45"),
+    *("k2_horizon", "inkling"),
+    *("granite_thinking_parser", "holo2", "ling3", "mimo", "poolside_v1", "step3p5", "step5", "step3", "hy_v4"),
+    "cohere_command4",
+)  # fmt: skip
+
+TOOL_CALL_PARSERS = (
+    *("auto", "none", "hf", "hermes", "smollm2", "llama3_json", "pythonic", "llama4_pythonic", "mistral"),
+    *("qwen3_coder", "qwen3_xml"),
+    *("deepseek_v3", "deepseek_v31", "deepseek_v32", "kimi_k2", "glm45", "glm47", "minimax_m2", "openai", "gemma4"),
+    *("granite", "granite4", "phi4_mini_json", "seed_oss", "deepseek_v4", "mimo"),
+    *("kimi_k3", "minimax_m3", "deepseek_v41", "hy_v3", "hy_v4", "jamba", "cohere_command3", "cohere_command4", "lfm2"),
+    *("olmo3", "functiongemma", "gigachat3", "apertus", "xlam", "internlm", "granite-20b-fc", "step3", "nemotron_json"),
+    *("longcat", "dots", "k2_horizon", "minicpm5", "inkling", "muse_glimmer"),
+    *("llama4_json", "qwen3_json", "step3p5", "step5", "poolside_v1", "ling3", "ernie45", "hunyuan_a13b"),
+)
+
+VLLM_REASONING_PARSERS = ("beam", "minicpmv", "muse", "musespark1x", "plamo3")
+"""Names of vLLM 0.33 for reasoning that is not known here."""
+
+VLLM_TOOL_CALL_PARSERS = ("beam", "muse", "musespark1x", "plamo3")
+"""Names of vLLM 0.33 for tool calls of forms that are not known here."""
+
+
+def _parser(known: Collection[str], vllm: Collection[str], remedy: str) -> Callable[[str], str]:
+    """Read the name of a parser; say of vLLM's others what to do instead."""
+
+    def parse(text: str) -> str:
+        if text in vllm:
+            raise ValueError(f"is a format of vLLM's that is not supported here: {remedy}")
+        return one_of(*known)(text)
+
+    return parse
+
+
+_NO_TOOLS = "leave the option out, and send tools with tool_choice 'required' or a tool's name, or set option.tool_parser_plugin"
+_NO_REASONING = "leave the option out for auto; with none the model's reasoning stays in the text"
+
+
+STAND_IN = "echo"
+"""The engine that tries a configuration of any other: what is theirs has no effect with it."""
+
+BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
+"""Values of option.rolling_batch that name an engine; LMI itself serves lmi-dist by vLLM."""
+
+
+def engine_name(llm_engine: str, rolling_batch: str) -> str:
+    """Name the engine of the two options; "" where they contradict each other."""
+    by_batch = BY_ROLLING_BATCH.get(rolling_batch)
+    if llm_engine == STAND_IN:
+        return llm_engine
+    if llm_engine == "auto":
+        return by_batch or "openvino"  # it reads every kind of model
+    return llm_engine if by_batch in (None, llm_engine) else ""
+
+
+def _rolling_batch(text: str) -> str:
+    value = one_of(*ROLLING_BATCHES)(text)
+    return "auto" if value == "scheduler" else value
+
+
+def _true_or_false(text: str) -> bool:
+    """Parse a boolean of LMI's that is none of pydantic's: Java takes all but `true` for false, such as 1."""
+    if text.lower() not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return text.lower() == "true"
+
+
+def _streaming(text: str) -> bool:
+    """Parse a boolean; LMI's `huggingface` streams too, and it refuses 1."""
+    return text.lower() == "huggingface" or _true_or_false(text)
+
+
+def _switch(text: str) -> bool:
+    """Parse a boolean; AWS's images also take 1."""
+    return text == "1" or boolean(text)
+
+
+TASKS = {
+    "auto": ("text_embedding", "text2text-generation", "image-text-to-text", "visual-question-answering", "any-to-any"),
+    "text-generation": ("generate", "conversational"),
+    "text-embedding": ("feature-extraction", "embed", "embedding", "sentence-similarity"),
+    "text-classification": ("classify",),
+    "rerank": ("score", "text-ranking"),
+    "automatic-speech-recognition": ("transcription",),
+    "pooling": (),
+}
+"""Tasks with the other names that LMI, vLLM and Hugging Face give them; for those of auto, LMI asks the model."""
+
+
+def _task(text: str) -> str:
+    one_of(*(name for own, others in TASKS.items() for name in (own, *others)))(text)
+    return next((own for own, others in TASKS.items() if text in others), text)
+
+
+def _pooling(text: str) -> str:
+    one_of("auto", "cls", "last", "lasttoken", "mean", "max")(text)
+    return "last" if text == "lasttoken" else text
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of all engines, a line each: name, type, parser, default, meaning, other names."""
+
+    # fmt: off
+    # what is served
+    model_id: str | None = option(path, None, "a .gguf file, a model directory, a name on the Hugging Face hub (openvino: also owner/model/file.gguf), s3://bucket/prefix/, or `demo`", "option.model")
+    model_name: str = option(string, "model", "the name in /predictions/{name} and /models", "option.modelName")
+    served_model_name: tuple[str, ...] | None = option(names, None, "comma-separated model names for clients; answers give the first; * accepts any name")
+    llm_engine: str = option(one_of(*LLM_ENGINES), "auto", "the engine; auto: as option.rolling_batch names it, otherwise openvino")
+    rolling_batch: str = option(_rolling_batch, "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler means auto")
+    async_mode: bool | None = option(_true_or_false, None, "/invocations uses the schema of LMI's async mode; wire/async.md lists the defaults")
+    task: str = option(_task, "auto", "text-generation, text-embedding, text-classification, rerank, pooling (embeddings.md lists other names), or automatic-speech-recognition or transcription (audio.md); auto: by the model's configuration", "option.runner", "option.convert")
+    normalize: bool = option(boolean, True, "embeddings have length 1 unless a request says otherwise", "normalize")
+    pooling: str = option(_pooling, "auto", "how token vectors become an embedding: cls (the first), last or lasttoken, mean, max (not vllm); auto: by the model's files", "pooling")
+    dtype: str = option(precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available, f32 for GGUF files of up to 1 GiB)", "option.data_type")
+    tensor_parallel_degree: str = option(parallel_degree, "1", "devices for a model, or max; CPU engines use one", "option.tensor_parallel_size")
+    replicas: str = option(number_or_auto, "1", "engines side by side behind one queue (scaling.md); auto: as many as the devices allow")
+    lmi_version: LmiVersion = option(read_lmi_version, OLDEST, "the release of LMI whose schema and defaults are served; other settings change the default (migrating/README.md)")
+    # how answers look
+    output_formatter: str | None = option(string, None, "framing of answers to prompts: json, jsonlines or sse; by default json, for streams jsonlines (tgi_compat: sse); or the name of a model.py's output formatter (formatters.md)")
+    input_formatter: str | None = option(string, None, "the name of a model.py's input formatter (formatters.md)")
+    tgi_compat: bool = option(boolean, False, "answers in TGI's format")
+    openai_compat: bool = option(boolean, False, "chats on /invocations are answered as on /v1/chat/completions")
+    root_schema: str = option(one_of("tgi", "mindie"), "tgi", "the embedded server's route /: tgi or mindie")
+    enable_streaming: bool = option(_streaming, False, "dynamic batching only: answers as {\"outputs\": [...]} lines")
+    enable_force_include_usage: bool = option(_switch, False, "streamed chats and completions end with token counts, as with stream_options.include_usage")
+    enable_tokenizer_info_endpoint: bool = option(_switch, False, "the embedded server offers vLLM's /tokenizer_info, with tokenizer_config.json and the chat template")
+    batch_transform: bool = option(boolean, False, "refused requests get status 200, for SageMaker's batch transform (local.md); SAGEMAKER_BATCH sets it")
+    tool_call_parser: str = option(_parser(TOOL_CALL_PARSERS, VLLM_TOOL_CALL_PARSERS, _NO_TOOLS), "auto", "format of tool calls (models.md); none: calls stay in the text")
+    tool_parser_plugin: str | None = option(string, None, "a Python file with your own parser of tool calls (models.md)")
+    reasoning_parser: str | None = option(_parser(REASONING_PARSERS, VLLM_REASONING_PARSERS, _NO_REASONING), None, "format of the model's reasoning, by default auto (wire/reasoning.md); none: it stays in the text")
+    trim_answers: bool = option(boolean, False, "remove white space around text and reasoning in chats, messages and responses")
+    chat_template: str | None = option(string, None, "a chat template in place of the model's own: its text, or a file")
+    default_chat_template_kwargs: Mapping[str, Any] | None = option(json_object, None, "default arguments of the chat template: {\"enable_thinking\": false}")
+    generation_config: str = option(string, "auto", "default sampling parameters; auto: those of the model's generation_config.json; vllm: none; or the directory of another such file")
+    override_generation_config: Mapping[str, Any] | None = option(json_object, None, "values that replace generation_config.json's: {\"temperature\": 0.6, \"eos_token_id\": 3}; null removes one")
+    install_requirements: bool = option(boolean, True, "install the model directory's requirements.txt at each start (formatters.md)")
+    unknown_parameters: str = option(one_of("report", "refuse"), "report", "report: name them in x-lmi-ignored-parameters; refuse: refuse the request")
+    # sessions
+    enable_stateful_sessions: bool | None = option(_switch, None, "stateful sessions (sessions.md); by default on in LMI's async mode")
+    sessions_expiration: int = option(integer(1, 10**9), 1200, "seconds that a session lives")
+    sessions_max: int = option(integer(1, 10**6), 10000, "sessions open at once; one more gets 503")
+    sessions_path: str | None = option(path, None, "directory of the sessions; by default /dev/shm/sagemaker_sessions, in memory")
+    # stored responses (wire/responses.md)
+    responses_store: str = option(path, "off", "where responses and Anthropic's threads are stored: off, memory or a directory (wire/responses.md)")
+    responses_expiration: int = option(integer(1, 10**9), 86400, "seconds that a response is stored after its creation or last continuation")
+    responses_max: int = option(integer(1, 10**5), 10000, "stored responses of one API key; above this number, its least recently used are dropped")
+    responses_max_bytes: int = option(integer(1 << 20, 1 << 40), 1 << 28, "bytes of one API key's stored responses; above this, its least recently used are dropped; a longer request is refused")
+    responses_total_bytes: int = option(integer(1 << 20, 1 << 42), 1 << 30, "bytes of all stored responses; above this, a key that has none to drop gets 503")
+    # images (images.md)
+    allowed_media_domains: tuple[str, ...] | None = option(hosts, None, "comma-separated hosts from which images and audio clips are fetched (images.md); by default none")
+    allowed_local_media_path: str | None = option(path, None, "a directory whose files requests may name by `file:` URLs; by default none")
+    max_image_bytes: int = option(integer(1, 1 << 28), 20 << 20, "bytes of a fetched image")
+    max_image_pixels: int = option(integer(1, 178_956_970), 1 << 25, "width times height of an image")
+    image_fetch_timeout: float = option(number(0.1, 600), 5.0, "seconds that fetching an image may take")
+    # audio clips (audio.md)
+    max_audio_bytes: int = option(integer(1, 1 << 28), 25 << 20, "bytes of a fetched or uploaded audio clip")
+    max_audio_seconds: int = option(integer(1, 14_400), 1800, "seconds of an audio clip")
+    audio_fetch_timeout: float = option(number(0.1, 600), 10.0, "seconds that fetching an audio clip may take")
+    # how much at once
+    max_rolling_batch_size: int = option(integer(1, 4096), 32, "sequences in the engine at once", "option.max_num_seqs", by_engine={"vllm": 256, "trtllm": 256, "openai": 256})
+    job_queue_size: int = option(integer(1), 1000, "requests that may wait; others get 503, 429 or 529, depending on the API", prefix="")
+    batch_size: int = option(integer(1, 4096), 1, "dynamic batching: requests in a batch", "max_dynamic_batch_size", prefix="")
+    max_batch_delay: int = option(integer(0, 3_600_000), 100, "dynamic batching: milliseconds to wait for a full batch", prefix="")
+    max_request_size: int = option(integer(1), 67_108_864, "bytes of a request body; longer ones get 413", prefix="")
+    requests_total_bytes: int = option(integer(1 << 20, 1 << 42), 1 << 28, "bytes that all requests keep in memory, from their bodies to their unread answers; a quarter is for small ones; above this, requests get 503, 429 or 529")
+    max_model_len: int | None = option(integer(2), None, "tokens of prompt and answer together; by default the model's context length")
+    max_input_len: int | None = option(integer(1), None, "tokens of a prompt; by default all that option.max_model_len leaves")
+    max_num_batched_tokens: int | None = option(integer(16), None, "tokens that one engine step computes (tuning.md); by default 256 on openvino; other engines choose", "option.max_rolling_batch_prefill_tokens")
+    kv_cache_gib: int = option(integer(0), 0, "GiB for the KV cache; 0: the engine decides (vllm on a CPU: 4)")
+    enable_prefix_caching: bool | None = option(boolean, None, "reuse the KV cache of equal prompt beginnings; by default on with vllm and trtllm", "option.enable_kv_cache_reuse")
+    # how long
+    predict_timeout: float = option(number(0.1), 120.0, "seconds that a request may wait for its start; under DJL also the limit of a dynamic batch", "option.predictTimeout")
+    request_time_limit: float | None = option(number(0), None, "seconds that a request may take in total; 0: no limit; by default 900 under DJL Serving, otherwise none")
+    model_loading_timeout: float = option(number(1), 240.0, "seconds that the engine may take to load")
+    engine_timeout: float = option(number(0.1), 60.0, "seconds without a step after which the engine counts as hung")
+    event_loop_timeout: float = option(number(0), 30.0, "seconds that the event loop may be blocked before the server aborts; 0: no limit")
+    client_timeout: float = option(number(0.1), 120.0, "seconds that a client may take to send its body, or may read nothing of its stream")
+    keep_alive_timeout: float = option(number(1), 75.0, "seconds that a connection may be idle between requests (serving.md)")
+    # the rest
+    engine_isolation: str = option(one_of("auto", "process", "thread"), "auto", "where the engine runs; auto: in a process, echo in a thread")
+    log_prompts: bool = option(boolean, False, "write prompts to the log")
+    capture_requests: str | None = option(path, None, "a directory into which requests and their answers are written (capture.md); by default none")
+    capture_percent: float = option(number(0, 100), 100.0, "percentage of requests to capture, chosen at random")
+    capture_file_mb: int = option(integer(1, 1 << 20), 64, "MiB of a captured file; then the next one begins")
+    capture_total_mb: int = option(integer(1, 1 << 30), 1024, "MiB of all captured files; above this, the oldest are deleted")
+    tgi_metrics: bool = option(boolean, False, "the embedded server's /metrics also uses TGI's names (wire/README.md)")
+    djl_metrics: bool = option(boolean, False, "metrics of each request under DJL Serving (djl.md)")
+    cloudwatch_metrics_interval: float = option(number(0), 0.0, "seconds between metrics for CloudWatch in the embedded server's log (monitoring.md); 0: none")
+    otlp_traces_endpoint: str | None = option(string, None, "URL that gets OpenTelemetry traces, such as http://localhost:4318/v1/traces (serving.md)")
+    # fmt: on
+
+
+# -- options of the echo engine, of engines with structured output, and of the GPU engines -----------------------------
+
+
+_GPU = ("vllm", "trtllm")
+_GUIDED = ("openvino", *_GPU)
+
+ECHO = (
+    Option("option.echo_tokens_per_second", "echo_tokens_per_second", number(0), 0.0, "tokens a second for each request; 0: no limit", engines=("echo",), idle="only echo keeps a pace"),
+    Option("option.echo_tokenizer", "echo_tokenizer", path, None, "a Hugging Face directory, whose tokenizer and template echo uses instead of words", engines=("echo",), idle="others have the model's tokenizer"),
+    Option("option.echo_cues", "echo_cues", boolean, False, "the words <raise> <hang> <die> <refuse> make the engine do so (for tests)", engines=("echo",), idle="only echo has cues"),
+)  # fmt: skip
+
+GUIDED = (
+    Option(
+        "option.guide_timeout",
+        "guide_timeout",
+        number(0, 600),
+        5.0,
+        "seconds of CPU time to compile a client's schema, expression or grammar; 0: no check (vllm.md)",
+        engines=_GUIDED,
+    ),
+)
+
+MEDIA = (
+    Option(
+        "option.limit_mm_per_prompt",
+        "limit_mm_per_prompt",
+        MediaLimits(),
+        None,
+        'images and audio clips of a request: {"image": 4, "audio": 1}, or image=4,audio=1; by default 32 each; others must be 0',
+        engines=LLM_ENGINES[1:],
+    ),
+)
+
+GPU = (
+    Option("option.trust_remote_code", "trust_remote_code", boolean, False, "run code from the model's directory", engines=(*_GPU, "openai"), idle="no code that comes with a model is run"),
+    Option("option.revision", "revision", string, None, "branch, tag or commit of a model on the Hugging Face hub", engines=LLM_ENGINES[1:], idle="echo has no model"),
+    Option("option.pipeline_parallel_degree", "pipeline_parallel_size", integer(1), None, "number of stages for a model's layers", engines=_GPU, harmless=("1",)),
+    Option("option.enable_chunked_prefill", "enable_chunked_prefill", boolean, None, "compute long prompts in parts, alongside other requests' tokens", engines=_GPU),
+    Option("option.enable_lora", "enable_lora", boolean, False, "serve LoRA adapters (adapters.md)", engines=("echo", *_GPU), idle="the engine has no LoRA adapters"),
+    Option("option.lora_modules", "lora_modules", lora_modules, None, "adapters to load at the start: name=path, a JSON object of name and path, or a list", engines=("echo", *_GPU)),
+    Option("option.max_loras", "max_loras", integer(1), 4, "adapters in one batch", engines=_GPU),
+    Option("option.max_cpu_loras", "max_cpu_loras", integer(1), None, "adapters kept in the host's memory", engines=_GPU),
+    Option("option.max_lora_rank", "max_lora_rank", integer(1), 16, "the largest rank of an adapter", engines=_GPU),
+    Option("option.guided_decoding_backend", "guided_decoding_backend", string, None, "backend of structured output: vllm auto, xgrammar, guidance, outlines; trtllm xgrammar, llguidance", engines=_GPU),
+    Option("option.chat_template_content_format", "chat_template_content_format", one_of("auto", "string", "openai"), None, "form of a message's content in the chat template: string, or openai's list of parts; auto: as the template needs", engines=_GPU, harmless=("auto", "string")),
+    Option("option.engine_args", "engine_args", json_object, None, "a JSON object of the engine's arguments, by its own names; they override other options", engines=_GPU),
+)  # fmt: skip
+
+
+# -- options of OpenVINO's engine alone --------------------------------------------------------------------------------
+
+
+_OPENVINO = ("openvino",)
+
+GROUP_SIZES = (32, 64, 128)
+"""Weights of a row that share a scale and a zero point."""
+
+
+def _group_size(text: str) -> int:
+    return int(one_of(*map(str, GROUP_SIZES))(text))
+
+
+OPENVINO = (
+    Option("option.quantize", "quantization", one_of("int8", "int4"), None, "bits of a checkpoint's weights after conversion: int8 or int4 (own-model.md)", ("option.quantization",), engines=_OPENVINO),
+    Option("option.group_size", "group_size", _group_size, None, "weights that share a scale with option.quantize=int4: 32 (default), 64 or 128, or fewer where that does not divide a matrix's rows", engines=_OPENVINO),
+)  # fmt: skip
+
+
+# -- LMI's options for vLLM alone; foreign.json has those that vLLM dropped --------------------------------------------
+
+
+_VLLM = ("vllm",)
+
+
+def load_format(text: str) -> str:
+    """Parse a format of the weights; vLLM checks its own names."""
+    if text == "sagemaker_fast_model_loader":
+        raise ValueError("only AWS's builds of vLLM in LMI's images up to v15 have it; leave it out")
+    return string(text)
+
+
+def _quantization(text: str) -> str:
+    """Parse a quantization, also by LMI's names; an installed vLLM checks its own."""
+    if text == "marlin":
+        raise ValueError(
+            "vLLM no longer reads checkpoints in Marlin's own format; serve a GPTQ or AWQ one, and leave it out: "
+            "vLLM chooses the kernel"
+        )
+    return text if text in BITSANDBYTES.values() else choice("vllm", "quantization")(text)
+
+
+BITSANDBYTES = {"load_in_4bit": "bitsandbytes4", "load_in_8bit": "bitsandbytes8"}
+"""LMI's options for bitsandbytes, and what each is as a value of option.quantize."""
+
+VLLM = (
+    Option("option.guided_decoding", "guided_decoding", boolean, True, "accept structured output from clients (vllm.md)", engines=_VLLM),
+    Option("option.gpu_memory_utilization", "gpu_memory_utilization", number(0.01, 1), None, "share of a GPU's memory for weights and KV cache", engines=_VLLM),
+    Option("option.enforce_eager", "enforce_eager", boolean, None, "no CUDA graphs and no compilation: starts sooner, runs slower", engines=_VLLM),
+    Option("option.load_format", "load_format", load_format, None, "format of the weights: auto, safetensors, dummy, runai_streamer, ...", engines=_VLLM),
+    Option("option.kv_cache_dtype", "kv_cache_dtype", string, None, "precision of the KV cache: auto, fp8, ...", engines=_VLLM),
+    Option("option.block_size", "block_size", integer(1), None, "tokens in a block of the KV cache", engines=_VLLM),
+    Option("option.max_logprobs", "max_logprobs", integer(-1), -1, "largest number of alternatives to a token; -1: no limit", engines=_VLLM),
+    Option("option.tokenizer_mode", "tokenizer_mode", one_of("auto", "hf", "mistral"), None, "vLLM's tokenizer: auto, hf, or mistral, Mistral's own (vllm.md)", engines=_VLLM),
+    Option("option.quantize", "quantization", _quantization, None, "quantization, if the checkpoint does not name it: awq, gptq, fp8, bitsandbytes, ...", ("option.quantization",), engines=_VLLM),
+    Option("option.load_in_4bit", "load_in_4bit", boolean, None, "option.quantize=bitsandbytes, by LMI's name", engines=_VLLM, harmless=("false",)),
+    Option("option.load_in_8bit", "load_in_8bit", boolean, None, "the same; vLLM computes in 4 bits unless the checkpoint has 8", engines=_VLLM, harmless=("false",)),
+    Option("option.cpu_offload_gb_per_gpu", "cpu_offload_gb", number(0), None, "GiB of weights kept in the host's memory, for each GPU", ("option.cpu_offload_gb",), engines=_VLLM),
+    Option("option.disable_sliding_window", "disable_sliding_window", boolean, None, "attend to the whole context, even with a sliding-window model", engines=_VLLM),
+    Option("option.disable_custom_all_reduce", "disable_custom_all_reduce", boolean, None, "use NCCL between GPUs", engines=_VLLM),
+    Option("option.distributed_executor_backend", "distributed_executor_backend", one_of("mp", "ray", "uni", "external_launcher"), None, "executor for several GPUs or hosts", engines=_VLLM),
+    Option("option.fully_sharded_loras", "fully_sharded_loras", boolean, None, "also spread LoRA computation over GPUs", engines=_VLLM),
+    Option("option.lora_dtype", "lora_dtype", string, None, "precision of adapters", engines=_VLLM),
+    Option("option.speculative_config", "speculative_config", json_object, None, "speculative decoding, by vLLM's names: {\"method\": \"ngram\", \"num_speculative_tokens\": 3, ...}", engines=_VLLM),
+    Option("option.speculative_draft_model", "speculative_draft_model", string, None, "a draft model for speculative decoding (LMI)", engines=_VLLM),
+    Option("option.num_speculative_tokens", "num_speculative_tokens", integer(1), None, "tokens that the draft model proposes at a time (LMI; default 5)", ("option.speculative_length",), engines=_VLLM),
+    Option("option.draft_model_tp_size", "draft_model_tp_size", integer(1), None, "number of GPUs for the draft model (LMI; by default the model's)", ("option.speculative_draft_tensor_parallel_size",), engines=_VLLM, harmless=("1",)),
+    Option("option.lmcache_config_file", "lmcache_config_file", path, None, "LMCache's own file of options (vllm.md); sets LMCACHE_CONFIG_FILE", engines=_VLLM),
+    Option("option.lmcache_auto_config", "lmcache_auto_config", boolean, None, "true: LMCache keeps the KV cache in free memory and disk space (vllm.md)", engines=_VLLM, harmless=("false",)),
+)  # fmt: skip
+
+
+# -- LMI's options for TensorRT-LLM alone; foreign.json has those of its former TensorRT engines -----------------------
+# `engines/trtllm/arguments.py` turns them into the arguments of `tensorrt_llm.LLM`.
+
+_TRTLLM = ("trtllm",)
+
+
+def policy(text: str) -> str:
+    """Parse LMI's lower-case names of the scheduler's policies, or TensorRT-LLM's own."""
+    return one_of("MAX_UTILIZATION", "GUARANTEED_NO_EVICT", "STATIC_BATCH")(text.upper())
+
+
+def integers(text: str) -> list[int]:
+    """Parse `[4096, 256]` or `4096,256`."""
+    rule = "must be whole numbers of at least 1, separated by commas"
+    try:
+        values = json.loads(text if text.startswith("[") else f"[{text}]")
+    except ValueError:
+        raise ValueError(rule) from None
+    if not values or not all(type(value) is int and value > 0 for value in values):
+        raise ValueError(rule)
+    return list(values)
+
+
+def pytorch(text: str) -> str:
+    if text != "pytorch":
+        raise ValueError("must be pytorch: TensorRT engines are no longer built")
+    return text
+
+
+TRTLLM = (
+    # lengths and sizes
+    Option("option.max_output_len", "max_output_len", integer(1), None, "largest number of tokens in an answer; with option.max_input_len (then 1024 by default) it gives option.max_model_len", engines=_TRTLLM),
+    Option("option.max_seq_len", "max_seq_len", integer(2), None, "option.max_model_len by TensorRT-LLM's name", engines=_TRTLLM),
+    Option("option.max_num_tokens", "max_num_tokens", integer(16), None, "option.max_num_batched_tokens by TensorRT-LLM's name", engines=_TRTLLM),
+    Option("option.max_beam_width", "max_beam_width", integer(1), None, "largest value of num_beams", engines=_TRTLLM),
+    Option("option.stream_interval", "stream_interval", integer(1), None, "steps between two messages of a request's tokens", engines=_TRTLLM),
+    Option("option.inactivity_timeout", "inactivity_timeout", number(0.1), 60.0, "seconds without progress after which the engine counts as hung (trtllm.md)", engines=_TRTLLM),
+    # sampling
+    Option("option.sampler_type", "sampler_type", one_of("auto", "TorchSampler", "TRTLLMSampler"), "auto", "before 1.3: TorchSampler or TRTLLMSampler (trtllm.md); auto: the latter with option.max_beam_width", engines=_TRTLLM),
+    Option("option.gather_generation_logits", "gather_generation_logits", boolean, None, "allow requests for the answer's logits", engines=_TRTLLM),
+    Option("option.disable_flashinfer_sampling", "disable_flashinfer_sampling", boolean, None, "TorchSampler without FlashInfer's kernels", engines=_TRTLLM),
+    # the KV cache
+    Option("option.kv_cache_free_gpu_mem_fraction", "free_gpu_memory_fraction", number(0, 1), None, "share of the GPU memory left after loading for the KV cache", ("option.free_gpu_memory_fraction",), engines=_TRTLLM),
+    Option("option.tokens_per_block", "tokens_per_block", integer(1), None, "tokens in a block of the KV cache", engines=_TRTLLM),
+    Option("option.max_tokens", "kv_cache_max_tokens", integer(1), None, "tokens in the whole KV cache", engines=_TRTLLM),
+    Option("option.kv_cache_dtype", "kv_cache_dtype", string, None, "precision of the KV cache: auto, fp8, nvfp4", engines=_TRTLLM),
+    Option("option.host_cache_size", "host_cache_size", integer(0), None, "bytes of host memory for blocks that do not fit on the GPU", engines=_TRTLLM),
+    Option("option.max_attention_window", "max_attention_window", integers, None, "numbers of tokens that the layers attend to, separated by commas; repeated over the layers", engines=_TRTLLM),
+    Option("option.sink_token_length", "sink_token_length", integer(0), None, "first tokens that stay within a sliding window", engines=_TRTLLM),
+    Option("option.onboard_blocks", "onboard_blocks", boolean, None, "copy blocks back from the host's memory before use", engines=_TRTLLM),
+    Option("option.cross_kv_cache_fraction", "cross_kv_cache_fraction", number(0, 1), None, "share of the KV cache for cross attention", engines=_TRTLLM),
+    Option("option.secondary_offload_min_priority", "secondary_offload_min_priority", integer(0, 100), None, "lowest priority of blocks that go to the host's memory", engines=_TRTLLM),
+    Option("option.event_buffer_max_size", "event_buffer_max_size", integer(0), None, "events of the KV cache to keep", engines=_TRTLLM),
+    Option("option.enable_partial_reuse", "enable_partial_reuse", boolean, None, "also reuse a part of a block", engines=_TRTLLM),
+    # scheduling and kernels
+    Option("option.batch_scheduler_policy", "batch_scheduler_policy", policy, None, "max_utilization, guaranteed_no_evict or static_batch", ("option.capacity_scheduler_policy",), engines=_TRTLLM),
+    Option("option.enable_trt_overlap", "enable_overlap_scheduler", boolean, None, "prepare a step while the GPU computes the previous one", ("option.enable_overlap_scheduler",), engines=_TRTLLM),
+    Option("option.use_custom_all_reduce", "use_custom_all_reduce", boolean, None, "false: use NCCL for sums over GPUs", engines=_TRTLLM),
+    Option("option.allreduce_strategy", "allreduce_strategy", string, None, "method of sums over GPUs: AUTO, NCCL, ONESHOT, TWOSHOT, ...", engines=_TRTLLM),
+    Option("option.attn_backend", "attn_backend", string, None, "attention kernels: TRTLLM, FLASHINFER, VANILLA", engines=_TRTLLM),
+    Option("option.moe_backend", "moe_backend", string, None, "kernels for mixtures of experts: CUTLASS, TRTLLM, ...", engines=_TRTLLM),
+    Option("option.use_cuda_graph", "use_cuda_graph", boolean, None, "record the GPU's work once and replay it", engines=_TRTLLM),
+    Option("option.cuda_graph_batch_sizes", "cuda_graph_batch_sizes", integers, None, "batch sizes to record, separated by commas", engines=_TRTLLM),
+    Option("option.cuda_graph_max_batch_size", "cuda_graph_max_batch_size", integer(1), None, "the largest batch size to record", engines=_TRTLLM),
+    Option("option.cuda_graph_padding_enabled", "cuda_graph_padding", boolean, None, "fill batches up to a recorded size", engines=_TRTLLM),
+    Option("option.load_format", "load_format", one_of("auto", "dummy"), None, "dummy: random weights, to measure with", engines=_TRTLLM),
+    Option("option.backend", "backend", pytorch, None, "pytorch, the only one", engines=_TRTLLM),
+    # several GPUs
+    Option("option.pipeline_parallel_size", "trtllm_pipeline_parallel_size", integer(1), None, "option.pipeline_parallel_degree by TensorRT-LLM's name", engines=_TRTLLM),
+    Option("option.context_parallel_size", "context_parallel_size", integer(1), None, "GPUs for a long prompt", engines=_TRTLLM),
+    Option("option.gpus_per_node", "gpus_per_node", integer(1), None, "GPUs of each machine", engines=_TRTLLM),
+    Option("option.moe_tensor_parallel_size", "moe_tensor_parallel_size", integer(1), None, "GPUs for one expert", engines=_TRTLLM),
+    Option("option.moe_expert_parallel_size", "moe_expert_parallel_size", integer(1), None, "GPUs for the experts", engines=_TRTLLM),
+    Option("option.moe_cluster_parallel_size", "moe_cluster_parallel_size", integer(1), None, "GPU clusters for the experts", engines=_TRTLLM),
+    Option("option.enable_attention_dp", "enable_attention_dp", boolean, None, "split attention by request instead of by head", engines=_TRTLLM),
+    # adapters, statistics
+    Option("option.lora_target_modules", "lora_target_modules", names, None, "modules that adapters change, separated by commas; by default those of attention and MLP", engines=_TRTLLM),
+    Option("option.iter_stats_max_iterations", "iter_stats_max_iterations", integer(1), None, "steps whose statistics are kept", engines=_TRTLLM),
+    Option("option.request_stats_max_iterations", "request_stats_max_iterations", integer(1), None, "steps whose request statistics are kept", engines=_TRTLLM),
+    Option("option.usage_stats", "usage_stats", boolean, False, "let TensorRT-LLM 1.3 and later report its use to NVIDIA (trtllm.md)", engines=_TRTLLM),
+)  # fmt: skip
+
+
+# -- options of the engine that is a server of OpenAI's API ------------------------------------------------------------
+
+
+_OPENAI = ("openai",)
+
+
+def urls(text: str) -> tuple[str, ...]:
+    """Parse addresses separated by commas."""
+    found = tuple(name.strip().rstrip("/") for name in text.split(","))
+    for url in found:
+        parts = urlsplit(url)
+        is_whole = parts.hostname and parts.port != 0 and not (parts.query or parts.fragment)  # `port` may raise
+        if parts.scheme not in ("http", "https") or not is_whole:
+            raise ValueError("must be http or https addresses separated by commas: http://host:8000/v1")
+        if parts.username or parts.password:
+            raise ValueError("must hold no password; the key is read from the variable OPENAI_API_KEY")
+    return found
+
+
+OPENAI = (
+    Option("option.base_url", "base_url", urls, None, "address of the server, such as http://host:8000/v1; several, comma-separated, are replicas (engines-by-url.md)", engines=_OPENAI),
+    Option("option.base_url_kind", "base_url_kind", one_of("auto", "vllm", "dynamo", "lmi"), "auto", "what the server is; auto: what its /models says when this one starts; lmi: this handler", engines=_OPENAI),
+    Option("option.base_url_model", "base_url_model", string, None, "the model's name there; by default the first in /models", engines=_OPENAI),
+    Option("option.base_url_connect_timeout", "base_url_connect_timeout", number(0.1), 5.0, "seconds to connect", engines=_OPENAI),
+    Option("option.base_url_timeout", "base_url_timeout", number(0.1), 120.0, "seconds without a token after which a request fails", engines=_OPENAI),
+)  # fmt: skip

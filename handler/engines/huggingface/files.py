@@ -1,0 +1,522 @@
+"""Files of a Hugging Face model: in a directory or on the hub, complete or converted, and the tensors in them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeGuard
+
+from handler.config import model_files
+from handler.config import model_files as generation_config
+from handler.config.model_files import visible
+from handler.config.options.option import beginning
+from handler.core.errors import ConfigError, Problems
+from handler.engines import downloads, s3
+from handler.engines.base import EngineConfig
+from handler.engines.downloads import fingerprint, make_once, run_converter
+from handler.engines.huggingface.tokenizer import HfTokenizer, mistral_eos_id
+
+_JSON_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "tokenizer.json",
+)
+_TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "tekken.json",
+    "*.tiktoken",
+)
+_INDEX = "model.safetensors.index.json"
+_WHOLE = "model.safetensors"
+_MAX_HEADER = 100_000_000  # bytes; the limit of safetensors itself
+
+
+def check_tokenizer(directory: Path) -> None:
+    """Raise ConfigError where the directory has no tokenizer, or a file beside it does not hold a JSON object."""
+    check_json(directory, *_JSON_FILES)
+    own_code = model_files.read_json(directory / "tokenizer_config.json").get("auto_map")
+    found = [path for name in _TOKENIZERS for path in model_files.visible(directory, name)]
+    if not own_code and not found:
+        raise ConfigError(f"{directory} has no tokenizer: none of {', '.join(_TOKENIZERS)}")
+    for path in found:
+        model_files.check_content(path)
+
+
+def check_checkpoint(directory: Path) -> None:
+    """Raise ConfigError where a file is missing, cut short or of a wrong format."""
+    check_tokenizer(directory)
+    for path in weight_files(directory):
+        if not path.is_file():
+            raise ConfigError(f"{path} is missing; {_INDEX} names it")
+    for path in (weights := model_files.visible(directory, "*.safetensors")):
+        check_safetensors(path)
+    if not weights:
+        for path in model_files.visible(directory, "*.bin"):
+            model_files.check_content(path)
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Return the files that transformers reads: `model.safetensors`, else those that the index names."""
+    if (directory / _WHOLE).is_file():  # transformers ignores an index beside it
+        return [directory / _WHOLE]
+    named = model_files.read_json(directory / _INDEX).get("weight_map")
+    names = {str(name) for name in named.values()} if isinstance(named, dict) else ()
+    return [directory / name for name in sorted(names)]
+
+
+def check_json(directory: Path, *names: str) -> None:
+    """Raise ConfigError where one of the files exists and does not hold a JSON object that transformers reads."""
+    for name in names:
+        model_files.read_json(directory / name, mark=False)
+
+
+def check_safetensors(path: Path) -> None:
+    """Raise ConfigError unless the file has the length that its header describes."""
+    size = path.stat().st_size
+    tensors, begin = read_header(path)
+    try:
+        needed = begin + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+    except (TypeError, KeyError, IndexError):
+        raise _no_header(path) from None
+    if size != needed:
+        how = "is cut short" if size < needed else "is broken"
+        raise ConfigError(f"{path} {how}: it holds {size:,} bytes, its header describes {needed:,}")
+
+
+def read_header(path: Path) -> tuple[dict[str, Any], int]:
+    """Return what a safetensors file says of each tensor, by its name, and at which byte the tensors begin.
+
+    Format: 8 bytes with the header's length, the header in JSON, the tensors. github.com/huggingface/safetensors.
+
+    Raises:
+        ConfigError: it is cut short, or has no such header.
+    """
+    model_files.check_content(path)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise ConfigError(f"{path} is cut short, or no safetensors file: it ends inside its header")
+        if length > _MAX_HEADER:
+            raise ConfigError(f"{path} is broken: it says that its header has {length:,} bytes")
+        try:
+            tensors = dict(json.loads(file.read(length)))
+        except (ValueError, TypeError, RecursionError):
+            raise _no_header(path) from None
+    tensors.pop("__metadata__", None)
+    return tensors, 8 + length
+
+
+def _no_header(path: Path) -> ConfigError:
+    return ConfigError(f"{path} is broken: its header is not that of a safetensors file")
+
+
+# -- models of the Hugging Face hub: their names, and their files in huggingface_hub's cache ---------------------------
+
+
+log = logging.getLogger("handler.engine")
+
+OTHER_FORMATS = (
+    "*.pth", "*.ckpt", "*.msgpack", "*.h5", "*.ot", "*.tflite", "*.gguf", "*.onnx", "*.onnx_data", "*.mlmodel",
+    "original/*", "onnx/*", "openvino/*", "coreml/*",
+)  # fmt: skip
+"""Files of the same weights in formats that no engine here reads from a directory.
+
+Mistral's `consolidated*.safetensors` is no such file: where it is, vLLM reads it in place of `model*.safetensors`.
+"""
+
+TORCH = ("pytorch_model*.bin",)
+"""Weights of checkpoints from before safetensors."""
+
+DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.xml")
+"""Files of tokenizers, templates and configurations, of OpenVINO too: all but the weights."""
+
+_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*/?|(?!.*\.gguf$)\w[\w.-]*", re.ASCII)
+_GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.gguf)", re.ASCII)
+
+_ERRNO = re.compile(r"^\[Errno -?\d+\] ")
+_SECRET = re.compile(r"\bhf_\w{8,}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)")
+"""Tokens, which a hub may repeat in its answer, and names with passwords in addresses."""
+
+
+def is_hub_name(model_id: str | None) -> TypeGuard[str]:
+    """Whether a name means a model of the hub: `owner/model`, or `model` of the first ones, that is no path here."""
+    if model_id is None or model_id == model_files.DEMO or Path(model_id).exists():
+        return False
+    return _NAME.fullmatch(model_id) is not None
+
+
+def is_fetched(model_id: str | None) -> bool:
+    """Whether a start fetches the model before it reads its files.
+
+    Raises:
+        ConfigError: as `s3.check`.
+    """
+    if s3.is_url(model_id):
+        s3.check(model_id)
+        return True
+    return is_hub_name(model_id)
+
+
+def gguf_file(model_id: str | None) -> tuple[str, str] | None:
+    """Return model and file of `owner/model/file.gguf`; None for any other name, and for a path that is here."""
+    if model_id is None or Path(model_id).exists():
+        return None
+    # Two names and a file may also be a path of the user's whose file is missing.
+    found = None if Path(model_id).parent.exists() else _GGUF.fullmatch(model_id)
+    return None if found is None else (found[1], found[2])
+
+
+def is_hub_reference(model_id: str | None) -> TypeGuard[str]:
+    """Whether a name means a model of the hub: `owner/model`, or `owner/model/file.gguf`."""
+    return is_hub_name(model_id) or gguf_file(model_id) is not None
+
+
+def download_checkpoint(name: str, revision: str | None, *, torch: bool = True) -> Path:
+    """Download a checkpoint, with weights of torch only where there are no safetensors, and `torch` can be read."""
+    directory = download(name, revision, without=(*OTHER_FORMATS, *TORCH))
+    return download(name, revision) if torch and not model_files.visible(directory, "*.safetensors") else directory
+
+
+def download_descriptions(name: str, revision: str | None) -> Path:
+    """Download all but the weights."""
+    return download(name, revision, only=DESCRIPTIONS)
+
+
+def download(
+    name: str, revision: str | None, *, only: Sequence[str] | None = None, without: Sequence[str] = OTHER_FORMATS
+) -> Path:
+    """Return the directory of a hub's model; fetch what is not in the cache of huggingface_hub.
+
+    Args:
+        revision: branch, tag or commit; None is the main branch.
+        only: patterns of the files to fetch; None is all of them.
+        without: patterns of those to leave out.
+
+    Raises:
+        ConfigError: the hub does not have it, or cannot be reached.
+    """
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
+    from huggingface_hub.utils import disable_progress_bars
+
+    if not sys.stderr.isatty():
+        disable_progress_bars()
+    for handler in logging.getLogger("huggingface_hub").handlers:
+        handler.addFilter(_without_secrets)
+    try:
+        return Path(
+            snapshot_download(
+                name,
+                revision=revision,
+                allow_patterns=None if only is None else list(only),
+                ignore_patterns=list(without),
+            )
+        )
+    except (json.JSONDecodeError, LookupError, TypeError, AttributeError) as error:  # of JSON that is not the hub's
+        raise _cannot_fetch(name, f"HF_ENDPOINT does not answer as a hub does: {error!r}") from None
+    # The base of its HTTP library's errors, those of connections and of the cache, and of wrong names.
+    except (HTTPError, OSError, ValueError) as error:
+        if (failed := _connection_error(error, HTTPError)) is not None:
+            raise _cannot_fetch(name, f"it cannot be reached ({_ERRNO.sub('', str(failed))})") from None
+        reason, cause = str(error), error.__cause__
+        if isinstance(error, LocalEntryNotFoundError) and str(cause) not in reason:  # it does not name the status
+            reason = f"{cause} {reason}"
+        raise _cannot_fetch(name, reason) from None
+
+
+def _connection_error(error: BaseException | None, kind: type[Exception]) -> BaseException | None:
+    """Return the error of the HTTP library behind `error` that no answer caused; None where there is none."""
+    while error is not None and not (isinstance(error, kind) and getattr(error, "response", None) is None):
+        error = error.__cause__ or error.__context__
+    return error
+
+
+def _without_secrets(record: logging.LogRecord) -> bool:
+    record.msg, record.args = _SECRET.sub("***", record.getMessage()), ()
+    return True
+
+
+def _cannot_fetch(name: str, reason: str) -> ConfigError:
+    directory = name.rpartition("/")[2]
+    reason = beginning(" ".join(_SECRET.sub("***", reason).split()))
+    return ConfigError(
+        f"there is no directory {name!r} here, and the model cannot be fetched from the hub: {reason}"
+        f"{'' if reason.endswith('.') else '.'} "
+        f"Where the hub can be reached, run: hf download {name} --local-dir {directory}; "
+        f"then copy the directory, and run: lmi serve ./{directory}"
+    )
+
+
+Download = Callable[[str, "str | None"], Path]
+"""Returns the directory or file of a hub's name in a revision; a function of a module, for another process calls it."""
+
+
+def fetch(
+    model_id: str | None,
+    config: EngineConfig,
+    download: Download = download_checkpoint,
+    is_name: Callable[[str | None], TypeGuard[str]] = is_hub_name,
+) -> str | None:
+    """See `engines.fetch`. What is not in the cache is downloaded; of S3's models the files that `download` would take.
+
+    Args:
+        is_name: whether a name means a model of the hub.
+
+    Raises:
+        ConfigError: as `download` does; or the process ended before its end.
+    """
+    if s3.is_url(model_id):
+        only = DESCRIPTIONS if download is download_descriptions else ()
+        return downloads.fetch(s3.download, model_id, list(only))
+    if not is_name(model_id):
+        return model_id
+    model_id = model_id.rstrip("/")  # which the hub does not take
+    log.info("fetching %s from the hub, unless it is in the cache", model_id)
+    return downloads.fetch(download, model_id, config.options.engine_options.get("revision"))
+
+
+fetch_descriptions = partial(fetch, download=download_descriptions)
+
+
+# -- hugging Face model directories for the GPU engines: location, conversion of the demo model, end tokens ------------
+
+
+TORCH_DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+"""`option.dtype` -> torch's name."""
+
+_NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
+_RECIPE = b"hf 1"  # part of every fingerprint: change it with _FROM_GGUF
+
+# transformers makes a tokenizer from the GGUF file, but does not split digits; and it would save the weights twice, as
+# the embeddings and the last matrix are the same.
+_FROM_GGUF = """
+import json, sys
+from pathlib import Path
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
+source, target = Path(sys.argv[1]), Path(sys.argv[2])
+read = AutoModelForCausalLM.from_pretrained(source.parent, gguf_file=source.name, dtype=torch.float32)
+given = read.config.to_dict()
+kept = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps", "rope_parameters", "rope_theta",
+        "bos_token_id", "eos_token_id", "pad_token_id")
+config = LlamaConfig(**{name: given[name] for name in kept if given.get(name) is not None}, tie_word_embeddings=True)
+model = LlamaForCausalLM(config)
+missing, unexpected = model.load_state_dict(read.state_dict(), strict=False)
+assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
+model.tie_weights()
+model.to(torch.bfloat16).save_pretrained(target)
+AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(target)
+file = target / "tokenizer.json"
+tokenizer = json.loads(file.read_text())
+tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
+    {"type": "Digits", "individual_digits": True},
+    {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}]}
+file.write_text(json.dumps(tokenizer))
+"""
+
+_EXPECTED = f"a Hugging Face model directory, a hub's name (owner/model), or {model_files.DEMO!r}"
+
+
+def prepare_checkpoint(model_id: str | None) -> Path:
+    """Return the directory of `option.model_id`, which the demo model gets once.
+
+    Raises:
+        ConfigError: there is no such model, or no directory of Hugging Face's format.
+    """
+    if model_id is None or model_id == model_files.DEMO:
+        return _demo_checkpoint(model_files.locate(model_files.DEMO).path)
+    return find_checkpoint(model_id)
+
+
+def find_checkpoint(model_id: str) -> Path:
+    """Check the directory of `option.model_id`, and return it.
+
+    Raises:
+        ConfigError: there is no such model, or no directory of Hugging Face's format.
+    """
+    directory = Path(model_id)
+    mistrals = (directory / "params.json").is_file() and not (directory / "config.json").exists()
+    if mistrals or ((directory / "config.json").is_file() and model_files.visible(directory, "*.safetensors")):
+        model = model_files.Model("huggingface", directory)  # whatever lies beside it; vLLM reads Mistral's own form
+    else:
+        model = model_files.locate(model_id, _EXPECTED)
+    if model.kind != "huggingface":
+        raise ConfigError(f"{model.path} is a {model.kind} model; this engine serves Hugging Face model directories")
+    check_checkpoint(model.path)
+    return model.path
+
+
+def check_model(model_id: str | None, config: EngineConfig, arguments: Callable[[EngineConfig], object]) -> None:
+    """Check the model's directory, and the engine's arguments, which `arguments` makes.
+
+    Raises:
+        ConfigError: with the problems of both.
+    """
+    problems, model = Problems(), None
+    with problems:
+        if model_id not in (None, model_files.DEMO) and not is_fetched(model_id):
+            model = find_checkpoint(model_id)
+    with problems:
+        arguments(replace(config, model=model))
+    problems.check()
+
+
+def _demo_checkpoint(source: Path) -> Path:
+    """Make SmolLM2 a Hugging Face directory in bf16; needs torch, transformers, gguf and accelerate."""
+
+    def make(directory: Path, lock: int) -> None:
+        log.info("making a Hugging Face directory of the demo model, once; this takes half a minute")
+        run_converter(_FROM_GGUF, source, directory, lock, _NEEDED, "Hugging Face's format")
+
+    return make_once(model_files.cache_directory() / "converted" / fingerprint(_RECIPE, [source]), make)
+
+
+def load_tokenizer(config: EngineConfig) -> HfTokenizer:
+    assert config.model is not None
+    return HfTokenizer(
+        config.model,
+        trust_remote_code=bool(config.options.engine_options.get("trust_remote_code")),
+        chat_template=config.chat_template,
+        content_format=config.options.engine_options.get("chat_template_content_format", "auto"),
+    )
+
+
+def eos_ids(config: EngineConfig) -> frozenset[int]:
+    """Return the ids that end an answer: generation_config.json's, else config.json's; and the tokenizer's."""
+    assert config.model is not None
+    own = tokenizer_eos_id(config.model)
+    of_tokenizer = frozenset() if own is None else frozenset({own})
+    generation = generation_config.file_values(config.options, config.model)
+    for values in (generation, model_files.read_json(config.model / "config.json")):
+        if (ids := values.get("eos_token_id")) is not None:
+            return of_tokenizer | frozenset(ids if isinstance(ids, list) else [ids])
+    return of_tokenizer
+
+
+def tokenizer_eos_id(model: Path) -> int | None:
+    """Return the id of the EOS in tokenizer_config.json, special_tokens_map.json or tekken.json; None without one."""
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        token = model_files.read_json(model / name).get("eos_token")
+        text = token.get("content") if isinstance(token, dict) else token
+        if text is not None:
+            tokenizer = model_files.read_json(model / "tokenizer.json")
+            added = {token_entry["content"]: token_entry["id"] for token_entry in tokenizer.get("added_tokens") or ()}
+            vocabulary = (tokenizer.get("model") or {}).get("vocab")
+            id = {**(vocabulary if isinstance(vocabulary, dict) else {}), **added}.get(text)
+            return None if id is None else int(id)
+    return mistral_eos_id(model)
+
+
+# -- the tensors of a checkpoint's safetensors files, mapped into memory: a read touches only its own tensor -----------
+
+
+TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
+"""Types of weights, with numpy's; BF16 is the upper half of float32."""
+
+
+class Tensor(NamedTuple):
+    """A tensor's place: `start` and `end` count the bytes of its file."""
+
+    path: Path
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+    end: int
+
+
+class Tensors:
+    """The tensors that transformers reads of a directory; without an index all, as other programs write them.
+
+    Raises:
+        ConfigError: a file has no header, or a tensor's place, type and shape contradict each other.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._places: dict[str, Tensor] = {}
+        for path in weight_files(directory) or visible(directory, "*.safetensors"):
+            header, begin = read_header(path)
+            self._places |= {name: _tensor(path, name, one, begin) for name, one in header.items()}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def place(self, name: str) -> Tensor:
+        """Return a tensor's place.
+
+        Raises:
+            ConfigError: there is none of this name.
+        """
+        if name not in self._places:
+            raise ConfigError(f"{self.directory}: its safetensors have no tensor {name}")
+        return self._places[name]
+
+    def weight(self, name: str) -> Tensor:
+        """Return the place of a tensor of a type that weights have.
+
+        Raises:
+            ConfigError: there is none of this name, or it has another type.
+        """
+        place = self.place(name)
+        if place.kind not in TYPES:
+            raise ConfigError(f"{place.path}: {name} is of type {place.kind}, of {', '.join(TYPES)}")
+        return place
+
+    def raw(self, name: str) -> Any:
+        """Map a weight as it is stored; BF16 as its 16 bits. Raises as `weight`."""
+        import numpy
+
+        place = self.weight(name)
+        if place.start == place.end:
+            return numpy.zeros(place.shape, TYPES[place.kind])
+        data = numpy.memmap(place.path, numpy.uint8, "c", place.start, (place.end - place.start,))
+        return data.view(TYPES[place.kind]).reshape(place.shape)
+
+    def __getitem__(self, name: str) -> Any:
+        """Read a tensor as float32."""
+        return as_float32(self.raw(name), self.place(name).kind)
+
+
+def as_float32(data: Any, kind: str) -> Any:
+    """Return stored numbers as float32."""
+    import numpy
+
+    if kind == "BF16":
+        return (data.astype(numpy.uint32) << 16).view(numpy.float32)
+    return data.astype(numpy.float32)
+
+
+def _tensor(path: Path, name: str, one: Any, data: int) -> Tensor:
+    try:
+        kind, shape = str(one["dtype"]), tuple(one["shape"])
+        first, end = one["data_offsets"]
+        whole = all(type(number) is int and number >= 0 for number in (*shape, first, end))
+    except (KeyError, TypeError, ValueError):
+        whole = False
+    if not whole:
+        raise ConfigError(f"{path} is broken: its header does not say where {name} lies, and in what shape")
+    if kind in TYPES:
+        needed = math.prod(shape) * int(TYPES[kind][-1])
+        if needed != end - first:
+            raise ConfigError(
+                f"{path} is broken: {name} has {end - first:,} bytes, {kind} {list(shape)} would have {needed:,}"
+            )
+    return Tensor(path, kind, shape, data + first, data + end)

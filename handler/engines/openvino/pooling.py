@@ -1,0 +1,327 @@
+"""Computes whole texts by OpenVINO on a CPU: texts of like length together, their vectors pooled in the graph."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from handler.config import model_files
+from handler.core.errors import ConfigError
+from handler.core.values import Adapter, Extras, Finish, Pooling, Task
+from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Output, Step
+from handler.engines.huggingface.files import Tensors
+from handler.engines.huggingface.pooling import NO_POOLED_LORA, read_pooling
+
+_FAMILIES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta."}
+"""Model types with the prefix of their tensors' names in a model with a head."""
+
+
+def is_bert(model: Path) -> bool:
+    """Whether the graph of a Hugging Face directory can be made here."""
+    return has_bert_config(model) and bool(model_files.visible(model, "*.safetensors"))
+
+
+def has_bert_config(model: Path) -> bool:
+    """Whether its configuration is one of which the graph can be made here."""
+    config = model_files.read_json(model / "config.json")
+    return (
+        config.get("model_type") in _FAMILIES
+        and config.get("hidden_act", "gelu") in ("gelu", "relu")
+        and config.get("position_embedding_type", "absolute") in ("absolute", None)
+        and not config.get("is_decoder")
+    )
+
+
+def bert_graph(model: Path) -> Any:
+    """Make the graph: `last_hidden_state` [texts, tokens, size], of a classifier `logits` [texts, labels].
+
+    Its inputs are input_ids, attention_mask and position_ids, and token_type_ids where the model has several types: all
+    [texts, tokens] of int64.
+
+    Raises:
+        ConfigError: a tensor is missing.
+    """
+    return _Builder(model_files.read_json(model / "config.json"), _Tensors(model)).build()
+
+
+class _Tensors:
+    """A checkpoint's tensors by transformers' names."""
+
+    def __init__(self, model: Path) -> None:
+        self._tensors = Tensors(model)
+        self._names = {_newer(name): name for name in self._tensors}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def __getitem__(self, name: str) -> Any:
+        return self._tensors[self._names.get(name, name)]
+
+
+def _newer(name: str) -> str:
+    """Return transformers' name of a tensor for one of TensorFlow's, which old checkpoints have."""
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+
+
+class _Builder:
+    def __init__(self, config: Mapping[str, Any], tensors: _Tensors) -> None:
+        from openvino import opset13
+
+        self._ops: Any = opset13
+        self._config, self._tensors = config, tensors
+        prefix = _FAMILIES[config["model_type"]]
+        self._prefix = prefix if f"{prefix}embeddings.word_embeddings.weight" in tensors else ""
+        self._size, self._heads = int(config["hidden_size"]), int(config["num_attention_heads"])
+
+    def build(self) -> Any:
+        import numpy
+        import openvino
+
+        names = ["input_ids", "attention_mask", "position_ids"]
+        if self._config.get("type_vocab_size", 2) > 1:
+            names.append("token_type_ids")
+        inputs = {name: self._ops.parameter([-1, -1], numpy.int64, name) for name in names}
+        for name, node in inputs.items():
+            node.output(0).get_tensor().set_names({name})
+        allowed = self._ops.not_equal(inputs["attention_mask"], self._whole(0))
+        allowed = self._ops.unsqueeze(allowed, self._whole([1, 2]))  # [texts, heads, from, to]
+        hidden = self._embed(inputs)
+        for index in range(int(self._config["num_hidden_layers"])):
+            hidden = self._layer(f"encoder.layer.{index}.", hidden, allowed)
+        name = "last_hidden_state"
+        if (head := self._head(hidden)) is not None:
+            hidden, name = head, "logits"
+        result = self._ops.result(hidden)
+        result.output(0).get_tensor().set_names({name})
+        return openvino.Model([result], list(inputs.values()), self._config["model_type"])
+
+    def _embed(self, inputs: Mapping[str, Any]) -> Any:
+        total = self._rows("word", inputs["input_ids"])
+        total = self._ops.add(total, self._rows("position", inputs["position_ids"]))
+        if "token_type_ids" in inputs:
+            types = self._rows("token_type", inputs["token_type_ids"])
+        else:
+            types = self._real(self._tensors[f"{self._prefix}embeddings.token_type_embeddings.weight"][0])
+        return self._norm("embeddings.LayerNorm", self._ops.add(total, types))
+
+    def _rows(self, table: str, ids: Any) -> Any:
+        weights = self._real(self._tensors[f"{self._prefix}embeddings.{table}_embeddings.weight"])
+        return self._ops.gather(weights, ids, self._whole(0))
+
+    def _layer(self, name: str, hidden: Any, allowed: Any) -> Any:
+        query, key, value = (
+            self._split(self._linear(f"{name}attention.self.{part}", hidden)) for part in ("query", "key", "value")
+        )
+        mixed = self._ops.scaled_dot_product_attention(query, key, value, allowed)
+        mixed = self._ops.transpose(mixed, self._whole([0, 2, 1, 3]))
+        mixed = self._ops.reshape(mixed, self._whole([0, 0, self._size]), True)
+        mixed = self._linear(f"{name}attention.output.dense", mixed)
+        hidden = self._norm(f"{name}attention.output.LayerNorm", self._ops.add(mixed, hidden))
+        wide = self._linear(f"{name}intermediate.dense", hidden)
+        relu = self._config.get("hidden_act") == "relu"
+        wide = self._ops.relu(wide) if relu else self._ops.gelu(wide, "erf")
+        wide = self._linear(f"{name}output.dense", wide)
+        return self._norm(f"{name}output.LayerNorm", self._ops.add(wide, hidden))
+
+    def _split(self, hidden: Any) -> Any:
+        """Return the heads: [texts, heads, tokens, size of a head]."""
+        shape = self._whole([0, 0, self._heads, self._size // self._heads])
+        return self._ops.transpose(self._ops.reshape(hidden, shape, True), self._whole([0, 2, 1, 3]))
+
+    def _head(self, hidden: Any) -> Any:
+        """Classify by the first token; None for a model without a classifier."""
+        if not any(name in self._tensors for name in ("classifier.weight", "classifier.out_proj.weight")):
+            return None
+        first = self._ops.gather(hidden, self._whole(0), self._whole(1))
+        if "classifier.weight" in self._tensors:
+            return self._linear("classifier", self._ops.tanh(self._linear("pooler.dense", first)), prefix="")
+        first = self._ops.tanh(self._linear("classifier.dense", first, prefix=""))
+        return self._linear("classifier.out_proj", first, prefix="")
+
+    def _linear(self, name: str, hidden: Any, prefix: str | None = None) -> Any:
+        name = f"{self._prefix if prefix is None else prefix}{name}"
+        product = self._ops.matmul(hidden, self._real(self._tensors[f"{name}.weight"]), False, True)
+        return self._ops.add(product, self._real(self._tensors[f"{name}.bias"]))
+
+    def _norm(self, name: str, hidden: Any) -> Any:
+        epsilon = float(self._config.get("layer_norm_eps", 1e-12))
+        scaled = self._ops.mvn(hidden, self._whole([-1]), True, epsilon, "inside_sqrt")
+        scaled = self._ops.multiply(scaled, self._real(self._tensors[f"{self._prefix}{name}.weight"]))
+        return self._ops.add(scaled, self._real(self._tensors[f"{self._prefix}{name}.bias"]))
+
+    def _real(self, values: Any) -> Any:
+        return self._ops.constant(values)
+
+    def _whole(self, values: Any) -> Any:
+        import numpy
+
+        return self._ops.constant(numpy.array(values, dtype=numpy.int64))
+
+
+MODEL = "openvino_model.xml"
+
+_TOKENS_PER_STEP = 1024  # padding included: more are no faster on a CPU, and let new requests wait for longer
+_INPUTS = frozenset({"input_ids", "attention_mask", "token_type_ids", "position_ids"})
+_HIDDEN = ("last_hidden_state", "token_embeddings")
+_ANY = 1 << 20  # tokens of a text, where a model names no limit
+
+
+class _Text(NamedTuple):
+    key: int
+    ids: Sequence[int]
+    pooling: Pooling
+
+
+class OpenVinoPooling:
+    """See `engines.base.Engine`; it gets Pooling in place of Sampling.
+
+    Args:
+        properties: the CPU plugin's.
+    """
+
+    def __init__(self, config: EngineConfig, properties: Mapping[str, str]) -> None:
+        import openvino
+
+        assert config.model is not None
+        self._files = read_pooling(config.model, config.options.pooling)
+        graph = read_graph(config.model, self._files.mode, config.task)
+        compiled = openvino.Core().compile_model(graph, "CPU", dict(properties))
+        self._inputs = {port.any_name for port in compiled.inputs}
+        self._request: Any = compiled.create_infer_request()
+        self._most_texts = config.options.max_rolling_batch_size
+        self._most_tokens = config.options.max_num_batched_tokens or _TOKENS_PER_STEP
+        self._waiting: dict[int, _Text] = {}
+        own = model_files.read_json(config.model / "config.json")
+        # RoBERTa's positions begin after that of padding.
+        self._shifted = "roberta" in str(own.get("model_type"))
+        self._padding = int(own.get("pad_token_id") or self._shifted)
+        limits = (self._files.most_tokens, config.options.max_model_len)
+        numbers = self._compute([_Text(0, [self._padding + 1], Pooling("embed"))])  # compiles kernels, too
+        self.info = EngineInfo(
+            name="openvino",
+            version=importlib.metadata.version("openvino"),
+            device="CPU",
+            dtype=config.options.dtype,
+            max_total_tokens=min((limit for limit in limits if limit), default=_ANY),
+            dimensions=numbers.shape[1],
+        )
+
+    def add(self, request: EngineRequest) -> None:
+        self._waiting[request.key] = _Text(request.key, request.ids, request.pooling)
+
+    def cancel(self, key: int) -> None:
+        self._waiting.pop(key, None)
+
+    def step(self) -> Step:
+        texts = self._next()
+        rows = self._compute(texts) if texts else ()
+        for text in texts:
+            del self._waiting[text.key]
+        return Step(
+            [],
+            [],
+            [],
+            [
+                Output(text.key, (), (), Finish.EOS, extras=Extras(vector=self._files.finish(row, text.pooling)))
+                for text, row in zip(texts, rows, strict=True)
+            ],
+        )
+
+    def _next(self) -> list[_Text]:
+        """Choose the oldest text and those whose lengths are nearest, within the step's tokens."""
+        if not self._waiting:
+            return []
+        oldest = len(next(iter(self._waiting.values())).ids)
+        chosen: list[_Text] = []
+        longest = 0
+        for text in sorted(self._waiting.values(), key=lambda text: abs(len(text.ids) - oldest)):
+            longest = max(longest, len(text.ids))
+            if chosen and (len(chosen) == self._most_texts or longest * (len(chosen) + 1) > self._most_tokens):
+                break
+            chosen.append(text)
+        return chosen
+
+    def _compute(self, texts: Sequence[_Text]) -> Any:
+        """Return a row for each text, float32 [texts, numbers]."""
+        import numpy
+
+        shape = len(texts), max(len(text.ids) for text in texts)
+        ids = numpy.full(shape, self._padding, dtype=numpy.int64)
+        mask, types = numpy.zeros(shape, dtype=numpy.int64), numpy.zeros(shape, dtype=numpy.int64)
+        for row, text in enumerate(texts):
+            end = len(text.ids)
+            ids[row, :end], mask[row, :end] = text.ids, 1
+            if text.pooling.second is not None:
+                types[row, text.pooling.second : end] = 1
+        values = {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+        if "position_ids" in self._inputs:
+            values["position_ids"] = self._positions(ids)
+        result = self._request.infer({name: values[name] for name in self._inputs})
+        return result[0]
+
+    def _positions(self, ids: Any) -> Any:
+        import numpy
+
+        if not self._shifted:
+            return numpy.broadcast_to(numpy.arange(ids.shape[1], dtype=numpy.int64), ids.shape)
+        real = (ids != self._padding).astype(numpy.int64)
+        return numpy.cumsum(real, axis=1) * real + self._padding
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        raise ValueError(NO_POOLED_LORA)
+
+    drop_adapter = load_adapter
+
+    def close(self) -> None:
+        self._waiting.clear()
+
+
+def read_graph(model: Path, mode: str, task: Task) -> Any:
+    """Read or make the model's graph; its only output has a row for each text.
+
+    Args:
+        mode: as in PoolingFiles.
+
+    Raises:
+        ConfigError: the graph has other inputs or outputs than such models.
+    """
+    import openvino
+
+    graph = openvino.Core().read_model(model / MODEL) if (model / MODEL).is_file() else bert_graph(model)
+    if unknown := {port.any_name for port in graph.inputs} - _INPUTS:
+        raise ConfigError(f"{model}: the graph wants {', '.join(sorted(unknown))}, which a text does not have")
+    outputs = {name: port for port in graph.outputs for name in port.get_names()}
+    wanted = _HIDDEN if task is Task.EMBEDDING else ("logits",)
+    found = next((outputs[name] for name in wanted if name in outputs), None)
+    if found is None:
+        names = ", ".join(sorted(outputs)) or "no name"
+        raise ConfigError(f"{model}: for option.task={task.value} the graph has to give {wanted[0]}; it gives {names}")
+    node = found.get_node().input_value(0)
+    if task is Task.EMBEDDING:
+        mask = next(port for port in graph.inputs if port.any_name == "attention_mask")
+        node = _pooled(node, mask, mode)
+    return openvino.Model([node], [port.get_node() for port in graph.inputs], "pooled")
+
+
+def _pooled(hidden: Any, mask: Any, mode: str) -> Any:
+    """Pool the tokens' vectors [texts, tokens, size] to [texts, size]."""
+    import numpy
+    from openvino import opset13 as ops
+
+    def whole(values: Any) -> Any:
+        return ops.constant(numpy.array(values, dtype=numpy.int64))
+
+    if mode == "cls":
+        return ops.gather(hidden, whole(0), whole(1)).output(0)
+    if mode == "last":  # padding is on the right
+        place = ops.subtract(ops.reduce_sum(mask, whole([1]), True), whole(1))
+        return ops.gather(hidden, ops.squeeze(place, whole([1])), whole(1), 1).output(0)
+    weights = ops.unsqueeze(ops.convert(mask, "f32"), whole(2))
+    if mode == "max":
+        is_token = ops.greater(weights, ops.constant(numpy.float32(0)))
+        seen = ops.select(is_token, hidden, ops.constant(numpy.float32(-3e38)))
+        return ops.reduce_max(seen, whole([1])).output(0)
+    total = ops.reduce_sum(ops.multiply(hidden, weights), whole([1]))
+    return ops.divide(total, ops.reduce_sum(weights, whole([1]))).output(0)

@@ -1,1 +1,0 @@
-"""Models that read whole texts on OpenVINO: embeddings, scores and classifications."""

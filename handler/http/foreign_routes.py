@@ -1,0 +1,199 @@
+"""Routes of vLLM's and TGI's own servers, without inference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from handler import __version__
+from handler.config import environment
+from handler.core.errors import BadRequest, InvalidPayload, NotFound, ServingError
+from handler.core.values import Task
+from handler.http.inference import Endpoint, Inference, read_body, send_answer, send_json
+from handler.protocols.kernel.errors import HttpResponse
+from handler.protocols.kernel.readers import PYDANTIC, decode, show
+from handler.protocols.kernel.texts import MAX_TEXTS
+from handler.protocols.openai.completions import MAX_PROMPTS
+from handler.protocols.registry import TOKENIZING
+from handler.protocols.tgi.api import UNHEALTHY, TgiInfo
+from handler.protocols.tgi.native import CHAT_TOKENIZE, MAX_BEST_OF, MAX_STOPS, TOKENIZE
+from handler.protocols.vllm.api import ERRORS, VllmLoad, VllmVersion
+from handler.protocols.vllm.tokenize import DETOKENIZE
+from handler.serving.admission import TOKENIZER_THREADS
+from handler.serving.call import ignored_header
+from handler.serving.model import ServedModel
+
+_BODY = 1 << 20  # bytes
+_TOKENIZER = "PreTrainedTokenizerFast"  # of a tokenizer_config.json that names none
+
+
+class VllmRoutes:
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._may_update = environment.runtime_lora_updating()
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("/detokenize", Endpoint({"POST": Inference(self._model, DETOKENIZE)}, errors=ERRORS)),
+            Route("/version", Endpoint({"GET": self._version}, errors=ERRORS)),
+            Route("/tokenizer_info", Endpoint({"GET": self._tokenizer_info}, errors=ERRORS)),
+            Route("/load", Endpoint({"GET": self._load}, errors=ERRORS)),
+            Route("/v1/load_lora_adapter", Endpoint({"POST": self._handler(self._register)}, errors=ERRORS)),
+            Route("/v1/unload_lora_adapter", Endpoint({"POST": self._handler(self._unregister)}, errors=ERRORS)),
+        ]
+
+    async def _version(self, scope: Scope, receive: Receive, send: Send) -> None:
+        info = self._model.info
+        own = info.version if info is not None and self._model.config.engine == "vllm" else __version__
+        value: VllmVersion = {"version": own}
+        await send_json(scope, send, 200, value)
+
+    async def _tokenizer_info(self, scope: Scope, receive: Receive, send: Send) -> None:
+        context = self._model.context
+        if not context.config.enable_tokenizer_info_endpoint:
+            why = "is served with option.enable_tokenizer_info_endpoint=true"
+            return await send_answer(scope, send, ERRORS.whole(NotFound(f"/tokenizer_info {why}")))
+        if not context.tokenizer_config:
+            why = "has nothing to show: the model has no tokenizer_config.json"
+            return await send_answer(scope, send, ERRORS.whole(NotFound(f"/tokenizer_info {why}")))
+        template = {"chat_template": context.chat_template} if context.chat_template else {}
+        value = {"tokenizer_class": _TOKENIZER, **context.tokenizer_config, **template}
+        await send_json(scope, send, 200, value)
+
+    async def _load(self, scope: Scope, receive: Receive, send: Send) -> None:
+        value: VllmLoad = {"server_load": self._model.num_inferences}
+        await send_json(scope, send, 200, value)
+
+    # -- LoRA adapters -------------------------------------------------------------------------------------------
+
+    def _handler(
+        self, change: Callable[[str, Mapping[str, Any]], Awaitable[str]]
+    ) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            with self._model.adapters.counted():
+                try:
+                    body = await self._read(scope, receive)
+                    if body is None:
+                        return
+                    text = await change(_name(body), body)
+                except ServingError as error:
+                    return await send_answer(scope, send, ERRORS.whole(error))
+                ignored = ignored_header([name for name in body if name not in _KNOWN])
+                extra = [(name.encode(), value.encode()) for name, value in ignored.items()]
+                await send_answer(scope, send, HttpResponse(200, "text/plain; charset=utf-8", text.encode()), extra)
+
+        return handle
+
+    async def _read(self, scope: Scope, receive: Receive) -> Mapping[str, Any] | None:
+        """Read the body; None when the client went away."""
+        if not self._may_update:
+            raise NotFound(
+                f"{scope['path']} is served with VLLM_ALLOW_RUNTIME_LORA_UPDATING=true in the environment; "
+                "/adapters needs no variable"
+            )
+        self._model.adapters.registry.check()
+        body = await read_body(scope, receive, _BODY, self._model)
+        if body is None:
+            return None
+        value = decode(body)
+        if not isinstance(value, dict):
+            raise InvalidPayload("the body must be a JSON object with 'lora_name'")
+        refuse = self._model.config.unknown_parameters == "refuse"
+        if refuse and (unknown := next((name for name in value if name not in _KNOWN), None)):
+            raise BadRequest(f"unknown parameter {unknown!r}; there are {', '.join(_KNOWN)}")
+        return value
+
+    async def _register(self, name: str, body: Mapping[str, Any]) -> str:
+        adapters, src = self._model.adapters, body.get("lora_path")
+        if not isinstance(src, str) or not src:
+            raise InvalidPayload("'lora_path' must be a non-empty string")
+        if _flag(body, "is_3d_lora_weight"):
+            raise BadRequest("is_3d_lora_weight=true: the engines here read that from the adapter's files")
+        if name in self._model.context.model_names:
+            raise BadRequest(f"The lora adapter {name!r} conflicts with a served base model.")
+        there = any(entry.adapter.name == name for entry in adapters.registry)
+        change = adapters.update if _flag(body, "load_inplace") and there else adapters.register
+        try:
+            await change(name, src)
+        except BadRequest as error:
+            if not error.message.startswith(("src=", "name=")):
+                raise
+            raise type(error)(re.sub("^(src|name)=", lambda found: _NAMES[found[1]], error.message)) from None
+        return f"Success: LoRA adapter '{name}' added successfully."
+
+    async def _unregister(self, name: str, body: Mapping[str, Any]) -> str:
+        self._model.adapters.unregister(name)
+        return f"Success: LoRA adapter '{name}' removed successfully."
+
+
+_NAMES = {"src": "lora_path=", "name": "lora_name="}
+_KNOWN = ("lora_name", "lora_path", "load_inplace", "is_3d_lora_weight", "lora_int_id")
+
+
+def _name(body: Mapping[str, Any]) -> str:
+    name = body.get("lora_name")
+    if not isinstance(name, str) or not name:
+        raise InvalidPayload("'lora_name' must be a non-empty string")
+    return name
+
+
+def _flag(body: Mapping[str, Any], name: str) -> bool:
+    value = PYDANTIC.boolean(body.get(name))
+    if value is None or isinstance(value, bool):
+        return bool(value)
+    raise InvalidPayload(f"'{name}' must be true or false, not {show(value)}")
+
+
+# -- TGI's other routes, as text-generation-inference's router has them ------------------------------------------------
+
+
+class TgiRoutes:
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("/info", self._endpoint("GET", self._info)),
+            Route("/health", self._endpoint("GET", self._health)),
+            Route("/tokenize", self._endpoint("POST", Inference(self._model, TOKENIZING))),
+            Route("/chat_tokenize", self._endpoint("POST", Inference(self._model, CHAT_TOKENIZE))),
+        ]
+
+    def _endpoint(self, method: str, handle: Callable[[Scope, Receive, Send], Awaitable[None]]) -> Endpoint:
+        return Endpoint({method: handle}, errors=TOKENIZE.errors)
+
+    async def _health(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._model.healthy:
+            await send_answer(scope, send, HttpResponse(200, "text/plain; charset=utf-8", b""))
+        else:
+            await send_json(scope, send, 503, UNHEALTHY)
+
+    async def _info(self, scope: Scope, receive: Receive, send: Send) -> None:
+        config, info = self._model.config, self._model.info
+        total = None if info is None else info.max_total_tokens
+        generates = self._model.context.task is Task.GENERATION  # else all tokens are the text's
+        tokens = None if total is None else min(total - generates, config.max_input_len or total)
+        value: TgiInfo = {
+            "model_id": config.model_id or config.model_name,
+            "model_sha": config.engine_options.get("revision"),
+            "model_pipeline_tag": self._model.context.task.value,
+            "max_concurrent_requests": config.max_rolling_batch_size + config.job_queue_size,
+            "max_best_of": MAX_BEST_OF,
+            "max_stop_sequences": MAX_STOPS,
+            "max_input_tokens": tokens,
+            "max_total_tokens": total,
+            "validation_workers": TOKENIZER_THREADS,
+            "max_client_batch_size": MAX_PROMPTS if generates else MAX_TEXTS,  # of /v1/completions; TGI's take one
+            "router": "lmi-handler",
+            "version": __version__,
+            "sha": None,
+            "docker_label": None,
+            "default_sampling_params": self._model.context.generation.shown,
+        }
+        await send_json(scope, send, 200, value)

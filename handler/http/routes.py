@@ -1,0 +1,475 @@
+"""Routes without inference: models, adapters, stored responses, and records of requests."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.datastructures import QueryParams
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+
+from handler.core.errors import (
+    BadRequest,
+    FormatterFailed,
+    InvalidParameter,
+    InvalidPayload,
+    ModelNotFound,
+    NotFound,
+    NotKept,
+    ServingError,
+    TooLarge,
+    TooLong,
+    UnsupportedMedia,
+)
+from handler.core.framing import JSON, dumps
+from handler.http.inference import (
+    Endpoint,
+    Handle,
+    Headers,
+    Inference,
+    encoded,
+    read_body,
+    send_answer,
+    send_error,
+    send_json,
+)
+from handler.http.protocol import EXCHANGE, AnyExchange
+from handler.protocols.anthropic import openapi as anthropic
+from handler.protocols.anthropic.api import ERRORS as ANTHROPIC_ERRORS
+from handler.protocols.kernel.errors import HttpResponse
+from handler.protocols.kernel.messages import taken_media
+from handler.protocols.kernel.readers import decode
+from handler.protocols.lmi.asynchronous import served_name
+from handler.protocols.openai.api import ERRORS, OpenAiModel, OpenAiModels
+from handler.protocols.openapi import AdapterChange, Adapters, DescribedAdapter, DocumentedRoute, document
+from handler.protocols.responses.request import check_retrieval, deleted, not_kept, page, read_page
+from handler.protocols.tgi.api import UNHEALTHY
+from handler.scheduler.lora import AdapterCall, Registered, read_adapter_call, required
+from handler.serving.call import ignored_header, owner_of
+from handler.serving.model import ServedModel
+from handler.serving.stored_responses import ResponseStore
+from handler.serving.turns import Share
+
+
+class ModelRoutes:
+    """Ids may have slashes in them. Anthropic's clients, which its header tells, get Anthropic's objects."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self.routes = [
+            Route("/v1/models", Endpoint({"GET": self._list}, errors=ERRORS)),
+            Route("/v1/models/{id:path}", Endpoint({"GET": self._one}, errors=ERRORS)),
+        ]
+
+    async def _list(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not _is_anthropic(scope):
+            value: OpenAiModels = {"object": "list", "data": [self._describe(*one) for one in self._ids().items()]}
+            return await send_json(scope, send, 200, value)
+        models = [anthropic.model(id, self._model.started_at, self._max_tokens) for id in self._ids()]
+        try:
+            page = anthropic.page(models, QueryParams(scope["query_string"]))
+        except ServingError as error:
+            return await send_answer(scope, send, ANTHROPIC_ERRORS.whole(error))
+        return await send_json(scope, send, 200, page)
+
+    async def _one(self, scope: Scope, receive: Receive, send: Send) -> None:
+        id = scope["path_params"]["id"]
+        ids = self._ids()
+        if id not in ids:
+            errors = ANTHROPIC_ERRORS if _is_anthropic(scope) else ERRORS
+            return await send_answer(scope, send, errors.whole(ModelNotFound(id, served=ids)))
+        if _is_anthropic(scope):
+            return await send_json(scope, send, 200, anthropic.model(id, self._model.started_at, self._max_tokens))
+        return await send_json(scope, send, 200, self._describe(id, ids[id]))
+
+    def _ids(self) -> dict[str, str | None]:
+        """Return the names of the model and its adapters, each adapter with the model that it was made for."""
+        config = self._model.config
+        own = [*(name for name in config.served_model_name or () if name != "*"), config.model_name]
+        if config.async_schema:
+            own.append(served_name(config))
+        adapters = [entry.adapter.name for entry in self._model.adapters.registry]
+        return {**dict.fromkeys(own), **dict.fromkeys(adapters, config.model_name)}
+
+    @property
+    def _max_tokens(self) -> int | None:
+        return self._model.info.max_total_tokens if self._model.info else None
+
+    def _describe(self, id: str, parent: str | None) -> OpenAiModel:
+        """TGI and vLLM have `owned_by` as free text."""
+        model = self._model
+        return {
+            "id": id,
+            "object": "model",
+            "created": int(model.started_at),
+            "owned_by": "lmi-handler",
+            "root": id if parent else model.context.source or model.config.model_name,
+            "parent": parent,
+            "max_model_len": self._max_tokens,
+            "input_modalities": ["text", *taken_media(model.context)],
+        }
+
+
+def _is_anthropic(scope: Scope) -> bool:
+    return anthropic.VERSION_HEADER in scope["headers_by_name"]
+
+
+# -- routes about LoRA adapters: DJL Serving's (0.34), and SageMaker's calls -------------------------------------------
+# SageMaker registers with a body `{"name", "src", "preload", "pin"}` where DJL has a query; all else is alike.
+
+_ALIAS = "x-amzn-sagemaker-adapter-alias"
+"""SageMaker's header with the name that its user knows the adapter by."""
+
+_PAGE = 100  # adapters in a list, at most and by default
+_BODY = 1 << 20  # bytes
+
+Values = tuple[Adapters | DescribedAdapter | AdapterChange, tuple[str, ...]]
+"""What is answered as JSON, and the names that meant nothing."""
+
+
+class AdapterRoutes:
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._adapters = model.adapters
+
+    @property
+    def routes(self) -> list[Route]:
+        many = Endpoint({"GET": self._handler(self._list), "POST": self._handler(self._register)})
+        one = Endpoint({"GET": self._handler(self._describe), "DELETE": self._handler(self._unregister)})
+        update = Endpoint({"POST": self._handler(self._update)})
+        return [
+            Route(f"{prefix}/adapters{path}", endpoint)
+            for prefix in ("", "/models/{model}")
+            for path, endpoint in (("", many), ("/{adapter}", one), ("/{adapter}/update", update))
+        ]
+
+    def _handler(
+        self, answer: Callable[[Scope, Receive], Awaitable[Values | None]]
+    ) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            with self._adapters.counted():
+                try:
+                    answered = await self._answer(answer, scope, receive)
+                    if answered is not None:
+                        value, ignored = answered
+                        extra = [(name.encode(), text.encode()) for name, text in ignored_header(ignored).items()]
+                        await send_json(scope, send, 200, value, extra)
+                except ServingError as error:
+                    await send_error(scope, send, error)
+
+        return handle
+
+    async def _answer(
+        self, answer: Callable[[Scope, Receive], Awaitable[Values | None]], scope: Scope, receive: Receive
+    ) -> Values | None:
+        own = self._model.config.model_name
+        if (model := scope["path_params"].get("model", own)) != own:
+            raise NotFound(f"The model {model} was not found; served here: {own}")
+        self._adapters.registry.check()
+        return await answer(scope, receive)
+
+    async def _list(self, scope: Scope, receive: Receive) -> Values:
+        query = _query(scope)
+        limit, first = _number(query.pop("limit", "100")), max(0, _number(query.pop("next_page_token", "0")))
+        entries = list(self._adapters.registry)
+        last = first + (limit if 0 <= limit <= _PAGE else _PAGE)
+        value: Adapters = {"adapters": [_description(entry) for entry in entries[first:last]]}
+        if last < len(entries):
+            value["nextPageToken"] = str(last)
+        return value, tuple(query)
+
+    async def _describe(self, scope: Scope, receive: Receive) -> Values:
+        return _description(self._adapters.registry.get(scope["path_params"]["adapter"])), ()
+
+    async def _register(self, scope: Scope, receive: Receive) -> Values | None:
+        call = await self._read_call(scope, receive)
+        if call is None:
+            return None
+        name = required(call.name, "name")
+        src, preload = required(call.src, "src"), call.preload is not False
+        settled = await self._adapters.register(name, src, preload=preload)
+        change = _status(scope, name, "registered")
+        change["id"] = settled.number
+        return change, call.ignored
+
+    async def _update(self, scope: Scope, receive: Receive) -> Values | None:
+        call = await self._read_call(scope, receive)
+        if call is None:
+            return None
+        name = scope["path_params"]["adapter"]
+        if call.name not in (None, name):
+            raise BadRequest(f"name={call.name}: an adapter cannot be renamed")
+        await self._adapters.update(name, call.src, preload=call.preload)
+        return _status(scope, name, "updated"), call.ignored
+
+    async def _unregister(self, scope: Scope, receive: Receive) -> Values:
+        name = scope["path_params"]["adapter"]
+        self._adapters.unregister(name)
+        return _status(scope, name, "unregistered"), tuple(_query(scope))
+
+    async def _read_call(self, scope: Scope, receive: Receive) -> AdapterCall | None:
+        """From the query or the body, in either of which a name may stand; None when the client went away."""
+        values: dict[str, Any] = dict(_query(scope))
+        body = await read_body(scope, receive, _BODY, self._model)
+        if body is None:
+            return None
+        if body.strip():
+            for name, value in _object(body).items():
+                if values.setdefault(name, value) != value:
+                    raise BadRequest(f"{name} has one value in the query and another in the body")
+        return read_adapter_call(values, refuse_unknown=self._model.config.unknown_parameters == "refuse")
+
+
+def _object(body: bytes) -> dict[str, Any]:
+    try:
+        value = decode(body)
+    except InvalidPayload as error:
+        raise BadRequest(error.message) from None
+    if not isinstance(value, dict):
+        raise BadRequest("the body must be a JSON object with 'name' and 'src'")
+    return value
+
+
+def _query(scope: Scope) -> dict[str, str]:
+    pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise BadRequest("a parameter is given twice in the query")
+    return values
+
+
+def _number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise BadRequest(f"{text[:20]!r}: limit and next_page_token are whole numbers") from None
+
+
+def _description(entry: Registered) -> DescribedAdapter:
+    adapter = entry.adapter
+    return {
+        "name": adapter.name,
+        "id": entry.number,
+        "src": adapter.path,
+        "preload": entry.preload,
+        "pin": False,
+    }
+
+
+def _status(scope: Scope, name: str, done: str) -> AdapterChange:
+    return {"status": f"Adapter {scope['headers_by_name'].get(_ALIAS) or name} {done}"}
+
+
+# -- requests of SageMaker's batch transform: each is a line of a file, and so is its answer ---------------------------
+# A job fails, and writes nothing of a file, where one of its requests fails. So a refusal is an answer too, with
+# status 200: the error stands at its line's place, and the other lines keep theirs.
+
+_OF_THE_LINE = (
+    BadRequest, FormatterFailed, InvalidParameter, InvalidPayload, NotFound, TooLarge, TooLong, UnsupportedMedia,
+)  # fmt: skip
+"""What is wrong with a line, however often it is sent. Other failures keep their status: SageMaker tries again."""
+
+_STREAM = "'stream': batch transform has one line for each answer; leave it out, and output_formatter too"
+
+
+class Records(Inference):
+    """An ASGI application in the place of `Inference`."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange: AnyExchange = scope["extensions"][EXCHANGE]
+        exchange.send_whole()
+        with self._open(scope, exchange) as task:
+            await self._parse(scope, receive, task)
+            if task.parsed is None and task.error is None:
+                return  # the client has gone
+            if task.parsed is not None and task.parsed.streams:
+                task.refuse(InvalidPayload(_STREAM))
+            task.start()
+            while not task.finished:
+                if exchange.is_over:
+                    return
+                await exchange.wait()
+            answer = task.take_whole()
+            if isinstance(task.error, _OF_THE_LINE):
+                answer = answer._replace(status=200)
+            # Line breaks within are JSON's white space; in LMI's async mode the answer ends in one.
+            answer = answer._replace(body=answer.body.rstrip().replace(b"\n", b" "))
+            await send_answer(scope, send, answer, encoded(ignored_header(task.ignored).items()))
+
+
+# -- stored responses at /v1/responses/{id}: read, list their input, delete. A response is its owner's alone -----------
+
+
+Answer = Callable[[ResponseStore, str, str, QueryParams], Awaitable[Any]]
+"""Takes the store, the owner, the response's id and the query."""
+
+
+class ResponseRoutes:
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        one = {"GET": self._handler(_retrieve), "DELETE": self._handler(_delete, changes=True)}
+        self.routes = [
+            Route("/v1/responses/{response}", Endpoint(one, errors=ERRORS)),
+            Route(
+                "/v1/responses/{response}/input_items",
+                Endpoint({"GET": self._handler(_input_items)}, errors=ERRORS),
+            ),
+        ]
+
+    def _handler(self, answer: Answer, *, changes: bool = False) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+            exchange: AnyExchange = scope["extensions"][EXCHANGE]
+            with Share(self._model.memory) as memory:
+                await send_answer(scope, send, await found(scope, memory))
+                await exchange.read()  # until then it takes memory
+
+        async def found(scope: Scope, memory: Share) -> HttpResponse:
+            store, id = self._model.store, scope["path_params"]["response"]
+            try:
+                if changes:
+                    self._model.check_open()
+                if store is None:
+                    raise NotFound("no responses are stored here (option.responses_store)")
+                query = QueryParams(scope["query_string"])
+                value = await answer(store, owner_of(scope["headers_by_name"]), id, query)
+                whole = HttpResponse(200, JSON.content_type, dumps(value))
+                memory.take(len(whole.body))
+            except ServingError as error:
+                return ERRORS.whole(error)
+            return whole
+
+        return handle
+
+
+async def _retrieve(store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:
+    check_retrieval(query)
+    found = await asyncio.wrap_future(store.response(owner, id))
+    if found is None:
+        raise not_kept(id)
+    return found
+
+
+async def _input_items(store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:
+    limit, after, newest_first = read_page(query)
+    found = await asyncio.wrap_future(store.input_items(owner, id, limit=limit, after=after, newest_first=newest_first))
+    if found is None:
+        raise not_kept(id) if not after else NotKept(f"after={after[:128]}: response {id[:128]!r} has no such item")
+    return page(found.items, has_more=found.has_more)
+
+
+async def _delete(store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:
+    if not await asyncio.wrap_future(store.delete(owner, id)):
+        raise not_kept(id)
+    return deleted(id)
+
+
+# -- the chat page at `/`, the OpenAPI document and its page. They load nothing from other servers ---------------------
+
+
+_DIRECTORY = Path(__file__).with_name("static")
+
+_TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
+    "require-trusted-types-for 'script'; trusted-types dompurify"
+)
+"""Fetch nothing from elsewhere, run nothing but our files, and make elements of text by DOMPurify alone."""
+
+_GUARDS: Headers = [
+    (b"content-security-policy", _POLICY.encode()),
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+]
+
+ASSETS = {
+    f"/page/{path.relative_to(_DIRECTORY).as_posix()}": path
+    for path in sorted(_DIRECTORY.rglob("*"))
+    if path.suffix in (".js", ".css", ".svg")
+}
+"""By path, the libraries of `vendor/` included."""
+
+OPEN_PATHS = frozenset(("GET", path) for path in ("/", "/docs", *ASSETS))
+"""Need no key: they say nothing of the model, and ask for the key that the rest needs."""
+
+
+class PageRoutes:
+    """
+    Args:
+        routes: all that the server has, for the document; asked when it is first wanted.
+        locked: the server wants a key, and the document says so.
+    """
+
+    def __init__(self, model: ServedModel, routes: Callable[[], Sequence[Route]], *, locked: bool) -> None:
+        self._model = model
+        self._routes = routes
+        self._locked = locked
+
+    @property
+    def routes(self) -> list[Route]:
+        handlers: dict[str, Handle] = {
+            "/": self._root,
+            "/docs": functools.partial(_send_file, _DIRECTORY / "docs.html"),
+            "/api-doc/openapi.json": self._document,
+            **{path: functools.partial(_send_file, file) for path, file in ASSETS.items()},
+        }
+        return [Route(path, Endpoint({"GET": handler})) for path, handler in handlers.items()]
+
+    def beside(self, path: str) -> dict[str, Handle]:
+        """What a dialect's route at `path` answers besides its own."""
+        return {"GET": self._root} if path == "/" else {}
+
+    async def _root(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The page for browsers, TGI's health for others (TGI's router has it at `/` too)."""
+        vary = (b"vary", b"accept")
+        if "text/html" in scope["headers_by_name"].get("accept", "").lower():
+            await _send_file(_DIRECTORY / "index.html", scope, receive, send, extra=[vary])
+        elif self._model.healthy:
+            await send_answer(scope, send, HttpResponse(200, "text/plain", b""), [vary])
+        else:
+            await send_json(scope, send, 503, UNHEALTHY, [vary])
+
+    async def _document(self, scope: Scope, receive: Receive, send: Send) -> None:
+        served = (_served(route, route.app) for route in self._routes() if isinstance(route.app, Endpoint))
+        routes = [one for one in served if one.path not in ASSETS]
+        has_sessions = self._model.config.stateful_sessions
+        openapi = document(routes, self._model.context, locked=self._locked, has_sessions=has_sessions)
+        await send_answer(scope, send, HttpResponse(200, "application/json", dumps(openapi)))
+
+
+def _served(route: Route, endpoint: Endpoint) -> DocumentedRoute:
+    handlers = endpoint.handlers
+    inference = next((one for one in handlers.values() if isinstance(one, Inference)), None)
+    if inference is None:
+        return DocumentedRoute(route.path_format, list(handlers))
+    return DocumentedRoute(route.path_format, list(handlers), inference.dialect, takes_calls=inference.is_configured)
+
+
+async def _send_file(path: Path, scope: Scope, receive: Receive, send: Send, extra: Headers | None = None) -> None:
+    """Fresh at every start of the server, unsent when the browser has it already."""
+    data, tag = _read(path)
+    headers = [*_GUARDS, (b"cache-control", b"no-cache"), (b"etag", tag.encode()), *(extra or [])]
+    if scope["headers_by_name"].get("if-none-match") == tag:
+        headers.append((b"x-request-id", scope["request_id"].encode()))
+        await send({"type": "http.response.start", "status": 304, "headers": headers})
+        await send({"type": "http.response.body", "body": b""})
+    else:
+        await send_answer(scope, send, HttpResponse(200, _TYPES[path.suffix], data), headers)
+
+
+@functools.cache
+def _read(path: Path) -> tuple[bytes, str]:
+    data = path.read_bytes()
+    return data, f'"{hashlib.sha256(data).hexdigest()[:16]}"'

@@ -1,0 +1,386 @@
+"""Requests and responses of AWS's custom handlers, as djl_python's Input and Output."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from handler.core.errors import ServingError
+from handler.core.framing import JSON, JSONLINES, SSE, Framing, loads
+from handler.core.text import Prompt
+from handler.core.values import NO_TOKEN, Delta, Finish, Token
+from handler.plugins.api import Input, Response, Sequence, Session, TextGenerationOutput, TextInput
+from handler.plugins.api import Token as UserToken
+from handler.plugins.functions import InputFormatter, OutputFormatter, Style, failed, kind, run, users_objects
+from handler.protocols.kernel.dialect import ParsedRequest, Reply
+from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.reply import finish_of, rank_sequences
+
+_ids = itertools.count()
+
+
+def with_formatter(
+    call: ParsedRequest,
+    formatter: OutputFormatter,
+    body: Mapping[str, Any],
+    given: Any,
+    *,
+    tgi_compat: bool,
+    session: Session | None = None,
+) -> ParsedRequest:
+    """Return the request with the user's function in its reply, where the function applies.
+
+    Args:
+        body: the body that `call` was read from.
+        given: the input formatter's own object for the output formatter; None for a new one.
+        tgi_compat: `option.tgi_compat`.
+        session: the client's.
+    """
+    formatted: Reply
+    if formatter.style is Style.RESPONSE:
+        if call.as_openai is None:
+            return call
+        formatted = ResponseReply(call.as_openai(), formatter, call)
+        return call._replace(reply=formatted, formatter=formatter.title, keep_alive=b"")
+    if formatter.style is Style.VALUE and call.as_openai is not None:
+        return call._replace(reply=ValueReply(call.reply, formatter), formatter=formatter.title)
+    if not call.of_tokens:
+        return call
+    if given is None:
+        parameters = {**(body.get("parameters") or {}), "stream": call.streams}
+        given = TextInput(input_text=call.requests[0].prompt, parameters=parameters)
+    output = TextGenerationOutput(next(_ids), given)
+    with users_objects(formatter), contextlib.suppress(AttributeError, TypeError):  # it may take no attributes
+        given.request_id, given.tgi_compat = output.request_id, tgi_compat
+        if session is not None:  # else the name may be the user's own
+            given.session = session
+    return call._replace(reply=CustomReply(call, formatter, output), formatter=formatter.title)
+
+
+class ValueReply(Reply):
+    """An answer whose values a formatter changes before they are framed: a document, or each line of a stream.
+
+    Failures stay as they are.
+    """
+
+    def __init__(self, reply: Reply, formatter: OutputFormatter) -> None:
+        self._reply = reply
+        self._formatter = formatter
+        self._framing = _FRAMINGS[reply.content_type]
+        self.content_type = reply.content_type
+        self.finished = False
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._reply.start(index, num_prompt_tokens)
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        data = self._reply.feed(index, delta)
+        self.finished = self._reply.finished
+        if delta.error is not None:
+            return data
+        return b"".join([self._changed(part) for part in _parts(data, self._framing)])
+
+    def _changed(self, part: bytes) -> bytes:
+        """Change a part without its framing; what is not JSON is the stream's own end."""
+        framing = self._framing
+        try:
+            value = loads(part)
+        except ValueError:
+            return framing.before + part + framing.after
+        changed = [self._apply(one) for one in value] if isinstance(value, list) else self._apply(value)
+        end = b"\n" if framing is JSON and part.endswith(b"\n") else b""  # as LMI's async mode has it
+        try:
+            return framing.encode(changed) + end
+        except TypeError as error:
+            raise failed(self._formatter, "returned what is not JSON", error) from None
+
+    def _apply(self, value: Any) -> Any:
+        """Change a value. One whose text is still null comes without it: LMI's own examples take its length."""
+        names = list(value) if isinstance(value, dict) and value.get(_TEXT, "") is None else []
+        if names:
+            del value[_TEXT]
+        result = run(self._formatter, value)
+        if names and isinstance(result, dict) and result.keys() >= {*names} - {_TEXT}:  # it is the same line still
+            result = {**{name: result.get(name) for name in names}, **result}
+        if result is None:
+            raise failed(self._formatter, "returned None; it must return a dict")
+        return result
+
+
+_TEXT = "generated_text"
+
+_FRAMINGS = {framing.content_type: framing for framing in (JSON, JSONLINES, SSE)}
+
+
+def _parts(data: bytes, framing: Framing) -> list[bytes]:
+    """Return the parts of an answer without their framing: a reply sends whole ones."""
+    if not framing.after:
+        return [data] if data else []
+    return [part.removeprefix(framing.before) for part in data.split(framing.after)[:-1]]
+
+
+class ResponseReply(Reply):
+    """An answer of LMI's async mode that a formatter writes: a response object, or each chunk of a stream as text.
+
+    A result is the whole body, or a chunk, followed by a line break; the stream ends with an empty line.
+
+    Args:
+        reply: writes OpenAI's document or chunks.
+        call: the request.
+    """
+
+    def __init__(self, reply: Reply, formatter: OutputFormatter, call: ParsedRequest) -> None:
+        self._reply = reply
+        self._formatter = formatter
+        self._errors = call.errors
+        self._streams = call.streams
+        self._framing = _FRAMINGS[reply.content_type]
+        self.content_type = (JSONLINES if call.streams else JSON).content_type
+        self.finished = False
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._reply.start(index, num_prompt_tokens)
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        if delta.error is not None:
+            self.finished = True
+            return broken_off(self._errors, delta.error)
+        data = self._reply.feed(index, delta)
+        self.finished = self._reply.finished
+        if not self._streams:
+            return self._written(Response(loads(data))) if data else b""
+        parts = [part for part in _parts(data, self._framing) if part]
+        if self.finished and self._framing is JSONLINES:
+            parts.append(b"[DONE]")
+        sent = [self._written(f"data: {part.decode()}\n\n") for part in parts]
+        return b"".join(sent) + (b"\n" if self.finished else b"")
+
+    def _written(self, value: Response | str) -> bytes:
+        formatter = self._formatter
+        result = run(formatter, value)
+        with users_objects(formatter):
+            return f"{self._text(result)}\n".encode()
+
+    def _text(self, result: Any) -> str:
+        if isinstance(result, str):
+            return result
+        if not isinstance(result, dict):
+            if callable(dump := getattr(result, "model_dump_json", None)):
+                return str(dump())
+            if not callable(dump := getattr(result, "model_dump", None)):
+                what = "a chunk" if self._streams else "a response object"
+                raise failed(self._formatter, f"returned {kind(result)}; it must return {what}, a dict or a string")
+            result = dump()
+        try:
+            return json.dumps(result, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise failed(self._formatter, "returned what is not JSON", error) from None
+
+
+def broken_off(errors: ErrorFormat, error: ServingError) -> bytes:
+    """Render the dialect's end of a stream that broke off, without the user's code, which might call it a success."""
+    return JSONLINES.encode(errors.tail(error))
+
+
+class CustomReply(Reply):
+    """The answer of an output formatter that takes a TextGenerationOutput, or LMI 0.28's six arguments.
+
+    The formatter runs for each token as it comes; docs/formatters.md states how often exactly.
+
+    Args:
+        call: the request.
+        formatter: the user's function.
+        output: the formatter's argument, still empty.
+    """
+
+    def __init__(self, call: ParsedRequest, formatter: OutputFormatter, output: TextGenerationOutput) -> None:
+        (self._request,) = call.requests
+        self._streams = call.streams
+        self._formatter = formatter
+        self._output = output
+        self._unfinished = self._request.sampling.num_sequences
+        output.sequences = {index: Sequence(with_index=formatter.unpacks_index) for index in range(self._unfinished)}
+        self._parts: list[str] = []
+        self._num_prompt_tokens = 0
+        self._errors = call.errors
+        self.content_type = (JSONLINES if call.streams else JSON).content_type
+        self.finished = False
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        if delta.error is not None:
+            self.finished = True
+            return broken_off(self._errors, delta.error)
+        if delta.prefill is not None:
+            self._output.prompt_tokens_details = [_user_token(token) for token in delta.prefill]
+        finish = finish_of(self._request, delta)
+        tokens = delta.tokens or ((NO_TOKEN,) if finish is not None else ())
+        with users_objects(self._formatter):
+            for place, token in enumerate(tokens, 1):
+                self._add(delta.sequence, token, finish if place == len(tokens) else None)
+        if self._streams or self.finished:
+            text, self._parts = "".join(self._parts), []
+            return self._encode(text)
+        return b""
+
+    def _add(self, index: int, token: Token, finish: Finish | None) -> None:
+        """Add a token. The formatter runs for the first sequence's tokens, and when all sequences have ended."""
+        output = self._output
+        sequence = output.sequences[index]
+        user_token = _user_token(token)
+        user_token.request_id = output.request_id
+        sequence.append(user_token, None if finish is None else finish.value)
+        if self._request.sampling.top_logprobs:
+            sequence.top_tokens.append([_user_token(alternative) for alternative in token.top])
+        if finish is not None:
+            self._unfinished -= 1
+            if not self._unfinished:
+                output.finished = True
+                logprobs = [each.cumulative_log_prob for each in output.sequences.values()]
+                output.best_sequence_index, *output.other_sequences_indices = rank_sequences(
+                    logprobs, self._request.sampling
+                )
+        self.finished = not self._unfinished
+        if index == 0 or self.finished:
+            self._call()
+
+    def _call(self) -> None:
+        output = self._output
+        if self._formatter.style is Style.LEGACY:
+            self._parts.append(self._check_text(self._call_legacy()))
+            return
+        sequence = output.sequences[output.best_sequence_index]
+        while True:
+            num_taken = sequence.num_taken
+            self._parts.append(self._check_text(run(self._formatter, output)))
+            # Upstream calls a stream's formatter again until all tokens are taken: for ever, where it takes none.
+            if not self._streams or not sequence.has_next_token() or sequence.num_taken == num_taken:
+                return
+
+    def _call_legacy(self) -> Any:
+        """Call it as LMI 0.28 does: `(token, first_token, last_token, details, generated_text, id)`."""
+        output, request = self._output, self._request
+        sequence = output.sequences[output.best_sequence_index]
+        token, *_, first, last = sequence.get_next_token()
+        if token is None:
+            return ""
+        details: dict[str, Any] = {}
+        if request.details:
+            details = {
+                "finish_reason": sequence.finish_reason,
+                "tokens": output.get_tokens_as_dict(output.best_sequence_index),
+                "generated_tokens": len(sequence.tokens),
+                "inputs": request.prompt,
+                "parameters": getattr(output.input, "parameters", {}),
+                "prompt_tokens": self._num_prompt_tokens,
+            }
+        text = request.prompt if request.full_text else ""
+        if last:
+            text += "".join([token.text for token in sequence.tokens])
+        return run(self._formatter, token, first, last, details, text, output.request_id)
+
+    def _check_text(self, result: Any) -> str:
+        if not isinstance(result, str):
+            raise failed(self._formatter, f"returned {kind(result)}; it must return a string")
+        return result
+
+    def _encode(self, text: str) -> bytes:
+        try:
+            return text.encode()
+        except UnicodeEncodeError:
+            raise failed(self._formatter, "returned half a surrogate pair") from None
+
+
+def _user_token(token: Token) -> UserToken:
+    return UserToken(token.id, token.text, token.logprob, token.special or None)
+
+
+# -- read bodies by the input formatter of a user's model.py (docs/formatters.md) --------------------------------------
+
+
+class CustomReader:
+    """Turn a body's bytes into what a dialect parses, by the user's input formatter.
+
+    Args:
+        formatter: the user's function.
+        decode: turns body and headers into the decoded payload, for formatters that take it.
+        keywords: the keyword arguments that the formatter may ask for.
+    """
+
+    def __init__(
+        self,
+        formatter: InputFormatter,
+        decode: Callable[[bytes, Mapping[str, str]], Any],
+        keywords: Mapping[str, Any],
+    ) -> None:
+        self._formatter = formatter
+        self._decode = decode
+        accepts = formatter.accepts
+        self._keywords = {name: value for name, value in keywords.items() if accepts is None or name in accepts}
+
+    def read(
+        self, body: bytes, headers: Mapping[str, str], session: Session | None = None
+    ) -> tuple[dict[str, Any], Any]:
+        """Return the body for the dialect, and the formatter's own object, None where it returned a dict.
+
+        Raises:
+            FormatterFailed: the formatter failed.
+            InvalidPayload: the formatter takes the decoded payload, and the body is not JSON.
+        """
+        formatter = self._formatter
+        item = self._decode(body, headers) if formatter.takes_payload else Input(body, headers, session)
+        named = item.get("adapters") if isinstance(item, dict) else None
+        keywords = self._keywords
+        if session is not None and (formatter.accepts is None or "session" in formatter.accepts):
+            keywords = {**keywords, "session": session}
+        value = run(formatter, item, **keywords)
+        with users_objects(formatter):
+            read, given = self._read(value)
+        if named is not None:  # LMI reads it before the formatter, which need not keep it
+            read.setdefault("adapters", named)
+        return read, given
+
+    def _read(self, result: Any) -> tuple[dict[str, Any], Any]:
+        formatter = self._formatter
+        if isinstance(result, dict):
+            return self._plain(result), None
+        if getattr(result, "input_text", None) is None:
+            raise failed(
+                formatter, f"returned {kind(result)}; it must return a RequestInput with input_text, or a dict"
+            )
+        parameters = getattr(result, "parameters", None)
+        value = {"inputs": result.input_text, "parameters": parameters}
+        if isinstance(parameters, dict) and "stream" in parameters:  # where LMI's own reader puts the body's
+            value["stream"] = parameters["stream"]
+        if adapters := getattr(result, "adapters", None):
+            value["adapters"] = adapters
+        return self._plain(value), result
+
+    def _plain(self, value: dict[str, Any]) -> dict[str, Any]:
+        """Copy the value by way of JSON: the dialect must not meet foreign objects, nor share the user's."""
+        try:
+            text = json.dumps(value, ensure_ascii=False, allow_nan=False)
+            text.encode()
+        except (TypeError, ValueError, RecursionError) as error:
+            raise failed(self._formatter, "returned what is not JSON", error) from None
+        plain: dict[str, Any] = json.loads(text)
+        return plain
+
+
+class FormatterTokenizer:
+    """What input formatters get as `tokenizer`.
+
+    Args:
+        encode: the engine's; thread-safe.
+    """
+
+    def __init__(self, encode: Callable[[str], Prompt]) -> None:
+        self._encode = encode
+
+    def encode(self, text: str) -> list[int]:
+        return self._encode(text).ids

@@ -1,0 +1,248 @@
+"""The types of Anthropic's answers. Each field of the wire is declared here, for mypy and for the API's document."""
+
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, TypedDict
+
+from handler.core.errors import InvalidParameter, NotKept, Overloaded, PromptTooLong, ServingError
+from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.schema import Count, NotRequired
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
+class AnthropicThoughts(TypedDict):
+    thinking_tokens: Count
+
+
+class AnthropicUsage(TypedDict):
+    """`output_tokens_details` where thoughts are told apart."""
+
+    input_tokens: Count
+    cache_creation_input_tokens: Count
+    cache_read_input_tokens: Count
+    output_tokens: Count
+    output_tokens_details: NotRequired[AnthropicThoughts]
+
+
+class AnthropicCount(TypedDict):
+    input_tokens: Count
+
+
+class AnthropicModel(TypedDict):
+    """The model or an adapter."""
+
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: Count | None
+
+
+class AnthropicModels(TypedDict):
+    """A page of them; `first_id` and `last_id` name the page's, and a client asks for the next one after `last_id`."""
+
+    data: list[AnthropicModel]
+    has_more: bool
+    first_id: str | None
+    last_id: str | None
+
+
+# -- blocks ------------------------------------------------------------------------------------------------------
+
+
+class AnthropicText(TypedDict):
+    type: Literal["text"]
+    text: str
+
+
+class AnthropicThinking(TypedDict):
+    """`signature` is always `SIGNATURE`: nothing is signed here."""
+
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class AnthropicToolUse(TypedDict):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+Block = AnthropicText | AnthropicThinking | AnthropicToolUse
+
+
+class AnthropicMessage(TypedDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[Block]
+    stop_reason: StopReason | None
+    stop_sequence: str | None
+    usage: AnthropicUsage
+
+
+# -- events ------------------------------------------------------------------------------------------------------
+
+
+class AnthropicMessageStart(TypedDict):
+    type: Literal["message_start"]
+    message: AnthropicMessage
+
+
+class AnthropicBlockStart(TypedDict):
+    type: Literal["content_block_start"]
+    index: Count
+    content_block: Block
+
+
+class AnthropicTextDelta(TypedDict):
+    type: Literal["text_delta"]
+    text: str
+
+
+class AnthropicThinkingDelta(TypedDict):
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class AnthropicSignatureDelta(TypedDict):
+    type: Literal["signature_delta"]
+    signature: str
+
+
+class AnthropicInputDelta(TypedDict):
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+BlockDelta = AnthropicTextDelta | AnthropicThinkingDelta | AnthropicSignatureDelta | AnthropicInputDelta
+
+
+class AnthropicBlockDelta(TypedDict):
+    type: Literal["content_block_delta"]
+    index: Count
+    delta: BlockDelta
+
+
+class AnthropicBlockStop(TypedDict):
+    type: Literal["content_block_stop"]
+    index: Count
+
+
+BlockEvent = AnthropicBlockStart | AnthropicBlockDelta | AnthropicBlockStop
+
+
+class AnthropicStop(TypedDict):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class AnthropicMessageDelta(TypedDict):
+    type: Literal["message_delta"]
+    delta: AnthropicStop
+    usage: AnthropicUsage
+
+
+class AnthropicMessageStop(TypedDict):
+    type: Literal["message_stop"]
+
+
+class AnthropicPing(TypedDict):
+    """Sent in long silences."""
+
+    type: Literal["ping"]
+
+
+MessageEvent = AnthropicMessageStart | BlockEvent | AnthropicMessageDelta | AnthropicMessageStop | AnthropicPing
+
+
+# -- anthropic's words for what the readers of a chat name -------------------------------------------------------------
+
+
+_WORDS = (
+    (re.compile(r'tool_choice="required"'), 'tool_choice={"type": "any"}'),
+    (re.compile(r"(tools\[\d*\])\.function\.parameters"), r"\1.input_schema"),
+    (re.compile(r"(tools\[\d*\])\.function\."), r"\1."),
+    (re.compile(r"(?<![\w.])reasoning_effort\b"), "output_config.effort"),
+    (re.compile(r"messages\[\]\.reasoning\b"), "messages[].content[].thinking"),
+    (re.compile(r"(?<![\w.])thinking_token_budget\b"), "thinking.budget_tokens"),
+    (re.compile(r"chat_template_kwargs with enable_thinking false"), 'thinking {"type": "disabled"}'),
+)
+
+
+def in_own_words(text: str) -> str:
+    """Name the fields of a chat in a message, or in a list of names, as Anthropic does."""
+    for pattern, own in _WORDS:
+        text = pattern.sub(own, text)
+    return text
+
+
+# -- anthropic's errors, `{"type": "error", "error": {"type", "message"}}`, and its statuses ---------------------------
+# Source: Anthropic's API reference, "Errors".
+
+
+class AnthropicErrorDetails(TypedDict):
+    error_code: str
+    unsupported: NotRequired[list[str]]
+
+
+class AnthropicErrorDetail(TypedDict):
+    """`details` where a client knows what to do about the error."""
+
+    type: str
+    message: str
+    details: NotRequired[AnthropicErrorDetails]
+
+
+class AnthropicError(TypedDict):
+    type: Literal["error"]
+    error: AnthropicErrorDetail
+
+
+class ThreadsUnsupported(InvalidParameter):
+    """The request leaves its conversation to the server.
+
+    Anthropic's client sends the whole conversation, without `thread`, when it reads these `details`.
+    """
+
+    details: ClassVar[AnthropicErrorDetails] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+
+
+class ThreadNotFound(NotKept):
+    """The message from which a thread goes on is not kept here.
+
+    Anthropic's client sends the whole conversation, in another thread, when it reads these `details`.
+    """
+
+    details: ClassVar[AnthropicErrorDetails] = {"error_code": "thread_not_found"}
+
+
+_TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too_large", 529: "overloaded_error"}
+
+
+class AnthropicErrors(ErrorFormat):
+    """529 means that the client may come again soon."""
+
+    statuses = MappingProxyType({ServingError: 500, Overloaded: 529})
+
+    def body(self, error: ServingError) -> AnthropicError:
+        """Render an error as a body, or as a stream's `error` event."""
+        message = in_own_words(error.message)
+        if isinstance(error, PromptTooLong):  # clients look for these words, and shorten the conversation then
+            message = f"prompt is too long: {error.given} tokens > {error.most} maximum"
+        status = self.status(error)
+        kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+        detail: AnthropicErrorDetail = {"type": kind, "message": message}
+        if isinstance(error, ThreadsUnsupported | ThreadNotFound):
+            detail["details"] = error.details
+        return {"type": "error", "error": detail}
+
+
+ERRORS = AnthropicErrors()

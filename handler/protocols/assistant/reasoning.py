@@ -1,0 +1,453 @@
+"""Incremental parsers that separate the thoughts in an answer's text; the rest goes to the parser of its calls."""
+
+from __future__ import annotations
+
+import functools
+import re
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from handler.core.errors import InvalidParameter
+from handler.core.text import Vocabulary
+from handler.core.values import Request, Sampling, Thoughts
+from handler.protocols.assistant.events import Ends, Event, Parser, Reasoning, pieces
+from handler.protocols.assistant.reasoning_families import HARMONY, MESSAGES, MUSE, Family
+
+
+class ThinkingParser(Parser):
+    """A parser of thoughts.
+
+    Args:
+        inner: the parser of what is beside the thoughts; None leaves it text.
+
+    Attributes:
+        thinking: whether a thought is open.
+        begin: marks before a thought.
+    """
+
+    thinking = False
+    begin: tuple[str, ...] = ()
+
+    def __init__(self, inner: Parser | None = None) -> None:
+        self._inner = inner
+
+    def _beside(self, text: str) -> list[Event]:
+        if self._inner is not None:
+            return self._inner.feed(text)
+        return [text] if text else []
+
+    def flush(self) -> list[Event]:
+        return [] if self._inner is None else self._inner.flush()
+
+
+class MarksParser(ThinkingParser):
+    """Reads from one mark to the next. Half a mark at the end of what has come waits for the rest."""
+
+    def __init__(self, inner: Parser | None = None) -> None:
+        super().__init__(inner)
+        self._held = ""
+
+    def feed(self, text: str) -> list[Event]:
+        events: list[Event] = []
+        for piece in pieces(text):
+            self._held += piece
+            self._read(events, final=False)
+        return events
+
+    def flush(self) -> list[Event]:
+        events: list[Event] = []
+        self._read(events, final=True)
+        return [*events, *super().flush()]
+
+    def _read(self, events: list[Event], *, final: bool) -> None:
+        while self._held and self._step(events, final=final):
+            pass
+
+    @abstractmethod
+    def _step(self, events: list[Event], *, final: bool) -> bool:
+        """Read up to the next mark; return whether what follows is to be read as well."""
+
+
+class ThoughtParser(MarksParser):
+    """Thoughts between marks. Half a mark at the end belongs to the thought or the text before it.
+
+    Args:
+        thinking: the answer's first character belongs to a thought.
+    """
+
+    def __init__(self, family: Family, inner: Parser | None = None, *, thinking: bool) -> None:
+        super().__init__(inner)
+        self.thinking = thinking
+        self.begin = family.begin
+        self._family = family
+        self._inside = (*family.begin, *family.end, *family.calls)  # the marks that count in a thought
+        self._ends = Ends(begun=True)
+        self._over = False  # no other thought can begin
+        self._in_calls = False
+
+    def feed(self, text: str) -> list[Event]:
+        return self._beside(text) if self._over else super().feed(text)
+
+    def _step(self, events: list[Event], *, final: bool) -> bool:
+        if self.thinking:
+            return self._in_thought(events, final=final)
+        if self._over:
+            rest, self._held = self._held, ""
+            events += self._beside(rest)
+            return False
+        return self._calls(events, final=final) if self._in_calls else self._outside(events, final=final)
+
+    def _in_thought(self, events: list[Event], *, final: bool) -> bool:
+        family = self._family
+        thought, mark, self._held = split(self._held, self._inside, final=final)
+        if family.strips:
+            thought = self._ends.trim(thought)
+        if thought:
+            events.append(Reasoning(thought))
+        if mark and mark not in family.begin:
+            self.thinking, self._ends = False, Ends(begun=True)
+            if mark in family.calls or not family.reopens:
+                self._leave(mark if mark in family.calls else "", events)
+        return bool(mark)
+
+    def _outside(self, events: list[Event], *, final: bool) -> bool:
+        family = self._family
+        if not family.reopens:
+            start = self._held.lstrip()
+            events += self._beside(self._held[: len(self._held) - len(start)])
+            self._held = start
+            if not start.startswith(family.begin):
+                self._over = final or not any(mark.startswith(start) for mark in family.begin)
+                return self._over
+        text, mark, self._held = split(self._held, (*family.begin, *family.calls, *family.others), final=final)
+        events += self._beside(text)
+        if mark in family.begin:
+            self.thinking = True
+        elif mark in family.others:
+            events += self._beside(mark if self._inner is not None else "")  # the parser of the calls knows them
+        elif mark:
+            self._leave(mark, events)  # a mark in a call's arguments begins no thought
+        return bool(mark)
+
+    def _calls(self, events: list[Event], *, final: bool) -> bool:
+        """Give calls to the inner parser, up to the mark after which another thought may begin."""
+        text, mark, self._held = split(self._held, (self._family.calls_end,), final=final)
+        events += self._beside(text + mark)
+        self._in_calls = not mark
+        return bool(mark)
+
+    def _leave(self, mark: str, events: list[Event]) -> None:
+        """Give all that follows to the inner parser, or all up to the end of the calls."""
+        if mark and self._family.calls_end:
+            self._in_calls = True
+            events += self._beside(mark)
+        else:
+            self._held, self._over = mark + self._held, True
+
+
+class Unframed(MarksParser):
+    """Drops the marks around an answer's text: the first one before it, and those that end it.
+
+    Args:
+        inner: the parser of the text; None leaves it text.
+    """
+
+    def __init__(self, family: Family, inner: Parser | None) -> None:
+        super().__init__(inner)
+        self._opening = family.opening
+        self._closing = family.closing_text
+        self._begun = False
+        self._end: list[str] = []  # marks that may end the answer, and the space after them
+
+    def _step(self, events: list[Event], *, final: bool) -> bool:
+        return self._text(events, final=final) if self._begun else self._start(events, final=final)
+
+    def _start(self, events: list[Event], *, final: bool) -> bool:
+        """Look for the mark before the text; return whether the text has begun."""
+        start = self._held.lstrip()
+        events += self._beside(self._held[: len(self._held) - len(start)])
+        self._held = start
+        mark = next(filter(start.startswith, self._opening), "")
+        self._held = start.removeprefix(mark)
+        self._begun = bool(mark) or final or not any(mark.startswith(start) for mark in self._opening)
+        return self._begun
+
+    def _text(self, events: list[Event], *, final: bool) -> bool:
+        """Read up to a mark that may end the answer; return whether what follows is to be read as well."""
+        if not self._closing:
+            events += self._beside(self._held)
+            self._held = ""
+            return False
+        text, mark, self._held = split(self._held, self._closing, final=final)
+        if text.strip():
+            events += self._beside("".join([*self._end, text]))
+            self._end = []
+        elif self._end:
+            self._end.append(text)
+        else:
+            events += self._beside(text)
+        if mark:
+            self._end.append(mark)
+        return bool(mark)
+
+
+_MESSAGE = "<|message|>"
+_LONGEST_HEADER = 1024  # characters
+
+
+class MessagesParser(MarksParser):
+    """Messages, each with a header. What has no header is text.
+
+    Attributes:
+        headers: how a header begins.
+        ends: marks after a message.
+    """
+
+    headers: tuple[str, ...]
+    ends: tuple[str, ...]
+
+    def __init__(self, inner: Parser | None = None) -> None:
+        super().__init__(inner)
+        self._state = self._between
+        self._end = ""  # what the inner parser gets of a message's end mark
+
+    def _step(self, events: list[Event], *, final: bool) -> bool:
+        return self._state(events, final=final)
+
+    def _between(self, events: list[Event], *, final: bool) -> bool:
+        """Parse between two messages."""
+        if self._held.startswith(self.headers):
+            self._state = self._header
+        elif not final and any(mark.startswith(self._held) for mark in self.headers):
+            return False
+        else:
+            self._state = self._message
+        return True
+
+    def _header(self, events: list[Event], *, final: bool) -> bool:
+        header, message, rest = self._held.partition(_MESSAGE)
+        if not message:
+            if not final and len(header) <= _LONGEST_HEADER:
+                return False
+            mark = next(mark for mark in self.headers if header.startswith(mark))
+            events += self._beside(mark)  # here: to a message's text it would be the start of the next header
+            self._held, self._state = header.removeprefix(mark), self._message
+            return True
+        self._held, self._state = rest, self._message
+        if self._inner is not None and self.is_inner(header):
+            events += self._beside(header + message)
+            self._end = "call"
+        else:
+            self.thinking = self.is_thought(header)
+        return True
+
+    @abstractmethod
+    def is_inner(self, header: str) -> bool:
+        """Return whether the inner parser gets a message with its header and its end mark."""
+
+    @abstractmethod
+    def is_thought(self, header: str) -> bool:
+        """Return whether a message is a thought."""
+
+    def _message(self, events: list[Event], *, final: bool) -> bool:
+        text, mark, self._held = split(self._held, (*self.ends, "<|start|>"), final=final)
+        if text:
+            events += [Reasoning(text)] if self.thinking else self._beside(text)
+        if mark:
+            if self._end:
+                events += self._beside(mark if mark in self.ends else "")
+            if mark not in self.ends:
+                self._held = mark + self._held
+            self.thinking, self._end, self._state = False, "", self._between
+        return bool(mark)
+
+
+_CHANNEL, _RECIPIENT = re.compile(r"<\|channel\|>\s*(\w*)"), re.compile(r"\bto=")
+
+
+class HarmonyParser(MessagesParser):
+    """OpenAI's harmony format (openai/harmony, docs/format.md): a message with a recipient is a call."""
+
+    headers = ("<|channel|>", "<|start|>", " to=")
+    ends = ("<|end|>", "<|call|>", "<|return|>")
+
+    def is_inner(self, header: str) -> bool:
+        return _RECIPIENT.search(header) is not None
+
+    def is_thought(self, header: str) -> bool:
+        channel = _CHANNEL.search(header)
+        return channel is not None and channel[1] == "analysis"
+
+
+_SELF = re.compile(r"(?:\A|\s)to=self\s*\Z")
+
+
+class MuseParser(MessagesParser):
+    """Muse Glimmer's template: a message to the model itself is a thought. Text with the tags of calls is no call."""
+
+    headers = ("<|start|>", " to=", "to=", _MESSAGE)
+    ends = ("<|eom|>", "<|eot|>")
+
+    def is_inner(self, header: str) -> bool:
+        return not self.is_thought(header)
+
+    def is_thought(self, header: str) -> bool:
+        return _SELF.search(header) is not None
+
+
+class Prefixed(ThinkingParser):
+    """The whole answer as text, after a mark that the prompt had."""
+
+    def __init__(self, mark: str, inner: Parser | None = None) -> None:
+        super().__init__(inner)
+        self._mark = mark
+
+    def feed(self, text: str) -> list[Event]:
+        mark, self._mark = self._mark, ""
+        return self._beside(mark + text)
+
+
+def thinking_parser(family: Family, inner: Parser | None = None, *, thinking: bool) -> ThinkingParser:
+    """Return a new parser of a family's answer.
+
+    Args:
+        thinking: the answer's first character belongs to a thought.
+    """
+    if family.name == HARMONY:
+        return HarmonyParser(inner)
+    if family.name == MUSE:
+        return MuseParser(inner)
+    if not family.end:
+        return Prefixed("<think>", inner)
+    if family.opening:
+        inner = Unframed(family, inner)
+    return ThoughtParser(family, inner, thinking=thinking)
+
+
+def split(text: str, marks: tuple[str, ...], *, final: bool) -> tuple[str, str, str]:
+    """Cut a text at its first mark: before it, the mark, and after it.
+
+    Without a mark the third is an end that may grow into one; there is none where the text is `final`.
+    """
+    pattern, firsts, longest = _search(marks)
+    cut = len(text)
+    if not final and firsts.search(text, max(0, cut - longest + 1)):
+        sizes = range(min(longest - 1, len(text)), 0, -1)
+        cut -= next((n for n in sizes if any(len(mark) > n and mark.startswith(text[-n:]) for mark in marks)), 0)
+    match = pattern.search(text)
+    if match is None or match.start() >= cut:
+        return text[:cut], "", text[cut:]
+    return text[: match.start()], match[0], text[match.end() :]
+
+
+@functools.lru_cache
+def _search(marks: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str], int]:
+    """Return patterns of the marks and of their first characters, and the longest mark's length."""
+    firsts = "".join({mark[0] for mark in marks})
+    return re.compile("|".join(map(re.escape, marks))), re.compile(f"[{re.escape(firsts)}]"), max(map(len, marks))
+
+
+# -- the reasoning of one request: whether it is on, where its prompt leaves it, and the parser of its answers ---------
+
+
+_COUNTED_ANEW = ("presence_penalty", "frequency_penalty", "no_repeat_ngram_size")
+"""Sampling fields that look at the answer's tokens, of which the engine has the thought's as the prompt's."""
+
+
+class Thinking:
+    """The reasoning of one request's answers.
+
+    Attributes:
+        shows: it is shown apart from the text.
+
+    Args:
+        family: the model's.
+        kwargs: the arguments of the chat template.
+        prefix: the text with which the prompt ends, and which the answer continues; None where it begins one.
+        vocabulary: of the answers; None where each prompt brings its own.
+        lacks: the reason why the engine cannot end a thought, or begin a rule after one; "" where it can.
+        named: an option names the family; otherwise a rule holds from the start where none can begin after a thought.
+    """
+
+    shows = True
+
+    def __init__(
+        self,
+        family: Family,
+        kwargs: Mapping[str, Any],
+        prefix: str | None = None,
+        vocabulary: Vocabulary | None = None,
+        lacks: str = "",
+        *,
+        named: bool = True,
+    ) -> None:
+        self.family = family
+        self._is_on = family.is_on(kwargs)
+        self._prefix = prefix
+        self._open = family.thinks and self._is_on
+        self._vocabulary = vocabulary
+        self._lacks = lacks
+        self._named = named
+
+    def special(self, vocabulary: Vocabulary | None, sampling: Sampling) -> frozenset[str]:
+        """Return the special tokens that the answers' parser looks for."""
+        return self.family.special(vocabulary)
+
+    def ends_open(self, prompt: str) -> bool | None:
+        """Return whether a prompt leaves a thought open, or has ended one; None where it says nothing."""
+        if self._prefix is not None:
+            return self.family.is_open(self._prefix)
+        return None if self.family.name in MESSAGES else self.family.ends_open(prompt)
+
+    def read_prompt(self, request: Request, prompt: str) -> Request:
+        """Find out from the prompt's end whether a thought is open; parsers are made after that.
+
+        Raises:
+            InvalidParameter: structured output cannot begin after a thought, or a thought cannot be ended.
+        """
+        family = self.family
+        if (ending := self.ends_open(prompt)) is not None:
+            self._open = self._is_on = ending
+        sampling = request.sampling
+        rule, budget = sampling.structured_output, sampling.thinking_token_budget
+        guided = rule is not None and (not rule.allows_text or budget is not None)  # a thought is a text too
+        if guided and not self._is_on:  # the rule holds from the start, and allows no thought
+            return _without_thoughts(request)
+        closing: tuple[int, ...] = ()
+        try:
+            if guided or budget is not None:
+                name = request.names.structured_output if guided else "thinking_token_budget"
+                closing = self._closing(sampling, name)
+        except InvalidParameter:
+            if self._named or budget is not None:
+                raise
+            self._open = self._is_on = False
+            return _without_thoughts(request)
+        if not family.end:
+            return request
+        thoughts = Thoughts(family.begin, (*family.end, *family.calls), self._open, family.calls, closing)
+        return request._replace(sampling=sampling._replace(thoughts=thoughts))
+
+    def _closing(self, sampling: Sampling, name: str) -> tuple[int, ...]:
+        """Check that a thought may be followed by a part of its own; return the ids that end one."""
+        off = "send chat_template_kwargs with enable_thinking false"
+        if self._lacks:
+            raise InvalidParameter(f"{name}: the model thinks before it answers, and {self._lacks}; {off}")
+        for field in _COUNTED_ANEW:
+            if (value := getattr(sampling, field)) != Sampling._field_defaults[field]:
+                raise InvalidParameter(
+                    f"{field}={value}: with {name} it cannot count the tokens of the reasoning; {off}"
+                )
+        family, mark = self.family, self.family.closing
+        closing = self._vocabulary.ids(mark.encode()) if self._vocabulary is not None else ()
+        if not family.end or (mark and not closing) or (sampling.thinking_token_budget is not None and not mark):
+            raise InvalidParameter(f"{name}: no mark ends a thought with option.reasoning_parser={family.name}; {off}")
+        return closing
+
+    def parser(self, inner: Parser | None = None) -> ThinkingParser:
+        return thinking_parser(self.family, inner, thinking=self._open)
+
+
+def _without_thoughts(request: Request) -> Request:
+    return request._replace(sampling=request.sampling._replace(thoughts=None, thinking_token_budget=None))

@@ -1,0 +1,448 @@
+"""Readers of a chat's `messages`, which several dialects share: roles, text, media, tool calls and their results."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from handler.core.errors import InvalidPayload
+from handler.core.media import MEDIA, MediaSource
+from handler.protocols.kernel.dialect import DEFAULT_MAX_MEDIA, ServerContext
+from handler.protocols.kernel.schema import COUNT, NULL, TEXT, Shape, listing, nullable, record
+
+_SCHEMES = ("http", "https", "file")
+_MAX_URL = 8192  # characters, but for data URLs
+_MEDIA_PART = 1 << 18  # characters, a multiple of four: other threads may run between two parts
+
+_TEXT_ONLY = "the engine reads text only"
+
+
+def place(source: MediaSource) -> dict[str, Any]:
+    """Return a medium's place in a message, as Hugging Face's chat templates expect it."""
+    return {"type": source.kind}
+
+
+def only_in(kind: str) -> str:
+    return f"{MEDIA[kind]} belong in messages of the user"
+
+
+def taken_media(context: ServerContext) -> list[str]:
+    """Return the kinds of media that messages may have."""
+    return [kind for kind in MEDIA if not context.no_media.get(kind, _TEXT_ONLY)]
+
+
+def check_taken(kind: str, word: str, at: str, context: ServerContext) -> None:
+    """Raise InvalidPayload where the engine takes no media of a kind; `word` is the client's for one."""
+    if reason := context.no_media.get(kind, _TEXT_ONLY):
+        raise InvalidPayload(f"{at}: {word!r} is not supported: {reason}")
+
+
+def read_url(kind: str, url: Any, name: str) -> MediaSource:
+    """Read a URL of a medium.
+
+    Args:
+        name: the field's path, for messages.
+
+    Raises:
+        InvalidPayload: it is none, or a data URL that is wrong.
+    """
+    if not isinstance(url, str) or not url:
+        raise InvalidPayload(f"{name} must be a URL")
+    scheme, _, rest = url[:_MAX_URL].partition(":")
+    if scheme.lower() == "data":
+        head, comma, _ = rest.partition(",")
+        if not comma or not head.lower().endswith(";base64"):
+            raise InvalidPayload(f"{name}: a data URL must be data:{kind}/...;base64,...")
+        return read_base64(kind, url, name, start=len(scheme) + len(head) + 2)
+    if scheme.lower() not in _SCHEMES:
+        raise InvalidPayload(f"{name} must be an http, https, file or data URL")
+    if len(url) > _MAX_URL:
+        raise InvalidPayload(f"{name} has {len(url)} characters; a URL may have {_MAX_URL}")
+    return MediaSource(kind, None, url, name)
+
+
+def read_base64(kind: str, text: Any, name: str, *, start: int = 0) -> MediaSource:
+    """Read a medium's file in base64, from character number `start` on.
+
+    Raises:
+        InvalidPayload: it is not base64, or empty.
+    """
+    if not isinstance(text, str):
+        raise InvalidPayload(f"{name} must be a string")
+    try:
+        if "=" in text[start:-2]:
+            raise ValueError
+        parts = range(start, len(text), _MEDIA_PART)
+        data = b"".join([base64.b64decode(text[at : at + _MEDIA_PART], validate=True) for at in parts])
+    except (binascii.Error, ValueError):
+        raise InvalidPayload(f"{name}: the {kind} is not base64") from None
+    if not data:
+        raise InvalidPayload(f"{name}: the {kind} is empty")
+    return MediaSource(kind, data, "", name)
+
+
+def check_number(media: list[MediaSource], context: ServerContext) -> None:
+    """Raise InvalidPayload, naming the first medium too many of a kind."""
+    for kind, several in MEDIA.items():
+        most = context.max_media.get(kind, DEFAULT_MAX_MEDIA)
+        if more := [source.name for source in media if source.kind == kind][most:]:
+            raise InvalidPayload(f"{more[0]}: a request may have {most} {several} (option.limit_mm_per_prompt)")
+
+
+# -- readers of a content's parts: the texts and media of OpenAI's chats and Responses, and of vLLM's chats ------------
+
+
+_TEXTS = {
+    "text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text", "thinking": "thinking",
+    "reasoning_text": "text", "summary_text": "text",
+}  # fmt: skip
+"""Types of parts with text, and the field that has it. Of all, vLLM takes the first five, as text (chat_utils.py)."""
+
+_PERHAPS_NULL = ("text", "refusal")
+"""Types of parts that are left out where they have no text, as in vLLM."""
+
+_URLS = {"image_url": "image", "audio_url": "audio"}
+"""Types of parts with a URL in a field of the same name, and the kind of their media."""
+
+_IMAGE, _AUDIO = "input_image", "input_audio"
+"""The types of Responses for an image, and of OpenAI's chats for an audio clip."""
+
+AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus")
+"""Formats of audio clips; OpenAI has the first two. The file itself says which one it is."""
+
+_KINDS = {**_URLS, _IMAGE: "image", _AUDIO: "audio"}
+"""Types of parts with media, and their kinds."""
+
+_UNREAD = {"video_url": "video", "input_video": "video", "file": "files", "input_file": "files"}
+"""Types of parts that other servers read, each with what it brings."""
+
+_WHY = {
+    "image": "write it as an 'image_url'",
+    "image_pil": "write it as an 'image_url'",
+    "image_embeds": "send the image itself, as an 'image_url'",
+    "audio_embeds": "send the audio clip itself, as an 'input_audio'",
+    "prompt_embeds": "send the text itself",
+    "tool_reference": "there is no search among tools",
+    "computer_screenshot": "send the image itself, as an 'input_image'",
+}
+"""Further types, each with what to do instead."""
+
+PARTS: Shape = listing(
+    {
+        "anyOf": [
+            TEXT,
+            record(
+                {"type": {"enum": [*_TEXTS, *_KINDS]}},
+                {
+                    **dict.fromkeys(_TEXTS.values(), nullable(TEXT)),
+                    **{name: {"anyOf": [TEXT, record({"url": TEXT}), NULL]} for name in _URLS},
+                    _AUDIO: nullable(record({"data": TEXT}, {"format": nullable({"enum": [*AUDIO_FORMATS]})})),
+                },
+            ),
+        ]
+    },
+    minItems=1,
+)
+
+
+class PartReader(NamedTuple):
+    """Reads the parts of a request.
+
+    Attributes:
+        path: of parts in general, as `messages[].content[]`.
+        unknown: gets names that have no effect.
+    """
+
+    context: ServerContext
+    path: str
+    unknown: dict[str, None]
+
+    def read(self, content: Any, at: str, *, media: bool) -> list[str | MediaSource]:
+        """Read a string or a list of parts, which may have a MediaSource as it is.
+
+        Args:
+            at: the content's own path.
+            media: they may be among the parts.
+
+        Raises:
+            InvalidPayload: naming the wrong part, with its type and what would be right; it quotes no content.
+        """
+        if isinstance(content, str):
+            return [content]
+        if not isinstance(content, list) or not content:
+            raise InvalidPayload(f"{at} must be a string or a non-empty list of parts")
+        parts = [self._part(part, f"{at}[{index}]", media=media) for index, part in enumerate(content)]
+        return [part for part in parts if part is not None]
+
+    def _part(self, part: Any, at: str, *, media: bool) -> str | MediaSource | None:
+        if isinstance(part, str | MediaSource):
+            return part
+        word = _type(part)
+        if not isinstance(word, str):
+            raise InvalidPayload(f"{at} must be a string, or an object with a 'type', such as 'text'")
+        if (kind := _KINDS.get(word)) is not None:
+            check_taken(kind, word, at, self.context)
+            if not media:
+                raise InvalidPayload(f"{at}: {word!r} is not supported: {only_in(kind)}")
+            return self._medium(part, word, at)
+        if word not in _TEXTS:
+            raise InvalidPayload(f"{at}: {word[:64]!r} is not supported: {self._reason(word)}")
+        text = part.get(field := _TEXTS[word])
+        if isinstance(text, str):
+            return text
+        if text is None and word in _PERHAPS_NULL:
+            self.unknown[f"{self.path}.{field}"] = None
+            return None
+        raise InvalidPayload(f"{at}: {word!r} must have a string '{field}'")
+
+    def _reason(self, word: str) -> str:
+        """Say what to send instead of a part of a type that is not read."""
+        if word in _UNREAD:
+            taken = ["text", *(MEDIA[kind] for kind in taken_media(self.context))]
+            read = " and ".join(filter(None, (", ".join(taken[:-1]), taken[-1])))
+            return f"the engine reads {read}, no {_UNREAD[word]}"
+        return _WHY.get(word, f"it must be one of {', '.join((*_TEXTS, *_KINDS))}")
+
+    def _medium(self, part: Mapping[str, Any], word: str, at: str) -> MediaSource:
+        """Read a medium; the field of a URL may also be the URL itself, as in vLLM."""
+        field = "image_url" if word == _IMAGE else word
+        if part.get("file_id") is not None:
+            raise InvalidPayload(f"{at}.file_id is not supported: no files are kept; send {field}")
+        given, read = part.get(field), ("data", "format") if word == _AUDIO else ("url",)
+        self._note(self.path, part, ("type", field))
+        if isinstance(given, dict):
+            self._note(f"{self.path}.{field}", given, read)
+        if word == _AUDIO:
+            return _input_audio(given, f"{at}.{word}")
+        return read_url(_KINDS[word], given.get("url") if isinstance(given, dict) else given, f"{at}.{field}")
+
+    def _note(self, path: str, value: Mapping[str, Any], read: tuple[str, ...]) -> None:
+        """List names that have no effect; an image's `detail` may be "auto", as if it was left out."""
+        names = [name for name, item in value.items() if name not in read and item is not None]
+        self.unknown.update({f"{path}.{name}": None for name in names if (name, value[name]) != ("detail", "auto")})
+
+
+def _type(part: Any) -> Any:
+    """Return a part's type; without one that of its medium, as in vLLM."""
+    if not isinstance(part, dict):
+        return None
+    return part["type"] if part.get("type") is not None else next((word for word in _KINDS if word in part), None)
+
+
+def _input_audio(given: Any, at: str) -> MediaSource:
+    if not isinstance(given, dict):
+        raise InvalidPayload(f"{at} must be an object with 'data', the file in base64, and 'format'")
+    if (name := given.get("format")) is not None and name not in AUDIO_FORMATS:
+        raise InvalidPayload(f"{at}.format must be one of {', '.join(AUDIO_FORMATS)}")
+    return read_base64("audio", given.get("data"), f"{at}.data")
+
+
+ROLES = ("system", "user", "assistant", "developer", "tool")
+
+MAX_ARGUMENTS, MAX_ALL_ARGUMENTS = 1 << 20, 1 << 22
+
+_THOUGHTS = ("reasoning", "reasoning_content")
+
+_CALL = record(
+    {"function": record({"name": TEXT}, {"arguments": {"type": ["string", "object"]}})},
+    {"id": nullable(TEXT), "type": TEXT, "index": COUNT},
+)
+_READ: Mapping[str, Mapping[str, Shape]] = {
+    "tool": {"tool_call_id": nullable(TEXT), "name": nullable(TEXT)},
+    "assistant": {"tool_calls": nullable(listing(_CALL)), **dict.fromkeys(_THOUGHTS, nullable(TEXT))},
+}
+"""Fields of a message beside role and content."""
+
+MESSAGES: Shape = listing(
+    record(
+        {"role": {"enum": [*ROLES]}},
+        {
+            "content": {"anyOf": [TEXT, PARTS, NULL]},
+            **{name: shape for fields in _READ.values() for name, shape in fields.items()},
+        },
+    ),
+    minItems=1,
+)
+"""What `read_messages` reads."""
+
+Message = Mapping[str, Any]
+
+
+def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ...], list[MediaSource], list[str]]:
+    """Read the messages as the tokenizer takes them and the media in them, and list their unknown names.
+
+    `developer` means `system`, null means absent. A dialect that is translated to this one puts a MediaSource itself
+    in the place of a part.
+
+    Raises:
+        InvalidPayload: naming the wrong message and what would be right; it quotes no content.
+    """
+    if not isinstance(value, list) or not value:
+        raise InvalidPayload("'messages' must be a non-empty list")
+    _check_arguments(value)
+    messages, media, unknown = [], list[MediaSource](), dict[str, None]()
+    parts = PartReader(context, "messages[].content[]", unknown)
+    for index, message in enumerate(value):
+        at = f"messages[{index}]"
+        if not isinstance(message, dict):
+            raise InvalidPayload(f"{at} must be an object with 'role' and 'content'")
+        message = {name: item for name, item in message.items() if item is not None}
+        read_message = _message(message, at, parts, media)
+        messages.append(read_message)
+        read = ("role", "content", *_READ.get(read_message["role"], ()))
+        unknown |= {f"messages[].{name}": None for name in message if name not in read}
+    if media:
+        check_number(media, context)
+    return tuple(messages), media, list(unknown)
+
+
+def _message(message: Message, at: str, parts: PartReader, media: list[MediaSource]) -> dict[str, Any]:
+    """Read a message; `media` gets those of its content."""
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise InvalidPayload(f"{at}.role must be one of {', '.join(ROLES)}")
+    if role == "assistant":
+        if "audio" in message:
+            raise InvalidPayload(f"{at}.audio is not supported: no answers are kept; send its transcript as content")
+        calls, thoughts = message.get("tool_calls"), _thoughts(message, at)
+        read = {"role": role, "content": ""}
+        if content is not None or not (calls or thoughts):
+            read["content"] = _text(content, f"{at}.content", parts)
+        return {
+            **read,
+            **thoughts,
+            **({"tool_calls": _tool_calls(calls, f"{at}.tool_calls", parts.unknown)} if calls else {}),
+        }
+    if role == "user":
+        return {"role": role, "content": _content(content, f"{at}.content", parts, media)}
+    result = {"role": "system" if role == "developer" else role, "content": _text(content, f"{at}.content", parts)}
+    if role == "tool":
+        result |= {name: _string(message[name], f"{at}.{name}") for name in _READ["tool"] if name in message}
+    return result
+
+
+def _thoughts(message: Message, at: str) -> dict[str, str]:
+    """Read an assistant's thoughts, and give them all names under which chat templates read them."""
+    for name in _THOUGHTS:
+        if name in message:
+            return dict.fromkeys((*_THOUGHTS, "thinking"), _string(message[name], f"{at}.{name}"))
+    return {}
+
+
+def _check_arguments(messages: list[Any]) -> None:
+    """Bound the JSON texts in calls: other requests wait while they are parsed."""
+    calls = [call for message in messages for call in _list(message, "tool_calls")]
+    if not calls:
+        return
+    functions = [call.get("function") for call in calls if isinstance(call, dict)]
+    texts = [function.get("arguments") for function in functions if isinstance(function, dict)]
+    sizes = [len(text) for text in texts if isinstance(text, str)]
+    if max(sizes, default=0) > MAX_ARGUMENTS or sum(sizes) > MAX_ALL_ARGUMENTS:
+        raise InvalidPayload(
+            f"messages[].tool_calls: the arguments of a call may have {MAX_ARGUMENTS} characters, those of all "
+            f"{MAX_ALL_ARGUMENTS}"
+        )
+
+
+def _list(message: Any, name: str) -> list[Any]:
+    value = message.get(name) if isinstance(message, dict) else None
+    return value if isinstance(value, list) else []
+
+
+def _tool_calls(value: Any, at: str, unknown: dict[str, None]) -> list[dict[str, Any]]:
+    """Read calls as chat templates take them, with arguments as objects."""
+    if not isinstance(value, list):
+        raise InvalidPayload(f"{at} must be a list")
+    return [_tool_call(call, f"{at}[{index}]", unknown) for index, call in enumerate(value)]
+
+
+def _tool_call(call: Any, at: str, unknown: dict[str, None]) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise InvalidPayload(f"{at} must be an object with 'function', which has 'name' and 'arguments'")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = read_arguments(arguments, "messages[].tool_calls[].function.arguments", unknown)
+    if not isinstance(arguments, dict):
+        raise InvalidPayload(f"{at}.function.arguments must be the JSON text of an object")
+    id = {} if call.get("id") is None else {"id": _string(call["id"], f"{at}.id")}
+    return {**id, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+
+
+def read_arguments(text: str, name: str, unknown: dict[str, None]) -> dict[str, Any]:
+    """Read the JSON text of a call's arguments.
+
+    What a model wrote wrongly stands in the history from then on: it is left out, and its `name` is listed.
+    """
+    try:
+        value = json.loads(text or "{}")
+        if "\\u" in text:  # only an escape can bring half a surrogate pair in
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError):
+        value = None
+    if isinstance(value, dict):
+        return value
+    unknown[name] = None
+    return {}
+
+
+def _string(value: Any, at: str) -> str:
+    if not isinstance(value, str):
+        raise InvalidPayload(f"{at} must be a string")
+    return value
+
+
+def _text(content: Any, at: str, parts: PartReader) -> str:
+    """Read a string, or text parts, which LMI and vLLM join with line ends."""
+    return "\n".join([part for part in parts.read(content, at, media=False) if isinstance(part, str)])
+
+
+def _content(content: Any, at: str, parts: PartReader, media: list[MediaSource]) -> str | list[Message]:
+    """Read a text as `_text` does; with media a list of parts, each a text or a medium's place.
+
+    Args:
+        media: gets those of the content.
+    """
+    read = parts.read(content, at, media=True)
+    found = [part for part in read if isinstance(part, MediaSource)]
+    if not found:
+        return "\n".join([part for part in read if isinstance(part, str)])
+    media += found
+    return [place(part) if isinstance(part, MediaSource) else {"type": "text", "text": part} for part in read]
+
+
+# -- the turns of a chat whose messages come in pieces: those of one role in a row are one message ---------------------
+
+
+_TURN_TEXTS = ("content", "reasoning_content")
+
+Chat = list[dict[str, Any]]
+
+
+def add_to_turn(chat: Chat, role: str, **parts: Any) -> None:
+    """Add a text, a medium or a call to the last message if it is of the same role. `join_turns` comes at the end.
+
+    A system message amid the others is the user's, between marks: most chat templates take one only as the first.
+    """
+    if role == "system" and chat and chat[-1]["role"] != "system":
+        role, parts = "user", {"content": f"<system>\n{parts['content']}\n</system>"}
+    if not chat or chat[-1]["role"] != role:
+        chat.append({"role": role})
+    for name, part in parts.items():
+        chat[-1].setdefault(name, []).append(part)
+
+
+def join_turns(chat: Chat) -> None:
+    """Join the texts of each message with line ends; beside a medium they stay parts."""
+    for message in chat:
+        for name in _TURN_TEXTS:
+            if not isinstance(parts := message.get(name), list):
+                continue
+            if any(isinstance(part, MediaSource) for part in parts):
+                message[name] = [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
+            else:
+                message[name] = "\n".join(parts)
+        message.setdefault("content", "")

@@ -1,1 +1,0 @@
-"""Readers of JSON: bodies, plain values, messages, adapters, structured output."""

@@ -1,0 +1,149 @@
+"""JSON Schema of answers' types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
+
+Shape = dict[str, Any]
+
+TEXT: Shape = {"type": "string"}
+FLAG: Shape = {"type": "boolean"}
+COUNT: Shape = {"type": "integer", "minimum": 0}
+NUMBER: Shape = {"type": "number"}
+NULL: Shape = {"type": "null"}
+
+
+def ref(name: str) -> Shape:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def record(required: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None, **more: Any) -> Shape:
+    """Describe an object; names that it does not list are allowed."""
+    properties = {**required, **(optional or {})}
+    shape: Shape = {"type": "object", "properties": properties, **more}
+    return {**shape, "required": [*required]} if required else shape
+
+
+def listing(items: Shape, **more: Any) -> Shape:
+    return {"type": "array", "items": items, **more}
+
+
+def nullable(shape: Shape) -> Shape:
+    """Allow null too."""
+    if "anyOf" in shape:
+        return {**shape, "anyOf": [*shape["anyOf"], NULL]}
+    kind = shape.get("type")
+    if isinstance(kind, list) and "null" in kind:
+        return shape
+    if isinstance(kind, str) and "enum" not in shape:
+        if kind == "null":
+            return shape
+        return {**shape, "type": [kind, "null"]}
+    description = {"description": shape["description"]} if "description" in shape else {}
+    return {"anyOf": [{name: value for name, value in shape.items() if name != "description"}, NULL], **description}
+
+
+Count = Annotated[int, ("minimum", 0)]
+"""A type in an answer. The pairs of `Annotated` are keywords of JSON Schema, for the API's document."""
+
+
+if TYPE_CHECKING:
+    from typing_extensions import NotRequired as NotRequired
+else:
+
+    class NotRequired:
+        """Mark a field of a TypedDict as optional. Python 3.10 has no `typing.NotRequired`."""
+
+        def __class_getitem__(cls, kind: Any) -> Any:
+            return Annotated[kind, OPTIONAL]
+
+
+OPTIONAL = ("required", False)
+
+_PLAIN: Mapping[Any, Shape] = {
+    str: TEXT,
+    bool: FLAG,
+    int: {"type": "integer"},
+    float: NUMBER,
+    NoneType: NULL,
+    Any: {},
+}
+
+
+def schema_of_type(kind: Any) -> Shape:
+    """Return the schema of an answer's type. A TypedDict is a reference to the component of its name.
+
+    The pairs of `Annotated[type, (keyword, value)]` add keywords of JSON Schema.
+    """
+    if kind in _PLAIN:
+        return dict(_PLAIN[kind])
+    if is_typeddict(kind):
+        return ref(kind.__name__)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin is Annotated:
+        return {**schema_of_type(arguments[0]), **dict(pair for pair in arguments[1:] if pair != OPTIONAL)}
+    if origin is Literal:
+        return {"const": arguments[0]} if len(arguments) == 1 else {"enum": [*arguments]}
+    if origin is list:
+        return listing(schema_of_type(arguments[0]))
+    if origin in (Union, UnionType):
+        shapes = [schema_of_type(argument) for argument in arguments if argument is not NoneType]
+        shape = shapes[0] if len(shapes) == 1 else {"anyOf": shapes}
+        return nullable(shape) if NoneType in arguments else shape
+    return {"type": "object"}
+
+
+def components_of(kinds: Iterable[Any]) -> dict[str, Shape]:
+    """Return the schema of every TypedDict in `kinds` and inside their fields, by name."""
+    components: dict[str, Shape] = {}
+    waiting = [*kinds]
+    while waiting:
+        kind = waiting.pop()
+        if not is_typeddict(kind):
+            waiting += [argument for argument in get_args(kind) if not isinstance(argument, str | tuple)]
+        elif kind.__name__ not in components:
+            fields = get_type_hints(kind, include_extras=True)
+            shapes = {name: schema_of_type(field) for name, field in fields.items()}
+            optional = {name for name, field in fields.items() if OPTIONAL in getattr(field, "__metadata__", ())}
+            optional |= kind.__optional_keys__
+            required = {name: shape for name, shape in shapes.items() if name not in optional}
+            components[kind.__name__] = record(required, {name: shapes[name] for name in shapes if name in optional})
+            waiting += fields.values()
+    return components
+
+
+# -- JSON Schema of readers --------------------------------------------------------------------------------------------
+
+
+Reader = TypeVar("Reader", bound=Callable[..., Any])
+
+_NAME = "json_schema"
+
+
+def accepts(**schema: Any) -> Callable[[Reader], Reader]:
+    """Attach the JSON Schema of a reader's values, for the API's document."""
+
+    def mark(read: Reader) -> Reader:
+        setattr(read, _NAME, schema)
+        return read
+
+    return mark
+
+
+def schema_of_reader(read: Callable[..., Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a reader's values; empty where `accepts` attached none."""
+    schema: dict[str, Any] = getattr(read, _NAME, {})
+    return schema

@@ -1,1 +1,0 @@
-"""JSON Schema: its pieces, of answers' types and of readers."""

@@ -1,0 +1,352 @@
+"""The types of OpenAI's answers. Each field of the wire is declared here, for mypy and for the API's document."""
+
+from __future__ import annotations
+
+import re
+from types import MappingProxyType
+from typing import Annotated, Any, Literal, TypedDict
+
+from handler.core.errors import (
+    InvalidParameter,
+    InvalidPayload,
+    ModelNotFound,
+    NotKept,
+    Overloaded,
+    ServingError,
+    TooLong,
+    Unauthorized,
+)
+from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.schema import Count, NotRequired
+
+FinishReason = Annotated[str, ("enum", ("stop", "length", "tool_calls", "content_filter", "function_call"))]
+
+
+class CompletionDetails(TypedDict):
+    reasoning_tokens: Count
+
+
+class PromptDetails(TypedDict):
+    cached_tokens: Count
+
+
+class TokenUsage(TypedDict):
+    """Token counts; with details of the answer where thoughts are separated from the text, and of the prompt where the
+    engine had computed a part of it before.
+    """
+
+    prompt_tokens: Count
+    completion_tokens: Count
+    total_tokens: Count
+    completion_tokens_details: NotRequired[CompletionDetails]
+    prompt_tokens_details: NotRequired[PromptDetails]
+
+
+class OpenAiAnswer(TypedDict):
+    """The fields of every answer and chunk but `object` and `choices`."""
+
+    id: str
+    created: Count
+    model: str
+    system_fingerprint: str
+
+
+class AnswerHead(OpenAiAnswer):
+    object: Any
+
+
+class StreamUsage(TypedDict, total=False):
+    """On request; null in the chunks before."""
+
+    usage: TokenUsage | None
+
+
+# -- chat --------------------------------------------------------------------------------------------------------
+
+
+class TokenLogprob(TypedDict):
+    token: str
+    logprob: float | None
+    bytes: list[Count] | None
+
+
+class ChosenLogprob(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(TypedDict):
+    """Those of OpenAI's dialect have `refusal` too."""
+
+    content: list[ChosenLogprob]
+    refusal: NotRequired[None]
+
+
+class FunctionCall(TypedDict):
+    name: str
+    arguments: str
+
+
+class ToolCall(TypedDict):
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class FunctionCallPart(TypedDict, total=False):
+    name: str
+    arguments: str
+
+
+class ToolCallPart(TypedDict):
+    """A piece of a call in a stream; the first of a call has `id`, `type` and the function's name."""
+
+    index: Count
+    function: FunctionCallPart
+    id: NotRequired[str]
+    type: NotRequired[Literal["function"]]
+
+
+class MessageParts(TypedDict, total=False):
+    """What a message has beside its text."""
+
+    reasoning: str
+    reasoning_content: str
+    tool_calls: list[ToolCall]
+
+
+class OpenAiMessage(MessageParts):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+
+
+class OpenAiMessagePart(TypedDict, total=False):
+    role: Literal["assistant"]
+    content: str | None
+    reasoning: str
+    reasoning_content: str
+    tool_calls: list[ToolCallPart] | None
+
+
+class OpenAiChatChoice(TypedDict):
+    index: Count
+    message: OpenAiMessage
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class OpenAiChatPart(TypedDict):
+    index: Count
+    delta: OpenAiMessagePart
+    logprobs: ChatLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class OpenAiChatAnswer(OpenAiAnswer):
+    object: Literal["chat.completion"]
+    choices: list[OpenAiChatChoice]
+    usage: TokenUsage
+
+
+class OpenAiChatChunk(OpenAiAnswer, StreamUsage):
+    object: Literal["chat.completion.chunk"]
+    choices: list[OpenAiChatPart]
+
+
+# -- text completions --------------------------------------------------------------------------------------------
+
+
+class TextLogprobs(TypedDict):
+    """Columns with an item for each token."""
+
+    tokens: list[str]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float | None] | None] | None
+    text_offset: list[Count]
+
+
+class TokenIds(TypedDict):
+    """On request."""
+
+    token_ids: NotRequired[list[Count]]
+
+
+class OpenAiTextChoice(TokenIds):
+    index: Count
+    text: str
+    logprobs: TextLogprobs | None
+    finish_reason: FinishReason | None
+
+
+class _OpenAiTextChunk(OpenAiAnswer):
+    object: Literal["text_completion"]
+    choices: list[OpenAiTextChoice]
+
+
+class OpenAiTextChunk(_OpenAiTextChunk, StreamUsage):
+    """One of a stream."""
+
+
+class OpenAiTextAnswer(_OpenAiTextChunk):
+    usage: TokenUsage
+
+
+# -- embeddings --------------------------------------------------------------------------------------------------
+
+
+class PromptUsage(TypedDict):
+    prompt_tokens: Count
+    total_tokens: Count
+
+
+class Embedding(TypedDict):
+    """A text's vector; base64 holds little-endian numbers of 32 bits."""
+
+    object: Literal["embedding"]
+    index: Count
+    embedding: list[float] | str
+
+
+class EmbeddingAnswer(TypedDict):
+    object: Literal["list"]
+    data: list[Embedding]
+    model: str
+    usage: PromptUsage
+
+
+# -- audio -------------------------------------------------------------------------------------------------------
+
+
+class TranscriptionUsage(TypedDict):
+    type: Literal["tokens"]
+    input_tokens: Count
+    output_tokens: Count
+    total_tokens: Count
+
+
+class Transcription(TypedDict):
+    text: str
+    usage: TranscriptionUsage
+
+
+class TranscriptionSegment(TypedDict):
+    """`avg_logprob` is null where the engine has no log-probabilities; no engine tells `no_speech_prob`."""
+
+    id: Count
+    seek: Count
+    start: float
+    end: float
+    text: str
+    tokens: list[Count]
+    temperature: float
+    avg_logprob: float | None
+    compression_ratio: float
+    no_speech_prob: None
+
+
+class TranscriptionDuration(TypedDict):
+    type: Literal["duration"]
+    seconds: Count
+
+
+class VerboseTranscription(TypedDict):
+    task: str
+    language: str
+    duration: float
+    text: str
+    segments: list[TranscriptionSegment]
+    usage: TranscriptionDuration
+
+
+class TranscriptDelta(TypedDict):
+    """An event of a stream."""
+
+    type: Literal["transcript.text.delta"]
+    delta: str
+
+
+class TranscriptDone(TypedDict):
+    """A stream's last event."""
+
+    type: Literal["transcript.text.done"]
+    text: str
+    usage: TranscriptionUsage
+
+
+# -- models ------------------------------------------------------------------------------------------------------
+
+
+class OpenAiModel(TypedDict):
+    """The model or an adapter.
+
+    `root` is the last part of where the model came from, `parent` what an adapter was made for, and `input_modalities`
+    what messages may have.
+    """
+
+    id: str
+    object: Literal["model"]
+    created: Count
+    owned_by: str
+    root: str
+    parent: str | None
+    max_model_len: Count | None
+    input_modalities: list[str]
+
+
+class OpenAiModels(TypedDict):
+    object: Literal["list"]
+    data: list[OpenAiModel]
+
+
+# -- errors, `{"error": {"message", "type", "param", "code"}}`, and the statuses that clients know ---------------------
+
+
+class OpenAiErrorFields(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class OpenAiError(TypedDict):
+    error: OpenAiErrorFields
+
+
+_INVALID = "invalid_request_error"
+
+_NAME = re.compile(r"'([\w.\[\]]+)'|([\w.\[\]]+)[=:]|((?:messages|tools)\[\d+\][\w.\[\]]*)")
+"""The field at the start of a message: 'NAME', NAME=VALUE, NAME: or messages[0].content."""
+
+
+def field_of(message: str) -> str | None:
+    """Return the field that a message begins with."""
+    match = _NAME.match(message)
+    return next(filter(None, match.groups())) if match else None
+
+
+class OpenAiErrors(ErrorFormat):
+    """By the status openai's clients choose their exception."""
+
+    statuses = MappingProxyType({ServingError: 500, Overloaded: 429})
+
+    def body(self, error: ServingError) -> OpenAiError:
+        number = self.status(error)
+        param, code = None, None
+        if isinstance(error, InvalidPayload | InvalidParameter | TooLong):
+            param = field_of(error.message)
+        if isinstance(error, TooLong):
+            code = "context_length_exceeded"
+        elif isinstance(error, ModelNotFound):
+            param, code = "model", "model_not_found"
+        elif isinstance(error, NotKept):
+            param = error.param or None
+            code = "previous_response_not_found" if param == "previous_response_id" else None
+        elif isinstance(error, Unauthorized):
+            code = "invalid_api_key"
+        elif number == 429:
+            code = "rate_limit_exceeded"
+        kind = _INVALID if number < 500 and number != 429 else "rate_limit_error" if number == 429 else "server_error"
+        return {"error": {"message": error.message, "type": kind, "param": param, "code": code}}
+
+
+ERRORS = OpenAiErrors()

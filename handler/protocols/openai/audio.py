@@ -1,0 +1,359 @@
+"""OpenAI's /v1/audio/transcriptions and /v1/audio/translations: forms with a file, as its clients send them, or JSON.
+
+Sources: OpenAI's API reference, "Create transcription"; vllm/entrypoints/speech_to_text/transcription/protocol.py.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.framing import SSE_DONE
+from handler.core.media import MediaSource, Upload
+from handler.core.values import Delta, FieldNames, Finish, Heard, Request, Sampling, TemplateOptions, Token
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.messages import place, read_base64
+from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
+from handler.protocols.kernel.readers import PYDANTIC, boolean, number, relaxed_by, report_unknown
+from handler.protocols.kernel.reply import TokenStream, WholeReply
+from handler.protocols.kernel.schema import TEXT, Shape, accepts
+from handler.protocols.openai.api import (
+    ERRORS,
+    TranscriptDelta,
+    TranscriptDone,
+    Transcription,
+    TranscriptionSegment,
+    TranscriptionUsage,
+    VerboseTranscription,
+)
+from handler.protocols.openai.request import MODEL, harmless, read_model, streaming, unknown_fields
+
+_TIME = re.compile(r"<\|(\d{1,2}\.\d\d)\|>")
+_UNKNOWN = Heard(0.0, 0.0, "")
+_FRAME = 0.01  # seconds: Whisper's own unit of `seek`
+
+
+class Segment(NamedTuple):
+    """A part of a transcript, with its seconds in the clip.
+
+    Attributes:
+        piece: where the piece of the clip begins that it was heard in.
+    """
+
+    piece: float
+    start: float
+    end: float
+    tokens: Sequence[Token]
+
+    @property
+    def text(self) -> str:
+        return "".join([token.text for token in self.tokens])
+
+
+def segments(tokens: Sequence[Token], pieces: Sequence[tuple[int, Heard]]) -> Iterator[Segment]:
+    """Split a transcript by its tokens of times. Times never go back, and never past the clip's end.
+
+    Args:
+        pieces: of the clip, each with the number of the tokens before it.
+    """
+    ends = [*pieces, (len(tokens), _UNKNOWN)]
+    for (first, heard), (last, _) in pairwise(ends):
+        for segment in _of_piece(tokens[first:last], heard):
+            if segment.text.strip():
+                yield segment
+
+
+def _of_piece(tokens: Sequence[Token], heard: Heard) -> Iterator[Segment]:
+    start, part = heard.start, list[Token]()
+    for token in tokens:
+        if not token.special:
+            part.append(token)
+        elif time := _TIME.search(token.text):
+            at = min(max(heard.start + float(time[1]), start), heard.end)
+            yield Segment(heard.start, start, at, part)
+            start, part = at, []
+    yield Segment(heard.start, start, heard.end, part)
+
+
+class TranscriptReply(WholeReply):
+    """A whole answer.
+
+    Args:
+        form: the response_format.
+        task: transcribe or translate.
+        temperature: as asked.
+    """
+
+    def __init__(self, form: str, task: str, temperature: float) -> None:
+        super().__init__(1, special_in_text=False)
+        self._task, self._temperature = task, temperature
+        self._write = _WRITERS.get(form)
+        self._verbose = form == "verbose_json"
+        self._pieces: list[tuple[int, Heard]] = []
+        if self._write is not None:
+            self.content_type = "text/plain; charset=utf-8"
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        if delta.extras is not None and delta.extras.heard is not None:
+            self._pieces.append((len(self._sequences[0].tokens) if self._pieces else 0, delta.extras.heard))
+        data = super().feed(index, delta)
+        return self._write(self).encode() if data and self._write is not None else data
+
+    @property
+    def text(self) -> str:
+        return self._sequences[0].text.strip()
+
+    @property
+    def segments(self) -> Iterator[Segment]:
+        return segments(self._sequences[0].tokens, self._pieces or [(0, _UNKNOWN)])
+
+    def _document(self) -> Transcription | VerboseTranscription | None:
+        if self._write is not None:
+            return None
+        if self._verbose:
+            return self._verbose_document()
+        return {"text": self.text, "usage": _usage(self._num_prompt_tokens, len(self._sequences[0].tokens))}
+
+    def _verbose_document(self) -> VerboseTranscription:
+        duration = self._pieces[-1][1].end if self._pieces else 0.0
+        return {
+            "task": self._task,
+            "language": self._pieces[0][1].language if self._pieces else "",
+            "duration": round(duration, 2),
+            "text": self.text,
+            "segments": [_segment(number, one, self._temperature) for number, one in enumerate(self.segments)],
+            "usage": {"type": "duration", "seconds": math.ceil(duration)},
+        }
+
+
+def _usage(num_prompt: int, num_tokens: int) -> TranscriptionUsage:
+    return {
+        "type": "tokens",
+        "input_tokens": num_prompt,
+        "output_tokens": num_tokens,
+        "total_tokens": num_prompt + num_tokens,
+    }
+
+
+def _segment(number: int, segment: Segment, temperature: float) -> TranscriptionSegment:
+    scores = [token.logprob for token in segment.tokens if token.logprob is not None]
+    data = segment.text.encode()
+    return {
+        "id": number,
+        "seek": round(segment.piece / _FRAME),
+        "start": round(segment.start, 2),
+        "end": round(segment.end, 2),
+        "text": segment.text,
+        "tokens": [token.id for token in segment.tokens],
+        "temperature": temperature,
+        "avg_logprob": sum(scores) / len(scores) if scores else None,
+        "compression_ratio": len(data) / len(zlib.compress(data)),
+        "no_speech_prob": None,
+    }
+
+
+def _srt(reply: TranscriptReply) -> str:
+    return "".join(
+        f"{number}\n{_clock(one.start, ',')} --> {_clock(one.end, ',')}\n{_line(one.text).replace('-->', '->')}\n\n"
+        for number, one in enumerate(reply.segments, 1)
+    )
+
+
+def _vtt(reply: TranscriptReply) -> str:
+    return "WEBVTT\n\n" + "".join(
+        f"{_clock(one.start, '.')} --> {_clock(one.end, '.')}\n{html.escape(_line(one.text), quote=False)}\n\n"
+        for one in reply.segments
+    )
+
+
+def _line(text: str) -> str:
+    """Return the text in one line: an empty one would end it."""
+    return " ".join(text.split())
+
+
+def _clock(seconds: float, point: str) -> str:
+    milliseconds = round(seconds * 1000)
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{point}{rest % 1000:03}"
+
+
+_WRITERS: Mapping[str, Callable[[TranscriptReply], str]] = {"text": lambda reply: reply.text, "srt": _srt, "vtt": _vtt}
+"""Formats that are no JSON."""
+
+
+class TranscriptStream(TokenStream):
+    """OpenAI's events. The texts of all deltas are the text of the last event."""
+
+    def __init__(self, errors: ErrorFormat) -> None:
+        super().__init__(errors, SSE_DONE)
+        self._texts: list[str] = []
+        self._spaces: list[str] = []  # after the text so far: they are shown once more text comes
+
+    def _token(self, place: int, token: Token) -> bytes:
+        text = "" if token.special else token.text
+        words = text.rstrip()
+        if not words:
+            self._spaces.append(text)
+            return b""
+        shown = "".join([*self._spaces, words]) if self._texts else words.lstrip()
+        self._spaces = [text[len(words) :]]
+        self._texts.append(shown)
+        delta: TranscriptDelta = {"type": "transcript.text.delta", "delta": shown}
+        return self._framing.encode(delta)
+
+    def _last(self, place: int, token: Token, finish: Finish) -> bytes:
+        return self._token(place, token)
+
+    def _end(self) -> bytes:
+        usage = _usage(self._num_prompt_tokens, self._num_tokens)
+        done: TranscriptDone = {"type": "transcript.text.done", "text": "".join(self._texts), "usage": usage}
+        return self._framing.encode(done) + self._framing.end
+
+
+_TIMED = frozenset({"verbose_json", "srt", "vtt"})
+_FORMATS = ("json", "text", *sorted(_TIMED))
+_NO_WORDS = "the engine gives the times of segments; write segment"
+_SECONDS, _TOKENS = 30, 448  # of one of Whisper's windows
+_MOST_PROMPT = 1 << 14  # characters
+
+
+@accepts(enum=[*_FORMATS])
+def _response_format(value: Any) -> str:
+    if value == "diarized_json":
+        raise ValueError("is not supported: Whisper does not tell speakers apart")
+    if value not in _FORMATS:
+        raise ValueError(f"must be {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}")
+    return str(value)
+
+
+@accepts(anyOf=[{"const": "segment"}, {"type": "array", "items": {"const": "segment"}}])
+def _granularities(value: Any) -> bool:
+    named = value if isinstance(value, list) else [value]
+    if "word" in named:
+        raise ValueError(f"is not supported: {_NO_WORDS}")
+    if any(one != "segment" for one in named):
+        raise ValueError("must be a list with segment")
+    return bool(named)
+
+
+@accepts(type="string", maxLength=32)
+def _language(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > 32:
+        raise ValueError("must be the language's code, such as en")
+    return value.lower()
+
+
+@accepts(type="string", maxLength=_MOST_PROMPT)
+def _prompt(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _MOST_PROMPT:
+        raise ValueError(f"must be a string of at most {_MOST_PROMPT} characters")
+    return value
+
+
+def _table(**more: Parameter) -> Table:
+    return Table(
+        {
+            "prompt": Parameter("words", _prompt),
+            "response_format": Parameter("format", _response_format),
+            "temperature": Parameter("warmth", number(0, 1)),
+            "stream": Parameter("stream", boolean),
+            "timestamp_granularities": Parameter("granularities", _granularities),
+            "timestamp_granularities[]": Parameter("granularities", _granularities),
+            "include": unsupported("log-probabilities of tokens are not written", []),
+            "include[]": unsupported("log-probabilities of tokens are not written", []),
+            **more,
+        }
+    )
+
+
+TABLES: Mapping[str, Table] = {
+    "transcribe": _table(
+        language=Parameter("language", _language),
+        chunking_strategy=unsupported("clips are cut into pieces of 30 s", "auto"),
+    ),
+    "translate": _table(language=Parameter("language", _language), to_language=unsupported("it is English", "en")),
+}
+"""By Whisper's task."""
+
+_RELAX = {task: relaxed_by(PYDANTIC, table.shapes) for task, table in TABLES.items()}  # in a form all are texts
+
+FIELDS: Mapping[str, Shape] = {
+    "file": {**TEXT, "description": "The audio file: a form's file, or its base64 in JSON"},
+    **MODEL,
+}
+
+
+class Transcriptions(Dialect):
+    """What a clip says; `task` is Whisper's: transcribe, or translate into English."""
+
+    errors = ERRORS
+    forms = True
+
+    def __init__(self, name: str, task: str) -> None:
+        self.name, self.task = name, task
+        self._read = FIELDS.keys() | TABLES[task].parameters.keys()
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        if not isinstance(body, dict):
+            raise InvalidPayload("the body must be a form or a JSON object with 'file'")
+        body = _RELAX[self.task](body)
+        _, adapter = read_model(body, context)
+        others = read_all(body, context, defaults={}, table=TABLES[self.task]).others
+        ignored = [*report_unknown(unknown_fields(body, self._read), body, context), *harmless(body, self._read)]
+        source = _read_file(body.get("file"), context)
+        form, timed = _form(others)
+        asked = {"task": self.task, "language": others.get("language", ""), "prompt": others.get("words", "")}
+        windows = -(-context.config.max_audio_seconds // _SECONDS)
+        temperature = others.get("warmth", 0.0)
+        sampling = Sampling(
+            max_new_tokens=windows * _TOKENS,
+            do_sample=temperature > 0,
+            temperature=temperature or 1.0,
+            skip_special_tokens=not timed,  # times are such tokens
+        )
+        request = Request(
+            "",
+            sampling,
+            messages=({"role": "user", "content": [place(source)]},),
+            media=(source,),
+            transcribes=True,
+            template=TemplateOptions(arguments=(*asked.items(), *([("timestamps", True)] if timed else []))),
+            fill_context=True,
+            adapter=adapter,
+            names=FieldNames(prompt="file"),
+        )
+        if others.get("stream"):
+            return streaming((request,), TranscriptStream(self.errors), self.errors, ignored)
+        return ParsedRequest([request], TranscriptReply(form, self.task, temperature), self.errors, ignored)
+
+
+def _form(others: Mapping[str, Any]) -> tuple[str, bool]:
+    """Return the response_format, and whether it has times."""
+    form = others.get("format", "json")
+    if others.get("granularities") and form != "verbose_json":
+        raise InvalidParameter("timestamp_granularities: needs response_format=verbose_json")
+    if others.get("stream") and form in _TIMED:
+        raise InvalidParameter(f"response_format={form}: a stream has no times; write json, or leave stream out")
+    return form, form in _TIMED
+
+
+def _read_file(value: Any, context: ServerContext) -> MediaSource:
+    if value is None or value == "":
+        raise InvalidPayload("'file' is required: the audio, as a form's file, or in base64 in JSON")
+    if reason := context.no_media.get("audio", "the engine reads text only"):
+        raise InvalidPayload(f"'file' is not supported: {reason}")
+    source = read_base64("audio", value, "file") if isinstance(value, str) else None
+    if source is None and isinstance(value, Upload):
+        source = MediaSource("audio", value.data, "", "file")
+    if source is None:
+        raise InvalidPayload("'file' must be a form's file, or a string of base64")
+    if (size := len(source.data or b"")) > (most := context.config.max_audio_bytes):
+        raise InvalidPayload(f"'file' has {size} bytes; at most {most} (option.max_audio_bytes)")
+    return source

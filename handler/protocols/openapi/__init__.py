@@ -1,1 +1,0 @@
-"""The API as an OpenAPI 3.1 document."""

@@ -1,0 +1,235 @@
+"""The types of OpenAI's responses. Each field of the wire is declared here, for mypy and for the API's document."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, TypedDict
+
+from handler.protocols.kernel.schema import Count, NotRequired
+
+Status = Literal["in_progress", "completed", "incomplete", "failed"]
+
+# -- items -------------------------------------------------------------------------------------------------------
+
+
+class OutputText(TypedDict):
+    type: Literal["output_text"]
+    text: str
+    annotations: list[Any]
+    logprobs: list[Any]
+
+
+class ReasoningText(TypedDict):
+    type: Literal["reasoning_text"]
+    text: str
+
+
+Part = OutputText | ReasoningText
+
+
+class _Item(TypedDict):
+    id: str
+    status: Status
+
+
+class MessageItem(_Item):
+    type: Literal["message"]
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class ReasoningItem(_Item):
+    type: Literal["reasoning"]
+    summary: list[Any]
+    content: list[ReasoningText]
+
+
+class CallItem(_Item):
+    type: Literal["function_call"]
+    arguments: str
+    call_id: str
+    name: str
+    namespace: NotRequired[str]
+
+
+ResponseItem = MessageItem | ReasoningItem | CallItem
+
+# -- a response --------------------------------------------------------------------------------------------------
+
+
+class InputTokens(TypedDict):
+    cached_tokens: Count
+    cache_write_tokens: Count
+
+
+class OutputTokens(TypedDict):
+    reasoning_tokens: Count
+
+
+class ResponseUsage(TypedDict):
+    input_tokens: Count
+    input_tokens_details: InputTokens
+    output_tokens: Count
+    output_tokens_details: OutputTokens
+    total_tokens: Count
+
+
+class ResponseReasoning(TypedDict):
+    effort: str | None
+    summary: None
+
+
+class ResponseText(TypedDict):
+    format: dict[str, Any]
+
+
+class ResponseHead(TypedDict):
+    """What a response repeats of its request."""
+
+    background: Literal[False]
+    frequency_penalty: float
+    instructions: str | None
+    max_output_tokens: Count | None
+    max_tool_calls: Count | None
+    metadata: dict[str, Any]
+    parallel_tool_calls: bool
+    presence_penalty: float
+    previous_response_id: str | None
+    prompt_cache_key: str | None
+    reasoning: ResponseReasoning
+    safety_identifier: str | None
+    service_tier: Literal["default"]
+    store: bool
+    temperature: float
+    text: ResponseText
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_logprobs: Literal[0]
+    top_p: float
+    truncation: Literal["disabled"]
+    user: str | None
+
+
+class ResponseStart(ResponseHead):
+    """What of a response does not change."""
+
+    id: str
+    object: Literal["response"]
+    created_at: Count
+    model: str
+
+
+class ResponseFailure(TypedDict):
+    code: Literal["rate_limit_exceeded", "server_error"]
+    message: str
+
+
+class IncompleteDetails(TypedDict):
+    reason: Literal["max_output_tokens"]
+
+
+class OpenAiResponse(ResponseStart):
+    status: Status
+    completed_at: Count | None
+    error: ResponseFailure | None
+    incomplete_details: IncompleteDetails | None
+    output: list[ResponseItem]
+    usage: ResponseUsage | None
+
+
+# -- events ------------------------------------------------------------------------------------------------------
+
+
+class _Event(TypedDict):
+    sequence_number: Count
+
+
+ResponseState = Literal[
+    "response.created", "response.in_progress", "response.completed", "response.incomplete", "response.failed"
+]
+
+
+class ResponseEvent(_Event):
+    type: ResponseState
+    response: OpenAiResponse
+
+
+class ItemEvent(_Event):
+    type: Literal["response.output_item.added", "response.output_item.done"]
+    output_index: Count
+    item: ResponseItem
+
+
+class CallPlace(TypedDict):
+    item_id: str
+    output_index: Count
+
+
+class TextPlace(CallPlace):
+    content_index: Count
+
+
+class PartEvent(_Event, TextPlace):
+    type: Literal["response.content_part.added", "response.content_part.done"]
+    part: Part
+
+
+class TextDelta(_Event, TextPlace):
+    type: Literal["response.output_text.delta"]
+    delta: str
+    logprobs: list[Any]
+
+
+class TextDone(_Event, TextPlace):
+    type: Literal["response.output_text.done"]
+    text: str
+    logprobs: list[Any]
+
+
+class ReasoningDelta(_Event, TextPlace):
+    type: Literal["response.reasoning_text.delta"]
+    delta: str
+
+
+class ReasoningDone(_Event, TextPlace):
+    type: Literal["response.reasoning_text.done"]
+    text: str
+
+
+class CallDelta(_Event, CallPlace):
+    type: Literal["response.function_call_arguments.delta"]
+    delta: str
+
+
+class CallDone(_Event, CallPlace):
+    type: Literal["response.function_call_arguments.done"]
+    name: str
+    arguments: str
+
+
+Delta = TextDelta | ReasoningDelta | CallDelta
+OpenAiResponseEvent = ResponseEvent | ItemEvent | PartEvent | Delta | TextDone | ReasoningDone | CallDone
+
+# -- stored responses --------------------------------------------------------------------------------------------
+
+
+class ResponseTokens(TypedDict):
+    """How many tokens the prompt of a request has."""
+
+    object: Literal["response.input_tokens"]
+    input_tokens: Count
+
+
+class DeletedResponse(TypedDict):
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class ResponseItems(TypedDict):
+    """A page of a response's input items."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str
+    last_id: str
+    has_more: bool

@@ -1,1 +1,0 @@
-"""GptManager's tensors as parameters and outputs."""

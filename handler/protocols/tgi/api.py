@@ -1,0 +1,315 @@
+"""The types of TGI's and MindIE's answers. Each field of the wire is declared here, for the API's document too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import MappingProxyType
+from typing import Annotated, NamedTuple, TypedDict
+
+from handler.core.errors import (
+    AnswerTooLong,
+    GenerationFailed,
+    InternalError,
+    InvalidParameter,
+    InvalidPayload,
+    NotJson,
+    Overloaded,
+    PromptTooLong,
+    ServingError,
+    TooLong,
+    Unavailable,
+)
+from handler.core.framing import JSON, SSE
+from handler.core.values import Request
+from handler.protocols.kernel.errors import ErrorFormat, HttpResponse
+from handler.protocols.kernel.schema import Count, NotRequired
+from handler.protocols.lmi.api import FinishReason
+from handler.protocols.triton.tensors import TensorValues
+
+
+class TgiPromptToken(TypedDict):
+    id: int
+    text: str
+    logprob: float | None
+
+
+class TgiToken(TgiPromptToken):
+    special: bool
+
+
+class _TgiDetails(TypedDict):
+    finish_reason: FinishReason
+    generated_tokens: Count
+    seed: Count | None
+
+
+class TgiOutput(_TgiDetails):
+    """One sequence's."""
+
+    prefill: list[TgiPromptToken]
+    tokens: list[TgiToken]
+
+
+class TgiTops(TypedDict, total=False):
+    """The alternatives to each token, on request."""
+
+    top_tokens: list[list[TgiToken]]
+
+
+class TgiSequence(TgiOutput, TgiTops):
+    """One of `best_of_sequences`."""
+
+    generated_text: str
+
+
+class TgiOthers(TypedDict, total=False):
+    best_of_sequences: list[TgiSequence]
+
+
+class TgiDetails(TgiOutput, TgiTops, TgiOthers):
+    """Details of a whole answer."""
+
+
+class TgiCompatDetails(TgiDetails):
+    """TGI_COMPAT has `inputs`, as LMI."""
+
+    inputs: str
+
+
+class TgiStreamDetails(_TgiDetails):
+    input_length: Count
+    prefill: NotRequired[list[TgiPromptToken]]
+
+
+class TgiInputs(TypedDict, total=False):
+    """A prompt of at most 64 KiB."""
+
+    inputs: str
+
+
+class TgiCompatStreamDetails(TgiStreamDetails, TgiTops, TgiInputs):
+    """TGI_COMPAT has LMI's names too."""
+
+
+class TgiAnswer(TypedDict):
+    generated_text: str
+    details: NotRequired[TgiDetails | TgiCompatDetails]
+    outputs: NotRequired[TensorValues]
+
+
+TgiList = Annotated[list[TgiAnswer], ("minItems", 1), ("maxItems", 1)]
+
+
+class TgiBeside(TypedDict, total=False):
+    """What an event has beside its token, on request."""
+
+    top_tokens: list[TgiToken]
+    outputs: TensorValues
+
+
+class TgiEvent(TgiBeside):
+    index: Annotated[int, ("minimum", 1)]
+    token: TgiToken
+    generated_text: str | None
+    details: TgiStreamDetails | TgiCompatStreamDetails | None
+
+
+# -- other routes ------------------------------------------------------------------------------------------------
+
+
+class TgiInfo(TypedDict):
+    model_id: str
+    model_sha: str | None
+    model_pipeline_tag: str
+    max_concurrent_requests: Count
+    max_best_of: Count
+    max_stop_sequences: Count
+    max_input_tokens: Count | None
+    max_total_tokens: Count | None
+    validation_workers: Count
+    max_client_batch_size: Count
+    router: str
+    version: str
+    sha: str | None
+    docker_label: str | None
+    default_sampling_params: dict[str, float]
+
+
+class TgiPiece(TypedDict):
+    """A token, with its place in the text's bytes."""
+
+    id: Count
+    text: str
+    start: Count
+    stop: Count
+
+
+class TgiChatPieces(TypedDict):
+    tokenize_response: list[TgiPiece]
+    templated_text: str
+
+
+# -- MindIE ------------------------------------------------------------------------------------------------------
+
+
+class MindieToken(TypedDict):
+    id: int
+    logprob: None
+    special: None
+    text: str
+
+
+class MindieDetails(_TgiDetails):
+    prompt_tokens: Count
+    prefill: NotRequired[list[MindieToken]]
+    tokens: NotRequired[list[MindieToken]]
+
+
+class MindieAnswer(TypedDict):
+    generated_text: str
+    details: NotRequired[MindieDetails]
+
+
+class MindieEvent(TypedDict):
+    token: MindieToken
+    generated_text: str | None
+    details: MindieDetails | None
+
+
+# -- TGI's errors: statuses, messages, `error_type` (text-generation-inference 3, router/src/server.rs) ----------------
+
+
+class TgiError(TypedDict):
+    """An error; TGI_COMPAT adds `code`."""
+
+    error: str
+    error_type: str
+    code: NotRequired[Count]
+
+
+class MindieError(TypedDict):
+    error: str
+
+
+SLICE = 1024
+"""New tokens that TGI 3 checks against the model's limit. Of a larger number it generates as many as fit."""
+
+
+class WrongType(InvalidPayload):
+    """A wrong JSON type, or a missing field. The message begins with the field's path."""
+
+    @property
+    def public(self) -> str:
+        return f"{self.message.partition(': ')[0]} has a wrong type"
+
+
+class OutOfRange(InvalidParameter):
+    """A value out of range, in TGI's words."""
+
+    @property
+    def public(self) -> str:
+        return self.message.partition(": ")[0]
+
+
+UNHEALTHY: TgiError = {"error": "unhealthy", "error_type": "healthcheck"}
+"""The body of a health check that fails."""
+
+
+class Failure(NamedTuple):
+    """The rendering of an error.
+
+    Attributes:
+        in_stream: a request for a stream gets it as an event under status 200, as in TGI. Otherwise TGI fails before it
+            reads what the client asks for.
+    """
+
+    status: int
+    error: str
+    error_type: str
+    in_stream: bool = True
+
+
+class TgiErrors(ErrorFormat):
+    """TGI's errors.
+
+    Args:
+        streams: the request is for a stream.
+        request: the request, as far as it was read.
+        has_begun: whether a whole answer has.
+    """
+
+    statuses = MappingProxyType(
+        {NotJson: 400, InvalidPayload: 422, InvalidParameter: 422, TooLong: 422, Overloaded: 429}
+    )
+
+    def __init__(
+        self, *, streams: bool = False, request: Request | None = None, has_begun: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._streams = streams
+        self._request = request
+        self._has_begun = has_begun
+
+    def body(self, error: ServingError) -> TgiError | MindieError:
+        return self._value(self._failure(error))
+
+    def tail(self, error: ServingError) -> TgiError | MindieError:
+        return self._value(self._failure(error, begun=True))
+
+    def response(self, error: ServingError) -> HttpResponse:
+        failure = self._failure(error, begun=self._has_begun())
+        value = self._value(failure)
+        if self._streams and failure.in_stream:
+            return HttpResponse(200, SSE.content_type, SSE.encode(value))
+        return HttpResponse(failure.status, JSON.content_type, JSON.encode(value))
+
+    def _value(self, failure: Failure) -> TgiError | MindieError:
+        return {"error": failure.error, "error_type": failure.error_type}
+
+    def _failure(self, error: ServingError, *, begun: bool = False) -> Failure:
+        """Render an error as TGI does; where TGI answers plain text, return its text."""
+        status = self.status(error)
+        match error:
+            case NotJson():
+                return Failure(
+                    status, f"Failed to parse the request body as JSON: {error.message}", "validation", False
+                )
+            case WrongType():
+                what = "Failed to deserialize the JSON body into the target type"
+                return Failure(status, f"{what}: {error.message}", "validation", False)
+            case PromptTooLong() | AnswerTooLong():
+                return Failure(status, f"Input validation error: {_too_long(error, self._request)}", "validation")
+            case InvalidPayload() | InvalidParameter():
+                return Failure(status, f"Input validation error: {error.message}", "validation")
+            case Overloaded():
+                return Failure(status, "Model is overloaded", "overloaded")
+            case Unavailable() if begun:  # the server stops
+                return Failure(500, "Incomplete generation", "incomplete_generation")
+            case Unavailable():
+                return Failure(status, error.message, "healthcheck", False)
+            case InternalError():
+                return Failure(status, error.message, "incomplete_generation")
+            case GenerationFailed():
+                return Failure(status, f"Request failed during generation: {error.message}", "generation")
+        return Failure(status, error.message, error.kind, False)
+
+
+class MindieErrors(TgiErrors):
+    """The message alone, under its real status as long as nothing was sent."""
+
+    def _value(self, failure: Failure) -> MindieError:
+        return {"error": failure.error}
+
+
+def _too_long(error: PromptTooLong | AnswerTooLong, request: Request | None) -> str:
+    """Describe the excess. TGI checks the sum first; a request without a limit takes what the prompt leaves."""
+    most = error.most
+    if isinstance(error, PromptTooLong):
+        most += 1
+        wanted = 0 if request is None or request.fill_context else min(request.sampling.max_new_tokens, SLICE)
+        if error.num_prompt + wanted <= most:
+            return f"`inputs` must have less than {error.most} tokens. Given: {error.given}"
+    else:
+        wanted = error.wanted
+    num_prompt = error.given if isinstance(error, PromptTooLong) else error.num_prompt
+    given = f"Given: {num_prompt} `inputs` tokens and {wanted} `max_new_tokens`"
+    return f"`inputs` tokens + `max_new_tokens` must be <= {most}. {given}"

@@ -1,0 +1,394 @@
+"""GptManager's input tensors as parameters, each with its shapes and range, and the field that it sets.
+
+Source: TensorRT-LLM's page "Inference Request" (0.11 and earlier; the offsets in word lists follow the earlier one).
+A name that LMI has too takes LMI's plain value and the tensor. Tensors without an equivalent are refused by name.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, TypedDict, TypeVar
+
+from handler.core.values import NO_EXTRAS, Delta, Token
+from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.parameters import PARAMETERS, SEVERAL, Parameter, Table, unsupported
+from handler.protocols.kernel.readers import MAX_STOPS, boolean, integer, number, numbered_adapter
+from handler.protocols.kernel.schema import Count, accepts, schema_of_reader
+
+OUTPUTS = {
+    "output_ids": "",
+    "sequence_length": "",
+    "output_log_probs": "return_log_probs",
+    "cum_log_probs": "return_log_probs",
+    "context_logits": "return_context_logits",
+    "generation_logits": "return_generation_logits",
+}
+"""Name -> the input tensor that asks for it; "" where only `outputs` does."""
+
+LOGITS = {"context_logits", "generation_logits"}
+"""Tensors that the engine must compute: naming them asks the engine for them."""
+
+Rows = Sequence[Sequence[float]]
+
+
+Numbers = list[list[list[float | None]]]
+"""A batch of one; a row for each sequence, a number for each token; null where it is not finite."""
+
+
+class TensorValues(TypedDict, total=False):
+    """`outputs` of an answer."""
+
+    output_ids: list[list[int]]
+    sequence_length: list[Count]
+    output_log_probs: Numbers
+    cum_log_probs: list[list[float | None]]
+    context_logits: Numbers
+    generation_logits: list[Numbers]
+
+
+class OutputTensors(NamedTuple):
+    """The output tensors of a request; `pad` fills the ids of shorter sequences."""
+
+    names: tuple[str, ...]
+    pad: int = -1
+
+
+def select_tensors(named: Sequence[str], flags: Mapping[str, bool | None], pad: int) -> OutputTensors | None:
+    """Return the output tensors that the request selects; None if it selects none.
+
+    Args:
+        named: `outputs`.
+        flags: input tensor -> its value, where it was set.
+    """
+    names = tuple(name for name, flag in OUTPUTS.items() if name in named or flags.get(flag))
+    return OutputTensors(names, pad) if names else None
+
+
+class TokenRows(NamedTuple):
+    """One sequence: its tokens and, for each, a row of logits of the vocabulary's size, or no rows."""
+
+    tokens: Sequence[Token]
+    rows: Rows = ()
+
+
+def document(tensors: OutputTensors, sequences: Sequence[TokenRows], context: Rows | None) -> TensorValues:
+    """Build `outputs` of a whole answer; `context` holds the prompt's rows of logits."""
+    tokens = [[token for token in sequence.tokens if token.id >= 0] for sequence in sequences]
+    longest, names = max(map(len, tokens), default=0), tensors.names
+    values: TensorValues = {}
+    if "output_ids" in names:
+        values["output_ids"] = [_padded([token.id for token in own], longest, tensors.pad) for own in tokens]
+    if "sequence_length" in names:
+        values["sequence_length"] = [len(own) for own in tokens]
+    if "output_log_probs" in names:
+        values["output_log_probs"] = [[_padded([token.logprob for token in own], longest, 0.0) for own in tokens]]
+    if "cum_log_probs" in names:
+        values["cum_log_probs"] = [[sum(token.logprob or 0.0 for token in own) for own in tokens]]
+    if "context_logits" in names:
+        values["context_logits"] = [_lists(context or ())]
+    if "generation_logits" in names:
+        rows = [_lists(sequence.rows[: len(own)]) for sequence, own in zip(sequences, tokens, strict=True)]
+        size = max((len(row) for row in itertools.chain(*rows)), default=0)
+        values["generation_logits"] = [[_padded(own, longest, [0.0] * size) for own in rows]]
+    return values
+
+
+Value = TypeVar("Value")
+
+
+def _padded(values: list[Value], size: int, pad: Value) -> list[Value]:
+    return [*values, *[pad] * (size - len(values))]
+
+
+class Lines:
+    """The `outputs` of a stream's lines, in order."""
+
+    def __init__(self, names: OutputTensors) -> None:
+        self._names = names
+        self._total = 0.0
+        self._context: Rows | None = None
+        self._rows: Iterator[Sequence[float]] = iter(())
+
+    def take(self, delta: Delta) -> None:
+        """Take the delta whose tokens come next."""
+        extras = delta.extras or NO_EXTRAS
+        self._context = self._context if extras.context_logits is None else extras.context_logits
+        self._rows = iter(extras.generation_logits or ())
+
+    def line(self, token: Token) -> TensorValues:
+        """Build `outputs` of one line. `cum_log_probs` sums up to this token; the prompt's logits come in the first
+        line only.
+        """
+        self._total += token.logprob or 0.0
+        row = next(self._rows, None)
+        rows = TokenRows((token,), () if row is None else (row,))
+        outputs = document(self._names, (rows,), self._context)
+        if "cum_log_probs" in outputs:
+            outputs["cum_log_probs"] = [[self._total]]
+        if self._context is None:
+            outputs.pop("context_logits", None)
+        self._context = None
+        return outputs
+
+
+def _lists(rows: Rows) -> list[list[float | None]]:
+    """Turn rows of any array type into lists."""
+    return [row.tolist() if hasattr(row, "tolist") else list(row) for row in rows]
+
+
+_INT32 = (1 << 31) - 1
+_UINT64 = (1 << 64) - 1
+_NGRAM_OFF = 1 << 30  # what TensorRT-LLM itself means by "none may be too long": no sequence has so many tokens
+
+_TENSOR: dict[str, Any] = {"type": "array", "minItems": 1}
+_ID = {"type": "integer", "minimum": -1, "maximum": _INT32}
+
+Words = tuple[tuple[int, ...], ...]
+
+
+# -- shapes ------------------------------------------------------------------------------------------------------
+
+
+def one_of(schema: dict[str, Any], depth: int = 1) -> list[dict[str, Any]]:
+    """List the JSON schemas of a value, and of the tensors that hold it alone."""
+    forms = [schema]
+    for _ in range(depth):
+        forms.append({"type": "array", "minItems": 1, "maxItems": 1, "items": forms[-1]})
+    return forms
+
+
+def single(read: Callable[[Any], Any], shape: str = "[1]") -> Callable[[Any], Any]:
+    """Read a tensor of one element, or that element by itself."""
+    depth = shape.count("1")
+
+    @accepts(anyOf=one_of(schema_of_reader(read), depth))
+    def read_single(value: Any) -> Any:
+        for _ in range(depth):
+            if isinstance(value, list):
+                if len(value) != 1:
+                    raise ValueError(f"must be one value, or a tensor of shape {shape}")
+                value = value[0]
+        return read(value)
+
+    return read_single
+
+
+def _row(value: Any, shape: str) -> list[Any]:
+    """Return the row of a tensor of shape [1, N], or the row by itself."""
+    if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
+        value = value[0]
+    if not isinstance(value, list):
+        raise ValueError(f"must be a tensor of shape {shape}")
+    return value
+
+
+def _ids(row: Sequence[Any], least: int = 0) -> list[int]:
+    if not all(type(id) is int and least <= id <= _INT32 for id in row):
+        raise ValueError(f"must hold integers from {least} to {_INT32}")
+    return list(row)
+
+
+# -- values that depend on the vocabulary ------------------------------------------------------------------------
+
+
+def _known(ids: Sequence[int], context: ServerContext) -> None:
+    """Refuse ids outside the vocabulary. Where each prompt brings its own, `serving/call.py` checks them."""
+    if context.vocabulary is not None and (worst := max(ids, default=0)) >= len(context.vocabulary):
+        raise ValueError(f"{worst} is not in the vocabulary of {len(context.vocabulary)} tokens")
+
+
+def _no_vocabulary(context: ServerContext) -> ValueError:
+    return ValueError(f"the engine {context.engine} lacks it: it has no vocabulary of its own")
+
+
+@accepts(**_TENSOR, items={"type": ["integer", "array"]})
+def input_ids(value: Any, context: ServerContext) -> tuple[int, ...]:
+    ids = _ids(_row(value, "[1, num_input_tokens] or [num_input_tokens]"))
+    if not ids:
+        raise ValueError("must hold a token")
+    if context.vocabulary is None:
+        raise _no_vocabulary(context)
+    _known(ids, context)
+    return tuple(ids)
+
+
+@accepts(anyOf=one_of(_ID))
+def end_id(value: Any, context: ServerContext) -> dict[str, Any]:
+    """Read the end token: -1 is none at all; another one replaces the model's own."""
+    id = single(integer(-1))(value)
+    if id < 0:
+        return {"ignore_eos": True}
+    _known((id,), context)
+    return {"ignore_eos": True, "end_id": id}
+
+
+@accepts(anyOf=one_of(_ID))
+def pad_id(value: Any, context: ServerContext) -> int:
+    id: int = single(integer(-1))(value)
+    _known((id,), context)
+    return id
+
+
+@accepts(**_TENSOR, items={"type": ["number", "array"]})
+def embedding_bias(value: Any, context: ServerContext) -> tuple[tuple[int, float], ...]:
+    read = number(-math.inf)
+    bias = [read(item) for item in _row(value, "[1, vocab_size] or [vocab_size]")]
+    result = tuple((id, item) for id, item in enumerate(bias) if item)
+    if result and context.vocabulary is None:
+        raise _no_vocabulary(context)
+    if context.vocabulary is not None and len(bias) != len(context.vocabulary):
+        raise ValueError(f"holds {len(bias)} numbers; the vocabulary has {len(context.vocabulary)} tokens")
+    return result
+
+
+def word_list(value: Any) -> Words:
+    """Read shape [2, N] or [1, 2, N]: the ids of all words one after another, and the offset where each word ends."""
+    shape = "[2, N] or [1, 2, N]"
+    rows = _row(value, shape) if isinstance(value, list) and len(value) == 1 else value
+    if not isinstance(rows, list) or len(rows) != 2 or not all(isinstance(row, list) for row in rows):
+        raise ValueError(f"must be a tensor of shape {shape}")
+    ids, ends = _ids(rows[0], -1), _ids(rows[1], -1)
+    if len(ids) != len(ends):
+        raise ValueError(f"must be a tensor of shape {shape}: its rows hold {len(ids)} and {len(ends)} numbers")
+    offsets = [end for end in ends if end >= 0]
+    used = offsets[-1] if offsets else 0
+    spans = list(itertools.pairwise([0, *offsets]))
+    if ends[: len(offsets)] != offsets or used > len(ids) or any(a >= b for a, b in spans):
+        raise ValueError("must have the words' ends in its second row, growing, at most its length, then -1")
+    if any(id < 0 for id in ids[:used]) or any(id > 0 for id in ids[used:]):
+        raise ValueError("must have token ids up to the last word's end, and 0 or -1 after it")
+    if len(offsets) > MAX_STOPS:
+        raise ValueError(f"must hold at most {MAX_STOPS} words")
+    return tuple(tuple(ids[a:b]) for a, b in spans)
+
+
+def words(strings: str, singles: str) -> Callable[[Any, ServerContext], dict[str, Any]]:
+    """Read words: those of one token set the field `singles`; longer ones, as text, set `strings`."""
+
+    @accepts(**_TENSOR, maxItems=2, items={"type": "array"})
+    def read(value: Any, context: ServerContext) -> dict[str, Any]:
+        all_words = word_list(value)
+        for word in all_words:
+            _known(word, context)
+        single_ids = tuple(word[0] for word in all_words if len(word) == 1)
+        texts = tuple(_text(word, context) for word in all_words if len(word) > 1)
+        return {**({singles: single_ids} if single_ids else {}), **({strings: texts} if texts else {})}
+
+    return read
+
+
+def _text(word: tuple[int, ...], context: ServerContext) -> str:
+    """Return the text of a word of several tokens; engines and stop strings take text."""
+    vocabulary = context.vocabulary
+    if vocabulary is None:
+        raise _no_vocabulary(context)
+    if not vocabulary.special.isdisjoint(word):
+        raise ValueError("has a special token in a word of several, which has no text")
+    try:
+        return b"".join([vocabulary.pieces[id] for id in word]).decode()
+    except UnicodeDecodeError:
+        raise ValueError("has a word of several tokens that begins or ends within a character") from None
+
+
+# -- values with a meaning of their own --------------------------------------------------------------------------
+
+
+@accepts(anyOf=one_of({"type": "integer", "minimum": -1, "maximum": _INT32}))
+def _top_k(value: Any) -> dict[str, Any]:
+    """Read top_k. TensorRT-LLM has no `do_sample`: more than one candidate means sampling."""
+    k = max(single(integer(-1))(value), 0)
+    return {"top_k": k, "do_sample": True} if k > 1 else {"top_k": k}
+
+
+@accepts(anyOf=one_of({"type": "number", "minimum": 0, "maximum": 1}))
+def _top_p(value: Any) -> dict[str, Any]:
+    """Read top_p. 0 is TensorRT-LLM's default and means off; another value means sampling."""
+    p = single(number(0, 1))(value)
+    return {"top_p": p, "do_sample": True} if p else {"top_p": 1.0}
+
+
+@accepts(anyOf=one_of({"enum": [True, False, 0, 1]}))
+def _early_stopping(value: Any) -> bool:
+    """Read LMI's boolean, or TensorRT-LLM's 0 or 1."""
+    value = single(lambda item: item)(value)
+    if isinstance(value, bool):
+        return value
+    if type(value) is not int or value not in (0, 1):
+        raise ValueError("must be true or false, 1 or 0, or a tensor of shape [1] with one of these")
+    return bool(value)
+
+
+@accepts(anyOf=one_of({"type": "integer", "minimum": 0, "maximum": _INT32}))
+def _ngram(value: Any) -> int:
+    size: int = single(integer(0))(value)
+    return 0 if size >= _NGRAM_OFF else size
+
+
+@accepts(type="array", items={"enum": list(OUTPUTS)})
+def _outputs(value: Any) -> dict[str, Any]:
+    if not isinstance(value, list) or not all(isinstance(name, str) and name in OUTPUTS for name in value):
+        raise ValueError(f"must be a list of {', '.join(OUTPUTS)}")
+    result: dict[str, Any] = {"outputs": tuple(name for name in OUTPUTS if name in value)} if value else {}
+    return {**result, **{OUTPUTS[name]: True for name in value if name in LOGITS}}
+
+
+def _never(why: str) -> Parameter:
+    """Accept the tensor only when it is empty."""
+    return unsupported(why, [], [[]], 0, [0])
+
+
+def plain_or_tensor(name: str) -> Parameter:
+    """Take LMI's parameter `name`, as a tensor of one element too."""
+    field, read, informed = PARAMETERS[name]
+    assert not informed, "single() gives its value alone"
+    return Parameter(field, single(read))
+
+
+_P_TUNING = "no engine here takes prompt embeddings (P-tuning) with a request"
+_WEIGHTS = "weights do not come with a request; register the adapter, then name it or its lora_task_id"
+_DRAFT = "draft tokens are the engine's own affair (option.speculative_*); a request cannot bring them"
+
+TENSORS: Mapping[str, Parameter] = {
+    "request_output_len": Parameter("max_new_tokens", single(integer(1), "[1,1]")),
+    "input_ids": Parameter("prompt_ids", input_ids, informed=True),
+    "streaming": Parameter("stream", single(boolean)),
+    "beam_width": Parameter("num_beams", single(integer(1))),
+    "temperature": plain_or_tensor("temperature"),
+    "runtime_top_k": Parameter(SEVERAL, _top_k),
+    "runtime_top_p": Parameter(SEVERAL, _top_p),
+    "len_penalty": Parameter("length_penalty", single(number(-20, 20))),
+    "early_stopping": Parameter("early_stopping", _early_stopping),
+    "repetition_penalty": plain_or_tensor("repetition_penalty"),
+    "min_length": plain_or_tensor("min_length"),
+    "presence_penalty": plain_or_tensor("presence_penalty"),
+    "frequency_penalty": plain_or_tensor("frequency_penalty"),
+    "no_repeat_ngram_size": Parameter("no_repeat_ngram_size", _ngram),
+    "random_seed": Parameter("seed", single(integer(0, _UINT64))),
+    "end_id": Parameter(SEVERAL, end_id, informed=True),
+    "pad_id": Parameter("pad_id", pad_id, informed=True),
+    "embedding_bias": Parameter("logit_bias", embedding_bias, informed=True),
+    "bad_words_list": Parameter(SEVERAL, words("bad_sequences", "bad_token_ids"), informed=True),
+    "stop_words_list": Parameter(SEVERAL, words("stop", "stop_token_ids"), informed=True),
+    "prompt_embedding_table": _never(_P_TUNING),
+    "prompt_vocab_size": _never(_P_TUNING),
+    "lora_task_id": Parameter(
+        "adapter",
+        accepts(anyOf=one_of({"type": "integer", "minimum": 0, "maximum": _UINT64}))(
+            lambda value, context: numbered_adapter(single(integer(0, _UINT64))(value), context)
+        ),
+        informed=True,
+    ),
+    "lora_weights": _never(_WEIGHTS),
+    "lora_config": _never(_WEIGHTS),
+    "return_log_probs": Parameter("return_log_probs", single(boolean)),
+    "return_context_logits": Parameter("return_context_logits", single(boolean)),
+    "return_generation_logits": Parameter("return_generation_logits", single(boolean)),
+    "draft_input_ids": _never(_DRAFT),
+    "draft_logits": _never(_DRAFT),
+}
+"""All thirty tensors of the page; fields that are not in Sampling go to `ParsedParameters.others`."""
+
+TABLE = Table({**PARAMETERS, **TENSORS, "outputs": Parameter(SEVERAL, _outputs)}, "parameters.")
+"""All names under `parameters` in LMI's dialects that `read_all` reads."""

@@ -1,0 +1,132 @@
+"""The types of vLLM's answers. Each field of the wire is declared here, for the API's document too."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any, Literal, TypedDict
+
+from handler.core.errors import (
+    AdapterFailed,
+    Conflict,
+    InvalidParameter,
+    InvalidPayload,
+    Overloaded,
+    ServingError,
+    TooLong,
+)
+from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.schema import Count
+from handler.protocols.openai.api import field_of
+
+
+class VllmTokens(TypedDict):
+    """A prompt's tokens; `token_strs` has their texts where the request asks for them."""
+
+    count: Count
+    max_model_len: Count | None
+    tokens: list[Count]
+    token_strs: list[str] | None
+
+
+class VllmText(TypedDict):
+    prompt: str
+
+
+class VllmVersion(TypedDict):
+    version: str
+
+
+class VllmLoad(TypedDict):
+    server_load: Count
+
+
+class VllmScore(TypedDict):
+    index: Count
+    object: Literal["score"]
+    score: float | None
+
+
+class VllmUsage(TypedDict):
+    prompt_tokens: Count
+    total_tokens: Count
+    completion_tokens: Count
+    prompt_tokens_details: None
+
+
+class VllmScores(TypedDict):
+    """The scores of pairs, in their order."""
+
+    id: str
+    object: Literal["list"]
+    created: Count
+    model: str
+    data: list[VllmScore]
+    usage: VllmUsage
+
+
+class VllmLabel(TypedDict):
+    """A text's likeliest label, and the probabilities of all."""
+
+    index: Count
+    label: str | None
+    probs: list[float]
+    num_classes: Count
+
+
+class VllmLabels(TypedDict):
+    id: str
+    object: Literal["list"]
+    created: Count
+    model: str
+    data: list[VllmLabel]
+    usage: VllmUsage
+
+
+class VllmPooledText(TypedDict):
+    """A vector, or the probabilities of labels; text is base64."""
+
+    index: Count
+    object: Literal["pooling"]
+    data: Any
+
+
+class VllmPooled(TypedDict):
+    id: str
+    object: Literal["list"]
+    created: Count
+    model: str
+    data: list[VllmPooledText]
+    usage: VllmUsage
+
+
+# -- vLLM's errors: `{"error": {"message", "type", "param", "code"}}`, where `code` is the status ----------------------
+
+
+class VllmErrorFields(TypedDict):
+    message: str
+    type: str
+    param: str | None
+    code: Count
+
+
+class VllmError(TypedDict):
+    error: VllmErrorFields
+
+
+_TYPES = {
+    400: "BadRequestError", 401: "AuthenticationError", 404: "NotFoundError", 429: "TooManyRequestsError",
+    501: "NotImplementedError", 503: "ServiceUnavailableError",
+}  # fmt: skip
+
+
+class VllmErrors(ErrorFormat):
+    statuses = MappingProxyType({ServingError: 500, Overloaded: 429, Conflict: 400, AdapterFailed: 400})
+
+    def body(self, error: ServingError) -> VllmError:
+        status = self.status(error)
+        kind = _TYPES.get(status, "BadRequestError" if status < 500 else "InternalServerError")
+        param = field_of(error.message) if isinstance(error, InvalidPayload | InvalidParameter | TooLong) else None
+        return {"error": {"message": error.message, "type": kind, "param": param, "code": status}}
+
+
+ERRORS = VllmErrors()

@@ -1,1 +1,0 @@
-"""LoRA adapters: their states, their files, and the calls that change them."""

@@ -1,1 +1,0 @@
-"""The start of both hosts: from the options to a served model."""

@@ -1,0 +1,287 @@
+"""Run a served model: the one start, and the one end, of every host."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from dataclasses import replace
+from pathlib import Path, PurePath
+from typing import Any
+
+from handler import __version__, engines
+from handler.config import environment
+from handler.config.config import Config
+from handler.config.model_files import DEMO, DEMO_MEMBER, embedding_prompts, label_names, tokenizer_config
+from handler.core import child_processes, loop
+from handler.core.errors import ConfigError
+from handler.core.loop import LoopWatch, run_in_daemon_thread
+from handler.core.media import MEDIA
+from handler.core.values import Task
+from handler.engines.base import NO_MEDIA, Tokenizer
+from handler.engines.process.engine_process import Spec
+from handler.engines.process.supervisor import State
+from handler.engines.structured_output.validator import Restartable, StructuredOutputValidator
+from handler.plugins.functions import Formatters
+from handler.protocols.assistant.answer import describe_parsers, warn_of_unread_calls
+from handler.protocols.assistant.template import check_defaults, warn_of_unread
+from handler.protocols.kernel.dialect import DEFAULT_MAX_MEDIA, NO_DEFAULTS, ServerContext
+from handler.protocols.lmi.asynchronous import MODEL_NAME
+from handler.scheduler.lora import AdapterRegistry
+from handler.serving.check import (
+    adapter_home,
+    engine_spec,
+    generation_defaults,
+    model_formatters,
+    response_template,
+    start_engine,
+)
+from handler.serving.media.loader import missing_packages
+from handler.serving.metrics import cloudwatch
+from handler.serving.metrics.tracing import make_tracer
+from handler.serving.model import ServedModel
+from handler.serving.request_log import configured_log
+from handler.serving.sessions import configured_sessions
+from handler.serving.stored_responses import configured_store
+
+
+def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
+    check_defaults(config)
+    able = engines.capabilities(spec.engine, spec.config)
+    generation, template = NO_DEFAULTS, None
+    shown = config.engine_options.get("echo_tokenizer") or spec.config.source or spec.config.model
+    if spec.config.task is Task.GENERATION:
+        generation = generation_defaults(config, spec.config.source or spec.config.model, able)
+        template = response_template(config, Path(shown) if shown else None)
+    names = (config.model_name, config.model_id, *(config.served_model_name or (MODEL_NAME,)))
+    options = {**config.engine_options, **config.engine_options.get("engine_args", {})}
+    most = options.get("limit_mm_per_prompt", {})
+    max_media = {kind: most.get(kind, DEFAULT_MAX_MEDIA) for kind in MEDIA}
+    return ServerContext(
+        engine=spec.engine,
+        config=config,
+        unsupported=able.unsupported,
+        limits=able.limits,
+        no_adapters=able.no_adapters,
+        sampling_defaults=able.sampling_defaults,
+        generation=generation,
+        adapters=adapters,
+        model_names=tuple(filter(None, names)),
+        source=_source(config.model_id) if spec.config.model else "",
+        fingerprint=f"lmi-{__version__}-{spec.engine}",
+        response_template=template,
+        task=spec.config.task,
+        prompts=embedding_prompts(spec.config.model),
+        labels=label_names(spec.config.model) or ("LABEL_0", "LABEL_1"),
+        structural_tags=able.structural_tags if "structured_output" not in able.unsupported else frozenset(),
+        no_media={
+            kind: able.no_media.get(kind, NO_MEDIA)
+            or ("" if max_media[kind] else "option.limit_mm_per_prompt is 0")
+            or missing_packages(kind)
+            for kind in MEDIA
+        },
+        max_media=max_media,
+        tokenizer_config=tokenizer_config(Path(shown)) if shown and config.enable_tokenizer_info_endpoint else {},
+    )
+
+
+def _source(model_id: str | None) -> str:
+    """Return what people call a model: the last part of its path or address."""
+    return PurePath(DEMO_MEMBER).stem if model_id in (None, DEMO) else PurePath(model_id).name
+
+
+# -- load a served model: start the engine, load the tokenizer, find adapters and a user's model.py --------------------
+
+
+log = logging.getLogger("handler.launch")
+
+
+async def load_model(
+    config: Config,
+    formatters: Formatters,
+    directory: Path | None = None,
+    *,
+    announce: Callable[[Spec], None] = lambda spec: None,
+    stepped: bool = False,
+) -> ServedModel:
+    """Load all that a host needs; the engine may still be loading when this returns.
+
+    The engine's process ends with the thread that runs this.
+
+    Args:
+        formatters: those of `model_formatters`, which runs a user's code: call it before a server listens.
+        directory: where serving.properties lies, or would; by default where it does.
+        announce: called when the model's files are there, before the engine starts.
+        stepped: as in `ServedModel`.
+
+    Raises:
+        ConfigError: a wrong option, or something that is missing; the message says what to change.
+    """
+    environment.name_hub_token()
+    tracer = make_tracer(config.otlp_traces_endpoint, config.label)
+    spec = await run_in_daemon_thread(functools.partial(engine_spec, config))
+    if (write := formatters.output) is not None and (task := spec.config.task) is not Task.GENERATION:
+        raise ConfigError(f"model.py's output formatter {write.name!r} writes generated text; option.task={task.value}")
+    adapters = adapter_home(spec.config.options, spec, directory)
+    announce(spec)
+    sessions, store = configured_sessions(config), configured_store(config)
+    request_log = configured_log(config)
+    engine = start_engine(config, spec)
+    with contextlib.ExitStack() as on_failure:
+        on_failure.callback(engine.close)
+        if sessions is not None:
+            on_failure.callback(sessions.end)
+        if store is not None:
+            on_failure.callback(store.close)
+        if request_log is not None:
+            on_failure.callback(request_log.close)
+        tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
+        context = replace(server_context(config, spec, adapters.registry), tool_format=formatters.tool_format)
+        warn_of_unread(config.default_chat_template_kwargs or (), tokenizer.chat_template)
+        if tokenizer.chat_template and context.task is Task.GENERATION:
+            shown = replace(context, chat_template=tokenizer.chat_template)
+            log.info("%s", describe_parsers(shown))
+            warn_of_unread_calls(shown)
+        validator = make_validator(spec, engine)
+        make = functools.partial(ServedModel, stepped=stepped, tracer=tracer, request_log=request_log)
+        model = make(config, engine, tokenizer, context, adapters, formatters, validator, sessions, store)
+        on_failure.pop_all()
+    return model
+
+
+def make_validator(spec: Spec, engine: Restartable | None = None) -> StructuredOutputValidator | None:
+    """Return the validator of clients' structured output; None where the engine takes none, or none can harm it."""
+    if (
+        spec.config.task is not Task.GENERATION
+        or not engines.checks_structured_output(spec.engine)
+        or "structured_output" in engines.capabilities(spec.engine, spec.config).unsupported
+    ):
+        return None
+    seconds = spec.config.options.engine_options["guide_timeout"]
+    if not seconds:
+        return None
+    return StructuredOutputValidator(
+        functools.partial(engines.structured_output_check, spec.engine, spec.config), seconds=seconds, engine=engine
+    )
+
+
+def load_tokenizer(spec: Spec) -> Tokenizer:
+    """Load the tokenizer of the engine's model.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    try:
+        return engines.load_tokenizer(spec.engine, spec.config)
+    except ConfigError:
+        raise
+    except Exception as error:  # foreign code reading a foreign file
+        raise ConfigError(f"the tokenizer of {spec.config.model} cannot be loaded: {_one_line(error)}") from error
+
+
+def _one_line(error: Exception) -> str:
+    """Return the line that says most: the last one of OpenVINO, after its own source files, the first one of others."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return lines[-1] if lines[0].startswith(("Check '", "Exception from ")) else lines[0]
+
+
+__all__ = ["ServedModel", "running"]
+
+_DRAIN = 20.0
+"""Seconds for requests to finish when the block has ended."""
+
+_LAST_BYTES = 1.0
+"""Seconds for clients to be told that their requests are given up."""
+
+_TIDY = 2.0
+"""Seconds for a conversion that was killed to remove what it has written."""
+
+
+@contextlib.asynccontextmanager
+async def running(
+    config: Config,
+    formatters: Formatters | None = None,
+    directory: Path | None = None,
+    *,
+    stepped: bool = False,
+    signals: bool = False,
+    wait_ready: bool = True,
+    announce: Callable[[Spec], None] = lambda spec: None,
+    on_state: Callable[[ServedModel, State], None] = lambda model, state: None,
+) -> AsyncIterator[ServedModel]:
+    """Load a model on the running loop and start it; end it when the block ends.
+
+    Requests that are open then may finish, unless the host has drained the model itself, or the block raised.
+
+    Args:
+        formatters: those of `model_formatters`, which runs a user's code: a host that listens calls it before. By
+            default it is called here.
+        directory: where serving.properties lies, or would; by default where it does.
+        stepped: as in `ServedModel`. Nobody watches such a loop.
+        signals: the loop handles SIGTERM and SIGINT: the watch of the loop sees to it.
+        wait_ready: begin the block when the engine is ready. False: while it loads, for a host that answers already.
+        announce: called when the model's files are there, before the engine starts.
+        on_state: called with the model and its engine's state, at the start and at every change.
+
+    Raises:
+        ConfigError: the model or its engine cannot be had; the message says what to change.
+    """
+    if formatters is None:
+        formatters = model_formatters(config, directory)
+    model = await _loaded(load_model(config, formatters, directory, announce=announce, stepped=stepped))
+    watch = LoopWatch(0.0 if stepped else config.event_loop_timeout, signals=signals)
+
+    def changed(state: State) -> None:
+        if state is State.READY:
+            watch.start()
+        on_state(model, state)
+
+    with contextlib.ExitStack() as at_end:
+        at_end.callback(model.close)
+        at_end.callback(watch.stop)
+        loop.keep_collecting()
+        loop.return_large_blocks()
+        model.start(changed)
+        interval = config.cloudwatch_metrics_interval
+        at_end.enter_context(cloudwatch.reporting(model.metrics.registry, config.label, interval))
+        at_end.callback(model.give_up)
+        if wait_ready:
+            await asyncio.wait({model.opened})  # which a cancelled host must not cancel
+            model.opened.result()
+        yield model
+        await _finish(model)
+
+
+async def _loaded(load: Coroutine[Any, Any, ServedModel]) -> ServedModel:
+    """Return the model; where nobody waits for it any more, end what its loading has begun."""
+    loading = asyncio.ensure_future(load)
+    try:
+        await asyncio.wait({loading})
+    except asyncio.CancelledError:
+        if not loading.done():
+            child_processes.stop_all()
+            await asyncio.wait({loading}, timeout=_TIDY)
+            loading.cancel()
+            await asyncio.wait({loading})
+        if not loading.cancelled() and loading.exception() is None:
+            loading.result().close()
+        raise
+    return loading.result()
+
+
+async def _finish(model: ServedModel) -> None:
+    """Take no more requests, and have those that are open answered."""
+    if not model.draining:  # else the host has waited for them
+        model.drain()
+        await _wait_idle(model, _DRAIN)
+    model.give_up()
+    await _wait_idle(model, _LAST_BYTES)
+
+
+async def _wait_idle(model: ServedModel, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while model.num_requests and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)

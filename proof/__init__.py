@@ -1,0 +1,1 @@
+"""Tools that prove what a server does, by its APIs alone: replay, conformance, and load."""

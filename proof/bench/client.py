@@ -1,0 +1,388 @@
+"""HTTP connections that send requests and read whole streamed answers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+import urllib.parse
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, cast
+
+import httptools
+
+from handler.config import environment
+from handler.core.errors import ConfigError
+from proof.bench.load import Result
+
+R = TypeVar("R", bound="HttpReader")
+C = TypeVar("C", bound=asyncio.Protocol)
+
+
+MAX_HEAD = 1 << 18
+"""Bytes of an answer without one of its body: headers, trailers, informational answers."""
+
+_CUT = "connection cut"
+"""The kind of failure where the server closed the connection before its answer's end."""
+
+_MAX_PIECES = 1 << 17  # whose times are kept: 1 MiB
+
+_INFORMATIONAL = range(100, 200)
+"""Statuses of answers before the answer, such as 103 Early Hints (RFC 9110, section 15.2)."""
+
+
+class HttpReader:
+    """Reads an HTTP response in any pieces; `complete` at its end. Subclasses read headers and body.
+
+    Attributes:
+        begun: whether anything came.
+        refused: why the rest of the answer is not wanted; empty: it is.
+    """
+
+    def __init__(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._now = 0.0
+        self._unread = 0  # bytes since the body's last one
+        self.begun = False
+        self.has_head = False
+        self.complete = False
+        self.keep_alive = True
+        self.refused = ""
+
+    def feed(self, data: bytes, now: float) -> None:
+        """Read bytes that arrived at `now`. Raises `httptools.HttpParserError` if this is no HTTP."""
+        self._now = now
+        self.begun = True
+        self._unread += len(data)
+        self._parser.feed_data(data)
+        if self._unread > MAX_HEAD and not self.complete:
+            self.refused = f"more than {MAX_HEAD >> 10} KiB of headers"
+
+    def closed(self) -> None:
+        """The server closed the connection in order."""
+
+    # -- what httptools calls ------------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None: ...
+
+    def on_headers_complete(self) -> None:
+        self.has_head = self._parser.get_status_code() not in _INFORMATIONAL
+
+    def on_body(self, body: bytes) -> None:
+        self._unread = 0
+
+    def on_message_complete(self) -> None:
+        if not self.has_head:
+            return
+        self.complete = True
+        self.keep_alive = self._parser.should_keep_alive()
+
+
+class AnswerReader(HttpReader):
+    """Counts the tokens of an answer.
+
+    A token is a line of a jsonlines answer, or a `data:` line of an event stream other than `[DONE]`. Only the last one
+    is parsed.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rest = bytearray()  # a line's beginning
+        self._last = bytearray()
+        self._events = False
+        self.arrivals = array("d")
+
+    def verdict(self, expected_tokens: int) -> str:
+        """Return the kind of error; empty if the answer has all its tokens."""
+        status = self._parser.get_status_code()
+        if status != 200:
+            return f"status {status}"
+        try:
+            last = json.loads(self._last or self._rest)
+        except ValueError:
+            return "not JSON"
+        if not isinstance(last, dict) or "error" in last:
+            return "failed in the stream"
+        if len(self.arrivals) != expected_tokens:
+            return "wrong number of tokens"
+        return ""
+
+    # -- what httptools calls ------------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if name.lower() == b"content-type":
+            self._events = value.startswith(b"text/event-stream")
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        if self._parser.get_status_code() != 200:
+            return  # lines of an error are no tokens
+        self._rest += body
+        if b"\n" not in body:
+            return
+        *lines, self._rest = self._rest.split(b"\n")
+        for line in lines:
+            if self._events:
+                if not line.startswith(b"data:"):
+                    continue
+                line = line[5:].strip()
+            if line and line != b"[DONE]":
+                self._last = line
+                self.arrivals.append(self._now)
+
+
+class BodyReader(HttpReader):
+    """Keeps an answer, which may end with its connection: status, headers, body, and when its pieces came.
+
+    Attributes:
+        headers: names in lower case; values of one name are joined by a comma.
+        pieces: when parts of the body came; the first so many of them.
+    """
+
+    max_bytes: ClassVar[int] = 64 << 20
+    """The largest body that is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.headers: dict[str, str] = {}
+        self.body = bytearray()
+        self.pieces = array("d")
+
+    @property
+    def status(self) -> int:
+        return int(self._parser.get_status_code())
+
+    def closed(self) -> None:
+        """End an answer whose length nobody told, as of HTTP/1.0; it may be empty."""
+        self.complete = self.complete or (self.has_head and not tells_its_end(self.headers))
+
+    # -- what httptools calls ------------------------------------------------------------------------------------
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value)
+        key, text = name.decode("latin-1").lower(), value.decode("latin-1")
+        self.headers[key] = f"{self.headers[key]}, {text}" if key in self.headers else text
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        if not self.has_head:
+            self.headers.clear()
+
+    def on_body(self, body: bytes) -> None:
+        self._unread = 0
+        if len(self.pieces) < _MAX_PIECES:
+            self.pieces.append(self._now)
+        self.body += body
+        if len(self.body) > self.max_bytes:
+            self.refused = f"over {self.max_bytes >> 20} MiB"
+
+
+def tells_its_end(headers: Mapping[str, str]) -> bool:
+    """Whether an answer with these headers, by lower-case names, cannot be cut unnoticed (RFC 9112, section 6.3)."""
+    return "content-length" in headers or "transfer-encoding" in headers
+
+
+Address: TypeAlias = tuple[str, int, ssl.SSLContext | None]
+"""Host, port, and how to check certificates; None: plain HTTP."""
+
+
+def address(url: str) -> Address:
+    """Return where a server listens. Raises ConfigError: it is no URL of one."""
+    try:
+        where = urllib.parse.urlsplit(url)
+        given = where.port
+    except ValueError as error:
+        raise ConfigError(f"{url!r} is not the URL of a server: {error}") from None
+    if where.scheme not in ("http", "https") or not where.hostname:
+        raise ConfigError(f"{url!r} is not the URL of a server; write it as http://host:port")
+    secure = where.scheme == "https"
+    port = given or (443 if secure else 80)
+    return where.hostname, port, ssl.create_default_context() if secure else None
+
+
+@dataclass(frozen=True)
+class Target:
+    """A server and its requests, in LMI's schema; subclasses use other schemas.
+
+    Attributes:
+        url: scheme, host and port, with a path if it is not the schema's own.
+        tokens: length of every answer.
+        prompt_words: length of every prompt.
+        timeout: seconds until a request counts as failed.
+        first: number of the first prompt; see `prompt`.
+    """
+
+    url: str
+    tokens: int
+    prompt_words: int = 48
+    timeout: float = 120.0
+    first: int = 0
+
+    path: ClassVar[str] = "/invocations"
+    reader: ClassVar[type[AnswerReader]] = AnswerReader
+
+    @property
+    def address(self) -> Address:
+        return address(self.url)
+
+    def request(self, number: int, tokens: int | None = None) -> bytes:
+        """Return the bytes of request number `number`, which asks for an answer of fixed length."""
+        data = json.dumps(self.body(prompt(self.first + number, self.prompt_words), tokens or self.tokens)).encode()
+        where = urllib.parse.urlsplit(self.url)
+        path = where.path if where.path not in ("", "/") else self.path
+        head = (
+            f"POST {path} HTTP/1.1\r\nhost: {where.netloc}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(data)}\r\n{_authorization()}\r\n"
+        )
+        return head.encode() + data
+
+    def body(self, prompt: str, tokens: int) -> dict[str, Any]:
+        """Return the request's JSON: greedy, streaming, exactly `tokens` tokens."""
+        parameters = {"max_new_tokens": tokens, "ignore_eos_token": True, "details": True}
+        return {"inputs": prompt, "stream": True, "parameters": parameters}
+
+
+def _authorization() -> str:
+    key = environment.api_key()
+    return f"authorization: Bearer {key}\r\n" if key else ""
+
+
+_STORY = """the river runs past an old mill where a miller once told travellers how long the winter had been and why
+bread costs more in spring than after harvest while his daughter counted sacks of flour by candle light and wrote the
+numbers into a book"""
+_WORDS = _STORY.split()
+
+
+def prompt(number: int, words: int) -> str:
+    """Return prompt number `number`, which differs from all others in its first word, so that no prefix cache helps."""
+    return " ".join([str(number + 1), *(_WORDS[(number + index) % len(_WORDS)] for index in range(words - 1))])
+
+
+class Connection(asyncio.Protocol, Generic[R]):
+    """A connection for one request at a time. An error closes it."""
+
+    def __init__(self, reader: type[R]) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._new_reader = reader
+        self.reader = reader()
+        self._done: asyncio.Future[str] | None = None
+        self.closed = False
+
+    async def exchange(self, request: bytes, timeout: float) -> str:
+        """Send `request`, and read the answer into a new `reader`; return the kind of failure, empty: none."""
+        self.reader = self._new_reader()
+        self._done = self._loop.create_future()
+        self._transport.write(request)
+        # A timer costs less than wait_for's task, and works the same.
+        timer = self._loop.call_later(timeout, self._fail, "timeout")
+        error = await self._done
+        timer.cancel()
+        if error and not self.reader.complete:
+            self.close()
+        return error
+
+    def was_closed_before(self, error: str) -> bool:
+        """Whether the server closed the idle connection before it got the request, which may then be sent again.
+
+        RFC 9112, section 9.3.1.
+        """
+        return error == _CUT and not self.reader.begun
+
+    def close(self) -> None:
+        self.closed = True
+        self._transport.abort()
+
+    def _fail(self, error: str) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_result(error)
+
+    # -- what the event loop calls -------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            self.reader.feed(data, time.monotonic())
+        except httptools.HttpParserError:
+            self._fail("not HTTP")
+            return
+        if self.reader.complete:
+            if not self.reader.keep_alive:
+                self.close()
+            self._fail("")
+        elif self.reader.refused:
+            self._fail(self.reader.refused)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.closed = True
+        if error is None:
+            self.reader.closed()
+        self._fail("" if self.reader.complete else _CUT)
+
+
+class Client(Connection[AnswerReader]):
+    """A connection, created by `connect`, that measures."""
+
+    async def ask(self, request: bytes, tokens: int, timeout: float, start: float | None = None) -> Result:
+        """Send `request`, which asks for `tokens` tokens; `start`: when the request began; None: now."""
+        start = time.monotonic() if start is None else start
+        error = await self.exchange(request, timeout) or self.reader.verdict(tokens)
+        return Result(start, self.reader.arrivals, time.monotonic(), error)
+
+
+async def opened(make: Callable[[], C], where: Address, timeout: float | None = None) -> C:
+    """Open a connection.
+
+    Args:
+        timeout: seconds until it must be accepted; None: as long as the system waits.
+
+    Raises:
+        OSError: nobody listens there.
+        asyncio.TimeoutError: it was not accepted in time.
+    """
+    host, port, secure = where
+    opening = asyncio.get_running_loop().create_connection(make, host, port, ssl=secure)
+    return (await asyncio.wait_for(opening, timeout))[1]
+
+
+async def connect(target: Target) -> Client:
+    return await opened(lambda: Client(target.reader), target.address)
+
+
+class Connections:
+    """Connections to one target: a request takes an idle one, or opens another.
+
+    Args:
+        clients: connected already.
+    """
+
+    def __init__(self, target: Target, clients: Iterable[Client] = ()) -> None:
+        self._target = target
+        self._idle = list(clients)
+
+    async def ask(self, number: int) -> Result:
+        """Send request number `number`; again where an idle connection turns out to be closed."""
+        start = time.monotonic()
+        if self._idle and not (client := self._idle.pop()).closed:
+            result = await self._ask(client, number, start)
+            if not client.was_closed_before(result.error):
+                return result
+        try:
+            client = await connect(self._target)
+        except OSError:
+            return Result(start, array("d"), time.monotonic(), "cannot connect")
+        return await self._ask(client, number, start)
+
+    async def _ask(self, client: Client, number: int, start: float) -> Result:
+        result = await client.ask(self._target.request(number), self._target.tokens, self._target.timeout, start)
+        if not client.closed:
+            self._idle.append(client)
+        return result
+
+    def close(self) -> None:
+        for client in self._idle:
+            client.close()

@@ -1,0 +1,365 @@
+"""`lmi deploy bench`: measure an endpoint under load, and derive the concurrency that its scaling should track."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import random
+import statistics
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import urllib3
+
+from deploy.cli.arguments import add_endpoint_arguments, add_parameters, parameters_of, predictor_of
+from deploy.cli.views import out, table
+from deploy.client import Finish, Predictor, Raw, RequestFailed, Stream, Token
+from deploy.client.aws import IMPATIENT
+from deploy.client.errors import FROM_AWS, failure
+from proof.bench.load import Ask, Result, closed_loop, open_loop, percentiles, poisson_times
+from proof.bench.report import add_arguments, print_result, progress_bar
+
+HEADROOM = 0.7
+"""Fraction of the knee: scaling out takes minutes, in which load grows further."""
+
+_STILL_RISING = 1.15  # ratio of throughput to that of the level before
+
+
+def summary(load: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any]:
+    """Return the metrics of one level. Times in milliseconds, of answers without errors; rates over its whole time."""
+    good = [result for result in results if not result.error]
+    seconds = max(result.end for result in results) - min(result.start for result in results)
+    gaps = [later - earlier for result in good for earlier, later in itertools.pairwise(result.arrivals)]
+    return {
+        **load,
+        "requests": len(results),
+        "errors": dict(Counter(result.error for result in results if result.error)),
+        "requests_per_second": round(len(good) / seconds, 3),
+        "tokens_per_second": round(sum(result.num_tokens for result in good) / seconds, 1),
+        "ttft_ms": _milliseconds([result.arrivals[0] - result.start for result in good]),
+        "itl_ms": _milliseconds(gaps),
+        "latency_ms": _milliseconds([result.end - result.start for result in good]),
+        "mean_latency_ms": round(1000 * statistics.fmean(r.end - r.start for r in good), 2) if good else None,
+    }
+
+
+def _milliseconds(seconds: Sequence[float]) -> dict[str, float | None]:
+    values = percentiles([1000 * value for value in seconds])
+    return {name: None if value is None else round(value, 2) for name, value in values.items()}
+
+
+@dataclass(frozen=True)
+class Advice:
+    """Advice on scaling.
+
+    Attributes:
+        knee: concurrent requests; None: unknown.
+        concurrency: value for scaling.concurrency; None: unknown.
+        text: a sentence for people.
+    """
+
+    knee: float | None
+    concurrency: float | None
+    text: str
+
+
+def advice(levels: Sequence[Mapping[str, Any]]) -> Advice:
+    """Find the load at which latency begins to grow.
+
+    Closed systems have two bounds. Below the knee an answer takes as long as alone; beyond it throughput is at its
+    maximum and only waiting grows. Both meet at (maximum throughput) x (latency alone). The latency of the lowest level
+    is taken for that alone.
+
+    Args:
+        levels: `summary`s of closed loops, by rising `clients`.
+    """
+    good = [level for level in levels if not level["errors"] and level["mean_latency_ms"]]
+    if len(good) < 2:
+        return Advice(None, None, "No advice on scaling.concurrency: it needs two levels without errors.")
+    first = good[0]
+    most = max(level["requests_per_second"] for level in good)
+    knee = min(most * first["mean_latency_ms"] / 1000, float(good[-1]["clients"]))
+    knee = max(knee, 1.0)
+    concurrency = round(max(HEADROOM * knee, 1.0), 1)
+    text = f"The knee is at about {knee:.1f} requests at once, so scaling.concurrency: {concurrency:g}."
+    last, before = (level["requests_per_second"] for level in reversed(good[-2:]))
+    if last > _STILL_RISING * before:
+        text += " Throughput still rose at the last level: measure more clients, it may bear more."
+    return Advice(round(knee, 1), concurrency, text)
+
+
+def rows(levels: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return the table for people: a head, and a row a level."""
+    head = ["load", "requests", "errors", "req/s", "tok/s", "TTFT p50", "p90", "p99 ms", "ITL p50", "p99 ms",
+            "latency p50", "p99 ms"]  # fmt: skip
+    table = [head]
+    for level in levels:
+        load = f"{level['clients']} at once" if "clients" in level else f"{level['rate']:g}/s"
+        errors = ", ".join(f"{count} {kind}" for kind, count in level["errors"].items()) or "0"
+        cells = [level["ttft_ms"][p] for p in ("p50", "p90", "p99")]
+        cells += [level[name][p] for name in ("itl_ms", "latency_ms") for p in ("p50", "p99")]
+        rates = [f"{level['requests_per_second']:.2f}", f"{level['tokens_per_second']:.1f}"]
+        table.append([load, str(level["requests"]), errors, *rates, *("-" if c is None else f"{c:.1f}" for c in cells)])
+    return table
+
+
+# -- send measured requests: by InvokeEndpointWithResponseStream or by the OpenAI route --------------------------------
+
+
+_WORDS = ("river", "stone", "amber", "cloud", "seven", "paper", "green", "north", "table", "music", "early", "horse")
+
+
+Send: TypeAlias = Callable[[int], Result]
+"""Send request number n, and wait for its whole answer. Blocks."""
+
+
+def in_threads(send: Send, pool: ThreadPoolExecutor) -> Ask:
+    """Return `send` for the load generator, run on the pool's threads: boto3 and urllib3 block."""
+
+    async def ask(number: int) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(pool, send, number)
+
+    return ask
+
+
+def prompt(number: int, words: int) -> str:
+    """Return the prompt of request number n: different from all others, so that no prefix cache helps."""
+    chosen = random.Random(number)
+    return " ".join([f"Story {number}:", *(chosen.choice(_WORDS) for _ in range(words - 2))])
+
+
+def by_invocations(predictor: Predictor, words: int, max_tokens: int, parameters: dict[str, Any]) -> Send:
+    """Send LMI's schema through InvokeEndpointWithResponseStream."""
+
+    def send(number: int) -> Result:
+        fixed = {"max_new_tokens": max_tokens, "details": True}
+        body = {"inputs": prompt(number, words), "parameters": {**fixed, **parameters}, "stream": True}
+        return measure_stream(lambda: predictor.predict_stream(body))
+
+    return send
+
+
+def by_openai(predictor: Predictor, words: int, max_tokens: int, parameters: dict[str, Any], connections: int) -> Send:
+    """Send chat completions through the OpenAI route."""
+    route = predictor.openai_route()
+    pool = urllib3.PoolManager(maxsize=connections, timeout=urllib3.Timeout(connect=10, read=120), retries=False)
+
+    def open_stream(number: int) -> Stream:
+        messages = [{"role": "user", "content": prompt(number, words)}]
+        fixed = {"max_tokens": max_tokens, "stream": True, "stream_options": {"include_usage": True}}
+        headers = {"Authorization": f"Bearer {route.token()}", "Content-Type": "application/json"}
+        body = json.dumps({"model": "", "messages": messages, **fixed, **parameters})
+        try:
+            response = pool.request(
+                "POST", f"{route.base_url}/chat/completions", body=body, headers=headers, preload_content=False
+            )
+        except FROM_AWS as error:
+            raise failure(error) from error
+        if response.status != 200:
+            response.close()
+            raise RequestFailed("", original_status=response.status)
+        return Stream(response.stream(), response.headers.get("Content-Type", ""), response.close)
+
+    return lambda number: measure_stream(lambda: open_stream(number))
+
+
+def measure_stream(open_stream: Callable[[], Stream], clock: Callable[[], float] = time.monotonic) -> Result:
+    """Open a stream, read it to its end, and note when each piece of text arrived."""
+    start = clock()
+    arrivals: list[float] = []
+    counted: int | None = None
+    try:
+        for event in open_stream():
+            if isinstance(event, Token):
+                arrivals.append(clock())
+            counted = _token_count(event) or counted
+    except RequestFailed as failed:
+        error = " ".join([type(failed).__name__, *([str(failed.original_status)] if failed.original_status else [])])
+    else:
+        error = "" if arrivals else "no tokens"
+    return Result(start, arrivals, clock(), error, counted)
+
+
+def _token_count(event: Any) -> int | None:
+    """Return the number of tokens if the event has it."""
+    match event:
+        case Finish(details={"generated_tokens": int(number)} | {"completion_tokens": int(number)}):
+            return number
+        case Raw(data={"usage": {"completion_tokens": int(number)}}):
+            return number
+    return None
+
+
+# -- measure an endpoint at rising load, one level after another -------------------------------------------------------
+
+
+MAX_THREADS = 512
+"""Requests under way at once in an open loop."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The levels of a measurement.
+
+    Attributes:
+        clients: closed loops, a level each; ignored if there are rates.
+        rates: open loops, requests a second.
+        requests: requests of each level; None: 4 a client, at least 8; of an open loop 50.
+    """
+
+    clients: tuple[int, ...]
+    rates: tuple[float, ...] = ()
+    requests: int | None = None
+
+    @property
+    def connections(self) -> int:
+        return MAX_THREADS if self.rates else max(self.clients)
+
+
+def measure(plan: Plan, send: Send, warm_up: Send, report: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Return one `summary` a level.
+
+    Args:
+        warm_up: sends a first request, which is not measured: it wakes an endpoint that is scaled to zero.
+
+    Raises:
+        RequestFailed: the first request failed.
+    """
+    first = warm_up(0)
+    if first.error:
+        raise RequestFailed(f"the request before the measurement failed: {first.error}", "Try `lmi deploy stream`.")
+    with ThreadPoolExecutor(plan.connections) as pool:
+        ask = in_threads(send, pool)
+        numbers = itertools.count(1)
+        if plan.rates:
+            return [_open_level(plan, rate, ask, numbers, report) for rate in plan.rates]
+        return [_closed_level(plan, clients, ask, numbers, report) for clients in plan.clients]
+
+
+def _closed_level(
+    plan: Plan, clients: int, ask: Ask, numbers: Iterator[int], report: Callable[[str], None]
+) -> dict[str, Any]:
+    requests = plan.requests or max(8, 4 * clients)
+    report(f"{requests} requests, {clients} at once ...")
+    shared = iter(list(itertools.islice(numbers, requests)))  # a client sends the next request that nobody has sent
+
+    async def run() -> list[Result]:
+        return await closed_loop(ask, [shared] * clients)
+
+    return summary({"clients": clients}, asyncio.run(run()))
+
+
+def _open_level(
+    plan: Plan, rate: float, ask: Ask, numbers: Iterator[int], report: Callable[[str], None]
+) -> dict[str, Any]:
+    requests = plan.requests or 50
+    report(f"{requests} requests, {rate:g} a second ...")
+    chosen = list(itertools.islice(numbers, requests))
+    arrivals = zip(chosen, poisson_times(rate, seed=chosen[0]), strict=False)
+
+    async def run() -> list[Result]:
+        return await open_loop(ask, arrivals, time.monotonic())
+
+    return summary({"rate": rate}, asyncio.run(run()))
+
+
+# -- `lmi deploy bench`: measure an endpoint under load ----------------------------------------------------------------
+
+
+def add(commands: Any) -> None:
+    parser = commands.add_parser(
+        "bench",
+        help="measure an endpoint under load",
+        description="Streams answers at rising load and prints time to "
+        "first token, time between tokens, throughput and errors, with advice on scaling.concurrency; the last line is "
+        "JSON. It costs what its requests cost. `lmi bench --compare` compares results.",
+    )
+    add_endpoint_arguments(parser)
+    add_parameters(parser)
+    loads = parser.add_mutually_exclusive_group()
+    loads.add_argument(
+        "--clients",
+        type=_numbers(int),
+        default=[1, 2, 4, 8, 16],
+        metavar="N,N,...",
+        help="concurrent requests, one level each (default 1,2,4,8,16)",
+    )
+    loads.add_argument(
+        "--rate",
+        type=_numbers(float),
+        metavar="R,R,...",
+        help="requests a second, however slow the answers are, one level each",
+    )
+    parser.add_argument(
+        "--requests",
+        type=int,
+        metavar="N",
+        help="requests of each level (default: 4 a client, at least 8; with --rate 50)",
+    )
+    parser.add_argument("--words", type=int, default=100, help="words per prompt (default %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of an answer (default %(default)s)")
+    parser.add_argument(
+        "--route",
+        choices=["invocations", "openai"],
+        default="invocations",
+        help="InvokeEndpointWithResponseStream, or chat completions (default %(default)s)",
+    )
+    add_arguments(parser, Path("lmi-deploy-bench.png"))
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    plan = Plan(tuple(arguments.clients), tuple(arguments.rate or ()), arguments.requests)
+    body = (arguments.words, arguments.max_tokens, parameters_of(arguments))
+    predictor = predictor_of(arguments)
+    if arguments.route == "openai":
+        warm = ask = by_openai(predictor, *body, plan.connections)
+    else:
+        warm = by_invocations(predictor, *body)
+        ask = by_invocations(predictor_of(arguments, patience=IMPATIENT, connections=plan.connections), *body)
+    with progress_bar(len(plan.rates or plan.clients)) as advance:
+
+        def report(text: str) -> None:
+            advance(text)
+            print(text, file=sys.stderr)
+
+        levels = measure(plan, ask, warm, report)
+    values = advice(levels) if not plan.rates else None
+    head, *lines = rows(levels)
+    shown = table(head, lines)
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    out().print(shown)
+    if values is not None:
+        print(values.text)
+    document = {
+        "endpoint": arguments.name,
+        "route": arguments.route,
+        "words": arguments.words,
+        "max_tokens": arguments.max_tokens,
+        "levels": levels,
+        "knee": values and values.knee,
+        "scaling_concurrency": values and values.concurrency,
+    }
+    return print_result(arguments, document) or int(all(level["requests_per_second"] == 0 for level in levels))
+
+
+def _numbers(kind: type[int] | type[float]) -> Any:
+    def parse(text: str) -> list[float]:
+        try:
+            values = [kind(item) for item in text.split(",")]
+        except ValueError:
+            values = []
+        if not values or any(not 0 < item <= 10_000 for item in values):
+            raise argparse.ArgumentTypeError("must be numbers above 0, separated by commas")
+        return values
+
+    return parse

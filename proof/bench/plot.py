@@ -1,0 +1,464 @@
+"""Pictures of measurements: throughput and latencies by load, by matplotlib or as bars in a terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from rich.console import Console
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from handler.core import text_files
+from handler.core.errors import ConfigError
+from proof.bench.machine import taken, where
+
+LATENCIES = {
+    "ttft_ms": "time to first token",
+    "itl_ms": "time between tokens",
+    "latency_ms": "time of a whole answer",
+}
+"""Fields of a level that hold percentiles in milliseconds, and what they measure."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """One load.
+
+    Attributes:
+        load: clients at once, or requests a second.
+        tokens_per_second: the median of the repetitions.
+        each: tokens a second of each repetition.
+        engine: tokens a second of the engine alone; None: not measured.
+        times: by the names of `LATENCIES`: `p50`, `p90`, `p99` in milliseconds, None without an answer.
+        num_errors: requests that failed.
+        others: cores that other processes kept busy during the worst repetition; None: not known.
+    """
+
+    load: float
+    tokens_per_second: float
+    each: Sequence[float]
+    engine: float | None
+    times: Mapping[str, Mapping[str, float | None]]
+    num_errors: int
+    others: float | None = None
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The levels of one document, by rising load.
+
+    Attributes:
+        name: short, for a legend.
+        subject: what was measured.
+        work: what each request asked for.
+        machine: where and with which versions; empty: not known.
+        taken: when, and of which commit; empty: not known.
+        is_open: the load is requests a second; else clients at once.
+        quiet: cores that other processes may keep busy before a repetition counts as disturbed; None: not measured.
+    """
+
+    name: str
+    subject: str
+    work: str
+    machine: str
+    taken: str
+    is_open: bool
+    levels: Sequence[Level]
+    quiet: float | None = None
+
+    def is_disturbed(self, level: Level) -> bool:
+        """Whether other processes took more of the machine than `quiet` during one of the load's repetitions."""
+        return self.quiet is not None and (level.others or 0.0) > self.quiet
+
+    def load_name(self, level: Level) -> str:
+        if self.is_open:
+            return f"{level.load:g} request{'s' * (level.load != 1)}/s"
+        return f"{level.load:g} client{'s' * (level.load != 1)}"
+
+
+def curve_of(document: Mapping[str, Any], name: str = "") -> Curve:
+    """Return a document's curve.
+
+    Raises:
+        ValueError: the document is of neither command.
+    """
+    if not ("levels" in document or ("results" in document and "plan" in document)):
+        raise ValueError("is not a result of `lmi bench` or `lmi deploy bench`")
+    try:
+        values = document["levels"] if "levels" in document else document["results"]
+        is_open = "rate" in values[0]
+        levels = sorted((_level(value, "rate" if is_open else "clients") for value in values), key=lambda it: it.load)
+        return Curve(name, *_described(document), is_open, levels, document.get("plan", {}).get("quiet"))
+    except KeyError as error:
+        raise ValueError(f"lacks the field {error}") from None
+    except (AttributeError, IndexError, TypeError) as error:
+        raise ValueError(f"is not a result of `lmi bench` or `lmi deploy bench`: {error}") from None
+
+
+def read_curves(paths: Sequence[Path]) -> list[Curve]:
+    """Read documents, or what a command printed, whose last line is the document. Names are the files'.
+
+    Raises:
+        ConfigError: a file cannot be read, or the loads are of different kinds.
+    """
+    alike = len({path.stem for path in paths}) < len(paths)
+    curves = [_read(path, str(path) if alike else path.stem) for path in paths]
+    if len({curve.is_open for curve in curves}) > 1:
+        kinds = ", ".join(f"{curve.name}: {'rates' if curve.is_open else 'clients at once'}" for curve in curves)
+        raise ConfigError(f"--compare: the loads are of different kinds: {kinds}")
+    return curves
+
+
+def _read(path: Path, name: str) -> Curve:
+    try:
+        lines = text_files.read_text(path).strip()
+        try:
+            document = json.loads(lines)
+        except ValueError:
+            document = json.loads(lines.rpartition("\n")[2])
+        if not isinstance(document, dict):
+            raise ValueError("is not a JSON object")
+        return curve_of(document, name)
+    except OSError as error:
+        raise ConfigError(f"--compare: {path}: {error.strerror}") from None
+    except json.JSONDecodeError:
+        raise ConfigError(f"--compare: {path}: its last line is not JSON") from None
+    except ValueError as error:
+        raise ConfigError(f"--compare: {path}: {error}") from None
+
+
+def _level(value: Mapping[str, Any], load: str) -> Level:
+    rate = float(value["tokens_per_second"])
+    return Level(
+        float(value[load]),
+        rate,
+        [float(each) for each in value.get("tokens_per_second_each", [rate])],
+        value.get("engine_tokens_per_second"),
+        {name: dict(value.get(name, {})) for name in LATENCIES},
+        sum(value["errors"].values()),
+        value.get("others_cores"),
+    )
+
+
+def _described(document: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    """Return subject, work, machine and time."""
+    if "levels" in document:
+        work = f"answers of {document['max_tokens']} tokens, prompts of {document['words']} words"
+        return f"endpoint {document['endpoint']}, {document['route']}", work, "", ""
+    plan = document["plan"]
+    work = f"answers of {plan['tokens']} tokens, prompts of {plan['prompt_words']} words, {_times(plan['repeat'])}"
+    return _subject(plan), work, where(document), taken(document)
+
+
+def _times(repeat: int) -> str:
+    return "measured once" if repeat == 1 else f"medians of {repeat} repetitions"
+
+
+def _subject(plan: Mapping[str, Any]) -> str:
+    """Return the URL, or model, engine and options."""
+    if not plan["engine"]:
+        return str(plan["url"])
+    model = [] if plan["engine"] == "echo" else [Path(plan["model"] or "demo model").name]
+    return ", ".join([*model, f"engine {plan['engine']}", *plan["options"]])
+
+
+# -- the curves as bars in a terminal, for where matplotlib is missing -------------------------------------------------
+
+
+_WIDTH = 40  # columns of the longest bar
+
+
+class _Bar(NamedTuple):
+    label: str
+    kind: str
+    value: float
+
+
+def show(curves: Sequence[Curve], file: IO[str] | None = None) -> None:
+    """Print throughput and latencies by load; without a terminal no control characters.
+
+    Args:
+        file: by default standard output.
+    """
+    console = Console(file=file, emoji=False, markup=False, highlight=False)
+    groups = {"throughput [tokens/s]": list(_rates(curves))}
+    for name, what in LATENCIES.items():
+        groups[f"{what} [ms]"] = list(_latency_bars(curves, name))
+    for title, bars in groups.items():
+        if bars:
+            console.print(title, style="bold")
+            console.print(_table(bars))
+
+
+def _table(bars: Sequence[_Bar]) -> Table:
+    most = max(bar.value for bar in bars) or 1.0
+    grid = Table.grid(padding=(0, 1))
+    for column in range(3):
+        grid.add_column(justify="right" if column == 2 else "left", no_wrap=True)
+    grid.add_column(width=_WIDTH)
+    for bar in bars:
+        length = ProgressBar(
+            total=most, completed=bar.value, width=_WIDTH, complete_style="cyan", finished_style="cyan"
+        )
+        grid.add_row(f"  {bar.label}", bar.kind, f"{bar.value:,.1f}", length)
+    return grid
+
+
+def _rates(curves: Sequence[Curve]) -> Iterator[_Bar]:
+    for curve in curves:
+        for level in curve.levels:
+            yield _Bar(_label(curves, curve, curve.load_name(level)), "", level.tokens_per_second)
+
+
+def _latency_bars(curves: Sequence[Curve], name: str) -> Iterator[_Bar]:
+    for curve in curves:
+        for level in curve.levels:
+            for percentile in ("p50", "p99"):
+                if (value := level.times[name].get(percentile)) is not None:
+                    yield _Bar(_label(curves, curve, curve.load_name(level)), percentile, value)
+
+
+def _label(curves: Sequence[Curve], curve: Curve, load: str) -> str:
+    return f"{curve.name}, {load}" if len(curves) > 1 else load
+
+
+# -- the picture of one or more measurements: throughput and latencies by load, and throughput against latency ---------
+
+
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")  # Okabe and Ito's, which the color-blind
+_GRAY = "#6B6B6B"  # can tell apart
+_FAILED = "#C00000"
+_PERCENTILES: dict[str, dict[str, Any]] = {
+    "p50": {"linestyle": "-", "marker": "o", "color": _COLORS[0]},
+    "p90": {"linestyle": "--", "marker": "s", "color": _COLORS[1]},
+    "p99": {"linestyle": ":", "marker": "^", "color": _COLORS[2]},
+}
+_LEGEND = {"loc": "best"}  # matplotlib's default too, but left unnamed it warns when the search takes over a second
+_TITLE, _NOTE = 84, 170  # characters a line
+STYLE = {
+    "text.parse_math": False,  # a `$` in a name is a `$`
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "lines.markersize": 5,
+    "legend.framealpha": 0.85,
+    "legend.fontsize": 9,
+}
+
+
+def save(path: Path, curves: Sequence[Curve], title: str | None = None) -> None:
+    """Save the picture; the file's suffix chooses the format.
+
+    Args:
+        curves: with loads of one kind.
+        title: by default the names of what was measured.
+    """
+    import matplotlib
+
+    with matplotlib.rc_context(STYLE):
+        draw(curves, title).savefig(path, dpi=144)
+
+
+def draw(curves: Sequence[Curve], title: str | None = None) -> Any:
+    """Return the matplotlib figure."""
+    from matplotlib.figure import Figure  # without pyplot: no display, no global state
+
+    figure: Any = Figure(figsize=(11, 8.5), layout="constrained")
+    figure.get_layout_engine().set(h_pad=0.1, w_pad=0.1)
+    (throughput, against), (first, between) = figure.subplots(2, 2)
+    _throughput(throughput, curves)
+    _against(against, curves)
+    _latency(first, curves, "ttft_ms")
+    _latency(between, curves, "itl_ms")
+    for axes in (throughput, first, between):
+        _load_axis(axes, curves)
+    figure.suptitle(_heading(curves, title), fontsize=13)
+    if note := _note(curves):
+        figure.supxlabel(note, fontsize=7.5, color=_GRAY)
+    _hide_overlaps(figure, against)
+    return figure
+
+
+# -- panels ------------------------------------------------------------------------------------------------------------
+
+
+def _throughput(axes: Any, curves: Sequence[Curve]) -> None:
+    """Draw medians, with bars from the lowest to the highest repetition; of one curve also the engine alone."""
+    for color, curve in _colored(curves):
+        loads = [level.load for level in curve.levels]
+        rates = [level.tokens_per_second for level in curve.levels]
+        axes.plot(loads, rates, "o-", color=color, label=_short(curve.name) or "served")
+        spread = [
+            [rate - min(level.each) for rate, level in zip(rates, curve.levels, strict=True)],
+            [max(level.each) - rate for rate, level in zip(rates, curve.levels, strict=True)],
+        ]
+        axes.errorbar(loads, rates, spread, fmt="none", capsize=3, color=color)
+        if len(curves) == 1 and all(level.engine is not None for level in curve.levels):
+            axes.plot(loads, [level.engine for level in curve.levels], "x--", color=_GRAY, label="engine alone")
+    failed = [level for curve in curves for level in curve.levels if level.num_errors]
+    if failed:
+        loads, rates = [level.load for level in failed], [level.tokens_per_second for level in failed]
+        axes.plot(loads, rates, "o", ms=11, fillstyle="none", color=_FAILED, label="with failed requests")
+    axes.set(title="Throughput by load", ylabel="throughput [tokens/s]")
+    _from_zero(axes.yaxis)
+    axes.legend(**_LEGEND)
+
+
+def _latency(axes: Any, curves: Sequence[Curve], name: str) -> None:
+    """Draw a time's percentiles by load: all three of one curve, p50 and p99 of several."""
+    from matplotlib.lines import Line2D
+
+    shown = ("p50", "p90", "p99") if len(curves) == 1 else ("p50", "p99")
+    times = [value for curve in curves for percentile in shown for value in _milliseconds(curve, name, percentile)]
+    unit, scale = _unit(times)
+    for color, curve in _colored(curves):
+        loads = [level.load for level in curve.levels]
+        for percentile in shown:
+            own = _PERCENTILES[percentile] if len(curves) == 1 else {**_PERCENTILES[percentile], "color": color}
+            axes.plot(loads, [value * scale for value in _milliseconds(curve, name, percentile)], **own)
+    what = LATENCIES[name]
+    axes.set(title=f"{what.capitalize()} by load", ylabel=f"{what} [{unit}]")
+    _time_axis(axes, [value * scale for value in times])
+    gray = {"color": _GRAY} if len(curves) > 1 else {}  # the first panel says whose color it is
+    axes.legend([Line2D([], [], **{**_PERCENTILES[percentile], **gray}) for percentile in shown], shown, **_LEGEND)
+
+
+def _against(axes: Any, curves: Sequence[Curve]) -> None:
+    """Draw throughput against the median time of a whole answer; each point has its load beside it."""
+    from matplotlib.patheffects import withStroke
+
+    outline = [withStroke(linewidth=2, foreground="white")]  # legible on a line
+    unit, scale = _unit([value for curve in curves for value in _milliseconds(curve, "latency_ms", "p50")])
+    highest = max(level.tokens_per_second for curve in curves for level in curve.levels)
+    for color, curve in _colored(curves):
+        times = [value * scale for value in _milliseconds(curve, "latency_ms", "p50")]
+        rates = [level.tokens_per_second for level in curve.levels]
+        axes.plot(times, rates, "o-", color=color, label=_short(curve.name) or "served")
+        for time, rate, level in zip(times, rates, curve.levels, strict=True):
+            if not math.isnan(time):
+                below = -7 if rate > 0.08 * highest else 0  # points; clear of the line, and of the axis
+                label = {"textcoords": "offset points", "va": "center", "fontsize": 8.5, "color": color}
+                axes.annotate(f"{level.load:g}", (time, rate), (7, below), path_effects=outline, **label)
+    axes.set(title="Throughput against latency", xlabel=f"{LATENCIES['latency_ms']}, p50 [{unit}]")
+    axes.set(ylabel="throughput [tokens/s]")
+    _from_zero(axes.xaxis, room=0.15)  # for the last point's load
+    _from_zero(axes.yaxis)
+    axes.legend(title=f"points: {_load_label(curves)}", title_fontsize=9, **_LEGEND)
+
+
+# -- parts -------------------------------------------------------------------------------------------------------------
+
+
+def _colored(curves: Sequence[Curve]) -> Iterator[tuple[str, Curve]]:
+    for index, curve in enumerate(curves):
+        yield _COLORS[index % len(_COLORS)], curve
+
+
+def _short(name: str) -> str:
+    """Return a name for a legend, of at most 24 characters; a legend leaves out names that begin with `_`."""
+    name = name.lstrip("_")
+    return name if len(name) <= 24 else f"{name[:11]}…{name[-12:]}"
+
+
+def _milliseconds(curve: Curve, name: str, percentile: str) -> list[float]:
+    """Return milliseconds by level; NaN, which draws nothing, where no answer came."""
+    values = [level.times[name].get(percentile) for level in curve.levels]
+    return [math.nan if value is None else value for value in values]
+
+
+def _unit(milliseconds: Sequence[float]) -> tuple[str, float]:
+    """Return the unit of an axis, and the factor from milliseconds to it."""
+    largest = max((value for value in milliseconds if not math.isnan(value)), default=0.0)
+    return ("s", 0.001) if largest >= 10_000 else ("ms", 1.0)
+
+
+def _load_label(curves: Sequence[Curve]) -> str:
+    return "requests/s" if curves[0].is_open else "clients at once"
+
+
+def _load_axis(axes: Any, curves: Sequence[Curve]) -> None:
+    """Put a tick at each load that has room; a logarithmic scale where loads span a factor of 8."""
+    from matplotlib.ticker import NullLocator
+
+    loads = sorted({level.load for curve in curves for level in curve.levels})
+    first, last = loads[0], loads[-1]
+    if last / first >= 8:
+        axes.set_xscale("log", base=2)
+        room = (last / first) ** 0.05
+        axes.set_xlim(first / room, last * room)
+    else:
+        room = 0.05 * (last - first) or first
+        axes.set_xlim(first - room, last + room)
+    places = axes.transScale.transform([(load, 1) for load in loads])[:, 0]
+    distance = 0.09 * (places[-1] - places[0])  # of two labels
+    ticks: list[tuple[float, float]] = []
+    for place, load in zip(reversed(places), reversed(loads), strict=True):
+        if not ticks or ticks[-1][0] - place >= distance:
+            ticks.append((place, load))
+    axes.set_xticks([load for _, load in ticks], [f"{load:g}" for _, load in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel(_load_label(curves))
+
+
+def _time_axis(axes: Any, values: Sequence[float]) -> None:
+    """Begin at 0; a logarithmic scale where the times span a factor of 30."""
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    known = [value for value in values if not math.isnan(value)]
+    if known and min(known) > 0 and max(known) / min(known) >= 30:
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if max(known) / min(known) < 3000 else (1,)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter("{x:,g}")
+    else:
+        _from_zero(axes.yaxis)
+
+
+def _from_zero(axis: Any, room: float = 0.05) -> None:
+    """Show all data, from 0; `room` is free beyond the largest, as a share of it."""
+    _, largest = axis.get_data_interval()
+    axis.axes.set(**{f"{axis.axis_name}lim": (0, (1 + room) * largest if largest > 0 else 1)})
+    axis.set_major_formatter("{x:,g}")
+
+
+def _heading(curves: Sequence[Curve], title: str | None) -> str:
+    title = title or (curves[0].subject if len(curves) == 1 else ", ".join(curve.name for curve in curves))
+    works = dict.fromkeys(curve.work for curve in curves)
+    work = next(iter(works)) if len(works) == 1 else "; ".join(f"{curve.name}: {curve.work}" for curve in curves)
+    return "\n".join([*_lines(title, _TITLE, 2), *_lines(work, _TITLE, 2)])
+
+
+def _note(curves: Sequence[Curve]) -> str:
+    """Return when and where: the machine once, if it is the same."""
+    several = len(curves) > 1
+    known = [(f"{curve.name}: " if several else "", curve) for curve in curves if curve.taken]
+    if len({curve.machine for _, curve in known}) == 1:
+        notes = ["; ".join(name + curve.taken for name, curve in known), known[0][1].machine]
+    else:
+        notes = [f"{name}{curve.taken}; {curve.machine}" for name, curve in known]
+    return "\n".join(line for note in notes for line in _lines(note, _NOTE, 3))
+
+
+def _lines(text: str, width: int, most: int) -> list[str]:
+    return textwrap.wrap(text, width, max_lines=most, placeholder=" …")
+
+
+def _hide_overlaps(figure: Any, axes: Any) -> None:
+    """Hide the loads that would cover another one."""
+    figure.draw_without_rendering()
+    kept: list[Any] = []
+    for text in axes.texts:
+        box = text.get_window_extent()
+        text.set_visible(not any(box.overlaps(other) for other in kept))
+        kept += [box] * text.get_visible()

@@ -1,0 +1,242 @@
+"""Processes of a measurement: servers on free loopback ports, and workers that put a load on them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from handler.core import loop
+from handler.core.errors import ConfigError
+from proof.bench.client import Connections, Target, connect
+from proof.bench.load import Closed, Load, Result, closed_loop, open_loop
+
+_LISTENING = re.compile(r"listening on (https?://[^\s;]+)")
+_SERVE = """
+import signal
+from handler.core.child_processes import die_with_parent
+die_with_parent(signal.SIGTERM)
+from handler.cli import main
+raise SystemExit(main())
+"""  # SIGTERM, as at the end of a measurement: the server ends its engine's processes itself
+_GRACE = 35.0  # seconds: draining takes up to 20, and exiting some more
+
+
+class Server(NamedTuple):
+    url: str
+    pid: int
+
+
+@contextlib.contextmanager
+def lmi_serve(
+    arguments: Sequence[str], *, timeout: float = 300.0, variables: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """Start `lmi serve` on a free port, and yield it when it is ready. It ends as well when this process is killed.
+
+    Args:
+        arguments: those of `lmi serve`, without the port.
+        timeout: seconds for the engine to load.
+        variables: of the environment, beside this process's own.
+
+    Raises:
+        ConfigError: it does not start; the message has its last lines.
+    """
+    command = [sys.executable, "-c", _SERVE, "serve", *arguments, "--port", "0"]
+    with process(command, timeout=timeout, variables=variables) as server:
+        yield server
+
+
+@contextlib.contextmanager
+def process(
+    command: Sequence[str], *, timeout: float = 30.0, variables: Mapping[str, str] | None = None
+) -> Iterator[Server]:
+    """Start a server process that writes `listening on URL` to stderr when it is ready."""
+    environment = {**os.environ, **(variables or {})}
+    running = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True)
+    output = _Output(running)
+    try:
+        yield Server(output.url(timeout), running.pid)
+    finally:
+        running.terminate()
+        try:
+            running.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            running.kill()
+            running.wait()
+        output.close()
+
+
+class _Output:
+    """Reads the process's output at all times, as a full pipe would stop the process."""
+
+    def __init__(self, running: subprocess.Popen[str]) -> None:
+        self._running = running
+        self._last: deque[str] = deque(maxlen=20)
+        self._url = ""
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def url(self, timeout: float) -> str:
+        deadline = time.monotonic() + timeout
+        while not self._url:
+            if self._running.poll() is not None or time.monotonic() > deadline:
+                raise ConfigError(f"the server to be measured did not come up:\n{''.join(self._last).rstrip()}")
+            time.sleep(0.02)
+        return self._url
+
+    def close(self) -> None:
+        self._thread.join()
+        assert self._running.stderr is not None
+        self._running.stderr.close()
+
+    def _read(self) -> None:
+        assert self._running.stderr is not None
+        for line in self._running.stderr:
+            self._last.append(line)
+            if found := _LISTENING.search(line):
+                self._url = found[1]
+
+
+# -- put a load on an HTTP server from several worker processes, each an event loop with its share of the clients ------
+
+
+WARM_UP_TOKENS = 8
+WARM_UP_PROMPT = 1 << 20  # number of the first warm-up prompt; lower numbers are measured
+_HEAD_START = 0.05  # seconds until the load begins, so that all processes have heard of it
+
+
+class Worker:
+    """A spawned process at the other end of a pipe. It should end when the pipe is closed.
+
+    Args:
+        name: for messages.
+        target: called in the process with its end of the pipe, and `arguments`.
+        daemon: False for a process that starts others.
+    """
+
+    def __init__(self, name: str, target: Callable[..., None], *arguments: Any, daemon: bool = True) -> None:
+        spawn = multiprocessing.get_context("spawn")  # fork would copy the locks of this process's threads
+        self._name = name
+        self._pipe, theirs = spawn.Pipe()
+        self._process = spawn.Process(target=target, args=(theirs, *arguments), daemon=daemon)
+        self._process.start()
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def send(self, message: Any) -> None:
+        self._pipe.send(message)
+
+    def receive(self) -> Any:
+        """Wait for a message.
+
+        Raises:
+            ConfigError: the process sent this error, or ended.
+        """
+        try:
+            message = self._pipe.recv()
+        except EOFError:
+            raise ConfigError(f"{self._name} ended early; its trace is above") from None
+        if isinstance(message, ConfigError):
+            raise message
+        return message
+
+    def close(self, grace: float = 5.0) -> None:
+        """Close the pipe; kill the process where it does not end within `grace` seconds."""
+        self._pipe.close()
+        self._process.join(grace)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._process.close()
+
+
+@dataclass(frozen=True)
+class _Share:
+    """The share of one process: client numbers `index`, `index + step`, ... of the whole load."""
+
+    target: Target
+    load: Load
+    index: int
+    step: int
+
+
+def measure(target: Target, load: Load, processes: int = 2, began: Callable[[], object] = lambda: None) -> list[Result]:
+    """Run the load, and return every request's result.
+
+    Args:
+        began: called when the server is warm and before the load begins.
+
+    Raises:
+        ConfigError: nothing listens at the target's address.
+    """
+    if isinstance(load, Closed):
+        processes = min(processes, load.clients)
+    with contextlib.ExitStack() as stack:
+        workers = []
+        for index in range(processes):
+            worker = Worker("a load process", _process, _Share(target, load, index, processes))
+            stack.callback(worker.close)
+            workers.append(worker)
+        for worker in workers:
+            worker.receive()
+        began()
+        begin = time.monotonic() + _HEAD_START
+        for worker in workers:
+            worker.send(begin)
+        return [result for worker in workers for result in worker.receive()]
+
+
+# -- in a load process -----------------------------------------------------------------------------------------------
+
+
+def _process(pipe: Connection, share: _Share) -> None:
+    loop.run(_share(pipe, share))
+
+
+async def _share(pipe: Connection, share: _Share) -> None:
+    try:
+        connections = await _warm_connections(share)
+    except (OSError, ConfigError) as error:
+        with contextlib.suppress(BrokenPipeError):  # another process said so first
+            pipe.send(ConfigError(f"cannot connect to {share.target.url}: {error}"))
+        return
+    pipe.send("ready")
+    begin = await asyncio.to_thread(pipe.recv)
+    await asyncio.sleep(begin - time.monotonic())
+    load = share.load
+    if isinstance(load, Closed):
+        clients = range(share.index, load.clients, share.step)
+        results = await closed_loop(connections.ask, [load.numbers(client, begin) for client in clients])
+    else:
+        arrivals = list(enumerate(load.due()))[share.index :: share.step]
+        results = await open_loop(connections.ask, arrivals, begin)
+    connections.close()
+    pipe.send(results)
+
+
+async def _warm_connections(share: _Share) -> Connections:
+    """Connect, and warm the server up: a measurement excludes code that never ran and memory never touched."""
+    load = share.load
+    numbers = range(share.index, load.clients, share.step) if isinstance(load, Closed) else [share.index]
+    clients = await asyncio.gather(*(connect(share.target) for _ in numbers))
+    requests = []
+    for client, number in zip(clients, numbers, strict=True):
+        request = share.target.request(WARM_UP_PROMPT + number, WARM_UP_TOKENS)
+        requests.append(client.ask(request, WARM_UP_TOKENS, share.target.timeout))
+    await asyncio.gather(*requests)  # a failure here occurs again where it is counted
+    return Connections(share.target, clients)

@@ -1,0 +1,356 @@
+"""The tables of `lmi bench` and `lmi deploy bench`: metrics, comparison, progress, and where a result goes."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.util
+import itertools
+import json
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from proof.bench.load import Closed, Load, Result, percentiles
+from proof.bench.offline import Run
+from proof.bench.plot import Curve, Level
+
+if TYPE_CHECKING:
+    from proof.bench.plot import Curve
+
+
+class Repetition(NamedTuple):
+    """One run of a load, and of the same work on the bare engine if requested.
+
+    `others`: cores that other processes kept busy meanwhile.
+    """
+
+    results: Sequence[Result]
+    engine: Run | None = None
+    others: float | None = None
+
+
+class Point(NamedTuple):
+    """One load with its repetitions; `disturbed`: how often other processes caused a repetition."""
+
+    load: Load
+    repetitions: Sequence[Repetition]
+    disturbed: int = 0
+
+    @property
+    def name(self) -> str:
+        return load_name(self.load)
+
+    @property
+    def results(self) -> list[Result]:
+        return [result for repetition in self.repetitions for result in repetition.results]
+
+
+def load_name(load: Load) -> str:
+    if isinstance(load, Closed):
+        return f"{load.clients} client{'s' * (load.clients > 1)}"
+    return f"{load.rate:g} request{'s' * (load.rate != 1)}/s"
+
+
+def tokens_per_second(results: Sequence[Result]) -> float:
+    """Return tokens a second from the first request's start to the last answer's end, as for the bare engine."""
+    tokens = sum(result.num_tokens for result in results)
+    return tokens / (max(result.end for result in results) - min(result.start for result in results))
+
+
+def first_token_times(results: Sequence[Result]) -> list[float]:
+    """Return the seconds from each request's start to its first token."""
+    return [result.arrivals[0] - result.start for result in results if result.arrivals]
+
+
+def gaps(results: Sequence[Result]) -> list[float]:
+    """Return the seconds between tokens of an answer, as the client received them; 0 for tokens in one read."""
+    return [later - earlier for result in results for earlier, later in itertools.pairwise(result.arrivals)]
+
+
+def answer_times(results: Sequence[Result]) -> list[float]:
+    """Return the seconds from each request's start to the end of its answer, of answers without an error."""
+    return [result.end - result.start for result in results if not result.error]
+
+
+def errors(results: Sequence[Result]) -> dict[str, int]:
+    """Return the number of errors by kind."""
+    return dict(Counter(result.error for result in results if result.error))
+
+
+def summarize(point: Point) -> dict[str, Any]:
+    """Return one entry of `results` in the JSON line."""
+    served = [tokens_per_second(repetition.results) for repetition in point.repetitions]
+    value: dict[str, Any] = {
+        **asdict(point.load),
+        "num_requests": len(point.results),
+        "tokens_per_second": statistics.median(served),
+        "tokens_per_second_each": served,
+        "ttft_ms": _milliseconds(first_token_times(point.results)),
+        "itl_ms": _milliseconds(gaps(point.results)),
+        "latency_ms": _milliseconds(answer_times(point.results)),
+        "errors": errors(point.results),
+        "others_cores": max((repetition.others or 0.0 for repetition in point.repetitions), default=None),
+        "repetitions_disturbed": point.disturbed,
+    }
+    engine = [repetition.engine.rate for repetition in point.repetitions if repetition.engine is not None]
+    if engine:
+        ratios = [ours / bare for ours, bare in zip(served, engine, strict=True)]
+        value |= {
+            "engine_tokens_per_second": statistics.median(engine),
+            "engine_tokens_per_second_each": engine,
+            "served_over_engine": statistics.median(ratios),
+            "served_over_engine_each": ratios,
+        }
+    return value
+
+
+def _milliseconds(seconds: Sequence[float]) -> dict[str, float | None]:
+    return percentiles([1000 * value for value in seconds])
+
+
+def show(points: Sequence[Point], values: Sequence[dict[str, Any]]) -> str:
+    """Return the table for people; times in milliseconds."""
+    head = ["load", "requests", "tokens/s", "TTFT p50", "p90", "p99 ms", "ITL p50", "p90", "p99 ms", "errors"]
+    compared = any("served_over_engine" in value for value in values)
+    if compared:
+        head += ["engine tokens/s", "served / engine", "each"]
+    rows = []
+    for point, value in zip(points, values, strict=True):
+        kinds = ", ".join(f"{count} {kind}" for kind, count in value["errors"].items())
+        row = [point.name, str(value["num_requests"]), f"{value['tokens_per_second']:,.1f}"]
+        row += [_cell(value["ttft_ms"][name], 1) for name in ("p50", "p90", "p99")]
+        row += [_cell(value["itl_ms"][name], 2) for name in ("p50", "p90", "p99")]
+        row.append(kinds or "0")
+        if compared:
+            row += [f"{value['engine_tokens_per_second']:,.1f}", f"{value['served_over_engine']:.3f}"]
+            row.append(" ".join(f"{ratio:.3f}" for ratio in value["served_over_engine_each"]))
+        rows.append(row)
+    return table(head, rows)
+
+
+def _cell(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return an aligned table in Markdown."""
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)) + " |"
+
+    rule = "|" + "|".join("-" * (width + 1) + ":" for width in widths) + "|"
+    return "\n".join([line(head), rule, *map(line, rows)])
+
+
+# -- A table of several measurements by load: each beside the first one ------------------------------------------------
+
+
+_ROWS = {
+    "TTFT p50 [ms]": ("ttft_ms", "p50"),
+    "TTFT p99 [ms]": ("ttft_ms", "p99"),
+    "ITL p50 [ms]": ("itl_ms", "p50"),
+    "ITL p99 [ms]": ("itl_ms", "p99"),
+    "answer p50 [ms]": ("latency_ms", "p50"),
+    "answer p99 [ms]": ("latency_ms", "p99"),
+}
+_OTHERWISE = {"subject": "measured", "work": "requests", "machine": "machine", "taken": "time"}
+"""Fields of `Curve` whose differences the lines below the table name, by the words there."""
+
+
+_NOISE, _DISTURBED = "~", "!"
+
+
+def compare(curves: Sequence[Curve]) -> str:
+    """Return the table, and below it what its marks mean and what makes the measurements hard to compare.
+
+    A load that only some have has `-` for the others. `~`: the repetitions' ranges overlap, so it may be chance.
+    `!`: other processes disturbed it.
+    """
+    names = list(dict.fromkeys(curve.load_name(level) for curve in curves for level in curve.levels))
+    names.sort(key=lambda name: float(name.partition(" ")[0]))
+    by_load = [{curve.load_name(level): level for level in curve.levels} for curve in curves]
+    rows = []
+    for name in names:
+        levels = [found.get(name) for found in by_load]
+        rows.append([name, "tokens/s", *_rates(curves, levels)])
+        for label, (time, percentile) in _ROWS.items():
+            values = [None if level is None else level.times[time].get(percentile) for level in levels]
+            rows.append(["", label, *_cells(values)])
+        if any(level is not None and level.num_errors for level in levels):
+            rows.append(["", "failed requests", *("-" if it is None else str(it.num_errors) for it in levels)])
+    shown = table(["load", "", *(curve.name for curve in curves)], rows)
+    return "\n".join([shown, *_legend(shown, curves), *_differences(curves)])
+
+
+def _rates(curves: Sequence[Curve], levels: Sequence[Level | None]) -> Iterator[str]:
+    first = levels[0]
+    rates = [None if level is None else level.tokens_per_second for level in levels]
+    for curve, level, cell in zip(curves, levels, _cells(rates), strict=True):
+        marks = []
+        if level and curve.is_disturbed(level):
+            marks.append(_DISTURBED)
+        if level and first and level is not first and _overlap(first.each, level.each):
+            marks.append(_NOISE)
+        yield " ".join([*marks, cell])
+
+
+def _legend(shown: str, curves: Sequence[Curve]) -> Iterator[str]:
+    """Say what the marks in the table mean, and where they could not be set."""
+    if f" {_NOISE} " in shown:
+        yield f"{_NOISE} within noise: its repetitions and the first column's overlap"
+    if f" {_DISTURBED} " in shown:
+        yield f"{_DISTURBED} disturbed: other processes kept more cores busy than --quiet allows; measure it again"
+    if once := [curve.name for curve in curves if all(len(level.each) < 2 for level in curve.levels)]:
+        yield f"noise not known of {', '.join(once)}: measured once"
+
+
+def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether the ranges of two sets of repetitions overlap; not known of one repetition."""
+    repeated = min(len(one), len(other)) > 1
+    return repeated and max(min(one), min(other)) <= min(max(one), max(other))
+
+
+def _cells(values: Sequence[float | None]) -> list[str]:
+    """Write values, and the change from the first one in percent."""
+    first, *_ = values
+    cells = []
+    for index, value in enumerate(values):
+        cell = "-" if value is None else f"{value:,.1f}"
+        if index and value is not None and first:
+            cell += f" ({value / first - 1:+.1%})"
+        cells.append(cell)
+    return cells
+
+
+def _differences(curves: Sequence[Curve]) -> Iterator[str]:
+    for field, word in _OTHERWISE.items():
+        values = {curve.name: getattr(curve, field) for curve in curves}
+        if len(set(values.values())) > 1:
+            for name, value in values.items():
+                yield f"{name}, {word}: {value or 'not known'}"
+
+
+# -- arguments of `lmi bench` and `lmi deploy bench` that say where a result goes --------------------------------------
+
+
+_INSTALL = "pip install 'lmi-handler[bench]'"
+_TERMINAL = Path("-")
+
+
+def add_arguments(parser: argparse.ArgumentParser, picture: Path) -> None:
+    """Add the arguments.
+
+    Args:
+        picture: the default of `--plot`.
+    """
+    report = parser.add_argument_group("report")
+    report.add_argument("--output", type=Path, metavar="FILE", help="save the line of JSON there too, for --compare")
+    report.add_argument("--title", metavar="TEXT", help="of the plot (default: what was measured)")
+    choice = report.add_mutually_exclusive_group()
+    choice.add_argument(
+        "--plot",
+        type=_picture,
+        metavar="FILE",
+        help=f"the plot, as .png, .svg or .pdf; - draws bars "
+        f"in the terminal (default {picture}; bars where matplotlib is missing)",
+    )
+    choice.add_argument("--no-plot", action="store_true", help="draw nothing")
+    parser.set_defaults(default_picture=picture)
+
+
+def print_result(arguments: argparse.Namespace, document: Mapping[str, Any]) -> int:
+    """Save the document, draw the plot, print the document as the last line; return status 1 if a file failed."""
+    from proof.bench.plot import curve_of
+
+    line, status = json.dumps(document), 0
+    if arguments.output is not None:
+        status |= _write(arguments.output, lambda: arguments.output.write_text(line + "\n", "utf-8"))
+    status |= draw(arguments, [curve_of(document)])
+    print(line)
+    return status
+
+
+def draw(arguments: argparse.Namespace, curves: Sequence[Curve]) -> int:
+    """Save the plot, or draw it in the terminal; return status 1 if its file cannot be written."""
+    if arguments.no_plot:
+        return 0
+    path = arguments.plot
+    if path is None:
+        path = arguments.default_picture if _has("matplotlib") else _TERMINAL
+    if path != _TERMINAL:
+        from proof.bench import plot
+
+        return _write(path, lambda: plot.save(path, curves, arguments.title))
+    if _has("rich"):
+        from proof.bench import plot as bars
+
+        bars.show(curves)
+    if arguments.plot is None:
+        print(f"for a plot in a file install matplotlib: {_INSTALL}", file=sys.stderr)
+    return 0
+
+
+def _write(path: Path, write: Callable[[], object]) -> int:
+    """Write a file and name it; a failure does not end the command, as the measurement would be lost."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write()
+    except OSError as error:
+        print(f"cannot write {path}: {error.strerror}", file=sys.stderr)
+        return 1
+    print(f"written: {path}")
+    return 0
+
+
+def _picture(text: str) -> Path:
+    """Check before the measurement that this file can be drawn."""
+    path = Path(text)
+    package = "rich" if path == _TERMINAL else "matplotlib"
+    if not _has(package):
+        raise argparse.ArgumentTypeError(f"needs {package}: {_INSTALL}")
+    if path != _TERMINAL and path.suffix.lower() not in (".png", ".svg", ".pdf"):
+        raise argparse.ArgumentTypeError(f"{text}: must end with .png, .svg or .pdf")
+    return path
+
+
+def _has(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+# -- the progress of a measurement: a bar on a terminal, nothing elsewhere ---------------------------------------------
+
+
+Advance: TypeAlias = Callable[[str], None]
+"""Name the step that begins; the one before it is complete."""
+
+
+@contextlib.contextmanager
+def progress_bar(steps: int) -> Iterator[Advance]:
+    """Show a bar on standard error if that is a terminal and rich is installed; it disappears at the end.
+
+    Args:
+        steps: how often the function will be called.
+    """
+    if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
+        yield lambda step: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("starting", total=steps)
+        begun = 0
+
+        def advance(step: str) -> None:
+            nonlocal begun
+            bar.update(task, description=step, completed=begun)
+            begun += 1
+
+        yield advance

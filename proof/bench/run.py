@@ -1,0 +1,129 @@
+"""Run `lmi bench`: repeat every load, in turns with the bare engine if requested."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from handler.config.loader import read_config
+from handler.serving.check import engine_spec
+from proof.bench import machine, report
+from proof.bench.client import Target
+from proof.bench.load import Closed, Load
+from proof.bench.machine import OthersMeter
+from proof.bench.offline import Offline, Work
+from proof.bench.processes import lmi_serve, measure
+from proof.bench.report import Advance, Point, Repetition, load_name, progress_bar
+
+_PROMPTS_EACH = 1 << 14  # numbers reserved for the prompts of one measurement
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The arguments of `lmi bench`."""
+
+    loads: Sequence[Load]
+    tokens: int
+    url: str | None = None
+    engine: str | None = None
+    model: str | None = None
+    options: Sequence[str] = ()
+    prompt_words: int = 48
+    timeout: float = 120.0
+    processes: int = 2
+    repeat: int = 3
+    quiet: float = 0.2
+
+
+def run(plan: Plan, print_result: Callable[[dict[str, Any]], int]) -> int:
+    """Measure and print; return exit status 1 if a request failed.
+
+    Args:
+        print_result: draws and prints the JSON document, after the table; returns an exit status.
+    """
+    points = measure_all(plan)
+    found = document(plan, points)
+    print(machine.summary(found))
+    show(plan, points, found)
+    return print_result(found) or int(any(value["errors"] for value in found["results"]))
+
+
+def show(plan: Plan, points: Sequence[Point], found: dict[str, Any]) -> None:
+    """Print the table for people."""
+    print(f"answers of {plan.tokens} tokens, prompts of {plan.prompt_words} words, {plan.repeat} times")
+    print(report.show(points, found["results"]))
+    if any((value["others_cores"] or 0.0) > plan.quiet for value in found["results"]):
+        print(f"DISTURBED: other processes took more than {plan.quiet:g} of a core: see others_cores in the JSON line")
+
+
+def document(plan: Plan, points: Sequence[Point]) -> dict[str, Any]:
+    """Return the JSON line."""
+    return {"plan": asdict(plan), "results": [report.summarize(point) for point in points], **machine.describe()}
+
+
+def measure_all(plan: Plan) -> list[Point]:
+    with contextlib.ExitStack() as stack:
+        advance = stack.enter_context(progress_bar(len(plan.loads) * plan.repeat))
+        offline = stack.enter_context(_engine(plan)) if plan.engine else None
+        url = plan.url or stack.enter_context(lmi_serve(_serve_arguments(plan))).url
+        target = Target(url, plan.tokens, plan.prompt_words, plan.timeout)
+        points = []
+        for load in plan.loads:
+            point = _measure(plan, target, load, offline, advance)
+            values = report.summarize(point)
+            ratio = f", served / engine {values['served_over_engine']:.3f}" if offline else ""
+            print(f"{point.name}: {values['tokens_per_second']:.1f} tokens/s{ratio}", file=sys.stderr, flush=True)
+            points.append(point)
+    return points
+
+
+def _measure(plan: Plan, target: Target, load: Load, offline: Offline | None, advance: Advance) -> Point:
+    """Measure `plan.repeat` repetitions; repeat those that other processes disturbed, up to twice as many in all."""
+    kept: list[Repetition] = []
+    disturbed: list[Repetition] = []
+    for turn in range(2 * plan.repeat):
+        if turn < plan.repeat:
+            advance(f"{load_name(load)}, repetition {turn + 1} of {plan.repeat}")
+        repetition = _repeat(plan, replace(target, first=turn * _PROMPTS_EACH), load, offline, turn)
+        (disturbed if (repetition.others or 0.0) > plan.quiet else kept).append(repetition)
+        if len(kept) == plan.repeat:
+            break
+    disturbed.sort(key=lambda repetition: repetition.others or 0.0)
+    return Point(load, kept + disturbed[: plan.repeat - len(kept)], len(disturbed))
+
+
+def _repeat(plan: Plan, target: Target, load: Load, offline: Offline | None, turn: int) -> Repetition:
+    """Measure once. The machine's speed drifts, so the engine goes first in every other turn."""
+    meter = OthersMeter()
+    if offline is None:
+        return Repetition(measure(target, load, plan.processes), others=meter.cores())
+    assert isinstance(load, Closed)
+    work = Work(load.clients, load.requests, target.tokens, target.prompt_words, target.first, load.seconds)
+    before = offline.measure(work) if turn % 2 == 0 else None
+    results = measure(target, load, plan.processes)
+    return Repetition(results, before or offline.measure(work), meter.cores())
+
+
+@contextlib.contextmanager
+def _engine(plan: Plan) -> Iterator[Offline]:
+    """Load the engine as the server would with the same options."""
+    spec = engine_spec(read_config(overrides=_overrides(plan)).checked())
+    with contextlib.closing(Offline(spec)) as offline:
+        offline.wait_ready()
+        yield offline
+
+
+def _overrides(plan: Plan) -> list[str]:
+    overrides = list(plan.options)
+    if plan.engine not in (None, "auto"):
+        overrides.append(f"option.llm_engine={plan.engine}")
+    if plan.model:
+        overrides.append(f"option.model_id={plan.model}")
+    return overrides
+
+
+def _serve_arguments(plan: Plan) -> list[str]:
+    return [part for override in _overrides(plan) for part in ("-o", override)]

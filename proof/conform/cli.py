@@ -1,0 +1,213 @@
+"""The command line of `lmi conform`. It imports the rules only when it runs, so that `lmi serve` starts fast."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from handler.core.command_line import positive
+from handler.core.errors import ConfigError
+from proof.conform.dialects import PROFILES
+
+if TYPE_CHECKING:
+    from proof.conform.process import Lifetime
+    from proof.conform.run import Plan, Result
+
+_DESCRIPTION = """\
+Test a server against the public contracts of SageMaker and of the APIs that you name. Each rule
+passes, fails (the report says what was sent and received), or is not asked (the report says why).
+Results go to standard error, and a report in Markdown to standard output at the end. LMI_API_KEY
+holds the server's key. Exit status: 0 if no rule failed, 1 if one did, 2 if nothing could run."""
+_EXAMPLE = """examples:
+  lmi conform http://127.0.0.1:8080
+  lmi conform http://127.0.0.1:8080 --profile sagemaker --profile lmi-0.38 --output report.md
+  lmi conform http://127.0.0.1:8080 --command 'docker run --rm -p 8080:8080 IMAGE serve'
+"""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `conform` to `lmi`'s subcommands."""
+    parser = commands.add_parser(
+        "conform",
+        help="test a server against the contracts of SageMaker, LMI and others",
+        description=_DESCRIPTION,
+        epilog=_EXAMPLE,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("url", nargs="?", help="the server, as http://host:port")
+    parser.add_argument(
+        "--profile",
+        action="append",
+        choices=PROFILES,
+        metavar="NAME",
+        help="the contract: sagemaker (the platform's, and the default), or an API's: lmi-0.28, lmi-0.38, tgi, openai, "
+        "anthropic, triton; may be given again",
+    )
+    parser.add_argument(
+        "--model", default="", metavar="NAME", help="the model in requests (default: the first that the server lists)"
+    )
+    parser.add_argument(
+        "--adapter",
+        default="",
+        metavar="NAME=DIRECTORY",
+        help="a LoRA adapter and its directory on the server; needed for the rules about adapters",
+    )
+    parser.add_argument(
+        "--metrics",
+        type=_path,
+        default="/metrics",
+        metavar="PATH",
+        help="the path of its metrics, as in SageMaker's MetricsEndpointPath (default %(default)s)",
+    )
+    end = parser.add_mutually_exclusive_group()
+    end.add_argument(
+        "--command",
+        metavar="COMMAND",
+        help="the command that starts the server at URL, which SIGTERM ends; needed for the rules about start and stop",
+    )
+    end.add_argument(
+        "--container",
+        metavar="NAME",
+        help="the running container at URL (docker or podman), which SIGTERM ends; needed for the rules about stop",
+    )
+    parser.add_argument(
+        "--ready",
+        type=positive,
+        default=600.0,
+        metavar="S",
+        help="seconds within which /ping must answer 200 (default %(default)g)",
+    )
+    parser.add_argument(
+        "--timeout",
+        type=positive,
+        default=60.0,
+        metavar="S",
+        help="seconds that one answer may take (default %(default)g)",
+    )
+    parser.add_argument("--slow", action="store_true", help="also run rules that take minutes")
+    parser.add_argument(
+        "--rule",
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="run only this rule (stream.chunked) or group (stream); may be given again",
+    )
+    parser.add_argument(
+        "--skip", action="append", default=[], metavar="RULE", help="leave out this rule or group; may be given again"
+    )
+    report = parser.add_argument_group("report")
+    report.add_argument("--title", metavar="TEXT", help="the server's name in the report (default: its URL)")
+    report.add_argument(
+        "--output",
+        type=_report,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="save the report, as .md or .json; may be given again",
+    )
+    report.add_argument("--list", action="store_true", help="print the rules with their sources, and run none")
+    report.add_argument(
+        "--compare", nargs="+", type=Path, metavar="FILE", help="print saved JSON reports side by side, and run no rule"
+    )
+    parser.set_defaults(run=_conform)
+
+
+def _conform(arguments: argparse.Namespace) -> int:
+    from proof.conform import report, run
+
+    if arguments.list:
+        print(report.rules_table(arguments.profile or PROFILES), end="", flush=True)
+        return 0
+    if arguments.compare:
+        print(report.compare(report.read(arguments.compare)), end="", flush=True)
+        return 0
+    if not arguments.url:
+        raise ConfigError("lmi conform: give the URL of a server, as http://host:port")
+    plan = _plan(arguments)
+    _check_names(plan)
+    results = run.run(plan, _lifetime(arguments), _tell)
+    found = report.document(plan, results, arguments.title or arguments.url)
+    text = report.markdown(found)
+    status = int(any(result.verdict == "failed" for result in results))
+    for path in arguments.output:
+        status |= _write(path, json.dumps(found, indent=1) + "\n" if path.suffix == ".json" else text)
+    print(report.total(results), file=sys.stderr, flush=True)
+    print(text, end="", flush=True)
+    return status
+
+
+def _plan(arguments: argparse.Namespace) -> Plan:
+    from handler.config import environment
+    from proof.bench.client import Target
+    from proof.conform.run import Plan
+    from proof.conform.server import Asking, Limits
+
+    _ = Target(arguments.url, 0).address  # it may be none
+    if arguments.adapter and not all(arguments.adapter.partition("=")[::2]):
+        raise ConfigError(f"lmi conform: --adapter {arguments.adapter}: write it as NAME=DIRECTORY")
+    asking = Asking(
+        arguments.url,
+        key=environment.api_key(),
+        model=arguments.model,
+        adapter=arguments.adapter,
+        metrics=arguments.metrics,
+        slow=arguments.slow,
+        limits=Limits(answer=arguments.timeout),
+    )
+    profiles = tuple(dict.fromkeys(arguments.profile or ["sagemaker"]))
+    return Plan(asking, profiles, arguments.rule, arguments.skip, arguments.ready)
+
+
+def _check_names(plan: Plan) -> None:
+    from proof.conform.rule import RULES
+    from proof.conform.run import named, rules_of
+
+    known = {name for rule in RULES for name in (rule, rule.partition(".")[0])}
+    for name in (*plan.only, *plan.left_out):
+        if name not in known:
+            raise ConfigError(f"lmi conform: there is no rule or group {name}; lmi conform --list shows all")
+    if not rules_of(plan):
+        others = {profile for rule in RULES.values() if named(rule, plan.only) for profile in rule.profiles}
+        wanted = " or ".join(name for name in PROFILES if name in others)
+        raise ConfigError(f"lmi conform: {', '.join(plan.only)}: needs --profile {wanted}")
+
+
+def _lifetime(arguments: argparse.Namespace) -> Lifetime | None:
+    from proof.conform.process import Command, Container
+
+    if arguments.command:
+        return Command(arguments.command)
+    return Container(arguments.container) if arguments.container else None
+
+
+def _tell(result: Result) -> None:
+    from proof.conform.report import line
+
+    print(line(result), file=sys.stderr, flush=True)
+
+
+def _write(path: Path, text: str) -> int:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        print(f"cannot write {path}: {error.strerror}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _report(text: str) -> Path:
+    path = Path(text)
+    if path.suffix not in (".md", ".json"):
+        raise argparse.ArgumentTypeError(f"{text}: must end with .md or .json")
+    if not path.absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"{text}: there is no directory {path.parent}")
+    return path
+
+
+def _path(text: str) -> str:
+    if not text.startswith("/") or not text.isascii() or not text.isprintable() or " " in text:
+        raise argparse.ArgumentTypeError(f"{text}: must be a path, as /server/metrics")
+    return text

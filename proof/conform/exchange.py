@@ -1,0 +1,161 @@
+"""Requests to the server under test, and their answers with every byte and its time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from proof.bench import client
+from proof.bench.client import AnswerReader, BodyReader
+
+_STREAMS = ("text/event-stream", "application/jsonlines", "application/x-ndjson")
+_SHOWN = 240
+"""Characters of a body in a report."""
+
+
+class Recorder(BodyReader, AnswerReader):
+    """Keeps an answer, and when the lines or events of a stream came."""
+
+    max_bytes: ClassVar[int] = 8 << 20
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        if self.headers.get("content-type", "").startswith(_STREAMS):  # others may be long without a line
+            AnswerReader.on_body(self, body)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came back for one request.
+
+    Attributes:
+        asked: the request in a line, for a report; keys are left out.
+        failure: why there is no whole answer: `timeout`, `connection cut`, `not HTTP`, `over 8 MiB`,
+            `refused`; empty: it is whole.
+        pieces: seconds after the request's first byte at which parts of the body came.
+        arrivals: the same for the lines or events of a stream.
+    """
+
+    asked: str
+    status: int = 0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    failure: str = ""
+    seconds: float = 0.0
+    pieces: tuple[float, ...] = ()
+    arrivals: tuple[float, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 200 and not self.failure
+
+    @property
+    def is_uncut(self) -> bool:
+        """Whether it is whole, and said so: one that ends with its connection may have been cut."""
+        return not self.failure and client.tells_its_end(self.headers)
+
+    @property
+    def refused(self) -> bool:
+        """Whether the server said that the client is at fault."""
+        return 400 <= self.status < 500 and not self.failure
+
+    @property
+    def content_type(self) -> str:
+        return self.headers.get("content-type", "").partition(";")[0].strip().lower()
+
+    @property
+    def text(self) -> str:
+        return self.body.decode("utf-8", "replace")
+
+    @property
+    def value(self) -> Any:
+        """The body as JSON; None where it is none."""
+        try:
+            return json.loads(self.body)
+        except (ValueError, RecursionError):
+            return None
+
+    @property
+    def object(self) -> dict[str, Any]:
+        """The body as a JSON object; empty where it is none."""
+        return self.value if isinstance(self.value, dict) else {}
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """The JSON objects of a stream: its lines, or its events' data but for `[DONE]`. Other lines are left out."""
+        found = []
+        for line in self.text.split("\n"):
+            try:
+                value = json.loads(line[5:] if line.startswith("data:") else line)
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(value, dict):
+                found.append(value)
+        return found
+
+    @property
+    def got(self) -> str:
+        """The answer in a line, for a report."""
+        if self.failure and not self.status:
+            return f"{self.failure} after {self.seconds:.1f} s"
+        end = f"; then {self.failure} after {self.seconds:.1f} s" if self.failure else ""
+        return f"{self.status} {self.content_type or 'without a content type'} {shown(self.body)}{end}"
+
+
+class Connection(client.Connection[Recorder]):
+    """One connection for one request."""
+
+    def __init__(self) -> None:
+        super().__init__(Recorder)
+        self._news = asyncio.Event()
+
+    async def send(self, request: bytes, asked: str, timeout: float) -> Answer:
+        """Send the request and wait for its answer; a failure is an answer as well."""
+        start = time.monotonic()
+        failure = await self.exchange(request, timeout)
+        end, reader = time.monotonic(), self.reader
+        return Answer(
+            asked=asked,
+            status=reader.status,
+            headers=reader.headers,
+            body=bytes(reader.body),
+            failure=failure,
+            seconds=end - start,
+            pieces=tuple(at - start for at in reader.pieces),
+            arrivals=tuple(at - start for at in reader.arrivals),
+        )
+
+    async def begun(self, events: int, timeout: float) -> bool:
+        """Wait until so many events have come; return whether they did within `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while len(self.reader.arrivals) < events and not self.closed:
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), deadline - time.monotonic())
+            except asyncio.TimeoutError:
+                break
+        return len(self.reader.arrivals) >= events
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._news.set()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        super().connection_lost(error)
+        self._news.set()
+
+
+async def connect(url: str, timeout: float) -> Connection:
+    """Open a connection; raises as `opened`."""
+    return await client.opened(Connection, client.address(url), timeout)
+
+
+def shown(data: bytes | str) -> str:
+    """Return the beginning of a body on one line."""
+    text = data.decode("utf-8", "replace") if isinstance(data, bytes) else data
+    text = text.replace("\r", "\\r").replace("\n", "\\n")
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(data)} in all)"

@@ -1,0 +1,145 @@
+"""Results as Markdown for people and as JSON for programs; several reports side by side."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from handler import __version__
+from handler.core import text_files
+from handler.core.errors import ConfigError
+from proof.conform.dialects import PROFILES
+from proof.conform.rule import RULES
+from proof.conform.run import Plan, Result
+
+VERDICTS = ("passed", "failed", "not asked")
+
+
+def document(plan: Plan, results: Sequence[Result], title: str) -> dict[str, Any]:
+    """Return the report as JSON's values."""
+    return {
+        "conform": __version__,
+        "title": title,
+        "url": plan.asking.url,
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "profiles": list(plan.profiles),
+        "counts": {verdict: sum(result.verdict == verdict for result in results) for verdict in VERDICTS},
+        "results": [
+            {
+                "rule": result.rule.id,
+                "profile": result.profile,
+                "result": result.verdict,
+                "sentence": result.rule.sentence,
+                "source": result.rule.source._asdict(),
+                **({"wanted": result.wanted} if result.verdict == "failed" else {}),
+                **({"why": result.wanted} if result.verdict == "not asked" else {}),
+                **({"asked": result.asked, "got": result.got} if result.asked or result.got else {}),
+                "seconds": round(result.seconds, 3),
+            }
+            for result in results
+        ],
+    }
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """Return the report as Markdown: counts, failures with what was asked and got, then all rules."""
+    results = report["results"]
+    lines = [f"# Conformance of {_plain(report['title'])}", ""]
+    lines += [f"Asked by lmi-handler {report['conform']} at {report['time']}.", ""]
+    lines += ["| profile | passed | failed | not asked |", "|---|---|---|---|"]
+    for profile in report["profiles"]:
+        found = [result["result"] for result in results if result["profile"] == profile]
+        lines.append(f"| {profile} | {' | '.join(str(found.count(verdict)) for verdict in VERDICTS)} |")
+    if failed := [result for result in results if result["result"] == "failed"]:
+        lines += ["", "## Failed"]
+        for result in failed:
+            source = result["source"]
+            lines += ["", f"**{result['rule']}** ({result['profile']}): {result['sentence']} "]
+            lines[-1] += f"[{source['title']}]({source['url']})"
+            lines += ["", f"* wanted: {_plain(result['wanted'])}"]
+            lines += [f"* {name}: {_code(result[name])}" for name in ("asked", "got") if result.get(name)]
+    lines += ["", "## Rules", "", "| rule | profile | what holds | result |", "|---|---|---|---|"]
+    for result in results:
+        why = f": {_plain(result['why'])}" if result.get("why") else ""
+        lines.append(f"| {result['rule']} | {result['profile']} | {result['sentence']} | {result['result']}{why} |")
+    return "\n".join(lines) + "\n"
+
+
+def line(result: Result) -> str:
+    """Return one result for a terminal."""
+    told = f"  {result.wanted}" if result.wanted else ""
+    return _printable(f"{result.verdict:9}  {result.profile:9}  {result.rule.id}{told}")
+
+
+def total(results: Sequence[Result]) -> str:
+    """Return the counts in a line."""
+    return ", ".join(f"{sum(result.verdict == verdict for result in results)} {verdict}" for verdict in VERDICTS)
+
+
+def rules_table(profiles: Iterable[str] = PROFILES) -> str:
+    """Return all rules as Markdown, with their sources."""
+    wanted = set(profiles)
+    lines = ["| rule, and its source | what holds | profiles |", "|---|---|---|"]
+    for rule in RULES.values():
+        if wanted & set(rule.profiles):
+            names = "all" if rule.profiles == PROFILES else ", ".join(rule.profiles)
+            lines.append(f"| [{rule.id}]({rule.source.url}) | {rule.sentence} | {names} |")
+    return "\n".join(lines) + "\n"
+
+
+def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Read reports in JSON."""
+    reports = []
+    for path in paths:
+        try:
+            report = json.loads(text_files.read_text(path))
+        except OSError as error:
+            raise ConfigError(f"lmi conform: {path}: {error.strerror}") from None
+        except ValueError as error:
+            why = "give reports that --output FILE.json wrote" if isinstance(error, json.JSONDecodeError) else error
+            raise ConfigError(f"lmi conform: {path} is not JSON: {why}") from None
+        if not isinstance(report, dict) or not {"conform", "title", "results"} <= set(report):
+            raise ConfigError(f"lmi conform: {path} is not a report: give those that --output FILE.json wrote")
+        reports.append(report)
+    return reports
+
+
+def compare(reports: Sequence[Mapping[str, Any]]) -> str:
+    """Return the reports side by side as Markdown: counts, then each rule that failed somewhere."""
+    titles = [_plain(report["title"]) for report in reports]
+    found = [
+        {(result["profile"], result["rule"]): result["result"] for result in report["results"]} for report in reports
+    ]
+    profiles = [name for name in PROFILES if any(name == profile for results in found for profile, _ in results)]
+    lines = [f"| passed / asked | {' | '.join(titles)} |", f"|---{'|---' * len(titles)}|"]
+    for profile in profiles:
+        cells = []
+        for results in found:
+            verdicts = [verdict for (name, _), verdict in results.items() if name == profile]
+            asked = sum(verdict != "not asked" for verdict in verdicts)
+            cells.append(f"{verdicts.count('passed')} / {asked}" if verdicts else "")
+        lines.append(f"| {profile} | {' | '.join(cells)} |")
+    lines += ["", f"| failed somewhere | {' | '.join(titles)} |", f"|---{'|---' * len(titles)}|"]
+    for profile in profiles:
+        for rule in RULES:
+            verdicts = [results.get((profile, rule), "") for results in found]
+            if "failed" in verdicts:
+                lines.append(f"| {profile}: {rule} | {' | '.join(verdicts)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _plain(text: str) -> str:
+    """Return foreign text so that Markdown's tables stay tables."""
+    return _printable(text).replace("|", "\\|").replace("`", "'")
+
+
+def _printable(text: str) -> str:
+    """Return text without what a terminal obeys, and what UTF-8 cannot write."""
+    return "".join(char if char.isprintable() else " " for char in text)
+
+
+def _code(text: str) -> str:
+    return f"`{_plain(text)}`"

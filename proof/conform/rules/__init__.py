@@ -1,0 +1,14 @@
+"""The rules, in the order in which they are asked. A rule is one function of one of these modules."""
+
+from proof.conform.rules import (  # noqa: I001  (their order is that of the table)
+    hosting,
+    requests,
+    sagemaker,
+    lmi,
+    tgi,
+    openai,
+    anthropic,
+    triton,
+)
+
+__all__ = ["anthropic", "hosting", "lmi", "openai", "requests", "sagemaker", "tgi", "triton"]

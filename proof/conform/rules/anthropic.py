@@ -1,0 +1,157 @@
+"""Anthropic's messages."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from proof.conform import sources
+from proof.conform.exchange import Answer
+from proof.conform.rule import expect, expect_answer, rule, stop_word
+from proof.conform.server import PROMPT, Server
+
+ANTHROPIC = ("anthropic",)
+_ORDER = re.compile(
+    r"message_start (ping )*(content_block_start (ping |content_block_delta )*content_block_stop (ping )*)+"
+    r"(message_delta )+message_stop "
+)
+
+
+async def _events(server: Server) -> tuple[Answer, list[dict[str, Any]]]:
+    answer = expect_answer(await server.generate(stream=True))
+    expect(answer.events, "events", answer)
+    return answer, answer.events
+
+
+def _of(events: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    return next((event for event in events if event.get("type") == kind), {})
+
+
+@rule(
+    "anthropic.message",
+    "A message has id, type, role, content, model, stop_reason and usage.",
+    sources.ANTHROPIC,
+    ANTHROPIC,
+)
+async def message(server: Server) -> None:
+    answer = expect_answer(await server.generate())
+    wanted = {"id", "type", "role", "content", "model", "stop_reason", "stop_sequence", "usage"}
+    expect(wanted <= set(answer.object), ", ".join(sorted(wanted)), answer)
+    body = answer.object
+    expect((body["type"], body["role"]) == ("message", "assistant"), "a message of the assistant", answer)
+    match body["content"]:
+        case [{"type": "text", "text": str()}, *_] | [{"type": "thinking"}, *_]:
+            return
+    expect(False, "content of blocks", answer)
+
+
+@rule("anthropic.usage", "usage has input_tokens and output_tokens.", sources.ANTHROPIC, ANTHROPIC)
+async def usage(server: Server) -> None:
+    answer = expect_answer(await server.generate())
+    match answer.object.get("usage"):
+        case {"input_tokens": int(read), "output_tokens": int(written)} if read > 0 and 0 < written <= 8:
+            return
+    expect(False, "input_tokens, and output_tokens of at most 8", answer)
+
+
+@rule(
+    "anthropic.stop-reason",
+    "A message that max_tokens ends has the stop_reason max_tokens.",
+    sources.ANTHROPIC,
+    ANTHROPIC,
+)
+async def stop_reason(server: Server) -> None:
+    answer = expect_answer(await server.generate(tokens=2))
+    expect(answer.object.get("stop_reason") == "max_tokens", "the stop_reason max_tokens", answer)
+
+
+@rule("anthropic.max-tokens", "max_tokens is required.", sources.ANTHROPIC, ANTHROPIC)
+async def max_tokens(server: Server) -> None:
+    body = await server.body()
+    del body["max_tokens"]
+    answer = await server.post("/v1/messages", body)
+    expect(answer.refused, "a status of 400 to 499", answer)
+
+
+@rule(
+    "anthropic.order",
+    "A stream's events come in their order, from message_start to message_stop.",
+    sources.ANTHROPIC_STREAM,
+    ANTHROPIC,
+)
+async def order(server: Server) -> None:
+    answer, events = await _events(server)
+    kinds = "".join(f"{event.get('type')} " for event in events)
+    expect(_ORDER.fullmatch(kinds), "message_start, blocks, message_delta, message_stop", answer)
+
+
+@rule("anthropic.event-names", "The line event: has the type of the data.", sources.ANTHROPIC_STREAM, ANTHROPIC)
+async def event_names(server: Server) -> None:
+    answer, events = await _events(server)
+    named = re.findall(r"^event: ?(\S+)", answer.text, re.MULTILINE)
+    expect(named == [event.get("type") for event in events], "event: TYPE before each data", answer)
+
+
+@rule("anthropic.start", "message_start has an empty message with usage.", sources.ANTHROPIC_STREAM, ANTHROPIC)
+async def start(server: Server) -> None:
+    answer, events = await _events(server)
+    match _of(events, "message_start"):
+        case {"message": {"id": str(), "content": [], "usage": {"input_tokens": int()}}}:
+            return
+    expect(False, "a message with id, no content, usage", answer)
+
+
+@rule("anthropic.end", "message_delta has the stop_reason and output_tokens.", sources.ANTHROPIC_STREAM, ANTHROPIC)
+async def end(server: Server) -> None:
+    answer, events = await _events(server)
+    match _of(events, "message_delta"):
+        case {"delta": {"stop_reason": str()}, "usage": {"output_tokens": int()}}:
+            return
+    expect(False, "delta with stop_reason, usage with output_tokens", answer)
+
+
+@rule(
+    "anthropic.error", "A refusal has type error, and error with type and message.", sources.ANTHROPIC_ERRORS, ANTHROPIC
+)
+async def error(server: Server) -> None:
+    answer = await server.generate(more={"temperature": "hot"})
+    expect(answer.status == 400, "status 400", answer)
+    match answer.value:
+        case {"type": "error", "error": {"type": "invalid_request_error", "message": str()}}:
+            return
+    expect(False, "type error; error with invalid_request_error and message", answer)
+
+
+@rule("anthropic.stop", "A stop sequence ends the text, and stop_sequence names it.", sources.ANTHROPIC, ANTHROPIC)
+async def stop(server: Server) -> None:
+    _, word = await stop_word(server)
+    answer = expect_answer(await server.generate(tokens=16, more={"stop_sequences": [word]}))
+    found = (answer.object.get("stop_reason"), answer.object.get("stop_sequence"))
+    expect(found == ("stop_sequence", word), f"stop_sequence {word!r}", answer)
+
+
+@rule("anthropic.system", "system may be a string or blocks.", sources.ANTHROPIC, ANTHROPIC)
+async def system(server: Server) -> None:
+    for value in ("Be brief.", [{"type": "text", "text": "Be brief."}]):
+        expect_answer(await server.generate(more={"system": value}))
+
+
+@rule("anthropic.blocks", "A message's content may be a list of blocks.", sources.ANTHROPIC, ANTHROPIC)
+async def blocks(server: Server) -> None:
+    content = [{"type": "text", "text": PROMPT}]
+    expect_answer(await server.generate(more={"messages": [{"role": "user", "content": content}]}))
+
+
+@rule("anthropic.count", "POST /v1/messages/count_tokens answers input_tokens.", sources.ANTHROPIC_COUNT, ANTHROPIC)
+async def count(server: Server) -> None:
+    body = await server.body()
+    del body["max_tokens"], body["temperature"]
+    answer = expect_answer(await server.post("/v1/messages/count_tokens", body))
+    expect(type(answer.object.get("input_tokens")) is int, "input_tokens", answer)
+
+
+@rule("anthropic.version", "The headers anthropic-version and x-api-key are accepted.", sources.ANTHROPIC, ANTHROPIC)
+async def version(server: Server) -> None:
+    more = {"anthropic-version": "2023-06-01", "anthropic-beta": "conform-2026-01-01"}
+    more |= {} if server.asking.key else {"x-api-key": "any"}
+    expect_answer(await server.generate(headers=more))

@@ -1,0 +1,400 @@
+"""Rules of every container on SageMaker: start and stop, /ping, /invocations, limits, metrics, keys."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+
+from handler.core.errors import ConfigError
+from proof.conform import sources
+from proof.conform.dialects import Body
+from proof.conform.exchange import Answer, connect
+from proof.conform.process import Start, Stop
+from proof.conform.rule import SAGEMAKER, Failed, expect, expect_answer, rule, skip
+from proof.conform.server import PROMPT, Server
+
+
+async def watch_start(server: Server, seconds: float) -> None:
+    """Start the server, and watch it until it is ready.
+
+    Raises:
+        ConfigError: it ended, or is not ready within `seconds`.
+    """
+    lifetime = server.lifetime
+    assert lifetime is not None
+    early = None
+    deadline = time.monotonic() + seconds
+    await lifetime.start()
+    while not (answer := await server.get("/ping", timeout=server.limits.ping)).ok:
+        if await lifetime.has_ended():
+            raise ConfigError("lmi conform: the server exited before it was ready; see its output above")
+        if answer.status == 404 and await _is_ready(server):
+            return  # it has no /ping
+        if time.monotonic() > deadline:
+            raise ConfigError(f"lmi conform: /ping did not answer 200 within {seconds:.0f} s (--ready): {answer.got}")
+        if answer.status and early is None:
+            early = await _infer(server)
+        await asyncio.sleep(0.05)
+    if lifetime.ours:
+        lifetime.started = Start(await _infer(server), early)
+
+
+async def _is_ready(server: Server) -> bool:
+    """Whether a server without /ping says that it is ready, at one of the routes that others have."""
+    return any([(await server.get(path)).ok for path in ("/health", "/v2/health/ready", "/v1/models")])
+
+
+async def _infer(server: Server) -> Answer:
+    """Ask at /invocations, by the first of its forms that is not refused."""
+    for body in (
+        {"inputs": PROMPT, "parameters": {"max_new_tokens": 2}},
+        {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2},
+        {"prompt": PROMPT, "max_tokens": 2},
+    ):
+        answer = await server.post("/invocations", body)
+        if not answer.refused:
+            break
+    return answer
+
+
+def _started(server: Server) -> Start:
+    if server.lifetime is None or server.lifetime.started is None:
+        skip("needs --command, which starts the server")
+    return server.lifetime.started
+
+
+@rule("start.ready", "/ping answers 200 only when the model can serve.", sources.CONTAINER, SAGEMAKER)
+async def start_ready(server: Server) -> None:
+    answer = _started(server).first
+    expect(answer.ok, "an answer to the first request after /ping had said 200", answer)
+
+
+@rule("start.early", "Before that, a request gets a status of 500 to 599.", sources.HTTP, SAGEMAKER)
+async def start_early(server: Server) -> None:
+    answer = _started(server).early
+    if answer is None:
+        skip("the port was closed until the server was ready")
+    expect(answer.status >= 500 or answer.failure or answer.ok, "a status of 500 to 599", answer)
+
+
+# -- the end -----------------------------------------------------------------------------------------------------
+
+_RUNNING = 3.0
+"""Seconds of the stream that runs when SIGTERM comes."""
+
+
+async def _stopped(server: Server) -> Stop:
+    """Return what SIGTERM shows; the first rule sends it."""
+    lifetime = server.lifetime
+    if lifetime is None:
+        skip("it stops the server: needs --command or --container")
+    if lifetime.stopped is None:
+        body, _ = await server.long_stream(min(_RUNNING, server.limits.long))
+        async with server.asking_for(await server.path(stream=True), body) as (connection, task):
+            await connection.begun(2, server.limits.answer)
+            began = time.monotonic()
+            await lifetime.terminate()
+            later: list[Answer] = []
+            while not task.done() and time.monotonic() < began + server.limits.stop:
+                await asyncio.sleep(0.2)
+                later.append(await server.generate(tokens=2))
+            await asyncio.wait([task], timeout=max(0.0, began + server.limits.stop - time.monotonic()))
+            ended = await lifetime.wait(began + server.limits.stop - time.monotonic())
+            seconds = time.monotonic() - began if ended else None
+        lifetime.stopped = Stop(task.result(), later, seconds)
+    return lifetime.stopped
+
+
+@rule("stop.finishes", "After SIGTERM a running stream continues to its end.", sources.CONTAINER, SAGEMAKER, last=True)
+async def stop_finishes(server: Server) -> None:
+    answer = (await _stopped(server)).running
+    expect(answer.ok and answer.is_uncut, "a whole stream", answer)
+    broken = [event for event in answer.events if "error" in event]
+    expect(not broken, "a stream without an error", answer)
+
+
+@rule(
+    "stop.new-work",
+    "After SIGTERM new requests are answered or refused, not cut.",
+    sources.CONTAINER,
+    SAGEMAKER,
+    last=True,
+)
+async def stop_new_work(server: Server) -> None:
+    for answer in (await _stopped(server)).later:
+        refused = answer.status == 503 or (answer.failure and not answer.status)
+        expect(
+            answer.ok or (refused and answer.failure != "timeout"), "an answer, status 503, or no connection", answer
+        )
+
+
+@rule("stop.exit", "The process has ended 30 s after SIGTERM.", sources.CONTAINER, SAGEMAKER, last=True)
+async def stop_exit(server: Server) -> None:
+    if (await _stopped(server)).seconds is None:
+        raise Failed(f"an end {server.limits.stop:g} s after SIGTERM", asked="SIGTERM", got="it still runs")
+
+
+# -- what SageMaker's platform wants of every container: /ping, /invocations, limits, metrics, keys --------------------
+
+
+_BUSY = 8
+"""Streams at once that keep a server busy."""
+
+_SERIES = 2000
+"""Series of metrics that are still few: each becomes a metric of CloudWatch."""
+
+
+@rule("ping.ready", "GET /ping answers 200 when the model can serve.", sources.CONTAINER, SAGEMAKER)
+async def ping_ready(server: Server) -> None:
+    answer = await server.get("/ping")
+    expect(answer.ok, "status 200", answer)
+
+
+async def _streams(server: Server) -> list[asyncio.Task[Answer]]:
+    """Begin the streams beside which something is asked; what they speak is known before."""
+    await server.dialect()
+    return [asyncio.create_task(server.generate(tokens=64, stream=True)) for _ in range(_BUSY)]
+
+
+@rule("ping.in-time", "GET /ping answers within 2 s while requests run.", sources.CONTAINER, SAGEMAKER)
+async def ping_in_time(server: Server) -> None:
+    limit = server.limits.ping
+    busy = await _streams(server)
+    try:
+        for _ in range(5):
+            answer = await server.get("/ping", timeout=limit)
+            expect(answer.ok, f"status 200 within {limit:g} s beside {_BUSY} streams", answer)
+            await asyncio.sleep(0.02)
+    finally:
+        await asyncio.gather(*busy)
+
+
+@rule("ping.connection", "A connection is accepted within 250 ms while requests run.", sources.CONTAINER, SAGEMAKER)
+async def ping_connection(server: Server) -> None:
+    busy = await _streams(server)
+    try:
+        for _ in range(5):
+            start = time.monotonic()
+            try:
+                (await connect(server.asking.url, server.limits.connect)).close()
+            except (OSError, asyncio.TimeoutError):
+                raise Failed(
+                    f"a connection within {server.limits.connect:g} s beside {_BUSY} streams",
+                    Answer("a connection", failure="no connection", seconds=time.monotonic() - start),
+                ) from None
+            await asyncio.sleep(0.02)
+    finally:
+        await asyncio.gather(*busy)
+
+
+@rule("invocations.answers", "POST /invocations answers inputs, messages or prompt.", sources.CONTAINER, SAGEMAKER)
+async def invocations_answers(server: Server) -> None:
+    asked: list[Body] = [
+        {"inputs": PROMPT, "parameters": {"max_new_tokens": 2}},
+        {"model": await server.model(), "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2},
+        {"model": await server.model(), "prompt": PROMPT, "max_tokens": 2},
+    ]
+    answers = [await server.post("/invocations", body) for body in asked]
+    best = min(answers, key=lambda answer: (not answer.ok, answer.status == 404))
+    expect(best.ok, "status 200 for one of inputs, messages, prompt", best)
+    expect(best.value is not None, "JSON", best)
+
+
+@rule(
+    "invocations.headers",
+    "Headers that SageMaker adds, and unknown ones, do not disturb a request.",
+    sources.CONTAINER,
+    SAGEMAKER,
+)
+async def invocations_headers(server: Server) -> None:
+    more = {
+        "X-Amzn-SageMaker-Inference-Id": "conform-1",
+        "X-Amzn-SageMaker-Custom-Attributes": "trace=1",
+        "X-Amzn-SageMaker-Accept": "application/json",
+        "X-Amzn-SageMaker-Something-New": "1",
+        "Accept": "*/*",
+    }
+    expect_answer(await server.generate(headers=more))
+
+
+@rule("invocations.method", "GET /invocations is not answered by the model.", sources.CONTAINER, SAGEMAKER)
+async def invocations_method(server: Server) -> None:
+    answer = await server.get("/invocations")
+    expect(answer.refused, "a status of 400 to 499, as 405", answer)
+
+
+@rule("invocations.whole-length", "A whole answer has a Content-Length or is chunked.", sources.HTTP_1_1)
+async def whole_length(server: Server) -> None:
+    answer = expect_answer(await server.generate())
+    expect(answer.is_uncut, "Content-Length, or Transfer-Encoding: chunked", answer)
+    expect(answer.content_type == "application/json", "the content type application/json", answer)
+
+
+@rule("openai-route.stream", "POST /v1/chat/completions streams server-sent events.", sources.OPENAI_ROUTE, SAGEMAKER)
+async def openai_route(server: Server) -> None:
+    answer = await server.of_profile("openai").generate(tokens=4, stream=True)
+    expect_answer(answer)
+    expect(answer.content_type == "text/event-stream", "the content type text/event-stream", answer)
+
+
+@rule("openai-route.model", "A chat may leave out the model, or leave it empty.", sources.OPENAI_ROUTE, SAGEMAKER)
+async def openai_route_model(server: Server) -> None:
+    for more in ({"model": ""}, {}):
+        body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2, **more}
+        expect_answer(await server.post("/v1/chat/completions", body))
+
+
+@rule("limits.whole-answer", "An answer of 64 tokens is there within 60 s.", sources.CONTAINER, SAGEMAKER)
+async def limits_whole(server: Server) -> None:
+    answer = await server.generate(tokens=64)
+    limit = server.limits.whole
+    expect(answer.ok and answer.seconds < limit, f"a whole answer within {limit:g} s", answer)
+
+
+@rule("limits.long-stream", "A stream of more than 60 s is not cut off: it may take 8 minutes.", sources.FAQ, SAGEMAKER)
+async def limits_long_stream(server: Server) -> None:
+    if not server.asking.slow:
+        skip("it takes a minute: needs --slow")
+    limit = server.limits.whole
+    body, seconds = await server.long_stream(1.25 * limit)
+    if seconds < limit:
+        skip(f"the longest answer here takes {seconds:.0f} s")
+    async with server.asking_for(await server.path(stream=True), body, 8 * limit) as (_, task):
+        answer = await task
+    if answer.failure == "timeout":
+        return  # it lasts
+    expect(answer.ok, "a stream with an end", answer)
+    if answer.seconds < limit:
+        skip(f"the stream ended after {answer.seconds:.0f} s")
+
+
+@rule("limits.payload", "A body of 25 MB is answered.", sources.FAQ, SAGEMAKER)
+async def limits_payload(server: Server) -> None:
+    data = json.dumps(await server.body(tokens=2)).encode()  # JSON may have white space around it
+    data += b" " * (server.limits.payload - len(data))
+    answer = await server.post(await server.path(), data)
+    expect(answer.ok, f"status 200 for {len(data):,} bytes, white space for the most part", answer)
+
+
+@rule("limits.at-once", f"{_BUSY} concurrent requests are answered like a single one.", sources.CONTAINER)
+async def limits_at_once(server: Server) -> None:
+    for answer in await asyncio.gather(*(server.generate(tokens=4) for _ in range(_BUSY))):
+        expect(answer.ok, f"status 200 for each of {_BUSY} at once", answer)
+
+
+# -- metrics -----------------------------------------------------------------------------------------------------
+
+_SAMPLE = re.compile(
+    r"^[a-zA-Z_:][\w:]*"
+    r'(\{([a-zA-Z_]\w*="(?:[^"\\]|\\.)*",? ?)*\})?'
+    r" +(?:[-+]?[0-9.eE+-]+|NaN|[-+]?Inf)( -?\d+)?$",
+    re.ASCII,
+)
+
+
+def samples(answer: Answer) -> dict[str, float]:
+    """Return the values by name with labels."""
+    lines = [line.split(" ") for line in answer.text.splitlines() if line and not line.startswith("#")]
+    found = {}
+    for name, *value in (" ".join(parts).rsplit(" ", 1) for parts in lines):
+        try:
+            found[name] = float(value[0])
+        except (ValueError, IndexError):
+            continue
+    return found
+
+
+async def _metrics(server: Server) -> Answer:
+    answer = await server.metrics()
+    if not answer.ok:
+        skip(f"{server.asking.metrics} has no metrics: see metrics.format")
+    return answer
+
+
+@rule("metrics.format", "/metrics, or MetricsEndpointPath, is in Prometheus' text format.", sources.METRICS, SAGEMAKER)
+async def metrics_format(server: Server) -> None:
+    answer = await server.metrics()
+    expect(answer.ok, "status 200; --metrics names another path", answer)
+    lines = [line for line in answer.text.splitlines() if line and not line.startswith("#")]
+    expect(lines, "metrics", answer)
+    for line in lines:
+        if not _SAMPLE.match(line):
+            raise Failed(f"samples of Prometheus' format; this is none: {line[:200]}", answer)
+
+
+@rule("metrics.few", "The metrics have few series, as CloudWatch gets each.", sources.METRICS, SAGEMAKER)
+async def metrics_few(server: Server) -> None:
+    answer = await _metrics(server)
+    count = len(samples(answer))
+    expect(count <= _SERIES, f"at most {_SERIES} series, not {count}", answer)
+
+
+@rule("metrics.count", "A counter of the metrics grows with each answer.", sources.METRICS, SAGEMAKER)
+async def metrics_count(server: Server) -> None:
+    before = samples(await _metrics(server))
+    for _ in range(3):
+        expect_answer(await server.generate(tokens=2))
+    deadline = time.monotonic() + server.limits.abandoned
+    while True:
+        answer = await _metrics(server)
+        grown = [name for name, value in samples(answer).items() if value - before.get(name, 0.0) == 3]
+        if grown:
+            return
+        if time.monotonic() > deadline:
+            raise Failed("a counter that 3 answers raised by 3", answer)
+        await asyncio.sleep(0.2)
+
+
+# -- keys --------------------------------------------------------------------------------------------------------
+
+ROUTES = (
+    *("/invocations", "/predictions/{model}", "/models/{model}/invoke", "/", "/generate", "/generate_stream"),
+    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/messages/count_tokens", "/v1/responses"),
+    *(
+        "/v1/embeddings",
+        "/tokenize",
+        "/detokenize",
+        "/v2/models/{model}/generate",
+        "/v2/models/{model}/generate_stream",
+    ),
+    *("/adapters", "/v1/load_lora_adapter"),
+)
+"""Routes that somebody's container has; those that a server lacks say 404 or 405."""
+
+
+def _keyed(server: Server) -> None:
+    if not server.asking.key:
+        skip("needs a key: LMI_API_KEY")
+
+
+@rule("key.every-route", "Without a valid key, every POST route answers 401.", sources.OPENAI_ERRORS)
+async def key_every_route(server: Server) -> None:
+    _keyed(server)
+    body = await server.body(tokens=2)
+    wrong = {"authorization": "Bearer wrong", "x-api-key": "wrong"}
+    let_in: dict[str, Answer] = {}
+    for route in ROUTES:
+        path = await server.filled(route)
+        if (await server.post(path, body)).status in (404, 405, 501):
+            continue
+        for headers in ({}, wrong):
+            answer = await server.post(path, body, keyed=False, headers=headers)
+            if answer.status not in (401, 403):
+                let_in.setdefault(path, answer)
+    for answer in let_in.values():
+        raise Failed(f"status 401 without the key on {', '.join(let_in)}", answer)
+
+
+@rule("key.right", "With the key a request is answered.", sources.OPENAI_ERRORS)
+async def key_right(server: Server) -> None:
+    _keyed(server)
+    expect_answer(await server.generate(tokens=2))
+
+
+@rule("key.ping", "/ping needs no key: SageMaker sends none.", sources.CONTAINER, SAGEMAKER)
+async def key_ping(server: Server) -> None:
+    _keyed(server)
+    answer = await server.get("/ping", keyed=False)
+    expect(answer.ok, "status 200 without the key", answer)

@@ -1,0 +1,215 @@
+"""LMI's schema at /invocations: rolling batch as of 0.28, the async handlers as of 0.38."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proof.conform import sources
+from proof.conform.exchange import Answer
+from proof.conform.rule import LMI, expect, expect_answer, expect_details, rule, stop_word
+from proof.conform.server import PROMPT, Server
+
+_0_28, _0_38 = ("lmi-0.28",), ("lmi-0.38",)
+_DEFAULT = 30
+"""New tokens, where a request does not say how many."""
+
+
+def _logprob(server: Server) -> str:
+    return "log_prob" if server.profile == "lmi-0.28" else "logprob"
+
+
+async def _lines(server: Server, **parameters: Any) -> tuple[Answer, list[dict[str, Any]]]:
+    answer = expect_answer(await server.generate(stream=True, more={"parameters": parameters}))
+    expect(answer.events, "lines of JSON", answer)
+    return answer, answer.events
+
+
+@rule("lmi.whole", "A whole answer is an object with generated_text alone.", sources.LMI_SCHEMA, LMI)
+async def whole(server: Server) -> None:
+    answer = expect_answer(await server.generate())
+    expect(set(answer.object) == {"generated_text"}, '{"generated_text": "…"}', answer)
+    expect(isinstance(answer.object["generated_text"], str), "a string as generated_text", answer)
+
+
+@rule("lmi.details", "details has finish_reason, generated_tokens, inputs and tokens.", sources.LMI_SCHEMA, _0_28)
+async def details_0_28(server: Server) -> None:
+    answer, details = await expect_details(server)
+    wanted = {"finish_reason", "generated_tokens", "inputs", "tokens"}
+    expect(wanted <= set(details), f"details with {', '.join(sorted(wanted))}", answer)
+    expect(details["inputs"] == PROMPT, "the prompt as inputs", answer)
+
+
+@rule(
+    "lmi.async-details", "details has finish_reason, generated_tokens, seed, prefill, tokens.", sources.LMI_ASYNC, _0_38
+)
+async def details_0_38(server: Server) -> None:
+    answer, details = await expect_details(server)
+    wanted = {"finish_reason", "generated_tokens", "seed", "prefill", "tokens"}
+    expect(wanted <= set(details), f"details with {', '.join(sorted(wanted))}", answer)
+    expect(details["prefill"] == [], "an empty prefill", answer)
+
+
+@rule("lmi.tokens", "A token of details has id, text and its log-probability.", sources.LMI_SCHEMA, LMI)
+async def tokens(server: Server) -> None:
+    answer, details = await expect_details(server)
+    name = _logprob(server)
+    for token in details.get("tokens") or [{}]:
+        expect(isinstance(token, dict) and {"id", "text", name} <= set(token), f"tokens with id, text, {name}", answer)
+        expect(type(token["id"]) is int and isinstance(token["text"], str), "a number as id, a string as text", answer)
+
+
+@rule("lmi.generated-tokens", "generated_tokens is the number of tokens.", sources.LMI_SCHEMA, LMI)
+async def generated_tokens(server: Server) -> None:
+    answer, details = await expect_details(server)
+    count = len(details.get("tokens") or [])
+    expect(details.get("generated_tokens") == count, f"generated_tokens {count}", answer)
+    expect(count <= 8, "at most max_new_tokens of them, 8", answer)
+
+
+@rule("lmi.finish-reason", "An answer that max_new_tokens ends has the finish_reason length.", sources.LMI_SCHEMA, LMI)
+async def finish_reason(server: Server) -> None:
+    if server.profile == "lmi-0.28":
+        answer, details = await expect_details(server, ignore_eos_token=True)
+    else:  # its whole answers may say null
+        answer, lines = await _lines(server, details=True, ignore_eos_token=True)
+        details = lines[-1].get("details") or {}
+    expect(details.get("finish_reason") == "length", "the finish_reason length", answer)
+
+
+@rule("lmi.default-length", f"Without max_new_tokens an answer has at most {_DEFAULT} tokens.", sources.LMI_SCHEMA, LMI)
+async def default_length(server: Server) -> None:
+    parameters = {"do_sample": False, "details": True, "ignore_eos_token": True}
+    answer = expect_answer(await server.post("/invocations", {"inputs": PROMPT, "parameters": parameters}))
+    details = answer.object.get("details") or {}
+    expect(details.get("generated_tokens") == _DEFAULT, f"{_DEFAULT} generated_tokens", answer)
+
+
+@rule("lmi.full-text", "return_full_text puts the prompt before the text.", sources.LMI_SCHEMA, LMI)
+async def full_text(server: Server) -> None:
+    answer = expect_answer(await server.generate(more={"parameters": {"return_full_text": True}}))
+    text = str(answer.object.get("generated_text"))
+    expect(text.startswith(PROMPT) and len(text) > len(PROMPT), "the prompt, then the text", answer)
+
+
+@rule("lmi.line", "A line of a stream is a token with its log-probability.", sources.LMI_SCHEMA, _0_28)
+async def line_0_28(server: Server) -> None:
+    answer, lines = await _lines(server)
+    for line in lines[:-1]:
+        token = line.get("token")
+        expect(
+            isinstance(token, dict) and {"id", "text", "log_prob"} <= set(token), "token: id, text, log_prob", answer
+        )
+        expect(set(line) == {"token"}, "lines with token alone before the last", answer)
+
+
+@rule(
+    "lmi.async-line",
+    "A line has index, token, generated_text and details, null before the last.",
+    sources.LMI_ASYNC,
+    _0_38,
+)
+async def line_0_38(server: Server) -> None:
+    answer, lines = await _lines(server)
+    wanted = {"index", "token", "generated_text", "details"}
+    for line in lines[:-1]:
+        expect(set(line) == wanted, f"lines with {', '.join(sorted(wanted))}", answer)
+        expect({"id", "text", "logprob"} <= set(line["token"]), "token: id, text, logprob", answer)
+        expect(line["generated_text"] is None and line["details"] is None, "null as generated_text and details", answer)
+
+
+@rule("lmi.last-line", "The last line of a stream has the whole generated_text.", sources.LMI_SCHEMA, LMI)
+async def last_line(server: Server) -> None:
+    answer, lines = await _lines(server)
+    text = "".join(str((line.get("token") or {}).get("text", "")) for line in lines)
+    expect(lines[-1].get("generated_text") == text, f"generated_text {text!r}", answer)
+
+
+@rule("lmi.last-details", "With details the last line has them, without tokens.", sources.LMI_SCHEMA, LMI)
+async def last_details(server: Server) -> None:
+    answer, lines = await _lines(server, details=True)
+    wanted = {"finish_reason", "generated_tokens"} | ({"inputs"} if server.profile == "lmi-0.28" else {"input_length"})
+    details = lines[-1].get("details")
+    expect(isinstance(details, dict) and wanted <= set(details), f"details with {', '.join(sorted(wanted))}", answer)
+
+
+@rule("lmi.blank-lines", "Two empty lines end a stream.", sources.LMI_ASYNC, _0_38)
+async def blank_lines(server: Server) -> None:
+    answer, _ = await _lines(server)
+    expect(answer.body.endswith(b"}\n\n\n"), "two empty lines at the end", answer)
+
+
+@rule("lmi.sse", "output_formatter sse frames a stream as server-sent events.", sources.LMI_SCHEMA, _0_28)
+async def sse(server: Server) -> None:
+    answer, _ = await _lines(server, output_formatter="sse")
+    expect(answer.content_type == "text/event-stream", "the content type text/event-stream", answer)
+    expect(answer.body.startswith(b"data: {"), "data: and JSON", answer)
+
+
+@rule("lmi.error", "An error has status 424 and a body with error and code.", sources.LMI_SCHEMA, LMI)
+async def error(server: Server) -> None:
+    answer = await server.post("/invocations", b'{"inputs": ')
+    expect(answer.status == 424, "status 424", answer)
+    body = answer.object
+    expect(isinstance(body.get("error"), str) and body.get("code") == 424, '{"error": "…", "code": 424}', answer)
+
+
+@rule("lmi.inputs-list", "A list of prompts as inputs is refused.", sources.LMI_SCHEMA, _0_28)
+async def inputs_list(server: Server) -> None:
+    answer = await server.generate(more={"inputs": [PROMPT, PROMPT]})
+    expect(answer.refused, "a status of 400 to 499", answer)
+
+
+@rule("lmi.stop", "stop_sequences (0.38: stop) ends an answer.", sources.LMI_SCHEMA, LMI)
+async def stop(server: Server) -> None:
+    text, word = await stop_word(server)
+    name = "stop_sequences" if server.profile == "lmi-0.28" else "stop"
+    answer = expect_answer(await server.generate(tokens=16, more={"parameters": {name: [word]}}))
+    found, following = str(answer.object.get("generated_text")), text.split()[3]
+    expect(following not in found.partition(word)[2] and len(found) < len(text), f"text up to {word!r}", answer)
+
+
+@rule("lmi.chat", "messages at /invocations are a chat, with choices and usage.", sources.LMI_CHAT, LMI)
+async def chat(server: Server) -> None:
+    body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4, "temperature": 0}
+    answer = expect_answer(await server.post("/invocations", body))
+    match answer.value:
+        case {
+            "object": "chat.completion",
+            "choices": [{"message": {"role": "assistant"}}],
+            "usage": {"completion_tokens": int()},
+        }:
+            return
+    expect(False, "a chat.completion with choices and usage", answer)
+
+
+@rule("lmi.chat-lines", "A chat's stream at /invocations is JSON lines, without [DONE].", sources.LMI_CHAT, LMI)
+async def chat_lines(server: Server) -> None:
+    body = {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4, "temperature": 0, "stream": True}
+    answer = expect_answer(await server.post("/invocations", body))
+    expect(answer.content_type == "application/jsonlines", "the content type application/jsonlines", answer)
+    expect(b"[DONE]" not in answer.body and answer.events, "JSON lines without [DONE]", answer)
+
+
+@rule("lmi.completion", "prompt at /invocations is a completion of vLLM's.", sources.LMI_SERVICE, _0_38)
+async def completion(server: Server) -> None:
+    answer = expect_answer(await server.post("/invocations", {"prompt": PROMPT, "max_tokens": 4, "temperature": 0}))
+    expect(answer.object.get("object") == "text_completion", "a text_completion", answer)
+
+
+@rule("lmi.model-name", "A request for an unknown model is refused.", sources.LMI_SERVICE, _0_38)
+async def model_name(server: Server) -> None:
+    answer = await server.generate(more={"model": "conform-has-no-such-model"})
+    expect(answer.status >= 400, "a status of 400 or more", answer)
+
+
+@rule("lmi.request-id", "An answer has the header x-request-id.", sources.DJL_HTTP, LMI)
+async def request_id(server: Server) -> None:
+    answer = expect_answer(await server.generate())
+    expect(answer.headers.get("x-request-id"), "the header x-request-id", answer)
+
+
+@rule("lmi.unknown-path", "An unknown path gets 404 with code, type and message.", sources.DJL_HTTP, LMI)
+async def unknown_path(server: Server) -> None:
+    answer = await server.post("/conform-no-such-path", {"inputs": PROMPT})
+    expect(answer.status == 404, "status 404", answer)
+    expect({"code", "type", "message"} <= set(answer.object), "code, type and message", answer)

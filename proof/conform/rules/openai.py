@@ -1,0 +1,204 @@
+"""OpenAI's routes: models, chats, completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from proof.conform import sources
+from proof.conform.dialects import piece_of, text_of
+from proof.conform.exchange import Answer
+from proof.conform.rule import expect, expect_answer, rule, stop_word
+from proof.conform.server import PROMPT, Server
+
+OPENAI = ("openai",)
+_CHAT = "/v1/chat/completions"
+_COMPLETIONS = "/v1/completions"
+_REASONS = ("stop", "length", "tool_calls", "content_filter")
+
+
+async def _chunks(server: Server, **more: Any) -> tuple[Answer, list[dict[str, Any]]]:
+    answer = expect_answer(await server.generate(stream=True, more=more))
+    expect(answer.events, "events", answer)
+    return answer, answer.events
+
+
+def _choice(event: dict[str, Any]) -> dict[str, Any]:
+    choices = event.get("choices") or [{}]
+    return choices[0] if isinstance(choices[0], dict) else {}
+
+
+async def _complete(server: Server, tokens: int = 8, **more: Any) -> Answer:
+    body = {"model": await server.model(), "prompt": PROMPT, "max_tokens": tokens, "temperature": 0, **more}
+    return expect_answer(await server.post(_COMPLETIONS, body))
+
+
+def _expect_error(answer: Answer) -> None:
+    error = answer.object.get("error")
+    expect(isinstance(error, dict) and isinstance(error.get("message"), str), '{"error": {"message": "…"}}', answer)
+    assert isinstance(error, dict)
+    expect({"type", "param", "code"} <= set(error), "type, param and code beside message", answer)
+
+
+@rule(
+    "openai.models", "GET /v1/models lists models with id, object, created and owned_by.", sources.OPENAI_MODELS, OPENAI
+)
+async def models(server: Server) -> None:
+    answer = expect_answer(await server.get("/v1/models"))
+    match answer.value:
+        case {"object": "list", "data": [{"id": str(), "object": "model", "created": int(), "owned_by": str()}, *_]}:
+            return
+    expect(False, "a list of models with id, object, created, owned_by", answer)
+
+
+@rule("openai.chat", "A chat's answer has id, object, created, model, choices and usage.", sources.OPENAI_CHAT, OPENAI)
+async def chat(server: Server) -> None:
+    answer = expect_answer(await server.generate())
+    wanted = {"id", "object", "created", "model", "choices", "usage"}
+    expect(wanted <= set(answer.object), ", ".join(sorted(wanted)), answer)
+    expect(answer.object["object"] == "chat.completion" and answer.object["id"], "a chat.completion with an id", answer)
+    match _choice(answer.object):
+        case {"index": 0, "message": {"role": "assistant", "content": _}, "finish_reason": str()}:
+            return
+    expect(False, "a choice with index, message, finish_reason", answer)
+
+
+@rule("openai.usage", "usage adds up: prompt and completion tokens are the total.", sources.OPENAI_CHAT, OPENAI)
+async def usage(server: Server) -> None:
+    answer = expect_answer(await server.generate())
+    match answer.object.get("usage"):
+        case {"prompt_tokens": int(a), "completion_tokens": int(b), "total_tokens": int(c)} if (
+            a > 0 and 0 < b <= 8 and a + b == c
+        ):
+            return
+    expect(False, "prompt_tokens + completion_tokens = total_tokens, at most 8 of them new", answer)
+
+
+@rule(
+    "openai.finish-reason", "An answer that max_tokens ends has the finish_reason length.", sources.OPENAI_CHAT, OPENAI
+)
+async def finish_reason(server: Server) -> None:
+    answer = expect_answer(await server.generate(tokens=2))
+    expect(_choice(answer.object).get("finish_reason") == "length", "the finish_reason length", answer)
+
+
+@rule(
+    "openai.max-completion-tokens",
+    "max_completion_tokens limits an answer as max_tokens does.",
+    sources.OPENAI_CHAT,
+    OPENAI,
+)
+async def max_completion_tokens(server: Server) -> None:
+    body = await server.body()
+    del body["max_tokens"]
+    answer = expect_answer(await server.post(_CHAT, {**body, "max_completion_tokens": 3}))
+    count = (answer.object.get("usage") or {}).get("completion_tokens")
+    expect(isinstance(count, int) and count <= 3, "at most 3 completion_tokens", answer)
+
+
+@rule("openai.chunks", "A chunk is a chat.completion.chunk with the id that all have.", sources.OPENAI_STREAM, OPENAI)
+async def chunks(server: Server) -> None:
+    answer, found = await _chunks(server)
+    expect(all(event.get("object") == "chat.completion.chunk" for event in found), "chat.completion.chunk", answer)
+    expect(len({event.get("id") for event in found}) == 1 and found[0].get("id"), "one id in all chunks", answer)
+
+
+@rule("openai.role", "The first chunk has the role assistant.", sources.OPENAI_STREAM, OPENAI)
+async def role(server: Server) -> None:
+    answer, found = await _chunks(server)
+    expect((_choice(found[0]).get("delta") or {}).get("role") == "assistant", "the role assistant", answer)
+
+
+@rule("openai.done", "A stream ends with data: [DONE].", sources.OPENAI_STREAM, OPENAI)
+async def done(server: Server) -> None:
+    answer, _ = await _chunks(server)
+    expect(answer.text.rstrip().endswith("data: [DONE]"), "data: [DONE] at the end", answer)
+
+
+@rule(
+    "openai.last-chunk",
+    "One chunk has a finish_reason, and it is the last with a choice.",
+    sources.OPENAI_STREAM,
+    OPENAI,
+)
+async def last_chunk(server: Server) -> None:
+    answer, found = await _chunks(server)
+    reasons = [_choice(event).get("finish_reason") for event in found if event.get("choices")]
+    expect(reasons and reasons[-1] in _REASONS, "a finish_reason at the end", answer)
+    expect(not any(reasons[:-1]), "null as finish_reason before", answer)
+
+
+@rule("openai.stream-usage", "include_usage adds one chunk with usage and no choices.", sources.OPENAI_STREAM, OPENAI)
+async def stream_usage(server: Server) -> None:
+    answer, found = await _chunks(server, stream_options={"include_usage": True})
+    counted = [event for event in found if event.get("usage")]
+    expect(len(counted) == 1 and counted[0] is found[-1], "usage in the last chunk alone", answer)
+    expect(found[-1].get("choices") == [], "an empty list of choices there", answer)
+
+
+@rule("openai.no-usage", "Without include_usage no chunk counts tokens.", sources.OPENAI_STREAM, OPENAI)
+async def no_usage(server: Server) -> None:
+    answer, found = await _chunks(server)
+    expect(not any(event.get("usage") for event in found), "no usage", answer)
+
+
+@rule("openai.error", "A refusal has error with message, type, param and code.", sources.OPENAI_ERRORS, OPENAI)
+async def error(server: Server) -> None:
+    answer = await server.generate(more={"temperature": "hot"})
+    expect(answer.status in (400, 422), "status 400", answer)
+    _expect_error(answer)
+
+
+@rule("openai.error-status", "Bad values get 400.", sources.OPENAI_ERRORS, OPENAI)
+async def error_status(server: Server) -> None:
+    for more in ({"temperature": -1}, {"max_tokens": "many"}, {"messages": 7}):
+        answer = await server.generate(more=more)
+        expect(answer.status == 400, "status 400", answer)
+
+
+@rule("openai.unknown-model", "An unknown model gets 404.", sources.OPENAI_ERRORS, OPENAI)
+async def unknown_model(server: Server) -> None:
+    answer = await server.generate(more={"model": "conform-has-no-such-model"})
+    expect(answer.status == 404, "status 404", answer)
+    _expect_error(answer)
+
+
+@rule("openai.stop", "A stop sequence ends the text and is not part of it.", sources.OPENAI_CHAT, OPENAI)
+async def stop(server: Server) -> None:
+    _, word = await stop_word(server)
+    for value in (word, [word]):
+        answer = expect_answer(await server.generate(tokens=16, more={"stop": value}))
+        expect(word not in str(text_of(answer.value)), f"text before {word!r}", answer)
+        expect(_choice(answer.object).get("finish_reason") == "stop", "the finish_reason stop", answer)
+
+
+@rule("openai.content-parts", "A message's content may be a list of parts.", sources.OPENAI_CHAT, OPENAI)
+async def content_parts(server: Server) -> None:
+    parts = [{"type": "text", "text": PROMPT}]
+    expect_answer(await server.generate(more={"messages": [{"role": "user", "content": parts}]}))
+
+
+@rule("openai.completion", "POST /v1/completions answers a text_completion.", sources.OPENAI_COMPLETIONS, OPENAI)
+async def completion(server: Server) -> None:
+    answer = await _complete(server)
+    match answer.value:
+        case {"id": str(), "object": "text_completion", "choices": [{"index": 0, "text": str()}], "usage": dict()}:
+            return
+    expect(False, "a text_completion with choices and usage", answer)
+
+
+@rule(
+    "openai.completion-stream",
+    "A completion's stream has pieces of text, then [DONE].",
+    sources.OPENAI_COMPLETIONS,
+    OPENAI,
+)
+async def completion_stream(server: Server) -> None:
+    answer = await _complete(server, stream=True)
+    expect("".join(map(piece_of, answer.events)), "pieces of text", answer)
+    expect(answer.text.rstrip().endswith("data: [DONE]"), "data: [DONE] at the end", answer)
+
+
+@rule("openai.completion-echo", "echo puts the prompt before the text.", sources.OPENAI_COMPLETIONS, OPENAI)
+async def completion_echo(server: Server) -> None:
+    answer = await _complete(server, echo=True)
+    expect(str(text_of(answer.value)).startswith(PROMPT), "the prompt, then the text", answer)

@@ -1,0 +1,399 @@
+"""Rules of every API: streams, bad input, and clients that disconnect."""
+
+from __future__ import annotations
+
+import asyncio
+import codecs
+import json
+import math
+import re
+import time
+from collections.abc import Awaitable, Callable
+
+from proof.conform import sources
+from proof.conform.dialects import Body, change, piece_of, text_of
+from proof.conform.exchange import Answer
+from proof.conform.rule import Failed, expect, expect_answer, rule, skip
+from proof.conform.rules.hosting import samples
+from proof.conform.server import PROMPT, Server
+
+_ENOUGH = 0.05
+"""Seconds of a stream whose pace can be seen."""
+
+
+async def stream(server: Server, tokens: int = 8) -> Answer:
+    answer = expect_answer(await server.generate(tokens=tokens, stream=True))
+    expect(answer.events, "a stream of JSON lines or events", answer)
+    return answer
+
+
+@rule("stream.token-by-token", "A stream is sent token by token, not held back until its end.", sources.STREAM)
+async def token_by_token(server: Server) -> None:
+    answer = None
+    for tokens in (16, 64, 256):
+        found = await server.generate(tokens=tokens, stream=True)
+        if not found.ok or len(found.arrivals) < 4:
+            break
+        answer = found
+        total, middle = answer.arrivals[-1], answer.arrivals[len(answer.arrivals) // 2]
+        if total >= _ENOUGH and total - middle >= 0.2 * total:
+            return
+    if answer is None:
+        raise Failed("a stream of several tokens", found)
+    if answer.arrivals[-1] < _ENOUGH:
+        skip(f"{len(answer.arrivals)} tokens came within {1000 * answer.arrivals[-1]:.0f} ms: too fast to tell")
+    half, total = answer.arrivals[len(answer.arrivals) // 2], answer.arrivals[-1]
+    raise Failed(
+        f"half of the {len(answer.arrivals)} events well before the end; they came after {half:.3f} s of {total:.3f}",
+        answer,
+    )
+
+
+@rule("stream.one-a-token", "A stream has an event for each token, not a few large ones.", sources.STREAM)
+async def one_a_token(server: Server) -> None:
+    answer = await stream(server, 16)
+    count = len([event for event in answer.events if piece_of(event) or "token" in event])
+    expect(count >= 8, f"about 16 events with text for 16 tokens, not {count}", answer)
+
+
+@rule("stream.chunked", "A stream is chunked: it has no Content-Length.", sources.HTTP_1_1)
+async def chunked(server: Server) -> None:
+    answer = await stream(server)
+    expect("content-length" not in answer.headers, "no Content-Length", answer)
+    expect("chunked" in answer.headers.get("transfer-encoding", ""), "Transfer-Encoding: chunked", answer)
+
+
+@rule("stream.content-type", "A stream's content type is that of its framing.", sources.STREAM)
+async def content_type(server: Server) -> None:
+    answer = await stream(server)
+    wanted = (await server.dialect()).content_type
+    known = (wanted,) if wanted else ("application/jsonlines", "application/x-ndjson", "text/event-stream")
+    expect(answer.content_type in known, f"the content type {' or '.join(known)}", answer)
+    lines = [line for line in answer.text.split("\n") if line.strip()]
+    is_sse = answer.content_type == "text/event-stream"
+    fields = ("data:", "event:", ":", "id:", "retry:")
+    framed = [line for line in lines if line.startswith(fields)]
+    expect(len(framed) == (len(lines) if is_sse else 0), f"lines framed as {answer.content_type}", answer)
+
+
+@rule("stream.clean-end", "A stream ends with HTTP's last chunk: it is not cut.", sources.STREAM)
+async def clean_end(server: Server) -> None:
+    answer = await server.generate(tokens=8, stream=True)
+    expect(answer.status == 200 and answer.is_uncut, "status 200 and a last chunk", answer)
+
+
+@rule("stream.same-text", "A greedy stream's pieces add up to the whole answer's text.", sources.STREAM)
+async def same_text(server: Server) -> None:
+    whole = expect_answer(await server.generate(tokens=12))
+    if whole.value != (again := await server.generate(tokens=12)).value and text_of(whole.value) != text_of(
+        again.value
+    ):
+        skip("two greedy answers differ")
+    answer = await stream(server, 12)
+    text = text_of(whole.value)
+    expect(text is not None, "a whole answer with text", whole)
+    pieces = "".join(map(piece_of, answer.events))
+    wanted = (text or "").removeprefix(PROMPT)
+    expect(
+        pieces.strip() in (wanted.strip(), (text or "").strip()),
+        f"pieces that make {text!r}; they make {pieces!r}",
+        answer,
+    )
+
+
+@rule("stream.characters", "Every event is valid UTF-8: no character is split over two events.", sources.SSE)
+async def characters(server: Server) -> None:
+    prompt = "日本語 ünï 👩‍🚀 façade 東京 🙂 naïve Ω " * 2
+    answer = expect_answer(await server.generate(prompt, 24, stream=True))
+    try:
+        codecs.decode(answer.body, "utf-8", "strict")
+    except UnicodeDecodeError as error:
+        raise Failed(f"UTF-8; byte {error.start} is none", answer) from None
+    pieces = list(map(piece_of, answer.events))
+    for piece in pieces[:-1]:  # the last one may end amid a character, as max_tokens ends it
+        expect("\ufffd" not in piece, f"whole characters, not {piece!r}", answer)
+
+
+@rule("stream.refused-before", "A bad parameter of a stream is refused before the stream begins.", sources.STREAM)
+async def refused_before(server: Server) -> None:
+    dialect = await server.dialect()
+    body = change(await server.body(stream=True), dialect.temperature, -1)
+    answer = await server.post(await server.path(stream=True), body)
+    if dialect.refuses_in_stream:
+        expect(answer.ok and any("error" in event for event in answer.events), "an event with the error", answer)
+    else:
+        expect(answer.refused, "a status of 400 to 499", answer)
+
+
+# -- bad input by class: the client is told, with a status of 400 to 499, and nobody else loses anything ---------------
+
+
+_DEEP = 50_000
+"""Objects within objects."""
+
+_LONG = 3_000_000
+"""Words, more than contexts hold."""
+
+
+async def _refuses(server: Server, data: bytes) -> None:
+    """Send a bad body; the next good one must be answered."""
+    answer = await server.post(await server.path(), data)
+    expect(answer.refused, "a status of 400 to 499", answer)
+    await _expect_alive(server, answer)
+
+
+async def _survives(server: Server, data: bytes) -> None:
+    """Send a doubtful body, which may be refused or answered; the next good one must be answered."""
+    answer = await server.post(await server.path(), data)
+    _expect_refused_or_answered(answer)
+    await _expect_alive(server, answer)
+
+
+def _expect_refused_or_answered(answer: Answer) -> None:
+    expect(answer.refused or answer.ok, "an answer, or a status of 400 to 499", answer)
+
+
+async def _expect_alive(server: Server, before: Answer) -> None:
+    after = await server.generate(tokens=2)
+    expect(after.ok, f"an answer to a good request after {before.asked}", after)
+
+
+@rule("bad.not-json", "A body that is not JSON is refused.", sources.HTTP)
+async def not_json(server: Server) -> None:
+    await _refuses(server, b'{"inputs": "one two", "messages": [')
+
+
+@rule("bad.empty", "An empty body is refused.", sources.HTTP)
+async def empty(server: Server) -> None:
+    await _refuses(server, b"")
+
+
+@rule("bad.not-an-object", "JSON that is not an object is refused.", sources.HTTP)
+async def not_an_object(server: Server) -> None:
+    await _refuses(server, b"[1, 2, 3]")
+
+
+@rule("bad.utf-8", "A body that is not UTF-8 is refused.", sources.JSON)
+async def not_utf_8(server: Server) -> None:
+    data = json.dumps(await server.body("one \ufffd two")).encode()
+    await _refuses(server, data.replace(b"\\ufffd", b"\xff\xfe"))
+
+
+@rule("bad.surrogate", "Half of a surrogate pair is refused or answered, and does not fail the server.", sources.JSON)
+async def surrogate(server: Server) -> None:
+    data = json.dumps(await server.body("one \ufffd two")).encode().replace(b"\\ufffd", b"\\ud800")
+    await _survives(server, data)
+
+
+@rule("bad.deep", f"JSON of {_DEEP:,} levels is refused or answered, and does not fail the server.", sources.JSON)
+async def deep(server: Server) -> None:
+    data = json.dumps(await server.body()).encode()
+    nested = b'{"a":' * _DEEP + b"1" + b"}" * _DEEP
+    await _survives(server, data[:-1] + b', "conform": ' + nested + b"}")
+
+
+@rule("bad.no-prompt", "A body without its prompt is refused.", sources.HTTP)
+async def no_prompt(server: Server) -> None:
+    body = await server.body()
+    body.pop((await server.dialect()).prompt)
+    await _refuses(server, json.dumps(body).encode())
+
+
+@rule("bad.prompt-type", "A prompt that is a number is refused.", sources.HTTP)
+async def prompt_type(server: Server) -> None:
+    body = change(await server.body(), ((await server.dialect()).prompt,), 7)
+    await _refuses(server, json.dumps(body).encode())
+
+
+@rule("bad.parameter-type", "A token limit that is not a number is refused.", sources.HTTP)
+async def parameter_type(server: Server) -> None:
+    body = change(await server.body(), (await server.dialect()).tokens, "many")
+    await _refuses(server, json.dumps(body).encode())
+
+
+@rule("bad.parameter-range", "A limit of -1 tokens is refused.", sources.HTTP)
+async def parameter_range(server: Server) -> None:
+    body = change(await server.body(), (await server.dialect()).tokens, -1)
+    await _refuses(server, json.dumps(body).encode())
+
+
+@rule(
+    "bad.parameter-huge", "A limit of 10^30 tokens is refused or reached, and does not fail the server.", sources.HTTP
+)
+async def parameter_huge(server: Server) -> None:
+    body = change(await server.body(), (await server.dialect()).tokens, 10**30)
+    async with server.asking_for(await server.path(), body) as (_, task):
+        done, _ = await asyncio.wait([task], timeout=min(5.0, server.limits.answer))
+        if done:
+            _expect_refused_or_answered(task.result())
+    await _expect_alive(server, task.result())
+
+
+@rule("bad.too-long", "A prompt that is longer than the model's context is refused.", sources.HTTP)
+async def too_long(server: Server) -> None:
+    body = await server.body("a " * _LONG)
+    answer = await server.post(await server.path(), body)
+    expect(answer.refused, f"a status of 400 to 499 for {_LONG:,} words", answer)
+
+
+@rule("bad.told", "A refusal has a body that explains it.", sources.INVOKE)
+async def told(server: Server) -> None:
+    body = change(await server.body(), (await server.dialect()).tokens, "many")
+    answer = await server.post(await server.path(), body)
+    if not answer.refused:
+        skip("nothing was refused: see bad.parameter-type")
+    expect(len(answer.text.strip()) >= 8, "a body that says what is wrong", answer)
+
+
+@rule("bad.alone", "Bad requests do not disturb those that run beside them.", sources.HTTP)
+async def alone(server: Server) -> None:
+    wanted = text_of(expect_answer(await server.generate(tokens=16)).value)
+    dialect, path = await server.dialect(), await server.path()
+    bad = change(await server.body(), dialect.temperature, -1)
+    worse = change(await server.body(), dialect.tokens, "many")
+    good = [server.generate(tokens=16) for _ in range(4)]
+    asked = [server.post(path, bad), *good[:2], server.post(path, worse), *good[2:], server.post(path, b"{")]
+    answers = await asyncio.gather(*asked)
+    for answer in (*answers[1:3], *answers[4:6], await server.generate(tokens=16)):
+        expect(answer.ok and text_of(answer.value) == wanted, f"the text {wanted!r}", answer)
+
+
+# -- clients that go: the engine must stop, as a gauge of its metrics shows, or else the server's speed ----------------
+
+
+_GAUGES = re.compile(
+    r"vllm:num_requests_running|lmi_active_sequences|tgi_batch_current_size|llamacpp:requests_processing"
+    r"|dynamo_(frontend|component)_inflight_requests|sglang:num_running_reqs|trtllm_num_requests_running"
+)
+"""Gauges of requests that engines compute, by the servers that have them."""
+
+_CROWD = 4
+"""Abandoned requests, where only the server's speed can show them."""
+
+
+@rule("disconnect.stream", "The engine stops when the client of a stream disconnects.", sources.HTTP)
+async def disconnect_stream(server: Server) -> None:
+    body, seconds = await server.long_stream(server.limits.long)
+    await _abandon(server, await server.path(stream=True), body, seconds)
+
+
+@rule("disconnect.whole", "The engine stops when the client of a whole answer disconnects.", sources.HTTP)
+async def disconnect_whole(server: Server) -> None:
+    body, seconds = await server.long_stream(server.limits.long)
+    body = {name: value for name, value in body.items() if name != "stream"}
+    await _abandon(server, await server.path(), body, seconds)
+
+
+async def _abandon(server: Server, path: str, body: Body, seconds: float) -> None:
+    """Ask, go away, and see that the engine stops before the answer's own end, `seconds` after its beginning."""
+    if await _running(server) is None:
+        await _by_speed(server, path, body, seconds)
+        return
+    idle = await _steady(server)
+    hidden = f"no gauge of {server.asking.metrics} shows the request"
+    start = time.monotonic()
+    async with server.asking_for(path, body) as (_, task):
+        while (await _running(server) or 0.0) <= idle:
+            if task.done():
+                skip(f"{hidden}: it ended after {task.result().seconds:.1f} s")
+            if time.monotonic() - start > server.limits.answer:
+                skip(hidden)
+            await asyncio.sleep(0.01)
+    gone = time.monotonic()
+    until = min(gone + server.limits.abandoned, start + 0.8 * seconds)
+    if until < gone + 0.1:
+        skip(f"answers of {seconds:.1f} s end too soon to see it")
+    while (running := await _running(server) or 0.0) > idle:
+        if time.monotonic() > until:
+            raise Failed(
+                f"no request that runs {until - gone:.1f} s after its client went",
+                asked=f"POST {path}, a request of {seconds:.0f} s, cut off while it ran",
+                got=f"{running - idle:g} more than before, by the gauge of {server.asking.metrics}",
+            )
+        await asyncio.sleep(0.02)
+
+
+async def _running(server: Server) -> float | None:
+    """Return the number of requests that the engine computes; None where no gauge says it."""
+    answer = await server.metrics()
+    found = [value for name, value in samples(answer).items() if _GAUGES.match(name)] if answer.ok else []
+    return max(found) if found else None
+
+
+async def _steady(server: Server) -> float:
+    """Return the gauge when earlier requests have ended."""
+    lowest = await _running(server) or 0.0
+    for _ in range(10):
+        if not lowest:
+            break
+        await asyncio.sleep(0.1)
+        lowest = min(lowest, await _running(server) or 0.0)
+    return lowest
+
+
+async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> None:
+    """See twice that a server that a crowd slows down is fast again when the crowd is gone: times alone may deceive."""
+    found = [await _slow_after_a_crowd(server, path, body, seconds) for _ in range(2)]
+    if all(found):
+        raise Failed(
+            "the speed of before, once the clients have gone",
+            asked=f"POST {path}, {_CROWD} requests of {seconds:.0f} s, cut off while they ran",
+            got=found[-1],
+        )
+    if any(found):
+        skip("one trial of two says so: something else keeps the machine busy")
+
+
+async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: float) -> str:
+    """Return what shows that the answers of a crowd that went were computed; empty where it shows that they were not.
+
+    The server is slow then, and fast again later; one that stays slow has other work.
+    """
+
+    async def one() -> float:
+        return expect_answer(await server.generate(tokens=16)).seconds
+
+    async def fastest() -> float:
+        return min([await one() for _ in range(3)])
+
+    alone = await fastest()
+    start = time.monotonic()
+    crowded = await _beside(server, path, body, fastest)
+    if crowded < 1.5 * alone:
+        skip(f"{server.asking.metrics} has no gauge of running requests, and a crowd does not slow the server down")
+    gone = time.monotonic()
+    left = seconds - (gone - start) * alone / crowded  # what the crowd would take yet, were each alone: at least
+    await asyncio.sleep(min(0.5, server.limits.abandoned))
+    fast = math.sqrt(alone * crowded)
+    after: list[float] = []
+    while len(after) < 3:
+        after.append(await one())
+        if after[-1] <= fast:
+            if time.monotonic() > gone + 0.8 * left:
+                skip(f"answers of {seconds:.1f} s end too soon to see it")
+            return ""
+    until = gone + min(server.limits.patience, 2 * left * crowded / alone)
+    while await one() > fast:
+        if time.monotonic() > until:
+            skip("the server stays slow when the answers must have ended: something else keeps it busy")
+    return (
+        f"an answer took {alone:.2f} s alone, {crowded:.2f} s beside them, {min(after):.2f} s when they were cut off; "
+        f"it was fast again {time.monotonic() - gone:.0f} s later"
+    )
+
+
+async def _beside(server: Server, path: str, body: Body, measure: Callable[[], Awaitable[float]]) -> float:
+    """Measure while a crowd is answered."""
+
+    async def one(until: asyncio.Event) -> None:
+        async with server.asking_for(path, body):
+            await until.wait()
+
+    until = asyncio.Event()
+    crowd = [asyncio.ensure_future(one(until)) for _ in range(_CROWD)]
+    try:
+        await asyncio.sleep(0.1)
+        return await measure()
+    finally:
+        until.set()
+        await asyncio.gather(*crowd, return_exceptions=True)

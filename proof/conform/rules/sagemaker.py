@@ -1,0 +1,140 @@
+"""Sessions and adapters, as SageMaker and LMI have them."""
+
+from __future__ import annotations
+
+import re
+
+from proof.conform import sources
+from proof.conform.exchange import Answer
+from proof.conform.rule import LMI, expect, expect_answer, rule, skip
+from proof.conform.server import Server
+
+_STATEFUL = ("sagemaker", "lmi-0.38")
+_WITH_ADAPTERS = ("sagemaker", *LMI)
+_SESSION = "X-Amzn-SageMaker-Session-Id"
+_ADAPTER = "X-Amzn-SageMaker-Adapter-Identifier"
+_EXPIRES = re.compile(r"([^;\s]+); *Expires=\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
+
+
+async def _open(server: Server) -> tuple[Answer, str]:
+    """Open a session, and return the answer with the session's id."""
+    answer = await server.post("/invocations", {"requestType": "NEW_SESSION"})
+    if not answer.ok:
+        skip(f"it opens no sessions: {answer.got}")
+    lmi = server.profile == "lmi-0.38"
+    name = _SESSION if lmi else "X-Amzn-SageMaker-New-Session-Id"
+    found = _EXPIRES.fullmatch(answer.headers.get(name.lower(), ""))
+    expect(found, f"the header {name}: ID; Expires=2026-11-24T10:00:00Z", answer)
+    assert found is not None
+    return answer, found[1]
+
+
+async def _in_session(server: Server, session: str) -> Answer:
+    return await server.generate(tokens=2, headers={_SESSION: session})
+
+
+async def _close(server: Server, session: str) -> Answer:
+    return await server.post("/invocations", {"requestType": "CLOSE"}, headers={_SESSION: session})
+
+
+def _expect_unknown(server: Server, answer: Answer) -> None:
+    if server.profile == "lmi-0.38":
+        expect(answer.status == 424, "status 424", answer)
+    else:
+        expect(answer.refused, "a status of 400 to 499", answer)
+
+
+@rule("sessions.open", "NEW_SESSION opens a session, whose id and expiry a header has.", sources.SESSIONS, _STATEFUL)
+async def sessions_open(server: Server) -> None:
+    answer, session = await _open(server)
+    await _close(server, session)
+    expect(session in str(answer.object.get("result", session)), "the session's id in result", answer)
+
+
+@rule("sessions.use", "Requests with the session's id are answered.", sources.SESSIONS, _STATEFUL)
+async def sessions_use(server: Server) -> None:
+    _, session = await _open(server)
+    answer = await _in_session(server, session)
+    await _close(server, session)
+    expect_answer(answer)
+
+
+@rule("sessions.close", "CLOSE closes a session and names it in a header.", sources.SESSIONS, _STATEFUL)
+async def sessions_close(server: Server) -> None:
+    _, session = await _open(server)
+    answer = expect_answer(await _close(server, session))
+    name = "X-Amzn-SageMaker-Closed-Session-Id"
+    expect(answer.headers.get(name.lower()) == session, f"the header {name}: {session}", answer)
+
+
+@rule("sessions.closed", "Requests for a closed session are refused.", sources.SESSIONS, _STATEFUL)
+async def sessions_closed(server: Server) -> None:
+    _, session = await _open(server)
+    await _close(server, session)
+    _expect_unknown(server, await _in_session(server, session))
+
+
+@rule("sessions.unknown", "Requests for an unknown session are refused.", sources.SESSIONS, _STATEFUL)
+async def sessions_unknown(server: Server) -> None:
+    _, session = await _open(server)
+    await _close(server, session)
+    _expect_unknown(server, await _in_session(server, "00000000-0000-4000-8000-000000000000"))
+
+
+# -- adapters ----------------------------------------------------------------------------------------------------
+
+
+def _adapter(server: Server) -> tuple[str, str]:
+    name, _, directory = server.asking.adapter.partition("=")
+    if not directory:
+        skip("needs an adapter: --adapter NAME=DIRECTORY")
+    return name, directory
+
+
+async def _with_adapter(server: Server, name: str) -> Answer:
+    return await server.generate(tokens=2, headers={_ADAPTER: name})
+
+
+async def _register(server: Server) -> Answer:
+    name, directory = _adapter(server)
+    await server.ask("DELETE", f"/adapters/{name}")
+    return await server.post("/adapters", {"name": name, "src": directory})
+
+
+@rule("adapters.unknown", "A request for an unknown adapter is refused.", sources.STANDARDS, _WITH_ADAPTERS)
+async def adapters_unknown(server: Server) -> None:
+    answer = await _with_adapter(server, "conform-has-no-such-adapter")
+    expect(answer.refused, "a status of 400 to 499, not the model's own answer", answer)
+
+
+@rule("adapters.register", "POST /adapters registers an adapter by name and src.", sources.STANDARDS, _WITH_ADAPTERS)
+async def adapters_register(server: Server) -> None:
+    answer = await _register(server)
+    expect(answer.ok, "status 200", answer)
+
+
+@rule("adapters.use", "Its name in SageMaker's header chooses the adapter.", sources.ADAPTERS, _WITH_ADAPTERS)
+async def adapters_use(server: Server) -> None:
+    name, _ = _adapter(server)
+    await _register(server)
+    expect_answer(await _with_adapter(server, name))
+
+
+@rule(
+    "adapters.delete", "DELETE /adapters/NAME drops it: requests for it are refused.", sources.STANDARDS, _WITH_ADAPTERS
+)
+async def adapters_delete(server: Server) -> None:
+    name, _ = _adapter(server)
+    await _register(server)
+    answer = await server.ask("DELETE", f"/adapters/{name}")
+    expect(answer.ok, "status 200", answer)
+    answer = await _with_adapter(server, name)
+    expect(answer.refused, "a status of 400 to 499 after DELETE", answer)
+
+
+@rule("adapters.delete-unknown", "DELETE of an unknown adapter is refused.", sources.STANDARDS, _WITH_ADAPTERS)
+async def adapters_delete_unknown(server: Server) -> None:
+    answer = await server.ask("DELETE", "/adapters/conform-has-no-such-adapter")
+    expect(answer.refused, "a status of 400 to 499", answer)
+    if answer.status == 405:
+        skip("it has no such route")

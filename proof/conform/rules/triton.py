@@ -1,0 +1,101 @@
+"""Triton's generate extension, and the health routes of the protocol that it extends."""
+
+from __future__ import annotations
+
+from proof.conform import sources
+from proof.conform.exchange import Answer
+from proof.conform.rule import expect, expect_answer, rule
+from proof.conform.server import PROMPT, Server
+
+TRITON = ("triton",)
+
+
+@rule("triton.live", "GET /v2/health/live and /ready answer 200.", sources.KSERVE, TRITON)
+async def live(server: Server) -> None:
+    for path in ("/v2/health/live", "/v2/health/ready"):
+        answer = await server.get(path)
+        expect(answer.ok, "status 200", answer)
+
+
+@rule("triton.ready", "GET /v2/models/NAME/ready answers 200, and not for an unknown model.", sources.KSERVE, TRITON)
+async def ready(server: Server) -> None:
+    answer = await server.get(await server.filled("/v2/models/{model}/ready"))
+    expect(answer.ok, "status 200", answer)
+    answer = await server.get("/v2/models/conform-has-no-such-model/ready")
+    expect(answer.refused, "a status of 400 to 499", answer)
+
+
+@rule(
+    "triton.metadata", "GET /v2/models/NAME has name, versions, platform, inputs and outputs.", sources.KSERVE, TRITON
+)
+async def metadata(server: Server) -> None:
+    answer = expect_answer(await server.get(await server.filled("/v2/models/{model}")))
+    wanted = {"name", "versions", "platform", "inputs", "outputs"}
+    expect(wanted <= set(answer.object), ", ".join(sorted(wanted)), answer)
+
+
+@rule("triton.server", "GET /v2 has name, version and extensions, generate among them.", sources.KSERVE, TRITON)
+async def server_metadata(server: Server) -> None:
+    answer = expect_answer(await server.get("/v2"))
+    expect({"name", "version", "extensions"} <= set(answer.object), "name, version, extensions", answer)
+
+
+@rule("triton.generate", "An answer has model_name, model_version (a string) and text_output.", sources.TRITON, TRITON)
+async def generate(server: Server) -> None:
+    answer = expect_answer(await server.generate())
+    match answer.value:
+        case {"model_name": str(), "model_version": str(), "text_output": str()}:
+            return
+    expect(False, "model_name, model_version, text_output as strings", answer)
+
+
+@rule("triton.id", "id comes back in the answer, and only where it was sent.", sources.TRITON, TRITON)
+async def id_(server: Server) -> None:
+    answer = expect_answer(await server.generate(more={"id": "42"}))
+    expect(answer.object.get("id") == "42", 'id "42"', answer)
+    answer = expect_answer(await server.generate())
+    expect("id" not in answer.object, "no id", answer)
+
+
+@rule("triton.stream", "Each event of a stream has model_name, model_version and text_output.", sources.TRITON, TRITON)
+async def stream(server: Server) -> None:
+    answer = expect_answer(await server.generate(stream=True))
+    expect(answer.events and b"[DONE]" not in answer.body, "events without [DONE]", answer)
+    for event in answer.events:
+        expect({"model_name", "model_version", "text_output"} <= set(event), "all three in each event", answer)
+
+
+@rule("triton.parameters", "Inputs may be in parameters.", sources.TRITON, TRITON)
+async def parameters(server: Server) -> None:
+    body = {"text_input": PROMPT, "parameters": {"max_tokens": 2}}
+    expect_answer(await server.post(await server.path(), body))
+
+
+@rule("triton.nested", "An unknown name with an object is refused.", sources.TRITON, TRITON)
+async def nested(server: Server) -> None:
+    answer = await server.generate(more={"conform": {"a": 1}})
+    expect(answer.status == 400, "status 400", answer)
+
+
+def _expect_error(answer: Answer) -> None:
+    expect(isinstance(answer.object.get("error"), str), '{"error": "…"}', answer)
+
+
+@rule("triton.error", 'An error is {"error": "…"} with a status of 400 or more.', sources.TRITON, TRITON)
+async def error(server: Server) -> None:
+    answer = await server.post(await server.path(), {})
+    expect(answer.status >= 400, "a status of 400 or more", answer)
+    _expect_error(answer)
+
+
+@rule("triton.unknown-model", "An unknown model gets 400 or 404 with error.", sources.TRITON, TRITON)
+async def unknown_model(server: Server) -> None:
+    answer = await server.post("/v2/models/conform-has-no-such-model/generate", await server.body())
+    expect(answer.status in (400, 404), "status 404", answer)
+    _expect_error(answer)
+
+
+@rule("triton.method", "GET of a generate route gets 405.", sources.TRITON, TRITON)
+async def method(server: Server) -> None:
+    answer = await server.get(await server.path())
+    expect(answer.status == 405, "status 405", answer)

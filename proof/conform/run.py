@@ -1,0 +1,143 @@
+"""Ask the rules, one after another, and keep what came of each."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from handler.core.errors import ConfigError
+from proof.conform import rules
+from proof.conform.process import Lifetime
+from proof.conform.rule import RULES, Failed, NotAsked, Rule
+from proof.conform.rules.hosting import watch_start
+from proof.conform.server import Asking, Server
+
+__all__ = ["Plan", "Result", "rules", "run"]
+
+_RULE = 300.0
+"""Seconds of one rule. `--slow` has ten times as many."""
+
+_UNREADABLE = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What reading an answer raises that has a list where its API has an object, and the like."""
+
+
+Verdict: TypeAlias = Literal["passed", "failed", "not asked"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `lmi conform` was told.
+
+    Attributes:
+        only: ids of rules, or their groups, that are asked; empty: all of the profiles.
+        left_out: those that are not.
+        ready: seconds for a command to be ready.
+    """
+
+    asking: Asking
+    profiles: Sequence[str]
+    only: Sequence[str] = ()
+    left_out: Sequence[str] = ()
+    ready: float = 600.0
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of one rule in one profile.
+
+    Attributes:
+        wanted: what a broken rule wants; why a rule was not asked.
+        asked, got: the request that broke it, and its answer.
+    """
+
+    rule: Rule
+    profile: str
+    verdict: Verdict
+    wanted: str = ""
+    asked: str = ""
+    got: str = ""
+    seconds: float = field(default=0.0, compare=False)
+
+
+def run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], object]) -> list[Result]:
+    """Ask all rules of the plan.
+
+    Args:
+        tell: called with each result as it comes.
+
+    Raises:
+        ConfigError: there is no server, or none that could be started.
+    """
+    return asyncio.run(_run(plan, lifetime, tell))
+
+
+def rules_of(plan: Plan) -> list[tuple[Rule, str]]:
+    """Return the plan's rules, each with the profile in which it is asked; those that end the server come last."""
+    pairs = [
+        (rule, profile)
+        for profile in plan.profiles
+        for rule in RULES.values()
+        if profile in rule.profiles and (not plan.only or named(rule, plan.only))
+    ]
+    return sorted(pairs, key=lambda pair: pair[0].last)
+
+
+def named(rule: Rule, names: Sequence[str]) -> bool:
+    """Whether its id or its group is among the names."""
+    return any(name in (rule.id, rule.id.partition(".")[0]) for name in names)
+
+
+async def _run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], object]) -> list[Result]:
+    servers = {profile: Server(plan.asking, profile, lifetime) for profile in plan.profiles}
+    first = next(iter(servers.values()))
+    results = []
+    try:
+        if lifetime is not None:
+            await _begin(first, plan.ready)
+        if (answer := await first.get("/")).failure and not answer.status:
+            raise ConfigError(f"lmi conform: no server answers at {plan.asking.url}: {answer.got}")
+        for rule, profile in rules_of(plan):
+            result = await _ask(rule, servers[profile], plan)
+            results.append(result)
+            tell(result)
+    finally:
+        if lifetime is not None:
+            await lifetime.kill()
+    return results
+
+
+async def _begin(server: Server, seconds: float) -> None:
+    if server.lifetime is not None and server.lifetime.ours and (await server.get("/ping")).status:
+        raise ConfigError(
+            f"lmi conform: a server already answers at {server.asking.url}; stop it, or leave out --command"
+        )
+    await watch_start(server, seconds)
+
+
+async def _ask(rule: Rule, server: Server, plan: Plan) -> Result:
+    start = time.monotonic()
+    server.last = None
+
+    def result(verdict: Verdict, wanted: str = "", asked: str = "", got: str = "") -> Result:
+        return Result(rule, server.profile, verdict, wanted, asked, got, time.monotonic() - start)
+
+    if named(rule, plan.left_out):
+        return result("not asked", "left out by --skip")
+    limit = _RULE * (10 if plan.asking.slow else 1)
+    try:
+        await asyncio.wait_for(rule.check(server), limit)
+    except NotAsked as why:
+        return result("not asked", str(why))
+    except Failed as failed:
+        return result("failed", failed.wanted, failed.asked, failed.got)
+    except asyncio.TimeoutError:
+        return result("failed", f"an end within {limit:.0f} s")
+    except OSError as error:
+        return result("failed", "a connection", "", str(error))
+    except _UNREADABLE as error:
+        broken = Failed(f"an answer of its API's form ({type(error).__name__}: {error})", server.last)
+        return result("failed", broken.wanted, broken.asked, broken.got)
+    return result("passed")

@@ -1,0 +1,287 @@
+"""What rules ask a server with: one profile's view of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import ssl
+import time
+import urllib.parse
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from proof.conform.dialects import AT_INVOCATIONS, OF_PROFILE, Body, Dialect, merge, piece_of
+from proof.conform.exchange import Answer, Connection, connect, shown
+from proof.conform.process import Lifetime
+from proof.conform.rule import Failed, skip
+
+PROMPT = "one two three four five six seven eight"
+_LONGEST = 4096
+"""Tokens of the longest stream that is asked for."""
+
+_SHORTEST = 0.5
+"""Seconds of the shortest answer during which something can be seen."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Seconds that a server has.
+
+    Attributes:
+        answer: for an answer; one request of a rule may take so long.
+        whole: SageMaker's, for a whole answer.
+        ping: SageMaker's, for /ping.
+        connect: SageMaker's, until a connection is accepted.
+        stop: SageMaker's, from SIGTERM to SIGKILL.
+        abandoned: after a disconnect, until the engine has stopped.
+        patience: until abandoned answers, which an engine computes to their end, have ended.
+        long: a stream's length where it must not end by itself.
+        payload: bytes of SageMaker's largest body.
+    """
+
+    answer: float = 60.0
+    whole: float = 60.0
+    ping: float = 2.0
+    connect: float = 0.25
+    stop: float = 30.0
+    abandoned: float = 5.0
+    patience: float = 100.0
+    long: float = 15.0
+    payload: int = 25_000_000
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What `lmi conform` was told.
+
+    Attributes:
+        key: the API key; empty: the server has none.
+        model: a name for requests; empty: it is looked up.
+        adapter: NAME=DIRECTORY of a LoRA adapter, as the server sees it; empty: none.
+        metrics: the path of its metrics.
+        slow: whether rules that take minutes are asked.
+    """
+
+    url: str
+    key: str = ""
+    model: str = ""
+    adapter: str = ""
+    metrics: str = "/metrics"
+    slow: bool = False
+    limits: Limits = Limits()
+
+
+class Server:
+    """The server under test, in the dialect of one profile.
+
+    Attributes:
+        last: the last answer to `ask`; None: there was none.
+    """
+
+    def __init__(self, asking: Asking, profile: str, lifetime: Lifetime | None = None) -> None:
+        self.asking = asking
+        self.limits = asking.limits
+        self.profile = profile
+        self.lifetime = lifetime
+        self._where = urllib.parse.urlsplit(asking.url)
+        self._model = asking.model
+        self._dialect = OF_PROFILE.get(profile)
+        self._rate = 0.0
+        self._looking_up = asyncio.Lock()
+        self.last: Answer | None = None
+
+    # -- plain requests ------------------------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        method: str,
+        path: str,
+        body: Body | bytes | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout: float | None = None,
+        keyed: bool = True,
+    ) -> Answer:
+        """Send one request on a connection of its own.
+
+        Args:
+            body: an object is sent as JSON, bytes as they are.
+            headers: beside or instead of content-type, authorization and x-api-key.
+            keyed: whether it shows the key.
+        """
+        request, asked = self._request(method, path, body, headers or {}, keyed)
+        timeout = timeout or self.limits.answer
+        start = time.monotonic()
+        try:
+            connection = await connect(self.asking.url, timeout)
+        except (OSError, ssl.SSLError, asyncio.TimeoutError) as error:
+            reason = "no connection in time" if isinstance(error, asyncio.TimeoutError) else "refused"
+            return Answer(asked, failure=reason, seconds=time.monotonic() - start)
+        try:
+            self.last = await connection.send(request, asked, timeout)
+            return self.last
+        finally:
+            connection.close()
+
+    async def get(self, path: str, **more: Any) -> Answer:
+        return await self.ask("GET", path, **more)
+
+    async def post(self, path: str, body: Body | bytes, **more: Any) -> Answer:
+        return await self.ask("POST", path, body, **more)
+
+    async def metrics(self) -> Answer:
+        return await self.get(self.asking.metrics)
+
+    @contextlib.asynccontextmanager
+    async def asking_for(
+        self, path: str, body: Body, timeout: float | None = None
+    ) -> AsyncIterator[tuple[Connection, asyncio.Task[Answer]]]:
+        """Send a request, and yield its connection and the task that waits for its answer; cut it at the end.
+
+        Args:
+            timeout: seconds for the answer, by default those of one that lasts.
+        """
+        request, asked = self._request("POST", path, body, {}, True)
+        connection = await connect(self.asking.url, self.limits.answer)
+        task = asyncio.ensure_future(connection.send(request, asked, timeout or self.limits.answer + self.limits.long))
+        try:
+            yield connection, task
+        finally:
+            connection.close()
+            await asyncio.wait([task])
+
+    def _request(
+        self, method: str, path: str, body: Body | bytes | None, headers: Mapping[str, str], keyed: bool
+    ) -> tuple[bytes, str]:
+        data = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        given = {"host": self._where.netloc}
+        if data or method == "POST":
+            given["content-length"] = str(len(data))
+        if body is not None:
+            given["content-type"] = "application/json"
+        if keyed and self.asking.key:
+            given |= {"authorization": f"Bearer {self.asking.key}", "x-api-key": self.asking.key}
+        given |= {name.lower(): value for name, value in headers.items()}
+        path = self._where.path.rstrip("/") + path
+        lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in given.items())]
+        told = "".join(f" {name}: {value}" for name, value in headers.items() if "key" not in name.lower())
+        asked = " ".join(part for part in (f"{method} {path}{told if keyed else ''}", shown(data)) if part)
+        return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1", "replace") + data, asked
+
+    # -- in the profile's dialect --------------------------------------------------------------------------------
+
+    async def dialect(self) -> Dialect:
+        """Return the way to ask; at `/invocations` the first that it answers.
+
+        Raises:
+            NotAsked: there is none.
+            Failed: the key opens nothing.
+        """
+        async with self._looking_up:  # requests at once need it too
+            if self._dialect is None:
+                self._dialect = await self._find_dialect()
+        return self._dialect
+
+    async def _find_dialect(self) -> Dialect:
+        for dialect in AT_INVOCATIONS:
+            answer = await self._ask(dialect, PROMPT, 2, False, {}, {})
+            if answer.ok:
+                return dialect
+        if answer.status in (401, 403) and self.asking.key:
+            raise Failed("an answer with the key", answer)
+        skip("/invocations answers neither inputs, nor messages, nor prompt")
+
+    async def model(self) -> str:
+        """Return the name that requests use: the one told, else the first that the server lists."""
+        if not self._model:
+            for method, path in (("GET", "/v1/models"), ("POST", "/v2/repository/index")):
+                match (await self.ask(method, path, {} if method == "POST" else None)).value:
+                    case {"data": [{"id": str(name)}, *_]} | [{"name": str(name)}, *_]:
+                        self._model = name
+                        break
+            else:
+                self._model = "model"
+        return self._model
+
+    async def body(
+        self, prompt: str = PROMPT, tokens: int = 8, *, stream: bool = False, more: Mapping[str, Any] | None = None
+    ) -> Body:
+        dialect = await self.dialect()
+        return await self.named(merge(dialect.body(prompt, tokens, stream), more or {}))
+
+    async def named(self, body: Body) -> Body:
+        """Return the body with the model's name where one is wanted."""
+        return {**body, "model": await self.model()} if body.get("model") == "{model}" else body
+
+    async def path(self, *, stream: bool = False) -> str:
+        dialect = await self.dialect()
+        return await self.filled(dialect.stream_path if stream else dialect.path)
+
+    async def filled(self, path: str) -> str:
+        return path.replace("{model}", urllib.parse.quote(await self.model())) if "{model}" in path else path
+
+    async def generate(
+        self,
+        prompt: str = PROMPT,
+        tokens: int = 8,
+        *,
+        stream: bool = False,
+        more: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Ask for text.
+
+        Args:
+            more: fields of the body, joined with its own.
+        """
+        return await self._ask(await self.dialect(), prompt, tokens, stream, more or {}, headers or {})
+
+    async def _ask(
+        self,
+        dialect: Dialect,
+        prompt: str,
+        tokens: int,
+        stream: bool,
+        more: Mapping[str, Any],
+        headers: Mapping[str, str],
+    ) -> Answer:
+        body = await self.named(merge(dialect.body(prompt, tokens, stream), more))
+        path = await self.filled(dialect.stream_path if stream else dialect.path)
+        return await self.post(path, body, headers=headers)
+
+    async def long_stream(self, seconds: float) -> tuple[Body, float]:
+        """Return a stream's request whose answer takes about so long, and how long that is: a context may be small.
+
+        Raises:
+            NotAsked: the longest is too short to do anything meanwhile.
+        """
+        rate = await self._tokens_per_second()
+        dialect = await self.dialect()
+        tokens = max(16, min(_LONGEST, int(rate * seconds)))
+        while tokens / rate >= _SHORTEST:
+            for more in (dialect.endless, {}):
+                body = await self.body(tokens=tokens, stream=True, more=more)
+                if await self._takes(body):
+                    return body, tokens / rate
+            tokens //= 2
+        skip(f"at {rate:.0f} tokens a second no answer lasts {_SHORTEST} s")
+
+    async def _takes(self, body: Body) -> bool:
+        """Whether the server begins such an answer."""
+        async with self.asking_for(await self.path(stream=True), body) as (connection, task):
+            await connection.begun(2, self.limits.answer)
+            return not task.done() or (task.result().ok and "error" not in task.result().object)
+
+    async def _tokens_per_second(self) -> float:
+        if not self._rate:
+            answer = await self.generate(tokens=64, stream=True)
+            if not answer.ok or not (tokens := sum(map(bool, map(piece_of, answer.events)))):
+                raise Failed("a stream with text", answer)
+            self._rate = max(tokens / max(answer.seconds, 1e-3), 0.1)
+        return self._rate
+
+    def of_profile(self, profile: str) -> Server:
+        """Return the same server in another profile's dialect."""
+        return Server(replace(self.asking, model=self._model), profile, self.lifetime)

@@ -1,0 +1,152 @@
+"""The command line of `lmi replay`. It imports the run only when it runs, so that `lmi serve` starts fast."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from handler.core.command_line import positive
+
+_OUTPUT = Path("lmi-replay")
+_DESCRIPTION = """Send recorded requests to a server, and compare its answers with another server's, or with the
+recorded ones. Each request gets a class: equal, tie (near ties of log-probabilities, nearly equal numbers), text,
+shape (fields and types), framing, status, lost. Volatile values, such as ids, are found by asking one side again.
+
+TARGET is http://HOST:PORT, sagemaker:NAME[/COMPONENT], recorded, or serve:ARGUMENTS, a `lmi serve` that is started
+with these arguments and stopped at the end. Exit status: 1 if a class has more requests than --allow permits. Bodies
+are not printed without --show. To continue a run that was killed, give the same command again."""
+
+
+def add_parser(commands: Any) -> None:
+    """Add `replay` to `lmi`'s subcommands."""
+    parser = commands.add_parser(
+        "replay",
+        help="send recorded requests to two servers, and compare their answers",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=_DESCRIPTION,
+    )
+    parser.add_argument(
+        "requests",
+        metavar="REQUESTS",
+        help="a file, a directory or s3://BUCKET/PREFIX/: SageMaker's data capture, OpenAI's batch files, HAR, or "
+        "lines of {path, headers, body}",
+    )
+    parser.add_argument("--to", type=_target, required=True, metavar="TARGET", help="the server under test")
+    parser.add_argument(
+        "--against", type=_target, default="recorded", metavar="TARGET", help="the reference (default %(default)s)"
+    )
+    parser.add_argument(
+        "--noise",
+        type=_target,
+        metavar="TARGET",
+        help="the server to ask again instead of the reference, such as a twin of it",
+    )
+    for side in ("to", "against", "noise"):
+        parser.add_argument(
+            f"--key-{side}",
+            metavar="VARIABLE",
+            help=f"the environment variable that holds the key of --{side}'s server",
+        )
+    pace = parser.add_argument_group("pace")
+    pace.add_argument(
+        "--concurrency",
+        type=_count,
+        metavar="N",
+        help="requests in flight at most (default 1; with --recorded-pace 256)",
+    )
+    pace.add_argument(
+        "--recorded-pace",
+        nargs="?",
+        type=positive,
+        const=1.0,
+        metavar="FACTOR",
+        help="send at the recorded times, or FACTOR times as fast",
+    )
+    pace.add_argument(
+        "--timeout",
+        type=positive,
+        default=600.0,
+        metavar="S",
+        help="seconds to wait for an answer (default %(default)s)",
+    )
+    pace.add_argument(
+        "--patience",
+        type=positive,
+        default=120.0,
+        metavar="S",
+        help="seconds to retry a request of a busy server: 429, 503, throttled (default %(default)s)",
+    )
+    compare = parser.add_argument_group("comparison")
+    compare.add_argument(
+        "--near",
+        type=positive,
+        default=0.25,
+        metavar="LOGPROB",
+        help="the largest difference between log-probabilities that count as nearly equal (default %(default)s)",
+    )
+    compare.add_argument(
+        "--greedy",
+        action="store_true",
+        help="treat all requests as decoded greedily, and compare all texts",
+    )
+    compare.add_argument(
+        "--expect",
+        action="append",
+        default=[],
+        metavar="DIFFERENCE",
+        help="a known difference, by its name in the report, such as 'value $.system_fingerprint': it is counted, but "
+        "decides no class; may be given again",
+    )
+    compare.add_argument(
+        "--allow",
+        type=_allowance,
+        action="append",
+        default=[],
+        metavar="CLASS=PERCENT",
+        help="how many of the requests may have a class; may be given again (default: tie=100, others 0)",
+    )
+    report = parser.add_argument_group("report")
+    report.add_argument(
+        "--output",
+        type=Path,
+        default=_OUTPUT,
+        metavar="DIRECTORY",
+        help="the journal, report.json and report.html (default %(default)s)",
+    )
+    report.add_argument("--restart", action="store_true", help="discard an earlier run in that directory")
+    report.add_argument("--show", action="store_true", help="show requests and answers in the examples")
+    parser.set_defaults(run=_replay)
+
+
+def _replay(arguments: argparse.Namespace) -> int:
+    from proof.replay.command import run
+
+    return run(arguments)
+
+
+def _target(text: str) -> str:
+    from proof.replay.targets import check_name
+
+    try:
+        return check_name(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _allowance(text: str) -> tuple[str, float]:
+    from proof.replay.findings import CLASSES
+
+    name, _, percent = text.partition("=")
+    names = [cls.value for cls in CLASSES[1:]]
+    with contextlib.suppress(ValueError):
+        if name in names and 0 <= (value := float(percent)) <= 100:
+            return name, value
+    raise argparse.ArgumentTypeError(f"{text}: must be CLASS=PERCENT, where CLASS is {', '.join(names)}")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError("must be a whole number from 1 to 10000")
+    return int(text)

@@ -1,0 +1,459 @@
+"""Compare two answers to one request, as far as its traits allow."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+from itertools import zip_longest
+from typing import Any, NamedTuple
+
+import orjson
+
+from proof.replay.content import (
+    ARGUMENTS,
+    LOGPROBS,
+    TEXTS,
+    NotJson,
+    cut_of,
+    differences,
+    fits,
+    frames,
+    merged,
+    name_of,
+    read_documents,
+    scalars_by_place,
+    shape,
+    values_by_place,
+    without_indexes,
+)
+from proof.replay.exchange import Answer, Request
+from proof.replay.findings import Class, Finding
+from proof.replay.tokens import NEAR, RELATIVE_LOGPROB, Token, is_near, is_number, parted_at, tokens_by_choice
+
+_SAMPLING = ("temperature", "top_k", "top_p", "typical_p", "min_p")
+
+
+class Traits(NamedTuple):
+    """Args:
+    greedy: the same model says the same again: it is decoded greedily, or is no generation.
+    schema: JSON Schema of the answer's text; None: none was asked for.
+    json: any JSON was asked for.
+    """
+
+    greedy: bool
+    streams: bool = False
+    schema: Mapping[str, Any] | None = None
+    json: bool = False
+
+
+def traits(request: Request, greedy: bool = False) -> Traits:
+    """Read a request.
+
+    Args:
+        greedy: every request is decoded greedily, whatever it says.
+    """
+    try:
+        body = orjson.loads(request.body)
+    except ValueError:
+        return Traits(True)
+    if not isinstance(body, dict):
+        return Traits(True)
+    parameters = body.get("parameters")
+    parameters = parameters if isinstance(parameters, dict) else {}
+    schema, any_json = _schema(body, parameters)
+    streams = body.get("stream") is True or request.path.partition("?")[0].endswith("_stream")
+    return Traits(greedy or _is_greedy(body, parameters, request.path), streams, schema, any_json)
+
+
+def _is_greedy(body: Mapping[str, Any], parameters: Mapping[str, Any], path: str) -> bool:
+    values = {**body, **parameters}
+    if values.get("do_sample") is False or values.get("top_k") == 1 or values.get("temperature") == 0:
+        return True
+    if values.get("do_sample") is True:
+        return False
+    if "messages" in body or "prompt" in body or path.partition("?")[0].endswith("/responses"):
+        return False  # OpenAI's and Anthropic's APIs sample at temperature 1 where a request has none
+    return not any(values.get(name) is not None for name in _SAMPLING)
+
+
+def _schema(body: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
+    """Return the schema that was asked for, and whether JSON was."""
+    for values in (body, parameters):
+        for found in (
+            _at(values, "response_format", "json_schema", "schema"),
+            _at(values, "response_format", "schema"),
+            _at(values, "text", "format", "schema"),
+            _at(values, "output_config", "format", "schema"),
+            _at(values, "output_format", "schema"),
+            _at(values, "structured_outputs", "json"),
+            _at(values, "guided_json"),
+            _at(values, "grammar", "value") if _at(values, "grammar", "type") == "json" else None,
+            _at(values, "response_format", "value"),
+        ):
+            if isinstance(found, str):
+                try:
+                    found = orjson.loads(found)
+                except ValueError:
+                    continue
+            if isinstance(found, dict):
+                return found, True
+        if _at(values, "response_format", "type") == "json_object":
+            return None, True
+    return None, False
+
+
+def _at(value: Any, *names: str) -> Any:
+    for name in names:
+        if not isinstance(value, dict):
+            return None
+        value = value.get(name)
+    return value
+
+
+# -- compare two answers to one request --------------------------------------------------------------------------------
+
+
+_RELATIVE, _ABSOLUTE = 0.01, 1e-3  # of other numbers with fractions, such as embeddings
+_FRAMING = re.compile(r"[\s:,\[\]]*((data|event|id|retry) ?:[ \w.-]*[\s:]*)*(\[DONE\])?\s*")
+_COMMENT = re.compile(r"^:[^\r\n]*(\r\n|\n){1,2}", re.MULTILINE)
+"""Of an event stream, with the empty line behind it."""
+_DIGITS = re.compile(r"\d+")
+_USAGE = re.compile(r"\.(\w*usage|generated_tokens|\w+_tokens|\w+_token_count)\b(?!\[)")
+_FINISH = {"finish_reason", "stop_reason", "stop_sequence"}
+_TOOLS = re.compile(r"\.(tool_calls|function|function_call)\b|\(.*function_call.*\)|tool_use")
+_ALTERNATIVES = re.compile(r"\.(top_logprobs|top_tokens|prompt_logprobs)\b")
+_WORD = re.compile(r"\S*")
+VALUES = ("value", "error's value")
+"""Kinds of findings about values that have no meaning here."""
+_MAX_SEEN = 20_000  # characters of a shape that grows with each answer
+
+
+class _Documents:
+    """The documents of an answer, and what several comparisons read of them.
+
+    Raises:
+        NotJson: the body is text.
+    """
+
+    def __init__(self, body: bytes) -> None:
+        self.values, self.glue = read_documents(body)
+
+    @cached_property
+    def scalars(self) -> dict[str, list[Any]]:
+        return scalars_by_place(self.values)
+
+    @cached_property
+    def places(self) -> Mapping[str, list[Any]]:
+        return values_by_place(self.scalars, len(self.values))
+
+    @cached_property
+    def shapes(self) -> dict[str, Any]:
+        parts = frames(self.values).items()
+        return {name: merged([shape(value) for value in part]) for name, part in parts}
+
+
+class Seen:
+    """The shapes that the old side's answers of one kind have had, merged."""
+
+    def __init__(self) -> None:
+        self.shapes: dict[str, Any] = {}
+
+    def add(self, shapes: Mapping[str, Any]) -> None:
+        for part, one in shapes.items():
+            known = self.shapes.get(part)
+            if known is None:
+                self.shapes[part] = one
+            elif known != one and len(repr(both := merged([known, one]))) < _MAX_SEEN:
+                self.shapes[part] = both
+
+
+def findings(old: Answer, new: Answer, traits: Traits, seen: Seen, near: float = NEAR) -> list[Finding]:
+    """Return what a client of the old answer finds different in the new one.
+
+    Args:
+        seen: of this kind of request.
+        near: the largest difference of two log-probabilities that are nearly the same.
+    """
+    if old.lost or new.lost:
+        side = "reference" if old.lost else "target"
+        return [Finding(Class.LOST, f"{side}: {old.lost or new.lost}", learnable=False)]
+    if old.status != new.status:
+        return [Finding(Class.STATUS, "status", change=f"{old.status} -> {new.status}", learnable=False)]
+    found = list(_content_type(old.content_type, new.content_type))
+    if old.body == new.body:
+        return found
+    try:
+        before, after = _Documents(old.body), _Documents(new.body)
+    except NotJson:
+        return [*found, *_texts(old.body, new.body, traits)]
+    if old.status >= 400:
+        return [*found, *_errors(before, after)]
+    found += _glue(before, after)
+    said = list(_said(before, after, near)) if traits.greedy else []
+    if said or not traits.greedy:
+        loose = (*_loose_shapes(before, after, seen), *_cuts(before, after), *_schemas(before, after, traits))
+        return [*found, *loose, *said]
+    seen.add(before.shapes)
+    if len(before.values) != len(after.values):
+        change = f"{len(before.values)} -> {len(after.values)}"
+        found.append(Finding(Class.FRAMING, "documents", change=change))
+    return [*found, *_strict_shapes(before, after), *_values(before, after, near)]
+
+
+# -- framing ---------------------------------------------------------------------------------------------------------
+
+
+def _content_type(old: str, new: str) -> Iterator[Finding]:
+    one, other = (re.sub(r"\s+", "", value).lower() for value in (old, new))
+    if one and other and one != other:
+        yield Finding(Class.FRAMING, "content type", change=f"{media_text(old)} -> {media_text(new)}")
+
+
+def media_text(value: str) -> str:
+    """Return a content type, if it is one for sure."""
+    return value if re.fullmatch(r"[\w/;=+. -]{1,80}", value) else "<other>"
+
+
+def _texts(old: bytes, new: bytes, traits: Traits) -> Iterator[Finding]:
+    """Compare bodies of which one at least is not JSON."""
+    kinds = [_is_json(body) for body in (old, new)]
+    if kinds[0] != kinds[1]:
+        names = ["JSON" if kind else "text" if body else "empty" for kind, body in zip(kinds, (old, new), strict=True)]
+        yield Finding(Class.SHAPE, "body", change=" -> ".join(names))
+    elif traits.greedy:
+        yield Finding(Class.TEXT, "body", content=_both(old.decode("utf-8", "replace"), new.decode("utf-8", "replace")))
+
+
+def _is_json(body: bytes) -> bool:
+    try:
+        read_documents(body)
+    except NotJson:
+        return False
+    return True
+
+
+def _glue(old: _Documents, new: _Documents) -> Iterator[Finding]:
+    """Compare the text around the documents: what begins a body, what parts its documents, what ends it."""
+    (first, *between, last), (now_first, *now_between, now_last) = (_numberless(one.glue) for one in (old, new))
+    for where, was, now in (("beginning", first, now_first), ("end", last, now_last)):
+        if was != now:
+            yield Finding(Class.FRAMING, where, change=f"{framing_text(was)} -> {framing_text(now)}")
+    if between and now_between:
+        gone, come = set(between) - set(now_between), set(now_between) - set(between)
+        for was, now in zip_longest(sorted(gone), sorted(come)):
+            names = [framing_text(one) if one is not None else "absent" for one in (was, now)]
+            yield Finding(Class.FRAMING, "separator", " -> ".join(names), " -> ".join(names))
+
+
+def _cuts(old: _Documents, new: _Documents) -> Iterator[Finding]:
+    """Compare how two texts are cut: into an event for each token, or for several."""
+    if len(old.values) < 2 or len(new.values) < 2:
+        return
+    was, now = cut_of(old.scalars), cut_of(new.scalars)
+    if was is None or now is None:
+        return
+    if {was.has_one_each, now.has_one_each} == {True, False}:
+        change = " -> ".join(f"{cut.events} events of {cut.tokens} tokens" for cut in (was, now))
+        yield Finding(Class.FRAMING, "events", change=change)
+
+
+def _numberless(glue: Sequence[str]) -> list[str]:
+    """Return the text around documents without numbers, and without comments: a busy server's signs of life."""
+    texts = (_COMMENT.sub("", text) if text.startswith(":") or "\n:" in text else text for text in glue)
+    return [_DIGITS.sub("0", text) for text in texts]
+
+
+def framing_text(text: str) -> str:
+    """Return text around documents, if it is framing for sure."""
+    return json.dumps(text) if len(text) <= 120 and _FRAMING.fullmatch(text) else f"<{len(text)} characters>"
+
+
+# -- shape -----------------------------------------------------------------------------------------------------------
+
+
+def _strict_shapes(old: _Documents, new: _Documents) -> Iterator[Finding]:
+    yield from _shape_findings(old.shapes, new.shapes)
+
+
+def _loose_shapes(old: _Documents, new: _Documents, seen: Seen) -> Iterator[Finding]:
+    """Compare with all shapes that the old side has shown: what is said differs, so the fields that it needs do."""
+    seen.add(old.shapes)
+    yield from _shape_findings(seen.shapes, new.shapes, one_of_many=True)
+
+
+def _shape_findings(old: Mapping[str, Any], new: Mapping[str, Any], *, one_of_many: bool = False) -> Iterator[Finding]:
+    changes = {}
+    for part in old.keys() & new.keys():
+        for change in differences(old[part], new[part], f"$({part})", one_of_many=one_of_many):
+            where, _, what = change.partition(": ")
+            changes[_public(where)] = what
+    for where, what in sorted(changes.items()):
+        yield Finding(Class.SHAPE, "field", where, what)
+
+
+def _public(place: str) -> str:
+    return ".".join(name if re.fullmatch(r"[\w$()\[\]?-]{1,64}", name) else "<name>" for name in place.split("."))
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+def _errors(old: _Documents, new: _Documents) -> Iterator[Finding]:
+    """Compare the form of an error, and its codes; its message is prose."""
+    for finding in [*_glue(old, new), *_strict_shapes(old, new)]:
+        yield finding._replace(cls=Class.STATUS, kind=f"error's {finding.kind}")
+    before, after = old.places, new.places
+    for place in before.keys() & after.keys():
+        was, now = before[place], after[place]
+        if was != now and not any(_is_prose(value) for value in (*was, *now)):
+            yield Finding(Class.STATUS, "error's value", without_indexes(place), content=_both(was, now), timed=True)
+
+
+def _is_prose(value: Any) -> bool:
+    return isinstance(value, str) and not _WORD.fullmatch(value)
+
+
+# -- what is said ----------------------------------------------------------------------------------------------------
+
+
+def _said(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
+    """Compare texts, and the arguments of tool calls."""
+    before, after = old.places, new.places
+    texts = []
+    for place in sorted(before.keys() & after.keys()):
+        name = name_of(place)
+        if before[place] == after[place] or _ALTERNATIVES.search(place):
+            continue
+        if name in ARGUMENTS and _parsed(before[place]) != _parsed(after[place]):
+            yield Finding(
+                Class.TEXT,
+                "tool calls",
+                without_indexes(place),
+                content=_both(before[place], after[place]),
+                learnable=False,
+            )
+        elif name in TEXTS and all(isinstance(value, str) for value in (*before[place], *after[place])):
+            texts.append(place)  # another type is another shape
+    if texts:
+        yield _text_finding(old, new, texts, near)
+
+
+def _text_finding(old: _Documents, new: _Documents, places: Sequence[str], near: float) -> Finding:
+    place = min(places, key=len)
+    before, after = tokens_by_choice(old.values), tokens_by_choice(new.values)
+    parted = [
+        part for choice in sorted(before.keys() & after.keys()) if (part := parted_at(before[choice], after[choice]))
+    ]
+    is_tie = bool(parted) and all(part.is_tie(near) for part in parted)
+    content = [_both(old.places[place], new.places[place])]
+    change = ""
+    if parted:
+        first = min(parted, key=lambda part: len(part.same))
+        change = f"first at token {len(first.same) + 1}"
+        content += [f"{change}: {_said_token(first.old)} -> {_said_token(first.new)}"]
+    cls = Class.TIE if is_tie else Class.TEXT
+    return Finding(cls, "text", without_indexes(place), change, "; ".join(content), learnable=False)
+
+
+def _said_token(token: Token | None) -> str:
+    if token is None:
+        return "the end"
+    return json.dumps(token.text, ensure_ascii=False) + ("" if token.logprob is None else f" ({token.logprob:.3f})")
+
+
+def _parsed(values: Sequence[Any]) -> list[Any]:
+    found = []
+    for value in values:
+        try:
+            found.append(json.loads(value) if isinstance(value, str) else value)
+        except (ValueError, RecursionError):
+            found.append(value)
+    return found
+
+
+# -- other values ----------------------------------------------------------------------------------------------------
+
+
+def _values(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
+    before, after = old.places, new.places
+    found: dict[tuple[str, str, str], Finding] = {}
+    for place in sorted(before.keys() & after.keys()):
+        was, now = before[place], after[place]
+        name = name_of(place)
+        if was == now or (name in ARGUMENTS and _parsed(was) == _parsed(now)):
+            continue
+        finding = _value_finding(place, name, was, now, near)
+        found.setdefault(finding.key, finding)
+    yield from found.values()
+
+
+def changing_values(last: Answer, now: Answer, near: float) -> set[tuple[str, str, str]]:
+    """Return the keys of findings about values that one side changes from one request to the next."""
+    try:
+        before, after = _Documents(last.body), _Documents(now.body)
+    except NotJson:
+        return set()
+    found = _values(before, after, near) if now.status < 400 else _errors(before, after)
+    return {one.key for one in found if one.kind in VALUES}
+
+
+def _value_finding(place: str, name: str, was: Sequence[Any], now: Sequence[Any], near: float) -> Finding:
+    where, content = without_indexes(place), _both(was, now)
+    if _are_near(name, was, now, near):
+        return Finding(Class.TIE, "number", where, "nearly equal", content)
+    if _ALTERNATIVES.search(place) and not _numbers(was):
+        return Finding(Class.TIE, "alternatives", where, "", content)
+    kind = "value"
+    if name in _FINISH:
+        kind = "finish reason"
+    elif _USAGE.search(place):
+        kind = "usage"
+    elif _TOOLS.search(place):
+        kind = "tool calls"
+    return Finding(Class.TEXT, kind, where, content=content, timed=True)
+
+
+def _are_near(name: str, was: Sequence[Any], now: Sequence[Any], near: float) -> bool:
+    """Whether all numbers with fractions are nearly the same; counts are not."""
+    if len(was) != len(now) or not _numbers([*was, *now]):
+        return False
+    if all(isinstance(value, int | None) for value in (*was, *now)):
+        return False
+    of_tokens = name in LOGPROBS or name == "<name>"
+    relative, absolute = (RELATIVE_LOGPROB, near) if of_tokens else (_RELATIVE, _ABSOLUTE)
+    return all(is_near(one, other, relative, absolute) for one, other in zip(was, now, strict=True))
+
+
+def _numbers(values: Sequence[Any]) -> bool:
+    return all(value is None or is_number(value) for value in values)
+
+
+def _schemas(old: _Documents, new: _Documents, traits: Traits) -> Iterator[Finding]:
+    """Find an answer that breaks the schema which its request asked for, where the other one keeps it."""
+    if not traits.json:
+        return
+    before, after = (_answers(documents) for documents in (old, new))
+    for place in sorted(before.keys() & after.keys()):
+        for was, now in zip(before[place], after[place], strict=False):
+            if fits(was, traits.schema) and not fits(now, traits.schema):
+                yield Finding(Class.TEXT, "schema", without_indexes(place), content=_both(was, now), learnable=False)
+
+
+def _answers(documents: _Documents) -> dict[str, list[str]]:
+    """Return the texts of an answer, which may be the JSON that was asked for."""
+    return {
+        place: [value for value in values if isinstance(value, str)]
+        for place, values in documents.places.items()
+        if name_of(place) in TEXTS
+    }
+
+
+def _both(was: Any, now: Any) -> str:
+    return f"{_short(was)} -> {_short(now)}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value[0] if isinstance(value, list) and len(value) == 1 else value, ensure_ascii=False)
+    return text if len(text) <= 200 else f"{text[:120]} … {text[-60:]}"

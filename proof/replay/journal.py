@@ -1,0 +1,330 @@
+"""The run on disk: a line a request, so that a killed run goes on where it was; its summary and progress."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import orjson
+
+from handler.core.errors import ConfigError
+from proof.replay.exchange import Answer, Request, Times, Unreadable
+from proof.replay.findings import CLASSES, Class, Finding, class_of
+
+SIDES = ("reference", "target")
+TIMES = ("first", "gap", "total")
+_MAX_NAMES = 500
+_MAX_UNREADABLE = 20
+_MAX_EXAMPLE = 64 * 1024  # bytes of a request and two answers that are shown
+
+
+class Outcome(NamedTuple):
+    """One request's result, as the journal keeps it.
+
+    Args:
+        number: of the request in the recording.
+        names: of the findings.
+        times: of the reference and of the target; None: not measured.
+        throttled: how often each was sent again.
+    """
+
+    number: int
+    cls: Class
+    names: tuple[tuple[str, str], ...]
+    times: tuple[Times | None, Times | None]
+    throttled: tuple[int, int]
+
+
+class Example(NamedTuple):
+    """The smallest exchange of a class."""
+
+    request: Request
+    old: Answer
+    new: Answer
+    findings: Sequence[Finding]
+
+    @property
+    def size(self) -> int:
+        return len(self.request.body) + len(self.old.body) + len(self.new.body)
+
+
+class Histogram:
+    """Times by steps of 2 %: percentiles in constant memory."""
+
+    _STEP = math.log(1.02)
+    _LEAST = 1e-6
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def add(self, seconds: float) -> None:
+        self._counts[round(math.log(max(seconds, self._LEAST)) / self._STEP)] += 1
+
+    def percentile(self, percent: float) -> float | None:
+        """Return seconds; None without values."""
+        wanted = sum(self._counts.values()) * percent / 100
+        for step in sorted(self._counts):
+            wanted -= self._counts[step]
+            if wanted <= 0:
+                return math.exp(step * self._STEP)
+        return None
+
+    def __len__(self) -> int:
+        return sum(self._counts.values())
+
+
+class Summary:
+    """Counts of a run.
+
+    Attributes:
+        volatile: the classes of what one side changes by itself, by path and name.
+    """
+
+    def __init__(self) -> None:
+        self.classes: Counter[Class] = Counter()
+        self.names: dict[Class, Counter[str]] = {one: Counter() for one in CLASSES}
+        self.times = {side: {name: Histogram() for name in TIMES} for side in SIDES}
+        self.throttled = dict.fromkeys(SIDES, 0)
+        self.num_unreadable = 0
+        self.unreadable: list[Unreadable] = []
+        self.examples: dict[Class, dict[str, Any]] = {}
+        self.volatile: dict[str, str] = {}
+
+    @property
+    def num_compared(self) -> int:
+        return sum(self.classes.values())
+
+    def add(self, outcome: Outcome) -> None:
+        self.classes[outcome.cls] += 1
+        for cls, name in dict.fromkeys(outcome.names):
+            names = self.names[Class(cls)]
+            names[name if name in names or len(names) < _MAX_NAMES else "others"] += 1
+        for side, times, throttled in zip(SIDES, outcome.times, outcome.throttled, strict=True):
+            self.throttled[side] += throttled
+            for name, value in zip(TIMES, times or (), strict=False):
+                if value is not None:
+                    self.times[side][name].add(value)
+
+    def skip(self, unreadable: Unreadable) -> None:
+        self.num_unreadable += 1
+        if len(self.unreadable) < _MAX_UNREADABLE:
+            self.unreadable.append(unreadable)
+
+    def wants_example(self, cls: Class, size: int) -> bool:
+        known = self.examples.get(cls)
+        return cls is not Class.EQUAL and size <= _MAX_EXAMPLE and (known is None or size < known["size"])
+
+    def beyond(self, allowed: Mapping[Class, float]) -> list[Class]:
+        """Return the classes of which there are more than allowed, in percent of the requests that were compared."""
+        return [
+            cls
+            for cls in CLASSES
+            if cls is not Class.EQUAL and 100 * self.classes[cls] > allowed.get(cls, 0.0) * self.num_compared
+        ]
+
+
+def outcome(number: int, found: Sequence[Finding], old: Answer, new: Answer) -> Outcome:
+    names = tuple((one.cls.value, one.name) for one in found)
+    return Outcome(number, class_of(found), names, (old.times, new.times), (old.throttled, new.throttled))
+
+
+# -- the run on disk: a line a request, so that a killed run goes on where it was --------------------------------------
+
+
+_FLUSH = 0.5  # seconds
+_BEGIN = b'{"run":'
+
+
+class Journal:
+    """Outcomes in a file, those of an earlier part of the run too.
+
+    Args:
+        directory: of this run; made where it does not exist.
+        run: what must be the same for a run to go on.
+        restart: forget an earlier run.
+
+    Raises:
+        ConfigError: the directory holds another run, one that is complete, or one that another process does; later,
+            from all functions that write: the disk is full.
+    """
+
+    def __init__(self, directory: Path, run: Mapping[str, Any], *, restart: bool = False) -> None:
+        self._path, self._examples = directory / "journal.jsonl", directory / "examples.json"
+        self.summary = Summary()
+        self._below = 0
+        self._done: set[int] = set()
+        self._flushed = 0.0
+        with self._told(), contextlib.ExitStack() as opened:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            self._file = opened.enter_context(self._path.open("ab"))
+            self._lock()
+            self._check_ours()
+            if restart:
+                os.truncate(self._path, 0)
+                self._examples.unlink(missing_ok=True)
+            self._read(orjson.loads(orjson.dumps(run)))
+            if not self._path.stat().st_size:
+                self._write({"run": run})
+            opened.pop_all()
+
+    @property
+    def num_done(self) -> int:
+        return self._below + len(self._done)
+
+    def has(self, number: int) -> bool:
+        return number < self._below or number in self._done
+
+    def add(self, one: Outcome) -> None:
+        self.summary.add(one)
+        self._mark(one.number)
+        times = [list(times) if times else None for times in one.times]
+        self._write([one.number, one.cls.value, one.names, times, one.throttled])
+
+    def skip(self, number: int, unreadable: Unreadable) -> None:
+        self.summary.skip(unreadable)
+        self._mark(number)
+        self._write([number, unreadable.place, unreadable.reason])
+
+    def keep_example(self, cls: Class, example: Mapping[str, Any]) -> None:
+        self.summary.examples[cls] = dict(example)
+        part = self._examples.with_suffix(".part")
+        with self._told():
+            part.write_bytes(orjson.dumps({one.value: value for one, value in self.summary.examples.items()}))
+            part.replace(self._examples)
+
+    def keep_volatile(self, learnt: Mapping[str, str]) -> None:
+        """Keep what is new of what a run has learnt to be volatile."""
+        if new := {name: learnt[name] for name in learnt.keys() - self.summary.volatile.keys()}:
+            self.summary.volatile |= new
+            self._write({"volatile": new})
+
+    def finish(self) -> None:
+        self._write({"complete": True})
+        self.close()
+
+    def close(self) -> None:
+        with self._told():
+            self._file.close()
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Turn an error of the disk into a line that says where."""
+        try:
+            yield
+        except OSError as error:
+            raise ConfigError(f"lmi replay: --output {self._path.parent}: {error.strerror}") from None
+
+    def _lock(self) -> None:
+        """Keep other processes away until the file is closed."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"lmi replay: --output {self._path.parent}: another lmi replay writes there") from None
+        except OSError:  # a file system without locks
+            return
+
+    def _check_ours(self) -> None:
+        """Raise ConfigError if somebody else wrote the file: it would be cut off."""
+        with self._path.open("rb") as file:
+            if not _BEGIN.startswith(file.read(len(_BEGIN))):
+                name = self._path.name
+                raise ConfigError(
+                    f"lmi replay: {self._path.parent} holds a {name} of something else; give another --output"
+                )
+
+    def _write(self, line: Any) -> None:
+        with self._told():
+            self._file.write(orjson.dumps(line) + b"\n")
+            if (now := time.monotonic()) > self._flushed + _FLUSH:
+                self._file.flush()
+                self._flushed = now
+
+    def _mark(self, number: int) -> None:
+        """Keep only numbers above the first one that is not done: as many as requests are in flight."""
+        self._done.add(number)
+        while self._below in self._done:
+            self._done.remove(self._below)
+            self._below += 1
+
+    def _read(self, run: Any) -> None:
+        whole = 0
+        with self._path.open("rb") as lines:
+            for line in lines:
+                try:
+                    value = orjson.loads(line)
+                except ValueError:
+                    break  # the kill cut it
+                if not line.endswith(b"\n"):
+                    break
+                self._replay(value, run)
+                whole += len(line)
+        os.truncate(self._path, whole)
+        with contextlib.suppress(OSError, ValueError):
+            kept = orjson.loads(self._examples.read_bytes())
+            self.summary.examples = {Class(name): example for name, example in kept.items()}
+
+    def _replay(self, line: Any, run: Any) -> None:
+        match line:
+            case {"run": before} if before != run:
+                raise self._taken(
+                    f"a run with other {', '.join(name for name in run if before.get(name) != run[name])}"
+                )
+            case {"complete": True}:
+                raise self._taken("a complete run")
+            case {"volatile": dict(learnt)}:
+                self.summary.volatile |= learnt
+            case [int(number), str(place), str(reason)]:
+                self.summary.skip(Unreadable(place, reason))
+                self._mark(number)
+            case [int(number), str(cls), list(names), [old, new], [int(one), int(other)]]:
+                times = (Times(*old) if old else None, Times(*new) if new else None)
+                pairs = tuple((kind, name) for kind, name in names)
+                self.summary.add(Outcome(number, Class(cls), pairs, times, (one, other)))
+                self._mark(number)
+
+    def _taken(self, what: str) -> ConfigError:
+        return ConfigError(f"lmi replay: {self._path.parent} holds {what}; give another --output, or --restart")
+
+
+# -- the progress of a run, on standard error --------------------------------------------------------------------------
+
+
+_ON_TERMINAL, _ELSEWHERE = 0.5, 30.0  # seconds between two lines
+
+
+class Progress:
+    """Says how far a run is: in one line of a terminal, or a line every half minute."""
+
+    def __init__(self, journal: Journal, file: TextIO | None = None) -> None:
+        self._journal = journal
+        self._file = file or sys.stderr
+        self._terminal = self._file.isatty()
+        self._began = self._told = time.monotonic()
+        self._before = journal.num_done
+
+    def advance(self) -> None:
+        now = time.monotonic()
+        if now < self._told + (_ON_TERMINAL if self._terminal else _ELSEWHERE):
+            return
+        self._told = now
+        print(f"\r\033[K{self.line(now)}" if self._terminal else self.line(now), file=self._file, flush=True,
+              end="" if self._terminal else "\n")  # fmt: skip
+
+    def line(self, now: float) -> str:
+        done = self._journal.num_done
+        rate = (done - self._before) / max(now - self._began, 1e-3)
+        classes = self._journal.summary.classes
+        counts = ", ".join(f"{count:,} {cls.value}" for cls, count in sorted(classes.items(), key=lambda one: -one[1]))
+        return f"{done:,} requests, {rate:,.0f}/s: {counts}"
+
+    def close(self) -> None:
+        if self._terminal:
+            print("\r\033[K", file=self._file, end="", flush=True)

@@ -1,0 +1,198 @@
+"""The report of a run: as a document, for a terminal, and as one HTML page without scripts."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from proof.bench.report import table
+from proof.replay.findings import CLASSES, Class
+from proof.replay.journal import SIDES, TIMES, Summary
+from proof.replay.noise import Noise
+
+_PERCENTILES = (50, 90, 99)
+
+
+def document(run: Mapping[str, Any], summary: Summary, noise: Noise, allowed: Mapping[Class, float]) -> dict[str, Any]:
+    compared = summary.num_compared
+    return {
+        "run": dict(run),
+        "compared": compared,
+        "classes": {
+            cls.value: {
+                "requests": summary.classes[cls],
+                "percent": round(100 * summary.classes[cls] / compared, 4) if compared else 0.0,
+                "allowed_percent": None if cls is Class.EQUAL else allowed.get(cls, 0.0),
+            }
+            for cls in CLASSES
+        },
+        "beyond": [cls.value for cls in summary.beyond(allowed)],
+        "findings": {cls.value: dict(summary.names[cls].most_common()) for cls in CLASSES if summary.names[cls]},
+        "unreadable": {
+            "count": summary.num_unreadable,
+            "first": [{"place": one.place, "reason": one.reason} for one in summary.unreadable],
+        },
+        "throttled": dict(summary.throttled),
+        "volatile": dict(summary.volatile),
+        "asked_again": noise.asked,
+        "times_ms": {
+            side: {
+                name: {f"p{percent}": _ms(summary.times[side][name].percentile(percent)) for percent in _PERCENTILES}
+                for name in TIMES
+            }
+            for side in SIDES
+        },
+        "examples": {cls.value: summary.examples[cls] for cls in CLASSES if cls in summary.examples},
+    }
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else round(1000 * seconds, 3)
+
+
+# -- the report's tables and notes, as the terminal and the page both show them ----------------------------------------
+
+
+BEYOND = "beyond"
+"""The last cell of a class that has more requests than allowed."""
+
+_TIMES = {"first": "first byte", "gap": "between pieces", "total": "whole answer"}
+
+
+class Table(NamedTuple):
+    """A table; without rows there is nothing to show."""
+
+    head: Sequence[str]
+    rows: list[list[str]]
+
+
+def classes(report: Mapping[str, Any]) -> Table:
+    rows = []
+    for name, values in report["classes"].items():
+        allowed = "" if values["allowed_percent"] is None else f"{values['allowed_percent']:g}"
+        verdict = BEYOND if name in report["beyond"] else ""
+        rows.append([name, f"{values['requests']:,}", f"{values['percent']:g}", allowed, verdict])
+    return Table(["class", "requests", "%", "allowed %", ""], rows)
+
+
+def findings(report: Mapping[str, Any], most: int | None = None) -> Table:
+    """Return what differs.
+
+    Args:
+        most: findings of a class; None: all.
+    """
+    rows = [
+        [cls, name, f"{count:,}"]
+        for cls, names in report["findings"].items()
+        for name, count in list(names.items())[:most]
+    ]
+    return Table(["class", "what differs", "requests"], rows)
+
+
+def times(report: Mapping[str, Any]) -> Table:
+    """Return the times that were measured."""
+    rows = [
+        [f"{what}, {side}", *(f"{value:,.1f}" for value in values[name].values())]
+        for name, what in _TIMES.items()
+        for side, values in report["times_ms"].items()
+        if values[name]["p50"] is not None
+    ]
+    return Table(["milliseconds", "p50", "p90", "p99"], rows)
+
+
+def notes(report: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
+    """Yield what else is to be said, each with its list, which may be empty."""
+    if count := report["unreadable"]["count"]:
+        yield f"left out: {count:,}", [f"{one['place']}: {one['reason']}" for one in report["unreadable"]["first"]]
+    for side, count in report["throttled"].items():
+        if count:
+            yield f"the {side} was busy; retries: {count:,}", []
+    if volatile := report["volatile"]:
+        yield "volatile, not compared", sorted(volatile)
+
+
+def example_lines(example: Mapping[str, Any]) -> list[str]:
+    """Return an example's findings, and its request where content is shown."""
+    body = example.get("body")
+    return [*example["findings"], *([f"request: {body}"] if body else [])]
+
+
+# -- the report for a terminal -----------------------------------------------------------------------------------------
+
+
+_MOST = 10  # findings of a class that the table names
+
+
+def show(report: Mapping[str, Any]) -> str:
+    """Return the report."""
+    return "\n".join(_parts(report))
+
+
+def _parts(report: Mapping[str, Any]) -> Iterator[str]:
+    yield table(*classes(report))
+    for part in (findings(report, _MOST), times(report)):
+        if part.rows:
+            yield "\n" + table(*part)
+    yield ""
+    for note, items in notes(report):
+        yield note
+        yield from (f"  {item}" for item in items)
+    for name, example in report["examples"].items():
+        yield f"\n{name}: the smallest example, {example['id']}, {example['request']}"
+        yield from (f"  {line}" for line in (*example_lines(example), *example["diff"]))
+
+
+# -- the report as one HTML file, without scripts ----------------------------------------------------------------------
+
+
+_STYLE = """body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem}
+table{border-collapse:collapse;margin:1rem 0}td,th{border:1px solid #bbb;padding:.2rem .6rem;text-align:left}
+td{font-variant-numeric:tabular-nums}pre{background:#f4f4f4;padding:.6rem;overflow-x:auto}.beyond{background:#fdd}
+h2::first-letter{text-transform:uppercase}.add{color:#060}.del{color:#900}"""
+
+
+def page(report: Mapping[str, Any]) -> str:
+    """Return the page."""
+    return "\n".join(["<!doctype html>", '<html lang="en"><meta charset="utf-8"><title>lmi replay</title>',
+                      f"<style>{_STYLE}</style>", *_body(report), "</html>\n"])  # fmt: skip
+
+
+def _body(report: Mapping[str, Any]) -> Iterator[str]:
+    run = report["run"]
+    yield f"<h1>lmi replay</h1><p>{_text(run['requests'])} to {_text(run['to'])} against {_text(run['against'])}</p>"
+    yield from _table(classes(report))
+    yield from _table(findings(report), "What differs")
+    yield from _table(times(report), "Times")
+    for note, items in notes(report):
+        yield f"<h2>{_text(note)}</h2>"
+        yield from _list(items)
+    for name, example in report["examples"].items():
+        yield f"<h2>{name}: the smallest example</h2><p>{_text(example['id'])}: {_text(example['request'])}</p>"
+        yield from _list(example_lines(example))
+        yield f"<pre>{chr(10).join(map(_diff_line, example['diff']))}</pre>"
+
+
+def _table(table: Table, title: str = "") -> Iterator[str]:
+    if not table.rows:
+        return
+    yield f"<h2>{title}</h2>" if title else ""
+    yield f"<table><tr>{''.join(f'<th>{_text(name)}' for name in table.head)}</tr>"
+    for row in table.rows:
+        mark = ' class="beyond"' if row[-1] == BEYOND else ""
+        yield f"<tr{mark}>{''.join(f'<td>{_text(value)}' for value in row)}</tr>"
+    yield "</table>"
+
+
+def _list(items: Sequence[str]) -> Iterator[str]:
+    if items:
+        yield "<ul>" + "".join(f"<li>{_text(one)}" for one in items) + "</ul>"
+
+
+def _diff_line(line: str) -> str:
+    kind = {"+": "add", "-": "del"}.get(line[:1])
+    return f'<span class="{kind}">{_text(line)}</span>' if kind else _text(line)
+
+
+def _text(value: Any) -> str:
+    return html.escape(str(value))

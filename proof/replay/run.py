@@ -1,0 +1,220 @@
+"""Run a replay: read requests, ask both sides, compare, keep what was found."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from proof.replay.comparison import traits
+from proof.replay.example import describe, printable
+from proof.replay.exchange import BUSY, Answer, Recorded, Request, Unreadable, recorded
+from proof.replay.findings import Class
+from proof.replay.journal import Example, Journal, outcome
+from proof.replay.noise import Ask, Noise
+from proof.replay.targets import Paced
+
+_AHEAD, _AHEAD_BYTES = 64, 8 * 1024 * 1024  # requests that are read at once
+_NO_SHADOW = "has no answer of the shadow variant, which gets a share of the requests"
+_BEGINNING = 100  # requests that are looked at before the run
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Who answers. None: the recording does.
+
+    Args:
+        target: the new side.
+        reference: the old one.
+        noise: another of the old ones, asked again in its place.
+    """
+
+    target: Paced | None
+    reference: Paced | None = None
+    noise: Paced | None = None
+
+    @property
+    def are_asked(self) -> bool:
+        """Whether anything is sent."""
+        return any(side is not None for side in (self.target, self.reference, self.noise))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a run goes.
+
+    Args:
+        concurrency: requests at once.
+        speed: of the recorded pace; None: each request follows the last answer.
+        greedy: every request is decoded greedily, whatever it says.
+        show: examples keep what was said.
+        expected: names of findings that decide no class.
+    """
+
+    concurrency: int = 1
+    speed: float | None = None
+    greedy: bool = False
+    show: bool = False
+    expected: frozenset[str] = frozenset()
+
+
+class Replay:
+    """A run.
+
+    Args:
+        advance: called after each request.
+    """
+
+    def __init__(
+        self, sides: Sides, plan: Plan, journal: Journal, noise: Noise, advance: Callable[[], object] = lambda: None
+    ) -> None:
+        self._sides = sides
+        self._plan = plan
+        self._journal = journal
+        self._noise = noise
+        self._advance = advance
+
+    async def run(self, requests: Iterator[Request | Unreadable]) -> None:
+        feed = _Feed(requests, self._journal)
+        pace = _Pace(self._plan.speed) if self._plan.speed is not None else None
+        workers = [asyncio.ensure_future(self._work(feed, pace)) for _ in range(self._plan.concurrency)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+
+    async def _work(self, feed: _Feed, pace: _Pace | None) -> None:
+        while (item := await feed.next()) is not None:
+            number, request = item
+            if pace is not None and request.at is not None:
+                await pace.wait(request.at)
+            await self._one(number, request)
+            self._advance()
+
+    async def _one(self, number: int, request: Request) -> None:
+        if reason := self._why_not(request):
+            self._journal.skip(number, Unreadable(printable(request.id), reason))
+            return
+        old, new = await self._answers(number, request)
+        wanted = traits(request, self._plan.greedy)
+        again, other = self._again(old, new)
+        real = await self._noise.real(request, wanted, old, new, again, other)
+        self._journal.keep_volatile(self._noise.learnt)
+        found = [one._replace(cls=Class.EQUAL) if one.name in self._plan.expected else one for one in real]
+        result = outcome(number, found, old, new)
+        example = Example(request, old, new, found)
+        if self._journal.summary.wants_example(result.cls, example.size):
+            self._journal.keep_example(result.cls, describe(example, result.cls, self._plan.show))
+        self._journal.add(result)
+
+    def _why_not(self, request: Request) -> str:
+        """Return why a request cannot be compared; empty: it can."""
+        sides = self._sides
+        for side, answer, missing in (
+            (sides.reference, request.answer, "has no recorded answer"),
+            (sides.target, request.other, _NO_SHADOW),
+        ):
+            if side is None and answer is None:
+                return missing
+            if side is None and answer is not None and answer.status in BUSY:
+                return f"got {answer.status} from a busy server when it was recorded"
+        return request.unsendable if sides.are_asked else ""
+
+    async def _answers(self, number: int, request: Request) -> tuple[Answer, Answer]:
+        """Ask both sides: at once at a recorded pace, else one after the other, each first in every other request."""
+
+        async def old() -> Answer:
+            return await _ask(self._sides.reference, request, request.answer)
+
+        async def new() -> Answer:
+            return await _ask(self._sides.target, request, request.other)
+
+        if self._plan.speed is not None:
+            both = await asyncio.gather(old(), new())
+            return both[0], both[1]
+        if number % 2:
+            answer = await new()
+            return await old(), answer
+        answer = await old()
+        return answer, await new()
+
+    def _again(self, old: Answer, new: Answer) -> tuple[Ask | None, Answer]:
+        """Return how to ask one side again, and what it answered before."""
+        sides = self._sides
+        if (side := sides.noise or sides.reference) is not None:
+            return side.ask, old
+        if sides.target is not None:
+            return sides.target.ask, new
+        return None, old
+
+
+async def _ask(side: Paced | None, request: Request, answer: Recorded | None) -> Answer:
+    if side is not None:
+        return await side.ask(request)
+    assert answer is not None  # else the request was left out
+    return recorded(answer)
+
+
+class _Feed:
+    """The requests that are not done, by their numbers. They are read on a thread, a few at a time."""
+
+    def __init__(self, requests: Iterator[Request | Unreadable], journal: Journal) -> None:
+        self._items = enumerate(requests)
+        self._journal = journal
+        self._read: list[tuple[int, Request]] = []
+        self._lock = asyncio.Lock()
+        self._ended = False
+
+    async def next(self) -> tuple[int, Request] | None:
+        if not self._read:
+            async with self._lock:
+                while not self._read and not self._ended:
+                    for number, item in await asyncio.to_thread(self._take):
+                        if isinstance(item, Unreadable):
+                            self._journal.skip(number, Unreadable(printable(item.place), printable(item.reason)))
+                        else:
+                            self._read.append((number, item))
+                    self._read.reverse()
+        return self._read.pop() if self._read else None
+
+    def _take(self) -> list[tuple[int, Request | Unreadable]]:
+        taken: list[tuple[int, Request | Unreadable]] = []
+        size = 0
+        for number, item in self._items:
+            if not self._journal.has(number):
+                taken.append((number, item))
+                size += len(item.body) if isinstance(item, Request) else 0
+            if len(taken) >= _AHEAD or size >= _AHEAD_BYTES:
+                return taken
+        self._ended = True
+        return taken
+
+
+class _Pace:
+    """The recorded times, from now on."""
+
+    def __init__(self, speed: float) -> None:
+        self._speed = speed
+        self._zero: tuple[float, float] | None = None
+
+    async def wait(self, at: float) -> None:
+        now = time.monotonic()
+        if self._zero is None:
+            self._zero = at, now
+        recorded_at, began = self._zero
+        await asyncio.sleep(max(0.0, began + (at - recorded_at) / self._speed - now))
+
+
+def beginning(requests: Iterator[Request | Unreadable]) -> tuple[list[Request], Iterator[Request | Unreadable]]:
+    """Return the first requests, as far as they can be read, and all that the recording has."""
+    read: list[Request | Unreadable] = []
+    size = 0
+    for item in itertools.islice(requests, _BEGINNING):
+        read.append(item)
+        size += len(item.body) if isinstance(item, Request) else 0
+        if size >= _AHEAD_BYTES:
+            break
+    return [item for item in read if isinstance(item, Request)], itertools.chain(read, requests)

@@ -1,0 +1,129 @@
+"""A SageMaker endpoint, by the client of `lmi deploy`: boto3 signs, and reads the event stream. It runs on threads."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from deploy.client.aws import IMPATIENT, Runtime, Timeouts
+from deploy.client.errors import FROM_AWS, ModelBusy, NotStarted, RequestFailed, Unreachable, failure
+from handler.core.errors import ConfigError
+from proof.bench.client import BodyReader
+from proof.replay.comparison import traits
+from proof.replay.exchange import Answer, Request, lost, times_of
+from proof.replay.targets import Attempt
+
+_ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
+_ARGUMENTS = {
+    "content-type": "ContentType",
+    "accept": "Accept",
+    _ATTRIBUTES: "CustomAttributes",
+    "x-amzn-sagemaker-target-model": "TargetModel",
+    "x-amzn-sagemaker-target-variant": "TargetVariant",
+    "x-amzn-sagemaker-session-id": "SessionId",
+}
+"""The headers of a request that SageMaker passes on, by boto3's names."""
+
+
+class SageMakerTarget:
+    """An endpoint.
+
+    Args:
+        name: the endpoint's, with `/` and its inference component's, if it has several.
+        concurrency: requests at once.
+
+    Raises:
+        ConfigError: there is no region.
+    """
+
+    def __init__(self, name: str, timeout: float, concurrency: int) -> None:
+        endpoint, _, component = name.partition("/")
+        timeouts = Timeouts(answer=min(timeout, 70.0), gap=min(timeout, 120.0))
+        try:
+            self._runtime = Runtime(
+                endpoint, component=component or None, patience=IMPATIENT, timeouts=timeouts, connections=concurrency
+            )
+        except RequestFailed as error:
+            raise ConfigError(f"lmi replay: sagemaker:{name}: {error} {error.advice}".rstrip()) from None
+        self._timeout = timeout
+        self._threads = ThreadPoolExecutor(concurrency, "sagemaker")
+
+    async def open(self) -> None: ...
+
+    async def send(self, request: Request) -> Attempt:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._send, request)
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _send(self, request: Request) -> Attempt:
+        start = time.monotonic()
+        arguments = _arguments(request)
+        streams = traits(request).streams
+        try:
+            response = (self._runtime.stream if streams else self._runtime.invoke)(arguments)
+            pieces, arrivals = _read(_parts(response) if streams else iter([response["Body"]]), start + self._timeout)
+        except RequestFailed as error:
+            return _failed(error)
+        except _TooLong as error:
+            return Attempt(lost(str(error)))
+        times = times_of(start, arrivals, time.monotonic())
+        return Attempt(Answer(200, response.get("ContentType", ""), b"".join(pieces), "", times))
+
+
+class _TooLong(Exception): ...
+
+
+def _arguments(request: Request) -> dict[str, Any]:
+    """Return boto3's arguments. An endpoint has one path; the attribute `route` names another, as in AWS's images."""
+    arguments: dict[str, Any] = {"Body": request.body}
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    if request.path.partition("?")[0] not in ("/invocations", "/") and "route=" not in headers.get(_ATTRIBUTES, ""):
+        parts = [part for part in (headers.get(_ATTRIBUTES), f"route={request.path}") if part]
+        headers[_ATTRIBUTES] = ";".join(parts)
+    for name, argument in _ARGUMENTS.items():
+        if name in headers:
+            arguments[argument] = headers[name]
+    return arguments
+
+
+def _parts(response: Mapping[str, Any]) -> Iterator[bytes]:
+    stream = response["Body"]
+    try:
+        for event in stream:
+            yield event.get("PayloadPart", {}).get("Bytes", b"")
+    except FROM_AWS as error:
+        raise failure(error) from error
+    finally:
+        with contextlib.suppress(Exception):  # a connection that is broken already
+            stream.close()
+
+
+def _read(parts: Iterator[bytes], until: float) -> tuple[list[bytes], list[float]]:
+    """Read a body; the time between its parts is boto3's to watch."""
+    pieces: list[bytes] = []
+    arrivals: list[float] = []
+    size = 0
+    for part in parts:
+        now = time.monotonic()
+        if now > until:
+            raise _TooLong("timeout")
+        if (size := size + len(part)) > BodyReader.max_bytes:
+            raise _TooLong(f"over {BodyReader.max_bytes >> 20} MiB")
+        pieces.append(part)
+        arrivals.append(now)
+    return pieces, arrivals
+
+
+def _failed(error: RequestFailed) -> Attempt:
+    """Return the container's own answer, if there is one."""
+    response = getattr(error.__cause__, "response", None)
+    if error.original_status and isinstance(response, Mapping) and response.get("OriginalMessage"):
+        answer = Answer(error.original_status, "", str(response["OriginalMessage"]).encode())
+        return Attempt(answer, isinstance(error, ModelBusy))
+    busy = isinstance(error, NotStarted) and not isinstance(error, Unreachable)
+    return Attempt(lost(f"SageMaker: {type(error).__name__}"), busy)

@@ -1,0 +1,116 @@
+"""Requests out of recordings: captures of SageMaker, batch files, HAR, and lines of requests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+from handler.core.errors import ConfigError
+from proof.replay.exchange import Request, Unreadable
+from proof.replay.sources import batch, captures, har, request_lines
+from proof.replay.sources import captures as capture
+from proof.replay.sources.fields import Malformed, Member, members
+from proof.replay.sources.files import BROKEN, SCHEME, File, find, lines, with_unique_ids
+
+KINDS = """\
+SageMaker's data capture (a directory or s3://BUCKET/PREFIX/, lines with captureData),
+OpenAI's batch files (lines with custom_id, method, url, body),
+HAR 1.2 ({"log": {"entries": [...]}}),
+lines of requests (path, headers, body), as option.capture_requests writes them"""
+
+_LOOKED_AT = 100  # lines and files that are looked at to find the kind
+_HEAD = 1 << 12
+_ANSWERS = ("_output", "_error", "_errors", "-output", "-error")
+"""How the names of a batch's answers end, beside those of its requests."""
+
+
+def open_requests(argument: str) -> Iterator[Request | Unreadable]:
+    """Yield the requests of a recording, in constant memory.
+
+    Args:
+        argument: a file, a directory, or `s3://BUCKET/PREFIX/`.
+
+    Raises:
+        ConfigError: there is nothing to read, or nothing of a known kind.
+    """
+    files = find(argument)
+    return with_unique_ids(_of_kind(argument, files))
+
+
+def _of_kind(argument: str, files: Sequence[File]) -> Iterator[Request | Unreadable]:
+    """Read files by the kind of the first one that has one: the others of a directory are of the same."""
+    for file in files[:_LOOKED_AT]:
+        kind = _kind(file)
+        if kind == "capture":
+            return captures.read(files)
+        if kind == "har":
+            return har.read(files)
+        if kind == "lines":
+            return request_lines.read(list(files))
+        if kind == "batch" or kind == "answers":
+            return _batch(argument, files)
+    fault = _fault(files[0])
+    why = "" if fault is None else f" ({fault.place}: {fault.reason})"
+    where = f"{files[0].name} is" if len(files) == 1 else f"its files ({files[0].name} and others) are"
+    raise ConfigError(f"{argument}: {where} of no known kind{why}; known are:\n{KINDS}")
+
+
+def _batch(argument: str, files: Sequence[File]) -> Iterator[Request | Unreadable]:
+    """Read batch files, with the answers in the same directory, or beside the file that was named."""
+    if len(files) == 1 and not argument.startswith(SCHEME):
+        files = [*files, *_beside(Path(argument))]
+    kinds = [(file, _kind(file)) for file in files]
+    requests = [file for file, kind in kinds if kind == "batch"]
+    if not requests:
+        raise ConfigError(f"{argument}: has only the answers of a batch; name the file of its requests")
+    return _with_others(kinds, batch.read(requests, [file for file, kind in kinds if kind == "answers"]))
+
+
+def _with_others(
+    kinds: Sequence[tuple[File, str]], found: Iterator[Request | Unreadable]
+) -> Iterator[Request | Unreadable]:
+    for file, kind in kinds:
+        if kind not in ("batch", "answers"):
+            yield _fault(file) or Unreadable(file.name, "it has neither a batch's requests nor its answers")
+    yield from found
+
+
+def _beside(path: Path) -> list[File]:
+    """Return the files of a batch's answers that lie beside it, by their names."""
+    stem, dot, suffix = path.name.partition(".")
+    names = [path.with_name(f"{stem}{end}{dot}{suffix}") for end in _ANSWERS]
+    return [file for name in names if name.is_file() for file in find(str(name))]
+
+
+def _kind(file: File) -> str:
+    """Return the kind of a file by its first line that has one; "" where none has."""
+    try:
+        with file.open() as stream:
+            if har.BEGIN.match(stream.peek(_HEAD)[:_HEAD]):
+                return "har"
+    except BROKEN:
+        return ""
+    for line in islice(lines(file), _LOOKED_AT):
+        if not isinstance(line, Unreadable) and (kind := _kind_of_line(line.text)):
+            return kind
+    return ""
+
+
+def _fault(file: File) -> Unreadable | None:
+    """Return the first line that cannot be read; None where those at the beginning can."""
+    return next((line for line in islice(lines(file), _LOOKED_AT) if isinstance(line, Unreadable)), None)
+
+
+def _kind_of_line(text: str) -> str:
+    try:
+        found: Mapping[str, Member] = members(text)
+    except Malformed:
+        return ""
+    kinds = {
+        "capture": capture.is_line,
+        "batch": batch.is_request,
+        "answers": batch.is_answer,
+        "lines": request_lines.is_line,
+    }
+    return next((kind for kind, is_one in kinds.items() if is_one(found)), "")

@@ -1,0 +1,97 @@
+"""OpenAI's batch files, `{"custom_id", "method", "url", "body"}`, and the files of their answers beside them."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+
+from proof.replay.exchange import Recorded, Request, Unreadable
+from proof.replay.sources.fields import ABSENT, Malformed, Member, from_member, is_status, members, path_of, split_url
+from proof.replay.sources.files import File, database, lines
+
+_JSON = "application/json"
+
+
+def is_request(found: Mapping[str, Member]) -> bool:
+    """Whether a line is a batch's request."""
+    return "custom_id" in found and "url" in found
+
+
+def is_answer(found: Mapping[str, Member]) -> bool:
+    """Whether a line is one of a batch's output, or of its errors."""
+    return "custom_id" in found and "response" in found
+
+
+def read(requests: Sequence[File], answers: Sequence[File]) -> Iterator[Request | Unreadable]:
+    """Yield the requests of files, with the answers of others."""
+    table = "CREATE TABLE answers (id TEXT PRIMARY KEY, status INTEGER, body BLOB) WITHOUT ROWID"
+    with database(table) as known:
+        for file in answers:
+            yield from _keep(known, file)
+        for file in requests:
+            for line in lines(file):
+                if isinstance(line, Unreadable):
+                    yield line
+                    continue
+                try:
+                    yield _request(known, members(line.text))
+                except Malformed as error:
+                    yield Unreadable(line.place, str(error))
+
+
+def _keep(known: sqlite3.Connection, file: File) -> Iterator[Unreadable]:
+    """Put a file's answers into the table."""
+    known.execute("BEGIN")
+    try:
+        for line in lines(file):
+            if isinstance(line, Unreadable):
+                yield line
+                continue
+            try:
+                row = _answer(members(line.text))
+            except Malformed as error:
+                yield Unreadable(line.place, str(error))
+                continue
+            if row is not None and known.execute("INSERT OR IGNORE INTO answers VALUES (?,?,?)", row).rowcount == 0:
+                yield Unreadable(line.place, f"custom_id {row[0]!r} has an earlier answer, which is used")
+    finally:
+        known.execute("COMMIT")
+
+
+def _answer(found: Mapping[str, Member]) -> tuple[str, int, bytes] | None:
+    """Return id, status and body; None of a request that never ran."""
+    id, response = _id(found), found.get("response", ABSENT)
+    if response.value is None:
+        return None
+    if not isinstance(response.value, dict):
+        raise Malformed("response: must be an object, or null")
+    status = response.value.get("status_code", 0)
+    if not is_status(status):
+        raise Malformed("response.status_code: must be HTTP's status")
+    return id, status, from_member(members(response.text).get("body", ABSENT), "response.body")
+
+
+def _request(known: sqlite3.Connection, found: Mapping[str, Member]) -> Request:
+    id, url = _id(found), found.get("url", ABSENT).value
+    method = found.get("method", Member("POST", "")).value
+    if method != "POST":
+        raise Malformed(f"method: must be POST, not {str(method)[:20]!r}")
+    if not isinstance(url, str) or not (parts := split_url(url, "url")).path.startswith("/"):
+        raise Malformed("url: must be a path, as /v1/chat/completions")
+    if not isinstance(found.get("body", ABSENT).value, dict):
+        raise Malformed("body: must be an object")
+    row = known.execute("SELECT status, body FROM answers WHERE id = ?", (id,)).fetchone()
+    answer = None if row is None else Recorded(row[0], _JSON, row[1])
+    body = from_member(found["body"], "body")
+    return Request(id, path_of(parts), {"content-type": _JSON}, body, answer=answer)
+
+
+def _id(found: Mapping[str, Member]) -> str:
+    id = found.get("custom_id", ABSENT).value
+    if not isinstance(id, str) or not id:
+        raise Malformed("custom_id: must be a string that is not empty")
+    try:
+        id.encode()
+    except UnicodeEncodeError:
+        raise Malformed("custom_id: has half of a surrogate pair, which is not text") from None
+    return id

@@ -1,0 +1,241 @@
+"""SageMaker's data capture: its lines, and its files `ENDPOINT/VARIANT/yyyy/mm/dd/hh/*.jsonl`, hour by hour.
+
+Each event of an hour waits in a table on disk until the next hour has been read: a shadow variant's files lie beside
+those of the serving one, and its answer to the same event may have been written in the next hour. Two hours of a
+capture are so on this machine's disk, and nothing of them in memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from proof.replay.exchange import Recorded, Request, Unreadable
+from proof.replay.sources.fields import ABSENT, Malformed, Member, from_base64, from_text, members, seconds
+from proof.replay.sources.files import File, Line, database, lines
+
+PATH = "/invocations"
+"""A capture does not name a route. A request's may be in its custom attributes (`route=`)."""
+
+_READERS = {"JSON": from_text, "CSV": from_text, "BASE64": from_base64}
+
+
+class Event(NamedTuple):
+    """What a variant captured of a request.
+
+    Attributes:
+        input: the request's; None where outputs alone are captured.
+        output: None where inputs alone are captured, or the model gave no answer.
+    """
+
+    id: str
+    place: str
+    at: float | None
+    headers: Mapping[str, str]
+    input: bytes | None
+    output: Recorded | None
+
+
+def is_line(found: Mapping[str, Member]) -> bool:
+    """Whether a line is one of a capture."""
+    return "captureData" in found
+
+
+def event(line: Line) -> Event | Unreadable:
+    """Read a line."""
+    try:
+        return _event(line.place, members(line.text))
+    except Malformed as error:
+        return Unreadable(line.place, str(error))
+
+
+def _event(place: str, found: Mapping[str, Member]) -> Event:
+    data = found.get("captureData", ABSENT).value
+    about = found.get("eventMetadata", ABSENT).value or {}
+    if not isinstance(data, dict):
+        raise Malformed("captureData: must be an object")
+    if not isinstance(about, dict):
+        raise Malformed("eventMetadata: must be an object")
+    given, answered = data.get("endpointInput"), data.get("endpointOutput")
+    if given is None and answered is None:
+        raise Malformed("captureData: has neither endpointInput nor endpointOutput")
+    id = about.get("eventId") or place
+    if not isinstance(id, str):
+        raise Malformed("eventMetadata.eventId: must be a string")
+    headers = _headers(about)
+    body = None
+    if given is not None:
+        content_type, body = _part(given, "endpointInput")
+        headers = {**({"content-type": content_type} if content_type else {}), **headers}
+    return Event(
+        id,
+        place,
+        seconds(about.get("inferenceTime")),
+        headers,
+        body,
+        None if answered is None else Recorded(0, *_part(answered, "endpointOutput")),
+    )
+
+
+def _headers(about: Mapping[str, Any]) -> dict[str, str]:
+    """Return the headers that an event keeps. Attributes are a string, or a list of them."""
+    headers = {}
+    attributes = about.get("customAttributes")
+    if isinstance(attributes, list):
+        attributes = ",".join(one for one in attributes if isinstance(one, str))
+    for name, value in (("custom-attributes", attributes), ("inference-id", about.get("inferenceId"))):
+        if isinstance(value, str) and value:
+            headers[f"x-amzn-sagemaker-{name}"] = value
+    return headers
+
+
+def _part(part: Any, name: str) -> tuple[str, bytes]:
+    """Return content type and body."""
+    if not isinstance(part, dict):
+        raise Malformed(f"{name}: must be an object")
+    encoding = part.get("encoding", "JSON")
+    if not isinstance(encoding, str) or encoding not in _READERS:
+        raise Malformed(f"{name}.encoding: must be one of {', '.join(_READERS)}, not {str(encoding)[:40]!r}")
+    content_type = part.get("observedContentType") or ""
+    if not isinstance(content_type, str):
+        raise Malformed(f"{name}.observedContentType: must be a string")
+    return content_type, _READERS[encoding](part.get("data"), f"{name}.data")
+
+
+# -- the files of SageMaker's data capture: `ENDPOINT/VARIANT/yyyy/mm/dd/hh/*.jsonl`, hour by hour ---------------------
+# Each event of an hour waits in a table on disk until the next hour has been read: a shadow variant's files lie beside
+# those of the serving one, and its answer to the same event may have been written in the next hour. Two hours of a
+# capture are so on this machine's disk, and nothing of them in memory.
+
+_HOUR = re.compile(r"(?:(?P<above>.*)/)?(?P<hour>\d{4}/\d\d/\d\d/\d\d)")
+_NUMBERS = re.compile(r"\d{4}|\d\d")
+
+_EVENTS = """CREATE TABLE events (
+    id TEXT, variant INTEGER, hour INTEGER, place TEXT, at REAL, headers TEXT, input BLOB,
+    answered INTEGER, type TEXT, output BLOB, PRIMARY KEY (id, variant))"""
+_DUE = "CREATE TABLE due (mine INTEGER, theirs INTEGER)"
+
+_FIND = """INSERT INTO due SELECT e.rowid, o.rowid FROM events e
+    LEFT JOIN events o ON o.id = e.id AND o.variant <> e.variant
+    WHERE e.hour < ? AND (e.variant = 0 OR o.rowid IS NULL) ORDER BY e.at, e.rowid"""
+"""Whose hour is over, in the order in which they came; a shadow's event goes with its serving variant's."""
+
+_ONE = "SELECT id, place, at, headers, input, answered, type, output FROM events WHERE rowid = ?"
+_NOTHING_TO_SEND = "only the output was captured (no endpointInput), so there is nothing to send"
+_DONE = "DELETE FROM events WHERE rowid IN (SELECT mine FROM due UNION ALL SELECT theirs FROM due)"
+
+
+class _Placed(NamedTuple):
+    """A file, and what its folders say."""
+
+    endpoint: str
+    variant: str
+    hour: str
+    file: File
+
+
+def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
+    """Yield the requests of a capture, endpoint by endpoint."""
+    for _, placed in groupby(sorted(map(_place, files)), key=lambda one: one.endpoint):
+        yield from _endpoint(list(placed))
+
+
+def _place(file: File) -> _Placed:
+    """Read a file's folders. One without hours is of the variant that its folder names."""
+    match = _HOUR.fullmatch("/".join(file.folders))
+    above = (match["above"] or "").split("/") if match else list(file.folders)
+    if match is None:
+        while above and _NUMBERS.fullmatch(above[-1]):  # a part of a day was named
+            above.pop()
+    hour = match["hour"] if match else "/".join(file.folders[len(above) :])
+    return _Placed("/".join(above[:-1]), above[-1] if above else "", hour, file)
+
+
+def _endpoint(placed: Sequence[_Placed]) -> Iterator[Request | Unreadable]:
+    order = _in_order(placed)
+    paired = len(order) == 2  # of more, none is a shadow: SageMaker has one beside one
+    numbers = {name: number if paired else 0 for number, name in enumerate(order)}
+    with database(_EVENTS, _DUE) as events:
+        hours = groupby(sorted(placed, key=lambda one: (one.hour, one.variant, one.file)), key=lambda one: one.hour)
+        hour = 0
+        for hour, (_, files) in enumerate(hours, 1):
+            for one in files:
+                yield from _keep(events, numbers[one.variant], hour, one.file)
+            yield from _requests(events, before=hour if paired else hour + 1)
+        yield from _requests(events, before=hour + 1)
+
+
+def _in_order(placed: Sequence[_Placed]) -> list[str]:
+    """Return the names of the variants, the serving one first.
+
+    A shadow's is called so, or has the smaller files: it gets a share of the requests.
+    """
+    sizes: dict[str, int] = defaultdict(int)
+    for one in placed:
+        sizes[one.variant] += one.file.size
+    return sorted(sizes, key=lambda name: ("shadow" in name.lower(), -sizes[name], name))
+
+
+def _keep(events: sqlite3.Connection, variant: int, hour: int, file: File) -> Iterator[Unreadable]:
+    """Put a file's events into the table."""
+    events.execute("BEGIN")
+    try:
+        for line in lines(file):
+            found = line if isinstance(line, Unreadable) else event(line)
+            if isinstance(found, Unreadable):
+                yield found
+            elif not _put(events, variant, hour, found):
+                yield Unreadable(found.place, f"the event {found.id} has an earlier line, which is used")
+    finally:
+        events.execute("COMMIT")
+
+
+def _put(events: sqlite3.Connection, variant: int, hour: int, found: Event) -> bool:
+    output = found.output
+    row = (
+        found.id.encode("utf-8", "backslashreplace").decode(), variant, hour, found.place, found.at,
+        json.dumps(dict(found.headers)), found.input, output is not None,
+        "" if output is None else output.content_type.encode("utf-8", "replace").decode(),
+        None if output is None else output.body,
+    )  # fmt: skip
+    return events.execute("INSERT OR IGNORE INTO events VALUES (?,?,?,?,?,?,?,?,?,?)", row).rowcount == 1
+
+
+def _requests(events: sqlite3.Connection, before: int) -> Iterator[Request | Unreadable]:
+    """Yield and drop what was captured before an hour."""
+    events.execute(_FIND, (before,))
+    for mine, theirs in events.execute("SELECT mine, theirs FROM due ORDER BY rowid"):
+        yield _request(_stored_event(events, mine), None if theirs is None else _stored_event(events, theirs))
+    events.execute(_DONE)
+    events.execute("DELETE FROM due")
+
+
+def _stored_event(events: sqlite3.Connection, number: int) -> Event:
+    id, place, at, headers, given, answered, content_type, output = events.execute(_ONE, (number,)).fetchone()
+    recorded = Recorded(0, content_type, output) if answered else None
+    return Event(id, place, at, json.loads(headers), given, recorded)
+
+
+def _request(mine: Event, theirs: Event | None) -> Request | Unreadable:
+    """Return the request of an event; one without a body may still have two answers to compare."""
+    other = None if theirs is None else theirs.output
+    whole = mine.output is not None and other is not None
+    body = mine.input if mine.input is not None or theirs is None else theirs.input
+    if body is None and not whole:
+        return Unreadable(mine.place, _NOTHING_TO_SEND)
+    headers = {**(theirs.headers if theirs else {}), **mine.headers}
+    return Request(
+        mine.id,
+        PATH,
+        headers,
+        body or b"",
+        at=mine.at,
+        answer=mine.output,
+        other=other if whole else None,
+        unsendable=_NOTHING_TO_SEND if body is None else "",
+    )

@@ -1,0 +1,304 @@
+"""Files of a recording, on this machine or in S3, line by line; tables on disk for what must be found again."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import gzip
+import importlib.util
+import io
+import os
+import sqlite3
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+from handler.core import text_files
+from handler.core.errors import ConfigError
+from proof.replay.exchange import Request, Unreadable
+
+SCHEME = "s3://"
+FORM = "write it as s3://BUCKET/PREFIX/"
+
+_TRIES = 5  # to read an object to its end
+_PIECE = 1 << 20
+
+
+def objects(argument: str) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]:
+    """Yield name, size and opener of the object that `argument` names, or of all below the prefix that it names.
+
+    Raises:
+        ConfigError: boto3 is missing, or S3 refuses.
+    """
+    bucket, _, prefix = argument.removeprefix(SCHEME).partition("/")
+    if not bucket:
+        raise ConfigError(f"{argument}: {FORM}")
+    if importlib.util.find_spec("boto3") is None:
+        raise ConfigError(f"{argument} needs boto3: pip install 'lmi-handler[deploy]'")
+    client = _client()
+    with _told(argument):
+        if prefix and not prefix.endswith("/"):
+            for one in client.list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1).get("Contents", ()):
+                if one["Key"] == prefix:
+                    yield _named(client, bucket, one, prefix.rpartition("/")[2])
+                    return
+            prefix += "/"
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix):
+            for one in page.get("Contents", ()):
+                yield _named(client, bucket, one, one["Key"].removeprefix(prefix))
+
+
+def _client() -> Any:
+    import boto3
+    from botocore.config import Config
+
+    return boto3.session.Session().client("s3", config=Config(retries={"mode": "standard", "total_max_attempts": 5}))
+
+
+def _named(client: Any, bucket: str, one: Any, name: str) -> tuple[str, int, Callable[[], IO[bytes]]]:
+    return name, one["Size"], lambda: _Object(client, bucket, one["Key"], one["ETag"], one["Size"])  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def _told(argument: str) -> Iterator[None]:
+    """Turn boto3's errors into a line that says what to change."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        yield
+    except ClientError as error:
+        code = error.response.get("Error", {}).get("Code", "")
+        advice = {
+            "NoSuchBucket": "there is no such bucket",
+            "AccessDenied": "access is denied: you need s3:ListBucket and s3:GetObject there (kms:Decrypt on its key)",
+        }.get(code, str(error))
+        raise ConfigError(f"{argument}: {advice}") from None
+    except BotoCoreError as error:
+        raise ConfigError(f"{argument}: {error}") from None
+
+
+class _Object(io.RawIOBase):
+    """An object as a raw stream."""
+
+    def __init__(self, client: Any, bucket: str, key: str, etag: str, size: int) -> None:
+        self._client = client
+        self._wanted = {"Bucket": bucket, "Key": key, "IfMatch": etag}
+        self._size, self._at, self._tries = size, 0, 0
+        self._body: Any = None
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read on.
+
+        Raises:
+            OSError: S3 refuses, or breaks off too often.
+        """
+        from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
+        from urllib3.exceptions import HTTPError
+
+        while self._at < self._size:
+            try:
+                if self._body is None:
+                    self._body = self._client.get_object(**self._wanted, Range=f"bytes={self._at}-")["Body"]
+                if data := self._body.read(min(len(buffer), _PIECE)):
+                    buffer[: len(data)] = data
+                    self._at += len(data)
+                    return len(data)
+                raise HTTPError("it ended early")
+            except ClientError as error:
+                raise OSError(f"S3: {error}") from None
+            except (HTTPError, HTTPClientError, BotoCoreError) as error:
+                self._body, self._tries = None, self._tries + 1
+                if self._tries >= _TRIES:
+                    raise OSError(f"S3 broke off {self._tries} times: {error}") from None
+        return 0
+
+    def close(self) -> None:
+        if self._body is not None:
+            self._body.close()
+        super().close()
+
+
+MAX_LINE = 128 << 20
+"""Bytes of a line: a request and an answer of SageMaker's 25 MB each in base64 have 67 million."""
+
+MOST_FILES = 500_000
+"""Their names are kept; what is in them is not."""
+
+SUFFIXES = (".jsonl", ".ndjson", ".json", ".har", ".out")
+"""Of the files that are read in a directory, with or without `.gz` behind."""
+
+BROKEN = (OSError, EOFError, zlib.error)
+"""Errors in reading a file: of the disk, of S3, or of what was compressed."""
+
+_BOM = b"\xef\xbb\xbf"
+_GZIP = b"\x1f\x8b"
+
+
+class File(NamedTuple):
+    """A file of a source.
+
+    Attributes:
+        name: below the source, with `/`; for messages.
+        folders: the names of its folders below the source.
+        open_raw: opens it as it is stored.
+    """
+
+    name: str
+    folders: tuple[str, ...]
+    size: int
+    open_raw: Callable[[], IO[bytes]]
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[io.BufferedReader]:
+        """Open it, decompressed. That and reading it may raise one of BROKEN."""
+        with contextlib.ExitStack() as opened:
+            stream = _buffered(opened.enter_context(self.open_raw()))
+            if stream.peek(2).startswith(_GZIP):
+                stream = _buffered(opened.enter_context(gzip.GzipFile(fileobj=stream)))
+            if stream.peek(3).startswith(_BOM):
+                stream.read(3)
+            if text_files.is_utf_16(stream.peek(2)):
+                raise OSError(errno.EILSEQ, text_files.UTF_16)
+            yield stream
+
+
+def _buffered(stream: Any) -> io.BufferedReader:
+    return io.BufferedReader(stream, 1 << 16)
+
+
+class Line(NamedTuple):
+    """A line that is not empty, and where it stands."""
+
+    place: str
+    text: str
+
+
+def find(argument: str) -> list[File]:
+    """List the files that an argument names, sorted by name.
+
+    Raises:
+        ConfigError: there are none, or too many.
+    """
+    found = list(_found(argument))
+    if not found:
+        raise ConfigError(f"{argument}: there are no files to read ({', '.join(SUFFIXES)}, also with .gz)")
+    return sorted(found)
+
+
+def _found(argument: str) -> Iterator[File]:
+    files = _in_s3(argument) if argument.startswith(SCHEME) else _on_disk(Path(argument), argument)
+    for number, file in enumerate(files):
+        if number == MOST_FILES:
+            raise ConfigError(f"{argument}: has more than {MOST_FILES} files: name a part of it, as one day")
+        yield file
+
+
+def _on_disk(path: Path, argument: str) -> Iterator[File]:
+    if path.is_file():
+        yield _file(path, path.name)
+    elif path.is_dir():
+        for folder, folders, names in os.walk(path):
+            folders[:] = sorted(name for name in folders if not name.startswith("."))
+            for name in names:
+                if _is_wanted(name):
+                    file = Path(folder) / name
+                    yield _file(file, file.relative_to(path).as_posix())
+    else:
+        raise ConfigError(f"{argument}: there is no such file or directory; of S3: {FORM}")
+
+
+def _file(path: Path, name: str) -> File:
+    try:
+        size = path.stat().st_size
+    except OSError:  # it has gone, or is a link to nothing: opening it says so
+        size = 0
+    name = name.encode("utf-8", "replace").decode()  # of a name that is no UTF-8
+    return File(name, tuple(name.split("/")[:-1]), size, lambda: path.open("rb", buffering=0))
+
+
+def _in_s3(argument: str) -> Iterator[File]:
+    for name, size, opened in objects(argument):
+        if _is_wanted(name.rpartition("/")[2]) or "/" not in name:
+            yield File(name, tuple(name.split("/")[:-1]), size, opened)
+
+
+def _is_wanted(name: str) -> bool:
+    return not name.startswith(".") and name.removesuffix(".gz").endswith(SUFFIXES)
+
+
+def lines(file: File) -> Iterator[Line | Unreadable]:
+    """Yield a file's lines. What cannot be read of it is told, and ends it where it ends the file."""
+    number = 0
+    try:
+        with file.open() as stream:
+            while data := stream.readline(MAX_LINE + 1):
+                number += 1
+                place = f"{file.name}:{number}"
+                if len(data) > MAX_LINE and not data.endswith(b"\n"):
+                    _skip(stream)
+                    yield Unreadable(place, f"the line is longer than {MAX_LINE} bytes")
+                elif data.strip():
+                    yield _line(place, data)
+    except BROKEN as error:
+        yield Unreadable(f"{file.name}:{number + 1}", f"the rest of the file cannot be read: {reason(error)}")
+
+
+def _line(place: str, data: bytes) -> Line | Unreadable:
+    try:
+        return Line(place, data.rstrip(b"\r\n").decode())
+    except UnicodeDecodeError as error:
+        return Unreadable(place, f"it is not UTF-8: byte {data[error.start]:#04x} at {error.start}")
+
+
+def _skip(stream: io.BufferedReader) -> None:
+    """Read to the line's end, in pieces."""
+    while (data := stream.readline(1 << 20)) and not data.endswith(b"\n"):
+        continue
+
+
+def reason(error: Exception) -> str:
+    """Return why a file could not be read, in words."""
+    if isinstance(error, (EOFError, zlib.error, gzip.BadGzipFile)):
+        return "its compressed data is damaged or cut off"
+    return (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+
+
+# -- tables on disk for what must be found again: their file has no name, and goes with the process --------------------
+
+
+@contextlib.contextmanager
+def database(*statements: str) -> Iterator[sqlite3.Connection]:
+    """Open a database in a temporary file, with these tables.
+
+    Raises:
+        ConfigError: while it is open, the disk is full or cannot be written.
+    """
+    connection = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+    try:
+        for statement in ("PRAGMA journal_mode=OFF", "PRAGMA synchronous=OFF", *statements):
+            connection.execute(statement)
+        yield connection
+    except sqlite3.OperationalError as error:
+        raise ConfigError(f"the temporary file of the recording: {error}: set SQLITE_TMPDIR to another disk") from None
+    finally:
+        connection.close()
+
+
+def with_unique_ids(found: Iterable[Request | Unreadable]) -> Iterator[Request | Unreadable]:
+    """Yield each id once. Another request with the same id is unreadable: a run could not tell them apart."""
+    with database("CREATE TABLE ids (id TEXT PRIMARY KEY) WITHOUT ROWID") as ids:
+        for item in found:
+            if isinstance(item, Request):
+                try:
+                    new = ids.execute("INSERT OR IGNORE INTO ids VALUES (?)", (item.id,)).rowcount
+                except UnicodeEncodeError:
+                    yield Unreadable(repr(item.id), "the id has half of a surrogate pair, which is not text")
+                    continue
+                if not new:
+                    yield Unreadable(item.id, "an earlier request has this id, and is used")
+                    continue
+            yield item

@@ -1,0 +1,235 @@
+"""HAR 1.2: what browsers and proxies save of HTTP. One JSON document, whose entries are read one by one."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from handler.core.recorded_headers import without_credentials
+from proof.replay.exchange import Recorded, Request, Unreadable
+from proof.replay.sources.fields import (
+    Malformed,
+    from_base64,
+    from_text,
+    is_status,
+    members,
+    path_of,
+    seconds,
+    split_url,
+)
+from proof.replay.sources.files import BROKEN, MAX_LINE, File, reason
+
+BEGIN = re.compile(rb'\s*\{\s*"log"\s*:\s*\{')
+"""How a file begins."""
+
+_MARK = re.compile(rb'["{}\[\]]')
+_STRING_END = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_ENTRIES = re.compile(rb'"entries"\s*:\s*\Z')
+_PIECE = 1 << 18
+_MOST_KEPT = 256  # bytes before the entries in which the array's name is looked for
+_DEPTH_OF_ENTRIES = 2  # of their array: in `log`, in the document
+
+
+class NoBody(Exception):
+    """An entry without a body: a page, a picture, a question to the server."""
+
+
+class _Entry(NamedTuple):
+    number: int
+    text: bytes
+
+
+def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
+    """Yield the requests of files that have a body; the others are told in one line, as they are no inference."""
+    for file in files:
+        left_out: Counter[str] = Counter()
+        for entry in _entries(file):
+            if isinstance(entry, Unreadable):
+                yield entry
+                continue
+            place = f"{file.name}: entry {entry.number}"
+            try:
+                found = members(entry.text.decode())
+                yield _request(place, {name: member.value for name, member in found.items()})
+            except NoBody as error:
+                left_out[str(error)] += 1
+            except UnicodeDecodeError:
+                yield Unreadable(place, "it is not UTF-8")
+            except Malformed as error:
+                yield Unreadable(place, str(error))
+        if left_out:
+            kinds = ", ".join(f"{method} {count}" for method, count in sorted(left_out.items()))
+            yield Unreadable(file.name, f"{left_out.total()} entries without a body are left out ({kinds})")
+
+
+# -- the document --------------------------------------------------------------------------------------------------
+
+
+def _entries(file: File) -> Iterator[_Entry | Unreadable]:
+    scanner = _Scanner(file.name)
+    try:
+        with file.open() as stream:
+            while data := stream.read(_PIECE):
+                yield from scanner.feed(data)
+        yield from scanner.end()
+    except BROKEN as error:
+        yield Unreadable(file.name, f"the rest of the file cannot be read: {reason(error)}")
+
+
+class _Scanner:
+    """Cuts the objects out of `log.entries`, in pieces of any size."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._before = b""  # what stands before the next mark, in the log itself
+        self._entry: list[bytes] | None = None
+        self._size = self._number = self._depth = 0
+        self._within = self._seen = False  # the entries' array
+        self._in_string = self._escapes = False  # the last byte was in a string; it escapes the next one
+
+    def feed(self, data: bytes) -> Iterator[_Entry | Unreadable]:
+        at = 0
+        while at < len(data):
+            if self._in_string:
+                end = self._end_of_string(data, at)
+                yield from self._pass(data[at:end])
+                at = end
+                continue
+            mark = _MARK.search(data, at)
+            yield from self._pass(data[at : mark.start() if mark else None])
+            if mark is None:
+                return
+            at = mark.end()
+            if mark[0] == b'"':
+                self._in_string = True
+                yield from self._pass(mark[0])
+            else:
+                yield from self._mark(mark[0])
+
+    def _end_of_string(self, data: bytes, at: int) -> int:
+        """Return where the string ends of which `data[at:]` goes on, or the data does."""
+        begin = at + self._escapes
+        closed = _STRING_END.match(data, begin)
+        self._in_string = closed is None
+        backslashes = 0 if closed else len(data) - max(begin, len(data.rstrip(b"\\")))
+        self._escapes = backslashes > 0 and backslashes % 2 == 1
+        return closed.end() if closed else len(data)
+
+    def end(self) -> Iterator[Unreadable]:
+        """Tell how the document ended."""
+        if not self._seen:
+            yield Unreadable(self._name, "log.entries is missing: it is not a HAR file")
+        elif self._depth:
+            number = self._number + (self._entry is None)
+            yield Unreadable(f"{self._name}: entry {number}", "the file ends early: it was cut off")
+
+    def _pass(self, data: bytes) -> Iterator[Unreadable]:
+        """Take what stands between marks."""
+        if self._entry is None:
+            if not self._within:
+                self._before = (self._before + data)[-_MOST_KEPT:]
+            return
+        self._size += len(data)
+        if self._size > MAX_LINE:
+            if self._entry:
+                yield Unreadable(f"{self._name}: entry {self._number}", f"it is longer than {MAX_LINE} bytes")
+            self._entry.clear()
+        else:
+            self._entry.append(data)
+
+    def _mark(self, mark: bytes) -> Iterator[_Entry | Unreadable]:
+        if mark in b"{[":
+            if self._within and self._entry is None and mark == b"{":
+                self._entry, self._size = [], 0
+                self._number += 1
+            elif mark == b"[" and self._depth == _DEPTH_OF_ENTRIES and _ENTRIES.search(self._before):
+                self._within = self._seen = True
+            self._depth += 1
+            yield from self._pass(mark)
+            return
+        yield from self._pass(mark)
+        self._depth -= 1
+        if self._entry is not None and self._depth == _DEPTH_OF_ENTRIES + 1:
+            text, self._entry = b"".join(self._entry), None
+            if text:
+                yield _Entry(self._number, text)
+        elif self._within and self._depth == _DEPTH_OF_ENTRIES:
+            self._within = False
+
+
+# -- an entry ------------------------------------------------------------------------------------------------------
+
+
+def _request(place: str, entry: Mapping[str, Any]) -> Request:
+    request = entry.get("request")
+    if not isinstance(request, dict):
+        raise Malformed("request: must be an object")
+    method, url = request.get("method"), request.get("url")
+    if not isinstance(method, str) or not isinstance(url, str):
+        raise Malformed("request: method and url must be strings")
+    data = request.get("postData")
+    if data is None:
+        raise NoBody(method.upper()[:10])
+    headers = without_credentials(_headers(request))
+    if isinstance(data, dict) and isinstance(data.get("mimeType"), str) and data["mimeType"]:
+        headers.setdefault("content-type", data["mimeType"])
+    body = _content(data, "request.postData")
+    if body is None:
+        raise Malformed("request.postData: has no text: what saved it keeps no bodies of forms")
+    return Request(
+        place, _path(url), headers, body, method.upper(), seconds(entry.get("startedDateTime")), _answer(entry)
+    )
+
+
+def _path(url: str) -> str:
+    parts = split_url(url, "request.url")
+    if parts.scheme not in ("http", "https"):
+        raise Malformed(f"request.url: has the scheme {parts.scheme[:20]!r}, not http or https")
+    return path_of(parts)
+
+
+def _headers(request: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    pairs = request.get("headers")
+    for pair in pairs if isinstance(pairs, list) else ():
+        if isinstance(pair, dict) and isinstance(pair.get("name"), str) and isinstance(pair.get("value"), str):
+            yield pair["name"], pair["value"]
+
+
+def _answer(entry: Mapping[str, Any]) -> Recorded | None:
+    """Return the answer; None where its body was not saved, as browsers do with streams."""
+    response = entry.get("response")
+    if not isinstance(response, dict):
+        return None
+    status, content = response.get("status"), response.get("content")
+    if not status or not is_status(status):
+        return None  # 0: it was blocked, or broke off
+    if not isinstance(content, dict):
+        return None
+    body = _content(content, "response.content")
+    if body is None:
+        if content.get("size") != 0:
+            return None
+        body = b""
+    return Recorded(status, _content_type(response, content), body)
+
+
+def _content_type(response: Mapping[str, Any], content: Mapping[str, Any]) -> str:
+    """Return the header, as browsers leave parameters out of `mimeType`; without the header, that."""
+    headers = {name.lower(): value for name, value in _headers(response)}
+    named = content.get("mimeType")
+    return headers.get("content-type") or (named if isinstance(named, str) else "")
+
+
+def _content(content: Any, name: str) -> bytes | None:
+    if not isinstance(content, dict):
+        raise Malformed(f"{name}: must be an object")
+    text, encoding = content.get("text"), content.get("encoding")
+    if text is None:
+        return None
+    if encoding is None or encoding == "":
+        return from_text(text, f"{name}.text")
+    if encoding == "base64":
+        return from_base64(text, f"{name}.text")
+    raise Malformed(f"{name}.encoding: must be base64, not {str(encoding)[:20]!r}")

@@ -1,0 +1,107 @@
+"""Lines of requests, `{"path", "headers", "body"}`: written by hand, or by `option.capture_requests`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from handler.core.recorded_headers import path_without_credentials, without_credentials
+from proof.replay.exchange import Recorded, Request, Unreadable
+from proof.replay.sources.fields import ABSENT, Malformed, Member, from_base64, from_member, is_status, members, seconds
+from proof.replay.sources.files import File, Line, lines
+
+_FIELDS = ("id", "at", "method", "path", "headers", "body", "body_base64", "answer")
+_METHODS = ("POST", "GET", "PUT", "PATCH", "DELETE")
+
+
+def is_line(found: Mapping[str, Member]) -> bool:
+    """Whether a line is a request in this form."""
+    return "path" in found
+
+
+def read(files: list[File]) -> Iterator[Request | Unreadable]:
+    """Yield the requests of files."""
+    for file in files:
+        for line in lines(file):
+            yield line if isinstance(line, Unreadable) else _request(line)
+
+
+def _request(line: Line) -> Request | Unreadable:
+    try:
+        return _read(line.place, members(line.text))
+    except Malformed as error:
+        return Unreadable(line.place, str(error))
+
+
+def _read(place: str, found: dict[str, Member]) -> Request:
+    if unknown := found.keys() - set(_FIELDS):
+        raise Malformed(f"{sorted(unknown)[0]!r} is unknown; a line has {', '.join(_FIELDS)}")
+    path = found.get("path", ABSENT).value
+    if not isinstance(path, str) or not path.startswith("/"):
+        raise Malformed("path: must be a string that begins with /, as /invocations")
+    return Request(
+        _text(found, "id", place),
+        path_without_credentials(path),
+        _headers(found),
+        _body(found, ""),
+        _method(found),
+        _at(found),
+        _answer(found),
+    )
+
+
+def _text(found: Mapping[str, Member], name: str, default: str) -> str:
+    value = found.get(name, ABSENT).value
+    if value is None or value == "":
+        return default
+    if not isinstance(value, str):
+        raise Malformed(f"{name}: must be a string")
+    return value
+
+
+def _method(found: Mapping[str, Member]) -> str:
+    method = _text(found, "method", "POST").upper()
+    if method not in _METHODS:
+        raise Malformed(f"method: must be one of {', '.join(_METHODS)}")
+    return method
+
+
+def _at(found: Mapping[str, Member]) -> float | None:
+    value = found.get("at", ABSENT).value
+    at = seconds(value)
+    if value is not None and at is None:
+        raise Malformed("at: must be a number of seconds since 1970, or a time in ISO 8601")
+    return at
+
+
+def _headers(found: Mapping[str, Member]) -> dict[str, str]:
+    value = found.get("headers", ABSENT).value
+    if value is None:
+        return {"content-type": "application/json"}
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise Malformed("headers: must be an object of strings")
+    return without_credentials(value.items())
+
+
+def _body(found: Mapping[str, Member], of: str) -> bytes:
+    if "body" in found and "body_base64" in found:
+        raise Malformed(f"{of}body and {of}body_base64: only one of them can be the body")
+    if "body_base64" in found:
+        return from_base64(found["body_base64"].value, f"{of}body_base64")
+    return from_member(found.get("body", ABSENT), f"{of}body")
+
+
+def _answer(found: Mapping[str, Member]) -> Recorded | None:
+    value: Any = found.get("answer", ABSENT).value
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise Malformed("answer: must be an object")
+    status = value.get("status", 0)
+    if not is_status(status):
+        raise Malformed("answer.status: must be HTTP's status, or 0 where it is not known")
+    answer = members(found["answer"].text)
+    content_type = value.get("content_type", "")
+    if not isinstance(content_type, str):
+        raise Malformed("answer.content_type: must be a string")
+    return Recorded(status, content_type, _body(answer, "answer."))

@@ -1,0 +1,279 @@
+"""Servers to send requests to: by a URL or a command line, slower and again where they are busy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shlex
+import ssl
+import time
+import urllib.parse
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+from handler.core.errors import ConfigError
+from proof.bench.client import BodyReader, Connection, address, opened
+from proof.bench.processes import lmi_serve
+from proof.replay.exchange import BUSY, Answer, Request, lost, times_of
+
+
+class Attempt(NamedTuple):
+    """One sending of a request.
+
+    Args:
+        busy: the target takes the request later: it is throttled, full, or not ready.
+        after: the seconds that it names for this; 0: none.
+    """
+
+    answer: Answer
+    busy: bool = False
+    after: float = 0.0
+
+
+class Target(Protocol):
+    """A target. Its functions run on the event loop."""
+
+    async def open(self) -> None:
+        """Raise ConfigError if nobody is there."""
+
+    async def send(self, request: Request) -> Attempt:
+        """Send the request once, and wait for its whole answer. A failure is an answer too."""
+
+    async def close(self) -> None: ...
+
+
+# -- send to a target that may be busy: less often, and again ----------------------------------------------------------
+
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0
+_FIRST_INTERVAL, _LONGEST_INTERVAL, _LEAST_INTERVAL = 0.02, 10.0, 0.002
+
+
+class Paced:
+    """A target with patience.
+
+    When it is busy, the interval between any two sendings doubles, and the request waits before it is sent again; each
+    answer shortens the interval again.
+
+    Args:
+        patience: seconds until a busy target's answer is taken as it is.
+    """
+
+    def __init__(self, target: Target, patience: float = 300.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._target = target
+        self._patience = patience
+        self._clock = clock
+        self._interval = 0.0
+        self._next = 0.0
+
+    async def open(self) -> None:
+        await self._target.open()
+
+    async def ask(self, request: Request) -> Answer:
+        """Send the request until the target takes it."""
+        until, pause, throttled = self._clock() + self._patience, _FIRST_PAUSE, 0
+        while True:
+            if self._interval or self._next:
+                await self._turn()
+            attempt = await self._target.send(request)
+            if not attempt.busy:
+                self._interval = self._interval * 0.9 if self._interval > _LEAST_INTERVAL else 0.0
+                return attempt.answer._replace(throttled=throttled) if throttled else attempt.answer
+            self._interval = min(max(2 * self._interval, _FIRST_INTERVAL), _LONGEST_INTERVAL)
+            wait = min(max(pause, attempt.after), _LONGEST_PAUSE)
+            if self._clock() + wait > until:
+                return attempt.answer._replace(throttled=throttled)
+            throttled += 1
+            await asyncio.sleep(wait)
+            pause *= 2
+
+    async def close(self) -> None:
+        await self._target.close()
+
+    async def _turn(self) -> None:
+        """Wait until the interval since the last sending is over."""
+        now = self._clock()
+        at = max(now, self._next)
+        self._next = at + self._interval if self._interval else 0.0
+        if at > now:
+            await asyncio.sleep(at - now)
+
+
+# -- A server by its URL: the load generator's connections, which keep the whole answer --------------------------------
+
+
+_PAUSE = 0.05  # seconds after a failed connection, so that a dead server is not asked as fast as the loop turns
+_OURS = {
+    "accept-encoding",
+    "authorization",
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "keep-alive",
+    "proxy-authorization",
+    "proxy-connection",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+}
+"""Headers of the recorded connection, which are not sent; no encoding is asked for, as bodies are compared."""
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
+_PATH = re.compile(r"/[\x21-\x7e]*")
+
+
+class _Reader(BodyReader):
+    @property
+    def retry_after(self) -> float:
+        """Seconds; 0: none, or a date."""
+        text = self.headers.get("retry-after", "")
+        return float(text) if text.isdecimal() else 0.0
+
+
+class HttpTarget:
+    """A server.
+
+    Args:
+        url: with a path, that goes before each request's.
+        key: sent as a bearer token; empty: none.
+        timeout: seconds until an answer counts as lost.
+    """
+
+    def __init__(self, url: str, key: str = "", timeout: float = 600.0) -> None:
+        self._url, self._address = url, address(url)
+        where = urllib.parse.urlsplit(url)
+        self._host, self._prefix = where.netloc.rpartition("@")[2], where.path.rstrip("/")
+        self._authorization = f"authorization: Bearer {key}\r\n" if key else ""
+        self._timeout = timeout
+        self._idle: list[Connection[_Reader]] = []
+
+    async def open(self) -> None:
+        """Connect for the first request, so that a wrong URL or certificate is told at once."""
+        try:
+            self._idle.append(await self._connect())
+        except ssl.SSLCertVerificationError as error:
+            advice = "SSL_CERT_FILE names a file of certificates to trust"
+            raise ConfigError(f"lmi replay: {self._url}: {error.verify_message}: {advice}") from None
+        except (OSError, asyncio.TimeoutError) as error:
+            raise ConfigError(f"lmi replay: cannot connect to {self._url}: {error or 'timeout'}") from None
+
+    async def send(self, request: Request) -> Attempt:
+        try:
+            data = self._encode(request)
+        except _Unsendable as unsendable:
+            return Attempt(lost(str(unsendable)))
+        start = time.monotonic()
+        connection = self._idle.pop() if self._idle else None
+        while True:
+            kept = connection is not None and not connection.closed
+            if connection is None or connection.closed:
+                try:
+                    connection = await self._connect()
+                except (OSError, asyncio.TimeoutError):
+                    await asyncio.sleep(_PAUSE)
+                    return Attempt(lost("cannot connect"))
+            error = await connection.exchange(data, self._timeout)
+            if not (kept and connection.was_closed_before(error)):
+                break
+        if not connection.closed:
+            self._idle.append(connection)
+        return _attempt(connection.reader, error, start)
+
+    async def close(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+    async def _connect(self) -> Connection[_Reader]:
+        return await opened(lambda: Connection(_Reader), self._address, self._timeout)
+
+    def _encode(self, request: Request) -> bytes:
+        path = self._prefix + request.path
+        if not _PATH.fullmatch(path) or not _TOKEN.fullmatch(request.method):
+            raise _Unsendable("its method or path cannot be sent by HTTP")
+        head = "".join([f"{request.method} {path} HTTP/1.1\r\nhost: {self._host}\r\n", *_header_lines(request)])
+        length = f"content-length: {len(request.body)}\r\n" if request.body or request.method != "GET" else ""
+        return f"{head}{length}{self._authorization}\r\n".encode("latin-1") + request.body
+
+
+class _Unsendable(ValueError): ...
+
+
+def _header_lines(request: Request) -> Iterator[str]:
+    for name, value in request.headers.items():
+        if name.lower() in _OURS:
+            continue
+        if not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
+            raise _Unsendable("one of its headers cannot be sent by HTTP")
+        yield f"{name}: {value}\r\n"
+
+
+def _attempt(reader: _Reader, error: str, start: float) -> Attempt:
+    if error:
+        return Attempt(lost(error))
+    times = times_of(start, reader.pieces, time.monotonic())
+    answer = Answer(reader.status, reader.headers.get("content-type", ""), bytes(reader.body), times=times)
+    return Attempt(answer, answer.status in BUSY, reader.retry_after)
+
+
+# -- targets by their names on the command line ------------------------------------------------------------------------
+
+
+RECORDED = "recorded"
+FORMS = "http://HOST:PORT, sagemaker:NAME[/COMPONENT], serve:ARGUMENTS or recorded"
+
+
+def check_name(name: str) -> str:
+    """Return the name of a target. Raises ValueError: it has no known form."""
+    scheme, colon, rest = name.partition(":")
+    if scheme in ("http", "https") and re.search(r"[@?#]", rest):
+        raise ValueError("a URL with a user or a query is not taken, as reports name it: give the key by --key-to")
+    if name == RECORDED or (colon and rest and scheme in ("http", "https", "sagemaker", "serve")):
+        return name
+    raise ValueError(f"{name}: must be {FORMS}")
+
+
+def open_target(
+    name: str, key_variable: str | None, timeout: float, patience: float, concurrency: int, stack: contextlib.ExitStack
+) -> Paced | None:
+    """Open a target; None: the recording itself.
+
+    Args:
+        key_variable: of the environment, whose value is sent as a bearer token.
+        stack: stops a server that is started for this.
+
+    Raises:
+        ConfigError: it cannot be opened, or takes no key.
+    """
+    if key_variable is not None and (name == RECORDED or name.startswith("sagemaker:")):
+        raise ConfigError(f"lmi replay: {name} takes no key, and {key_variable} is named for it")
+    if name == RECORDED:
+        return None
+    return Paced(_target(name, _key(key_variable), timeout, concurrency, stack), patience)
+
+
+def _target(name: str, key: str, timeout: float, concurrency: int, stack: contextlib.ExitStack) -> Target:
+    scheme, _, rest = name.partition(":")
+    if scheme == "serve":
+        try:
+            arguments = shlex.split(rest)
+        except ValueError as error:
+            raise ConfigError(f"lmi replay: {name}: {error}") from None
+        return HttpTarget(stack.enter_context(lmi_serve(arguments)).url, key, timeout)
+    if scheme == "sagemaker":
+        try:
+            from proof.replay.sagemaker import SageMakerTarget
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"lmi replay: {name}: needs {error.name}: pip install 'lmi-handler[deploy]'") from None
+        return SageMakerTarget(rest, timeout, concurrency)
+    return HttpTarget(name, key, timeout)
+
+
+def _key(variable: str | None) -> str:
+    if variable is None:
+        return ""
+    if not (key := os.environ.get(variable, "").strip()):
+        raise ConfigError(f"lmi replay: the environment variable {variable} for the key is not set")
+    return key
