@@ -1,0 +1,141 @@
+"""`python -m tests.tools.code_size`: the code of each package, and the files of the server that one request walks."""
+
+from __future__ import annotations
+
+import ast
+import io
+import json
+import statistics
+import sys
+import threading
+import tokenize
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+import httpx
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("handler", "deploy", "proof", "tests")
+HANDLER = f"{ROOT / 'handler'}/"
+
+_INFERENCE = "/invocations"
+_STREAMED: dict[str, tuple[str, dict[str, Any]]] = {
+    "LMI by HTTP": (_INFERENCE, {"inputs": "a b c", "parameters": {"max_new_tokens": 4}}),
+    "TGI by HTTP": ("/generate_stream", {"inputs": "a b c", "parameters": {"max_new_tokens": 4}}),
+    "OpenAI by HTTP": ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}),
+    "Anthropic by HTTP": ("/v1/messages", {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}),
+}
+IN_DJL = "LMI in DJL Serving"
+
+
+class Package(NamedTuple):
+    """Python files of a package, and their code: lines without blank ones, comments, docstrings and imports."""
+
+    files: int
+    code: int
+    median: int
+    largest: int
+    largest_file: str
+
+
+def measure(package: str) -> Package:
+    sizes = {path: code_lines(path.read_text()) for path in sorted((ROOT / package).rglob("*.py"))}
+    largest = max(sizes, key=lambda path: sizes[path])
+    median = int(statistics.median(sizes.values()))
+    return Package(len(sizes), sum(sizes.values()), median, sizes[largest], str(largest.relative_to(ROOT)))
+
+
+def code_lines(source: str) -> int:
+    """Return how many lines have code beside comments, docstrings and imports."""
+    lines = {
+        line
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type not in _NO_CODE
+        for line in range(token.start[0], token.end[0] + 1)
+    }
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.stmt) and _is_no_code(node):
+            lines -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(lines)
+
+
+def _is_no_code(node: ast.stmt) -> bool:
+    is_text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    return is_text or isinstance(node, ast.Import | ast.ImportFrom)
+
+
+_NO_CODE = {
+    tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER,
+}  # fmt: skip
+
+
+def walks() -> dict[str, list[str]]:
+    """Return the files of handler that a warm streamed request calls into, on any thread, by kind of request."""
+    called = set[str]()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(HANDLER):
+            called.add(frame.f_code.co_filename.removeprefix(HANDLER))
+
+    def walk(request: Callable[[], object]) -> list[str]:
+        request()
+        rounds = []
+        for _ in range(5):  # timers of the server run beside some of them
+            called.clear()
+            request()
+            rounds.append(frozenset(called))
+        return sorted(frozenset.intersection(*rounds))
+
+    threading.setprofile(note)  # for the server's threads, which start below
+    try:
+        from tests.app.server import serve
+
+        with serve("--engine", "echo") as server:
+            found = {name: walk(partial(_ask, server.url, *to)) for name, to in _STREAMED.items()}
+    finally:
+        threading.setprofile(None)
+    sys.setprofile(note)
+    try:
+        found[IN_DJL] = walk(_djl())
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+def _ask(url: str, path: str, body: dict[str, Any]) -> None:
+    if path != "/generate_stream":
+        body = {**body, "stream": True}
+    with httpx.stream("POST", url + path, json=body) as answer:
+        answer.raise_for_status()
+        answer.read()
+
+
+def _djl() -> Callable[[], object]:
+    """Return one streamed request to a rolling batch, step by step, as DJL Serving asks for it."""
+    from tests.stepped import Bench, ask
+
+    bench = Bench()
+    return lambda: bench.finish(bench.step(ask("a b c", 4, stream=True)))
+
+
+def main(arguments: Iterable[str]) -> None:
+    packages = {name: measure(name) for name in PACKAGES if (ROOT / name).is_dir()}
+    paths = walks()
+    if "--json" in arguments:
+        print(json.dumps({"packages": {name: package._asdict() for name, package in packages.items()}, "walks": paths}))
+        return
+    print(f"{'package':10}{'code':>8}{'files':>7}{'median':>8}{'largest':>9}")
+    for name, package in packages.items():
+        print(
+            f"{name:10}{package.code:8,}{package.files:7}{package.median:8}{package.largest:9}  {package.largest_file}"
+        )
+    print("\nfiles of handler that one warm streamed request calls into")
+    for name, files in paths.items():
+        print(f"{name:22}{len(files):4}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
