@@ -253,7 +253,7 @@ def test_every_dialect_has_golden_files() -> None:
     without = set(dialects()) - set(DIALECT_OF_FILE.values())
     assert not without, (
         f"no golden case asks {', '.join(sorted(without))}: write tests/unit/protocols/NAME/golden.py, "
-        "as handler/protocols/README.md says (7)"
+        "as handler/protocols/README.md says"
     )
 
 

@@ -34,7 +34,7 @@ class ShoutErrors(ErrorFormat):
 def shout(monkeypatch: pytest.MonkeyPatch) -> Dialect:
     """The dialect of the page's code, beside the files that the page leaves to the reader."""
     folder = f"{protocols.__name__}.shout"
-    beside: dict[str, dict[str, Any]] = {"answers": {"ShoutAnswer": ShoutAnswer}, "errors": {"ERRORS": ShoutErrors()}}
+    beside: dict[str, dict[str, Any]] = {"api": {"ShoutAnswer": ShoutAnswer, "ERRORS": ShoutErrors()}}
     for name, contents in beside.items():
         module = ModuleType(f"{folder}.{name}")
         vars(module).update(contents)
