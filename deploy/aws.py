@@ -88,7 +88,7 @@ def error_code(error: ClientError) -> str:
 
 
 def is_missing(error: ClientError) -> bool:
-    """Whether the error means "does not exist". SageMaker has no error code for it, only a message."""
+    """Return whether the error means "does not exist". SageMaker has no error code for it, only a message."""
     message = str(error.response.get("Error", {}).get("Message", "")).lower()
     return error_code(error) in _GONE or (
         error_code(error).startswith("Validation") and ("could not find" in message or "does not exist" in message)
@@ -96,7 +96,7 @@ def is_missing(error: ClientError) -> bool:
 
 
 def is_denied(error: ClientError) -> bool:
-    """Whether the caller's policies do not allow the call."""
+    """Return whether the caller's policies do not allow the call."""
     return error_code(error) in _DENIED
 
 

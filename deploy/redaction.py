@@ -44,7 +44,7 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?|true|false", re.IGNORECASE)
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Whether a setting looks like a secret, by its name or by the form of its value."""
+    """Return whether a setting looks like a secret, by its name or by the form of its value."""
     text = str(value)
     words = _WORDS.sub("_", name).upper()
     if not text or (_NUMBER.fullmatch(text) and not _NEVER_A_NUMBER.search(words)):

@@ -69,7 +69,7 @@ _MODEL_DATA = "/opt/ml/model"
 
 @dataclass(frozen=True)
 class Wishes:
-    """What the user says beside the endpoint.
+    """The user's wishes beside the endpoint.
 
     Attributes:
         name: of the deployment; None: the endpoint's.

@@ -111,7 +111,7 @@ _MOST = 200  # characters of a value in a comment
 
 @dataclass
 class Variables:
-    """What becomes of an environment.
+    """The fate of an environment.
 
     Attributes:
         options: of the specification, without `option.`.
@@ -173,7 +173,7 @@ def variables(environ: Mapping[str, str], container: Container) -> Variables:
 
 
 def _taken_out(name: str, value: str, found: Variables) -> bool:
-    """Whether the variable is a secret, or empty: it is not written anywhere."""
+    """Return whether the variable is a secret, or empty: it is not written anywhere."""
     line = VARIABLES.get(name)
     is_token = name == "HF_TOKEN" or (line is not None and line.same == "HF_TOKEN")
     if is_token and value:

@@ -48,7 +48,7 @@ class AsyncAnswer:
         self._sleep = sleep
 
     def ready(self) -> bool:
-        """Whether there is an answer, or a failure."""
+        """Return whether there is an answer, or a failure."""
         return self._fetch(self.output) is not None or self._fetch(self.failure) is not None
 
     def wait(self, seconds: float = 3600) -> Any:
@@ -92,7 +92,9 @@ class AsyncAnswer:
             raise request_failed from error
 
     def _is_absent(self, bucket: str, key: str) -> bool:
-        """Whether a list lacks the object: who may list only a part of the bucket gets 403 for what is absent."""
+        """Return whether a list lacks the object: who may list only a part of the bucket gets 403 for what is
+        absent.
+        """
         try:
             listed = self._s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1)
         except FROM_AWS:

@@ -192,7 +192,7 @@ class Timeouts(NamedTuple):
 
 
 class Connection(TypedDict, total=False):
-    """How an endpoint is reached.
+    """The way to an endpoint.
 
     Attributes:
         endpoint_url: another address than AWS's: that of `lmi deploy local`.

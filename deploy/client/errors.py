@@ -167,7 +167,7 @@ def failure(error: BaseException) -> RequestFailed:
 
 
 def needs_component(error: BaseException) -> bool:
-    """Whether the endpoint has inference components, and the request must name one."""
+    """Return whether the endpoint has inference components, and the request must name one."""
     return isinstance(error, ClientError) and "component name header is required" in str(error).lower()
 
 
@@ -229,7 +229,7 @@ def _body(text: str) -> tuple[str, str]:
 
 
 def _is_engine_failure(text: str, kind: str) -> bool:
-    """Whether a 424 is about the engine: LMI uses that status for wrong requests and for engine failures."""
+    """Return whether a 424 is about the engine: LMI uses that status for wrong requests and for engine failures."""
     return kind in ("generation", "incomplete_generation") or text.startswith("engine failure")
 
 

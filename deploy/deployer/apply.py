@@ -267,7 +267,7 @@ class _Steps:
         )
 
     def _is_as_planned(self, action: Action) -> bool:
-        """Whether the endpoint is still as the plan found it; False: another run has begun the same update.
+        """Return whether the endpoint is still as the plan found it; False: another run has begun the same update.
 
         Raises:
             Refused: it serves something else, is changing, or is gone.
@@ -311,7 +311,7 @@ def _wait_until_idle(aws: Aws, existing: LiveResource, options: ApplyOptions) ->
 
 
 def _may_still_change(aws: Aws, current: Action | None) -> bool:
-    """Whether an update may still be in progress, so that nothing it needs may be deleted.
+    """Return whether an update may still be in progress, so that nothing it needs may be deleted.
 
     AWS forbids to delete a configuration during an update to it, and does not always notice.
     """

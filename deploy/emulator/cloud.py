@@ -168,7 +168,9 @@ class Cloud:
         return None
 
     def hides(self, call: Call, environ: dict[str, Any]) -> bool:
-        """Whether S3 says 403 for 404, as to somebody who may not list the bucket. HEAD and GET have no prefix."""
+        """Return whether S3 says 403 for 404, as to somebody who may not list the bucket. HEAD and GET have no
+        prefix.
+        """
         bucket, key = _place(environ)
         if call.service != "s3" or not key or environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
             return False

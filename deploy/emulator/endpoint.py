@@ -83,7 +83,7 @@ class Event:
 
     @property
     def is_shadowed(self) -> bool:
-        """Whether a copy of it goes to the shadow; asked once."""
+        """Return whether a copy of it goes to the shadow; asked once."""
         shadow = self.capture.shadow
         return shadow is not None and random.random() < shadow.share
 

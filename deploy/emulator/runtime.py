@@ -290,7 +290,7 @@ def _too_large(limit: int) -> ApiError:
 
 
 def _streams(body: bytes) -> bool:
-    """Whether a chat's body asks for a stream. A body that is not JSON is left for the container to refuse."""
+    """Return whether a chat's body asks for a stream. A body that is not JSON is left for the container to refuse."""
     try:
         return bool(json.loads(body).get("stream"))
     except (ValueError, AttributeError):

@@ -35,7 +35,7 @@ class Missing(ServiceException):
 
 @dataclass(frozen=True)
 class Fate:
-    """How a creation or an update ends.
+    """The end of a creation or an update.
 
     Attributes:
         status: `InService`, `Failed`, `RolledBack` (of an update: back in service as before), `UpdateRollbackFailed`.
@@ -113,7 +113,7 @@ class SageMaker:
         self.fates.clear()
 
     def fate(self, name: str, status: str, reason: str | None = None, polls: int | None = None) -> None:
-        """How the next creation or update of the endpoint or component `name` ends; further ones queue up."""
+        """Return how the next creation or update of the endpoint or component `name` ends; further ones queue up."""
         self.fates.setdefault(name, []).append(Fate(status, reason, polls))
 
     def names(self, kind: str) -> list[str]:
@@ -507,7 +507,7 @@ class Calls:
         ]
 
     def _of_configuration(self, endpoint: Thing) -> dict[str, Any]:
-        """What AWS shows of an endpoint's configuration with the endpoint."""
+        """Return what AWS shows of an endpoint's configuration with the endpoint."""
         config = self._cloud.things.get(("endpoint-config", endpoint.request["EndpointConfigName"]))
         request = config.request if config is not None else {}
         shown = {name: request[name] for name in _SHOWN_WITH_ENDPOINT if name in request}

@@ -1,4 +1,4 @@
-"""What `lmi deploy local FILE` starts: a process for the endpoint, or one for each inference component.
+"""The processes of `lmi deploy local FILE`: one for the endpoint, or one for each inference component.
 
 One copy of each runs, of this package's server: the image, the instances and scaling are AWS's.
 """
@@ -30,7 +30,7 @@ _SECONDS = 20.0  # for the driver's answer
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine has for the components.
+    """The means of this machine for the components.
 
     Attributes:
         memory_mb: of the host.
@@ -76,7 +76,7 @@ def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _is_gpu(name: str) -> bool:
-    """Whether a name is a GPU's: CUDA sees none from the first on that is none."""
+    """Return whether a name is a GPU's: CUDA sees none from the first on that is none."""
     return bool(name.strip()) and not name.strip().startswith("-")
 
 

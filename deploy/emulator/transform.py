@@ -42,7 +42,7 @@ _RUNNING = ("InProgress", "Stopping")
 
 
 class Splitting(NamedTuple):
-    """How a job splits its input into payloads.
+    """The division of a job's input into payloads.
 
     Attributes:
         by_line: whether each line is a record; otherwise each object is one.

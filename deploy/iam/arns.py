@@ -1,4 +1,4 @@
-"""What a deployment creates and uses, as ARNs. Pure."""
+"""ARNs of all that a deployment creates and uses. Pure."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ _AUTOSCALING = "sagemaker.application-autoscaling.amazonaws.com"
 
 
 def _any(arns: Arns) -> list[str]:
-    """What takes no resource, or whose resources have no names of ours."""
+    """Return what takes no resource, or whose resources have no names of ours."""
     return ["*"]
 
 

@@ -95,12 +95,14 @@ class Status:
 
     @property
     def asleep(self) -> bool:
-        """Whether it is an asynchronous endpoint without an instance: requests wait until there is one."""
+        """Return whether it is an asynchronous endpoint without an instance: requests wait until there is one."""
         return self.asynchronous and not any(variant.instances for variant in self.variants)
 
     @property
     def serving(self) -> bool:
-        """Whether a request would be answered: in service, with instances or copies, or with a queue before them."""
+        """Return whether a request would be answered: in service, with instances or copies, or with a queue before
+        them.
+        """
         if self.status not in ("InService", "Updating", "SystemUpdating", "RollingBack"):
             return False
         if self.components:

@@ -21,7 +21,7 @@ _AWSS = "alias/aws/"
 
 @dataclass(frozen=True)
 class Use:
-    """What a key of `encryption` is for.
+    """The purpose of a key of `encryption`.
 
     Attributes:
         option: its name there.

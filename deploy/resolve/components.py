@@ -40,7 +40,7 @@ class Placed:
 
 @dataclass(frozen=True)
 class Sums:
-    """What all first copies take together, and what there is. 0 and None: the tables do not know the type."""
+    """The need of all first copies together, and what there is. 0 and None: the tables do not know the type."""
 
     placed: tuple[Placed, ...]
     instance: InstanceType | None

@@ -74,7 +74,7 @@ class Decision:
 
     @property
     def both(self) -> tuple[Decision, ...]:
-        """What serves, and its shadow."""
+        """Return what serves, and its shadow."""
         return (self,) if self.shadow is None else (self, self.shadow)
 
     @property

@@ -1,4 +1,4 @@
-"""Whether a model fits on an instance, and on how many of its GPUs. Arithmetic without I/O.
+"""Fit a model on an instance and on a number of its GPUs. Arithmetic without I/O.
 
 Memory of one GPU, in GiB:
 

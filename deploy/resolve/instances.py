@@ -55,7 +55,7 @@ class InstanceType:
 
     @property
     def nvlink(self) -> bool:
-        """Whether its GPUs are connected by NVLink, not only by the PCIe bus."""
+        """Return whether its GPUs are connected by NVLink, not only by the PCIe bus."""
         return self.gpus > 1 and self.family in _NVLINK
 
     @property
@@ -174,7 +174,7 @@ def num_engines(spec: Spec, gpus: int, degree: int) -> int:
 
 
 def _takes_all(spec: Spec) -> bool:
-    """Whether the engines share all GPUs that there are."""
+    """Return whether the engines share all GPUs that there are."""
     return spec.options.get("tensor_parallel_degree") == "max"
 
 

@@ -73,7 +73,7 @@ class Price:
 
 @dataclass(frozen=True)
 class Prices:
-    """What instances cost.
+    """The prices of instances.
 
     Attributes:
         listed: US dollars an hour by type, of the Pricing API; None: the table's count.

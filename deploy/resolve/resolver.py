@@ -230,7 +230,7 @@ def resolve(
 
 @dataclass(frozen=True)
 class _Asked:
-    """Where the endpoint is, and who is asked, as for `resolve`."""
+    """The place of the endpoint, and whom to ask, as for `resolve`."""
 
     region: str
     account: str
@@ -362,7 +362,9 @@ def _need(spec: Spec, shape: Shape | None, image: images.ResolvedImage) -> tuple
 
 
 def _frees_windows(spec: Spec) -> bool:
-    """Whether the engine frees what is outside of a sliding window: vLLM does, if its option is not turned off."""
+    """Return whether the engine frees what is outside of a sliding window: vLLM does, if its option is not turned
+    off.
+    """
     engine = spec.options.get("llm_engine") or spec.options.get("rolling_batch", "auto")
     vllm = engine == "vllm" or (engine == "auto" and spec.image.aws == "djl-lmi")
     off = str(spec.options.get("disable_hybrid_kv_cache_manager", "false")).lower()
@@ -410,7 +412,7 @@ def _remarks(chosen: Fit) -> tuple[str, ...]:
 
 
 def _on_cpu(spec: Spec) -> bool:
-    """Whether the image has no CUDA: by the engine if one is named, else by the image's name."""
+    """Return whether the image has no CUDA: by the engine if one is named, else by the image's name."""
     engine = spec.options.get("llm_engine")
     if engine is not None:
         return engine in _CPU_ENGINES

@@ -71,7 +71,7 @@ def _key(name: str) -> str:
 
 
 def _is_inside(given: Setting, required: Setting) -> bool:
-    """Whether the user names a directory inside the model data."""
+    """Return whether the user names a directory inside the model data."""
     return required.value == MODEL_DATA and given.value.startswith(f"{MODEL_DATA}/")
 
 

@@ -167,7 +167,7 @@ def stem_of(name: str) -> str:
 
 
 def is_version_of(name: str, other: str) -> bool:
-    """Whether `other` is a result of `version_name(name, ...)`."""
+    """Return whether `other` is a result of `version_name(name, ...)`."""
     stem = stem_of(name)
     tail = other.removeprefix(f"{stem}-")
     return other.startswith(f"{stem}-") and len(tail) == _DIGITS and all(c in "0123456789abcdef" for c in tail)

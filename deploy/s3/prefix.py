@@ -139,7 +139,7 @@ def _fault(place: str, path: Path) -> Finding | None:
 
 
 def _within(target: Path, directory: Path) -> bool:
-    """Whether the target is in the directory, or in the blobs of a hub's cache, to which its snapshots link."""
+    """Return whether the target is in the directory, or in the blobs of a hub's cache, to which its snapshots link."""
     top = directory.resolve()
     blobs = top.parent.parent / "blobs" if top.parent.name == "snapshots" else top
     return target.is_relative_to(top) or target.is_relative_to(blobs)

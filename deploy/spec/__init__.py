@@ -104,12 +104,12 @@ class Spec(Section):
 
     @property
     def deployment(self) -> str:
-        """What it is called in tags."""
+        """Return what it is called in tags."""
         return deployment_of(self.name, self.endpoint)
 
     @property
     def own_code(self) -> bool:
-        """Whether the model's own Python code may run."""
+        """Return whether the model's own Python code may run."""
         return str(self.options.get("trust_remote_code", "")).lower() == "true"
 
     @property
@@ -165,7 +165,7 @@ class Spec(Section):
         yield from disagreements(self)
 
     def _keeps_instances(self) -> bool:
-        """Whether its own instances stay where components have no copy."""
+        """Return whether its own instances stay where components have no copy."""
         if not self.components or self.endpoint is not None:
             return False
         return self.instance.managed is None or self.instance.managed.min != 0

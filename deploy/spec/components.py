@@ -204,7 +204,7 @@ def name_and_endpoint(deployment: str) -> tuple[str, str]:
 
 
 def is_guest(deployment: str) -> bool:
-    """Whether the deployment's endpoint is another's."""
+    """Return whether the deployment's endpoint is another's."""
     return _AT in deployment
 
 

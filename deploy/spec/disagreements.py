@@ -45,7 +45,7 @@ def disagreements(spec: Spec) -> Iterator[str]:
 
 
 def _beside(spec: Spec) -> Iterator[str]:
-    """What `capture`, `shadow` and `reservation` do not go with."""
+    """Return what `capture`, `shadow` and `reservation` do not go with."""
     config, variant = spec.sagemaker.endpoint_config, spec.sagemaker.variant
     for given, place, there in (
         (spec.capture, f"{_CONFIG}.DataCaptureConfig: belongs to capture", "DataCaptureConfig" in config),
@@ -83,7 +83,7 @@ def _beside(spec: Spec) -> Iterator[str]:
 
 
 def _is_its_own(item: Component) -> bool:
-    """Whether a component differs from the top level in what runs."""
+    """Return whether a component differs from the top level in what runs."""
     return item.model is not None or item.image is not None or bool(item.options or item.environment)
 
 

@@ -94,7 +94,7 @@ def problems_error(problems: list[str], advice: str) -> SpecError:
 
 
 def is_aws_image(uri: str) -> bool:
-    """Whether the image is one of AWS's own LMI images, whose options are others."""
+    """Return whether the image is one of AWS's own LMI images, whose options are others."""
     return "/djl-inference" in uri
 
 

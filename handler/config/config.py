@@ -43,7 +43,7 @@ class Config(Options):
 
     @property
     def async_schema(self) -> bool:
-        """Whether /invocations has the schema of LMI's async mode: since 0.35 also where no mode is chosen.
+        """Return whether /invocations has the schema of LMI's async mode: since 0.35 also where no mode is chosen.
 
         Releases before 0.33 have no such schema. AWS's vLLM image, whose variables set `openai_compat`, has another.
         """
@@ -54,7 +54,7 @@ class Config(Options):
 
     @property
     def stateful_sessions(self) -> bool:
-        """Whether clients may open sessions: unless an option says so, in LMI's async mode, as there."""
+        """Return whether clients may open sessions: unless an option says so, in LMI's async mode, as there."""
         return self.async_schema if self.enable_stateful_sessions is None else self.enable_stateful_sessions
 
     @property

@@ -58,7 +58,7 @@ def download_directory() -> Path | None:
 
 
 def runtime_lora_updating() -> bool:
-    """Whether vLLM's own routes for LoRA adapters are served, by vLLM's own switch."""
+    """Return whether vLLM's own routes for LoRA adapters are served, by vLLM's own switch."""
     return os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").strip().lower() in ("1", "true")
 
 
@@ -88,7 +88,7 @@ def of_worker() -> dict[str, str]:
 
 
 def exports_traces() -> bool:
-    """Whether OpenTelemetry's own variables name a receiver of traces and do not forbid them."""
+    """Return whether OpenTelemetry's own variables name a receiver of traces and do not forbid them."""
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
         return False
     return any(os.environ.get(f"OTEL_EXPORTER_OTLP_{name}") for name in ("TRACES_ENDPOINT", "ENDPOINT"))
@@ -125,7 +125,7 @@ vLLM's decode context parallel size divides the tensor parallel degree, as the s
 
 
 class Spread(NamedTuple):
-    """How a model is distributed over GPUs.
+    """The distribution of a model over GPUs.
 
     Attributes:
         tensor: GPUs per pipeline stage and context part; None for all available.

@@ -44,7 +44,7 @@ def context_length(path: Path) -> int | None:
 
 
 class Contents(NamedTuple):
-    """What a file holds.
+    """The contents of a file.
 
     Attributes:
         kind: `model`, or in llama.cpp's words what stands beside one: mmproj, adapter, imatrix.

@@ -160,7 +160,7 @@ def visible(directory: Path, pattern: str) -> list[Path]:
 
 
 def holds_model(directory: Path) -> bool:
-    """Whether a directory has a model's files, by their names."""
+    """Return whether a directory has a model's files, by their names."""
     return (directory / "config.json").is_file() or is_openvino(directory) or bool(visible(directory, "*.gguf"))
 
 
@@ -360,7 +360,7 @@ def sampling_values(config: Config, model: Path | None) -> Mapping[str, Any]:
 
 
 def limits_answers(config: Config) -> bool:
-    """Whether `max_new_tokens` limits every answer, and not only those without a limit of their own.
+    """Return whether `max_new_tokens` limits every answer, and not only those without a limit of their own.
 
     It does where the operator has chosen it, by a directory or an override, as in vLLM.
     """

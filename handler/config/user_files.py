@@ -55,7 +55,7 @@ def role_of(config: Config, path: Path | None) -> Role:
 
 
 def has_own_handle(path: Path) -> bool:
-    """Whether a file has a function `handle` that is not the engine's own."""
+    """Return whether a file has a function `handle` that is not the engine's own."""
     tree = _parsed(path)
     return tree is not None and _has_handle(tree)
 
@@ -106,7 +106,7 @@ def _parsed(path: Path) -> ast.Module | None:
 
 
 def _has_handle(tree: ast.Module) -> bool:
-    """Whether the file has a function of its own under the name; the last binding counts."""
+    """Return whether the file has a function of its own under the name; the last binding counts."""
     own = False
     for node in _statements(tree.body):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == "handle":
@@ -129,7 +129,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _names_engine(tree: ast.Module) -> bool:
-    """Whether the file imports one of LMI's handlers, perhaps within a function."""
+    """Return whether the file imports one of LMI's handlers, perhaps within a function."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import) and any(_is_engines(alias.name) for alias in node.names):
             return True

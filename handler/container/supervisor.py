@@ -52,7 +52,9 @@ class Connection(NamedTuple):
     num_bytes: int
 
     def waits(self, quiet: int) -> bool:
-        """Whether a request came after the last answer, or the last bytes of one went less than `quiet` ms ago."""
+        """Return whether a request came after the last answer, or the last bytes of one went less than `quiet` ms
+        ago.
+        """
         return self.num_bytes > 0 and (self.received < self.sent or self.sent < quiet)
 
 
@@ -115,7 +117,7 @@ class WorkerWatch:
         self._last_seen: float | None = None
 
     def is_lost(self) -> bool:
-        """Whether there was a worker once, and there has been none for a while."""
+        """Return whether there was a worker once, and there has been none for a while."""
         now = time.monotonic()
         if _has_worker(self._group):
             self._last_seen = now

@@ -99,7 +99,7 @@ def stop_all() -> None:
 
 
 def disk_is_full(directory: Path) -> bool:
-    """Whether no further megabyte fits: C++ libraries do not say why a write failed."""
+    """Return whether no further megabyte fits: C++ libraries do not say why a write failed."""
     try:
         with tempfile.TemporaryFile(dir=directory) as probe:
             probe.write(bytes(1 << 20))

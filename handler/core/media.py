@@ -93,7 +93,7 @@ class MediaPrompt(NamedTuple):
 
 
 class MediaTokens(Protocol):
-    """How a model counts the tokens of media of one kind.
+    """A model's count of tokens for media of one kind.
 
     Attributes:
         placeholder: id that the chat template writes once a medium.
@@ -124,7 +124,7 @@ class Stored(NamedTuple):
 
 
 class MediaFile(NamedTuple):
-    """Where another process of the same user finds a prompt's media.
+    """The file in which another process of the same user finds a prompt's media.
 
     Attributes:
         path: of the file with the media's data, one after another; "" without media.

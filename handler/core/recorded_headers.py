@@ -1,4 +1,4 @@
-"""What of a request's headers and query may be recorded, or read from a recording: never credentials."""
+"""Headers and queries of requests as they may be recorded, or read from a recording: never credentials."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KNOWN = re.compile(
 
 
 def is_credential(name: str) -> bool:
-    """Whether a header or a parameter of a query is a credential, by its name."""
+    """Return whether a header or a parameter of a query is a credential, by its name."""
     return _CREDENTIALS.search(name) is not None
 
 

@@ -176,7 +176,7 @@ def _whole_characters(data: bytes, start: int, stop: int) -> tuple[int, int]:
 
 
 def _continues(byte: int) -> bool:
-    """Whether a byte of UTF-8 continues a character."""
+    """Return whether a byte of UTF-8 continues a character."""
     return byte & 0xC0 == 0x80
 
 

@@ -45,7 +45,7 @@ def decode(data: bytes, *, mark: bool = True, otherwise: str = "") -> str:
 
 
 def is_utf_16(data: bytes) -> bool:
-    """Whether data begin as UTF-16 does, which may lack its mark."""
+    """Return whether data begin as UTF-16 does, which may lack its mark."""
     return data.startswith(_UTF_16_MARKS) or b"\0" in data[:2]
 
 

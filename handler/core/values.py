@@ -174,7 +174,7 @@ BY_HANDLER = frozenset({
 
 
 class Task(str, Enum):
-    """What a server computes (`option.task`); the values are Hugging Face's names, as in `HF_TASK`."""
+    """The task of a server (`option.task`); the values are Hugging Face's names, as in `HF_TASK`."""
 
     GENERATION = "text-generation"
     EMBEDDING = "text-embedding"
@@ -205,7 +205,7 @@ class Pooling(NamedTuple):
 
 
 class Truncation(NamedTuple):
-    """How a prompt with too many tokens is cut.
+    """The cut of a prompt with too many tokens.
 
     Attributes:
         most: tokens to keep; None: as many as the model takes, beside those of the answer.
@@ -238,7 +238,7 @@ LMI_NAMES = FieldNames()
 
 
 class TemplateOptions(NamedTuple):
-    """What a chat template gets beside messages and tools.
+    """Values that a chat template gets beside messages and tools.
 
     Attributes:
         arguments: names with their values, `documents` among them.
@@ -308,7 +308,7 @@ NO_TOKEN = Token(-1, "", None, True)
 
 
 class Heard(NamedTuple):
-    """Where the piece of an audio clip lies whose transcript follows, in seconds, and its language, as `en`."""
+    """The place of the piece of an audio clip whose transcript follows, in seconds, and its language, as `en`."""
 
     start: float
     end: float
@@ -316,7 +316,7 @@ class Heard(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """What an engine says of a sequence beside its tokens; it goes from the engine to the answer's writer as it is.
+    """Values of a sequence beside its tokens; they go from the engine to the answer's writer as they are.
 
     Attributes:
         context_logits: [tokens, vocabulary] of the prompt, once, on request.
@@ -387,7 +387,7 @@ INSTEAD = {
 
 
 class Role(Enum):
-    """What the function `handle` of a model.py is to an embedded server."""
+    """The role that the function `handle` of a model.py has in an embedded server."""
 
     NONE = "not called"
     ALONE = "answers alone: no engine is loaded"

@@ -42,7 +42,7 @@ class Item(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """What one step says of one request: the `first` one begins its answer, the `last` one ends it."""
+    """One request's part of a step: the `first` one begins its answer, the `last` one ends it."""
 
     task: RequestTask
     data: bytes
@@ -117,7 +117,7 @@ def next_piece(task: RequestTask, limit: int | None, *, commits: bool = False) -
 
 
 def _has_word(task: RequestTask) -> bool:
-    """Whether a request has bytes to say, or its end."""
+    """Return whether a request has bytes to say, or its end."""
     return bool(task.unsent) or task.finished
 
 

@@ -109,7 +109,7 @@ class AdapterCalls:
 
 
 def _mentions(item: Item, name: str) -> bool:
-    """Whether a header or a JSON string is this name, which has no character that JSON would escape."""
+    """Return whether a header or a JSON string is this name, which has no character that JSON would escape."""
     return bool(name) and (name in item.headers.values() or f'"{name}"'.encode() in item.body)
 
 
@@ -358,7 +358,7 @@ class Async:
         return b"".join(message for task in tasks if self._is_due(task) for message in self._messages(task))
 
     def _is_due(self, task: RequestTask) -> bool:
-        """Whether its bytes may go now; if not, a timer comes back to them."""
+        """Return whether its bytes may go now; if not, a timer comes back to them."""
         early = seconds_early(task)
         if early:
             asyncio.get_running_loop().call_later(early, self._mark_ready, task)

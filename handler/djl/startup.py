@@ -68,7 +68,7 @@ _TIME_LIMIT = 900.0  # seconds: DJL never says that a client has left (option.re
 
 
 def is_passive(properties: Mapping[str, Any], version: DjlVersion) -> bool:
-    """Whether this process is a rank of an MPI world that has nothing to do: the engine runs beside rank 0.
+    """Return whether this process is a rank of an MPI world that has nothing to do: the engine runs beside rank 0.
 
     No rank of a world that `prepare` refuses is.
 
@@ -80,7 +80,7 @@ def is_passive(properties: Mapping[str, Any], version: DjlVersion) -> bool:
 
 
 def _is_refused_world(properties: Mapping[str, Any], version: DjlVersion) -> bool:
-    """Whether this Java side would wait for the answers of all ranks and take the last one's."""
+    """Return whether this Java side would wait for the answers of all ranks and take the last one's."""
     world = environment.mpi_world()[0]
     return world not in ("", "1") and version.steps_all_ranks and properties.get("rolling_batch") != "trtllm"
 
@@ -114,7 +114,7 @@ def prepare(properties: Mapping[str, Any], version: DjlVersion | None, *, djl: s
 
 
 def steps_rolling(config: Config, properties: Mapping[str, Any], version: DjlVersion) -> bool:
-    """Whether Java steps a rolling batch."""
+    """Return whether Java steps a rolling batch."""
     return config.rolling_batch != "disable" or (version.always_steps and "rolling_batch" in properties)
 
 

@@ -54,12 +54,12 @@ _SOON = 0.5  # seconds in which more of a call comes, where its count leaves ope
 
 
 def is_of_http(properties: Mapping[Any, Any]) -> bool:
-    """Whether they are a client's headers, not Java's own words."""
+    """Return whether they are a client's headers, not Java's own words."""
     return not _OF_HTTP.isdisjoint(str(name).lower() for name in properties)
 
 
 class DjlVersion(NamedTuple):
-    """What differs between versions; nothing else asks which one it is.
+    """The differences between versions; nothing else asks which one it is.
 
     Attributes:
         length: of a string: two bytes before 0.28, four since.
@@ -228,11 +228,11 @@ class Reader:
 
     @property
     def _short(self) -> bool:
-        """Whether a string's length has 16 bits. Then Java waits for the answer to each call."""
+        """Return whether a string's length has 16 bits. Then Java waits for the answer to each call."""
         return self._length.size == 2
 
     def _has_more(self, at: int) -> bool:
-        """Whether bytes lie beyond, or come soon: Java sends a batch and waits for its answer."""
+        """Return whether bytes lie beyond, or come soon: Java sends a batch and waits for its answer."""
         return len(self._received) > at or bool(select.select([self._source], [], [], _SOON)[0])
 
     def _string(self, at: int) -> tuple[str | None, int]:
@@ -268,7 +268,7 @@ def _last_request(properties: Mapping[str | None, str | None]) -> str:
 
 
 def _is_form(properties: Mapping[str | None, str | None], prefix: str) -> bool:
-    """Whether the request whose properties begin so is a form."""
+    """Return whether the request whose properties begin so is a form."""
     name = f"{prefix}content-type"
     kinds = [value.lower() for key, value in properties.items() if key and value and key.lower() == name]
     return any(kind.startswith(_FORMS) for kind in kinds)
@@ -283,7 +283,7 @@ _BATCH_KEY = re.compile(r"batch_(\d{3,})\.(.*)", re.DOTALL)  # from 1,000 on, Ja
 
 
 def is_batch(inputs: Input) -> bool:
-    """Whether Java made this Input of several requests, or is stepping a rolling batch.
+    """Return whether Java made this Input of several requests, or is stepping a rolling batch.
 
     A request that is alone has its client's headers for properties and its query's names for keys, before its body:
     they may be called `batch_size` and `batch_000.data`.
@@ -423,7 +423,7 @@ class PieceWriter:
         return b"".join((self._start, _SHORT.pack(len(properties)), *properties, *content))
 
     def value(self, piece: Piece) -> bytes:
-        """What Java reads of one request."""
+        """Return what Java reads of one request."""
         if piece.first and piece.task.error is not None:
             answer = HttpResponse(piece.task.status, piece.task.content_type, piece.data)
             return self.failure(answer, piece.task.error)

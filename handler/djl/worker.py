@@ -1,4 +1,4 @@
-"""What `handler.entry` calls: the first call loads the model, the others are answered by its mode."""
+"""The worker that `handler.entry` calls: the first call loads the model, the others are answered by its mode."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def load_tokenizer(name: str, config: EngineConfig) -> Tokenizer:
 
 
 def fetches(name: str) -> bool:
-    """Whether the engine reads a model's files, so that a start fetches those of the hub and of S3."""
+    """Return whether the engine reads a model's files, so that a start fetches those of the hub and of S3."""
     return hasattr(module(name), "fetch")
 
 

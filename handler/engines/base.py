@@ -80,7 +80,7 @@ class Output(NamedTuple):
 
     @property
     def is_plain(self) -> bool:
-        """Whether nothing comes with its tokens but the sequence's end."""
+        """Return whether nothing comes with its tokens but the sequence's end."""
         return self.prompt_logprobs is None and self.tops is None and self.extras is None
 
 
@@ -126,7 +126,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """What an engine loads.
+    """The model that an engine loads, and how.
 
     Attributes:
         options: every option by its name; None leaves a value to the engine. `engine_options` are its own.
@@ -156,7 +156,7 @@ class EngineInfo:
 
 
 class EngineRequest(NamedTuple):
-    """What an engine gets of a request: one sequence, or a beam search with several.
+    """A request as an engine gets it: one sequence, or a beam search with several.
 
     Attributes:
         key: the caller's id, which outputs name.
@@ -334,7 +334,7 @@ _UNMAPPED = "it has no such parameter"
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine follows of a request.
+    """The fields of a request that an engine follows.
 
     Attributes:
         supports: the fields of Sampling that its table maps (`engines/base.py`); without the handler's own.

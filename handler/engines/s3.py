@@ -131,7 +131,7 @@ def download(url: str, only: Sequence[str] = ()) -> Path:
 
 
 def is_download(directory: Path | None) -> bool:
-    """Whether a directory is one that `download` made."""
+    """Return whether a directory is one that `download` made."""
     return directory is not None and directory.parent == _home()
 
 
@@ -306,7 +306,7 @@ def _fill(client: Any, url: str, bucket: str, part: Path, objects: Collection[_O
 
 
 def _is_whole(path: Path, one: _Object) -> bool:
-    """Whether the file is the object: by its size, and the time that it gets when it is whole."""
+    """Return whether the file is the object: by its size, and the time that it gets when it is whole."""
     state = path.stat()
     return (state.st_size, int(state.st_mtime)) == (one.size, one.time)
 

@@ -188,7 +188,9 @@ class App:
         return await send_json(scope, send, 200, versions)
 
     async def _execution_parameters(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """What batch transform asks for before a job: one record a request, as many at a time as the engine takes."""
+        """Return what batch transform asks for before a job: one record a request, as many at a time as the engine
+        takes.
+        """
         concurrent = min(self._model.max_sequences, _TRANSFORM)
         payload = min(6, _TRANSFORM // concurrent)  # 6 is SageMaker's default
         value: ExecutionParameters = {

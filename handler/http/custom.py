@@ -92,7 +92,7 @@ class HandleRoutes:
                 close_parts(result)
 
     def _is_called(self, scope: Scope) -> bool:
-        """Whether the path is one of the function's, and names this model."""
+        """Return whether the path is one of the function's, and names this model."""
         match = self._paths.fullmatch(scope["path"]) if scope["method"] == "POST" else None
         if match is None or self._model.state in ("loading", "stopping"):
             return False

@@ -344,7 +344,7 @@ class Inference:
 
     @property
     def is_configured(self) -> bool:
-        """Whether its dialect is the configured one, whose routes take calls about sessions too."""
+        """Return whether its dialect is the configured one, whose routes take calls about sessions too."""
         return self._dialect is None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

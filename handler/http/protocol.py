@@ -53,7 +53,7 @@ class Exchange:
 
     @property
     def is_over(self) -> bool:
-        """Whether the client has gone, or the answer is complete."""
+        """Return whether the client has gone, or the answer is complete."""
         return self._cycle.disconnected or self._cycle.response_complete
 
     @property
@@ -278,7 +278,7 @@ class Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Whether to keep the connection open for an answer. TLS closes both sides together."""
+        """Return whether to keep the connection open for an answer. TLS closes both sides together."""
         self._eof = True
         if self._current is None or self._is_whole or self.scheme == "https":
             return False
@@ -462,7 +462,7 @@ def _hold(cycle: RequestResponseCycle) -> None:
 
 
 class _CycleTransport:
-    """What uvicorn writes answers to: the connection's transport, but for the way in which it is closed, and that a
+    """The transport of uvicorn's answers: the connection's, but for the way in which it is closed, and that a
     head waits for the bytes after it: they are one write.
     """
 

@@ -428,7 +428,7 @@ class PageRoutes:
         return [Route(path, Endpoint({"GET": handler})) for path, handler in handlers.items()]
 
     def beside(self, path: str) -> dict[str, Handle]:
-        """What a dialect's route at `path` answers besides its own."""
+        """Return what a dialect's route at `path` answers besides its own."""
         return {"GET": self._root} if path == "/" else {}
 
     async def _root(self, scope: Scope, receive: Receive, send: Send) -> None:

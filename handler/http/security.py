@@ -59,7 +59,7 @@ def read_access(
     hosts: Iterable[str] = (),
     environ: MutableMapping[str, str],
 ) -> Access:
-    """What the command line and LMI_API_KEY ask for.
+    """Return what the command line and LMI_API_KEY ask for.
 
     The variable is taken out of `environ`: the processes that are started later, and a model.py, need not know keys.
 
@@ -158,7 +158,7 @@ class Keys:
         self._digests = [digest_of(key) for key in keys]  # of one length: compare_digest tells that of what it gets
 
     def admit(self, authorization: str, api_key: str = "") -> bool:
-        """Whether one of the headers' values holds one of the keys; an empty value holds none."""
+        """Return whether one of the headers' values holds one of the keys; an empty value holds none."""
         return bool(self.owner(authorization, api_key))
 
     def owner(self, authorization: str, api_key: str = "") -> str:
@@ -187,7 +187,7 @@ class ApiKeys:
         self._open = frozenset(open_paths)
 
     def admits(self, scope: Scope) -> bool:
-        """Whether the request may pass; its key goes no further, neither to a model.py nor to a log."""
+        """Return whether the request may pass; its key goes no further, neither to a model.py nor to a log."""
         if self._keys is None:
             return True
         given = [scope["headers_by_name"].pop(name, "") for name in ("authorization", "x-api-key")]
@@ -253,7 +253,9 @@ class AllowedHosts:
         return cls([*_LOCAL, host.lower(), *access.hosts])
 
     def admits(self, header: str) -> bool:
-        """Whether a request with this Host header is answered. One without the header cannot come from a browser."""
+        """Return whether a request with this Host header is answered. One without the header cannot come from a
+        browser.
+        """
         if self._names is None or not header:
             return True
         name = _name(header)

@@ -198,7 +198,7 @@ class StartingApp:
 
     @property
     def is_open(self) -> bool:
-        """Whether requests go to the real one."""
+        """Return whether requests go to the real one."""
         return self._model is not None
 
     @property
@@ -231,7 +231,7 @@ CLEAR = "\r\033[K" if sys.stderr.isatty() else ""
 
 
 class Progress:
-    """What the server is doing: seconds count up on a terminal, a log gets a line every ten seconds."""
+    """The server's present work: seconds count up on a terminal, a log gets a line every ten seconds."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()

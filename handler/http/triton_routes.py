@@ -102,7 +102,7 @@ class TritonRoutes:
         return model.info.name if model.info else str(model.config.llm_engine)
 
     async def _is_here(self, scope: Scope, send: Send) -> bool:
-        """Whether a path names the one model; if not, that is the answer."""
+        """Return whether a path names the one model; if not, that is the answer."""
         name, version = scope["path_params"]["model"], scope["path_params"].get("version", VERSION)
         own = self._model.config.model_name
         if name == own and version == VERSION:

@@ -373,7 +373,7 @@ class CustomReader:
 
 
 class FormatterTokenizer:
-    """What input formatters get as `tokenizer`.
+    """The `tokenizer` of input formatters.
 
     Args:
         encode: the engine's; thread-safe.

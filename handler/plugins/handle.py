@@ -129,7 +129,7 @@ def find_handle(
 
 
 class Call(Input):
-    """What a call gets: one request, several of a dynamic batch, or, at the start, none.
+    """The input of a call: one request, several of a dynamic batch, or, at the start, none.
 
     Args:
         contents: the body as `data`, or the fields of a form, beside the parameters of the query.
@@ -293,7 +293,7 @@ def _data(item: Input) -> bytes:
 
 
 def _is_output(value: Any) -> bool:
-    """Whether it is an Output, perhaps of the package itself."""
+    """Return whether it is an Output, perhaps of the package itself."""
     return all(hasattr(value, name) for name in ("code", "properties", "content", "stream_content"))
 
 

@@ -91,7 +91,7 @@ class DispatchByOpenAi(DispatchByField):
 
 
 def _names_no_model(body: Mapping[str, Any], context: ServerContext) -> bool:
-    """Whether `model` is the name of neither the model nor an adapter; a wrong type is left to the dialect."""
+    """Return whether `model` is the name of neither the model nor an adapter; a wrong type is left to the dialect."""
     try:
         read_model(body, context)
     except ModelNotFound:

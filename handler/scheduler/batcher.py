@@ -238,7 +238,7 @@ class Batcher:
 
     @property
     def ready(self) -> bool:
-        """Whether the engine takes requests."""
+        """Return whether the engine takes requests."""
         return self._engine.ready
 
     @property

@@ -17,10 +17,12 @@ class SteppedEngine(Protocol):
     def ready(self) -> bool: ...
 
     def admits(self, request: Request, prompt: Prompt) -> bool:
-        """Whether it takes a request now; the next calls of `add` bring its sequences."""
+        """Return whether it takes a request now; the next calls of `add` bring its sequences."""
 
     def continues(self, key: int) -> bool:
-        """Whether it takes another part of a request that ran in the last step; the next call of `add` brings it."""
+        """Return whether it takes another part of a request that ran in the last step; the next call of `add`
+        brings it.
+        """
 
     def add(self, request: EngineRequest) -> None: ...
     def cancel(self, key: int) -> None: ...
@@ -282,7 +284,7 @@ class _FirstPart:
 
     @property
     def _is_spent(self) -> bool:
-        """Whether the open thought has as many tokens as it may."""
+        """Return whether the open thought has as many tokens as it may."""
         budget = self.sampling.thinking_token_budget
         return budget is not None and self._start.is_open and self._num_thoughts >= budget
 

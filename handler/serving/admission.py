@@ -51,7 +51,7 @@ class InferenceRoutes:
         self._patterns = [(re.compile(_pattern(template)), dialect) for template, dialect in templates.items()]
 
     def has(self, path: str) -> bool:
-        """Whether a route for inference matches, whatever model the path names."""
+        """Return whether a route for inference matches, whatever model the path names."""
         return any(pattern.fullmatch(path) for pattern, _ in self._patterns)
 
     def dialect(self, path: str) -> Dialect | None:

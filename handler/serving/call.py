@@ -368,7 +368,7 @@ class Preprocessor:
     def parse(
         self, body: Decoded, headers: Headers, dialect: Dialect | None = None, recalled: Recalled | None = None
     ) -> ParsedRequest:
-        """What a decoded body asks for.
+        """Return what a decoded body asks for.
 
         Args:
             recalled: what it needs of the answers that are kept; None: nothing, nor is its own kept.

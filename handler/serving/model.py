@@ -110,7 +110,7 @@ class ServedAdapters:
 
     @property
     def at_start(self) -> bool:
-        """Whether some lie beside the model."""
+        """Return whether some lie beside the model."""
         return bool(self._at_start)
 
     async def load_at_start(self) -> None:
@@ -428,7 +428,7 @@ class ServedModel:
 
     @property
     def max_sequences(self) -> int:
-        """How many are computed at a time, by all replicas."""
+        """Return how many are computed at a time, by all replicas."""
         return self.config.max_rolling_batch_size * max(len(self.replicas), 1)
 
     @contextlib.contextmanager

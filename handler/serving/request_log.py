@@ -87,7 +87,7 @@ class RequestLog:
         self._thread.start()
 
     def chooses(self) -> bool:
-        """Whether the next request is to be written."""
+        """Return whether the next request is to be written."""
         return self._share >= 1 or random.random() < self._share
 
     def put(self, request: Captured) -> None:

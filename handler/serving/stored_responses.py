@@ -305,7 +305,7 @@ class ResponseDatabase:
 
 
 class _Read(NamedTuple):
-    """What will be recalled, as JSON."""
+    """The values to be recalled, as JSON."""
 
     state: State = "found"
     head: bytes = b"{}"
@@ -381,7 +381,7 @@ class ResponseStore:
 
     @property
     def may_be_full(self) -> bool:
-        """Whether an owner may find no room for an answer; `check_room` looks."""
+        """Return whether an owner may find no room for an answer; `check_room` looks."""
         return self._database.may_be_full
 
     def check_room(self, owner: str, size: int) -> Future[None]:

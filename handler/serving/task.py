@@ -26,7 +26,7 @@ from handler.serving.turns import Quota, Share
 
 
 class RequestMemory(Share):
-    """What one request takes of the memory: its body as it comes, then what is decoded, and what nobody has read."""
+    """One request's part of the memory: its body as it comes, then what is decoded, and what nobody has read."""
 
     _decoded = _repeated = 0
 
@@ -129,7 +129,7 @@ class RequestTask:
 
     @property
     def streams(self) -> bool:
-        """Whether the answer comes in parts. A refusal does not."""
+        """Return whether the answer comes in parts. A refusal does not."""
         return self.parsed is not None and self.parsed.streams and self.error is None
 
     @property
@@ -139,7 +139,7 @@ class RequestTask:
 
     @property
     def keep_alive(self) -> bytes:
-        """What a stream sends when it has been silent for a while; b"" for nothing."""
+        """Return what a stream sends when it has been silent for a while; b"" for nothing."""
         return b"" if self.parsed is None else self.parsed.keep_alive
 
     def header(self, name: str) -> str:

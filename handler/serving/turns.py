@@ -114,7 +114,7 @@ class Share:
 
 
 class Flow:
-    """What one request has asked for so far, in virtual time.
+    """One request's use so far, in virtual time.
 
     Args:
         owner: whose it is; "" for nobody's.
@@ -136,7 +136,7 @@ class _Waiting(NamedTuple):
 
 
 class _Account:
-    """What an owner has used, until it has no more work here.
+    """An owner's use, until it has no more work here.
 
     Attributes:
         used: in virtual time.
@@ -457,7 +457,7 @@ class LargeBodies:
 
 
 def is_long(request: Request) -> bool:
-    """Whether a thread that turns its prompt into ids is busy with it for so long that others must not wait."""
+    """Return whether a thread that turns its prompt into ids is busy with it for so long that others must not wait."""
     contents = (message["content"] for message in request.messages)
     return sum(map(_length, (request.prompt, request.pair or "", request.prompt_ids or (), *contents))) >= LONG
 
@@ -471,7 +471,7 @@ def _length(content: Sequence[Any]) -> int:
 
 
 class _Form(NamedTuple):
-    """How a body is read: arguments of `LargeBodies.decode`."""
+    """The way to read a body: arguments of `LargeBodies.decode`."""
 
     plain: bool
     unique_keys: bool

@@ -181,7 +181,9 @@ class BodyReader(HttpReader):
 
 
 def tells_its_end(headers: Mapping[str, str]) -> bool:
-    """Whether an answer with these headers, by lower-case names, cannot be cut unnoticed (RFC 9112, section 6.3)."""
+    """Return whether an answer with these headers, by lower-case names, cannot be cut unnoticed (RFC 9112, section
+    6.3).
+    """
     return "content-length" in headers or "transfer-encoding" in headers
 
 
@@ -285,7 +287,7 @@ class Connection(asyncio.Protocol, Generic[R]):
         return error
 
     def was_closed_before(self, error: str) -> bool:
-        """Whether the server closed the idle connection before it got the request, which may then be sent again.
+        """Return whether the server closed the idle connection before it got the request, which may then be sent again.
 
         RFC 9112, section 9.3.1.
         """

@@ -73,7 +73,7 @@ class Curve:
     quiet: float | None = None
 
     def is_disturbed(self, level: Level) -> bool:
-        """Whether other processes took more of the machine than `quiet` during one of the load's repetitions."""
+        """Return whether other processes took more of the machine than `quiet` during one of the load's repetitions."""
         return self.quiet is not None and (level.others or 0.0) > self.quiet
 
     def load_name(self, level: Level) -> str:

@@ -211,7 +211,7 @@ def _legend(shown: str, curves: Sequence[Curve]) -> Iterator[str]:
 
 
 def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether the ranges of two sets of repetitions overlap; not known of one repetition."""
+    """Return whether the ranges of two sets of repetitions overlap; not known of one repetition."""
     repeated = min(len(one), len(other)) > 1
     return repeated and max(min(one), min(other)) <= min(max(one), max(other))
 

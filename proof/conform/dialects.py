@@ -1,4 +1,4 @@
-"""How each profile asks for text, and where answers have it."""
+"""Requests for text in each profile, and the place of the text in its answers."""
 
 from __future__ import annotations
 

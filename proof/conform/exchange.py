@@ -30,7 +30,7 @@ class Recorder(BodyReader, AnswerReader):
 
 @dataclass(frozen=True)
 class Answer:
-    """What came back for one request.
+    """The answer to one request.
 
     Attributes:
         asked: the request in a line, for a report; keys are left out.
@@ -55,12 +55,12 @@ class Answer:
 
     @property
     def is_uncut(self) -> bool:
-        """Whether it is whole, and said so: one that ends with its connection may have been cut."""
+        """Return whether it is whole, and said so: one that ends with its connection may have been cut."""
         return not self.failure and client.tells_its_end(self.headers)
 
     @property
     def refused(self) -> bool:
-        """Whether the server said that the client is at fault."""
+        """Return whether the server said that the client is at fault."""
         return 400 <= self.status < 500 and not self.failure
 
     @property

@@ -25,7 +25,7 @@ _FAREWELL = 10.0
 
 @dataclass
 class Start:
-    """What a start showed.
+    """Observations of a start.
 
     Attributes:
         first: the first request, sent when /ping had said 200.
@@ -38,7 +38,7 @@ class Start:
 
 @dataclass
 class Stop:
-    """What SIGTERM showed.
+    """Observations after SIGTERM.
 
     Attributes:
         running: the stream that ran.
@@ -69,7 +69,7 @@ class Lifetime(ABC):
 
     @abstractmethod
     async def has_ended(self) -> bool:
-        """Whether it runs no more."""
+        """Return whether it runs no more."""
 
     @abstractmethod
     async def terminate(self) -> None:
@@ -77,7 +77,7 @@ class Lifetime(ABC):
 
     @abstractmethod
     async def wait(self, seconds: float) -> bool:
-        """Whether it has ended in time."""
+        """Return whether it has ended in time."""
 
     @abstractmethod
     async def kill(self) -> None:

@@ -29,7 +29,7 @@ Verdict: TypeAlias = Literal["passed", "failed", "not asked"]
 
 @dataclass(frozen=True)
 class Plan:
-    """What `lmi conform` was told.
+    """The arguments of `lmi conform`.
 
     Attributes:
         only: ids of rules, or their groups, that are asked; empty: all of the profiles.
@@ -46,7 +46,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of one rule in one profile.
+    """The result of one rule in one profile.
 
     Attributes:
         wanted: what a broken rule wants; why a rule was not asked.
@@ -86,7 +86,7 @@ def rules_of(plan: Plan) -> list[tuple[Rule, str]]:
 
 
 def named(rule: Rule, names: Sequence[str]) -> bool:
-    """Whether its id or its group is among the names."""
+    """Return whether its id or its group is among the names."""
     return any(name in (rule.id, rule.id.partition(".")[0]) for name in names)
 
 

@@ -1,4 +1,4 @@
-"""What rules ask a server with: one profile's view of it."""
+"""One profile's view of a server, which rules ask."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Asking:
-    """What `lmi conform` was told.
+    """The arguments of `lmi conform`.
 
     Attributes:
         key: the API key; empty: the server has none.
@@ -269,7 +269,7 @@ class Server:
         skip(f"at {rate:.0f} tokens a second no answer lasts {_SHORTEST} s")
 
     async def _takes(self, body: Body) -> bool:
-        """Whether the server begins such an answer."""
+        """Return whether the server begins such an answer."""
         async with self.asking_for(await self.path(stream=True), body) as (connection, task):
             await connection.begun(2, self.limits.answer)
             return not task.done() or (task.result().ok and "error" not in task.result().object)

@@ -1,4 +1,4 @@
-"""Where the rules are written, in public."""
+"""The public sources of the rules."""
 
 from __future__ import annotations
 

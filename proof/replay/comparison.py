@@ -416,7 +416,7 @@ def _value_finding(place: str, name: str, was: Sequence[Any], now: Sequence[Any]
 
 
 def _are_near(name: str, was: Sequence[Any], now: Sequence[Any], near: float) -> bool:
-    """Whether all numbers with fractions are nearly the same; counts are not."""
+    """Return whether all numbers with fractions are nearly the same; counts are not."""
     if len(was) != len(now) or not _numbers([*was, *now]):
         return False
     if all(isinstance(value, int | None) for value in (*was, *now)):

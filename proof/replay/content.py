@@ -197,14 +197,14 @@ def _joined(place: str, values: list[Any]) -> list[Any]:
 
 
 class Cut(NamedTuple):
-    """How the text of a stream was cut: so many tokens came in so many events."""
+    """The cut of a stream's text: so many tokens came in so many events."""
 
     events: int
     tokens: int
 
     @property
     def has_one_each(self) -> bool | None:
-        """Whether a token has an event of its own; None: nobody can say, as some tokens have no text."""
+        """Return whether a token has an event of its own; None: nobody can say, as some tokens have no text."""
         if self.tokens < _FEW:
             return None
         if self.events <= (self.tokens + 1) // 2:
@@ -382,12 +382,14 @@ _SLOW = ("pattern", "patternProperties")  # somebody's regular expressions, whic
 
 
 def has_validator() -> bool:
-    """Whether schemas are checked; without jsonschema only that a text is JSON."""
+    """Return whether schemas are checked; without jsonschema only that a text is JSON."""
     return importlib.util.find_spec("jsonschema") is not None
 
 
 def fits(text: str, schema: Mapping[str, Any] | None) -> bool:
-    """Whether a text is JSON, and has the schema. Regular expressions in it are not checked; a broken schema fits."""
+    """Return whether a text is JSON, and has the schema. Regular expressions in it are not checked; a broken schema
+    fits.
+    """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

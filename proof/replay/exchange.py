@@ -76,7 +76,7 @@ def times_of(start: float, arrivals: Sequence[float], end: float) -> Times:
 
 
 class Answer(NamedTuple):
-    """What one side answered.
+    """The answer of one side.
 
     Args:
         status: HTTP's, of the model's server; 0: none.

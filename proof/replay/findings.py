@@ -1,4 +1,4 @@
-"""What a comparison finds, and the class of a request by it."""
+"""Findings of a comparison, and the class of a request by them."""
 
 from __future__ import annotations
 

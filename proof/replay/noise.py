@@ -24,7 +24,7 @@ Key = tuple[str, str, str]
 
 
 class Kind:
-    """What is known of one kind of request: a path, decoded greedily or not, streamed or not, answered by a status."""
+    """The knowledge of one kind of request: a path, decoded greedily or not, streamed or not, answered by a status."""
 
     def __init__(self) -> None:
         self.volatile: set[Key] = set()
@@ -35,7 +35,7 @@ class Kind:
 
 
 class Noise:
-    """What is volatile, by kind of request.
+    """The volatile places, by kind of request.
 
     Args:
         near: as of `findings`.

@@ -23,7 +23,7 @@ _BEGINNING = 100  # requests that are looked at before the run
 
 @dataclass(frozen=True)
 class Sides:
-    """Who answers. None: the recording does.
+    """The sides that answer. None: the recording does.
 
     Args:
         target: the new side.
@@ -37,13 +37,13 @@ class Sides:
 
     @property
     def are_asked(self) -> bool:
-        """Whether anything is sent."""
+        """Return whether anything is sent."""
         return any(side is not None for side in (self.target, self.reference, self.noise))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How a run goes.
+    """The course of a run.
 
     Args:
         concurrency: requests at once.

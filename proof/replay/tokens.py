@@ -94,14 +94,16 @@ def is_number(value: Any) -> bool:
 
 
 class Parted(NamedTuple):
-    """Where two texts part: the tokens before, as both sides have them, and the two that differ; None: the end."""
+    """The place where two texts part: the tokens before, as both have them, and the two that differ; None: the end."""
 
     same: Sequence[tuple[Token, Token]]
     old: Token | None
     new: Token | None
 
     def is_tie(self, near: float) -> bool:
-        """Whether it is a near tie, of models that found the tokens before it nearly as probable as each other."""
+        """Return whether it is a near tie, of models that found the tokens before it nearly as probable as each
+        other.
+        """
         if self.old is None or self.new is None or not is_near_tie(self.old, self.new, near):
             return False
         return all(is_near(one.logprob, other.logprob, RELATIVE_LOGPROB, near) for one, other in self.same)
@@ -116,7 +118,7 @@ def parted_at(old: Sequence[Token], new: Sequence[Token]) -> Parted | None:
 
 
 def is_near_tie(old: Token, new: Token, near: float) -> bool:
-    """Whether two models that differ by rounding could choose either of the two tokens.
+    """Return whether two models that differ by rounding could choose either of the two tokens.
 
     A side that tells the other's token among its alternatives says so itself. Without any, two tokens that are nearly
     as probable as each other have nearly the same log-probability, and less than about one half each.
@@ -135,7 +137,7 @@ def is_near_tie(old: Token, new: Token, near: float) -> bool:
 
 
 def is_near(one: float | None, other: float | None, relative: float, absolute: float) -> bool:
-    """Whether two numbers are nearly equal; None is only so to itself."""
+    """Return whether two numbers are nearly equal; None is only so to itself."""
     if one is None or other is None:
         return one is other
     return math.isclose(one, other, rel_tol=relative, abs_tol=absolute)

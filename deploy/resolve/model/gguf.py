@@ -45,7 +45,7 @@ def parts(files: Files, name: str | None = None) -> list[str]:
 
 
 def _stands_beside(cursor: _Cursor) -> bool:
-    """Whether a file's first entries say that it is a vision projector, an adapter or the like."""
+    """Return whether a file's first entries say that it is a vision projector, an adapter or the like."""
     with contextlib.suppress(struct.error, UnicodeDecodeError, KeyError, IndexError):  # the beginning ends within one
         _, entries = _begin(cursor)
         for _ in range(entries):

@@ -48,7 +48,7 @@ _NUMBERED_LAYER = re.compile(r"layers[.](\d{1,4})[.]")
 
 @dataclass(frozen=True)
 class Quantization:
-    """How a checkpoint is quantized.
+    """The quantization of a checkpoint.
 
     Attributes:
         dtype: precision of the quantized weights, or of all.
@@ -166,7 +166,7 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,5})\.")
 
 @dataclass(frozen=True)
 class Contents:
-    """What the files hold.
+    """The contents of the files.
 
     Attributes:
         parameters: number of weights; packed ones are counted singly.

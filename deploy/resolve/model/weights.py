@@ -63,7 +63,7 @@ _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe
 
 @dataclass(frozen=True)
 class Cache:
-    """What one request keeps.
+    """The cache that one request keeps.
 
     Attributes:
         kv_heads, head_dim: of the layers with full attention.
@@ -364,7 +364,7 @@ def _shared(config: Config, of_expert: int, dense: int) -> int:
 
 
 def _is_dense(config: Config, number: int) -> bool:
-    """Whether a layer of a mixture of experts has none."""
+    """Return whether a layer of a mixture of experts has none."""
     if number < config.number("first_k_dense_replace", default=0):
         return True
     if kinds := config.list("mlp_layer_types"):

@@ -232,7 +232,7 @@ def check(value: Any, types: Collection[str]) -> None:
 
 
 def fits(value: Any, types: Collection[str]) -> bool:
-    """Whether a JSON value has one of the types."""
+    """Return whether a JSON value has one of the types."""
     return "any" in types or not _OF_JSON[type(value)].isdisjoint(types)
 
 

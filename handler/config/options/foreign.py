@@ -15,7 +15,7 @@ from handler.config.options.option import OF_JAVA, Gone, Option
 
 
 class Foreign(NamedTuple):
-    """What becomes of a foreign name.
+    """The fate of a foreign name.
 
     Attributes:
         refused: why it stops the start, and what to write instead; "" where it does not.

@@ -88,7 +88,7 @@ _MOST_NAME, _MOST_PATH = 255, 4095  # bytes that Linux takes
 
 
 def is_secret(setting: str) -> bool:
-    """Whether `name=value` holds a key, token or password, be it amid JSON or in an address."""
+    """Return whether `name=value` holds a key, token or password, be it amid JSON or in an address."""
     return bool(_SECRET.search(setting)) and not _SWITCH.search(setting)
 
 

@@ -153,14 +153,16 @@ _SECRET = re.compile(r"\bhf_\w{8,}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)")
 
 
 def is_hub_name(model_id: str | None) -> TypeGuard[str]:
-    """Whether a name means a model of the hub: `owner/model`, or `model` of the first ones, that is no path here."""
+    """Return whether a name means a model of the hub: `owner/model`, or `model` of the first ones, that is no path
+    here.
+    """
     if model_id is None or model_id == model_files.DEMO or Path(model_id).exists():
         return False
     return _NAME.fullmatch(model_id) is not None
 
 
 def is_fetched(model_id: str | None) -> bool:
-    """Whether a start fetches the model before it reads its files.
+    """Return whether a start fetches the model before it reads its files.
 
     Raises:
         ConfigError: as `s3.check`.
@@ -181,7 +183,7 @@ def gguf_file(model_id: str | None) -> tuple[str, str] | None:
 
 
 def is_hub_reference(model_id: str | None) -> TypeGuard[str]:
-    """Whether a name means a model of the hub: `owner/model`, or `owner/model/file.gguf`."""
+    """Return whether a name means a model of the hub: `owner/model`, or `owner/model/file.gguf`."""
     return is_hub_name(model_id) or gguf_file(model_id) is not None
 
 

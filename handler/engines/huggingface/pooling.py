@@ -262,7 +262,7 @@ class HfPoolingTokenizer:
 
 
 def _has_types(model: Path) -> bool:
-    """Whether the model wants token_type_ids: its tokenizer's inputs have them, and it has more types than one.
+    """Return whether the model wants token_type_ids: its tokenizer's inputs have them, and it has more types than one.
 
     A tokenizer.json may mark the second text for a model that never learned the mark.
     """

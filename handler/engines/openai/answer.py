@@ -147,7 +147,7 @@ class Failed(Exception):
 
 @dataclass
 class Part:
-    """What came of one answer since the last step."""
+    """The part of one answer that came since the last step."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
@@ -179,7 +179,7 @@ class Answer:
 
     @property
     def begun(self) -> bool:
-        """Whether a token has come: then nobody else may be asked."""
+        """Return whether a token has come: then nobody else may be asked."""
         return self._num_ids > 0
 
     def read(self, event: Event, part: Part) -> bool:

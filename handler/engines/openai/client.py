@@ -368,7 +368,7 @@ class Server:
         return now < self._out_until
 
     def serves(self, now: float) -> bool:
-        """Whether it gets requests while others do."""
+        """Return whether it gets requests while others do."""
         return self.known and not self.is_out(now) and not (self._on_trial and self.outstanding)
 
 

@@ -365,7 +365,7 @@ class UrlEngine:
 
 
 def _may_be_asked(server: Server, busy: Mapping[Server, Failed]) -> bool:
-    """Whether a request may be tried at a server: not again at one that wants to be left alone for a while."""
+    """Return whether a request may be tried at a server: not again at one that wants to be left alone for a while."""
     return server not in busy or not busy[server].retry_after
 
 

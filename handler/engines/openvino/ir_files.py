@@ -30,7 +30,7 @@ PRECISION = "lmi_precision"
 
 
 def is_vision(model: Path) -> bool:
-    """Whether a directory has a model that takes images."""
+    """Return whether a directory has a model that takes images."""
     return (model / f"{_VISION[0]}.xml").is_file()
 
 
@@ -70,7 +70,7 @@ def context_of(directory: Path) -> object:
 
 
 def prefers_f32(directory: Path) -> bool:
-    """Whether a converted model is fastest in f32; the CPU plugin chooses for others."""
+    """Return whether a converted model is fastest in f32; the CPU plugin chooses for others."""
     return directory.is_dir() and model_files.read_json(directory / "config.json").get(PRECISION) == "f32"
 
 

@@ -19,12 +19,12 @@ _FAMILIES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta."}
 
 
 def is_bert(model: Path) -> bool:
-    """Whether the graph of a Hugging Face directory can be made here."""
+    """Return whether the graph of a Hugging Face directory can be made here."""
     return has_bert_config(model) and bool(model_files.visible(model, "*.safetensors"))
 
 
 def has_bert_config(model: Path) -> bool:
-    """Whether its configuration is one of which the graph can be made here."""
+    """Return whether its configuration is one of which the graph can be made here."""
     config = model_files.read_json(model / "config.json")
     return (
         config.get("model_type") in _FAMILIES

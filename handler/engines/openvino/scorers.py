@@ -20,7 +20,7 @@ _TOKENS_PER_STEP = 256  # logits take four bytes for each of the vocabulary, for
 
 
 def has_logits(model: Path) -> bool:
-    """Whether OpenVINO itself can read the model, and so has its logits."""
+    """Return whether OpenVINO itself can read the model, and so has its logits."""
     return (model / MODEL).is_file()
 
 

@@ -31,7 +31,7 @@ _LONGEST_THOUGHT = 64  # characters that may match
 
 
 class Load(NamedTuple):
-    """What a replica that takes a request has to do.
+    """The work that a replica has with a request.
 
     Attributes:
         replica: its number.
@@ -45,14 +45,14 @@ class Load(NamedTuple):
 
 
 class _Beginning(NamedTuple):
-    """What the later turns of a conversation begin with: adapter, digests of images, text."""
+    """The beginning of a conversation's later turns: adapter, digests of images, text."""
 
     adapter: int
     media: tuple[str, ...]
     text: str
 
     def continues(self, earlier: _Beginning) -> bool:
-        """Whether this begins with an earlier one."""
+        """Return whether this begins with an earlier one."""
         return (
             self.adapter == earlier.adapter
             and self.text.startswith(earlier.text)
@@ -237,7 +237,7 @@ class Replica:
         return Load(self.number, len(self.work), sum(work.to_come(self.num_steps) for work in self.work.values()))
 
     def takes(self, num_sequences: int, slots: int) -> bool:
-        """Whether it has room, and has not been silent for long: in a long step, or hung."""
+        """Return whether it has room, and has not been silent for long: in a long step, or hung."""
         has_room = not self.work or len(self.work) + num_sequences <= slots
         return has_room and self.engine.ready and self.engine.silence < _MAX_SILENCE
 

@@ -32,7 +32,7 @@ from handler.engines.process.ipc import ChannelClosed, MessageReader, encode, se
 
 @dataclass(frozen=True)
 class Place:
-    """What an engine's process gets beside its host's environment.
+    """The environment that an engine's process gets beside its host's.
 
     Attributes:
         environ: variables that replace the host's.

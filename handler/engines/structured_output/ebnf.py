@@ -45,7 +45,7 @@ class _Element(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Where an element stands in the text, with its repetition: the first token, and the one after the last."""
+    """The place of an element in the text, with its repetition: the first token, and the one after the last."""
 
     start: int
     end: int

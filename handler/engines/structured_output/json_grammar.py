@@ -104,7 +104,9 @@ class _Range:
         return f"{_any(counts[0], counts[-1])} {self._fraction(0, self._unit - 1)}" if counts else None
 
     def _contains(self, value: int, more: int) -> bool | None:
-        """Whether all numbers with these digits and `more` others before the point are in the range; None for some."""
+        """Return whether all numbers with these digits and `more` others before the point are in the range; None
+        for some.
+        """
         least = value * 10**more * self._unit
         most = (value + 1) * 10**more * self._unit - 1
         if self._low <= least and most <= self._high:

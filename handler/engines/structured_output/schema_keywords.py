@@ -143,7 +143,7 @@ def _ignored(place: _Place, known: _Types, xgrammar: XgrammarSupport) -> str | N
 
 
 def _idle(name: str, value: Any) -> bool:
-    """Whether a keyword allows everything."""
+    """Return whether a keyword allows everything."""
     if name in ("required", "patternProperties", "dependentRequired", "dependentSchemas", "dependencies"):
         return value in ([], {})
     return (name == "uniqueItems" and value is False) or (name == "propertyNames" and value in (True, {}))
@@ -176,7 +176,7 @@ def _ignored_of(head: str, value: Any, place: _Place) -> str | None:
 
 
 def _is_plain(reference: Any) -> bool:
-    """Whether xgrammar can resolve a reference: it does not unescape names, and ignores other documents."""
+    """Return whether xgrammar can resolve a reference: it does not unescape names, and ignores other documents."""
     if not isinstance(reference, str) or any(mark in reference for mark in "~%"):
         return False
     start, *names = reference.split("/")
@@ -205,7 +205,7 @@ class _Types:
         self._num_lookups = 0
 
     def are(self, value: Any, head: str, types: Any) -> bool:
-        """Whether a `type` beside a keyword has no effect, as all its values are of such a type."""
+        """Return whether a `type` beside a keyword has no effect, as all its values are of such a type."""
         allowed, actual = _names(types), self._of({head: value})
         return actual is not None and all(
             kind in allowed or (kind == "integer" and "number" in allowed) for kind in actual

@@ -39,7 +39,7 @@ def ebnf(kind: str, text: str) -> str:
 
 
 def has_own_rules(kind: str, text: str) -> bool:
-    """Whether a client wrote rules, which may be costly: xgrammar's own rules of a schema are not."""
+    """Return whether a client wrote rules, which may be costly: xgrammar's own rules of a schema are not."""
     return kind in ("REGEX", "GRAMMAR") or any(name in text for name in ('"pattern', '"grammar"', '"regex"'))
 
 

@@ -417,7 +417,7 @@ def installed_release() -> Release:
 
 
 def torch_sampler(arguments: Mapping[str, Any]) -> bool:
-    """Whether LLM with these arguments uses TorchSampler, which has log-probabilities.
+    """Return whether LLM with these arguments uses TorchSampler, which has log-probabilities.
 
     TRTLLMSampler reports them as growing lists, which TensorRT-LLM itself takes for increments. It then fails with an
     AssertionError, except in beam search, so none are requested there.
@@ -426,7 +426,7 @@ def torch_sampler(arguments: Mapping[str, Any]) -> bool:
 
 
 def whole_prompts(arguments: Mapping[str, Any], release: Release) -> bool:
-    """Whether a request can compute its whole prompt, and none of it comes from the prefix cache.
+    """Return whether a request can compute its whole prompt, and none of it comes from the prefix cache.
 
     Since 1.2 a request can have a cache of its own (`cache_salt`).
     """

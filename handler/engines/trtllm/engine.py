@@ -70,17 +70,17 @@ class RequestOptions:
 
     @property
     def whole(self) -> bool:
-        """Whether the answer comes at once: beams exist only at the end, and the last message has all logits."""
+        """Return whether the answer comes at once: beams exist only at the end, and the last message has all logits."""
         return self.width > 1 or self.generation_logits
 
     @property
     def prompt_logits(self) -> bool:
-        """Whether the logits of all the prompt's tokens are needed."""
+        """Return whether the logits of all the prompt's tokens are needed."""
         return self.prompt_logprobs or self.context_logits
 
     @property
     def plain(self) -> bool:
-        """Whether only tokens come, and the engine ends the answer."""
+        """Return whether only tokens come, and the engine ends the answer."""
         return not (self.whole or self.own_stops or self.tops or self.prompt_logits)
 
 
@@ -117,7 +117,7 @@ class RunningRequest:
 
     @property
     def begun(self) -> bool:
-        """Whether tokens have come."""
+        """Return whether tokens have come."""
         return self._sent > 0
 
     @property
@@ -490,7 +490,7 @@ class TrtLlm:
         self._wake()
 
     def _is_refusal(self, error: Exception) -> bool:
-        """Whether an exception concerns its request only; any other one breaks the engine.
+        """Return whether an exception concerns its request only; any other one breaks the engine.
 
         RequestError is a RuntimeError, as are "LLM is shutting down", CppExecutorError and EngineDeadError.
         """
@@ -513,7 +513,7 @@ class TrtLlm:
             raise TimeoutError(standstill)
 
     def _expects_results(self) -> bool:
-        """Whether a working engine would soon return a result.
+        """Return whether a working engine would soon return a result.
 
         An answer that comes whole may take any time, and requests that have not begun may wait for it.
         """

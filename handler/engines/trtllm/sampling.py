@@ -41,7 +41,7 @@ class Model:
 
 
 def own_stops(sampling: Sampling, model: Model) -> bool:
-    """Whether we find the stop ids, not the engine: its `min_tokens` holds back only `end_id`."""
+    """Return whether we find the stop ids, not the engine: its `min_tokens` holds back only `end_id`."""
     return bool(sampling.min_new_tokens and stops(sampling, model)) or (sampling.ignore_eos and _by_tokenizer(sampling))
 
 

@@ -420,7 +420,7 @@ _REQUEST_IO = {
 
 
 class EngineAnswer(Output):
-    """What LMI's own handlers answer: the server puts the engine's answer in its place when `handle` returns it."""
+    """The answer of LMI's own handlers: the server puts the engine's in its place when `handle` returns it."""
 
     def __init__(self, inputs: api.Input) -> None:
         super().__init__()

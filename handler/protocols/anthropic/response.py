@@ -65,7 +65,7 @@ class Blocks:
 
     @property
     def called(self) -> bool:
-        """Whether there are calls, and the client may make them: all are whole."""
+        """Return whether there are calls, and the client may make them: all are whole."""
         return self.num_calls > 0 and not self.broken
 
     def feed(self, events: Iterable[Event]) -> list[BlockEvent]:
@@ -169,7 +169,7 @@ def encode(event: MessageEvent) -> bytes:
 
 
 class Settings(NamedTuple):
-    """What an answer's form depends on.
+    """The settings on which an answer's form depends.
 
     Attributes:
         form: says how the chat's answers are read.

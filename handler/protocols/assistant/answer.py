@@ -1,4 +1,4 @@
-"""How one request's answers are read: thoughts and calls, token by token."""
+"""Read one request's answers, token by token: text, thoughts and calls."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ class AnswerForm(NamedTuple):
 
     @property
     def is_text(self) -> bool:
-        """Whether answers are nothing but text, as it comes."""
+        """Return whether answers are nothing but text, as it comes."""
         return self.thinking is None and not self.trims and self.tools.parser() is None
 
     def reader(self) -> AnswerReader | None:

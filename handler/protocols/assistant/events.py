@@ -23,7 +23,7 @@ class Arguments(NamedTuple):
 
 
 class Ending(Enum):
-    """How a call ended.
+    """The end of a call.
 
     WHOLE: with its arguments complete. OPEN: with the answer, within its arguments; nothing lacks but what closes them.
     BROKEN: otherwise.

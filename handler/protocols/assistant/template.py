@@ -1,4 +1,4 @@
-"""What a request gives the chat template beside its messages and tools."""
+"""Fields of a request that its chat template gets beside messages and tools."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What every dialect is made of: requests and replies, streams, errors, readers, parameters, schemas."""
+"""The parts of every dialect: requests and replies, streams, errors, readers, parameters, schemas."""

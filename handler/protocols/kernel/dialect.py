@@ -18,7 +18,7 @@ from handler.protocols.kernel.errors import ErrorFormat, Headers
 
 
 class GenerationDefaults(NamedTuple):
-    """What holds where a client leaves a parameter out.
+    """Values of the parameters that a client leaves out.
 
     Attributes:
         sampling: fields of Sampling; without those that the engine does not support.
@@ -48,7 +48,7 @@ Kind = Literal["response", "thread"]
 
 
 class Wanted(NamedTuple):
-    """What a body needs of the answers that are kept.
+    """The kept answers that a body needs.
 
     Attributes:
         keeps: its own answer is to be kept.
@@ -66,7 +66,7 @@ State = Literal["found", "missing", "broken", "in_progress", "failed", "too_long
 
 
 class Recalled(NamedTuple):
-    """What was kept of it.
+    """The kept part of it.
 
     Attributes:
         state: of the answer that the body goes on from; "broken": one before it is not kept any more.
@@ -208,7 +208,7 @@ class NoAdapters:
 
 
 class Notices:
-    """What the log says once of a server, however many requests bring it about. Thread-safe."""
+    """Lines that the log says once of a server, however many requests bring them about. Thread-safe."""
 
     def __init__(self) -> None:
         self._given: dict[str, object] = {}

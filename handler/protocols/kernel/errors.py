@@ -1,4 +1,4 @@
-"""How a dialect tells that a request failed, and how DJL Serving's front end does."""
+"""Errors as a dialect writes them, and as DJL Serving's front end does."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class FrontEndError(TypedDict):
 
 
 class ErrorFormat:
-    """How a dialect tells that a request failed.
+    """The form in which a dialect tells that a request failed.
 
     Attributes:
         statuses: class of error -> the dialect's status, where it is not the error's own.
@@ -111,7 +111,7 @@ class FrontEndErrors(ErrorFormat):
 
 
 class ServerErrors(FrontEndErrors):
-    """What the front end itself finds wrong, before a model is asked: it has no `error`."""
+    """Errors that the front end itself finds, before a model is asked: they have no `error`."""
 
     def body(self, error: ServingError) -> FrontEndError:
         return {"code": self.status(error), "type": error.type, "message": error.message}

@@ -417,7 +417,7 @@ _FLAGS = {
 
 
 class Rule(NamedTuple):
-    """How values become those of a JSON type; each returns what it cannot convert."""
+    """Conversions of values to those of a JSON type; each returns what it cannot convert."""
 
     boolean: Convert
     integer: Convert

@@ -78,7 +78,7 @@ class DynamicBatch(Dialect):
 
 
 def _has_prompts(parameters: Mapping[str, Any], context: ServerContext) -> bool:
-    """Whether texts begin with their prompts: where the client says nothing, whole ones do since LMI 0.29."""
+    """Return whether texts begin with their prompts: where the client says nothing, whole ones do since LMI 0.29."""
     said = read_field(parameters, "return_full_text")
     config = context.config
     return config.lmi_version >= _WITH_PROMPTS_SINCE and not config.enable_streaming if said is None else bool(said)

@@ -22,7 +22,7 @@ def line_template(chunk: Callable[[Token, int], Any], framing: Framing, slots: T
 
 
 class StreamEnd(NamedTuple):
-    """What `details` tell of a stream, in its last line.
+    """The `details` of a stream, in its last line.
 
     Attributes:
         tops: the alternatives to each token; empty where the request wants none.
@@ -37,7 +37,7 @@ class StreamEnd(NamedTuple):
 
 
 class WholeOutput(NamedTuple):
-    """What `details` tell of a whole answer; the best sequence first."""
+    """The `details` of a whole answer; the best sequence first."""
 
     request: Request
     best: SequenceOutput

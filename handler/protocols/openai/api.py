@@ -107,7 +107,7 @@ class ToolCallPart(TypedDict):
 
 
 class MessageParts(TypedDict, total=False):
-    """What a message has beside its text."""
+    """Parts of a message beside its text."""
 
     reasoning: str
     reasoning_content: str

@@ -291,7 +291,7 @@ FIELDS: Mapping[str, Shape] = {
 
 
 class Transcriptions(Dialect):
-    """What a clip says; `task` is Whisper's: transcribe, or translate into English."""
+    """The text of a clip; `task` is Whisper's: transcribe, or translate into English."""
 
     errors = ERRORS
     forms = True

@@ -118,7 +118,7 @@ class ChatFormat(NamedTuple):
         return "stop" if self.named else "tool_calls"
 
     def selects(self, event: Event) -> bool:
-        """Whether the client gets an event."""
+        """Return whether the client gets an event."""
         if isinstance(event, str):
             return True
         if isinstance(event, Reasoning):
@@ -343,7 +343,7 @@ def _gather(events: Sequence[Event]) -> tuple[str | None, MessageParts]:
 
 
 class ParsedChat(NamedTuple):
-    """What a body says, for the reply that renders its answer.
+    """A body as it was read, for the reply that renders its answer.
 
     Attributes:
         framing: of the answer; the dialect's `whole` for a whole one.

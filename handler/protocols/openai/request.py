@@ -188,7 +188,7 @@ class Stream(TokenStream, Generic[C]):
 
     @property
     def _is_plain(self) -> bool:
-        """Whether parts with text differ in nothing else."""
+        """Return whether parts with text differ in nothing else."""
         raise NotImplementedError
 
     def _text_part(self, choice: C, text: str) -> Mapping[str, Any]:

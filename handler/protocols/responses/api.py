@@ -83,7 +83,7 @@ class ResponseText(TypedDict):
 
 
 class ResponseHead(TypedDict):
-    """What a response repeats of its request."""
+    """The fields that a response repeats of its request."""
 
     background: Literal[False]
     frequency_penalty: float
@@ -110,7 +110,7 @@ class ResponseHead(TypedDict):
 
 
 class ResponseStart(ResponseHead):
-    """What of a response does not change."""
+    """The fields of a response that do not change."""
 
     id: str
     object: Literal["response"]
@@ -213,7 +213,7 @@ OpenAiResponseEvent = ResponseEvent | ItemEvent | PartEvent | Delta | TextDone |
 
 
 class ResponseTokens(TypedDict):
-    """How many tokens the prompt of a request has."""
+    """The number of tokens in the prompt of a request."""
 
     object: Literal["response.input_tokens"]
     input_tokens: Count

@@ -327,7 +327,7 @@ def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_half_a_call(item: Any) -> bool:
-    """Whether an item is a call at which its response broke off: nobody has made it."""
+    """Return whether an item is a call at which its response broke off: nobody has made it."""
     return bool(item["type"] == "function_call" and item.get("status") == "incomplete")
 
 

@@ -285,7 +285,7 @@ NUM_STATES = 3
 
 
 class Settings(NamedTuple):
-    """What an answer's form depends on.
+    """The settings on which an answer's form depends.
 
     Attributes:
         head: the fields of a response that do not change.

@@ -101,7 +101,7 @@ TgiList = Annotated[list[TgiAnswer], ("minItems", 1), ("maxItems", 1)]
 
 
 class TgiBeside(TypedDict, total=False):
-    """What an event has beside its token, on request."""
+    """Fields of an event beside its token, on request."""
 
     top_tokens: list[TgiToken]
     outputs: TensorValues

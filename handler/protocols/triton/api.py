@@ -28,7 +28,7 @@ Counts = Count | list[Count]
 
 
 class TritonHead(TypedDict):
-    """What every response repeats."""
+    """The fields that every response repeats."""
 
     model_name: str
     model_version: str

@@ -102,7 +102,7 @@ class VllmClassify(VllmNumbers):
 
 
 class VllmPooling(VllmNumbers):
-    """What the model's pooler gives: a vector, or the labels' probabilities."""
+    """The result of the model's pooler: a vector, or the labels' probabilities."""
 
     name = "vllm_pooling"
     table = POOLING

@@ -1,4 +1,4 @@
-"""What the loader asks of a kind of media; `loader.py` lists them."""
+"""The decoder of a kind of media, as the loader calls it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class FileRules(NamedTuple):
 
 
 class Decoder(NamedTuple):
-    """How the files of one kind are read.
+    """The reader of the files of one kind.
 
     Costs are in units: an image's pixels, an audio clip's samples, or whatever takes as long to decode as a pixel.
 

@@ -40,7 +40,7 @@ _HOLDS_IPV4 = tuple(map(ipaddress.IPv6Network, ("::ffff:0:0/96", "64:ff9b::/96")
 
 
 def is_public(text: str) -> bool:
-    """Whether an address belongs to the public internet. An IPv6 address may have a zone."""
+    """Return whether an address belongs to the public internet. An IPv6 address may have a zone."""
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         if any(address in network for network in _HOLDS_IPV4):

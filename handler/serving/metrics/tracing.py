@@ -27,7 +27,7 @@ _MISSING = "pip install 'lmi-handler[tracing]'"
 
 
 class RequestRecord(NamedTuple):
-    """What is known of a request that has ended; times in seconds, 0 where there was none.
+    """The record of a request that has ended; times in seconds, 0 where there was none.
 
     Attributes:
         headers: the request's, names in lower case; `traceparent` and `tracestate` name the parent span.

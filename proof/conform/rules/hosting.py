@@ -42,7 +42,7 @@ async def watch_start(server: Server, seconds: float) -> None:
 
 
 async def _is_ready(server: Server) -> bool:
-    """Whether a server without /ping says that it is ready, at one of the routes that others have."""
+    """Return whether a server without /ping says that it is ready, at one of the routes that others have."""
     return any([(await server.get(path)).ok for path in ("/health", "/v2/health/ready", "/v1/models")])
 
 

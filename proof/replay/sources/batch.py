@@ -13,12 +13,12 @@ _JSON = "application/json"
 
 
 def is_request(found: Mapping[str, Member]) -> bool:
-    """Whether a line is a batch's request."""
+    """Return whether a line is a batch's request."""
     return "custom_id" in found and "url" in found
 
 
 def is_answer(found: Mapping[str, Member]) -> bool:
-    """Whether a line is one of a batch's output, or of its errors."""
+    """Return whether a line is one of a batch's output, or of its errors."""
     return "custom_id" in found and "response" in found
 
 

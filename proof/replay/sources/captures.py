@@ -26,7 +26,7 @@ _READERS = {"JSON": from_text, "CSV": from_text, "BASE64": from_base64}
 
 
 class Event(NamedTuple):
-    """What a variant captured of a request.
+    """A request as a variant captured it.
 
     Attributes:
         input: the request's; None where outputs alone are captured.
@@ -42,7 +42,7 @@ class Event(NamedTuple):
 
 
 def is_line(found: Mapping[str, Member]) -> bool:
-    """Whether a line is one of a capture."""
+    """Return whether a line is one of a capture."""
     return "captureData" in found
 
 

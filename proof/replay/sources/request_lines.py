@@ -15,7 +15,7 @@ _METHODS = ("POST", "GET", "PUT", "PATCH", "DELETE")
 
 
 def is_line(found: Mapping[str, Member]) -> bool:
-    """Whether a line is a request in this form."""
+    """Return whether a line is a request in this form."""
     return "path" in found
 
 

@@ -1,4 +1,4 @@
-"""What config.json says of a language model of the Llama, Qwen and Gemma families, and what of it is known here.
+"""The config.json of language models of the Llama, Qwen and Gemma families, as far as it is known here.
 
 The defaults and rules are those of transformers' configuration classes of these names. What is not known here raises
 `UnknownDecoder` with its name, before a weight is read.
@@ -99,7 +99,7 @@ class UnknownDecoder(Exception):
 
 @dataclass(frozen=True)
 class _Family:
-    """How a model type differs from Llama.
+    """The differences of a model type from Llama.
 
     Attributes:
         architecture: its class with a head for the next token.
@@ -170,7 +170,7 @@ FAMILIES = "Llama, Mistral, Qwen2, Qwen3 and Gemma"
 
 @dataclass(frozen=True)
 class Layer:
-    """What one layer has of its own; `window` is the number of tokens that it attends to, None for all."""
+    """One layer's own values; `window` is the number of tokens that it attends to, None for all."""
 
     window: int | None
     rotary: Rotary

@@ -206,7 +206,7 @@ class ResponseParser(ThinkingParser):
         self._update()
 
     def _is_raw(self, field: Field) -> bool:
-        """Whether a field's regions stay in the text, with their marks."""
+        """Return whether a field's regions stay in the text, with their marks."""
         return not self._thoughts if field.is_reasoning else field.name == CALLS
 
     def _end_text(self) -> None:
@@ -310,7 +310,7 @@ class _Region:
 
     @property
     def is_quoted(self) -> bool:
-        """Whether the text is JSON and ends within a string, in which no mark counts."""
+        """Return whether the text is JSON and ends within a string, in which no mark counts."""
         return self._json is not None and not self._is_over and self._json.quoted
 
     def feed(self, text: str) -> list[Event]:

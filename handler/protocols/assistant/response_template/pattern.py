@@ -78,7 +78,7 @@ _Path = tuple[int, tuple[int, ...]]
 
 
 class _Move(NamedTuple):
-    """What a character does to a state.
+    """The move that a character makes from a state.
 
     Attributes:
         sources: for each way the one that it continues, and the slots that it saves.
@@ -183,7 +183,7 @@ class Pattern:
         return found
 
     def asserts(self, state: _State) -> bool:
-        """Whether a state needs what follows."""
+        """Return whether a state needs what follows."""
         return self._asserts and any(self.steps[at].kind == _ASSERT for at in state)
 
     def _first(self) -> tuple[list[str], set[str]]:

@@ -33,7 +33,7 @@ LONGEST = 1024
 
 
 class Marks:
-    """What begins or ends a region: one of some texts, or a pattern.
+    """The beginning or end of a region: one of some texts, or a pattern.
 
     Attributes:
         texts: the longest first; empty for a pattern.

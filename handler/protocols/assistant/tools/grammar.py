@@ -1,4 +1,4 @@
-"""How a format writes calls, in prompts and by rules for answers: structural tags (xgrammar's documentation)."""
+"""Notations of calls, in prompts and as rules for answers: structural tags (xgrammar's documentation)."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class NamedCall:
 
 
 class Broken(Exception):
-    """What follows is no call, or none any more."""
+    """The end of calls: what follows is none, or none any more."""
 
 
 class CallParser:
@@ -137,7 +137,7 @@ class CallParser:
 
     @property
     def taken(self) -> str:
-        """What steps have taken since the mark or the last call, while no call has begun."""
+        """Return what steps have taken since the mark or the last call, while no call has begun."""
         return "".join(self._taken)
 
     def schema(self, tool: str) -> ToolSchema:
