@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, Flag, auto
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from handler.core.errors import ServingError
 from handler.core.media import MediaSource
@@ -101,48 +101,61 @@ class Adapter:
     path: str  # a directory
 
 
+class Nature(Flag):
+    """The nature of a field of Sampling. A beam search refuses fields that have none."""
+
+    SAMPLED = auto()  # without effect on a greedy choice
+    BY_HANDLER = auto()  # followed by the handler, whatever the engine; without `logprobs` one only has less to do
+    WITH_BEAMS = auto()  # followed by beam searches too, or without effect there
+    ONLY_BEAMS = auto()  # without effect where there is no beam search
+
+
 class Sampling(NamedTuple):
     """Generation parameters; dialects map their own names and neutral values onto these.
 
     Without `do_sample` decoding is greedy: temperature, top_k, top_p, min_p, typical_p and seed have no effect.
     """
 
-    max_new_tokens: int = 30
+    max_new_tokens: Annotated[int, Nature.WITH_BEAMS] = 30
     min_new_tokens: int = 0
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_k: int = 0  # 0: all
-    top_p: float = 1.0  # 1: all
-    min_p: float = 0.0  # 0: all
-    typical_p: float = 1.0  # 1: off
+    do_sample: Annotated[bool, Nature.WITH_BEAMS] = False
+    temperature: Annotated[float, Nature.SAMPLED] = 1.0
+    top_k: Annotated[int, Nature.SAMPLED] = 0  # 0: all
+    top_p: Annotated[float, Nature.SAMPLED] = 1.0  # 1: all
+    min_p: Annotated[float, Nature.SAMPLED] = 0.0  # 0: all
+    typical_p: Annotated[float, Nature.SAMPLED] = 1.0  # 1: off
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0  # 0: any may repeat
     logit_bias: tuple[tuple[int, float], ...] = ()  # token id, number added to its logit
-    seed: int | None = None  # None: drawn when a request that samples is accepted
-    stop: tuple[str, ...] = ()
-    include_stop: bool = False
-    stop_token_ids: tuple[int, ...] = ()
+    seed: Annotated[int | None, Nature.SAMPLED] = None  # None: drawn when a request that samples is accepted
+    stop: Annotated[tuple[str, ...], Nature.BY_HANDLER] = ()
+    include_stop: Annotated[bool, Nature.BY_HANDLER] = False
+    stop_token_ids: Annotated[tuple[int, ...], Nature.WITH_BEAMS] = ()
     bad_sequences: tuple[str, ...] = ()
     bad_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    marks: frozenset[str] = frozenset()  # special tokens that are text all the same
-    thoughts: Thoughts | None = None  # stop strings and structured output begin after them
-    thinking_token_budget: int | None = None  # tokens of the first thought, which then ends; None: any number
-    n: int = 1  # sequences returned
-    best_of: int = 1  # sequences generated, of which the best `n` are returned
-    num_beams: int = 1
-    length_penalty: float = 1.0
-    early_stopping: bool = False
-    logprobs: bool = True  # report each generated token's log-probability; an engine may always do so
+    skip_special_tokens: Annotated[bool, Nature.BY_HANDLER] = True
+    marks: Annotated[frozenset[str], Nature.BY_HANDLER] = frozenset()  # special tokens that are text all the same
+    # Stop strings and structured output begin after them.
+    thoughts: Annotated[Thoughts | None, Nature.BY_HANDLER] = None
+    # Tokens of the first thought, which then ends; None: any number.
+    thinking_token_budget: Annotated[int | None, Nature.BY_HANDLER] = None
+    n: Annotated[int, Nature.BY_HANDLER] = 1  # sequences returned
+    best_of: Annotated[int, Nature.BY_HANDLER] = 1  # sequences generated, of which the best `n` are returned
+    num_beams: Annotated[int, Nature.WITH_BEAMS] = 1
+    length_penalty: Annotated[float, Nature.ONLY_BEAMS] = 1.0
+    early_stopping: Annotated[bool, Nature.ONLY_BEAMS] = False
+    # Report each generated token's log-probability; an engine may always do so.
+    logprobs: Annotated[bool, Nature.BY_HANDLER] = True
     top_logprobs: int = 0  # alternatives reported for each generated token
     prompt_logprobs: bool = False
-    prompt_top_logprobs: int = 0  # with `prompt_logprobs`: alternatives reported for each of the prompt's tokens
+    # With `prompt_logprobs`: alternatives reported for each of the prompt's tokens.
+    prompt_top_logprobs: Annotated[int, Nature.WITH_BEAMS] = 0
     structured_output: StructuredOutput | None = None
-    return_context_logits: bool = False
-    return_generation_logits: bool = False
+    return_context_logits: Annotated[bool, Nature.WITH_BEAMS] = False
+    return_generation_logits: Annotated[bool, Nature.WITH_BEAMS] = False
 
     def with_seed(self) -> Sampling:
         """Draw a seed where one has an effect and none is set; an answer may name it."""
@@ -163,14 +176,14 @@ class Sampling(NamedTuple):
         return max(self.n, self.best_of, self.num_beams)
 
 
-SAMPLED = frozenset({"temperature", "top_k", "top_p", "min_p", "typical_p", "seed"})
-"""Fields of Sampling that have no effect on a greedy choice."""
+def fields_of(nature: Nature) -> list[str]:
+    """Return the fields of Sampling that have one of these natures."""
+    marks = {name: getattr(hint, "__metadata__", ()) for name, hint in _HINTS.items()}
+    return [name for name in Sampling._fields if any(nature & mark for mark in marks.get(name, ()))]
 
-BY_HANDLER = frozenset({
-    "stop", "include_stop", "skip_special_tokens", "marks", "n", "best_of", "thoughts", "thinking_token_budget",
-    "logprobs",
-})  # fmt: skip
-"""Fields of Sampling that the handler follows, whatever the engine; without `logprobs` one only has less to do."""
+
+_HINTS = get_type_hints(Sampling, include_extras=True)
+SAMPLED, BY_HANDLER = frozenset(fields_of(Nature.SAMPLED)), frozenset(fields_of(Nature.BY_HANDLER))
 
 
 class Task(str, Enum):

@@ -14,17 +14,12 @@ import orjson
 
 from handler.core.errors import InvalidParameter, InvalidPayload, NotJson
 from handler.core.framing import MAX_DEPTH, is_too_deep
-from handler.core.values import BY_HANDLER, SAMPLED, Adapter, Request, Sampling, StructuredOutput, Task
+from handler.core.values import SAMPLED, Adapter, Nature, Request, Sampling, StructuredOutput, Task, fields_of
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.schema import NULL, TEXT, Shape, accepts, listing
 
-_ONLY_WITH_BEAMS: Sequence[str] = ("length_penalty", "early_stopping")
-
-_WITH_BEAMS = frozenset({
-    "num_beams", *_ONLY_WITH_BEAMS, "n", "best_of", "max_new_tokens", "stop_token_ids",
-    "return_context_logits", "return_generation_logits", "prompt_top_logprobs", "do_sample", *SAMPLED, *BY_HANDLER,
-})  # fmt: skip
-"""Sampling fields that the engines' beam searches honour, or that have no effect there."""
+_ONLY_WITH_BEAMS = fields_of(Nature.ONLY_BEAMS)
+_WITH_BEAMS = frozenset(fields_of(~Nature(0)))
 
 DEFAULTS = Sampling._field_defaults
 
@@ -84,7 +79,7 @@ def check_agreement(sampling: Sampling, names: Mapping[str, Named], context: Ser
                 raise named(field).refused(
                     f"structured output decides where the answer ends; leave out {named('structured_output').name}"
                 )
-    refuse: Sequence[str]
+    refuse: Collection[str]
     if sampling.num_beams > 1:
         if sampling.do_sample:
             raise named("num_beams").refused(f"beam search does not sample; leave out {named('do_sample')}")
