@@ -1,4 +1,4 @@
-"""SageMaker Runtime of a rehearsal: an emulator (deploy/local) for each endpoint, all before one container."""
+"""SageMaker Runtime of a rehearsal: an emulator (runtime.py) for each endpoint, all before one container."""
 
 from __future__ import annotations
 
