@@ -183,7 +183,7 @@ def port(text: str) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from handler.core import loop
-    from handler.http.server import StopSignals
+    from handler.http.stop_signals import StopSignals
 
     signals = StopSignals()
     signals.install()  # before the slow imports

@@ -24,7 +24,8 @@ from handler.engines.process.supervisor import State
 from handler.http.app import App, users_functions
 from handler.http.inference import headers_by_name, send_answer, send_json
 from handler.http.security import OPEN, Access, AllowedHosts
-from handler.http.server import BACKLOG, Server, StopSignals, allow_connections, bind
+from handler.http.server import BACKLOG, Server, allow_connections, bind
+from handler.http.stop_signals import StopSignals
 from handler.plugins.functions import Formatters
 from handler.protocols.kernel.errors import FRONT_END
 from handler.protocols.openapi import ModelState

@@ -18,9 +18,8 @@ import pytest
 
 from handler import cli
 from handler.core import loop
-from handler.http import inference
+from handler.http import inference, stop_signals
 from handler.http import server as http_server
-from handler.http import server as stop_signals
 from tests.environment import clean_environment
 from tests.process_tree import descendants
 from tests.servers import LiveServer, cores_for

@@ -79,7 +79,7 @@ def test_a_signal_ends_it_and_the_next_start_keeps_whole_files(
         wait_for(lambda: not alive(child), 10, "the download goes on")
         assert process.stderr is not None
         assert "Traceback" not in process.stderr.read()
-    assert sorted(path.suffix for path in (tmp_path / "download").iterdir() if path.is_dir()) == [".part", ".pieces"]
+    assert sorted(path.suffix for path in (tmp_path / "download").iterdir() if path.is_dir()) == [".part"]
     bucket.asked.clear()
     with fetching(bucket, tmp_path):
         assert {one.partition(" ")[0] for one in bucket.asked} == {"?list", *LARGE}
