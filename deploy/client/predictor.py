@@ -319,7 +319,7 @@ class Predictor:
         return {**request, "Body": body.encode() if isinstance(body, str) else body}
 
 
-# -- A conversation with a model ---------------------------------------------------------------------------------------
+# -- a conversation with a model ---------------------------------------------------------------------------------------
 
 
 class Conversation:

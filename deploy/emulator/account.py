@@ -71,7 +71,7 @@ class ContainerLog:
             logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=part)
 
 
-# -- service Quotas of SageMaker, which moto lacks: two of each instance type, or what was asked for -------------------
+# -- Service Quotas of SageMaker, which moto lacks: two of each instance type, or what was asked for -------------------
 
 
 _AT_FIRST = 2.0
@@ -131,7 +131,7 @@ def _method(call: Any) -> Any:
     return lambda self: json.dumps(call(json.loads(self.body)))
 
 
-# -- starts of endpoints and components: with an image and model data that are there, by what the role may do ----------
+# -- start of endpoints and components: with an image and model data that are there, by what the role may do -----------
 
 
 _OWN_IMAGE = re.compile(rf"{ACCOUNT}\.dkr\.ecr\.([a-z0-9-]+)\.[a-z.]+/([^:@]+)(?::([^@]+))?(?:@(.+))?")

@@ -131,7 +131,7 @@ class Batch(Section):
         return self
 
 
-# -- A shadow of what serves: it gets copies of the requests, and nobody sees its answers ------------------------------
+# -- a shadow of what serves: it gets copies of the requests, and nobody sees its answers ------------------------------
 
 
 class Shadow(Section):
@@ -181,7 +181,7 @@ def shadow_of(spec: Spec) -> Spec:
     )
 
 
-# -- A deployment on the endpoint of another one: what it is called, and which settings are that one's -----------------
+# -- a deployment on the endpoint of another one: what it is called, and which settings are that one's -----------------
 
 
 _AT = "@"

@@ -427,7 +427,7 @@ class RequestTask:
             self._batches.leave()
 
 
-# -- A request in flight that is captured: its task keeps its body, and the bytes of its answer ------------------------
+# -- a request in flight that is captured: its task keeps its body, and the bytes of its answer ------------------------
 
 
 class CapturedTask(RequestTask):

@@ -148,7 +148,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(head), rule, *map(line, rows)])
 
 
-# -- A table of several measurements by load: each beside the first one ------------------------------------------------
+# -- a table of several measurements by load: each beside the first one ------------------------------------------------
 
 
 _ROWS = {

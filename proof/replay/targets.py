@@ -101,7 +101,7 @@ class Paced:
             await asyncio.sleep(at - now)
 
 
-# -- A server by its URL: the load generator's connections, which keep the whole answer --------------------------------
+# -- a server by its URL: the load generator's connections, which keep the whole answer --------------------------------
 
 
 _PAUSE = 0.05  # seconds after a failed connection, so that a dead server is not asked as fast as the loop turns

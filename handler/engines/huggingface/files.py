@@ -294,7 +294,7 @@ def fetch(
 fetch_descriptions = partial(fetch, download=download_descriptions)
 
 
-# -- hugging Face model directories for the GPU engines: location, conversion of the demo model, end tokens ------------
+# -- Hugging Face model directories for the GPU engines: location, conversion of the demo model, end tokens ------------
 
 
 TORCH_DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}

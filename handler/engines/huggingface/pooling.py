@@ -135,7 +135,7 @@ def _most_tokens(model: Path, config: dict[str, Any]) -> int | None:
     return min(found, default=None)
 
 
-# -- turns texts and pairs of texts into a model's ids, with its special tokens, cut where that is allowed -------------
+# -- turn texts and pairs of texts into a model's ids, with its special tokens, cut where that is allowed --------------
 
 
 _MOST_TOKENS = 1 << 20  # of a text; making Python objects of more would hold the GIL for long

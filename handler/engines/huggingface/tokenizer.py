@@ -244,7 +244,7 @@ def _letters() -> dict[str, int]:
 _LETTERS = _letters()
 
 
-# -- mistral's own tokenizer (tekken.json, or tokenizer.model.v3) and its form of chats, by mistral_common -------------
+# -- Mistral's own tokenizer (tekken.json, or tokenizer.model.v3) and its form of chats, by mistral_common -------------
 
 
 _FILES = ("tekken.json", "tokenizer.model.v*", "tokenizer.mm.model.v*")

@@ -155,7 +155,7 @@ def generation_config(sampling: Sampling, eos: frozenset[int]) -> Any:
     return config
 
 
-# -- makes OpenVINO GenAI's pipeline, and the scorer of its prompts, by the configuration ------------------------------
+# -- make OpenVINO GenAI's pipeline, and the scorer of its prompts, by the configuration -------------------------------
 
 
 TOKENS_PER_STEP = 256  # GenAI prefills all new prompts in one step: the limit keeps other requests' tokens coming

@@ -117,7 +117,7 @@ def _bytes_needed(xml: Path) -> int:
     return needed
 
 
-# -- fetches a hub's models for OpenVINO; converts Hugging Face checkpoints to OpenVINO directories, once --------------
+# -- fetch a hub's models for OpenVINO; convert Hugging Face checkpoints to OpenVINO directories, once -----------------
 # OpenVINO GenAI reads its own format and some GGUF files, but no safetensors. Language models of some families are
 # converted here (`decoder`). The converter of all others (optimum-intel with torch) is a large optional extra, needed
 # once a model. Each runs in a process of its own, which frees its memory.

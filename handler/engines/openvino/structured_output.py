@@ -361,7 +361,7 @@ def _reason(error: RuntimeError) -> str:
     return re.sub(r"^Check failed: .*? is false: ", "", text).strip()[:300]
 
 
-# -- compiles schemas, expressions and grammars on a thread, so that no other request waits ----------------------------
+# -- compile schemas, expressions and grammars on a thread, so that no other request waits -----------------------------
 
 
 _NICE = 10  # token generation goes first

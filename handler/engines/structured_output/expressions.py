@@ -113,7 +113,7 @@ def _patterns(schema: Any) -> Iterator[str]:
                 waiting += found
 
 
-# -- follows a matcher through answers, and refuses one whose steps take too long --------------------------------------
+# -- follow a matcher through answers, and refuse one whose steps take too long ----------------------------------------
 # A matcher finds the allowed tokens of each step, while all requests of the engine wait. Some do most of their work
 # only then. So a check draws tokens as a model might, and measures CPU time.
 

@@ -252,7 +252,7 @@ def _require(holds: bool, otherwise: str) -> None:
         raise ValueError(otherwise)
 
 
-# -- checks a client's structured output before TensorRT-LLM gets it ---------------------------------------------------
+# -- check a client's structured output before TensorRT-LLM gets it ----------------------------------------------------
 # TensorRT-LLM makes a mask of allowed tokens at every step, for all requests. With its backend xgrammar, the installed
 # xgrammar tries each text here, in the sandbox. Its backend llguidance limits its own work, but not reading a text: so
 # only the syntax of an expression is checked, and that no rule of a grammar is cyclic.

@@ -249,7 +249,7 @@ def _construct(name: str, value: Any, declared: Any) -> Any:
         raise ConfigError(f"option.{name}: {'; '.join(found)}") from None
 
 
-# -- starts vLLM's LLMEngine, whose core runs in a process of its own --------------------------------------------------
+# -- start vLLM's LLMEngine, whose core runs in a process of its own ---------------------------------------------------
 
 
 def start_engine(config: EngineConfig, **more: Any) -> tuple[Any, dict[str, Any]]:

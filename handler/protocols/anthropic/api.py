@@ -163,7 +163,7 @@ class AnthropicPing(TypedDict):
 MessageEvent = AnthropicMessageStart | BlockEvent | AnthropicMessageDelta | AnthropicMessageStop | AnthropicPing
 
 
-# -- anthropic's words for what the readers of a chat name -------------------------------------------------------------
+# -- Anthropic's words for what the readers of a chat name -------------------------------------------------------------
 
 
 _WORDS = (
@@ -184,7 +184,7 @@ def in_own_words(text: str) -> str:
     return text
 
 
-# -- anthropic's errors, `{"type": "error", "error": {"type", "message"}}`, and its statuses ---------------------------
+# -- Anthropic's errors, `{"type": "error", "error": {"type", "message"}}`, and its statuses ---------------------------
 # Source: Anthropic's API reference, "Errors".
 
 

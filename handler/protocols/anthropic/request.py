@@ -282,7 +282,7 @@ def _string(value: Mapping[str, Any], name: str, at: str) -> str:
     return found
 
 
-# -- anthropic's `thinking` and `output_config.effort`, as arguments of the model's chat template ----------------------
+# -- Anthropic's `thinking` and `output_config.effort`, as arguments of the model's chat template ----------------------
 
 
 _DISPLAYS = (None, "summarized", "updates", "omitted")  # all but the last show the thought as it is
@@ -394,7 +394,7 @@ def read_effort(body: Mapping[str, Any]) -> Any:
     return config.get("effort") if isinstance(config, dict) else None
 
 
-# -- anthropic's `tools` and `tool_choice` as those of a chat ----------------------------------------------------------
+# -- Anthropic's `tools` and `tool_choice` as those of a chat ----------------------------------------------------------
 
 
 _SERVER = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")

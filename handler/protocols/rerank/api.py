@@ -32,7 +32,7 @@ class RerankAnswer(TypedDict):
     usage: RerankUsage
 
 
-# -- cohere's errors: `{"message"}` under OpenAI's statuses ------------------------------------------------------------
+# -- Cohere's errors: `{"message"}` under OpenAI's statuses ------------------------------------------------------------
 
 
 class RerankError(TypedDict):

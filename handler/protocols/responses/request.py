@@ -145,7 +145,7 @@ NO_EFFECT = frozenset(
 """Names that clients send and that change no answer here: listed in a header, never refused."""
 
 
-# -- A response's `instructions` and `input` as the messages of a chat -------------------------------------------------
+# -- a response's `instructions` and `input` as the messages of a chat -------------------------------------------------
 
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -342,7 +342,7 @@ def _string(value: Mapping[str, Any], name: str, at: str) -> str:
     return found
 
 
-# -- A response's `tools` and `tool_choice` as those of a chat ---------------------------------------------------------
+# -- a response's `tools` and `tool_choice` as those of a chat ---------------------------------------------------------
 
 
 _HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer", "tool_search")

@@ -110,7 +110,7 @@ class TritonConfig(TypedDict):
     model_transaction_policy: TransactionPolicy
 
 
-# -- triton's errors: `{"error"}` under few statuses -------------------------------------------------------------------
+# -- Triton's errors: `{"error"}` under few statuses -------------------------------------------------------------------
 
 
 class TritonError(TypedDict):

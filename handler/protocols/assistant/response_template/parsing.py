@@ -359,7 +359,7 @@ class _Region:
         return events
 
 
-# -- A request's answers by the model's own response template ----------------------------------------------------------
+# -- a request's answers by the model's own response template ----------------------------------------------------------
 
 
 def family(template: ResponseTemplate) -> Family:

@@ -360,7 +360,7 @@ def partial_mark(text: str, marks: Sequence[str]) -> int:
     return longest
 
 
-# -- A call's arguments as they come: made JSON where that is plain, and whether they are whole ------------------------
+# -- a call's arguments as they come: made JSON where that is plain, and whether they are whole ------------------------
 
 
 _BESIDE_CALLS = (str, Reasoning)

@@ -418,7 +418,7 @@ XLAM = Format("xlam", XLam, ("[TOOL_CALLS]",), notations={"": Notation(_OBJECT, 
 """A list of objects, which is the answer (xLAM 2's documentation)."""
 
 
-# -- inkling's calls: an object in a block of its own, which special tokens begin and end (vLLM 0.33) ------------------
+# -- Inkling's calls: an object in a block of its own, which special tokens begin and end (vLLM 0.33) ------------------
 
 
 _MESSAGE, _CALL, _END = "<|message_model|>", "<|content_invoke_tool_json|>", "<|end_message|>"
@@ -459,7 +459,7 @@ INKLING = Format(
 )
 
 
-# -- mistral: `[TOOL_CALLS]` and a list of objects, or a name and its arguments ----------------------------------------
+# -- Mistral: `[TOOL_CALLS]` and a list of objects, or a name and its arguments ----------------------------------------
 
 
 _CALLS, _CALL_ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"

@@ -99,7 +99,7 @@ DEEPSEEK_V3 = Format("deepseek_v3", DeepSeekV3, _MARKS, r"(?s)tool▁calls▁beg
 DEEPSEEK_V31 = Format("deepseek_v31", DeepSeekV31, _MARKS, "tool▁calls▁begin", {"": _V31})
 
 
-# -- kimi K2: `functions.NAME:INDEX` and the arguments between marks, in a section -------------------------------------
+# -- Kimi K2: `functions.NAME:INDEX` and the arguments between marks, in a section -------------------------------------
 
 
 _SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"

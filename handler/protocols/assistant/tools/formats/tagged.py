@@ -350,7 +350,7 @@ MINICPM5 = Format("minicpm5", MiniCpm5, (MiniCpm5.call_end, MiniCpm5.parameter_e
 """The template of MiniCPM5."""
 
 
-# -- muse Glimmer's calls: tags in messages to a tool (the model's template; vLLM 0.33) --------------------------------
+# -- Muse Glimmer's calls: tags in messages to a tool (the model's template; vLLM 0.33) --------------------------------
 
 
 _START, _MESSAGE = "<|start|>", "<|message|>"
