@@ -66,15 +66,10 @@ def open_items(
     return tasks
 
 
-def start_items(model: ServedModel, tasks: list[RequestTask], items: Sequence[Item]) -> None:
-    """Start the requests that `open_items` returned; a bug in one puts its refusal in its place."""
-    for index, item in enumerate(items):
-        task = tasks[index]
-        try:
-            task.start(item.body)
-        except Exception as bug:  # one request must not stop the others
-            close(task)
-            tasks[index] = model.refused(serving_error(bug))
+def in_place_of(task: RequestTask, bug: Exception, model: ServedModel) -> RequestTask:
+    """Return the refusal that takes the place of a request that a bug has ended."""
+    close(task)
+    return model.refused(serving_error(bug))
 
 
 def close(task: RequestTask) -> None:
@@ -169,7 +164,11 @@ class RollingBatch:
             self._loop.poll()  # an engine that died meanwhile must not take them along
             items = [new[index] for index in sorted(new)]
             opened = open_items(self._model, items, self._loop.stop)
-            start_items(self._model, opened, items)
+            for index, item in enumerate(items):
+                try:
+                    opened[index].start(item.body)
+                except Exception as bug:  # one request must not stop the others
+                    opened[index] = in_place_of(opened[index], bug, self._model)
             tasks = self._tasks = tasks + opened
         self._wait(tasks, opened)
         self._settle(opened)
@@ -279,7 +278,11 @@ class DynamicBatch:
     def _open(self, items: Sequence[Item]) -> list[RequestTask]:
         self._loop.poll()  # an engine that died meanwhile must not take them along
         tasks = open_items(self._model, items, self._loop.stop)
-        start_items(self._model, tasks, items)
+        for index, item in enumerate(items):
+            try:
+                tasks[index].start(item.body)
+            except Exception as bug:  # one request must not stop the others
+                tasks[index] = in_place_of(tasks[index], bug, self._model)
         return tasks
 
     def _wait(self, tasks: Sequence[RequestTask], done: Callable[[], bool]) -> None:

@@ -19,10 +19,10 @@ from handler.djl.batches import (
     Piece,
     RollingBatch,
     close,
+    in_place_of,
     next_piece,
     open_items,
     seconds_early,
-    start_items,
 )
 from handler.djl.wire import (
     MAX_FIELD,
@@ -341,9 +341,11 @@ class Async:
             return output(self._writer.failure(answer, error), {**_JSON, **dict(answer.headers)})
 
     def _open(self, item: Item) -> None:
-        tasks = open_items(self._model, [item], self._mark_ready)
-        start_items(self._model, tasks, [item])
-        (task,) = tasks
+        (task,) = open_items(self._model, [item], self._mark_ready)
+        try:
+            task.start(item.body)
+        except Exception as bug:  # it must not stop the others
+            task = in_place_of(task, bug, self._model)
         self._ids[task] = item.headers.get("request_tracking_id", "")
         if task.begun:  # refused before it had its id
             self._mark_ready(task)
