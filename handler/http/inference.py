@@ -185,7 +185,7 @@ _MAX_BACKLOG = 16 << 20
 
 
 class Source(Protocol):
-    """A request's answer (`serving.request_task.RequestTask`)."""
+    """A request's answer (`serving.task.RequestTask`)."""
 
     finished: bool
 

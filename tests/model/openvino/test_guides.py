@@ -154,7 +154,7 @@ def try_in_a_copy(trial: OpenVinoCheck, structured_output: StructuredOutput, ans
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_copy_of_the_process_that_made_it_can_try(model: Path) -> None:
-    """As `engines/process/sandbox_tasks.py` does: threads do not come along with a fork."""
+    """As `engines/process/sandbox.py` does: threads do not come along with a fork."""
     fresh = structured_output_check(EngineConfig(model=model))
     context = multiprocessing.get_context("fork")
     for structured_output, wanted in (
