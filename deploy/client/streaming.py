@@ -12,6 +12,10 @@ from typing import Any, Protocol, TypeAlias
 
 from deploy.client.errors import FROM_AWS, ModelFailed, RequestFailed, StreamBroken, failure
 
+# -- events of a streamed answer, from the JSON values of any schema ---------------------------------------------------
+# LMI's lines, TGI's and Triton's events and OpenAI's chunks all become `Token`s and a `Finish`. Nothing is dropped:
+# each event has its JSON value, and any other value is `Raw`.
+
 
 @dataclass(frozen=True)
 class Token:

@@ -17,6 +17,10 @@ from deploy.errors import NotThere, Refused
 from deploy.resources.resource import READY, Json, Kind, Ref, Resource, resolved, tag_map
 from deploy.spec.components import is_guest, name_and_endpoint
 
+# -- compare the desired state of a resource with AWS's description, field by field ------------------------------------
+# Only desired fields are compared, as AWS adds defaults and facts of its own. A field that AWS has and the request
+# lacks is a difference only where leaving it out means "none".
+
 _OPTIONAL = (
     "AcceleratorPartitionLayouts",
     "AcceleratorPartitionType",

@@ -24,6 +24,11 @@ from moto.iam.responses import IamResponse
 
 from deploy.emulator.sagemaker import ACCOUNT
 
+# Identity policies as IAM evaluates them: nothing is allowed but what a statement allows, and a denial wins.
+#
+# Moto's own evaluation ignores conditions, and most services never ask it for a resource, so it allows what AWS
+# denies.
+
 
 class Unexplained(Exception):
     """A call or a policy that this package cannot evaluate."""

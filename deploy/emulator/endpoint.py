@@ -16,6 +16,10 @@ from typing import Any
 
 from deploy.emulator.answers import CUSTOM_ATTRIBUTES, INFERENCE_ID, ApiError, validation_error
 
+# -- data capture: requests and answers of an endpoint as lines of files, as SageMaker writes them to S3 ---------------
+# AWS does not say what it captures of streams, nor of requests that fail: here streams have their bytes, and failures
+# no endpointOutput.
+
 log = logging.getLogger("deploy.emulator")
 
 _SECONDS = 1.0  # that events wait for others of their file

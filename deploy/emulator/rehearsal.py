@@ -32,6 +32,10 @@ from deploy.s3.prefix import bucket_and_key
 if TYPE_CHECKING:
     from deploy.emulator.cloud import Cloud
 
+
+# -- InvokeEndpointAsync: SageMaker takes the request, and does the rest in the name of the role -----------------------
+# What the role's policies do not allow fails: reading the request, writing the answer, telling topics.
+
 _HEADER = "X-Amzn-SageMaker-"
 
 

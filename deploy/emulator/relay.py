@@ -17,6 +17,10 @@ import aiohttp
 
 from deploy.emulator.answers import TIMED_OUT, model_error
 
+# -- encode `application/vnd.amazon.eventstream`, the framing of InvokeEndpointWithResponseStream ----------------------
+# A message has a prelude (its length, its headers' length, their CRC-32), headers, a payload, and the CRC-32 of all
+# before it. Numbers are big-endian.
+
 CONTENT_TYPE = "application/vnd.amazon.eventstream"
 _STRING = 7  # type "string" of a header's value; SageMaker uses no other
 _PRELUDE = struct.Struct("!III")

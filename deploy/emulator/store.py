@@ -89,6 +89,7 @@ class Store:
 
 
 # -- S3, as far as asynchronous inference needs it: GetObject, HeadObject, PutObject, path-style addresses -------------
+# With AWS_ENDPOINT_URL_S3 set to the emulator, scripts can store inputs and fetch answers there.
 
 
 _PATH = r"/{bucket:(?!endpoints/)[^/]+}/{key:.+}"

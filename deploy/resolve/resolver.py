@@ -109,10 +109,11 @@ def with_shadow(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resolution
 # the start succeeds, so each rate is at the slow end of the usual:
 #
 #     download      50 MiB/s from S3 to the instance (usual: 100 and more), and 300 s for the image and the disk
-# from a hub    40 MiB/s, in the container, so it counts as startup     load          200 MiB/s from disk to the GPUs
-# ready         600 s: the process, CUDA, the choice of kernels, CUDA graphs, the first token     TensorRT-LLM  900 s
-# more: autotuning, and kernels that are compiled at the first start     djl-tensorrtllm  AWS's image compiles the
-# whole engine at its start: all of the 3600 s
+#     from a hub    40 MiB/s, in the container, so it counts as startup
+#     load          200 MiB/s from disk to the GPUs
+#     ready         600 s: the process, CUDA, the choice of kernels, CUDA graphs, the first token
+#     TensorRT-LLM  900 s more: autotuning, and kernels that are compiled at the first start
+#     djl-tensorrtllm  AWS's image compiles the whole engine at its start: all of the 3600 s
 #
 # SageMaker accepts 60 to 3600 seconds for each.
 

@@ -19,6 +19,10 @@ from deploy.errors import Failed, NotThere, Refused
 from handler.config.loader import decode_properties
 from handler.core.text_files import placeholder
 
+# -- check model data against what SageMaker and the engines can load, on this machine or in S3 ------------------------
+# SageMaker has rules for uncompressed model data (S3DataSource). No 0-byte object ends in a slash, no key is both file
+# and directory, no name has more than 255 bytes. A directory and a prefix are both a list of `Entry`s and a `Read`.
+
 Read = Callable[[str], bytes]
 """Read a small file by its name below the directory or prefix."""
 

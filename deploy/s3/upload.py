@@ -25,6 +25,15 @@ from deploy.aws import Aws, error_code
 from deploy.errors import Failed
 from deploy.s3.prefix import Entry, Finding, Prefix, check_region, lint, lint_layout, list_directory, objects, refuse
 
+# -- upload files to S3 in parallel parts. Parts of an earlier unfinished upload are not sent again --------------------
+# boto3's s3transfer would be shorter, but begins a file anew, and a killed run loses what it has sent of one. A model
+# of one file (GGUF, up to 50 GB on the hub), or with shards of that size, so loses up to 7 minutes at 1 Gbit/s. A run
+# here that was killed amid 512 MiB had left 31 of 32 parts for the next one. Parts that s3transfer leaves behind are
+# never used again, and cost storage. CPU time hardly differs: 1.8 s for 512 MiB, and 1.5 s with s3transfer.
+#
+# S3 checks each part by its SHA-256. CRC64NVME would cover the whole object, but botocore computes it only with
+# awscrt.
+
 METADATA = "lmi-sha256"
 """Metadata of an object: its file's SHA-256 in hexadecimal digits."""
 

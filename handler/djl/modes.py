@@ -47,6 +47,11 @@ from handler.scheduler.lora import AdapterCall, read_adapter_call, required
 from handler.serving.model import ServedModel
 from handler.serving.task import RequestTask
 
+# -- DJL's calls about LoRA adapters: read what Java's PyAdapter sends, and change the adapters ------------------------
+# An Input has the properties `name` and `src` (and `pin`), and the management call's query as contents. 0.36 makes the
+# client's answer of the Output's status and message. In async mode it answers 200 without waiting for the worker,
+# unless an error is there first; 0.28 always answers by itself. Then only the log says why a call failed.
+
 log = logging.getLogger("handler.djl")
 
 _DONE = {"register": "registered", "update": "updated", "unregister": "unregistered"}

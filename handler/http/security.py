@@ -225,6 +225,8 @@ def _kin(route: Route, routes: Sequence[Route]) -> list[Route]:
 
 
 # -- hosts: a server without keys on a loopback address answers those that name this machine ---------------------------
+# Otherwise any page could use it by DNS rebinding: the page's own name is made to resolve to 127.0.0.1, and the
+# browser takes the server for the page's origin. The Host header still has the page's name.
 
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -284,6 +286,7 @@ def _is_loopback(name: str) -> bool:
 
 
 # -- CORS: pages of other origins that may call the server; no cookies, ever -------------------------------------------
+# It asks for headers and nothing more, so that a streamed chunk costs what it costs without it (`asgi.SHARED`).
 
 
 EXPOSED = (

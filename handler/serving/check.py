@@ -308,7 +308,7 @@ def read_defaults(config: Config, model: Path | None) -> dict[str, Any]:
     """Read the fields of Sampling that generation_config.json and `option.override_generation_config` set.
 
     Raises:
-        ConfigError: with all values that are wrong, or as `generation_config.sampling_values`.
+        ConfigError: with all values that are wrong, or as `model_files.sampling_values`.
     """
     values, problems = model_files.sampling_values(config, model), Problems()
     read: dict[str, Any] = {}

@@ -426,10 +426,10 @@ class LargeBodies:
 
         Args:
             plain: it is text, the value of `inputs`.
-            unique_keys: as in `readers.body.decode`.
+            unique_keys: as in `readers.decode`.
 
         Raises:
-            NotJson: as `readers.body.decode`.
+            NotJson: as `readers.decode`.
             TooLarge: it holds too much, or to read it takes too much.
             Unavailable: the process cannot be had.
         """

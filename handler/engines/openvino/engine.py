@@ -102,7 +102,7 @@ def _top(sampling: Sampling) -> dict[str, Any]:
 
 
 def _by_scorer(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
-    """Leave it to `scorers/`."""
+    """Leave it to `scorers.py`."""
     return {}
 
 

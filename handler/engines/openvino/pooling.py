@@ -14,6 +14,9 @@ from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Output
 from handler.engines.huggingface.files import Tensors
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, read_pooling
 
+# -- OpenVINO's graph of a BERT, RoBERTa or XLM-R checkpoint, made from its safetensors; no torch is needed ------------
+# The computation is that of transformers' models of these names (arXiv 1810.04805, 1907.11692, 1911.02116).
+
 _FAMILIES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta."}
 """Model types with the prefix of their tensors' names in a model with a head."""
 

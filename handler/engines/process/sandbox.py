@@ -1,6 +1,6 @@
 """Sandbox for work on untrusted input: the host's end of a process that is started on demand, and again when it ends.
 
-It compiles clients' schemas and grammars, parses large bodies and decodes images. The other end is `sandbox.py`.
+It compiles clients' schemas and grammars, parses large bodies and decodes images. The other end is `main`.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ from typing import Any, NamedTuple
 
 from handler.core.child_processes import die_with_parent, python
 from handler.engines.process.ipc import ChannelClosed, Messages, send, wait
+
+# -- process of the sandbox: it runs each job in a fork of itself, within limits ---------------------------------------
+# A fork takes milliseconds where loading takes seconds, and its end frees all memory. The host's end is `Sandbox`.
 
 Work = Callable[[Any, memoryview], Iterator[Any]]
 """Gets a job's subject and data, and yields results for the host; an exception is sent there too."""

@@ -14,6 +14,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
+# Converts ranges of numbers to xgrammar's EBNF, without exponents; GenAI's xgrammar accepts numbers outside.
+#
+# A number with at most `_DECIMALS` decimals is an integer in units of its last decimal, so ranges of integers suffice.
+
 _DIGITS = 19  # before the point, without a bound
 _DECIMALS = 6
 _EXACT = 15  # digits of a double: no number may be rounded onto an exclusive bound

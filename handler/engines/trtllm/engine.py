@@ -51,6 +51,10 @@ from handler.engines.trtllm.media import cache_salt, vision_prompts
 from handler.engines.trtllm.sampling import Model, own_stops, sampling_arguments, stops
 from handler.engines.trtllm.sampling import structured_output_check as structured_output_check
 
+# -- read one request's result while it grows --------------------------------------------------------------------------
+# TensorRT-LLM returns one object whose lists grow (`GenerationResult` in executor/result.py), so the new tokens follow
+# from our own count. Its `*_diff` lists repeat and lose tokens under load. Each message may have several tokens.
+
 
 @dataclass(frozen=True)
 class RequestOptions:

@@ -48,6 +48,11 @@ from handler.engines.vllm.sampling import SUPPORTS, sampling_arguments
 from handler.engines.vllm.structured_output import structural_tags, structured_output_check
 from handler.engines.vllm.whisper import VllmWhisper
 
+# -- beam search for an engine without one: continues every beam by one token at a time --------------------------------
+# The method is the usual one. It takes each beam's most likely continuations, and of these the most likely ones. A
+# beam that ends by an end token is set aside, ranked by its log-probability over its length to the power of
+# `length_penalty`.
+
 
 @dataclass(frozen=True)
 class Beam:

@@ -26,6 +26,10 @@ from handler.plugins import api
 from handler.plugins.stand_ins import StandIn
 from handler.plugins.stand_ins.nd_list import from_nd_list, to_nd_list
 
+# Sessions of DJL Serving's Python package: values of a client's, kept in files, for a model.py that makes its own.
+#
+# The server's own sessions (docs/sessions.md) are others: clients open those, and formatters get them with a request.
+
 log = logging.getLogger("handler.formatters")
 
 _MEMORY = Path("/dev/shm")

@@ -390,14 +390,14 @@ def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     return tuple((id, item) for id, item in sorted(biases.items()) if item)
 
 
-# -- how the original of a dialect reads a value that is not of the field's own JSON type: `8.0`, `"8"`, `1` for true --
+# -- values that are not of the field's own JSON type, as a dialect's original reads them: `8.0`, `"8"`, `1` for true --
 # The readers of values take JSON's own types alone, and that is the rule of the dialects whose originals are strict:
 # TGI, TEI and MindIE (serde), and Triton (RapidJSON, but for the texts that its vLLM backend reads). Before them, the
 # others put the values of their fields right by a rule:
 #
 # * pydantic's lax mode (docs.pydantic.dev, "Conversion Table"): vLLM's routes, and with them OpenAI's and Anthropic's;
-# LMI's chats and its async mode. * Python's: the prompts of LMI's rolling and dynamic batch, whose handlers check no
-# types.
+#   LMI's chats and its async mode.
+# * Python's: the prompts of LMI's rolling and dynamic batch, whose handlers check no types.
 #
 # A value that the rule cannot put right stays as it is, for the reader to refuse by name.
 
@@ -622,6 +622,7 @@ def merge_adapters(first: Adapter | None, second: Adapter | None, what: str) -> 
 
 
 # -- structured output in the words of LMI and vLLM, TGI and OpenAI's clients ------------------------------------------
+# Only cheap checks run here. `engines/structured_output/validator.py` compiles them in a process apart.
 
 
 MAX_CHARACTERS = 1 << 14  # of a schema as JSON, an expression, a grammar, or all choices together

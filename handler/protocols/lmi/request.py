@@ -391,6 +391,7 @@ def _names(parameters: ParsedParameters) -> FieldNames:
 
 
 # -- names of LMI's `inputs` in bodies with `messages` or `prompt` -----------------------------------------------------
+# vLLM drops what it does not know, and LMI's documented input formatters add `parameters` to every body.
 
 
 _FOREIGN_NOTICE = (

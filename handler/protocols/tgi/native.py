@@ -37,6 +37,9 @@ from handler.protocols.tgi.api import (
 from handler.protocols.tgi.response import TgiFormat, finish_shown, seed_of
 from handler.protocols.triton.tensors import TensorValues
 
+# -- TGI's request: JSON types as its library serde reports them, then ranges in its order -----------------------------
+# Source: text-generation-inference 3, router/src/lib.rs and validation.rs. MindIE's `mindie.py` uses the same pieces.
+
 MAX_BEST_OF, MAX_STOPS, MAX_TOP_TOKENS = 2, 4, 5
 """The defaults of TGI's launcher."""
 

@@ -42,6 +42,11 @@ from handler.protocols.triton.api import ERRORS, EVENTS, OneResponse, TritonErro
 from handler.protocols.triton.response import ResponseOptions, ResponseReply, StreamReply
 from handler.protocols.triton.tensors import TENSORS, one_of, plain_or_tensor, select_tensors, single
 
+# The inputs of Triton's generate extension: the names of TensorRT-LLM's Triton backend, and the fields that they set.
+#
+# They are those of its models `ensemble`, `tensorrt_llm_bls` and `llmapi` (`sampling_param_...`, `streaming`), and
+# those of vLLM's backend (triton-inference-server/vllm_backend, src/utils), with its sampling parameters.
+
 
 class Input(NamedTuple):
     """One input: Triton's datatype, and the parameter."""

@@ -17,6 +17,10 @@ from handler.protocols.kernel.parameters import PARAMETERS, SEVERAL, Parameter, 
 from handler.protocols.kernel.readers import MAX_STOPS, boolean, integer, number, numbered_adapter
 from handler.protocols.kernel.schema import Count, accepts, schema_of_reader
 
+# GptManager's output tensors in `outputs` of an answer, as nested lists (TensorRT-LLM, "Inference Request").
+#
+# A document has a row for each returned sequence, padded to the longest. A line of a stream has its one token.
+
 OUTPUTS = {
     "output_ids": "",
     "sequence_length": "",

@@ -1,4 +1,4 @@
-"""Decode audio clips by libsndfile, within a sandbox's process, as `image/decode.py` does images."""
+"""Decode audio clips by libsndfile, within a sandbox's process, as `image_decoder.py` does images."""
 
 from __future__ import annotations
 

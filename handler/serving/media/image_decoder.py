@@ -16,6 +16,10 @@ from handler.core.errors import InvalidPayload, client_words
 from handler.serving.media.decoder import LargerThanRead
 from handler.serving.media.image import ALONE, read_size
 
+# Ancillary data of image files: what decides no pixel is left out before Pillow sees, inflates and joins it.
+#
+# Pillow bounds some of it, of one chunk at a time, and reads all of it in Python.
+
 _MAX_EXIF = 1 << 18  # bytes; a JPEG's segment has at most a quarter of that
 _MOST = 1 << 16  # chunks of a PNG, and blocks of a GIF before its first image
 _SEGMENTS, _SCANS = 4096, 500  # of a JPEG: before its first scan, and in all; a photo has some ten of each

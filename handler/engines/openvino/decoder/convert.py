@@ -16,6 +16,10 @@ from handler.engines.huggingface.files import Tensors, as_float32
 from handler.engines.openvino.decoder.config import Decoder, read_decoder
 from handler.engines.openvino.decoder.graph import decoder_graph
 
+# -- a checkpoint's matrices as nodes of OpenVINO's graph: as they are stored, or with 8 or 4 bits a weight ------------
+# Nothing is read at once: nodes refer to the mapped files, and quantized matrices to files beside the graph. So memory
+# holds a part of one matrix at a time.
+
 _CHUNK = 1 << 24  # weights that are quantized at a time
 _CUT = 0.9  # part of a group's range; further ones bring little more (measured)
 _LEAST_SCALE = 2.0**-14  # f16's smallest number of full precision
