@@ -226,11 +226,17 @@ def test_async_mode_serves_many_at_once(asynchronous: DjlServer) -> None:
     ids=["load", "import"],
 )
 def test_failing_start_ends_at_once_with_the_reason(version: str, model: str, reason: str) -> None:
-    began = time.monotonic()
-    with pytest.raises(StartFailed, match=reason), djl(version, ROLLING, {"model.py": model}):
-        pass
-    if "DJL_SERVING_HOME" not in os.environ:  # which tries again for 30 s
-        assert time.monotonic() - began < 25
+    said = ""
+    for _ in range(3):  # Java stops the worker and its readers together, and may lose the worker's last words
+        began = time.monotonic()
+        with pytest.raises(StartFailed) as failed, djl(version, ROLLING, {"model.py": model}):
+            pass
+        if "DJL_SERVING_HOME" not in os.environ:  # which tries again for 30 s
+            assert time.monotonic() - began < 25
+        said = str(failed.value)
+        if reason in said:
+            break
+    assert reason in said
 
 
 @pytest.mark.parametrize("version", versions("0.30"))
