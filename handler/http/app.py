@@ -26,8 +26,7 @@ from handler.http.triton_routes import TritonRoutes
 from handler.plugins.aws import Handlers
 from handler.plugins.functions import Formatters
 from handler.protocols import registry
-from handler.protocols.kernel.errors import HttpResponse
-from handler.protocols.openapi import (
+from handler.protocols.api import (
     DescribedModel,
     ExecutionParameters,
     ListedModel,
@@ -37,6 +36,7 @@ from handler.protocols.openapi import (
     Worker,
     WorkerGroup,
 )
+from handler.protocols.kernel.errors import HttpResponse
 from handler.serving.admission import INVOKE
 from handler.serving.call import ATTRIBUTES, in_attributes, request_id
 from handler.serving.check import check, model_formatters, read_sources

@@ -42,12 +42,13 @@ from handler.http.inference import (
 from handler.http.protocol import EXCHANGE, AnyExchange
 from handler.protocols.anthropic import openapi as anthropic
 from handler.protocols.anthropic.api import ERRORS as ANTHROPIC_ERRORS
+from handler.protocols.api import AdapterChange, Adapters, DescribedAdapter
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.kernel.messages import taken_media
 from handler.protocols.kernel.readers import decode
 from handler.protocols.lmi.asynchronous import served_name
 from handler.protocols.openai.api import ERRORS, OpenAiModel, OpenAiModels
-from handler.protocols.openapi import AdapterChange, Adapters, DescribedAdapter, DocumentedRoute, document
+from handler.protocols.openapi import DocumentedRoute, document
 from handler.protocols.responses.request import check_retrieval, deleted, not_kept, page, read_page
 from handler.protocols.tgi.api import UNHEALTHY
 from handler.scheduler.lora import AdapterCall, Registered, read_adapter_call, required

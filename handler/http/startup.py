@@ -27,8 +27,8 @@ from handler.http.security import OPEN, Access, AllowedHosts
 from handler.http.server import BACKLOG, Server, allow_connections, bind
 from handler.http.stop_signals import StopSignals
 from handler.plugins.functions import Formatters
+from handler.protocols.api import ModelState
 from handler.protocols.kernel.errors import FRONT_END
-from handler.protocols.openapi import ModelState
 from handler.serving.call import request_id
 from handler.serving.model import ServedModel
 from handler.serving.start import running

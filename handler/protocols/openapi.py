@@ -5,11 +5,23 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, NamedTuple
 
 from handler import __version__
 from handler.core.errors import AdapterFailed, BadRequest, Conflict, NoRoom, NotFound, Unavailable
 from handler.protocols.anthropic.api import AnthropicError, AnthropicModel, AnthropicModels
+from handler.protocols.api import (
+    AdapterChange,
+    Adapters,
+    DescribedAdapter,
+    DescribedModel,
+    ExecutionParameters,
+    Models,
+    ModelState,
+    ModelVersions,
+    SessionAnswer,
+    WorkerGroup,
+)
 from handler.protocols.kernel.dialect import Dialect, ServerContext
 from handler.protocols.kernel.errors import FrontEndError
 from handler.protocols.kernel.parameters import Answer, Description, Operation
@@ -17,8 +29,6 @@ from handler.protocols.kernel.schema import (
     COUNT,
     FLAG,
     TEXT,
-    Count,
-    NotRequired,
     Shape,
     components_of,
     record,
@@ -28,100 +38,6 @@ from handler.protocols.kernel.schema import (
 from handler.protocols.openai.api import OpenAiError, OpenAiErrorFields, OpenAiModel, OpenAiModels
 from handler.protocols.registry import dialects, dialects_of
 from handler.protocols.tgi.api import UNHEALTHY, TgiError
-
-
-class ReadyReplicas(TypedDict):
-    ready: Count
-    total: Count
-
-
-class ModelState(TypedDict):
-    """Of the model, as /ping tells it."""
-
-    status: Literal["Healthy", "Unhealthy"]
-    state: str
-    reason: NotRequired[str]
-    replicas: NotRequired[ReadyReplicas]
-
-
-class ListedModel(TypedDict):
-    modelName: str
-    modelUrl: str | None
-    status: str
-
-
-class Models(TypedDict):
-    models: list[ListedModel]
-
-
-class Worker(TypedDict):
-    id: Count
-    startTime: str
-    status: str
-
-
-class Device(TypedDict):
-    deviceType: str
-    deviceId: int
-
-
-class WorkerGroup(TypedDict):
-    device: Device
-    minWorkers: Count
-    maxWorkers: Count
-    workers: list[Worker]
-
-
-class DescribedModel(ListedModel):
-    engine: str
-    batchSize: Count
-    maxBatchDelayMillis: Count
-    queueSize: Count
-    requestInQueue: Count
-    loadedAtStartup: bool
-    workerGroups: list[WorkerGroup]
-
-
-class ModelVersions(TypedDict):
-    modelName: str
-    models: list[DescribedModel]
-
-
-class ExecutionParameters(TypedDict):
-    MaxConcurrentTransforms: Count
-    BatchStrategy: Literal["SINGLE_RECORD"]
-    MaxPayloadInMB: Count
-
-
-# -- adapters ----------------------------------------------------------------------------------------------------
-
-
-class DescribedAdapter(TypedDict):
-    name: str
-    id: Count
-    src: str
-    preload: bool
-    pin: bool
-
-
-class Adapters(TypedDict):
-    adapters: list[DescribedAdapter]
-    nextPageToken: NotRequired[str]
-
-
-class AdapterChange(TypedDict):
-    """`id` of an adapter that was registered."""
-
-    status: str
-    id: NotRequired[Count]
-
-
-# -- sessions ----------------------------------------------------------------------------------------------------
-
-
-class SessionAnswer(TypedDict):
-    result: str
-
 
 # -- what the API's document says of each route ------------------------------------------------------------------------
 
@@ -319,7 +235,7 @@ PATH_PARAMETERS: dict[str, str] = {
 # -- calls about stateful sessions in the API's document (docs/sessions.md) --------------------------------------------
 
 
-COMPONENTS: Mapping[str, Shape] = {
+SESSION_COMPONENTS: Mapping[str, Shape] = {
     "SessionCall": record(
         {"requestType": {"enum": ["NEW_SESSION", "CLOSE"]}},
         description="Opens or closes a session; it has no other fields",
@@ -328,7 +244,7 @@ COMPONENTS: Mapping[str, Shape] = {
     **components_of([SessionAnswer]),
 }
 
-PARAMETER: Mapping[str, Any] = {
+SESSION_PARAMETER: Mapping[str, Any] = {
     "name": "X-Amzn-SageMaker-Session-Id",
     "in": "header",
     "schema": TEXT,
@@ -336,26 +252,29 @@ PARAMETER: Mapping[str, Any] = {
 }
 """The header that all requests for inference may have."""
 
-_ID = {"description": "The session that was opened, as `ID; Expires=2026-11-22T01:30:39Z` (UTC)", "schema": TEXT}
+_SESSION_ID = {
+    "description": "The session that was opened, as `ID; Expires=2026-11-22T01:30:39Z` (UTC)",
+    "schema": TEXT,
+}
 
 _SESSION_HEADERS: Mapping[str, Shape] = {
-    "x-amzn-sagemaker-new-session-id": _ID,
-    "x-amzn-sagemaker-session-id": _ID,
+    "x-amzn-sagemaker-new-session-id": _SESSION_ID,
+    "x-amzn-sagemaker-session-id": _SESSION_ID,
     "x-amzn-sagemaker-closed-session-id": {"description": "The session that was closed", "schema": TEXT},
 }
 
-_EXAMPLE = {"result": "Session 6a1f4c2f-0d0c-4c7e-9d5a-3b1e2f4a5c6d created"}
+_SESSION_EXAMPLE = {"result": "Session 6a1f4c2f-0d0c-4c7e-9d5a-3b1e2f4a5c6d created"}
 
 
-def add_calls(operation: dict[str, Any]) -> None:
+def add_session_calls(operation: dict[str, Any]) -> None:
     """Add the calls about sessions, and their answers, to an operation for inference."""
     answer = operation["responses"]["200"]
     answer["headers"] = {**answer["headers"], **_SESSION_HEADERS}
-    _add(operation["requestBody"]["content"], "SessionCall", {"requestType": "NEW_SESSION"})
-    _add(answer["content"], "SessionAnswer", _EXAMPLE)
+    _add_body(operation["requestBody"]["content"], "SessionCall", {"requestType": "NEW_SESSION"})
+    _add_body(answer["content"], "SessionAnswer", _SESSION_EXAMPLE)
 
 
-def _add(content: dict[str, Any], name: str, example: Any) -> None:
+def _add_body(content: dict[str, Any], name: str, example: Any) -> None:
     media = content.setdefault("application/json", {"schema": {"anyOf": []}, "examples": {}})
     shape = media["schema"]
     media["schema"] = {"anyOf": [*shape.get("anyOf", [shape]), ref(name)]}
@@ -417,9 +336,9 @@ def document(
         for method in route.methods:
             operation = _operation(route, method, locked)
             if has_sessions and route.dialect is not None and method == "POST":
-                operation["parameters"] = [dict(PARAMETER)]
+                operation["parameters"] = [dict(SESSION_PARAMETER)]
                 if route.takes_calls:
-                    add_calls(operation)
+                    add_session_calls(operation)
             paths.setdefault(route.path, _path_item(route.path))[method.lower()] = operation
     used = {tag for item in paths.values() for name, one in item.items() if name != "parameters" for tag in one["tags"]}
     result: dict[str, Any] = {
@@ -428,7 +347,7 @@ def document(
         "servers": [{"url": "/"}],
         "tags": [{"name": name, "description": what} for name, what in GROUPS.items() if name in used],
         "paths": paths,
-        "components": {"schemas": {**components(context), **(COMPONENTS if has_sessions else {})}},
+        "components": {"schemas": {**components(context), **(SESSION_COMPONENTS if has_sessions else {})}},
     }
     if locked:
         result["components"]["securitySchemes"] = {

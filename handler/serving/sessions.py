@@ -27,11 +27,11 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, InvalidSession, Overloaded, Problem, ServingError
 from handler.core.framing import dumps
 from handler.plugins.api import Session
+from handler.protocols.api import SessionAnswer
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.kernel.readers import quote
 from handler.protocols.kernel.reply import PreparedDocument
-from handler.protocols.openapi import SessionAnswer
 
 log = logging.getLogger("handler")
 
