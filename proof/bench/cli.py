@@ -139,13 +139,13 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from proof.bench import report as comparison
     from proof.bench.plot import read_curves
+    from proof.bench.report import compare
 
     if arguments.url or arguments.engine or arguments.output:
         raise ConfigError("lmi bench: --compare measures nothing; leave out the URL, --engine and --output")
     curves = read_curves(arguments.compare)
-    print(comparison.compare(curves))
+    print(compare(curves))
     return draw(arguments, curves)
 
 

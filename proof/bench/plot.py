@@ -8,15 +8,14 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, NamedTuple
-
-from rich.console import Console
-from rich.progress_bar import ProgressBar
-from rich.table import Table
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from handler.core import text_files
 from handler.core.errors import ConfigError
 from proof.bench.machine import taken, where
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 LATENCIES = {
     "ttft_ms": "time to first token",
@@ -186,6 +185,8 @@ def show(curves: Sequence[Curve], file: IO[str] | None = None) -> None:
     Args:
         file: by default standard output.
     """
+    from rich.console import Console
+
     console = Console(file=file, emoji=False, markup=False, highlight=False)
     groups = {"throughput [tokens/s]": list(_rates(curves))}
     for name, what in LATENCIES.items():
@@ -197,6 +198,9 @@ def show(curves: Sequence[Curve], file: IO[str] | None = None) -> None:
 
 
 def _table(bars: Sequence[_Bar]) -> Table:
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+
     most = max(bar.value for bar in bars) or 1.0
     grid = Table.grid(padding=(0, 1))
     for column in range(3):

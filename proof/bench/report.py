@@ -13,14 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
+from proof.bench import plot
 from proof.bench.load import Closed, Load, Result, percentiles
 from proof.bench.offline import Run
-from proof.bench.plot import Curve, Level
-
-if TYPE_CHECKING:
-    from proof.bench.plot import Curve
+from proof.bench.plot import Curve, Level, curve_of
 
 
 class Repetition(NamedTuple):
@@ -266,8 +264,6 @@ def add_arguments(parser: argparse.ArgumentParser, picture: Path) -> None:
 
 def print_result(arguments: argparse.Namespace, document: Mapping[str, Any]) -> int:
     """Save the document, draw the plot, print the document as the last line; return status 1 if a file failed."""
-    from proof.bench.plot import curve_of
-
     line, status = json.dumps(document), 0
     if arguments.output is not None:
         status |= _write(arguments.output, lambda: arguments.output.write_text(line + "\n", "utf-8"))
@@ -284,13 +280,9 @@ def draw(arguments: argparse.Namespace, curves: Sequence[Curve]) -> int:
     if path is None:
         path = arguments.default_picture if _has("matplotlib") else _TERMINAL
     if path != _TERMINAL:
-        from proof.bench import plot
-
         return _write(path, lambda: plot.save(path, curves, arguments.title))
     if _has("rich"):
-        from proof.bench import plot as bars
-
-        bars.show(curves)
+        plot.show(curves)
     if arguments.plot is None:
         print(f"for a plot in a file install matplotlib: {_INSTALL}", file=sys.stderr)
     return 0

@@ -87,6 +87,36 @@ def test_it_and_the_source_distribution_have_the_license(wheel: Path) -> None:
         assert held.read() == text
 
 
+@pytest.fixture(scope="module")
+def bare(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel without any package beside it but those that it always needs."""
+    directory = tmp_path_factory.mktemp("bare")
+    [packages] = python.parents[1].glob("lib/python*/site-packages")
+    for name in ("handler", "deploy", "proof", *(path.name for path in packages.glob("*.dist-info"))):
+        (directory / name).symlink_to(packages / name)
+    for name in NEEDED:
+        if (source := Path(sysconfig.get_path("purelib")) / name).exists():
+            (directory / name).symlink_to(source)
+    return directory
+
+
+def _run_bare(python: Path, bare: Path, arguments: tuple[str, ...], cwd: Path) -> subprocess.CompletedProcess[str]:
+    call = f"from handler.cli import main; sys.exit(main({[*arguments]!r}))"
+    script = f"import sys; sys.path.append({str(bare)!r}); {call}"
+    command = [str(python), "-I", "-S", "-c", script]
+    return subprocess.run(command, cwd=cwd, env=clean_environment(), capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--version",), ("--help",), ("conform", "--list"), ("bench", "--help"), ("replay", "--help"), ("options",)],
+)
+def test_its_commands_need_no_extra(python: Path, bare: Path, arguments: tuple[str, ...], tmp_path: Path) -> None:
+    done = _run_bare(python, bare, arguments, tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [
@@ -96,21 +126,10 @@ def test_it_and_the_source_distribution_have_the_license(wheel: Path) -> None:
     ],
 )
 def test_its_messages_name_what_its_user_has(
-    python: Path, arguments: tuple[str, ...], extra: str, tmp_path: Path
+    python: Path, bare: Path, arguments: tuple[str, ...], extra: str, tmp_path: Path
 ) -> None:
-    """Without any package beside it but those that it always needs: an extra is named by the wheel's own name."""
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    [packages] = python.parents[1].glob("lib/python*/site-packages")
-    for name in ("handler", "deploy", "proof", *(path.name for path in packages.glob("*.dist-info"))):
-        (bare / name).symlink_to(packages / name)
-    for name in NEEDED:
-        if (source := Path(sysconfig.get_path("purelib")) / name).exists():
-            (bare / name).symlink_to(source)
-    call = f"from handler.cli import main; sys.exit(main({[*arguments]!r}))"
-    script = f"import sys; sys.path.append({str(bare)!r}); {call}"
-    command = [str(python), "-I", "-S", "-c", script]
-    done = subprocess.run(command, cwd=tmp_path, env=clean_environment(), capture_output=True, text=True)
+    """An extra is named by the wheel's own name."""
+    done = _run_bare(python, bare, arguments, tmp_path)
     said = done.stdout + done.stderr
     assert done.returncode, said
     assert f"pip install 'lmi-handler[{extra}]'" in said
