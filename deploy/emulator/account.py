@@ -10,7 +10,7 @@ import re
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import moto.secretsmanager.utils
 from botocore.exceptions import ClientError
@@ -26,9 +26,6 @@ from deploy.emulator.serving import Front, Log, Plan, cannot_listen
 from deploy.operations.logs import component_group, endpoint_group
 from deploy.s3.prefix import bucket_and_key
 from deploy.service_model import instance_types
-
-if TYPE_CHECKING:
-    from deploy.emulator.cloud import Call, Cloud
 
 _LINES = 10_000  # to keep for endpoints that are created later
 _READS = ("FilterLogEvents", "GetLogEvents", "DescribeLogStreams", "DescribeLogGroups", "StartQuery")

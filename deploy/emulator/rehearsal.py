@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.error import HTTPError
 
 from multidict import CIMultiDict
@@ -22,16 +22,12 @@ from werkzeug.datastructures import EnvironHeaders
 
 from deploy.emulator.answers import ASYNC, INFERENCE_ID, to_container
 from deploy.emulator.authorization import Need, Where, needs_of_action, needs_of_s3
-from deploy.emulator.cloud import Call, body_of, refuse
+from deploy.emulator.cloud import Call, Cloud, body_of, refuse
 from deploy.emulator.endpoint import Capture, Component, Endpoint, Limits, Shadow, Status
 from deploy.emulator.relay import reset_when_closed
 from deploy.emulator.sagemaker import ACCOUNT, Invalid, Thing
 from deploy.emulator.serving import listening
 from deploy.s3.prefix import bucket_and_key
-
-if TYPE_CHECKING:
-    from deploy.emulator.cloud import Cloud
-
 
 # -- InvokeEndpointAsync: SageMaker takes the request, and does the rest in the name of the role -----------------------
 # What the role's policies do not allow fails: reading the request, writing the answer, telling topics.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import error_code
+from deploy.aws import Aws, error_code
 from deploy.errors import DoesNotFit, SpecError
 from deploy.resolve import images
 from deploy.resolve.components import resolve_components
@@ -21,14 +21,11 @@ from deploy.resolve.model.shape import known_model, read_shape, shape_in_directo
 from deploy.resolve.prices import TABLE, Prices
 from deploy.spec import Spec
 from deploy.spec.components import shadow_of
-from deploy.spec.sections import PrefixAware
+from deploy.spec.sections import PrefixAware, Shape
 from handler.config.engines import ENGINES
 from handler.config.environment import CONTEXTS, STAGES
 
 if TYPE_CHECKING:
-    from deploy.aws import Aws
-    from deploy.spec import Spec
-    from deploy.spec.sections import Shape
     from deploy.spec.values import Precision
 
 

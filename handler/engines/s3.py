@@ -62,7 +62,6 @@ _SAME = {
     "AllAccessDisabled": "AccessDenied",
     "404": "NoSuchBucket",
     "301": "PermanentRedirect",
-    "412": "PreconditionFailed",
 }
 
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
 
 from handler.config import model_files
-from handler.config import model_files as generation_config
 from handler.config.model_files import visible
 from handler.config.options.option import beginning
 from handler.core.errors import ConfigError, Problems
@@ -403,7 +402,7 @@ def eos_ids(config: EngineConfig) -> frozenset[int]:
     assert config.model is not None
     own = tokenizer_eos_id(config.model)
     of_tokenizer = frozenset() if own is None else frozenset({own})
-    generation = generation_config.file_values(config.options, config.model)
+    generation = model_files.file_values(config.options, config.model)
     for values in (generation, model_files.read_json(config.model / "config.json")):
         if (ids := values.get("eos_token_id")) is not None:
             return of_tokenizer | frozenset(ids if isinstance(ids, list) else [ids])

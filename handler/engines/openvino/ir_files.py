@@ -14,7 +14,7 @@ from handler.config.model_files import is_openvino, visible
 from handler.core.errors import ConfigError
 from handler.core.values import Task
 from handler.engines.downloads import NEEDED, fingerprint, make_once, run_converter
-from handler.engines.huggingface import files as hub
+from handler.engines.huggingface import files
 from handler.engines.huggingface.files import check_json
 from handler.engines.huggingface.media import no_images
 from handler.engines.openvino.decoder.config import FAMILIES, UnknownDecoder, read_decoder
@@ -172,15 +172,15 @@ def download(model_id: str, revision: str | None) -> Path:
     Raises:
         ConfigError: the hub does not have it, cannot be reached, or has no format that can be loaded here.
     """
-    if named := hub.gguf_file(model_id):
+    if named := files.gguf_file(model_id):
         name, file = named
-        path = hub.download(name, revision, only=[file], without=()) / file
+        path = files.download(name, revision, only=[file], without=()) / file
         if not path.is_file():
             raise ConfigError(f"{name} on the hub has no file {file!r}")
         return path
-    directory = hub.download_descriptions(model_id, revision)
+    directory = files.download_descriptions(model_id, revision)
     if is_openvino(directory):
-        return hub.download(model_id, revision, without=(*hub.OTHER_FORMATS, "*.safetensors", *hub.TORCH))
+        return files.download(model_id, revision, without=(*files.OTHER_FORMATS, "*.safetensors", *files.TORCH))
     if not (directory / "config.json").is_file():
         raise ConfigError(
             f"{model_id} on the hub has neither openvino_model.xml nor config.json; "
@@ -194,12 +194,12 @@ def download(model_id: str, revision: str | None) -> Path:
             "then start again. The hub's owner OpenVINO has models that need no conversion. "
             f"On a GPU run: lmi serve {model_id} --engine vllm"
         )
-    return hub.download_checkpoint(model_id, revision, torch=converter_is_installed())
+    return files.download_checkpoint(model_id, revision, torch=converter_is_installed())
 
 
 def conversion(model_id: str) -> str:
     """Say what a start does with a checkpoint of the hub, and what that takes; "" for models that need none of it."""
-    if not hub.is_hub_name(model_id) or model_id.startswith("OpenVINO/"):
+    if not files.is_hub_name(model_id) or model_id.startswith("OpenVINO/"):
         return ""
     there = "is" if converter_is_installed() else "is not"
     return (
@@ -208,7 +208,7 @@ def conversion(model_id: str) -> str:
     )
 
 
-fetch = partial(hub.fetch, download=download, is_name=hub.is_hub_reference)
+fetch = partial(files.fetch, download=download, is_name=files.is_hub_reference)
 
 
 def convert(source: Path, cache: Path, task: Task = Task.GENERATION, quantization: Quantization | None = None) -> Path:

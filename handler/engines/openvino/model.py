@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from handler.config import gguf, model_files
-from handler.config import model_files as generation_config
 from handler.core.errors import ConfigError, InvalidPayload, PromptTooLong
 from handler.core.media import MediaTokens, SharedMedia
 from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
@@ -274,6 +273,6 @@ def context_length(model: Path) -> int | None:
 def eos_ids(config: EngineConfig, tokenizer: Any) -> frozenset[int]:
     """Return the ids that end an answer: the tokenizer's and generation_config.json's."""
     eos = tokenizer.get_eos_token_id()
-    more = generation_config.file_values(config.options, config.model).get("eos_token_id") or []
+    more = model_files.file_values(config.options, config.model).get("eos_token_id") or []
     ids = [eos, *(more if isinstance(more, list) else [more])]
     return frozenset(id for id in ids if isinstance(id, int) and id >= 0)

@@ -9,7 +9,6 @@ from pathlib import Path
 from handler.core.errors import ConfigError
 from proof.replay.exchange import Request, Unreadable
 from proof.replay.sources import batch, captures, har, request_lines
-from proof.replay.sources import captures as capture
 from proof.replay.sources.fields import Malformed, Member, members
 from proof.replay.sources.files import BROKEN, SCHEME, File, find, lines, with_unique_ids
 
@@ -108,7 +107,7 @@ def _kind_of_line(text: str) -> str:
     except Malformed:
         return ""
     kinds = {
-        "capture": capture.is_line,
+        "capture": captures.is_line,
         "batch": batch.is_request,
         "answers": batch.is_answer,
         "lines": request_lines.is_line,
