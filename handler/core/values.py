@@ -297,6 +297,11 @@ class Request(NamedTuple):
     min_free_tokens: int | None = None  # new tokens that must fit, others are cut off; None: all must fit
     names: FieldNames = LMI_NAMES
 
+    @property
+    def text_before(self) -> str:
+        """The text before the generated one in the answer: the prompt, or none."""
+        return self.prompt if self.full_text else ""
+
 
 class Token(NamedTuple):
     """One token of an answer or a prompt.

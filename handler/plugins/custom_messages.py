@@ -279,7 +279,7 @@ class CustomReply(Reply):
                 "parameters": getattr(output.input, "parameters", {}),
                 "prompt_tokens": self._num_prompt_tokens,
             }
-        text = request.prompt if request.full_text else ""
+        text = request.text_before
         if last:
             text += "".join([token.text for token in sequence.tokens])
         return run(self._formatter, token, first, last, details, text, output.request_id)

@@ -15,6 +15,7 @@ from handler.protocols.kernel.dialect import Reply, TokenLine
 from handler.protocols.kernel.errors import ErrorFormat
 
 _LONG = 1 << 11  # tokens and their alternatives
+LONG_TEXT = 1 << 18  # characters, which take a millisecond or two
 
 Vectors = Sequence[Any]
 """A vector of each request, or what `VectorReply` keeps of it."""
@@ -71,7 +72,13 @@ def finish_of(request: Request, delta: Delta) -> Finish | None:
 
 
 class WholeReply(Reply):
-    """One JSON document, written when all sequences have ended. Subclasses render it."""
+    """One JSON document, written when all sequences have ended. Subclasses render it.
+
+    Attributes:
+        num_repeated: characters of prompts that it begins with.
+    """
+
+    num_repeated = 0
 
     def __init__(self, num_sequences: int, *, special_in_text: bool = True, framing: Framing = JSON) -> None:
         self.content_type = framing.content_type
@@ -97,7 +104,9 @@ class WholeReply(Reply):
 
     def takes_long(self, delta: Delta) -> bool:
         ends = delta.finish is not None and self._unfinished == 1
-        return ends and sum(sequence.num_values for sequence in self._sequences) > _LONG
+        return ends and (
+            self.num_repeated > LONG_TEXT or sum(sequence.num_values for sequence in self._sequences) > _LONG
+        )
 
     @property
     def _context(self) -> Sequence[Sequence[float]] | None:

@@ -100,13 +100,14 @@ class BatchDocument(WholeReply):
     def __init__(self, requests: list[Request]) -> None:
         super().__init__(len(requests))
         self._requests = requests
+        self.num_repeated = sum(len(request.text_before) for request in requests)
 
     def _of(self, index: int, delta: Delta) -> SequenceOutput:
         return self._sequences[index]
 
     def _document(self) -> list[BatchText]:
         return [
-            {"generated_text": (request.prompt if request.full_text else "") + sequence.text}
+            {"generated_text": request.text_before + sequence.text}
             for request, sequence in zip(self._requests, self._sequences, strict=True)
         ]
 
@@ -123,7 +124,7 @@ class BatchStream(TokenStream):
 
     def __init__(self, requests: list[Request]) -> None:
         super().__init__(DynamicBatch.errors, JSONLINES, len(requests))
-        self._befores = [request.prompt if request.full_text else "" for request in requests]
+        self._befores = [request.text_before for request in requests]
         self._waiting: list[deque[str]] = [deque() for _ in requests]
         self._ended = [False] * len(requests)
 

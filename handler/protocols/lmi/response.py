@@ -10,7 +10,7 @@ from handler.core.framing import JSON, JSON_TEXTS, NUMBER, TOKEN_SLOTS, Framing,
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
 from handler.protocols.kernel.dialect import TokenLine
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.reply import SequenceOutput, TokenStream, WholeReply, finish_of, rank_sequences
+from handler.protocols.kernel.reply import LONG_TEXT, SequenceOutput, TokenStream, WholeReply, finish_of, rank_sequences
 from handler.protocols.lmi.api import LmiAnswer, LmiDetails, LmiLine, LmiSequence, LmiToken, LmiTops
 from handler.protocols.triton.tensors import Lines, OutputTensors, TensorValues, TokenRows, document
 
@@ -99,6 +99,10 @@ class StreamReply(TokenStream):
         self._bare = self._outputs is None and not self._with_tops  # a line is its token alone
         self._token_line: TokenLine | None = None
 
+    def takes_long(self, delta: Delta) -> bool:
+        alone = self._request.sampling.num_sequences == 1
+        return alone and delta.finish is not None and len(self._request.text_before) > LONG_TEXT
+
     def token_line(self) -> TokenLine | None:
         if self._token_line is None and self._bare:
             self._token_line = self._format.token_line(self._framing, self._texts)
@@ -124,7 +128,7 @@ class StreamReply(TokenStream):
         if token is not NO_TOKEN:
             self._add(token)
         request, num_tokens = self._request, len(self._texts)
-        text = (request.prompt if request.full_text else "") + "".join(self._texts)
+        text = request.text_before + "".join(self._texts)
         end = StreamEnd(request, finish, num_tokens, self._num_prompt_tokens, self._prefill, self._tops)
         chunk = self._format.chunk(token, num_tokens, tops=self._with_tops, outputs=self._values(token))
         return self._framing.encode(self._format.last_chunk(chunk, text, end if request.details else None))
@@ -153,6 +157,7 @@ class DocumentReply(WholeReply):
         self._format = format
         self._request = request
         self._outputs = outputs
+        self.num_repeated = len(request.text_before)
 
     def _finish(self, delta: Delta) -> Finish | None:
         return finish_of(self._request, delta)
@@ -162,7 +167,7 @@ class DocumentReply(WholeReply):
         best, *others = [self._sequences[index] for index in rank_sequences(scores, self._request.sampling)]
         best.prefill = self._sequences[0].prefill
         request = self._request
-        text = (request.prompt if request.full_text else "") + best.text
+        text = request.text_before + best.text
         output = WholeOutput(request, best, others, self._num_prompt_tokens) if request.details else None
         return self._format.document(text, output, self._tensors(best, *others))
 

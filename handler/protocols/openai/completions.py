@@ -153,6 +153,7 @@ class TextDocument(WholeAnswer):
     def __init__(self, head: Head, format: TextFormat, num_sequences: int, framing: Framing = JSON) -> None:
         super().__init__(head, len(format.prompts), num_sequences, framing)
         self._format = format
+        self.num_repeated = sum(map(len, format.prompts)) * format.num_returned
 
     def _document(self) -> OpenAiTextAnswer:
         return {**self._head.value("text_completion"), "choices": self._choices(), "usage": self._usage()}
@@ -188,8 +189,7 @@ def completion_of(request: Request, head: Head, *, streams: bool) -> Reply:
     `details` become log-probabilities, the full text is `echo`.
     """
     sampling = request.sampling
-    prompt = request.prompt if request.full_text else ""
-    format = TextFormat(1 if request.details else None, [prompt], sampling.n)
+    format = TextFormat(1 if request.details else None, [request.text_before], sampling.n)
     if streams:
         return TextStream(head, format, sampling.num_sequences, Usage())
     return TextDocument(head, format, sampling.num_sequences)

@@ -361,7 +361,7 @@ class Tgi(TgiFormat, Dialect):
         }
 
     def _other(self, request: Request, other: SequenceOutput) -> TgiSequence:
-        text = (request.prompt if request.full_text else "") + other.text
+        text = request.text_before + other.text
         return {"generated_text": text, **self._sequence(request, other), **self._tops(request, other)}
 
 
