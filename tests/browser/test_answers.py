@@ -595,6 +595,7 @@ def test_the_theme_is_kept_and_rules_both_pages(chat: Chat) -> None:
     page.select_option("#theme", "dark")
     assert page.evaluate(dark)
     page.click("a[href=docs]")
+    page.wait_for_url("**/docs")
     until(page, dark)
     page.go_back()
     ready(page)
