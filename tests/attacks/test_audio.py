@@ -16,7 +16,7 @@ from handler.serving.media.loader import THREADS
 from tests.app.media.clips import clip_file, flac, id3, ogg, tone, wav
 from tests.app.server import AppServer
 from tests.app.server import serve as serve_here
-from tests.attacks.watch import NEIGHBOUR, Watch, counted, hold, pings
+from tests.attacks.watch import NEIGHBOUR, Watch, answering, counted
 from tests.servers import LiveServer, http, options, serve
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
@@ -100,7 +100,8 @@ def test_a_neighbours_small_clip_is_next(server_here: AppServer, name: str) -> N
 
 @pytest.mark.parametrize("name", FILES)
 def test_the_loop_does_not_stand_still(server: LiveServer, name: str) -> None:
-    hold(pings(server.url), lambda: attack(server, name))
+    with answering(server):
+        attack(server, name)
 
 
 def test_clients_that_leave_while_their_clips_are_decoded(server: LiveServer) -> None:
@@ -110,11 +111,9 @@ def test_clients_that_leave_while_their_clips_are_decoded(server: LiveServer) ->
     lines = [f"POST {TRANSCRIPTIONS} HTTP/1.1", "Host: x", "Content-Type: multipart/form-data; boundary=x"]
     request = "\r\n".join([*lines, f"Content-Length: {len(body)}", "", ""]).encode() + body
 
-    def leave() -> None:
+    place = urlsplit(server.url)
+    with answering(server):
         for _ in range(REQUESTS):
-            place = urlsplit(server.url)
             with socket.create_connection((place.hostname or "", place.port or 0), timeout=60) as connection:
                 connection.sendall(request)
-
-    hold(pings(server.url), leave)
     small(server)

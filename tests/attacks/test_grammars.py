@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.attacks.watch import hold, pings
+from tests.attacks.watch import answering
 from tests.servers import LiveServer, http, serve
 
 pytestmark = pytest.mark.timeout(300)
 
-LONGEST_STREAM = 5.0  # seconds that a neighbour's four tokens may take
+LONGEST_STREAM = 5.0  # CPU seconds of the server's that a neighbour's four tokens may take
 SECONDS = "1"  # of CPU time that a text may take before it is refused
-
-_number = itertools.count(100)
 
 ATTACKS: dict[str, Callable[[int], dict[str, Any]]] = {
     "a cyclic rule": lambda n: {"grammar": f'root ::= s\ns ::= s s s s | [a-z] | "" | "{n}"'},
@@ -44,22 +40,16 @@ def server(demo_model: Path) -> Iterator[LiveServer]:
 
 
 def test_hostile_texts_are_refused_while_a_neighbours_answer_goes_on(server: LiveServer) -> None:
-    ended = threading.Event()
-
     def stream() -> None:
         answer = server.post({**ask(max_new_tokens=4), "stream": True})
         assert answer.status_code == 200
         assert '"generated_text"' in answer.text, answer.text
 
-    def attack() -> None:
-        for name, make in ATTACKS.items():
-            parameter = {f"guided_{kind}": text for kind, text in make(next(_number)).items()}
+    with answering(server), answering(server, stream, LONGEST_STREAM):
+        for number, (name, make) in enumerate(ATTACKS.items(), 100):
+            parameter = {f"guided_{kind}": text for kind, text in make(number).items()}
             answer = server.post(ask(**parameter))
             assert answer.status_code == 424, (name, answer.text)
             assert "guided_" in answer.text, (name, answer.text)
-        ended.set()
-
-    hold({"stream": (stream, LONGEST_STREAM), **pings(server.url)}, attack)
-    assert ended.is_set()
     assert http.get(server.url + "/ping", timeout=10).status_code == 200
     assert server.metric("lmi_engine_restarts_total") == 0

@@ -16,7 +16,7 @@ from handler.serving.media.loader import THREADS
 from tests.app.media.files import data_url, image_file, png
 from tests.app.server import AppServer
 from tests.app.server import serve as serve_here
-from tests.attacks.watch import NEIGHBOUR, Watch, counted, hold, pings
+from tests.attacks.watch import NEIGHBOUR, Watch, answering, counted
 from tests.servers import LiveServer, serve
 
 CHAT = "/v1/chat/completions"
@@ -98,4 +98,5 @@ def test_a_neighbours_small_image_is_next(server_here: AppServer, name: str) -> 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_the_loop_does_not_stand_still(server: LiveServer, name: str) -> None:
-    hold(pings(server.url), lambda: attack(server, name))
+    with answering(server):
+        attack(server, name)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from handler.protocols.assistant.tools.formats import FORMATS
-from tests.attacks.watch import hold, pings
+from tests.attacks.watch import answering
 from tests.doubles import tiny
 from tests.servers import ServerProcess, http, options, serve
 from tests.unit.protocols.assistant.test_schema import diamonds, itself, wide
@@ -148,13 +148,10 @@ def test_no_request_stops_the_event_loop(server: ServerProcess, name: str) -> No
     path, body = ATTACKS[name]
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
 
-    def attack() -> None:
-        for _ in range(3):
-            answer = http.post(server.url + path, content=data, headers={"Content-Type": "application/json"})
-            assert answer.status_code < 500, answer.text[:500]
-            assert answer.status_code != 404, "it attacks nothing"
-
-    hold(pings(server.url), attack)
+    with answering(server):
+        answer = http.post(server.url + path, content=data, headers={"Content-Type": "application/json"})
+        assert answer.status_code < 500, answer.text[:500]
+        assert answer.status_code != 404, "it attacks nothing"
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -165,22 +162,15 @@ def test_no_answer_stops_the_event_loop(model: Path, format: str) -> None:
         (begin + argument) * 3000,
         begin + partial * 20_000,
     ]
-    with echoing(model, format) as server:
-
-        def attack() -> None:
-            for text, stream in zip(texts, (False, True, False), strict=True):
-                answer = server.post(call(itself(32), text, stream=stream), CHAT)
-                assert answer.status_code == 200, answer.text[:500]
-
-        hold(pings(server.url), attack)
+    with echoing(model, format) as server, answering(server):
+        for text, stream in zip(texts, (False, True, False), strict=True):
+            answer = server.post(call(itself(32), text, stream=stream), CHAT)
+            assert answer.status_code == 200, answer.text[:500]
 
 
 def test_long_answers_that_end_together_do_not_stop_the_event_loop(server: ServerProcess) -> None:
     body = parameters(max_new_tokens=60_000, details=True)
 
-    def attack() -> None:
-        with ThreadPoolExecutor(16) as threads:
-            answers = [*threads.map(lambda _: server.post(body, INVOCATIONS), range(16))]
-        assert [answer.status_code for answer in answers] == [200] * 16
-
-    hold(pings(server.url), attack)
+    with answering(server), ThreadPoolExecutor(16) as threads:
+        answers = [*threads.map(lambda _: server.post(body, INVOCATIONS), range(16))]
+    assert [answer.status_code for answer in answers] == [200] * 16

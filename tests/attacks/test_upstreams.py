@@ -11,7 +11,7 @@ import pytest
 
 from handler.engines.openai import client
 from tests.app.server import AppServer, serve
-from tests.attacks.watch import hold, pings
+from tests.attacks.watch import answering
 from tests.doubles import tiny
 from tests.process.engines.openai.server import CHUNKED, DONE, HANG, HEAD, Server, event, listening, status
 from tests.servers import options
@@ -103,14 +103,11 @@ def play(hostile: Server, front: AppServer, script: tuple[bytes, ...]) -> list[t
 
     answers: list[tuple[int, str]] = []
 
-    def attack() -> None:
+    with answering(front), ThreadPoolExecutor(CLIENTS) as pool:
         before, deadline = len(hostile.received), time.monotonic() + 20
         while len(hostile.received) == before:
             assert time.monotonic() < deadline, "it is not asked"
             answers.extend(pool.map(ask, range(CLIENTS)))
-
-    with ThreadPoolExecutor(CLIENTS) as pool:
-        hold(pings(front.url), attack)
     return answers
 
 

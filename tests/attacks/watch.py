@@ -7,16 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import psutil
+
 from handler.serving.call import owner_by_key
 from handler.serving.turns import Flow, Turns
-from tests.servers import ServerProcess, http
+from tests.servers import LiveServer, ServerProcess, http
 
-LONGEST = 0.5  # seconds in which the loop may stand still
-TRIES = 3
+LONGEST = 0.5  # CPU seconds of the server's that a neighbour's ping may take
 
 
 class Watch:
@@ -46,33 +46,22 @@ class Watch:
             self.longest = max(self.longest, self._clock() - began)
 
 
-def cpu_of_loop(server: ServerProcess) -> Callable[[], float]:
-    """Return the clock of a server's event loop: the seconds that its thread, the main one, has computed."""
-    path = Path(f"/proc/{server.process.pid}/task/{server.process.pid}/schedstat")
-    return lambda: int(path.read_text().split()[0]) / 1e9
+@contextlib.contextmanager
+def answering(server: LiveServer, what: Callable[[], object] | None = None, most: float = LONGEST) -> Iterator[None]:
+    """Have a neighbour ask a server again and again; assert that it computes little until each answer.
 
-
-def pings(url: str) -> dict[str, tuple[Callable[[], object], float]]:
-    """Return the neighbour for `hold` that asks for /ping, which the server's event loop answers."""
-    return {"ping": (lambda: http.get(url + "/ping", timeout=60), LONGEST)}
-
-
-def hold(limits: dict[str, tuple[Callable[[], object], float]], attack: Callable[[], object]) -> None:
-    """Play an attack while neighbours ask; assert that none of them waits for longer than its limit.
-
-    Where one does, the attack is played again: the machine may have been busy with something else.
+    A thread that keeps the event loop from running counts as the loop itself does. Other processes of a busy machine
+    do not.
 
     Args:
-        limits: what each neighbour does again and again, and the seconds that it may take.
+        what: the neighbour's request; None asks for /ping, which the event loop answers.
+        most: the CPU seconds of the server's process that it may take.
     """
-    for _ in range(TRIES):
-        with contextlib.ExitStack() as stack:
-            watches = {name: stack.enter_context(Watch(what)) for name, (what, _) in limits.items()}
-            attack()
-        late = {name: watch.longest for name, watch in watches.items() if watch.longest >= limits[name][1]}
-        if not late:
-            return
-    raise AssertionError(f"seconds of waiting: {late}")
+    process = psutil.Process(server.process.pid if isinstance(server, ServerProcess) else None)
+    ask = what or (lambda: http.get(server.url + "/ping", timeout=60))
+    with Watch(ask, lambda: sum(process.cpu_times()[:2])) as watch:
+        yield
+    assert watch.longest < most
 
 
 NEIGHBOUR = {"Authorization": "Bearer neighbour"}
