@@ -13,16 +13,16 @@ from pathlib import Path
 UV = Path(sys.executable).with_name("uv")
 
 
-def environment(directory: Path, *arguments: str) -> Path:
-    """Create a virtual environment of this Python and install into it.
+def environment(directory: Path, *arguments: str, python: str = sys.executable) -> Path:
+    """Create a virtual environment of a Python, by default this one, and install into it.
 
     `arguments` are those of `uv pip install`. Returns the environment's interpreter; raises `RuntimeError` with uv's
     output where the installation fails.
     """
-    _uv("venv", "--clear", "--python", sys.executable, str(directory))
-    python = directory / "bin" / "python"
-    packages("--python", str(python), *arguments)
-    return python
+    _uv("venv", "--clear", "--python", python, str(directory))
+    installed = directory / "bin" / "python"
+    packages("--python", str(installed), *arguments)
+    return installed
 
 
 def packages(*arguments: str) -> None:

@@ -41,11 +41,14 @@ _DEMO = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def main() -> int:
-    missing = [name for name in (*PROGRAMS, "unshare", "nsenter") if shutil.which(name) is None]
-    if os.geteuid() or missing:
+    if os.geteuid():
         print(f"image-check: needs to be root, and the programs {', '.join(PROGRAMS)}", file=sys.stderr)
         return 2
-    images = sys.argv[1:] or ["cpu", "again", "trtllm", "lmi"]
+    if any(shutil.which(name) is None for name in PROGRAMS):
+        environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+        for command in (["update", "-q"], ["install", "-qy", "--no-install-recommends", *PROGRAMS, "conmon"]):
+            subprocess.run(["apt-get", "-o", "DPkg::Lock::Timeout=300", *command], env=environment, check=True)
+    images = sys.argv[1:] or ["cpu", "again", "trtllm", "lmi"]  # again: what builds cpu again
     with tempfile.TemporaryDirectory(prefix="image-check-") as scratch:
         # In a mount namespace of its own, with which all that the container engines mount goes away.
         command = ["unshare", "--mount", sys.executable, "-c", f"from {__spec__.name} import check; check()"]

@@ -1,8 +1,8 @@
 """Records what vLLM's own parsers make of the answers in vLLM's own tests, without vLLM's dependencies.
 
-A plugin of pytest, for the unpacked distribution (fetch.py). The tests run on stubs of what the parsers import, with a
-tokenizer of words and marks. Only the texts that they give to parsers count, not whether they pass. Each text is then
-given to a new parser of the same class, whole.
+A plugin of pytest, which ../fetch.py runs on the unpacked distribution. The tests run on stubs of what the parsers
+import, with a tokenizer of words and marks. Only the texts that they give to parsers count, not whether they pass. Each
+text is then given to a new parser of the same class, whole.
 """
 
 from __future__ import annotations

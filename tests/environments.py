@@ -1,11 +1,16 @@
-"""Create the environments of all clients: `make environments`."""
+"""Install the environments of test-clients, test-python and accept-vllm: `python -m tests.environments .venv`."""
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
+from tests.accept import python_versions, vllm_environment
 from tests.clients import toolchains, venvs
 from tests.deploy.unit.export import environment
 
-if __name__ == "__main__":
+
+def main(prefix: str) -> None:
     for name in venvs.environments():
         print(venvs.python(name), flush=True)
     print(environment.python(), flush=True)
@@ -14,3 +19,10 @@ if __name__ == "__main__":
             build()
         except toolchains.Unavailable as error:
             print(error, flush=True)
+    for version in python_versions.LEFT_TO_ANOTHER:
+        print(python_versions.environment(Path(f"{prefix}-{version}"), version), flush=True)
+    vllm_environment.main(Path(f"{prefix}-vllm"))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

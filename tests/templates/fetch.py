@@ -1,0 +1,106 @@
+"""Fetch chat templates and vLLM's source: `python -m tests.templates.fetch DIRECTORY`.
+
+The templates are those in llama-cpp-python's source distribution. vLLM's parsers run once on the answers in its tests,
+and what they say is recorded. Neither is installed. Everything is fetched anew once this file or `record.py` changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+LLAMA_CPP = "llama-cpp-python==0.3.36"
+VLLM = "vllm==0.33.0"
+PACKAGES = ("openai==3.54.0", "partial-json-parser==0.2.1.1.post7", "cohere-melody==0.15.3")
+"""What vLLM's parsers import of others and cannot do without."""
+
+TEMPLATES = re.compile(r".*/models/templates/[^/]+\.jinja")
+PARTS = re.compile(
+    r"(?:(?:vllm|tests)/(?:(?:tool_parsers|reasoning|parser)/.*\.py|__init__\.py)|examples/tool_chat_template_.*)"
+)
+WHOLE = re.compile(r"vllm/.*\.py")
+SOURCE = re.compile(r'^sdist = \{ url = "([^"]+)".*?sha256 = "([0-9a-f]{64})"', re.MULTILINE)
+RECORD = Path(__file__).with_name("vllm") / "record.py"
+
+
+def main(directory: Path) -> None:
+    stamp = directory / ".fetched"
+    wanted = hashlib.sha256(Path(__file__).read_bytes() + RECORD.read_bytes()).hexdigest()
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return
+    shutil.rmtree(directory, ignore_errors=True)
+    sources = directory / "vllm"
+    for name, data in _files(LLAMA_CPP):
+        if TEMPLATES.fullmatch(name):
+            _write(directory / Path(name).name, data)
+    for name, data in _files(VLLM):
+        if PARTS.fullmatch(name):
+            _write(sources / name, data)
+        if WHOLE.fullmatch(name):
+            _write(directory / "vllm-source" / name, data)
+    (sources / "vllm/__init__.py").unlink(missing_ok=True)  # a stub stands for it
+    site = sources / "site"
+    _uv("pip", "install", "--quiet", "--no-deps", "--python", sys.executable, "--target", str(site), *PACKAGES)
+    _record(sources, site, directory / "vllm.jsonl")
+    stamp.write_text(wanted)
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def _files(requirement: str) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of a source distribution, by their names in its only folder."""
+    with tarfile.open(fileobj=io.BytesIO(_download(requirement))) as tar:
+        for member in tar:
+            file = tar.extractfile(member) if member.isfile() else None
+            if file is not None:
+                yield member.name.partition("/")[2], file.read()
+
+
+def _download(requirement: str) -> bytes:
+    """Fetch the archive from the index that uv is set up for. Only its address is asked: pip would build it."""
+    listed = _uv("pip", "compile", "--quiet", "--no-deps", "--format", "pylock.toml", "-", given=requirement)
+    found = SOURCE.search(listed)
+    assert found is not None, f"no source distribution of {requirement} in:\n{listed}"
+    data: bytes = urllib.request.urlopen(found[1], timeout=120).read()
+    assert hashlib.sha256(data).hexdigest() == found[2], "the archive has another checksum than the index says"
+    return data
+
+
+def _uv(*arguments: str, given: str = "") -> str:
+    command = [str(Path(sys.executable).with_name("uv")), *arguments]
+    return subprocess.run(command, input=given, capture_output=True, text=True, check=True).stdout
+
+
+def _record(sources: Path, site: Path, cases: Path) -> None:
+    environment = {
+        **os.environ,
+        "RECORDED": str(cases.resolve()),
+        "PYTHONPATH": os.pathsep.join([str(sources.resolve()), str(RECORD.parent), str(site.resolve())]),
+        "PYTHONHASHSEED": "0",
+    }
+    command = [
+        *(sys.executable, "-m", "pytest", "-p", "record", "-p", "no:cacheprovider", "-p", "no:xdist", "-c", os.devnull),
+        *("-q", "--tb=no", "--rootdir", ".", "-o", "asyncio_mode=auto", "--continue-on-collection-errors"),
+        *("tests/tool_parsers", "tests/reasoning", "tests/parser"),
+        *("-k", "not plamo3 and not structural_tag and not beam"),
+    ]
+    run = subprocess.run(command, cwd=sources, env=environment, capture_output=True, text=True)
+    # 1: some of vLLM's tests fail on stubs, which does not count.
+    assert run.returncode in (0, 1), f"{run.stdout[-2000:]}\n{run.stderr[-2000:]}"
+    print(run.stdout.strip().splitlines()[-1])
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
