@@ -59,7 +59,7 @@ OF_DEPLOY = {
     "web_pages": set(),
     "data": set(),
     "service_model": set(),
-    "diagnostics": set(),
+    "diagnostics": {"data"},
     "aws": {"credentials", "diagnostics", "errors", "web_pages"},
     "spec": {"service_model", "errors"},
     "s3": {"aws", "errors"},
