@@ -13,7 +13,7 @@ from botocore.parsers import ResponseParserError
 
 from deploy import web_pages
 from deploy.credentials import NOT_SIGNED_IN, NOT_VALID, SIGN_IN, SIGN_IN_AGAIN
-from deploy.diagnostics.advice import advice
+from deploy.diagnostics import advice
 from deploy.errors import DeployError, NotAllowed, SpecError
 
 _CONFIG = Config(retries={"total_max_attempts": 5, "mode": "standard"}, user_agent_extra="lmi-deploy")

@@ -6,15 +6,14 @@ container fetches a model in S3 by itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from botocore.exceptions import ClientError
-
-from deploy.aws import Aws, as_deploy_error, pages
-from deploy.errors import DeployError, NotAllowed, Refused, SpecError
+from deploy.aws import Aws, pages
+from deploy.errors import Refused, SpecError
 from deploy.preflight.check import Check, error, ok, warning
+from deploy.preflight.checks import quota, run
 from deploy.resolve.decision import Decision, spec_on
 from deploy.resources.build import spec_digest
 from deploy.resources.endpoint_config import model
@@ -199,25 +198,13 @@ def checks(aws: Aws, spec: Spec, decision: Decision) -> list[Check]:
     Raises:
         BotoCoreError: AWS cannot be reached.
     """
-    found: list[Check] = []
-    for name, check in (("input", _input), ("output", _output), ("quota", _quota)):
-        found += _run(name, check, aws, spec, decision)
-    return found
-
-
-def _run(
-    name: str, check: Callable[[Aws, Spec, Decision], Iterable[Check]], aws: Aws, spec: Spec, decision: Decision
-) -> Iterator[Check]:
-    try:
-        yield from check(aws, spec, decision)
-    except ClientError as failure:
-        deploy_error = as_deploy_error(failure)
-        says = f"not looked at: {deploy_error}"
-        if isinstance(deploy_error, NotAllowed):
-            says = f"not looked at: {failure.operation_name} is not allowed"
-        yield warning(name, says, deploy_error.advice)
-    except DeployError as failure:
-        yield error(name, str(failure), failure.advice)
+    usage = f"{decision.instance_type} for transform job usage"
+    count = spec.instance.count
+    return [
+        *run("input", lambda: _input(aws, spec)),
+        *run("output", lambda: _output(aws, spec)),
+        *run("quota", lambda: quota(aws, usage, count, count, "--instance-type")),
+    ]
 
 
 def inputs(aws: Aws, uri: str) -> list[Input]:
@@ -227,7 +214,7 @@ def inputs(aws: Aws, uri: str) -> list[Input]:
     return [Input(item["Key"], item["Size"]) for item in found]
 
 
-def _input(aws: Aws, spec: Spec, decision: Decision) -> Iterator[Check]:
+def _input(aws: Aws, spec: Spec) -> Iterator[Check]:
     batch = settings_of(spec)
     check_region(aws, Prefix(*bucket_and_key(batch.input)), "batch.input")
     there = inputs(aws, batch.input)
@@ -285,7 +272,7 @@ def too_long(chunks: Iterable[bytes], most: int) -> int | None:
     return None
 
 
-def _output(aws: Aws, spec: Spec, decision: Decision) -> Iterator[Check]:
+def _output(aws: Aws, spec: Spec) -> Iterator[Check]:
     batch = settings_of(spec)
     bucket, key = bucket_and_key(batch.output)
     check_region(aws, Prefix(bucket, key), "batch.output")
@@ -315,16 +302,3 @@ def answers(aws: Aws, uri: str, since: Any = None) -> list[str]:
     found = pages(aws, "s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=folder)
     there = (item for item in found if item["Key"].endswith(".out"))
     return [f"s3://{bucket}/{item['Key']}" for item in there if since is None or item["LastModified"] >= since]
-
-
-def _quota(aws: Aws, spec: Spec, decision: Decision) -> Iterator[Check]:
-    name, needed = f"{decision.instance_type} for transform job usage", spec.instance.count
-    quotas = pages(aws, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="sagemaker")
-    value = next((quota["Value"] for quota in quotas if quota["QuotaName"] == name), None)
-    if value is None:
-        yield warning("quota", f"none named {name!r} was found", "See Service Quotas, Amazon SageMaker.")
-    elif value < needed:
-        advice = f"Ask for {needed} of `{name}` in Service Quotas (Amazon SageMaker), or take another --instance-type."
-        yield error("quota", f"{name}: {value:g}, and {needed} are needed", advice)
-    else:
-        yield ok("quota", f"{name}: {value:g}")

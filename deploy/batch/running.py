@@ -14,7 +14,7 @@ from deploy.aws import Aws, error_code, is_missing, pages
 from deploy.batch.job import BatchJob, answers, inputs
 from deploy.deployer.calls import call, is_temporary, show, tags_of
 from deploy.deployer.wait import Progress, Report
-from deploy.diagnostics.advice import advice
+from deploy.diagnostics import advice
 from deploy.errors import Failed, NotThere, Refused
 from deploy.operations import logs
 from deploy.resources.resource import TAG_DEPLOYMENT, TRANSFORM_LOGS, Kind, job_prefix

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from deploy.deployer.plan import Action, Plan, Verb
 from deploy.deployer.wait import Progress, Report
-from deploy.diagnostics.advice import advice
+from deploy.diagnostics import advice
 from deploy.errors import Refused
 from deploy.operations.status import MINUTES, Component, Status
 from deploy.preflight.check import Check, Verdict

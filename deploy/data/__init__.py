@@ -1,4 +1,4 @@
-"""Dated tables, read once: instance types, prices, models, AWS's registries."""
+"""Tables, read once: instance types, prices, models and AWS's registries, each with its date; causes of failures."""
 
 from __future__ import annotations
 
@@ -8,7 +8,12 @@ from importlib.resources import files
 from typing import Any
 
 
+def text(name: str) -> str:
+    """Return the content of a file in `deploy/data/`."""
+    return files(__name__).joinpath(name).read_text(encoding="utf-8")
+
+
 @cache
 def table(name: str) -> Any:
     """Return the content of `deploy/data/<name>.json`. Callers must not change it."""
-    return json.loads(files(__name__).joinpath(f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads(text(f"{name}.json"))

@@ -5,12 +5,13 @@ All differences between SageMaker, Application Auto Scaling and CloudWatch are i
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError
+from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, ParamValidationError
 
 from deploy.aws import Aws, error_code, is_missing, pages
 from deploy.credentials import NOT_SIGNED_IN, NOT_VALID
@@ -94,6 +95,8 @@ _PAUSES = (1.0, 2.0, 4.0, 8.0, 15.0, 15.0, 15.0, 30.0, 30.0, 60.0, 60.0, 60.0)
 
 _AGAIN = ("ConflictException", "ResourceInUse", "ResourceInUseException", "ConcurrentUpdateException")
 _SLOWER = ("Throttling", "ThrottlingException", "TooManyRequestsException", "RequestLimitExceeded")
+_UNKNOWN = re.compile(r'Unknown parameter in (\S+): "(\w+)"')
+"""How botocore names a field that it does not know: those of 2026 need a new version."""
 
 
 def identity(kind: Kind, fields: Json) -> Identity:
@@ -119,13 +122,19 @@ def call(
         DeployError: the installed boto3 does not know a field of the request.
     """
     client = aws.client(service)
-    _check_fields(client, operation, request)
     for seconds in (*_PAUSES, None):
         if not wanted():
             return {}
         try:
             answer: dict[str, Any] = getattr(client, operation)(**request)
             return answer
+        except ParamValidationError as error:
+            if not (unknown := _UNKNOWN.findall(str(error))):
+                raise
+            fields = ", ".join(f"{place}.{name}".removeprefix("input.") for place, name in unknown)
+            raise DeployError(
+                f"{operation}: this boto3 does not know {fields}", "Update it: pip install --upgrade boto3"
+            ) from None
         except ClientError as error:
             if seconds is None or not _is_retryable(error):
                 raise
@@ -184,31 +193,6 @@ def tagging(kind: Kind, arn: str, tags: Mapping[str, str]) -> tuple[str, dict[st
 def _is_retryable(error: ClientError) -> bool:
     message = str(error.response.get("Error", {}).get("Message", "")).lower()
     return error_code(error) in (*_AGAIN, *_SLOWER) or "in-progress" in message or "in progress" in message
-
-
-def _check_fields(client: Any, operation: str, request: Json) -> None:
-    """Check that the installed botocore knows the request's fields: those of 2026 need a new version."""
-    model = client.meta.service_model.operation_model(client.meta.method_to_api_mapping[operation])
-    unknown = _unknown_fields(model.input_shape, request, "")
-    if unknown:
-        raise DeployError(
-            f"{operation}: this boto3 does not know {', '.join(unknown)}", "Update it: pip install --upgrade boto3"
-        )
-
-
-def _unknown_fields(shape: Any, value: Any, place: str) -> list[str]:
-    """Return the places in a request that the shape does not have."""
-    if shape is None:
-        return []
-    if shape.type_name == "structure" and isinstance(value, Mapping):
-        places = []
-        for name, item in value.items():
-            here = f"{place}.{name}".lstrip(".")
-            places += _unknown_fields(shape.members[name], item, here) if name in shape.members else [here]
-        return places
-    if shape.type_name == "list" and isinstance(value, list | tuple):
-        return [item for part in value for item in _unknown_fields(shape.member, part, place)]
-    return []
 
 
 # -- classify errors: temporary failures of AWS, and reasons why it cannot be reached at all ---------------------------

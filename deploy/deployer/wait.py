@@ -14,7 +14,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from deploy.aws import Aws
 from deploy.deployer.calls import CALLS, is_temporary, show
-from deploy.diagnostics.advice import advice
+from deploy.diagnostics import advice
 from deploy.errors import Failed, NotThere
 from deploy.operations import logs
 from deploy.resolve.decision import Decision

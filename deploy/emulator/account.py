@@ -267,8 +267,8 @@ class Account(Cloud):
     def invoked(self, call: Call, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         return self._emulators.invoked(self, call, environ, start_response)
 
-    def transform(self, line: bytes) -> bytes:
-        return self._emulators.transform(line)
+    def transform(self, payload: bytes, content_type: str) -> bytes:
+        return self._emulators.transform(payload, content_type)
 
 
 def account(log: ContainerLog, images: Sequence[str], region: str) -> Front:

@@ -145,8 +145,8 @@ class Cloud:
 
     # Permissions
 
-    def transform(self, line: bytes) -> bytes:
-        """Return what a transform job's container answers to a line; ValueError where it fails."""
+    def transform(self, payload: bytes, content_type: str) -> bytes:
+        """Return what a transform job's container answers to a payload; ValueError where it fails."""
         raise ValueError("nothing is transformed here")
 
     def denial(self, call: Call, environ: dict[str, Any]) -> Need | None:

@@ -191,7 +191,6 @@ def configured(cloud: Cloud, config: Thing, region: str) -> Capture | None:
     return Capture.of(capture, _Writer(cloud, role or "", region, capture.get("KmsKeyId")), shadow)
 
 
-_JSON_LINES = "application/jsonlines"
 _CONCURRENT = 4  # asynchronous requests at a time; SageMaker's default of MaxConcurrentInvocationsPerInstance
 _PIECE = 2**16  # bytes of a stream to pass on at a time
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "date", "server"}
@@ -255,14 +254,14 @@ class Emulators:
         self._workers.submit(accepted.work, lambda body: self._ask(body, {**headers, INFERENCE_ID: accepted.id}))
         return accepted.answer(start_response)
 
-    def transform(self, line: bytes) -> bytes:
-        """Return the container's answer to a line of a transform job; what it refuses is answered too.
+    def transform(self, payload: bytes, content_type: str) -> bytes:
+        """Return the container's answer to a payload of a transform job; what it refuses is answered too.
 
         Raises:
             ValueError: it fails, or gives no answer.
         """
         try:
-            status, answer = self._post(line, {"Content-Type": _JSON_LINES})
+            status, answer = self._post(payload, {"Content-Type": content_type} if content_type else {})
         except OSError as error:
             raise ValueError(f"The container gave no answer: {error}") from None
         if status >= 500:

@@ -36,7 +36,6 @@ from deploy.emulator.asynchronous import AsyncCalls
 from deploy.emulator.endpoint import ACCOUNT, MIB, Answer, Captures, Component, Endpoint, Event
 from deploy.emulator.relay import CONTENT_TYPE, Relay, messages, raise_for_status, reset_when_closed
 from deploy.emulator.store import Objects, Store
-from deploy.emulator.transform import Containers, TransformJobs
 
 ROUTED = Operation("Content-Type", "Accept", False, (CUSTOM_ATTRIBUTES,))
 
@@ -89,17 +88,15 @@ class Runtime:
     """An emulator of SageMaker's runtime API.
 
     Args:
-        store: a directory that stands in for S3. Without one, asynchronous requests and transform jobs are refused.
-        containers: starts the container of a transform job; None: the endpoint's answers.
+        store: a directory that stands in for S3. Without one, asynchronous requests are refused.
     """
 
-    def __init__(self, endpoint: Endpoint, store: Store | None = None, containers: Containers | None = None) -> None:
+    def __init__(self, endpoint: Endpoint, store: Store | None = None) -> None:
         self._endpoint = endpoint
         self._store = store
         self._relay = Relay(endpoint.container)
         self._async = AsyncCalls(endpoint, store) if store else None
         self._captures = Captures(endpoint.name)
-        self._transforms = TransformJobs(endpoint, store, containers) if store else None
 
     def app(self) -> web.Application:
         # `_body` checks the body's limit, and names its owner.
@@ -113,8 +110,6 @@ class Runtime:
         app.router.add_post(f"/endpoints/{{endpoint}}/inference-components/{{component}}/{_OPENAI}", self._openai)
         if self._store:
             Objects(self._store).add(app)
-        if self._transforms:
-            self._transforms.add(app)
         app.cleanup_ctx.append(self._open)
         app.on_response_prepare.append(name_request)
         return app
@@ -125,8 +120,6 @@ class Runtime:
         await self._captures.close()
         if self._async:
             await self._async.close()
-        if self._transforms:
-            await self._transforms.close()
         await self._relay.close()
 
     # -- operations ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,6 @@ from deploy.emulator.container import Command, Container, Probing, keep_watch, u
 from deploy.emulator.endpoint import Component, Endpoint, Status
 from deploy.emulator.runtime import Runtime
 from deploy.emulator.store import Store
-from deploy.emulator.transform import Containers
 from deploy.errors import DeployError, Failed
 
 
@@ -59,9 +58,7 @@ Log = Callable[[str, str], None]
 async def one_endpoint(plan: Plan, report: Callable[[str], None], log: Log) -> AsyncIterator[str]:
     """Serve the API of the plan's endpoint; yield its URL."""
     store = Store(plan.store) if plan.store else None
-    command = next(iter(plan.commands.values()), None)
-    containers = None if command is None else partial(_job_container, command, plan.probing, log)
-    async with listening(plan.endpoint, store, plan.host, plan.port, containers) as url:
+    async with listening(plan.endpoint, store, plan.host, plan.port) as url:
         report(f"endpoint {plan.endpoint.name} is Creating at {url}")
         yield url
 
@@ -166,20 +163,17 @@ async def load_adapters(plan: Plan) -> None:
 
 
 @contextlib.asynccontextmanager
-async def listening(
-    endpoint: Endpoint, store: Store | None, host: str, port: int, containers: Containers | None = None
-) -> AsyncIterator[str]:
+async def listening(endpoint: Endpoint, store: Store | None, host: str, port: int) -> AsyncIterator[str]:
     """Serve an endpoint's API; yield the URL.
 
     Args:
         port: 0: a free one.
-        containers: starts a transform job's own container; None: there are no jobs.
 
     Raises:
         DeployError: the port is in use.
     """
     runner = web.AppRunner(
-        Runtime(endpoint, store, containers).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1
+        Runtime(endpoint, store).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1
     )
     await runner.setup()
     try:
@@ -219,35 +213,6 @@ async def _containers(
         yield containers
     finally:
         await asyncio.gather(*(container.stop() for container in containers.values()))
-
-
-@contextlib.asynccontextmanager
-async def _job_container(
-    command: Command, probing: Probing, log: Log, variables: Mapping[str, str]
-) -> AsyncIterator[str]:
-    """Start a transform job's own container, wait until it is ready, and stop it at the end.
-
-    Raises:
-        Failed: it ended, or did not become ready.
-    """
-    port = free_port()
-    ours = {**command.environment, **variables, "SAGEMAKER_BIND_TO_PORT": str(port)}
-    container = Container(lambda line: log("", f"(transform) {line}"))
-    await container.start(replace(command, environment=ours))
-    url = f"http://127.0.0.1:{port}"
-    ready = asyncio.ensure_future(until_ready(Endpoint(url), probing))
-    dying = asyncio.ensure_future(container.wait_for_exit())
-    try:
-        await asyncio.wait({ready, dying}, return_when=asyncio.FIRST_COMPLETED)
-        if not ready.done():
-            raise dying.result()
-        ready.result()
-        yield url
-    finally:
-        for task in (ready, dying):
-            task.cancel()
-        await asyncio.gather(ready, dying, return_exceptions=True)
-        await container.stop()
 
 
 class _Signals:

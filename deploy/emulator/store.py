@@ -57,20 +57,6 @@ class Store:
         except OSError as error:
             raise ApiError(404, "NoSuchKey", f"{uri}: {error.strerror}") from None
 
-    def list(self, prefix: str) -> list[str]:
-        """Return the URIs of the objects whose own URIs begin with `prefix`, in order.
-
-        Raises:
-            ApiError: there is none.
-        """
-        bucket = prefix.removeprefix("s3://").partition("/")[0]
-        self.file(bucket, "any")  # checks the bucket's name
-        files = (path for path in (self.root / bucket).rglob("*") if path.is_file())
-        uris = sorted(uri for path in files if (uri := f"s3://{path.relative_to(self.root)}").startswith(prefix))
-        if not uris:
-            raise validation_error(f"{prefix}: no S3 objects found")
-        return uris
-
     def write(self, uri: str, data: bytes) -> None:
         self.put(self.path(uri), data)
 

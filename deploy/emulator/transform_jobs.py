@@ -1,12 +1,14 @@
 """Transform jobs, which moto lacks: by botocore's model, with what only its prose says, in the name of the role.
 
-A job starts with the first look at it and ends with one more than `SageMaker.polls`. Its container answers each line as
-the embedded server does in a job: a refusal is an answer too.
+A job starts with the first look at it and ends with one more than `SageMaker.polls`. The container answers each payload
+as the embedded server does in a job: a refusal is an answer too. A job without a BatchStrategy sends single records, as
+that server says in /execution-parameters.
 """
 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
 
 KIND = "transform-job"
 _MB = 2**20
+_PAYLOAD = 6  # megabytes: SageMaker's own default
 
 
 class InUse(ServiceException):
@@ -43,13 +46,15 @@ class Calls:
         container = model.request["PrimaryContainer"]
         if "ModelDataSource" in container:
             raise Invalid("Model data sources are not supported for batch transform.")
-        concurrent, payload = p.get("MaxConcurrentTransforms", 0), p.get("MaxPayloadInMB", 6)
+        concurrent, payload = p.get("MaxConcurrentTransforms", 0), p.get("MaxPayloadInMB", _PAYLOAD)
         if payload > 100 or concurrent * payload > 100:
             raise Invalid(f"MaxConcurrentTransforms * MaxPayloadInMB is {concurrent * payload}: at most 100.")
         if p.get("BatchStrategy") and p["TransformInput"].get("SplitType", "None") == "None":
             raise Invalid("A BatchStrategy needs a SplitType.")
         if p["TransformResources"]["InstanceCount"] > 100:
             raise Invalid("InstanceCount: at most 100.")
+        if absent := list(_absent(p)):
+            raise Invalid(f"{', '.join(absent)}: the rehearsal has S3Prefix, and splits by Line only.")
         made = self._jobs.create(KIND, name, p, region)
         made.status, made.left = "InProgress", self._jobs.polls
         made.end = lambda: self._run(made, region)
@@ -116,23 +121,52 @@ class Calls:
             s3.put_object(Bucket=to_bucket, Key=to_key, Body=answers)
 
     def _answers(self, body: bytes, request: dict[str, Any]) -> bytes:
-        """Return what the container answers, a line for each line.
+        """Return what the container answers to an object's payloads, in their order.
 
         Raises:
-            ValueError: of the whole object: a line is too long, or the container fails.
+            ValueError: of the whole object: a record is too long, or the container fails.
         """
-        assert request["BatchStrategy"] == "SingleRecord", "the server answers one line a request"
-        assert request["TransformInput"]["ContentType"] == "application/jsonlines"
-        assert request["TransformOutput"]["AssembleWith"] == "Line"
-        lines = body.split(b"\n")[: -1 if body.endswith(b"\n") else None]
-        if any(len(line) > request["MaxPayloadInMB"] * _MB for line in lines):
-            raise ValueError("a record is larger than MaxPayloadInMB")
-        return b"".join(self._cloud.transform(line).rstrip(b"\n") + b"\n" for line in lines)
+        end = b"\n" if request["TransformOutput"].get("AssembleWith") == "Line" else b""
+        content_type = request["TransformInput"].get("ContentType", "")
+        answers = (self._cloud.transform(payload, content_type) for payload in _payloads(body, request))
+        return b"".join(answer.removesuffix(end) + end for answer in answers)
 
     def _writing(self, job: Thing, target: str, where: Where) -> Iterator[Need]:
         bucket, key = bucket_and_key(target)
         encrypted = job.request["TransformOutput"].get("KmsKeyId") or self._cloud.keys.get(bucket)
         yield from needs_of_s3("PUT", bucket, key, {}, b"", where, encrypted)
+
+
+def _absent(request: dict[str, Any]) -> Iterator[str]:
+    """Yield what a job asks for and the rehearsal does not have."""
+    given, source = request["TransformInput"], request["TransformInput"]["DataSource"]["S3DataSource"]
+    yield from (name for name in ("DataProcessing", "DataCaptureConfig") if request.get(name))
+    if (split := given.get("SplitType", "None")) not in ("None", "Line"):
+        yield f"SplitType {split}"
+    if (compressed := given.get("CompressionType", "None")) != "None":
+        yield f"CompressionType {compressed}"
+    if (kind := source["S3DataType"]) != "S3Prefix":
+        yield f"S3DataType {kind}"
+
+
+def _payloads(body: bytes, request: dict[str, Any]) -> Iterator[bytes]:
+    """Divide an object: each line is a record, or the object is one; a payload has one record, or as many as fit.
+
+    Raises:
+        ValueError: a record does not fit into a payload.
+    """
+    by_line = request["TransformInput"].get("SplitType") == "Line"
+    several, most = request.get("BatchStrategy") == "MultiRecord", request.get("MaxPayloadInMB", _PAYLOAD) * _MB
+    gathered = b""
+    for record in re.findall(rb"[^\n]*\n|[^\n]+", body) if by_line else [body]:
+        if len(record.removesuffix(b"\n")) > most:
+            raise ValueError("a record is larger than MaxPayloadInMB")
+        if gathered and not (several and len(gathered) + len(record) <= most):
+            yield gathered
+            gathered = b""
+        gathered += record
+    if gathered:
+        yield gathered
 
 
 def _target(output: str, prefix: str, key: str) -> str:

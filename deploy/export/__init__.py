@@ -1,1 +1,1 @@
-"""Exports of a deployment: CloudFormation and Terraform; Kubernetes, KServe and SageMaker HyperPod."""
+"""Exports of a deployment: CloudFormation and Terraform."""

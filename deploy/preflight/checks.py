@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from botocore.exceptions import ClientError
@@ -102,7 +103,7 @@ def preflight(
     for name, check in _CHECKS.items():
         if name not in without:
             for one in of_servers if name in _OF_A_SERVER else [context]:
-                checks.update(dict.fromkeys(_run(name, check, one)))
+                checks.update(dict.fromkeys(run(name, partial(check, one))))
     return list(checks)
 
 
@@ -142,19 +143,25 @@ def lines(checks: Sequence[Check]) -> list[str]:
     return failure
 
 
-def _run(name: str, check: Callable[[Context], Check | list[Check] | None], context: Context) -> list[Check]:
+def run(name: str, check: Callable[[], Check | Iterable[Check] | None]) -> list[Check]:
+    """Run one check; where AWS does not allow it, a warning says so.
+
+    Raises:
+        BotoCoreError: AWS cannot be reached.
+    """
+    found: list[Check] = []
     try:
-        result = check(context)
+        result = check()
+        for one in (result,) if isinstance(result, Check) else result or ():
+            found.append(one)
     except ClientError as failure:
         deploy_error = as_deploy_error(failure)
-        if isinstance(deploy_error, NotAllowed):
-            return [warning(name, f"not looked at: {failure.operation_name} is not allowed", deploy_error.advice)]
-        return [warning(name, f"not looked at: {deploy_error}")]
+        is_denied = isinstance(deploy_error, NotAllowed)
+        says = f"{failure.operation_name} is not allowed" if is_denied else str(deploy_error)
+        found.append(warning(name, f"not looked at: {says}", deploy_error.advice))
     except DeployError as failure:
-        return [error(name, str(failure), failure.advice)]
-    if result is None:
-        return []
-    return result if isinstance(result, list) else [result]
+        found.append(error(name, str(failure), failure.advice))
+    return found
 
 
 def _account(context: Context) -> Check:
@@ -213,15 +220,23 @@ def _quota_of(context: Context, instance: str) -> Check:
         needed = max(needed, context.spec.scaling.max)
     shadow = context.decision.shadow
     beside = context.spec.shadow.count if context.spec.shadow and shadow and shadow.instance_type == instance else 0
-    name = f"{instance} for endpoint usage"
-    for quota in pages(context.aws, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="sagemaker"):
-        if quota["QuotaName"] == name:
-            return _enough(name, quota["Value"], needed + beside, context.spec.instance.count + beside)
-    return warning("quota", f"none named {name!r} was found", "See Service Quotas, Amazon SageMaker.")
+    at_first = context.spec.instance.count + beside
+    return quota(context.aws, f"{instance} for endpoint usage", needed + beside, at_first, "instance.type")
 
 
-def _enough(name: str, value: float, needed: int, at_first: int) -> Check:
-    advice = f"Ask for {needed} of `{name}` in Service Quotas (Amazon SageMaker), or take another instance.type."
+def quota(aws: Aws, name: str, needed: int, at_first: int, setting: str) -> Check:
+    """Check one of SageMaker's quotas.
+
+    Args:
+        needed: instances at most.
+        at_first: instances without which nothing starts.
+        setting: chooses another instance type.
+    """
+    quotas = pages(aws, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="sagemaker")
+    value = next((one["Value"] for one in quotas if one["QuotaName"] == name), None)
+    if value is None:
+        return warning("quota", f"none named {name!r} was found", "See Service Quotas, Amazon SageMaker.")
+    advice = f"Ask for {needed} of `{name}` in Service Quotas (Amazon SageMaker), or take another {setting}."
     if value < at_first:
         return error("quota", f"{name}: {value:g}, and {at_first} are needed", advice)
     if value < needed:
@@ -311,7 +326,7 @@ def _shadow(context: Context) -> list[Check]:
         ("quota", _quota, decision.instance_type != context.decision.instance_type),
     ):
         if other:
-            checks += _run(name, check, own)
+            checks += run(name, partial(check, own))
     return [replace(check, says=f"shadow: {check.says}") for check in checks]
 
 

@@ -18,15 +18,13 @@ class Pool:
         priority: 1 is tried first.
         instance_type: SageMaker's name.
         options: of the handler, on this type only.
-        gpus, tensor_parallel, vcpus, ram_gib: as in `Decision`.
+        gpus, tensor_parallel: as in `Decision`.
     """
 
     priority: int
     instance_type: str
     gpus: int
     tensor_parallel: int | None = None
-    vcpus: int | None = None
-    ram_gib: int | None = None
     options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
 
@@ -46,8 +44,6 @@ class Decision:
         startup: timeout until /ping answers 200, 60 to 3600 seconds.
         provision: timeout to find an instance, in seconds; None: AWS's default.
         tensor_parallel: GPUs that one copy of the model is spread over; None: a CPU type, or unknown.
-        vcpus: hardware threads of one such instance; None: the tables do not know the type.
-        ram_gib: GiB of its memory; None: the tables do not know the type.
         warnings: one sentence each, for the user to read before confirming.
         pools: the types by priority, if the specification has pools.
         shadow: the decision for the shadow, if the specification has one.
@@ -65,8 +61,6 @@ class Decision:
     startup: int
     provision: int | None = None
     tensor_parallel: int | None = None
-    vcpus: int | None = None
-    ram_gib: int | None = None
     warnings: tuple[str, ...] = ()
     pools: tuple[Pool, ...] = ()
     shadow: Decision | None = None
@@ -93,8 +87,6 @@ class Decision:
             instance_type=pool.instance_type,
             gpus=pool.gpus,
             tensor_parallel=pool.tensor_parallel,
-            vcpus=pool.vcpus,
-            ram_gib=pool.ram_gib,
             pools=(),
             shadow=None,
         )

@@ -375,7 +375,10 @@ def title(candidates: Candidates) -> str:
     )
 
 
-def rows(candidates: Candidates, limit: int = 6) -> tuple[tuple[str, ...], ...]:
+_MOST_ROWS = 6
+
+
+def rows(candidates: Candidates) -> tuple[tuple[str, ...], ...]:
     """Return the table's cells, in the order of COLUMNS: the best types, and the chosen one in any case.
 
     Of a family's types with equally many GPUs only the best is a row. GiB are of one GPU. Requests are those of the
@@ -383,7 +386,7 @@ def rows(candidates: Candidates, limit: int = 6) -> tuple[tuple[str, ...], ...]:
     """
     best: dict[tuple[str, int], Fit] = {}
     for item in candidates.fits:
-        if item.fits and len(best) < limit:
+        if item.fits and len(best) < _MOST_ROWS:
             best.setdefault((item.instance.family, item.instance.gpus), item)
     by_name = {item.instance.name: item for item in best.values()}
     if candidates.chosen is not None:

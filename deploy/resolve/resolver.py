@@ -43,13 +43,7 @@ def resolve_pools(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resoluti
         except (DoesNotFit, SpecError) as error:
             raise type(error)(f"instance.pools[{place}]: {error}", error.advice) from error
         decision = resolution.decision
-        pool = replace(
-            pool,
-            gpus=decision.gpus,
-            tensor_parallel=decision.tensor_parallel,
-            vcpus=decision.vcpus,
-            ram_gib=decision.ram_gib,
-        )
+        pool = replace(pool, gpus=decision.gpus, tensor_parallel=decision.tensor_parallel)
         found.append((pool, resolution))
     found.sort(key=lambda item: item[0].priority)
     decisions = [resolution.decision for _, resolution in found]
@@ -263,8 +257,6 @@ def _resolve(spec: Spec, asked: _Asked) -> Resolution:
         startup=spec.timeouts.startup or times.startup,
         provision=spec.timeouts.provision,
         tensor_parallel=_degree(spec, chosen, instance),
-        vcpus=None if instance is None else instance.vcpus,
-        ram_gib=None if instance is None else instance.ram_gib,
         warnings=(
             *image.warnings,
             *size.notes,
@@ -548,6 +540,5 @@ def _routing(spec: Spec) -> Iterator[str]:
     if most >= _MANY and isinstance(spec.routing, PrefixAware):
         yield (
             f"With up to {most} instances, prefix-aware routing looks at a text's beginning, not at the caches. "
-            "Dynamo on HyperPod routes by what each worker holds: compare both for long shared prompts "
-            "(lmi deploy export --format hyperpod)."
+            "Dynamo on HyperPod routes by what each worker holds: compare both for long shared prompts."
         )

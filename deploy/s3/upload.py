@@ -66,9 +66,9 @@ class _Unfinished:
     sent: dict[int, dict[str, Any]] = field(default_factory=dict)
 
 
-def parts_of(name: str, size: int, part_size: int | None = None) -> list[Part]:
+def parts_of(name: str, size: int) -> list[Part]:
     """Split a file into parts: at least one, the last may be smaller."""
-    part_size = max(part_size or PART_SIZE, -(-size // _MOST_PARTS))
+    part_size = max(PART_SIZE, -(-size // _MOST_PARTS))
     count = max(1, -(-size // part_size))
     return [
         Part(name, number + 1, count, number * part_size, min(part_size, size - number * part_size))

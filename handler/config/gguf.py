@@ -6,8 +6,9 @@ Format: github.com/ggml-org/ggml, docs/gguf.md, version 2 and 3, little-endian.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import math
-import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from handler.core.text_files import placeholder
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MAX_STRING = 1 << 26  # bytes; a chat template has some thousands
+_MAX_NUMBERS = 1 << 12  # of a list: one for each layer, not one for each token
 _ARCHITECTURE, _TYPE = b"general.architecture", b"general.type"
 _BESIDE: Mapping[object, str] = {kind.encode(): kind for kind in ("mmproj", "adapter", "imatrix")}
 _NEEDED = {_ARCHITECTURE: "model", b"tokenizer.ggml.tokens": "tokenizer"}
@@ -122,8 +124,43 @@ def matrix_types(path: Path) -> set[int]:
         return {kind for shape, kind, _ in _tensors(file, num_tensors) if len(shape) > 1}
 
 
+class Header(NamedTuple):
+    """A whole header: the key-value pairs, and the tensors' shapes and types (ggml's numbers).
+
+    A list's value is a list of numbers; None where it has texts, or numbers beyond what layers need.
+    """
+
+    values: Mapping[bytes, object]
+    tensors: Sequence[tuple[Sequence[int], int]]
+
+
+def read_header(file: BinaryIO) -> Header:
+    """Read a header.
+
+    Args:
+        file: with a name for the errors.
+
+    Raises:
+        ValueError: not a GGUF file of a known version, or it ends inside its header.
+    """
+    num_tensors, num_values = _begin(file)
+    values = dict(_pairs(file, num_values))
+    return Header(values, [(shape, kind) for shape, kind, _ in _tensors(file, num_tensors)])
+
+
+def first_values(file: BinaryIO) -> Iterator[tuple[bytes, object]]:
+    """Yield the key-value pairs of a file's beginning, until it ends.
+
+    Raises:
+        ValueError: not a GGUF file of a known version.
+    """
+    _, num_values = _begin(file)
+    with contextlib.suppress(ValueError):
+        yield from _pairs(file, num_values)
+
+
 def _pairs(file: BinaryIO, count: int) -> Iterator[tuple[bytes, object]]:
-    """Read the key-value pairs; a list's value is None."""
+    """Read the key-value pairs; the value of a list as in `Header`."""
     for _ in range(count):
         yield _string(file), _value(file, _read(file, "I"))
 
@@ -170,10 +207,16 @@ def _string(file: BinaryIO) -> bytes:
     return data
 
 
-def _skip(file: BinaryIO, count: int) -> None:
-    if count > os.fstat(file.fileno()).st_size - file.tell():
+def _numbers(file: BinaryIO, code: str, count: int) -> list[object] | None:
+    """Read a list of numbers; None: it is skipped, as it is longer than what is needed."""
+    here, size = file.tell(), count * struct.calcsize(code)
+    if size > file.seek(0, io.SEEK_END) - here:
         raise ValueError(f"{file.name} ends inside its header")
-    file.seek(count, 1)
+    file.seek(here)
+    if count <= _MAX_NUMBERS:
+        return list(struct.unpack(f"<{count}{code}", file.read(size)))
+    file.seek(size, io.SEEK_CUR)
+    return None
 
 
 def _value(file: BinaryIO, kind: int) -> object:
@@ -183,12 +226,11 @@ def _value(file: BinaryIO, kind: int) -> object:
         item = _read(file, "I")
         count = _read(file, "Q")
         if item in _SCALARS:
-            _skip(file, count * struct.calcsize(_SCALARS[item]))
-        elif item == _STRING:
-            for _ in range(count):
-                _string(file)
-        else:
+            return _numbers(file, _SCALARS[item], count)
+        if item != _STRING:
             raise ValueError(f"{file.name} is broken: its header has a list of unknown type {item}")
+        for _ in range(count):
+            _string(file)
         return None
     if kind not in _SCALARS:
         raise ValueError(f"{file.name} is broken: its header has a value of unknown type {kind}")

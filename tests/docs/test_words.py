@@ -53,7 +53,7 @@ _RIDDLE = re.compile(r"(What|Which|Whose|Whoever) [^?]*$")  # "What an engine la
 
 def texts() -> dict[str, str]:
     names = [path.relative_to(ROOT).as_posix() for folder in CODE for path in sorted((ROOT / folder).rglob("*.py"))]
-    return {name: (ROOT / name).read_text() for name in (*pages(), *names)}
+    return {name: (ROOT / name).read_text() for name in (*pages(), *names, "deploy/data/causes.yaml")}
 
 
 @in_one_test("word", BANNED)

@@ -8,9 +8,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import yaml
+
 from tests.one_test import in_one_test
 
 ROOT = Path(__file__).parents[2]
+CAUSES = ROOT / "deploy" / "data" / "causes.yaml"
 FILES = [path for name in ("handler", "deploy", "proof") for path in sorted((ROOT / name).rglob("*.py"))]
 
 CHECKOUT = re.compile(
@@ -38,12 +41,13 @@ def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
 
 @functools.cache
 def all_texts() -> list[tuple[str, str]]:
-    """Return the strings of all files, with their places."""
-    return [
+    """Return the strings of all files, with their places, and the advice for causes of failures."""
+    in_code = [
         (f"{path.relative_to(ROOT)}:{line}", text)
         for path in FILES
         for line, text in texts(ast.parse(path.read_text()))
     ]
+    return in_code + [(f"causes.yaml: {cause['name']}", cause["says"]) for cause in yaml.safe_load(CAUSES.read_text())]
 
 
 def test_no_message_names_a_place_of_the_checkout() -> None:

@@ -59,7 +59,7 @@ OF_DEPLOY = {
     "web_pages": set(),
     "data": set(),
     "service_model": set(),
-    "diagnostics": set(),
+    "diagnostics": {"data"},
     "aws": {"credentials", "diagnostics", "errors", "web_pages"},
     "spec": {"service_model", "errors"},
     "s3": {"aws", "errors"},
@@ -191,6 +191,7 @@ def test_deploy_imports_of_the_handler_only_its_options_and_command_line() -> No
     assert used == {
         "handler.config.engines",
         "handler.config.environment",
+        "handler.config.gguf",
         "handler.config.lmi_version",
         "handler.config.loader",
         "handler.config.options",

@@ -57,26 +57,6 @@ def test_terraform_has_what_cloudformation_has(capsys: pytest.CaptureFixture[str
     assert "PrefixAwareRoutingConfig" in found
 
 
-@pytest.mark.parametrize("format", ["kserve", "hyperpod", "kubernetes"])
-def test_objects_of_kubernetes_with_their_notes(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, format: str
-) -> None:
-    file = tmp_path / "llama.yaml"
-    assert main(["export", LLAMA, "--format", format, "--output", str(file)]) == 0
-    assert "note: alarms: no equivalent here" in capsys.readouterr().err
-    assert "# alarms: no equivalent here" in file.read_text()
-    kinds = [one["kind"] for one in yaml.safe_load_all(file.read_text())]
-    assert kinds[0] == "ServiceAccount"
-    assert len(kinds) == {"kserve": 2, "hyperpod": 2, "kubernetes": 3}[format]
-
-
-def test_an_address_of_prometheus_goes_with_hyperpod_only(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["export", LLAMA, "--format", "kserve", "--prometheus", "http://prometheus:9090"]) == 2
-    assert "--prometheus goes with --format hyperpod" in capsys.readouterr().err
-    scaled = ["--set", "scaling.max=3", "--set", "scaling.concurrency=8", "--prometheus", "http://prometheus:9090"]
-    assert "serverAddress: http://prometheus:9090" in printed(capsys, "export", LLAMA, "--format", "hyperpod", *scaled)
-
-
 def test_a_stack_of_it_is_made(cloud: Cloud) -> None:
     """moto knows SageMaker's three, no alarms, and only instance types without a GPU."""
     said = spec("cpu", instance={"type": "ml.c5.2xlarge"}, alarms=None)

@@ -83,7 +83,7 @@ class Cloud(cloud.Cloud):
         accepted.work(lambda body: json.dumps({"generated_text": json.loads(body)["inputs"]}).encode())
         return accepted.answer(start_response)
 
-    def transform(self, line: bytes) -> bytes:
+    def transform(self, line: bytes, content_type: str) -> bytes:
         """As the embedded server answers in a job; `<die>` is what no container survives."""
         if b"<die>" in line:
             raise ValueError("Bad HTTP status received from algorithm: 503")

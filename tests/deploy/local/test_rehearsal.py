@@ -6,6 +6,7 @@ import json
 import signal
 import socket
 import sys
+import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -147,6 +148,61 @@ def test_an_asynchronous_endpoint_writes_its_answer(account: Path, capsys: pytes
     wait_for(lambda: len(objects()) == 2, PATIENCE, "no answers")
     assert objects()[done["OutputLocation"]] == b'{"generated_text":" one two"}'
     assert b"Received client error (424)" in objects()[failed["FailureLocation"]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "answers", "fails"),
+    [
+        ({}, [True, False, True], ""),  # single records: the server's own way
+        ({"BatchStrategy": "MultiRecord", "MaxPayloadInMB": 1}, [False], ""),  # which refuses several in a body
+        ({"TransformInput": {"SplitType": "None"}}, [False], ""),
+        ({"MaxPayloadInMB": 1, "padding": 2**20}, [], "in/a.jsonl: a record is larger than MaxPayloadInMB"),
+        ({"TransformInput": {"SplitType": "RecordIO"}}, None, "SplitType RecordIO: the rehearsal has S3Prefix"),
+        ({"TransformInput": {"CompressionType": "Gzip"}}, None, "CompressionType Gzip: the rehearsal"),
+        ({"DataProcessing": {"JoinSource": "Input"}}, None, "DataProcessing: the rehearsal has S3Prefix"),
+    ],
+)
+def test_a_transform_job_answers_an_object_s_records(
+    account: Path, changes: dict[str, Any], answers: list[bool] | None, fails: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By stock boto3: the answers are at the places of the records, what is refused among them."""
+    batch = {"input": "s3://models/in/", "output": "s3://models/out"}
+    account.write_text(json.dumps({**FILE, "batch": batch}))
+    policy = printed("execution-role", account, capsys)
+    boto3.client("iam").put_role_policy(RoleName="lmi", PolicyName="lmi", PolicyDocument=policy)
+    sagemaker, s3 = boto3.client("sagemaker"), boto3.client("s3")
+    sagemaker.create_model(ModelName="batch", ExecutionRoleArn=ROLE, PrimaryContainer={"Image": IMAGE})
+    padding = " " * changes.pop("padding", 0)
+    s3.put_object(Bucket="models", Key="in/a.jsonl", Body=f"{BODY}\n{{{padding}\n{BODY}".encode())
+    given = {"SplitType": "Line", "ContentType": "application/jsonlines", **changes.pop("TransformInput", {})}
+    source = {"S3DataType": "S3Prefix", "S3Uri": batch["input"]}
+    name = f"job-{uuid.uuid4()}"
+    request = {
+        "TransformJobName": name,
+        "ModelName": "batch",
+        "TransformInput": {"DataSource": {"S3DataSource": source}, **given},
+        "TransformOutput": {"S3OutputPath": batch["output"], "AssembleWith": "Line"},
+        "TransformResources": {"InstanceType": "ml.g6.xlarge", "InstanceCount": 1},
+        **changes,
+    }
+    try:
+        if answers is None:
+            with pytest.raises(ClientError, match=fails):
+                sagemaker.create_transform_job(**request)
+            return
+        sagemaker.create_transform_job(**request)
+
+        def described() -> Any:
+            return sagemaker.describe_transform_job(TransformJobName=name)
+
+        wait_for(lambda: described()["TransformJobStatus"] != "InProgress", PATIENCE, "the job does not end")
+        assert fails in described().get("FailureReason", "")
+        assert described()["TransformJobStatus"] == ("Failed" if fails else "Completed")
+        if not fails:
+            lines = s3.get_object(Bucket="models", Key="out/a.jsonl.out")["Body"].read().splitlines()
+            assert ["error" not in json.loads(line) for line in lines] == answers
+    finally:
+        sagemaker.delete_model(ModelName="batch")
 
 
 def test_a_capture_with_a_shadows_is_read_from_s3(account: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -192,9 +192,10 @@ def test_what_is_changed_behind_the_back_is_found(cloud: Cloud, bucket: Any, mod
         upload(aws(), model, TO)
 
 
-def test_parts_cover_a_file() -> None:
+def test_parts_cover_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.s3.upload.PART_SIZE", 5)
     assert parts_of("a", 0) == [Part("a", 1, 1, 0, 0)]
-    assert parts_of("a", 11, 5) == [Part("a", 1, 3, 0, 5), Part("a", 2, 3, 5, 5), Part("a", 3, 3, 10, 1)]
+    assert parts_of("a", 11) == [Part("a", 1, 3, 0, 5), Part("a", 2, 3, 5, 5), Part("a", 3, 3, 10, 1)]
     huge = parts_of("a", 4 * 10**12)
     assert len(huge) <= 9000
     assert sum(part.size for part in huge) == 4 * 10**12

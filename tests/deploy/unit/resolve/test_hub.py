@@ -152,11 +152,11 @@ def test_a_revision(double: HubDouble) -> None:
     assert double.asked[0][0] == "/api/models/me/mine/revision/v2"
 
 
-def test_a_hub_that_cannot_be_reached_is_one_line_and_the_table() -> None:
+def test_a_hub_that_cannot_be_reached_is_one_line_and_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as closed:  # bound, and not listening
         closed.bind(("127.0.0.1", 0))
-        hub = Hub(f"http://127.0.0.1:{closed.getsockname()[1]}")
-        found = find_size(spec("Qwen/Qwen3-8B"), hub=hub)
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        found = find_size(spec("Qwen/Qwen3-8B"), hub=Hub())
     assert found.shape == known_model("Qwen/Qwen3-8B")
     assert len(found.notes) == 1
     assert found.notes[0].startswith("The model's size is not the hub's: 127.0.0.1 cannot be reached: URLError: ")

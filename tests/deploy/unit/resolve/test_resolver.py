@@ -53,8 +53,6 @@ def test_all_that_was_open() -> None:
         download=300,
         startup=1980,
         tensor_parallel=1,
-        vcpus=8,
-        ram_gib=32,
     )
 
 

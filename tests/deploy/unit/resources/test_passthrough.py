@@ -11,8 +11,6 @@ from deploy.deployer.live import Live
 from deploy.deployer.plan import plan
 from deploy.errors import Refused
 from deploy.export.cloudformation import cloudformation_template, template_notes
-from deploy.export.hyperpod import hyperpod_manifests
-from deploy.export.kubernetes import kubernetes_manifests
 from deploy.iam.policies import policies
 from deploy.resources.build import resources
 from deploy.resources.resource import Kind, Resource
@@ -131,18 +129,6 @@ def test_what_a_template_leaves_out_is_named() -> None:
     (note,) = template_notes(made)
     assert note.startswith("PrimaryContainer.ContainerMetricsConfig of model/llama-")
     assert "ContainerMetricsConfig" not in str(cloudformation_template(made))
-
-
-@in_one_test(("field", "harm"), [("shadow", True), ("reservation", True), ("metrics", False), ("shell", False)])
-def test_other_formats_name_it(field: str, harm: bool) -> None:
-    place = ".".join(str(step) for step in PLACES[field][1] if step not in ("ProductionVariants", 0)).split(".")[0]
-    for manifests in (kubernetes_manifests, hyperpod_manifests):
-        if harm:
-            with pytest.raises(Refused, match=place):
-                manifests(specification(field), decided(field))
-        else:
-            _, notes = manifests(specification(field), decided(field))
-            assert [note for note in notes if place in note] != []
 
 
 def role(field: str, **changes: Any) -> dict[str, Any]:

@@ -5,13 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from deploy.deployer.wait import time_limit
-from deploy.errors import Refused
 from deploy.export.cloudformation import cloudformation_template
-from deploy.export.hyperpod import hyperpod_manifests
-from deploy.export.kubernetes import kubernetes_manifests
 from deploy.iam.policies import policies
 from deploy.resources.build import resources, warnings
 from tests.deploy.cases import KEY, decision, spec
@@ -103,32 +98,8 @@ def test_a_shadow_has_options_and_variables_over_those_of_what_serves() -> None:
     assert other["OPTION_LLM_ENGINE"] == serving["OPTION_LLM_ENGINE"]
 
 
-def test_kubernetes_has_no_shadow_and_no_reservation_and_names_capture() -> None:
-    for changes, place in (({"shadow": SHADOW}, "shadow"), ({"reservation": PLAN}, "reservation")):
-        with pytest.raises(Refused, match=f"no place for {place}: "):
-            kubernetes_manifests(spec("plain", **changes), decision("plain"))
-    _, notes = kubernetes_manifests(spec("plain", capture=CAPTURE), decision("plain"))
-    assert [note for note in notes if note.startswith("capture: no equivalent here")] != []
-
-
 def test_updates_wait_for_the_slower_start() -> None:
     alone, slow = decision("plain"), decision("plain", download=3600, startup=3600)
     beside = decision("plain", shadow=slow)
     assert (alone.start, beside.start) == (1500, 7200)
     assert time_limit(beside) - time_limit(alone) == 5700.0
-
-
-def test_hyperpod_captures_too() -> None:
-    said = spec("plain", capture={**CAPTURE, "percent": 20, "content": "input"}, encryption={"capture_key": KEY})
-    manifests, notes = hyperpod_manifests(said, decision("plain"))
-    assert manifests[-1]["spec"]["dataCapture"] == {
-        "s3Uri": "s3://captured/llama/",
-        "sagemakerEndpoint": {
-            "enabled": True,
-            "initialSamplingPercentage": 20,
-            "captureOptions": [{"captureMode": "Input"}],
-            "captureContentTypeHeader": {"jsonContentTypes": ["application/json"]},
-            "kmsKeyId": KEY,
-        },
-    }
-    assert [note for note in notes if "capture" in note] == []

@@ -4,16 +4,39 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
 
-from deploy.diagnostics import CAUSES, Cause
+import yaml
+
+from deploy import data
 
 _QUOTA_TYPE = re.compile(r"'?(ml\.[a-z0-9-]+\.[a-z0-9]+)'?")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """One reason why deployments fail; `deploy/data/causes.yaml` lists them, and explains the fields."""
+
+    name: str
+    texts: Sequence[str]
+    says: str
+    symptom: bool = False
+
+    def matches(self, text: str) -> bool:
+        return any(re.search(pattern, text, re.IGNORECASE) for pattern in self.texts)
+
+
+@cache
+def known_causes() -> tuple[Cause, ...]:
+    """Return all causes, the most specific ones first."""
+    return tuple(Cause(**fields) for fields in yaml.safe_load(data.text("causes.yaml")))
 
 
 def causes(reason: str, log_tail: Sequence[str] = ()) -> list[Cause]:
     """Return the likely causes, most specific first; symptoms only if there is no other."""
     text = "\n".join((reason, *log_tail))
-    likely = [cause for cause in CAUSES if cause.matches(text)]
+    likely = [cause for cause in known_causes() if cause.matches(text)]
     return [cause for cause in likely if not cause.symptom] or likely
 
 
