@@ -14,8 +14,9 @@ from handler.config import environment
 from handler.core.errors import BadRequest, InvalidPayload, NotFound, ServingError
 from handler.core.values import Task
 from handler.http.inference import Endpoint, Inference, read_body, send_answer, send_json
+from handler.protocols.kernel.body import PYDANTIC, decode
 from handler.protocols.kernel.errors import HttpResponse
-from handler.protocols.kernel.readers import PYDANTIC, decode, show
+from handler.protocols.kernel.readers import show
 from handler.protocols.kernel.texts import MAX_TEXTS
 from handler.protocols.openai.completions import MAX_PROMPTS
 from handler.protocols.registry import TOKENIZING

@@ -43,9 +43,9 @@ from handler.http.protocol import EXCHANGE, AnyExchange
 from handler.protocols.anthropic import openapi as anthropic
 from handler.protocols.anthropic.api import ERRORS as ANTHROPIC_ERRORS
 from handler.protocols.api import AdapterChange, Adapters, DescribedAdapter
+from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.kernel.messages import taken_media
-from handler.protocols.kernel.readers import decode
 from handler.protocols.lmi.asynchronous import served_name
 from handler.protocols.openai.api import ERRORS, OpenAiModel, OpenAiModels
 from handler.protocols.openapi import DocumentedRoute, document

@@ -15,8 +15,8 @@ from handler.core.media import Medium
 from handler.core.text import Prompt
 from handler.core.values import Request
 from handler.plugins.formatter_thread import FormatterThread
+from handler.protocols.kernel.body import decoded_size
 from handler.protocols.kernel.dialect import NOTHING, Dialect, Recalled
-from handler.protocols.kernel.readers import decoded_size
 from handler.serving.call import Decoded, Headers, Preprocessor, check_structured_output, owner_of
 from handler.serving.media.loader import MediaLoader, MediaRules, Reservation
 from handler.serving.turns import LARGE, Share, TurnThreads, is_long

@@ -22,14 +22,15 @@ from handler.core.errors import (
 )
 from handler.core.media import Medium, Upload, new_uuid
 from handler.core.text import Prompt, check_ids, given_prompt
-from handler.core.values import Adapter, Request
+from handler.core.values import Adapter, Request, Task
 from handler.engines.base import EngineInfo, Tokenizer
 from handler.engines.huggingface.pooling import encode_pooled
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.custom_messages import CustomReader, FormatterTokenizer, with_formatter
 from handler.plugins.functions import AdapterFormatters, Formatters, InputFormatter
+from handler.protocols.kernel.body import decode, decode_text
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Recalled, ServerContext
-from handler.protocols.kernel.readers import check_task, decode, decode_text, merge_adapters, named_adapter, quote
+from handler.protocols.kernel.readers import merge_adapters, named_adapter, quote
 from handler.serving.media.loader import place_media
 from handler.serving.sessions import Sessions, answer_call, session_call, session_of
 from handler.serving.stored_responses import ResponseStore
@@ -341,8 +342,11 @@ class Preprocessor:
         return self._input_of(adapter)
 
     def _input_of(self, adapter: Adapter | None) -> InputFormatter | None:
-        formatter = self._of_adapters.of(adapter, self._formatters).input
+        formatter = self._formatters_of(adapter).input
         return None if formatter is None else formatter.as_in(asynchronous=self.context.config.async_schema)
+
+    def _formatters_of(self, adapter: Adapter | None) -> Formatters:
+        return self._of_adapters.of(adapter, self._formatters) if self._of_adapters.exist else self._formatters
 
     def _adapter_in(self, body: Any) -> Adapter | None:
         """Return the adapter whose formatters a body asks for; None without one. `model` chooses weights alone."""
@@ -394,7 +398,7 @@ class Preprocessor:
             call = call._replace(requests=[request._replace(session=session.id) for request in call.requests])
         if adapter is None and self._of_adapters.exist:
             adapter = self._adapter_in(body.value)
-        formatter = self._of_adapters.of(adapter, self._formatters).output
+        formatter = self._formatters_of(adapter).output
         if dialect is not None or formatter is None:
             return call
         compat = self.dialect.name == "tgi_compat"
@@ -515,6 +519,26 @@ def check_structured_output(request: Request, why: str) -> None:
     """Raise InvalidParameter where `why` says what is wrong with the structured output that was tried."""
     if why:
         raise InvalidParameter(f"{request.names.structured_output}: the engine cannot follow it: {why}")
+
+
+_ROUTES = {
+    Task.GENERATION: "/v1/chat/completions, /generate and their like",
+    Task.EMBEDDING: "/v1/embeddings, /embed and their like",
+    Task.CLASSIFICATION: "/predict",
+    Task.RERANK: "/rerank and its like",
+    Task.TRANSCRIPTION: "/v1/audio/transcriptions, /v1/audio/translations",
+}
+_KINDS = {"embed": Task.EMBEDDING, "score": Task.RERANK, "classify": Task.CLASSIFICATION}
+
+
+def check_task(request: Request, task: Task) -> None:
+    """Raise InvalidPayload where the model computes something else than is asked for."""
+    generated = Task.TRANSCRIPTION if request.transcribes else Task.GENERATION
+    wanted = generated if request.pooling is None else _KINDS[request.pooling.kind]
+    if wanted is not task:
+        raise InvalidPayload(
+            f"this server is for {task.value} (option.task): it answers {_ROUTES[task]}; this is {wanted.value}"
+        )
 
 
 def _for_adapter(request: Request, adapter: Adapter) -> Request:

@@ -28,7 +28,7 @@ from handler.engines.process.sandbox import (
     Sandbox,
     Work,
 )
-from handler.protocols.kernel.readers import decode_in_python, decode_text
+from handler.protocols.kernel.body import decode_in_python, decode_text
 
 T = TypeVar("T")
 
@@ -426,10 +426,10 @@ class LargeBodies:
 
         Args:
             plain: it is text, the value of `inputs`.
-            unique_keys: as in `readers.decode`.
+            unique_keys: as in `body.decode`.
 
         Raises:
-            NotJson: as `readers.decode`.
+            NotJson: as `body.decode`.
             TooLarge: it holds too much, or to read it takes too much.
             Unavailable: the process cannot be had.
         """

@@ -41,7 +41,7 @@ ONLY_IN_HANDLER = {
     "prometheus_client": {"serving/metrics"},
     "opentelemetry": {"serving/metrics/tracing"},
     "javaproperties": {"config"},
-    "orjson": {"core/framing", "engines/openai", "protocols/kernel/readers"},
+    "orjson": {"core/framing", "engines/openai", "protocols/kernel/body"},
     "aiohttp": {"engines/openai", "serving/media"},
     "yarl": {"serving/media"},
     "PIL": {"serving/media/image_decoder", "engines/pillow"},

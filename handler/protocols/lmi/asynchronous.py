@@ -13,6 +13,7 @@ from handler.config.config import Config
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON_LINE, JSON_TEXTS, JSONLINES, TOKEN_SLOTS, Framing, dumps
 from handler.core.values import Adapter, FieldNames, Request, Token, keep_last
+from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply, ServerContext, TokenLine
 from handler.protocols.kernel.parameters import (
     PARAMETERS,
@@ -22,7 +23,7 @@ from handler.protocols.kernel.parameters import (
     Table,
     read_sampled,
 )
-from handler.protocols.kernel.readers import ADAPTERS, PYDANTIC, integer, read_adapters, relaxed_by, report_unknown
+from handler.protocols.kernel.readers import ADAPTERS, integer, read_adapters
 from handler.protocols.kernel.schema import FLAG, NULL, Shape, nullable, schema_of_reader
 from handler.protocols.kernel.texts import Text, TooManyTexts, read_texts, text_of, texts_shape
 from handler.protocols.lmi.api import (

@@ -9,19 +9,17 @@ from typing import Any, NamedTuple, TypeVar
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import FRAMINGS, JSON, JSONLINES, Framing
 from handler.core.values import LMI_NAMES, SAMPLED, Adapter, FieldNames, Request, Sampling, keep_last
+from handler.protocols.kernel.body import PYTHON, as_int, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply, ServerContext
-from handler.protocols.kernel.parameters import LMI, REQUEST_FIELDS, ParsedParameters, Table, read_all
-from handler.protocols.kernel.readers import (
-    ADAPTERS,
-    DEFAULTS,
-    PYTHON,
-    as_int,
-    merge_adapters,
-    read_adapters,
-    relaxed_by,
-    report_unknown,
-    show,
+from handler.protocols.kernel.parameters import (
+    LMI,
+    REQUEST_FIELDS,
+    SAMPLING_DEFAULTS,
+    ParsedParameters,
+    Table,
+    read_all,
 )
+from handler.protocols.kernel.readers import ADAPTERS, merge_adapters, read_adapters, show
 from handler.protocols.kernel.schema import FLAG, TEXT, Shape, nullable, schema_of_reader
 from handler.protocols.lmi.api import LmiErrors
 from handler.protocols.lmi.response import DocumentReply, LmiFormat, ResponseFormat, StreamReply
@@ -128,7 +126,7 @@ def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], contex
 _INFERRED_SINCE = (0, 32)
 
 _IDLE = {
-    **{field: {DEFAULTS[field]} for field in SAMPLED},
+    **{field: {SAMPLING_DEFAULTS[field]} for field in SAMPLED},
     "temperature": {0},  # 1, the default, asks for sampling
     "top_k": {0, 1},
     "top_p": {0, 1},

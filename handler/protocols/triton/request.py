@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import loads
 from handler.core.values import Adapter, FieldNames, Request, Sampling, StructuredOutput
+from handler.protocols.kernel.body import report_unknown
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import (
     PARAMETERS,
@@ -31,7 +32,6 @@ from handler.protocols.kernel.readers import (
     named_adapter,
     number,
     regex,
-    report_unknown,
     show,
     string,
     strings,

@@ -13,8 +13,8 @@ from handler.core.values import Delta, Finish, Token
 from handler.formatters import RequestInput, Sequence, TextGenerationOutput, TextInput
 from handler.plugins.custom_messages import CustomReader, with_formatter
 from handler.plugins.functions import InputFormatter, OutputFormatter, Style
+from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.dialect import ParsedRequest
-from handler.protocols.kernel.readers import decode
 from handler.protocols.registry import INVOCATIONS
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CONTEXT, deltas, with_tops

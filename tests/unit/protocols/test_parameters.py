@@ -144,8 +144,7 @@ class Later(namedtuple("Later", [name for name, _ in _FIELDS], defaults=[value f
 def test_a_field_that_no_engine_maps_is_refused_by_name(setting: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("handler.engines.base", "handler.protocols.kernel.parameters"):
         monkeypatch.setattr(f"{place}.Sampling", Later)
-    monkeypatch.setattr("handler.protocols.kernel.readers.DEFAULTS", Later._field_defaults)
-    monkeypatch.setattr("handler.protocols.kernel.parameters.DEFAULTS", Later._field_defaults)
+    monkeypatch.setattr("handler.protocols.kernel.parameters.SAMPLING_DEFAULTS", Later._field_defaults)
     parameter = Parameter("pretended", number(0, 0.5))
     monkeypatch.setitem(tensors.TABLE.parameters, "pretended", parameter)
     servers = {"option.base_url": "http://x/v1", "option.base_url_kind": setting}
