@@ -25,6 +25,7 @@ from handler.protocols.kernel.parameters import (
 )
 from handler.protocols.kernel.readers import ADAPTERS, integer, read_adapters
 from handler.protocols.kernel.schema import FLAG, NULL, Shape, nullable, schema_of_reader
+from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.kernel.texts import Text, TooManyTexts, read_texts, text_of, texts_shape
 from handler.protocols.lmi.api import (
     AsyncAnswer,
@@ -48,7 +49,6 @@ from handler.protocols.lmi.response import DocumentReply, StreamEnd, StreamReply
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
 from handler.protocols.openai.completions import OpenAiCompletions, completion_of
 from handler.protocols.openai.request import CHAT, COMPLETIONS, MODEL, REASONS, Head, identity, read_model
-from handler.protocols.triton.tensors import TensorValues
 
 
 class AsyncFormat:

@@ -20,6 +20,7 @@ from handler.protocols.kernel.messages import read_messages
 from handler.protocols.kernel.parameters import ANY, SAMPLING_DEFAULTS, Parameter, Table, named, read_all
 from handler.protocols.kernel.readers import integer, show, tgi_grammar
 from handler.protocols.kernel.reply import PromptDocument, SequenceOutput, list_parts
+from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.lmi.response import DocumentReply, StreamReply, WholeOutput
 from handler.protocols.openai.request import CHAT, HARMLESS
 from handler.protocols.tgi.api import (
@@ -35,7 +36,6 @@ from handler.protocols.tgi.api import (
     WrongType,
 )
 from handler.protocols.tgi.response import TgiFormat, finish_shown, seed_of
-from handler.protocols.triton.tensors import TensorValues
 
 # -- TGI's request: JSON types as its library serde reports them, then ranges in its order -----------------------------
 # Source: text-generation-inference 3, router/src/lib.rs and validation.rs. MindIE's `mindie.py` uses the same pieces.

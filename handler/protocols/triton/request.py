@@ -37,10 +37,10 @@ from handler.protocols.kernel.readers import (
     strings,
 )
 from handler.protocols.kernel.schema import accepts
+from handler.protocols.kernel.tensors import TENSORS, one_of, plain_or_tensor, select_tensors, single
 from handler.protocols.openai.request import structured_outputs
 from handler.protocols.triton.api import ERRORS, EVENTS, OneResponse, TritonErrors, TritonHead
 from handler.protocols.triton.response import ResponseOptions, ResponseReply, StreamReply
-from handler.protocols.triton.tensors import TENSORS, one_of, plain_or_tensor, select_tensors, single
 
 # The inputs of Triton's generate extension: the names of TensorRT-LLM's Triton backend, and the fields that they set.
 #
