@@ -38,8 +38,8 @@ from handler.protocols.api import (
 )
 from handler.protocols.kernel.errors import HttpResponse
 from handler.serving.admission import INVOKE
-from handler.serving.call import ATTRIBUTES, in_attributes, request_id
 from handler.serving.check import check, model_formatters, read_sources
+from handler.serving.head import ATTRIBUTES, in_attributes, request_id
 from handler.serving.model import ServedModel
 from handler.serving.start import running
 

@@ -47,9 +47,9 @@ from handler.plugins.handle import Answer, Broken, Call, PassOn
 from handler.plugins.stand_ins import StandIn
 from handler.plugins.stand_ins.djl import DJL_PYTHON
 from handler.serving.admission import INVOKE
-from handler.serving.call import ATTRIBUTES
 from handler.serving.check import users_files
 from handler.serving.custom_handle import CustomHandle, close_parts
+from handler.serving.head import ATTRIBUTES
 from handler.serving.model import ServedModel
 from handler.serving.turns import Share
 

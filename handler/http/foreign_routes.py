@@ -25,8 +25,8 @@ from handler.protocols.tgi.native import CHAT_TOKENIZE, MAX_BEST_OF, MAX_STOPS, 
 from handler.protocols.vllm.api import ERRORS, VllmLoad, VllmVersion
 from handler.protocols.vllm.tokenize import DETOKENIZE
 from handler.serving.admission import TOKENIZER_THREADS
-from handler.serving.call import ignored_header
 from handler.serving.model import ServedModel
+from handler.serving.task import ignored_header
 
 _BODY = 1 << 20  # bytes
 _TOKENIZER = "PreTrainedTokenizerFast"  # of a tokenizer_config.json that names none

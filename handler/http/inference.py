@@ -20,9 +20,9 @@ from handler.http.protocol import EXCHANGE, AnyExchange
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse, retry_headers
 from handler.scheduler.batcher import Channel
-from handler.serving.call import QUERY_ADAPTER, ignored_header
+from handler.serving.head import QUERY_ADAPTER
 from handler.serving.model import ServedModel
-from handler.serving.task import RequestTask
+from handler.serving.task import RequestTask, ignored_header
 from handler.serving.turns import Share
 
 Headers = list[tuple[bytes, bytes]]

@@ -52,9 +52,10 @@ from handler.protocols.openapi import DocumentedRoute, document
 from handler.protocols.responses.request import check_retrieval, deleted, not_kept, page, read_page
 from handler.protocols.tgi.api import UNHEALTHY
 from handler.scheduler.lora import AdapterCall, Registered, read_adapter_call, required
-from handler.serving.call import ignored_header, owner_of
+from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
 from handler.serving.stored_responses import ResponseStore
+from handler.serving.task import ignored_header
 from handler.serving.turns import Share
 
 

@@ -16,7 +16,7 @@ from starlette.types import Scope, Send
 from handler.core.errors import ConfigError, ServingError, Unauthorized
 from handler.http.inference import SHARED, Endpoint, Headers, Inference, send_answer
 from handler.protocols.kernel.errors import FRONT_END, HttpResponse
-from handler.serving.call import OWNER, bearer_token, digest_of, owner_by_key
+from handler.serving.head import OWNER, bearer_token, digest_of, owner_by_key
 
 KEYS_VARIABLE = "LMI_API_KEY"
 ANY_ORIGIN = ANY_HOST = "*"

@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from handler.config.config import Config
 from handler.config.environment import secrets
@@ -27,9 +26,10 @@ from handler.scheduler.batcher import Batcher
 from handler.scheduler.engine import ThinkingEngine
 from handler.scheduler.lora import AdapterHome, Change, Outcome, Registered
 from handler.serving.admission import Admission, InferenceRoutes
-from handler.serving.call import NO_FORMATTERS, Headers, Preprocessor, request_id
+from handler.serving.call import Preprocessor
 from handler.serving.custom_handle import CustomHandle
 from handler.serving.engine_driver import DynamicBatcher, EngineDriver
+from handler.serving.head import NO_FORMATTERS, Head, Headers, request_id
 from handler.serving.media.loader import media_rules
 from handler.serving.metrics.prometheus import Gauges, Metrics, RequestStats
 from handler.serving.metrics.tracing import Tracer
@@ -288,10 +288,11 @@ class ServedModel:
             on_bytes: as in RequestTask.
         """
         error: ServingError | None = None
+        head = Head(headers, dialect)
         try:
             if route is not None:
-                dialect = self.routes.dialect(route)
-            self.preprocessor.check_headers(headers, dialect)
+                head = Head(headers, self.routes.dialect(route))
+            head = self.preprocessor.read_head(head)
             self.check_room()
             self._check_engine()
         except ServingError as refusal:
@@ -300,38 +301,29 @@ class ServedModel:
         stats = RequestStats(name, self.metrics, log_prompts=self.config.log_prompts, headers=headers)
         requests = self._request_log
         if requests is None or not requests.chooses():
-            task = self._make_task(stats, headers, dialect, on_bytes)
+            task = self._make_task(stats, head, on_bytes)
         else:
             kind = functools.partial(CapturedTask, requests, name, route or path)
-            task = self._make_task(stats, headers, dialect, on_bytes, kind)
+            task = self._make_task(stats, head, on_bytes, kind)
         if error is not None:
             task.refuse(error)
         return task
 
-    def refused(
-        self, error: ServingError, dialect: Dialect | None = None, *, id: str = "-", body: Any = None
-    ) -> RequestTask:
-        """Return the task of a request that is refused without being opened; it is counted.
-
-        Args:
-            body: the decoded body; None if it was not decoded.
-        """
-        task = self._make_task(RequestStats(id, self.metrics), {}, dialect, lambda task: None)
-        task.refuse(error, body)
+    def refused(self, error: ServingError, dialect: Dialect | None = None, *, id: str = "-") -> RequestTask:
+        """Return the task of a request that is refused without being opened; it is counted."""
+        task = self._make_task(RequestStats(id, self.metrics), Head(dialect=dialect))
+        task.refuse(error)
         return task
 
     def _make_task(
         self,
         stats: RequestStats,
-        headers: Headers,
-        dialect: Dialect | None,
-        on_bytes: Callable[[RequestTask], object],
+        head: Head,
+        on_bytes: Callable[[RequestTask], object] = lambda task: None,
         kind: Callable[..., RequestTask] = RequestTask,
     ) -> RequestTask:
         tasks = self._tasks
-        task = kind(
-            self.admission, self.driver, stats, headers, dialect, on_bytes, tasks.discard, self.memory, self._batches
-        )
+        task = kind(self.admission, self.driver, stats, head, on_bytes, tasks.discard, self.memory, self._batches)
         tasks.add(task)
         return task
 

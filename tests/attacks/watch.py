@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from handler.serving.call import owner_by_key
+from handler.serving.head import owner_by_key
 from handler.serving.turns import Flow, Turns
 from tests.servers import ServerProcess, http
 
