@@ -47,11 +47,11 @@ from handler.plugins.handle import Answer, Broken, Call, PassOn
 from handler.plugins.stand_ins import StandIn
 from handler.plugins.stand_ins.djl import DJL_PYTHON
 from handler.serving.admission import INVOKE
-from handler.serving.check import users_files
 from handler.serving.custom_handle import CustomHandle, close_parts
 from handler.serving.head import ATTRIBUTES
 from handler.serving.model import ServedModel
 from handler.serving.turns import Share
+from handler.serving.user_code import users_files
 
 T = TypeVar("T")
 

@@ -203,7 +203,7 @@ def test_deploy_imports_of_the_handler_only_its_options_and_command_line() -> No
 OF_PROOF = {
     "replay": {"core"},
     "conform": {"__version__", "core", "config.environment"},
-    "bench": {"core", "config", "engines", "serving.check"},
+    "bench": {"core", "config", "engines", "serving.engine"},
 }
 """A tool of proof's, and what of handler it may import: `bench --engine` runs the engine that it compares with."""
 
