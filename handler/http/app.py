@@ -216,7 +216,7 @@ class App:
         await send_error(scope, send, RouteNotFound(message))
 
 
-# -- other servers than ours -------------------------------------------------------------------------------------
+# -- other ASGI servers ------------------------------------------------------------------------------------------------
 
 
 def create_app(

@@ -308,7 +308,7 @@ class Records(Inference):
 # -- stored responses at /v1/responses/{id}: read, list their input, delete. A response is its owner's alone -----------
 
 
-Answer = Callable[[ResponseStore, str, str, QueryParams], Awaitable[Any]]
+StoredAnswer = Callable[[ResponseStore, str, str, QueryParams], Awaitable[Any]]
 """Takes the store, the owner, the response's id and the query."""
 
 
@@ -324,7 +324,7 @@ class ResponseRoutes:
             ),
         ]
 
-    def _handler(self, answer: Answer, *, changes: bool = False) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    def _handler(self, answer: StoredAnswer, *, changes: bool = False) -> Handle:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             exchange: AnyExchange = scope["extensions"][EXCHANGE]
             with Share(self._model.memory) as memory:

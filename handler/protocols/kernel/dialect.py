@@ -16,6 +16,11 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Request, Task, Token
 from handler.protocols.kernel.errors import ErrorFormat, Headers
 
+log = logging.getLogger("handler.requests")
+
+DEFAULT_MAX_MEDIA = 32
+"""Media of one kind in a request, where option.limit_mm_per_prompt names no number."""
+
 
 class GenerationDefaults(NamedTuple):
     """Values of the parameters that a client leaves out.
@@ -173,12 +178,6 @@ class Keeping:
         kept = self._keeper.keep(KeptAnswer(id, self._kind, self._previous, failed, head, self._given, output))
         self._in_progress = None
         return kept
-
-
-log = logging.getLogger("handler.requests")
-
-DEFAULT_MAX_MEDIA = 32
-"""Media of one kind in a request, where option.limit_mm_per_prompt names no number."""
 
 
 class AdapterLookup(Protocol):
