@@ -28,7 +28,7 @@ from cpu import descendants
 from mixed_clients import REPEATED, Clients, choose, lengths
 
 from handler.config.loader import read_config
-from handler.serving.check import engine_spec
+from handler.serving.engine import engine_spec
 from proof.bench import machine
 from proof.bench.processes import Worker, lmi_serve
 

@@ -195,7 +195,9 @@ def _serve(arguments: argparse.Namespace) -> int:
         from handler.http.security import OPEN, read_access
         from handler.http.startup import serve
         from handler.plugins.functions import model_py
-        from handler.serving.check import check, downloads_of, hub_note, model_py_directory, read_sources
+        from handler.serving.check import check
+        from handler.serving.engine import downloads_of, hub_note, read_sources
+        from handler.serving.user_code import model_py_directory
 
     read = read_server_config if arguments.check else read_sources  # which downloads
     reading = read(arguments.model, arguments.engine, arguments.properties, arguments.options)

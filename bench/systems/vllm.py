@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
-from handler.serving.check import engine_spec
+from handler.serving.engine import engine_spec
 from proof.bench.processes import lmi_serve
 from systems import vllm_settings
 from systems.apis import Api

@@ -54,6 +54,11 @@ def rewritten(text: str) -> Any:
         return orjson.Fragment(json.dumps(value, separators=(",", ":"), ensure_ascii=False))
 
 
+def refuse_constant(name: str) -> None:
+    """Raise ValueError for NaN and infinities, which Python's `json` reads: its `parse_constant`."""
+    raise ValueError(f"{name} is not a JSON number")
+
+
 def _one_line(data: bytes) -> bytes:
     """Escape the three non-ASCII characters at which str.splitlines splits, as some clients (httpx) use it."""
     return (

@@ -72,6 +72,16 @@ class Begun(Coroutine[Any, Any, T]):
         raise NotImplementedError("only a task runs it")
 
 
+def settle(future: concurrent.futures.Future[T], call: Callable[[], T]) -> None:
+    """Give a future what the call returns or raises."""
+    try:
+        result = call()
+    except BaseException as error:  # as ThreadPoolExecutor does
+        future.set_exception(error)
+    else:
+        future.set_result(result)
+
+
 async def run_in_daemon_thread(call: Callable[[], T]) -> T:
     """Return the call's result, or raise what it raises. The call goes on when its awaiter is cancelled.
 
@@ -80,15 +90,7 @@ async def run_in_daemon_thread(call: Callable[[], T]) -> T:
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
 
-    def work() -> None:
-        try:
-            result = call()
-        except Exception as error:  # whatever the call raises belongs to its awaiter
-            future.set_exception(error)
-        else:
-            future.set_result(result)
-
-    threading.Thread(target=work, name="blocking-call", daemon=True).start()
+    threading.Thread(target=settle, args=(future, call), name="blocking-call", daemon=True).start()
     return await asyncio.wrap_future(future)
 
 

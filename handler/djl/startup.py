@@ -24,10 +24,11 @@ from handler.core.errors import ConfigError, Problem, Problems
 from handler.core.values import INSTEAD, SCRIPT
 from handler.engines.process.engine_process import Spec
 from handler.plugins.functions import Formatters, model_py
-from handler.serving.check import check, model_formatters
+from handler.serving.check import check
 from handler.serving.model import ServedModel
 from handler.serving.sessions import sessions_root
 from handler.serving.start import running
+from handler.serving.user_code import model_formatters
 
 if TYPE_CHECKING:
     from handler.djl.wire import DjlVersion

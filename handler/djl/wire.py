@@ -20,8 +20,8 @@ from handler.core.errors import ServingError
 from handler.core.framing import dumps
 from handler.djl.batches import Item, Piece
 from handler.protocols.kernel.errors import FRONT_END, HttpResponse, retry_headers
-from handler.serving.call import QUERY_ADAPTER, ignored_header
-from handler.serving.task import RequestTask
+from handler.serving.head import QUERY_ADAPTER
+from handler.serving.task import RequestTask, ignored_header
 
 MAX_FIELD = environment.netty_buffer_bytes() // 2  # room for what is around it
 """Bytes of a field that Java takes; with a larger one it gives the worker up, and everybody in it."""

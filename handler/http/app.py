@@ -38,10 +38,12 @@ from handler.protocols.api import (
 )
 from handler.protocols.kernel.errors import HttpResponse
 from handler.serving.admission import INVOKE
-from handler.serving.call import ATTRIBUTES, in_attributes, request_id
-from handler.serving.check import check, model_formatters, read_sources
+from handler.serving.check import check
+from handler.serving.engine import read_sources
+from handler.serving.head import ATTRIBUTES, in_attributes, request_id
 from handler.serving.model import ServedModel
 from handler.serving.start import running
+from handler.serving.user_code import model_formatters
 
 log = logging.getLogger("handler.server")
 
@@ -214,7 +216,7 @@ class App:
         await send_error(scope, send, RouteNotFound(message))
 
 
-# -- other servers than ours -------------------------------------------------------------------------------------
+# -- other ASGI servers ------------------------------------------------------------------------------------------------
 
 
 def create_app(

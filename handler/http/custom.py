@@ -47,11 +47,13 @@ from handler.plugins.handle import Answer, Broken, Call, PassOn
 from handler.plugins.stand_ins import StandIn
 from handler.plugins.stand_ins.djl import DJL_PYTHON
 from handler.serving.admission import INVOKE
-from handler.serving.call import ATTRIBUTES
-from handler.serving.check import users_files
 from handler.serving.custom_handle import CustomHandle, close_parts
+from handler.serving.head import ATTRIBUTES
 from handler.serving.model import ServedModel
 from handler.serving.turns import Share
+from handler.serving.user_code import users_files
+
+log = logging.getLogger("handler.server")
 
 T = TypeVar("T")
 
@@ -59,6 +61,9 @@ _ROUTES = (*INVOKE, "/v1/chat/completions")
 _FORM = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 10_000
 _WITHOUT_BODY = (204, 304)
+_HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_MOST_HELD = 1 << 24  # bytes
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class HandleRoutes:
@@ -176,12 +181,6 @@ def _headers(scope: Scope, answer: Answer) -> Headers:
         own.append(AS_IT_COMES)
     return [*given, *(header for header in own if header[0].lower() not in names)]
 
-
-log = logging.getLogger("handler.server")
-
-_HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_MOST_HELD = 1 << 24  # bytes
-_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 _RESPONSES = {name: value for name, value in vars(responses).items() if name.endswith("Response")}
 FASTAPI = StandIn(

@@ -14,8 +14,9 @@ from handler.config import environment
 from handler.core.errors import BadRequest, InvalidPayload, NotFound, ServingError
 from handler.core.values import Task
 from handler.http.inference import Endpoint, Inference, read_body, send_answer, send_json
+from handler.protocols.kernel.body import PYDANTIC, decode
 from handler.protocols.kernel.errors import HttpResponse
-from handler.protocols.kernel.readers import PYDANTIC, decode, show
+from handler.protocols.kernel.readers import show
 from handler.protocols.kernel.texts import MAX_TEXTS
 from handler.protocols.openai.completions import MAX_PROMPTS
 from handler.protocols.registry import TOKENIZING
@@ -24,8 +25,8 @@ from handler.protocols.tgi.native import CHAT_TOKENIZE, MAX_BEST_OF, MAX_STOPS, 
 from handler.protocols.vllm.api import ERRORS, VllmLoad, VllmVersion
 from handler.protocols.vllm.tokenize import DETOKENIZE
 from handler.serving.admission import TOKENIZER_THREADS
-from handler.serving.call import ignored_header
 from handler.serving.model import ServedModel
+from handler.serving.task import ignored_header
 
 _BODY = 1 << 20  # bytes
 _TOKENIZER = "PreTrainedTokenizerFast"  # of a tokenizer_config.json that names none

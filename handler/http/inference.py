@@ -20,10 +20,12 @@ from handler.http.protocol import EXCHANGE, AnyExchange
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse, retry_headers
 from handler.scheduler.batcher import Channel
-from handler.serving.call import QUERY_ADAPTER, ignored_header
+from handler.serving.head import QUERY_ADAPTER
 from handler.serving.model import ServedModel
-from handler.serving.task import RequestTask
+from handler.serving.task import RequestTask, ignored_header
 from handler.serving.turns import Share
+
+log = logging.getLogger("handler.server")
 
 Headers = list[tuple[bytes, bytes]]
 Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
@@ -34,6 +36,7 @@ AS_IT_COMES = (b"x-accel-buffering", b"no")
 """Has nginx pass each part of a stream on at once, and keep the header to itself."""
 _TIMES = 3
 """Bytes of memory for each of a body: what most are decoded to lies beside it. So one that has come whole is read."""
+KEEP_ALIVE = 15.0  # seconds of silence after which a stream says that it is there, where its dialect does
 _GIVEN_UP = "body_given_up"
 """In the scope of a request whose body is not waited for: its answer ends the connection."""
 
@@ -319,11 +322,6 @@ def _go_on(coroutine: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any,
     """Await a coroutine that was already stepped up to its first wait, `waiting`."""
     yield waiting
     yield from coroutine
-
-
-log = logging.getLogger("handler.server")
-
-KEEP_ALIVE = 15.0  # seconds of silence after which a stream says that it is there, where its dialect does
 
 
 class Inference:

@@ -43,18 +43,19 @@ from handler.http.protocol import EXCHANGE, AnyExchange
 from handler.protocols.anthropic import openapi as anthropic
 from handler.protocols.anthropic.api import ERRORS as ANTHROPIC_ERRORS
 from handler.protocols.api import AdapterChange, Adapters, DescribedAdapter
+from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.kernel.messages import taken_media
-from handler.protocols.kernel.readers import decode
 from handler.protocols.lmi.asynchronous import served_name
 from handler.protocols.openai.api import ERRORS, OpenAiModel, OpenAiModels
 from handler.protocols.openapi import DocumentedRoute, document
 from handler.protocols.responses.request import check_retrieval, deleted, not_kept, page, read_page
 from handler.protocols.tgi.api import UNHEALTHY
 from handler.scheduler.lora import AdapterCall, Registered, read_adapter_call, required
-from handler.serving.call import ignored_header, owner_of
+from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
 from handler.serving.stored_responses import ResponseStore
+from handler.serving.task import ignored_header
 from handler.serving.turns import Share
 
 
@@ -307,7 +308,7 @@ class Records(Inference):
 # -- stored responses at /v1/responses/{id}: read, list their input, delete. A response is its owner's alone -----------
 
 
-Answer = Callable[[ResponseStore, str, str, QueryParams], Awaitable[Any]]
+StoredAnswer = Callable[[ResponseStore, str, str, QueryParams], Awaitable[Any]]
 """Takes the store, the owner, the response's id and the query."""
 
 
@@ -323,7 +324,7 @@ class ResponseRoutes:
             ),
         ]
 
-    def _handler(self, answer: Answer, *, changes: bool = False) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
+    def _handler(self, answer: StoredAnswer, *, changes: bool = False) -> Handle:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             exchange: AnyExchange = scope["extensions"][EXCHANGE]
             with Share(self._model.memory) as memory:

@@ -16,7 +16,7 @@ from starlette.types import Scope, Send
 from handler.core.errors import ConfigError, ServingError, Unauthorized
 from handler.http.inference import SHARED, Endpoint, Headers, Inference, send_answer
 from handler.protocols.kernel.errors import FRONT_END, HttpResponse
-from handler.serving.call import OWNER, bearer_token, digest_of, owner_by_key
+from handler.serving.head import OWNER, bearer_token, digest_of, owner_by_key
 
 KEYS_VARIABLE = "LMI_API_KEY"
 ANY_ORIGIN = ANY_HOST = "*"
@@ -157,12 +157,11 @@ class Keys:
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [digest_of(key) for key in keys]  # of one length: compare_digest tells that of what it gets
 
-    def admit(self, authorization: str, api_key: str = "") -> bool:
-        """Return whether one of the headers' values holds one of the keys; an empty value holds none."""
-        return bool(self.owner(authorization, api_key))
-
     def owner(self, authorization: str, api_key: str = "") -> str:
-        """Return the owner of the key that one of the headers' values holds; "" where none does."""
+        """Return the owner of the key that one of the headers' values holds; "" where none does.
+
+        An empty value holds none.
+        """
         given = (api_key.strip(), bearer_token(authorization))
         return next((owner_by_key(key) for key in given if key and self._has(key)), "")
 

@@ -29,7 +29,7 @@ from handler.http.stop_signals import StopSignals
 from handler.plugins.functions import Formatters
 from handler.protocols.api import ModelState
 from handler.protocols.kernel.errors import FRONT_END
-from handler.serving.call import request_id
+from handler.serving.head import request_id
 from handler.serving.model import ServedModel
 from handler.serving.start import running
 

@@ -308,14 +308,14 @@ class CustomReader:
 
     Args:
         formatter: the user's function.
-        decode: turns body and headers into the decoded payload, for formatters that take it.
+        decode: turns the body into the decoded payload, for formatters that take it.
         keywords: the keyword arguments that the formatter may ask for.
     """
 
     def __init__(
         self,
         formatter: InputFormatter,
-        decode: Callable[[bytes, Mapping[str, str]], Any],
+        decode: Callable[[bytes], Any],
         keywords: Mapping[str, Any],
     ) -> None:
         self._formatter = formatter
@@ -333,7 +333,7 @@ class CustomReader:
             InvalidPayload: the formatter takes the decoded payload, and the body is not JSON.
         """
         formatter = self._formatter
-        item = self._decode(body, headers) if formatter.takes_payload else Input(body, headers, session)
+        item = self._decode(body) if formatter.takes_payload else Input(body, headers, session)
         named = item.get("adapters") if isinstance(item, dict) else None
         keywords = self._keywords
         if session is not None and (formatter.accepts is None or "session" in formatter.accepts):

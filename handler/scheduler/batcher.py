@@ -18,6 +18,11 @@ from handler.engines.base import EngineRequest, Output, Step, engine_failure
 from handler.scheduler.engine import SteppedEngine, join
 from handler.scheduler.lora import AdapterRegistry
 
+log = logging.getLogger("handler.batcher")
+
+_MALFORMED = "request failed in the engine: it returned an id that the tokenizer does not have, or a malformed output"
+_EXPIRY_INTERVAL = 0.25  # seconds between checks for requests past their time, if `step` is called as often
+
 
 class Channel(Protocol):
     """A short way to a client."""
@@ -177,12 +182,6 @@ class RequestQueue(Generic[Item]):
     def _remove(self, place: _Place) -> None:
         del self._items[place.id]
         del self._order[bisect.bisect_left(self._order, place)]
-
-
-log = logging.getLogger("handler.batcher")
-
-_MALFORMED = "request failed in the engine: it returned an id that the tokenizer does not have, or a malformed output"
-_EXPIRY_INTERVAL = 0.25  # seconds between checks for requests past their time, if `step` is called as often
 
 
 class Batcher:

@@ -39,6 +39,8 @@ from handler.core.values import Adapter, Request
 from handler.engines.base import Output
 from handler.scheduler.engine import SteppedEngine
 
+log = logging.getLogger("handler.adapters")
+
 _NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._:@+=~-]{1,256}")
 """Names go into paths, headers and logs, so they hold no character that needs escaping there."""
 
@@ -189,9 +191,6 @@ def adapters_in(homes: Iterable[Path]) -> dict[str, Path]:
             if (other := adapters.setdefault(name, path)).resolve() != path.resolve():
                 raise ConfigError(f"the adapter {name} is in two places: {other} and {path}")
     return dict(sorted(adapters.items()))
-
-
-log = logging.getLogger("handler.adapters")
 
 
 class Registered(NamedTuple):

@@ -15,9 +15,10 @@ from handler.core.media import Medium
 from handler.core.text import Prompt
 from handler.core.values import Request
 from handler.plugins.formatter_thread import FormatterThread
+from handler.protocols.kernel.body import decoded_size
 from handler.protocols.kernel.dialect import NOTHING, Dialect, Recalled
-from handler.protocols.kernel.readers import decoded_size
-from handler.serving.call import Decoded, Headers, Preprocessor, check_structured_output, owner_of
+from handler.serving.call import Decoded, Preprocessor, check_structured_output
+from handler.serving.head import Head
 from handler.serving.media.loader import MediaLoader, MediaRules, Reservation
 from handler.serving.turns import LARGE, Share, TurnThreads, is_long
 
@@ -100,11 +101,10 @@ class Admission:
         """The thread of the formatters of model.py, and of those of adapters; it starts with their first call."""
         return FormatterThread(self._loop.call_soon_threadsafe)
 
-    async def decode(self, body: bytes, headers: Headers, dialect: Dialect | None, memory: Share) -> Decoded:
+    async def decode(self, body: bytes, head: Head, memory: Share) -> Decoded:
         """Decode a body; a model.py's input formatter runs on its own thread.
 
         Args:
-            dialect: the route's own.
             memory: that the body and what it is decoded to take.
 
         Raises:
@@ -113,27 +113,27 @@ class Admission:
 
         def decode() -> Decoded:
             memory.set(len(body) + decoded_size(body))
-            return self.preprocessor.decode(body, headers, dialect)
+            return self.preprocessor.decode(body, head)
 
-        if dialect is None and (title := self.preprocessor.input_formatter):
+        if head.dialect is None and (title := self.preprocessor.input_formatter):
             decoded: Decoded = await self._end(self.formatters.submit(title, decode))
             return decoded
         return await self.run(len(body), decode)
 
-    async def recall(self, body: Decoded, size: int, headers: Headers, dialect: Dialect | None) -> Recalled | None:
+    async def recall(self, body: Decoded, size: int, head: Head) -> Recalled | None:
         """Recall what a body of `size` bytes needs of the answers that are kept; None: nothing.
 
         Raises:
             ServingError: too many wait for them, or its own could not be kept.
         """
-        store, dialect = self.preprocessor.store, dialect or self.preprocessor.dialect
+        store, dialect = self.preprocessor.store, self.preprocessor.dialect_of(head)
         if store is None or (wanted := await self.run(size, functools.partial(dialect.wanted, body.value))) is None:
             return None
         if wanted.keeps and size > store.most_bytes:
             raise InvalidPayload(
                 f"the request has {size} bytes; at most {store.most_bytes} are stored (option.responses_max_bytes)"
             )
-        owner = owner_of(headers)
+        owner = head.owner
         if wanted.keeps:
             store.check_calls()
         if wanted.keeps and store.may_be_full:
@@ -142,14 +142,14 @@ class Admission:
             return NOTHING
         return await self._end(store.recall(owner, wanted))
 
-    async def encode(self, request: Request, size: int, headers: Headers) -> tuple[Request, Prompt]:
+    async def encode(self, request: Request, size: int, head: Head) -> tuple[Request, Prompt]:
         """Load the media of a request of a body of `size` bytes, tokenize it, and try its structured output.
 
         Raises:
             ServingError: the prompt does not fit, a medium cannot be had, or the engine cannot follow the structured
                 output.
         """
-        media, reservation = await self._load_media(request, headers)
+        media, reservation = await self._load_media(request, head)
         encoded = await self._tokenizing(self.preprocessor.encode, request, size, media)
         if reservation is not None and (placed := encoded[1].media) is not None:
             weakref.finalize(placed, reservation.give_back)  # they are copies
@@ -157,14 +157,14 @@ class Admission:
             check_structured_output(request, await self._end(trial))
         return encoded
 
-    async def tokenize(self, request: Request, size: int, headers: Headers, take: Callable[[Prompt], None]) -> None:
+    async def tokenize(self, request: Request, size: int, head: Head, take: Callable[[Prompt], None]) -> None:
         """Hand the prompt to `take`, on the thread that tokenized it, however many tokens the model takes.
 
         Raises:
             Overloaded: as many as may are being tokenized.
             ServingError: the prompt cannot be tokenized.
         """
-        media, _ = await self._load_media(request, headers)  # they have limits of their own, and may take long
+        media, _ = await self._load_media(request, head)  # they have limits of their own, and may take long
         if self._num_tokenizing >= MOST_TOKENIZING:
             raise Overloaded(f"{MOST_TOKENIZING} requests are being tokenized")
         self._num_tokenizing += 1
@@ -177,11 +177,11 @@ class Admission:
     def _tokenize_for(self, take: Callable[[Prompt], None], request: Request, media: Sequence[Medium]) -> None:
         take(self.preprocessor.tokenize(request, media))
 
-    async def _load_media(self, request: Request, headers: Headers) -> tuple[Sequence[Medium], Reservation | None]:
+    async def _load_media(self, request: Request, head: Head) -> tuple[Sequence[Medium], Reservation | None]:
         """Load a request's media; when the caller is cancelled, their fetches end."""
         if not request.media:
             return (), None
-        return await self._end(self._media.load(request.media, owner_of(headers)))
+        return await self._end(self._media.load(request.media, head.owner))
 
     async def _tokenizing(
         self, use: Callable[[Request, Sequence[Medium]], T], request: Request, size: int, media: Sequence[Medium]

@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from handler.config.config import Config
 from handler.config.environment import secrets
@@ -27,9 +26,10 @@ from handler.scheduler.batcher import Batcher
 from handler.scheduler.engine import ThinkingEngine
 from handler.scheduler.lora import AdapterHome, Change, Outcome, Registered
 from handler.serving.admission import Admission, InferenceRoutes
-from handler.serving.call import NO_FORMATTERS, Headers, Preprocessor, request_id
+from handler.serving.call import Preprocessor
 from handler.serving.custom_handle import CustomHandle
 from handler.serving.engine_driver import DynamicBatcher, EngineDriver
+from handler.serving.head import NO_FORMATTERS, Head, Headers, request_id
 from handler.serving.media.loader import media_rules
 from handler.serving.metrics.prometheus import Gauges, Metrics, RequestStats
 from handler.serving.metrics.tracing import Tracer
@@ -38,130 +38,6 @@ from handler.serving.sessions import Sessions
 from handler.serving.stored_responses import ResponseStore
 from handler.serving.task import CapturedTask, RequestTask
 from handler.serving.turns import Quota
-
-
-class ServedAdapters:
-    """Changes a model's adapters. A change goes on when its awaiter is cancelled.
-
-    Args:
-        check_open: raises where the model takes no changes: it still loads, or it stops.
-        formatters: those of the adapters' own, which run on the request path.
-
-    Attributes:
-        registry: what requests may name now.
-        num_calls: those within `counted`.
-    """
-
-    def __init__(self, home: AdapterHome, check_open: Callable[[], None], formatters: AdapterFormatters) -> None:
-        self.registry = home.registry
-        self.num_calls = 0
-        self._at_start = home.at_start
-        self._check_open = check_open
-        self._formatters = formatters
-        self._changing: list[str] = []  # directories
-
-    @contextlib.contextmanager
-    def counted(self) -> Iterator[None]:
-        """Count a call while it is read and answered: a stop waits for it."""
-        self.num_calls += 1
-        try:
-            yield
-        finally:
-            self.num_calls -= 1
-
-    async def register(self, name: str, src: str, *, preload: bool = True, again: bool = False) -> Registered:
-        """Return when requests may name it.
-
-        Args:
-            src: its directory.
-            preload: the engine loads it now; otherwise for its first request.
-            again: the same name from the same directory changes nothing and is no conflict.
-
-        Raises:
-            ServingError: nothing has changed.
-        """
-        path = await self._path(src)
-        there = self._registered(name, path) if again else None
-        register = functools.partial(self.registry.register, name, path, preload=preload)
-        return there or await self._change(name, register, path)
-
-    async def update(self, name: str, src: str | None = None, *, preload: bool | None = None) -> Registered:
-        """Return when requests that name it get the new one.
-
-        Args:
-            src, preload: by default those of the earlier one.
-
-        Raises:
-            ServingError: nothing has changed.
-        """
-        self._check_open()
-        path = await self._path(self.registry.get(name).adapter.path if src is None else src)
-        return await self._change(name, functools.partial(self.registry.update, name, path=path, preload=preload), path)
-
-    def unregister(self, name: str) -> None:
-        """Drop an adapter; requests under way keep it.
-
-        Raises:
-            ServingError: nothing has changed.
-        """
-        self._check_open()
-        self.registry.unregister(name)
-        self._forget_formatters()
-
-    @property
-    def at_start(self) -> bool:
-        """Return whether some lie beside the model."""
-        return bool(self._at_start)
-
-    async def load_at_start(self) -> None:
-        """Register those that lie beside the model.
-
-        Raises:
-            ConfigError: one cannot be used.
-        """
-        for name, path in self._at_start.items():
-            try:
-                await self._change(name, functools.partial(self.registry.register, name, path), path)
-            except ServingError as error:
-                raise ConfigError(f"the adapter {name} cannot be used: {error.public}") from None
-
-    async def _path(self, src: str) -> Path:
-        self._check_open()  # before it reads files, and when it has
-        path = await run_in_daemon_thread(functools.partial(self.registry.path, src))
-        self._check_open()
-        return path
-
-    def _registered(self, name: str, path: Path) -> Registered | None:
-        same = (entry for entry in self.registry if (entry.adapter.name, entry.adapter.path) == (name, str(path)))
-        return next(same, None)
-
-    async def _change(self, name: str, begin: Change, path: Path) -> Registered:
-        """Load the adapter's model.py, then its weights."""
-        directory = str(path)
-        self._changing.append(directory)
-        try:
-            formatters = await run_in_daemon_thread(functools.partial(load_adapter_formatters, path, name))
-            earlier = self._formatters.set(directory, formatters)
-            try:
-                return await self._register(begin)
-            except ServingError:
-                self._formatters.set(directory, earlier)
-                raise
-        finally:
-            self._changing.remove(directory)
-            self._forget_formatters()
-
-    def _forget_formatters(self) -> None:
-        self._formatters.keep({*(entry.adapter.path for entry in self.registry), *self._changing})
-
-    async def _register(self, begin: Change) -> Registered:
-        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
-        begin(lambda outcome: None if done.done() else done.set_result(outcome))
-        outcome = await done
-        if isinstance(outcome, ServingError):
-            raise outcome
-        return outcome
-
 
 _SMALL = 1 << 18  # bytes of requests that have a part of the memory to themselves
 
@@ -288,10 +164,11 @@ class ServedModel:
             on_bytes: as in RequestTask.
         """
         error: ServingError | None = None
+        head = Head(headers, dialect)
         try:
             if route is not None:
-                dialect = self.routes.dialect(route)
-            self.preprocessor.check_headers(headers, dialect)
+                head = Head(headers, self.routes.dialect(route))
+            head = self.preprocessor.read_head(head)
             self.check_room()
             self._check_engine()
         except ServingError as refusal:
@@ -300,38 +177,29 @@ class ServedModel:
         stats = RequestStats(name, self.metrics, log_prompts=self.config.log_prompts, headers=headers)
         requests = self._request_log
         if requests is None or not requests.chooses():
-            task = self._make_task(stats, headers, dialect, on_bytes)
+            task = self._make_task(stats, head, on_bytes)
         else:
             kind = functools.partial(CapturedTask, requests, name, route or path)
-            task = self._make_task(stats, headers, dialect, on_bytes, kind)
+            task = self._make_task(stats, head, on_bytes, kind)
         if error is not None:
             task.refuse(error)
         return task
 
-    def refused(
-        self, error: ServingError, dialect: Dialect | None = None, *, id: str = "-", body: Any = None
-    ) -> RequestTask:
-        """Return the task of a request that is refused without being opened; it is counted.
-
-        Args:
-            body: the decoded body; None if it was not decoded.
-        """
-        task = self._make_task(RequestStats(id, self.metrics), {}, dialect, lambda task: None)
-        task.refuse(error, body)
+    def refused(self, error: ServingError, dialect: Dialect | None = None, *, id: str = "-") -> RequestTask:
+        """Return the task of a request that is refused without being opened; it is counted."""
+        task = self._make_task(RequestStats(id, self.metrics), Head(dialect=dialect))
+        task.refuse(error)
         return task
 
     def _make_task(
         self,
         stats: RequestStats,
-        headers: Headers,
-        dialect: Dialect | None,
-        on_bytes: Callable[[RequestTask], object],
+        head: Head,
+        on_bytes: Callable[[RequestTask], object] = lambda task: None,
         kind: Callable[..., RequestTask] = RequestTask,
     ) -> RequestTask:
         tasks = self._tasks
-        task = kind(
-            self.admission, self.driver, stats, headers, dialect, on_bytes, tasks.discard, self.memory, self._batches
-        )
+        task = kind(self.admission, self.driver, stats, head, on_bytes, tasks.discard, self.memory, self._batches)
         tasks.add(task)
         return task
 
@@ -474,3 +342,129 @@ class ServedModel:
             self.opened.set_exception(error)
         else:
             self.opened.set_result(None)
+
+
+# -- the adapters of a served model ------------------------------------------------------------------------------------
+
+
+class ServedAdapters:
+    """Changes a model's adapters. A change goes on when its awaiter is cancelled.
+
+    Args:
+        check_open: raises where the model takes no changes: it still loads, or it stops.
+        formatters: those of the adapters' own, which run on the request path.
+
+    Attributes:
+        registry: what requests may name now.
+        num_calls: those within `counted`.
+    """
+
+    def __init__(self, home: AdapterHome, check_open: Callable[[], None], formatters: AdapterFormatters) -> None:
+        self.registry = home.registry
+        self.num_calls = 0
+        self._at_start = home.at_start
+        self._check_open = check_open
+        self._formatters = formatters
+        self._changing: list[str] = []  # directories
+
+    @contextlib.contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count a call while it is read and answered: a stop waits for it."""
+        self.num_calls += 1
+        try:
+            yield
+        finally:
+            self.num_calls -= 1
+
+    async def register(self, name: str, src: str, *, preload: bool = True, again: bool = False) -> Registered:
+        """Return when requests may name it.
+
+        Args:
+            src: its directory.
+            preload: the engine loads it now; otherwise for its first request.
+            again: the same name from the same directory changes nothing and is no conflict.
+
+        Raises:
+            ServingError: nothing has changed.
+        """
+        path = await self._path(src)
+        there = self._registered(name, path) if again else None
+        register = functools.partial(self.registry.register, name, path, preload=preload)
+        return there or await self._change(name, register, path)
+
+    async def update(self, name: str, src: str | None = None, *, preload: bool | None = None) -> Registered:
+        """Return when requests that name it get the new one.
+
+        Args:
+            src, preload: by default those of the earlier one.
+
+        Raises:
+            ServingError: nothing has changed.
+        """
+        self._check_open()
+        path = await self._path(self.registry.get(name).adapter.path if src is None else src)
+        return await self._change(name, functools.partial(self.registry.update, name, path=path, preload=preload), path)
+
+    def unregister(self, name: str) -> None:
+        """Drop an adapter; requests under way keep it.
+
+        Raises:
+            ServingError: nothing has changed.
+        """
+        self._check_open()
+        self.registry.unregister(name)
+        self._forget_formatters()
+
+    @property
+    def at_start(self) -> bool:
+        """Return whether some lie beside the model."""
+        return bool(self._at_start)
+
+    async def load_at_start(self) -> None:
+        """Register those that lie beside the model.
+
+        Raises:
+            ConfigError: one cannot be used.
+        """
+        for name, path in self._at_start.items():
+            try:
+                await self._change(name, functools.partial(self.registry.register, name, path), path)
+            except ServingError as error:
+                raise ConfigError(f"the adapter {name} cannot be used: {error.public}") from None
+
+    async def _path(self, src: str) -> Path:
+        self._check_open()  # before it reads files, and when it has
+        path = await run_in_daemon_thread(functools.partial(self.registry.path, src))
+        self._check_open()
+        return path
+
+    def _registered(self, name: str, path: Path) -> Registered | None:
+        same = (entry for entry in self.registry if (entry.adapter.name, entry.adapter.path) == (name, str(path)))
+        return next(same, None)
+
+    async def _change(self, name: str, begin: Change, path: Path) -> Registered:
+        """Load the adapter's model.py, then its weights."""
+        directory = str(path)
+        self._changing.append(directory)
+        try:
+            formatters = await run_in_daemon_thread(functools.partial(load_adapter_formatters, path, name))
+            earlier = self._formatters.set(directory, formatters)
+            try:
+                return await self._register(begin)
+            except ServingError:
+                self._formatters.set(directory, earlier)
+                raise
+        finally:
+            self._changing.remove(directory)
+            self._forget_formatters()
+
+    def _forget_formatters(self) -> None:
+        self._formatters.keep({*(entry.adapter.path for entry in self.registry), *self._changing})
+
+    async def _register(self, begin: Change) -> Registered:
+        done: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()
+        begin(lambda outcome: None if done.done() else done.set_result(outcome))
+        outcome = await done
+        if isinstance(outcome, ServingError):
+            raise outcome
+        return outcome

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime, timezone
 from pathlib import Path
@@ -247,15 +247,12 @@ def _refuse(config: Config, root: Path, why: str) -> None:
 # -- calls -------------------------------------------------------------------------------------------------------
 
 
-def session_of(sessions: Sessions | None, headers: Mapping[str, str]) -> Session | None:
-    """Return the session that a request's header names; None where it names none.
+def session_of(sessions: Sessions | None, id: str) -> Session | None:
+    """Return the session that a request's header names; None for NEW_SESSION.
 
     Raises:
         InvalidSession: it is unknown or has expired, or sessions are off.
     """
-    id = headers.get(HEADER)
-    if not id:
-        return None
     if sessions is None:
         raise InvalidSession(f"{_OFF}, X-Amzn-SageMaker-Session-Id header not supported; {_HOW}")
     return None if id == NEW_SESSION else sessions.find(id)
@@ -283,10 +280,11 @@ def session_call(body: bytes) -> str:
     return str(call)
 
 
-def answer_call(sessions: Sessions | None, call: str, headers: Mapping[str, str], errors: ErrorFormat) -> ParsedRequest:
+def answer_call(sessions: Sessions | None, call: str, id: str | None, errors: ErrorFormat) -> ParsedRequest:
     """Open or close a session.
 
     Args:
+        id: that the request's header names, if any.
         errors: renders a failure before the answer is sent.
 
     Raises:
@@ -300,7 +298,6 @@ def answer_call(sessions: Sessions | None, call: str, headers: Mapping[str, str]
         value = f"{session.id}; Expires={session.expires:%Y-%m-%dT%H:%M:%SZ}"
         done, told = f"Session {session.id} created", [("x-amzn-sagemaker-new-session-id", value), (HEADER, value)]
     else:
-        id = headers.get(HEADER)
         if not id:
             raise InvalidSession("Session ID is required in request headers to close a session")
         sessions.close(id)

@@ -31,14 +31,8 @@ from handler.protocols.assistant.template import check_defaults, warn_of_unread
 from handler.protocols.kernel.dialect import DEFAULT_MAX_MEDIA, NO_DEFAULTS, ServerContext
 from handler.protocols.lmi.asynchronous import MODEL_NAME
 from handler.scheduler.lora import AdapterRegistry
-from handler.serving.check import (
-    adapter_home,
-    engine_spec,
-    generation_defaults,
-    model_formatters,
-    response_template,
-    start_engine,
-)
+from handler.serving.check import generation_defaults, response_template
+from handler.serving.engine import engine_spec, start_engine
 from handler.serving.media.loader import missing_packages
 from handler.serving.metrics import cloudwatch
 from handler.serving.metrics.tracing import make_tracer
@@ -46,6 +40,20 @@ from handler.serving.model import ServedModel
 from handler.serving.request_log import configured_log
 from handler.serving.sessions import configured_sessions
 from handler.serving.stored_responses import configured_store
+from handler.serving.user_code import adapter_home, model_formatters
+
+__all__ = ["ServedModel", "running"]
+
+log = logging.getLogger("handler.launch")
+
+_DRAIN = 20.0
+"""Seconds for requests to finish when the block has ended."""
+
+_LAST_BYTES = 1.0
+"""Seconds for clients to be told that their requests are given up."""
+
+_TIDY = 2.0
+"""Seconds for a conversion that was killed to remove what it has written."""
 
 
 def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
@@ -94,9 +102,6 @@ def _source(model_id: str | None) -> str:
 
 
 # -- load a served model: start the engine, load the tokenizer, find adapters and a user's model.py --------------------
-
-
-log = logging.getLogger("handler.launch")
 
 
 async def load_model(
@@ -186,18 +191,6 @@ def _one_line(error: Exception) -> str:
     """Return the line that says most: the last one of OpenVINO, after its own source files, the first one of others."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1] if lines[0].startswith(("Check '", "Exception from ")) else lines[0]
-
-
-__all__ = ["ServedModel", "running"]
-
-_DRAIN = 20.0
-"""Seconds for requests to finish when the block has ended."""
-
-_LAST_BYTES = 1.0
-"""Seconds for clients to be told that their requests are given up."""
-
-_TIDY = 2.0
-"""Seconds for a conversion that was killed to remove what it has written."""
 
 
 @contextlib.asynccontextmanager

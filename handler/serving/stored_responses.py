@@ -24,6 +24,14 @@ from handler.core.errors import ConfigError, Conflict, Overloaded, Problem, Unav
 from handler.core.framing import dumps, loads
 from handler.protocols.kernel.dialect import KeptAnswer, KeptItem, Kind, Recalled, State, Wanted, kept_items
 
+log = logging.getLogger("handler")
+
+T = TypeVar("T")
+
+_PERIOD = 10.0  # seconds between two looks for expired ones
+_END_SECONDS = 5.0  # that the end waits for what is being written
+_MOST_WAITING = 1000  # calls
+
 _FILE = "responses.sqlite3"
 _VERSION = 1  # of the tables
 BUSY_SECONDS = 5.0  # that another process may hold the file
@@ -349,15 +357,6 @@ def _prepare(database: sqlite3.Connection) -> None:
     for statement in filter(str.strip, _INDICES.split(";")):
         database.execute(statement)
     database.execute("COMMIT")
-
-
-T = TypeVar("T")
-
-log = logging.getLogger("handler")
-
-_PERIOD = 10.0  # seconds between two looks for expired ones
-_END_SECONDS = 5.0  # that the end waits for what is being written
-_MOST_WAITING = 1000  # calls
 
 
 class ResponseStore:

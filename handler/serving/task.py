@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+import urllib.parse
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,13 +14,12 @@ from handler.core.framing import JSON
 from handler.core.loop import Begun
 from handler.core.values import Delta, Finish
 from handler.plugins.formatter_thread import ThreadedReply
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply
-from handler.protocols.kernel.errors import Headers as ResponseHeaders
-from handler.protocols.kernel.errors import HttpResponse
+from handler.protocols.kernel.dialect import ParsedRequest, Reply
+from handler.protocols.kernel.errors import Headers, HttpResponse
 from handler.scheduler.batcher import Channel, TokenReceiver
 from handler.serving.admission import Admission
-from handler.serving.call import Headers
 from handler.serving.engine_driver import DynamicBatcher, EngineDriver
+from handler.serving.head import Head
 from handler.serving.metrics.prometheus import RequestStats
 from handler.serving.request_log import Answer, Captured, RequestLog
 from handler.serving.turns import Quota, Share
@@ -51,8 +51,6 @@ class RequestTask:
     manager it closes itself at the end.
 
     Args:
-        headers: the request's, names in lower case.
-        dialect: the route's own; None stands for the configured one.
         on_bytes: called with this task when there is something to take, when the engine begins to answer, and at the
             end; at the end of the engine's step, once for all that it brought.
         on_close: called once with this task, when its host has closed it.
@@ -76,8 +74,8 @@ class RequestTask:
     keeps_body = False
 
     __slots__ = (
-        "__weakref__", "_admission", "_background", "_batches", "_channel", "_content_type", "_dialect", "_driver",
-        "_error_headers", "_headers", "_ids", "_in_batch", "_on_close", "_receiver", "_reply", "_size", "_stats",
+        "__weakref__", "_admission", "_background", "_batches", "_channel", "_content_type", "_driver",
+        "_error_headers", "_head", "_ids", "_in_batch", "_on_close", "_receiver", "_reply", "_size", "_stats",
         "_threaded", "begun", "closed", "committed", "error", "finished", "memory", "notified", "on_bytes", "opened_at",
         "parsed", "status", "unsent",
     )  # fmt: skip
@@ -87,8 +85,7 @@ class RequestTask:
         admission: Admission,
         driver: EngineDriver,
         stats: RequestStats,
-        headers: Headers,
-        dialect: Dialect | None,
+        head: Head,
         on_bytes: Callable[[RequestTask], object],
         on_close: Callable[[RequestTask], object],
         memory: Quota,
@@ -97,8 +94,7 @@ class RequestTask:
         self._admission = admission
         self._driver = driver
         self._stats = stats
-        self._headers = headers
-        self._dialect = dialect
+        self._head = head
         self._batches = batches
         self._background: asyncio.Future[None] | None = None
         self._in_batch, self._size = False, 0  # of the body
@@ -109,7 +105,7 @@ class RequestTask:
         self._channel: Channel | None = None
         self.notified = False  # the driver's
         self._content_type = ""
-        self._error_headers: ResponseHeaders = ()
+        self._error_headers: Headers = ()
         self.on_bytes = on_bytes
         self._on_close = on_close
         self.memory = RequestMemory(memory)
@@ -148,9 +144,9 @@ class RequestTask:
         Args:
             name: in lower case.
         """
-        return self._headers.get(name, "")
+        return self._head.headers.get(name, "")
 
-    def dialect_headers(self) -> ResponseHeaders:
+    def dialect_headers(self) -> Headers:
         """The dialect's own headers, for the answer that has begun."""
         if self.parsed is None or self.error is not None:
             return self._error_headers
@@ -194,15 +190,15 @@ class RequestTask:
             return
         value, self._size, admission = None, len(body), self._admission
         try:
-            decoded = await admission.decode(body, self._headers, self._dialect, self.memory)
+            decoded = await admission.decode(body, self._head, self.memory)
             decoded_size = self.memory.size - len(body)
             value = decoded.value
             recalled = None
             if admission.preprocessor.store is not None:
-                recalled = await admission.recall(decoded, self._size, self._headers, self._dialect)
+                recalled = await admission.recall(decoded, self._size, self._head)
             if recalled is not None:
                 self._size += recalled.size
-            parse = functools.partial(admission.preprocessor.parse, decoded, self._headers, self._dialect, recalled)
+            parse = functools.partial(admission.preprocessor.parse, decoded, self._head, recalled)
             parsed = await admission.run(self._size, parse)
             self.memory.settle(decoded_size + self.keeps_body * len(body), parsed.num_repeated)
             if not self.finished:  # the server may have given up meanwhile
@@ -233,11 +229,11 @@ class RequestTask:
         try:
             take_prompt = self.parsed.take_prompt
             if take_prompt is not None:
-                await self._admission.tokenize(self.parsed.requests[0], self._size, self._headers, take_prompt)
+                await self._admission.tokenize(self.parsed.requests[0], self._size, self._head, take_prompt)
             if take_prompt is not None or not self.parsed.requests:  # the answer needs no engine
                 return self._feed_and_flush(0, Delta(0, 0, ()))
             encoded = [
-                await self._admission.encode(request, self._size, self._headers) for request in self.parsed.requests
+                await self._admission.encode(request, self._size, self._head) for request in self.parsed.requests
             ]
             self.parsed = self.parsed._replace(requests=[request for request, _ in encoded])
             self._stats.note_encoded(self.parsed)
@@ -402,7 +398,7 @@ class RequestTask:
             errors = self.parsed.errors
         else:
             preprocessor = self._admission.preprocessor
-            errors = (self._dialect or preprocessor.dialect).errors_of(body, preprocessor.context)
+            errors = preprocessor.dialect_of(self._head).errors_of(body, preprocessor.context)
         answer = errors.whole(error)
         self.status, self._content_type, self._error_headers = answer.status, answer.content_type, answer.headers
         self.error = error.with_traceback(None)  # a traceback names this task: a cycle
@@ -425,6 +421,17 @@ class RequestTask:
             self._threaded.close()
         if self._in_batch and self._batches is not None:
             self._batches.leave()
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """Return the answer's header that lists ignored parameters.
+
+    The names are the client's text: quoted, so that they fit a header, and cut to what SageMaker lets through.
+    """
+    if not names:
+        return {}
+    quoted = ", ".join(urllib.parse.quote(name[:64], safe="._-[]") for name in names[:32])
+    return {"x-lmi-ignored-parameters": quoted[:1024]}
 
 
 # -- a request in flight that is captured: its task keeps its body, and the bytes of its answer ------------------------
@@ -480,6 +487,6 @@ class CapturedTask(RequestTask):
     def close(self) -> None:
         if not self.closed and self._body is not None:
             answer = Answer(self.status, self.content_type, self._pieces) if self.finished else None
-            self._log.put(Captured(self._id, self._at, self._path, self._headers, self._body, answer))
+            self._log.put(Captured(self._id, self._at, self._path, self._head.headers, self._body, answer))
             self._body = None
         super().close()

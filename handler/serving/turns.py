@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import NotJson, Overloaded, TooLarge, Unavailable, client_words
+from handler.core.loop import settle
 from handler.core.values import Request
 from handler.engines.process.sandbox import (
     Job,
@@ -28,7 +29,7 @@ from handler.engines.process.sandbox import (
     Sandbox,
     Work,
 )
-from handler.protocols.kernel.readers import decode_in_python, decode_text
+from handler.protocols.kernel.body import decode_in_python, decode_text
 
 T = TypeVar("T")
 
@@ -349,7 +350,7 @@ class TurnThreads:
         def work() -> None:
             try:
                 if future.set_running_or_notify_cancel():
-                    _settle(future, call)
+                    settle(future, call)
             finally:
                 self._turns.leave(flow, kind)
 
@@ -358,15 +359,6 @@ class TurnThreads:
         except RuntimeError:  # it has been shut down
             future.cancel()
             self._turns.leave(flow, kind)
-
-
-def _settle(future: Future[T], call: Callable[[], T]) -> None:
-    try:
-        result = call()
-    except BaseException as error:  # as ThreadPoolExecutor does
-        future.set_exception(error)
-    else:
-        future.set_result(result)
 
 
 # -- large request bodies, read in a process of their own --------------------------------------------------------------
@@ -426,10 +418,10 @@ class LargeBodies:
 
         Args:
             plain: it is text, the value of `inputs`.
-            unique_keys: as in `readers.decode`.
+            unique_keys: as in `body.decode`.
 
         Raises:
-            NotJson: as `readers.decode`.
+            NotJson: as `body.decode`.
             TooLarge: it holds too much, or to read it takes too much.
             Unavailable: the process cannot be had.
         """

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from handler.config.loader import read_config
-from handler.serving.check import engine_spec
+from handler.serving.engine import engine_spec
 from proof.bench import machine, report
 from proof.bench.client import Target
 from proof.bench.load import Closed, Load

@@ -26,7 +26,8 @@ from handler.http.security import read_access
 from handler.http.server import bind
 from handler.protocols import registry
 from handler.protocols.kernel.dialect import Dialect
-from handler.serving.check import check, replica_places
+from handler.serving.check import check
+from handler.serving.engine import replica_places
 from tests.app.server import serve
 from tests.docs.blocks import ANY
 from tests.docs.pages import ROOT, section

@@ -41,7 +41,7 @@ ONLY_IN_HANDLER = {
     "prometheus_client": {"serving/metrics"},
     "opentelemetry": {"serving/metrics/tracing"},
     "javaproperties": {"config"},
-    "orjson": {"core/framing", "engines/openai", "protocols/kernel/readers"},
+    "orjson": {"core/framing", "engines/openai", "protocols/kernel/body"},
     "aiohttp": {"engines/openai", "serving/media"},
     "yarl": {"serving/media"},
     "PIL": {"serving/media/image_decoder", "engines/pillow"},
@@ -204,7 +204,7 @@ def test_deploy_imports_of_the_handler_only_its_options_and_command_line() -> No
 OF_PROOF = {
     "replay": {"core"},
     "conform": {"__version__", "core", "config.environment"},
-    "bench": {"core", "config", "engines", "serving.check"},
+    "bench": {"core", "config", "engines", "serving.engine"},
 }
 """A tool of proof's, and what of handler it may import: `bench --engine` runs the engine that it compares with."""
 

@@ -21,10 +21,11 @@ from handler.protocols.anthropic.threads import ThreadKeeping, continued, make_k
 from handler.protocols.assistant.answer import reasoning_family
 from handler.protocols.assistant.template import knows
 from handler.protocols.assistant.tools.request import MAX_TOOLS
+from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply, ServerContext, Wanted
 from handler.protocols.kernel.messages import Chat, add_to_turn, check_taken, join_turns, only_in, read_base64, read_url
 from handler.protocols.kernel.parameters import Parameter, Table, named, unsupported
-from handler.protocols.kernel.readers import PYDANTIC, Named, integer, json_schema, relaxed_by, report_unknown, show
+from handler.protocols.kernel.readers import Named, integer, json_schema, show
 from handler.protocols.kernel.reply import PromptOnly
 from handler.protocols.kernel.schema import FLAG, TEXT, Shape, accepts, listing, nullable, record
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted

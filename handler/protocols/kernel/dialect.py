@@ -16,6 +16,11 @@ from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Request, Task, Token
 from handler.protocols.kernel.errors import ErrorFormat, Headers
 
+log = logging.getLogger("handler.requests")
+
+DEFAULT_MAX_MEDIA = 32
+"""Media of one kind in a request, where option.limit_mm_per_prompt names no number."""
+
 
 class GenerationDefaults(NamedTuple):
     """Values of the parameters that a client leaves out.
@@ -38,6 +43,240 @@ class GenerationDefaults(NamedTuple):
 
 
 NO_DEFAULTS = GenerationDefaults()
+
+
+class AdapterLookup(Protocol):
+    """The LoRA adapters that requests may name."""
+
+    def find(self, name: str) -> Adapter | None:
+        """Find an adapter by the name under which it was registered."""
+
+    def by_number(self, number: int) -> Adapter | None:
+        """Find an adapter by the number that it got when it was registered."""
+
+    def names(self) -> Iterable[str]:
+        """Return the names of those that requests may name."""
+
+
+class NoAdapters:
+    """The lookup of a server without adapters."""
+
+    def find(self, name: str) -> Adapter | None:
+        return None
+
+    def by_number(self, number: int) -> Adapter | None:
+        return None
+
+    def names(self) -> Iterable[str]:
+        return ()
+
+
+class Notices:
+    """Lines that the log says once of a server, however many requests bring them about. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, object] = {}
+
+    def once(self, message: str) -> None:
+        """Log a warning, the first time that it is given. It names no client's text, so that there are few."""
+        this = object()
+        if self._given.setdefault(message, this) is this:
+            log.warning("%s", message)
+
+
+@dataclass(frozen=True)
+class ServerContext:
+    """The server's options and its engine's limits, for dialects.
+
+    Attributes:
+        engine: the engine's name.
+        config: the options.
+        unsupported: Sampling field -> why the engine does not support it.
+        limits: Sampling field -> the largest value that the engine takes.
+        no_adapters: why the engine serves no LoRA adapters; "" where it does.
+        adapters: the registered adapters; thread-safe.
+        adapter: the one that this request's headers name; the body may name no other.
+        sampling_defaults: Sampling fields for a request that has `do_sample` true and no value of its own.
+        generation: the model's defaults, for dialects that read parameters by `read_sampled`.
+        vocabulary: the tokens that ids stand for; None where each prompt brings its own vocabulary.
+        most_tokens: tokens of prompt and answer together that the model takes; None until it has been loaded.
+        chat_template: the model's own chat template; "" without one.
+        model_names: names that requests may give the model, its own first; "*" among them allows any name.
+        source: the last part of where the model came from; "" where there is none, as with echo.
+        fingerprint: the `system_fingerprint` of answers.
+        tool_format: a `Format` of `assistant/`, that of `option.tool_parser_plugin`, which comes before
+            `option.tool_call_parser`; or None.
+        response_template: a `ResponseTemplate` of `assistant/`, the model's own, where it reads the answers; or None.
+        structural_tags: xgrammar's styles of arguments that the engine's structural tags have.
+        task: what the model computes; requests for anything else are refused when they have been parsed.
+        labels: names of the numbers of a classification.
+        no_media: by kind, why messages may have no such media; "" where they may. Other kinds: none.
+        max_media: by kind, the most of one request.
+        prompts: the model's own prompts for embeddings by name, each the beginning of a text.
+        tokenizer_config: the model's tokenizer_config.json, where `option.enable_tokenizer_info_endpoint` shows it.
+        notices: what the log has said.
+        keeper: keeps this request's answer; None where nothing is kept.
+        recalled: what is kept of the answers that this request goes on from.
+        parsed: what `read_all` keeps; a context that is made of another begins anew.
+    """
+
+    engine: str
+    config: Config = field(default_factory=Config)
+    unsupported: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    no_adapters: str = "it has none"
+    adapters: AdapterLookup = field(default_factory=NoAdapters)
+    adapter: Adapter | None = None
+    sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    generation: GenerationDefaults = NO_DEFAULTS
+    vocabulary: Vocabulary | None = None
+    most_tokens: Callable[[], int | None] = lambda: None
+    chat_template: str = ""
+    model_names: Sequence[str] = ("model",)
+    source: str = ""
+    fingerprint: str = "lmi"
+    tool_format: Any = None
+    response_template: Any = None
+    structural_tags: frozenset[str] = frozenset()
+    task: Task = Task.GENERATION
+    labels: Sequence[str] = ()
+    no_media: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    max_media: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
+    prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    tokenizer_config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    notices: Notices = field(default_factory=Notices, compare=False)
+    keeper: Keeper | None = None
+    recalled: Recalled = field(default_factory=lambda: Recalled())
+    parsed: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    @property
+    def own_name(self) -> str:
+        """The model's name in answers to bodies that name none: the first of option.served_model_name, as in vLLM."""
+        return next((name for name in self.config.served_model_name or () if name != "*"), self.model_names[0])
+
+
+class Timing(NamedTuple):
+    """The duration of each part of a whole answer, in seconds, and its number of tokens."""
+
+    validation: float  # from the request's arrival until its prompt was found to fit
+    queue: float  # until the engine got it
+    inference: float  # until its last token
+    num_prompt_tokens: int
+    num_tokens: int
+
+    @property
+    def total(self) -> float:
+        return self.validation + self.queue + self.inference
+
+
+def no_headers(timing: Timing | None) -> Headers:
+    return ()
+
+
+TokenLine = Callable[[Token], bytes]
+"""Encodes a token as the next bytes of a stream."""
+
+
+class Reply(ABC):
+    """The answer to one client, in progress.
+
+    `feed` takes the client's deltas in order and returns the bytes to send now, possibly none. After the last delta
+    `finished` is true. An error ends a stream; before anything was sent, `ParsedRequest.errors` renders it.
+    """
+
+    content_type: str
+    finished: bool
+
+    def start(self, index: int, num_prompt_tokens: int) -> None:  # noqa: B027
+        """Note that request number `index` was accepted."""
+
+    @abstractmethod
+    def feed(self, index: int, delta: Delta) -> bytes:
+        """Return the bytes for the next delta of request number `index`. Only a stream is fed an error."""
+
+    def takes_long(self, delta: Delta) -> bool:
+        """Return whether `feed` takes long with this delta, so that a thread is to call it."""
+        return False
+
+    def token_line(self) -> TokenLine | None:
+        """Return an encoder of the only sequence's next tokens; None where, or while, `feed` has to be asked.
+
+        It does what `feed` does with a delta of one token and nothing else, at less cost.
+        """
+        return None
+
+
+class ParsedRequest(NamedTuple):
+    """One HTTP request: its prompts, and the reply that writes their answer.
+
+    Attributes:
+        requests: empty where the answer needs no engine; the reply then ends with the first delta, which has no tokens.
+        errors: renders a failure before anything was sent.
+        ignored: names in the body without effect: those that no dialect knows, and those that this answer ignores.
+        of_tokens: a user's output formatter that takes tokens applies to this answer.
+        as_openai: makes a reply that writes the same as OpenAI's document, or as its chunks in lines or events, which
+            other output formatters of a user's may take. None: none of them applies.
+        formatter: the title of the user's function that the reply runs, for messages; "" without one. `feed` then
+            takes its time and may raise FormatterFailed; feed it a delta with that error, as for any failure.
+        headers: the dialect's own headers; called with None when a stream starts, before the timing is known.
+        keep_alive: bytes that a stream sends when it has been silent for a while; b"" for none.
+        keeps: the reply's last `feed` keeps the answer, and blocks until that is done.
+        take_prompt: hands the reply the prompt, of which alone the answer is made, however many tokens the model takes;
+            called on any thread. None: the engine answers.
+        num_repeated: bytes of the request that the answer repeats, beyond what prompts and parameters are, as often as
+            it does.
+    """
+
+    requests: Sequence[Request]
+    reply: Reply
+    errors: ErrorFormat
+    ignored: Sequence[str] = ()
+    streams: bool = False
+    of_tokens: bool = False
+    as_openai: Callable[[], Reply] | None = None
+    formatter: str = ""
+    headers: Callable[[Timing | None], Headers] = no_headers
+    keep_alive: bytes = b""
+    keeps: bool = False
+    take_prompt: Callable[[Prompt], None] | None = None
+    num_repeated: int = 0
+
+
+class Dialect(ABC):
+    """The API that a client speaks. README.md says how to add one.
+
+    Attributes:
+        any_media: read bodies as JSON whatever their content type is.
+        forms: bodies may also be forms (multipart/form-data); `parse` gets their texts and files (`Upload`) by name.
+        unique_keys: refuse a body that has a key twice, as its original does; else the last one counts.
+        errors: how it tells failures, where nothing of a request is known.
+    """
+
+    name: str
+    any_media = False
+    forms = False
+    unique_keys = False
+    errors: ErrorFormat
+
+    @abstractmethod
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        """Read a decoded body.
+
+        Raises:
+            InvalidPayload, InvalidParameter: naming what is wrong, and what would be right.
+        """
+
+    def wanted(self, body: Any) -> Wanted | None:
+        """Return what a body needs of the answers that are kept, where any are; None: nothing, nor is its own kept."""
+        return None
+
+    def errors_of(self, body: Any, context: ServerContext) -> ErrorFormat:
+        """Return how it tells that it refuses a body, for which a wrong one is read as far as it can be.
+
+        Args:
+            body: None where it was not decoded.
+        """
+        return self.errors
 
 
 # -- answers that are kept, so that later requests go on from them -----------------------------------------------------
@@ -173,242 +412,3 @@ class Keeping:
         kept = self._keeper.keep(KeptAnswer(id, self._kind, self._previous, failed, head, self._given, output))
         self._in_progress = None
         return kept
-
-
-log = logging.getLogger("handler.requests")
-
-DEFAULT_MAX_MEDIA = 32
-"""Media of one kind in a request, where option.limit_mm_per_prompt names no number."""
-
-
-class AdapterLookup(Protocol):
-    """The LoRA adapters that requests may name."""
-
-    def find(self, name: str) -> Adapter | None:
-        """Find an adapter by the name under which it was registered."""
-
-    def by_number(self, number: int) -> Adapter | None:
-        """Find an adapter by the number that it got when it was registered."""
-
-    def names(self) -> Iterable[str]:
-        """Return the names of those that requests may name."""
-
-
-class NoAdapters:
-    """The lookup of a server without adapters."""
-
-    def find(self, name: str) -> Adapter | None:
-        return None
-
-    def by_number(self, number: int) -> Adapter | None:
-        return None
-
-    def names(self) -> Iterable[str]:
-        return ()
-
-
-class Notices:
-    """Lines that the log says once of a server, however many requests bring them about. Thread-safe."""
-
-    def __init__(self) -> None:
-        self._given: dict[str, object] = {}
-
-    def once(self, message: str) -> None:
-        """Log a warning, the first time that it is given. It names no client's text, so that there are few."""
-        this = object()
-        if self._given.setdefault(message, this) is this:
-            log.warning("%s", message)
-
-
-@dataclass(frozen=True)
-class ServerContext:
-    """The server's options and its engine's limits, for dialects.
-
-    Attributes:
-        engine: the engine's name.
-        config: the options.
-        unsupported: Sampling field -> why the engine does not support it.
-        limits: Sampling field -> the largest value that the engine takes.
-        no_adapters: why the engine serves no LoRA adapters; "" where it does.
-        adapters: the registered adapters; thread-safe.
-        adapter: the one that this request's headers name; the body may name no other.
-        sampling_defaults: Sampling fields for a request that has `do_sample` true and no value of its own.
-        generation: the model's defaults, for dialects that read parameters by `read_sampled`.
-        vocabulary: the tokens that ids stand for; None where each prompt brings its own vocabulary.
-        most_tokens: tokens of prompt and answer together that the model takes; None until it has been loaded.
-        chat_template: the model's own chat template; "" without one.
-        model_names: names that requests may give the model, its own first; "*" among them allows any name.
-        source: the last part of where the model came from; "" where there is none, as with echo.
-        fingerprint: the `system_fingerprint` of answers.
-        tool_format: a `Format` of `assistant/`, that of `option.tool_parser_plugin`, which comes before
-            `option.tool_call_parser`; or None.
-        response_template: a `ResponseTemplate` of `assistant/`, the model's own, where it reads the answers; or None.
-        structural_tags: xgrammar's styles of arguments that the engine's structural tags have.
-        task: what the model computes; requests for anything else are refused when they have been parsed.
-        labels: names of the numbers of a classification.
-        no_media: by kind, why messages may have no such media; "" where they may. Other kinds: none.
-        max_media: by kind, the most of one request.
-        prompts: the model's own prompts for embeddings by name, each the beginning of a text.
-        tokenizer_config: the model's tokenizer_config.json, where `option.enable_tokenizer_info_endpoint` shows it.
-        notices: what the log has said.
-        keeper: keeps this request's answer; None where nothing is kept.
-        recalled: what is kept of the answers that this request goes on from.
-        parsed: what `read_all` keeps; a context that is made of another begins anew.
-    """
-
-    engine: str
-    config: Config = field(default_factory=Config)
-    unsupported: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    no_adapters: str = "it has none"
-    adapters: AdapterLookup = field(default_factory=NoAdapters)
-    adapter: Adapter | None = None
-    sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    generation: GenerationDefaults = NO_DEFAULTS
-    vocabulary: Vocabulary | None = None
-    most_tokens: Callable[[], int | None] = lambda: None
-    chat_template: str = ""
-    model_names: Sequence[str] = ("model",)
-    source: str = ""
-    fingerprint: str = "lmi"
-    tool_format: Any = None
-    response_template: Any = None
-    structural_tags: frozenset[str] = frozenset()
-    task: Task = Task.GENERATION
-    labels: Sequence[str] = ()
-    no_media: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    max_media: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
-    prompts: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    tokenizer_config: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
-    notices: Notices = field(default_factory=Notices, compare=False)
-    keeper: Keeper | None = None
-    recalled: Recalled = NOTHING
-    parsed: dict[Any, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
-
-    @property
-    def own_name(self) -> str:
-        """The model's name in answers to bodies that name none: the first of option.served_model_name, as in vLLM."""
-        return next((name for name in self.config.served_model_name or () if name != "*"), self.model_names[0])
-
-
-class Timing(NamedTuple):
-    """The duration of each part of a whole answer, in seconds, and its number of tokens."""
-
-    validation: float  # from the request's arrival until its prompt was found to fit
-    queue: float  # until the engine got it
-    inference: float  # until its last token
-    num_prompt_tokens: int
-    num_tokens: int
-
-    @property
-    def total(self) -> float:
-        return self.validation + self.queue + self.inference
-
-
-def no_headers(timing: Timing | None) -> Headers:
-    return ()
-
-
-TokenLine = Callable[[Token], bytes]
-"""Encodes a token as the next bytes of a stream."""
-
-
-class Reply(Protocol):
-    """The answer to one client, in progress.
-
-    `feed` takes the client's deltas in order and returns the bytes to send now, possibly none. After the last delta
-    `finished` is true. An error ends a stream; before anything was sent, `ParsedRequest.errors` renders it.
-    """
-
-    content_type: str
-    finished: bool
-
-    def start(self, index: int, num_prompt_tokens: int) -> None:
-        """Note that request number `index` was accepted."""
-
-    def feed(self, index: int, delta: Delta) -> bytes:
-        """Return the bytes for the next delta of request number `index`. Only a stream is fed an error."""
-
-    def takes_long(self, delta: Delta) -> bool:
-        """Return whether `feed` takes long with this delta, so that a thread is to call it."""
-        return False
-
-    def token_line(self) -> TokenLine | None:
-        """Return an encoder of the only sequence's next tokens; None where, or while, `feed` has to be asked.
-
-        It does what `feed` does with a delta of one token and nothing else, at less cost.
-        """
-        return None
-
-
-class ParsedRequest(NamedTuple):
-    """One HTTP request: its prompts, and the reply that writes their answer.
-
-    Attributes:
-        requests: empty where the answer needs no engine; the reply then ends with the first delta, which has no tokens.
-        errors: renders a failure before anything was sent.
-        ignored: names in the body without effect: those that no dialect knows, and those that this answer ignores.
-        of_tokens: a user's output formatter that takes tokens applies to this answer.
-        as_openai: makes a reply that writes the same as OpenAI's document, or as its chunks in lines or events, which
-            other output formatters of a user's may take. None: none of them applies.
-        formatter: the title of the user's function that the reply runs, for messages; "" without one. `feed` then
-            takes its time and may raise FormatterFailed; feed it a delta with that error, as for any failure.
-        headers: the dialect's own headers; called with None when a stream starts, before the timing is known.
-        keep_alive: bytes that a stream sends when it has been silent for a while; b"" for none.
-        keeps: the reply's last `feed` keeps the answer, and blocks until that is done.
-        take_prompt: hands the reply the prompt, of which alone the answer is made, however many tokens the model takes;
-            called on any thread. None: the engine answers.
-        num_repeated: bytes of the request that the answer repeats, beyond what prompts and parameters are, as often as
-            it does.
-    """
-
-    requests: Sequence[Request]
-    reply: Reply
-    errors: ErrorFormat
-    ignored: Sequence[str] = ()
-    streams: bool = False
-    of_tokens: bool = False
-    as_openai: Callable[[], Reply] | None = None
-    formatter: str = ""
-    headers: Callable[[Timing | None], Headers] = no_headers
-    keep_alive: bytes = b""
-    keeps: bool = False
-    take_prompt: Callable[[Prompt], None] | None = None
-    num_repeated: int = 0
-
-
-class Dialect(ABC):
-    """The API that a client speaks. README.md says how to add one.
-
-    Attributes:
-        any_media: read bodies as JSON whatever their content type is.
-        forms: bodies may also be forms (multipart/form-data); `parse` gets their texts and files (`Upload`) by name.
-        unique_keys: refuse a body that has a key twice, as its original does; else the last one counts.
-        errors: how it tells failures, where nothing of a request is known.
-    """
-
-    name: str
-    any_media = False
-    forms = False
-    unique_keys = False
-    errors: ErrorFormat
-
-    @abstractmethod
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        """Read a decoded body.
-
-        Raises:
-            InvalidPayload, InvalidParameter: naming what is wrong, and what would be right.
-        """
-
-    def wanted(self, body: Any) -> Wanted | None:
-        """Return what a body needs of the answers that are kept, where any are; None: nothing, nor is its own kept."""
-        return None
-
-    def errors_of(self, body: Any, context: ServerContext) -> ErrorFormat:
-        """Return how it tells that it refuses a body, for which a wrong one is read as far as it can be.
-
-        Args:
-            body: None where it was not decoded.
-        """
-        return self.errors

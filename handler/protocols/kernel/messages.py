@@ -15,7 +15,7 @@ from handler.protocols.kernel.schema import COUNT, NULL, TEXT, Shape, listing, n
 
 _SCHEMES = ("http", "https", "file")
 _MAX_URL = 8192  # characters, but for data URLs
-_MEDIA_PART = 1 << 18  # characters, a multiple of four: other threads may run between two parts
+_BASE64_STEP = 1 << 18  # characters, a multiple of four: other threads may run between two parts
 
 _TEXT_ONLY = "the engine reads text only"
 
@@ -75,8 +75,8 @@ def read_base64(kind: str, text: Any, name: str, *, start: int = 0) -> MediaSour
     try:
         if "=" in text[start:-2]:
             raise ValueError
-        parts = range(start, len(text), _MEDIA_PART)
-        data = b"".join([base64.b64decode(text[at : at + _MEDIA_PART], validate=True) for at in parts])
+        parts = range(start, len(text), _BASE64_STEP)
+        data = b"".join([base64.b64decode(text[at : at + _BASE64_STEP], validate=True) for at in parts])
     except (binascii.Error, ValueError):
         raise InvalidPayload(f"{name}: the {kind} is not base64") from None
     if not data:
@@ -417,7 +417,7 @@ def _content(content: Any, at: str, parts: PartReader, media: list[MediaSource])
 # -- the turns of a chat whose messages come in pieces: those of one role in a row are one message ---------------------
 
 
-_TURN_TEXTS = ("content", "reasoning_content")
+_JOINED_FIELDS = ("content", "reasoning_content")
 
 Chat = list[dict[str, Any]]
 
@@ -438,7 +438,7 @@ def add_to_turn(chat: Chat, role: str, **parts: Any) -> None:
 def join_turns(chat: Chat) -> None:
     """Join the texts of each message with line ends; beside a medium they stay parts."""
     for message in chat:
-        for name in _TURN_TEXTS:
+        for name in _JOINED_FIELDS:
             if not isinstance(parts := message.get(name), list):
                 continue
             if any(isinstance(part, MediaSource) for part in parts):

@@ -6,24 +6,21 @@ support is refused by name, unless it is neutral. Without `do_sample`, sampling 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
 from handler.core.framing import FRAMINGS, Framing
-from handler.core.values import Sampling
+from handler.core.values import SAMPLED, Nature, Sampling, fields_of
 from handler.protocols.kernel.dialect import GenerationDefaults, ServerContext
 from handler.protocols.kernel.readers import (
-    DEFAULTS,
     INT32,
     INT64,
     STRING_OR_STRINGS,
     Named,
     boolean,
-    check_agreement,
-    check_support,
     choice,
     grammar,
     integer,
@@ -38,6 +35,11 @@ from handler.protocols.kernel.readers import (
     token_ids,
 )
 from handler.protocols.kernel.schema import Shape, accepts, nullable, record, schema_of_reader
+
+SAMPLING_DEFAULTS = Sampling._field_defaults
+
+_ONLY_WITH_BEAMS = fields_of(Nature.ONLY_BEAMS)
+_OF_SOME_NATURE = frozenset(fields_of(~Nature(0)))
 
 MAX_TOP_TOKENS = 20  # alternatives to a token: OpenAI's limit, and vLLM's default; TGI's is 5
 
@@ -361,14 +363,75 @@ def _read(
             if field in names and values[field] != item:
                 raise InvalidParameter(f"{given_as} contradicts {names[field].name}")
             values[field], names[field] = item, given_as
-    others = {field: values.pop(field) for field in [*values] if field not in DEFAULTS}
+    others = {field: values.pop(field) for field in [*values] if field not in SAMPLING_DEFAULTS}
     sampling = Sampling(**values)
     if most_new_tokens is not None:
         sampling = sampling._replace(max_new_tokens=min(sampling.max_new_tokens, most_new_tokens))
-    check_agreement(sampling, names, context)
-    check_support(sampling, values, names, context)
+    _check_agreement(sampling, names, context)
+    _check_support(sampling, values, names, context)
     by_field = {field: given_as.name for field, given_as in names.items()}
     return ParsedParameters(sampling, MappingProxyType(by_field), MappingProxyType(others))
+
+
+def _check_agreement(sampling: Sampling, names: Mapping[str, Named], context: ServerContext) -> None:
+    """Check parameters against each other."""
+
+    def named(field: str) -> Named:
+        if field == "structured_output" and field not in names:
+            return Named("tools[].function.strict", True)  # which alone sets it without a name
+        return names.get(field) or Named(field, getattr(sampling, field))
+
+    if sampling.min_new_tokens > sampling.max_new_tokens:
+        raise named("min_new_tokens").refused(f"must be at most max_new_tokens={sampling.max_new_tokens}")
+    if "best_of" in names and sampling.best_of < sampling.n:
+        raise named("best_of").refused(f"must be at least n={sampling.n}")
+    most = context.config.max_rolling_batch_size
+    for field in ("n", "best_of", "num_beams"):
+        if getattr(sampling, field) > most:
+            raise named(field).refused(f"must be at most {most} (option.max_rolling_batch_size)")
+    if sampling.structured_output is not None:
+        for field in ("ignore_eos", "min_new_tokens"):
+            if getattr(sampling, field) != SAMPLING_DEFAULTS[field]:
+                raise named(field).refused(
+                    f"structured output decides where the answer ends; leave out {named('structured_output').name}"
+                )
+    refuse: Collection[str]
+    if sampling.num_beams > 1:
+        if sampling.do_sample:
+            raise named("num_beams").refused(f"beam search does not sample; leave out {named('do_sample')}")
+        if max(sampling.n, sampling.best_of) > sampling.num_beams:
+            raise named("num_beams").refused(f"must be at least n={sampling.n} and best_of={sampling.best_of}")
+        refuse = [name for name in SAMPLING_DEFAULTS if name not in _OF_SOME_NATURE]
+        why = "is not available with num_beams > 1"
+    else:
+        refuse, why = _ONLY_WITH_BEAMS, "has an effect only with num_beams > 1"
+    for field in refuse:
+        if getattr(sampling, field) != SAMPLING_DEFAULTS[field]:
+            raise named(field).refused(why)
+
+
+def _check_support(
+    sampling: Sampling, given: Collection[str], names: Mapping[str, Named], context: ServerContext
+) -> None:
+    """Refuse what the engine does not support.
+
+    Args:
+        given: the fields that the client or the dialect has set.
+    """
+    for field, why in context.unsupported.items():
+        if field not in given:
+            continue
+        value = getattr(sampling, field)
+        greedy = field in SAMPLED and not sampling.do_sample
+        # The chosen token's own log-probability comes with every answer: one "alternative" asks for no more than that.
+        neutral = value == SAMPLING_DEFAULTS[field] or (field == "top_logprobs" and value <= 1)
+        if not greedy and not neutral:
+            raise names.get(field, Named(field, value)).refused(f"the engine {context.engine} lacks it: {why}")
+
+    for field, most in context.limits.items():
+        value = getattr(sampling, field)
+        if value > most and not (field in SAMPLED and not sampling.do_sample):
+            raise names.get(field, Named(field, value)).refused(f"the engine {context.engine} takes at most {most:g}")
 
 
 # -- what the API's document says of a dialect's bodies, and of a route without inference ------------------------------

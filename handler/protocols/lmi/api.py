@@ -9,8 +9,8 @@ from handler.core.errors import InvalidParameter, InvalidPayload, InvalidSession
 from handler.core.framing import JSON, Framing
 from handler.protocols.kernel.errors import FrontEndError, FrontEndErrors, HttpResponse
 from handler.protocols.kernel.schema import Count, NotRequired
+from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.openai.api import ChatLogprobs, MessageParts, StreamUsage, TokenUsage, ToolCallPart
-from handler.protocols.triton.tensors import TensorValues
 
 FinishReason = Annotated[str, ("enum", ("length", "eos_token", "stop_sequence"))]
 

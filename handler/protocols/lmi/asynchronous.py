@@ -13,6 +13,7 @@ from handler.config.config import Config
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON_LINE, JSON_TEXTS, JSONLINES, TOKEN_SLOTS, Framing, dumps
 from handler.core.values import Adapter, FieldNames, Request, Token, keep_last
+from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply, ServerContext, TokenLine
 from handler.protocols.kernel.parameters import (
     PARAMETERS,
@@ -22,8 +23,9 @@ from handler.protocols.kernel.parameters import (
     Table,
     read_sampled,
 )
-from handler.protocols.kernel.readers import ADAPTERS, PYDANTIC, integer, read_adapters, relaxed_by, report_unknown
+from handler.protocols.kernel.readers import ADAPTERS, integer, read_adapters
 from handler.protocols.kernel.schema import FLAG, NULL, Shape, nullable, schema_of_reader
+from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.kernel.texts import Text, TooManyTexts, read_texts, text_of, texts_shape
 from handler.protocols.lmi.api import (
     AsyncAnswer,
@@ -47,7 +49,6 @@ from handler.protocols.lmi.response import DocumentReply, StreamEnd, StreamReply
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
 from handler.protocols.openai.completions import OpenAiCompletions, completion_of
 from handler.protocols.openai.request import CHAT, COMPLETIONS, MODEL, REASONS, Head, identity, read_model
-from handler.protocols.triton.tensors import TensorValues
 
 
 class AsyncFormat:

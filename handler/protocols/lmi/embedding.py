@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidPayload
+from handler.protocols.kernel.body import report_unknown
 from handler.protocols.kernel.dialect import ParsedRequest, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.parameters import Table
-from handler.protocols.kernel.readers import report_unknown
 from handler.protocols.kernel.reply import VectorReply, json_of
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.lmi.api import AsyncErrors, EmbeddingErrors

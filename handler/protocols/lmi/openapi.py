@@ -9,7 +9,7 @@ from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.errors import FrontEndError
 from handler.protocols.kernel.parameters import Description, RequestShape, parameters, request_fields, request_shape
 from handler.protocols.kernel.schema import TEXT, Shape, listing, nullable, record
-from handler.protocols.lmi import asynchronous, chat
+from handler.protocols.lmi import asynchronous, chat, request
 from handler.protocols.lmi.api import (
     AsyncAnswer,
     AsyncError,
@@ -32,12 +32,11 @@ from handler.protocols.lmi.request import FIELDS
 from handler.protocols.openai.api import OpenAiChatAnswer, OpenAiChatChunk, OpenAiTextAnswer, OpenAiTextChunk
 from handler.protocols.tei.api import TeiError, TeiVectors
 from handler.protocols.tei.openapi import nested_request
-from handler.protocols.triton import tensors
 
 
 def lmi_request(inputs: Shape) -> RequestShape:
     def shape(context: ServerContext) -> Shape:
-        known = {**parameters(tensors.TABLE.parameters, context), **request_fields()}
+        known = {**parameters(request.TABLE.parameters, context), **request_fields()}
         told = {**nullable(inputs), "description": "May be absent where parameters.input_ids stands for it"}
         return record({}, {**FIELDS, "inputs": told, "parameters": {**FIELDS["parameters"], "properties": known}})
 

@@ -9,25 +9,26 @@ from typing import Any, NamedTuple, TypeVar
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
 from handler.core.framing import FRAMINGS, JSON, JSONLINES, Framing
 from handler.core.values import LMI_NAMES, SAMPLED, Adapter, FieldNames, Request, Sampling, keep_last
+from handler.protocols.kernel.body import PYTHON, as_int, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply, ServerContext
-from handler.protocols.kernel.parameters import LMI, REQUEST_FIELDS, ParsedParameters, Table, read_all
-from handler.protocols.kernel.readers import (
-    ADAPTERS,
-    DEFAULTS,
-    PYTHON,
-    as_int,
-    merge_adapters,
-    read_adapters,
-    relaxed_by,
-    report_unknown,
-    show,
+from handler.protocols.kernel.parameters import (
+    LMI,
+    PARAMETERS,
+    REQUEST_FIELDS,
+    SAMPLING_DEFAULTS,
+    SEVERAL,
+    Parameter,
+    ParsedParameters,
+    Table,
+    read_all,
 )
+from handler.protocols.kernel.readers import ADAPTERS, merge_adapters, read_adapters, show
 from handler.protocols.kernel.schema import FLAG, TEXT, Shape, nullable, schema_of_reader
+from handler.protocols.kernel.tensors import TENSORS, OutputTensors, read_outputs, select_tensors
 from handler.protocols.lmi.api import LmiErrors
 from handler.protocols.lmi.response import DocumentReply, LmiFormat, ResponseFormat, StreamReply
 from handler.protocols.openai.completions import completion_of
 from handler.protocols.openai.request import FOREIGN, Head, identity
-from handler.protocols.triton.tensors import TABLE, OutputTensors, select_tensors
 
 FIELDS: Mapping[str, Shape] = {
     "inputs": nullable({**TEXT, "minLength": 1}),
@@ -36,6 +37,8 @@ FIELDS: Mapping[str, Shape] = {
     **ADAPTERS,
 }
 """The body's fields; dynamic batch's `inputs` may be a list."""
+TABLE = Table({**PARAMETERS, **TENSORS, "outputs": Parameter(SEVERAL, read_outputs)}, "parameters.")
+"""All names under `parameters` in LMI's dialects that `read_all` reads."""
 _KNOWN = TABLE.parameters.keys() | REQUEST_FIELDS.keys()
 _FORMATTER = "output_formatter"
 _relax = relaxed_by(PYTHON, FIELDS)
@@ -128,7 +131,7 @@ def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], contex
 _INFERRED_SINCE = (0, 32)
 
 _IDLE = {
-    **{field: {DEFAULTS[field]} for field in SAMPLED},
+    **{field: {SAMPLING_DEFAULTS[field]} for field in SAMPLED},
     "temperature": {0},  # 1, the default, asks for sampling
     "top_k": {0, 1},
     "top_p": {0, 1},
@@ -174,9 +177,6 @@ def give_notice(names: Sequence[str], parameters: Mapping[str, Any], context: Se
     """
     if names and parameters.get("do_sample") is None and context.config.lmi_version < _INFERRED_SINCE:
         context.notices.once(_NOTICE)
-
-
-NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
 
 
 _NO_LISTS_SINCE = (0, 30)
@@ -285,7 +285,7 @@ class Lmi(Dialect):
         context: ServerContext,
         adapter: Adapter | None = None,
         *,
-        defaults: Mapping[str, Any] = NO_DEFAULTS,
+        defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> ParsedPrompt:
         """Read one prompt with its `parameters`.
 

@@ -11,8 +11,8 @@ from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
 from handler.protocols.kernel.dialect import TokenLine
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.reply import LONG_TEXT, SequenceOutput, TokenStream, WholeReply, finish_of, rank_sequences
+from handler.protocols.kernel.tensors import Lines, OutputTensors, TensorValues, TokenRows, document
 from handler.protocols.lmi.api import LmiAnswer, LmiDetails, LmiLine, LmiSequence, LmiToken, LmiTops
-from handler.protocols.triton.tensors import Lines, OutputTensors, TensorValues, TokenRows, document
 
 
 @functools.lru_cache

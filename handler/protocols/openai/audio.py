@@ -17,11 +17,12 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import SSE_DONE
 from handler.core.media import MediaSource, Upload
 from handler.core.values import Delta, FieldNames, Finish, Heard, Request, Sampling, TemplateOptions, Token
+from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.messages import place, read_base64
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
-from handler.protocols.kernel.readers import PYDANTIC, boolean, number, relaxed_by, report_unknown
+from handler.protocols.kernel.readers import boolean, number
 from handler.protocols.kernel.reply import TokenStream, WholeReply
 from handler.protocols.kernel.schema import TEXT, Shape, accepts
 from handler.protocols.openai.api import (

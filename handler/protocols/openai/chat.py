@@ -15,11 +15,11 @@ from handler.protocols.assistant.answer import AnswerForm, AnswerReader, answer_
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
 from handler.protocols.assistant.template import read_template
 from handler.protocols.assistant.tools.request import FIELDS, Tools, choose_format, lay_out, read_tools
+from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import Dialect, GenerationDefaults, ParsedRequest, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.messages import MESSAGES, read_messages
 from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_sampled
-from handler.protocols.kernel.readers import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.reply import PromptDocument, SequenceOutput
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.openai.api import (

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON, SSE_DONE, Framing
 from handler.core.values import Adapter, Delta, Finish, Request, Sampling, Token, keep_last
+from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.parameters import read_sampled
-from handler.protocols.kernel.readers import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.reply import PromptOnly, SequenceOutput
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.kernel.texts import read_texts, text_of, texts_shape

@@ -9,9 +9,10 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.values import Pooling
+from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
-from handler.protocols.kernel.readers import PYDANTIC, integer, relaxed_by, report_unknown
+from handler.protocols.kernel.readers import integer
 from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
 from handler.protocols.kernel.schema import Shape, accepts
 from handler.protocols.kernel.texts import (

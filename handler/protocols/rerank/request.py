@@ -12,9 +12,10 @@ from handler.core.errors import InvalidPayload
 from handler.core.framing import encoded
 from handler.core.media import new_uuid
 from handler.core.values import Pooling, Truncation
+from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
-from handler.protocols.kernel.readers import PYDANTIC, boolean, integer, relaxed_by, report_unknown
+from handler.protocols.kernel.readers import boolean, integer
 from handler.protocols.kernel.reply import VectorReply, Vectors
 from handler.protocols.kernel.schema import Shape, accepts, record
 from handler.protocols.kernel.texts import (

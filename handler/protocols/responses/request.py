@@ -16,6 +16,7 @@ from handler.core.media import MediaSource
 from handler.core.values import StructuredOutput
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.assistant.tools.request import FIELDS
+from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import (
     Dialect,
     Keeper,
@@ -28,16 +29,7 @@ from handler.protocols.kernel.dialect import (
 )
 from handler.protocols.kernel.messages import MAX_ARGUMENTS, Chat, PartReader, add_to_turn, join_turns, read_arguments
 from handler.protocols.kernel.parameters import Parameter, Table, named, unsupported
-from handler.protocols.kernel.readers import (
-    PYDANTIC,
-    Named,
-    integer,
-    relaxed_by,
-    report_unknown,
-    response_format,
-    show,
-    string,
-)
+from handler.protocols.kernel.readers import Named, integer, response_format, show, string
 from handler.protocols.kernel.schema import FLAG, TEXT, Shape, accepts, listing, nullable, record
 from handler.protocols.openai.api import ERRORS
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted

@@ -8,10 +8,11 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.values import FieldNames, Pooling, Request, Truncation
+from handler.protocols.kernel.body import report_unknown
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext, Timing
 from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
-from handler.protocols.kernel.readers import boolean, integer, report_unknown, string
+from handler.protocols.kernel.readers import boolean, integer, string
 from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
 from handler.protocols.kernel.schema import Shape, listing, record
 from handler.protocols.kernel.texts import (

@@ -23,8 +23,8 @@ from handler.core.framing import JSON, SSE
 from handler.core.values import Request
 from handler.protocols.kernel.errors import ErrorFormat, HttpResponse
 from handler.protocols.kernel.schema import Count, NotRequired
+from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.lmi.api import FinishReason
-from handler.protocols.triton.tensors import TensorValues
 
 
 class TgiPromptToken(TypedDict):

@@ -14,6 +14,7 @@ from handler.core.values import Request, Token, keep_last
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext, TokenLine
 from handler.protocols.kernel.parameters import Parameter, Table, named, read_all
 from handler.protocols.kernel.readers import integer
+from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.lmi.response import StreamEnd, StreamReply, WholeOutput, line_template
 from handler.protocols.tgi.api import MindieAnswer, MindieDetails, MindieErrors, MindieEvent, MindieToken
 from handler.protocols.tgi.native import (
@@ -30,7 +31,6 @@ from handler.protocols.tgi.native import (
     unknown,
 )
 from handler.protocols.tgi.response import finish_shown
-from handler.protocols.triton.tensors import TensorValues
 
 MAX_CHARACTERS = 512 << 10
 

@@ -13,13 +13,14 @@ from handler.core.text import Prompt, spans
 from handler.core.values import Finish, Request, keep_last
 from handler.protocols.assistant.template import READERS, read_template
 from handler.protocols.assistant.tools.request import choose_format, lay_out
+from handler.protocols.kernel.body import report_unknown
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext, Timing
 from handler.protocols.kernel.errors import Headers
 from handler.protocols.kernel.messages import read_messages
-from handler.protocols.kernel.parameters import ANY, Parameter, Table, named, read_all
-from handler.protocols.kernel.readers import DEFAULTS as SAMPLING
-from handler.protocols.kernel.readers import integer, report_unknown, show, tgi_grammar
+from handler.protocols.kernel.parameters import ANY, SAMPLING_DEFAULTS, Parameter, Table, named, read_all
+from handler.protocols.kernel.readers import integer, show, tgi_grammar
 from handler.protocols.kernel.reply import PromptDocument, SequenceOutput, list_parts
+from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.lmi.response import DocumentReply, StreamReply, WholeOutput
 from handler.protocols.openai.request import CHAT, HARMLESS
 from handler.protocols.tgi.api import (
@@ -35,7 +36,6 @@ from handler.protocols.tgi.api import (
     WrongType,
 )
 from handler.protocols.tgi.response import TgiFormat, finish_shown, seed_of
-from handler.protocols.triton.tensors import TensorValues
 
 # -- TGI's request: JSON types as its library serde reports them, then ranges in its order -----------------------------
 # Source: text-generation-inference 3, router/src/lib.rs and validation.rs. MindIE's `mindie.py` uses the same pieces.
@@ -373,7 +373,7 @@ def _sampling_inferred(read: Body, context: ServerContext) -> tuple[dict[str, An
     """
     given = {name: value for name, value in read.parameters.items() if (name, value) != ("best_of", 0)}
     asked = given.get("do_sample", not read.has_parameters) or given.get("best_of", 1) > 1
-    shapes = [] if asked else [name for name in _SHAPING if given.get(name) not in (None, SAMPLING[name])]
+    shapes = [] if asked else [name for name in _SHAPING if given.get(name) not in (None, SAMPLING_DEFAULTS[name])]
     lacking = [name for name in shapes if name in context.unsupported]
     for name in lacking:
         del given[name]

@@ -11,6 +11,7 @@ from handler.core.framing import JSON_TEXTS, SLOT, SSE, TOKEN_SLOTS, Framing, du
 from handler.core.values import Finish, Request, Token
 from handler.protocols.kernel.dialect import TokenLine
 from handler.protocols.kernel.reply import SequenceOutput
+from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.lmi.api import LmiErrors
 from handler.protocols.lmi.request import Lmi
 from handler.protocols.lmi.response import StreamEnd, WholeOutput, line_template
@@ -29,7 +30,6 @@ from handler.protocols.tgi.api import (
     TgiToken,
     TgiTops,
 )
-from handler.protocols.triton.tensors import TensorValues
 
 _SLOTS = TOKEN_SLOTS._replace(special=SLOT)
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import loads
 from handler.core.values import Adapter, FieldNames, Request, Sampling, StructuredOutput
+from handler.protocols.kernel.body import report_unknown
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import (
     PARAMETERS,
@@ -31,16 +32,15 @@ from handler.protocols.kernel.readers import (
     named_adapter,
     number,
     regex,
-    report_unknown,
     show,
     string,
     strings,
 )
 from handler.protocols.kernel.schema import accepts
+from handler.protocols.kernel.tensors import TENSORS, one_of, plain_or_tensor, select_tensors, single
 from handler.protocols.openai.request import structured_outputs
 from handler.protocols.triton.api import ERRORS, EVENTS, OneResponse, TritonErrors, TritonHead
 from handler.protocols.triton.response import ResponseOptions, ResponseReply, StreamReply
-from handler.protocols.triton.tensors import TENSORS, one_of, plain_or_tensor, select_tensors, single
 
 # The inputs of Triton's generate extension: the names of TensorRT-LLM's Triton backend, and the fields that they set.
 #

@@ -10,8 +10,8 @@ from handler.core.framing import JSON, SLOT, Framing, template
 from handler.core.values import Delta, Finish, Request, Token
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.reply import SequenceOutput, TokenStream, WholeReply, finish_of, rank_sequences
+from handler.protocols.kernel.tensors import Lines, OutputTensors, TensorValues, TokenRows, document
 from handler.protocols.triton.api import EVENTS, TritonExtras, TritonHead, TritonResponse, TritonTensors
-from handler.protocols.triton.tensors import Lines, OutputTensors, TensorValues, TokenRows, document
 
 _REASONS = {Finish.LENGTH: "length", Finish.EOS: "stop", Finish.STOP: "stop"}
 """TensorRT-LLM's names of the reasons."""

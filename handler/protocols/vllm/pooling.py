@@ -9,9 +9,10 @@ from typing import Any, Literal
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.media import new_uuid
 from handler.core.values import Pooling, Task
+from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
-from handler.protocols.kernel.readers import PYDANTIC, relaxed_by, report_unknown, show, string
+from handler.protocols.kernel.readers import show, string
 from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.kernel.texts import VLLM_POOLING, embedding_requests, read_texts, texts_shape, vllm_truncation

@@ -10,9 +10,9 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.media import new_uuid
 from handler.core.values import FieldNames, Pooling, Request, Task
+from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import Table, read_all
-from handler.protocols.kernel.readers import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.reply import VectorReply, Vectors
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.kernel.texts import (

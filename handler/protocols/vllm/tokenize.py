@@ -10,9 +10,10 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON, Framing
 from handler.core.text import Prompt
 from handler.core.values import FieldNames, Request
+from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import Table
-from handler.protocols.kernel.readers import PYDANTIC, boolean, relaxed_by, report_unknown, show
+from handler.protocols.kernel.readers import boolean, show
 from handler.protocols.kernel.reply import PreparedDocument, PromptDocument, list_parts
 from handler.protocols.kernel.schema import COUNT, FLAG, Shape, listing
 from handler.protocols.kernel.texts import read_list

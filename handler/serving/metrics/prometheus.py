@@ -27,6 +27,8 @@ from handler.engines.process.replicas import ReplicaReport
 from handler.protocols.kernel.dialect import ParsedRequest, Timing
 from handler.serving.metrics.tracing import RequestRecord, Tracer
 
+log = logging.getLogger("handler.request")
+
 
 class Histogram(Collector):
     """A histogram with one set of labels. Values are observed on one thread.
@@ -418,9 +420,6 @@ class Metrics:
 
 
 # -- one request's times and token counts: they go into the metrics, the log and the trace -----------------------------
-
-
-log = logging.getLogger("handler.request")
 
 
 class RequestStats:

@@ -24,9 +24,9 @@ from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, parameters
 from handler.protocols.kernel.readers import integer, number
 from handler.protocols.kernel.schema import ref, schema_of_reader, schema_of_type
+from handler.protocols.lmi.request import TABLE
 from handler.protocols.openapi import DESCRIPTIONS, INFERENCE, OPERATIONS, DocumentedRoute, components, document
 from handler.protocols.registry import INVOCATIONS, POOLED_ROUTES, ROUTES, DispatchByField, choose, dialects, routes
-from handler.protocols.triton import tensors
 from tests.app.server import serve
 from tests.one_test import in_one_test
 from tests.parameter_matrix import CHAT_VALUES, TENSOR_VALUES, VALUES
@@ -385,6 +385,6 @@ def test_numbers_have_the_bounds_that_are_described(value: Any) -> None:
 
 def test_what_the_engine_lacks_is_said() -> None:
     lacking = ServerContext("some", unsupported={"min_p": "it cannot"})
-    found = parameters(tensors.TABLE.parameters, lacking)
+    found = parameters(TABLE.parameters, lacking)
     assert found["min_p"]["description"] == "Refused: the engine some lacks it: it cannot"
     assert "description" not in found["top_p"]

@@ -18,7 +18,8 @@ from handler.core.errors import NotJson, Overloaded, ServingError, TooLarge, Una
 from handler.core.framing import MAX_DEPTH
 from handler.engines.base import EngineInfo
 from handler.engines.process.sandbox import Sandbox, Work
-from handler.protocols.kernel.readers import decode, show
+from handler.protocols.kernel.body import decode
+from handler.protocols.kernel.readers import show
 from handler.serving import turns
 from handler.serving.turns import LARGE, MAX_NUMBERS, MAX_TEXT, MAX_VALUES, MAX_WAITING, LargeBodies
 from tests.servers import PATIENCE, LiveServer, http

@@ -17,8 +17,9 @@ from handler.engines.echo.engine import Echo
 from handler.engines.process.supervisor import State
 from handler.scheduler import lora
 from handler.scheduler.lora import AdapterHome, adapter_path
-from handler.serving.check import adapter_home, engine_spec
+from handler.serving.engine import engine_spec
 from handler.serving.model import ServedModel
+from handler.serving.user_code import adapter_home
 from tests.adapter_files import write_adapter
 from tests.services import load_echo
 

@@ -20,7 +20,7 @@ from handler.engines.process.engine_process import Spec
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters
 from handler.serving import start as loading
-from handler.serving.check import engine_spec
+from handler.serving.engine import engine_spec
 from handler.serving.model import ServedModel
 from handler.serving.start import load_model, make_validator, server_context
 from handler.serving.task import RequestTask

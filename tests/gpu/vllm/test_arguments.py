@@ -13,7 +13,7 @@ from handler.config.options.engine_arguments import engine_arguments
 from handler.core.errors import ConfigError
 from handler.engines.vllm.arguments import construct
 from handler.engines.vllm.arguments import engine_arguments as keywords
-from handler.serving.check import engine_spec
+from handler.serving.engine import engine_spec
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]
 

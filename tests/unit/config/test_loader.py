@@ -15,7 +15,7 @@ from handler.config.options.tables import TOOL_CALL_PARSERS
 from handler.core.errors import ConfigError
 from handler.protocols.assistant.tools import formats
 from handler.protocols.assistant.tools.formats import FORMATS
-from handler.serving.check import choose_engine
+from handler.serving.engine import choose_engine
 from tests.one_test import in_one_test
 
 ROOT = Path(__file__).parents[3]

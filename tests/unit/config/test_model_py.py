@@ -9,7 +9,8 @@ import pytest
 from handler.config.loader import Reading, read_server_config
 from handler.config.user_files import describe_model_py
 from handler.core.values import Role
-from handler.serving.check import check, downloads_of
+from handler.serving.check import check
+from handler.serving.engine import downloads_of
 
 PLAIN = "def handle(inputs):\n    raise SystemExit\n"
 THEIRS = "from djl_python.huggingface import handle\n"

@@ -15,7 +15,7 @@ from handler.config.loader import read_config
 from handler.config.user_files import install, requirements_file
 from handler.core import child_processes
 from handler.core.errors import ConfigError
-from handler.serving.check import model_formatters
+from handler.serving.user_code import model_formatters
 
 
 @pytest.fixture(autouse=True)

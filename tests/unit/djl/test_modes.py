@@ -223,7 +223,7 @@ def bug(modes: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequ
     works = getattr(owner, function)
 
     def breaks(*arguments: Any, **more: Any) -> Any:
-        request = arguments[1] if name == "open" else arguments[0]._headers
+        request = arguments[1] if name == "open" else arguments[0]._head.headers
         if request.get("bug") and name != "close":
             fail()
         result = works(*arguments, **more)

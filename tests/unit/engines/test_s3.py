@@ -20,7 +20,9 @@ from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.engines import downloads, s3
 from handler.plugins.functions import model_py
-from handler.serving.check import adapter_directories, check, engine_spec, model_py_directory, read_sources
+from handler.serving.check import check
+from handler.serving.engine import engine_spec, read_sources
+from handler.serving.user_code import adapter_directories, model_py_directory
 from tests.doubles import tiny
 from tests.doubles.bucket import Bucket, serve_bucket
 

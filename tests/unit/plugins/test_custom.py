@@ -13,8 +13,8 @@ from handler.core.values import Delta, Finish, Token
 from handler.formatters import RequestInput, Sequence, TextGenerationOutput, TextInput
 from handler.plugins.custom_messages import CustomReader, with_formatter
 from handler.plugins.functions import InputFormatter, OutputFormatter, Style
+from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.dialect import ParsedRequest
-from handler.protocols.kernel.readers import decode
 from handler.protocols.registry import INVOCATIONS
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CONTEXT, deltas, with_tops
@@ -287,7 +287,7 @@ def test_lmis_documented_input_formatters_serve_every_body(schema: str, body: di
 
 
 def reader(function: Function, *, payload: bool = False, **keywords: Any) -> CustomReader:
-    return CustomReader(InputFormatter("f", function, payload, None), lambda body, headers: decode(body), keywords)
+    return CustomReader(InputFormatter("f", function, payload, None), decode, keywords)
 
 
 def read(function: Function, body: bytes = b"{}", **more: Any) -> dict[str, Any]:
@@ -334,7 +334,7 @@ def test_a_payload_comes_decoded() -> None:
 
 def test_keywords_go_only_to_who_takes_them() -> None:
     formatter = InputFormatter("f", lambda item: {"inputs": "x"}, False, frozenset())
-    found = CustomReader(formatter, lambda body, headers: None, {"tokenizer": 1}).read(b"", {})
+    found = CustomReader(formatter, lambda body: None, {"tokenizer": 1}).read(b"", {})
     assert found == ({"inputs": "x"}, None)
 
 
@@ -422,6 +422,6 @@ class Endless(dict[str, Any]):
     ids=["property", "exit", "evil", "dict"],
 )  # fmt: skip
 def test_results_that_bite_are_that_formatters_failure(made: Any) -> None:
-    reader = CustomReader(InputFormatter("f", lambda payload: made, True, None), lambda body, headers: {}, {})
+    reader = CustomReader(InputFormatter("f", lambda payload: made, True, None), lambda body: {}, {})
     with pytest.raises(FormatterFailed, match=r"^input formatter 'f' of model\.py"):
         reader.read(b"{}", {})

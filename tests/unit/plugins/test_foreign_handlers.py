@@ -12,7 +12,8 @@ from handler.core.values import HANDLERS, INSTEAD, MIDDLEWARE, PING
 from handler.djl.startup import prepare
 from handler.plugins.aws import STANDARDS, check_handlers, find_handlers
 from handler.plugins.functions import check_model_py, find_formatters
-from handler.serving.check import check, model_formatters
+from handler.serving.check import check
+from handler.serving.user_code import model_formatters
 
 FAIL = "raise SystemExit('it ran')\n"
 AWS = "model_hosting_container_standards"

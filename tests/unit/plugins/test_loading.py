@@ -11,7 +11,7 @@ import pytest
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.plugins.functions import Decorated, Formatters, Style, find_formatters
-from handler.serving.check import model_formatters
+from handler.serving.user_code import model_formatters
 from tests.formatters_model import LEGACY, LINES, OWN, PAYLOADS, write_model
 
 

@@ -15,7 +15,7 @@ from handler.plugins.tool_parser import load_tool_format
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart
 from handler.protocols.assistant.tools.grammar import write_calls
 from handler.protocols.assistant.tools.request import read_tools
-from handler.serving.check import model_formatters
+from handler.serving.user_code import model_formatters
 from tests.unit.protocols.answers import CAPABLE
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "models.md"

@@ -9,9 +9,9 @@ from typing import Any
 from handler.core.errors import GenerationFailed, ServingError
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Delta, Extras, Finish, Token
+from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.dialect import Dialect, ServerContext
 from handler.protocols.kernel.errors import HttpResponse
-from handler.protocols.kernel.readers import decode
 from handler.protocols.openapi import DESCRIPTIONS
 from handler.protocols.registry import INVOCATIONS, POOLED_INVOCATIONS, POOLED_ROUTES, ROOTS, ROUTES, dialects_of
 

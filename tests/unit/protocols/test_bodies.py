@@ -15,8 +15,8 @@ from handler.core.errors import NotJson
 from handler.core.framing import MAX_DEPTH
 from handler.core.values import Task
 from handler.protocols import registry
+from handler.protocols.kernel.body import decode, decode_in_python, decoded_size
 from handler.protocols.kernel.dialect import Dialect
-from handler.protocols.kernel.readers import decode, decode_in_python, decoded_size
 from tests.one_test import in_one_test
 
 TWICE = b'{"a":1,"b":2,"a":{"c":3,"c":4}}'

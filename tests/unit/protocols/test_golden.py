@@ -97,6 +97,34 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
         None,
     ),
     "lmi/stream_bad_payload": ("lmi", {"inputs": [ASK, ASK], "stream": True}, None),
+    # Two errors: the first is told, in the form that the rest asks for as far as it can be read.
+    "lmi/two_errors_stream": ("lmi", {"inputs": ASK, "stream": "maybe", "parameters": {"top_p": 2}}, None),
+    "lmi/two_errors_streaming": (
+        "lmi",
+        {"inputs": ASK, "stream": True, "parameters": {"streaming": "maybe", "top_p": 2}},
+        None,
+    ),
+    "lmi/two_errors_formatter": (
+        "lmi",
+        {"inputs": ASK, "stream": True, "parameters": {"output_formatter": "3p", "top_p": 2}},
+        None,
+    ),
+    "lmi/two_errors_formatter_by_option": (
+        "lmi_sse",
+        {"inputs": ASK, "parameters": {"output_formatter": "3p", "top_p": 2}},
+        None,
+    ),
+    "lmi/two_errors_stream_by_option": (
+        "lmi_sse",
+        {"inputs": ASK, "stream": "maybe", "parameters": {"top_p": 2}},
+        None,
+    ),
+    "lmi/two_errors_sse": (
+        "lmi",
+        {"inputs": [ASK, ASK], "parameters": {"output_formatter": "sse", "top_p": 2}},
+        None,
+    ),
+    "lmi/two_errors_payload": ("lmi", {"inputs": 1, "stream": True, "parameters": "none"}, None),
     "lmi/prompt_too_long": ("lmi", {"inputs": ASK}, PROMPT_TOO_LONG),
     "lmi/answer_too_long": ("lmi", {"inputs": ASK}, ANSWER_TOO_LONG),
     "lmi/stream_prompt_too_long": (
@@ -118,6 +146,11 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "tgi_compat/stream_bad_parameter": (
         "tgi_compat",
         {"inputs": ASK, "stream": True, "parameters": {"top_p": 2}},
+        None,
+    ),
+    "tgi_compat/two_errors_formatter": (
+        "tgi_compat",
+        {"inputs": ASK, "stream": True, "parameters": {"output_formatter": "3p", "top_p": 2}},
         None,
     ),
     "tgi_compat/prompt_too_long": ("tgi_compat", {"inputs": ASK}, PROMPT_TOO_LONG),
@@ -150,6 +183,11 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "dynamic_batch/fails": ("dynamic_batch", {"inputs": ASK}, failing(1)),
     "dynamic_batch/completion": ("dynamic_batch", {"prompt": ASK}, None),
     "dynamic_batch/bad_payload": ("dynamic_batch", {"inputs": []}, None),
+    "dynamic_batch/two_errors": (
+        "dynamic_batch",
+        {"inputs": [ASK, 1], "stream": "maybe", "parameters": {"top_p": 2}},
+        None,
+    ),
     "dynamic_batch/stream": ("dynamic_batch_streaming", {"inputs": ASK}, None),
     "dynamic_batch/stream_fails": ("dynamic_batch_streaming", {"inputs": ASK}, failing(2)),
     "chat/plain": ("lmi", CHAT, None),

@@ -9,7 +9,9 @@ import pytest
 
 from handler.config.engines import ENGINES
 from handler.protocols.kernel.parameters import PARAMETERS, REQUEST_FIELDS
+from handler.protocols.kernel.tensors import TENSORS
 from handler.protocols.lmi.chat import TABLE as CHAT_TABLE
+from handler.protocols.lmi.request import TABLE
 from handler.protocols.openai import embeddings
 from handler.protocols.openai import request as openai_parameters
 from handler.protocols.openai.request import HARMLESS
@@ -17,7 +19,6 @@ from handler.protocols.rerank import request as rerank
 from handler.protocols.tei import request as tei
 from handler.protocols.tgi import mindie
 from handler.protocols.tgi import native as tgi_request
-from handler.protocols.triton import tensors
 from handler.protocols.triton.request import INPUTS
 from tests import parameter_matrix as matrix
 from tests.one_test import in_one_test
@@ -49,8 +50,8 @@ def check(rows: Collection[str], read: Collection[str], heading: str, values: Co
 def test_every_parameter_has_its_row() -> None:
     rows, more = table(), table(matrix.TENSORS)
     check(rows, (set(PARAMETERS) | set(REQUEST_FIELDS) | {"outputs"}) - {"stream"}, matrix.PARAMETERS, VALUES)
-    check(more, set(tensors.TENSORS) - set(PARAMETERS), matrix.TENSORS, TENSOR_VALUES)
-    assert set(rows) | set(more) | {"stream"} == set(tensors.TABLE.parameters) | set(REQUEST_FIELDS)
+    check(more, set(TENSORS) - set(PARAMETERS), matrix.TENSORS, TENSOR_VALUES)
+    assert set(rows) | set(more) | {"stream"} == set(TABLE.parameters) | set(REQUEST_FIELDS)
 
 
 def test_every_chat_parameter_has_its_row() -> None:
@@ -71,7 +72,7 @@ def test_every_input_of_triton_has_its_row_and_is_what_that_names() -> None:
     for name, row in rows.items():
         if known := row["as"].strip("`"):
             known = name.removeprefix("sampling_param_") if known.startswith("the same name") else known
-            assert INPUTS[name].parameter.field == tensors.TABLE.parameters[known].field, name
+            assert INPUTS[name].parameter.field == TABLE.parameters[known].field, name
         assert row["meaning"].startswith("refused") == _refuses(name), name
 
 

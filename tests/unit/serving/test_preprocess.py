@@ -30,7 +30,8 @@ from handler.engines.base import EngineInfo
 from handler.engines.echo.engine import EchoTokenizer
 from handler.protocols.kernel.dialect import ParsedRequest, ServerContext
 from handler.protocols.registry import INVOCATIONS, ROUTES
-from handler.serving.call import ATTRIBUTES, MAX_LOGITS, QUERY_ADAPTER, Preprocessor, request_id
+from handler.serving.call import MAX_LOGITS, Preprocessor
+from handler.serving.head import ATTRIBUTES, QUERY_ADAPTER, Head, request_id
 from handler.serving.turns import LONG, is_long
 from tests.one_test import in_one_test
 
@@ -83,13 +84,12 @@ def intake(schema: str = "lmi", vocabulary: Vocabulary = BIG, **context: Any) ->
 
 
 def parse(preprocessor: Preprocessor, body: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> ParsedRequest:
-    return preprocessor.parse(preprocessor.decode(body, headers), headers)
+    head = preprocessor.read_head(Head(headers))
+    return preprocessor.parse(preprocessor.decode(body, head), head)
 
 
 def adapters(body: dict[str, Any], headers: dict[str, str], schema: str = "lmi") -> list[str | None]:
-    made = intake(schema)
-    made.check_headers(headers)
-    requests = parse(made, json.dumps(body).encode(), headers).requests
+    requests = parse(intake(schema), json.dumps(body).encode(), headers).requests
     return [request.adapter.name if request.adapter else None for request in requests]
 
 
@@ -176,7 +176,7 @@ def test_where_there_are_no_adapters_a_header_is_refused_before_the_body_is_read
     with pytest.raises(
         InvalidPayload, match=rf"^header {IDENTIFIER}: 'one': the engine able serves no LoRA adapters: no\.$"
     ):
-        intake(no_adapters="no.").check_headers({IDENTIFIER: "one"})
+        intake(no_adapters="no.").read_head(Head({IDENTIFIER: "one"}))
 
 
 # -- prompts -----------------------------------------------------------------------------------------------------

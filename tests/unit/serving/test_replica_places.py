@@ -15,7 +15,7 @@ from handler.engines.base import EngineConfig
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, Place, State, on_cores, on_devices
 from handler.engines.vllm.arguments import engine_arguments
-from handler.serving.check import check_replicas, replica_places
+from handler.serving.engine import check_replicas, replica_places
 from tests.one_test import in_one_test
 
 FOUR = ["0", "1", "2", "3"]

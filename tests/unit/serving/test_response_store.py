@@ -18,7 +18,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, Overloaded, Unavailable
 from handler.protocols.kernel.dialect import KeptAnswer, Recalled, Wanted, kept_items
 from handler.serving import stored_responses
-from handler.serving.call import owner_by_key, owner_of
+from handler.serving.head import owner_by_key, owner_of
 from handler.serving.stored_responses import ResponseDatabase, ResponseStore, configured_store
 from tests.one_test import in_one_test
 

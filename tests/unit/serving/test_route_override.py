@@ -7,7 +7,7 @@ import pytest
 from handler.core.errors import InvalidPayload
 from handler.protocols.registry import routes
 from handler.serving.admission import InferenceRoutes
-from handler.serving.call import in_attributes
+from handler.serving.head import in_attributes
 from tests.one_test import in_one_test
 
 ALL = routes("mindie")

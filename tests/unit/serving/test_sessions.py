@@ -387,7 +387,7 @@ def test_a_formatter_of_decoded_json_gets_it_as_a_keyword(
     def look(payload: dict[str, Any], **keywords: Any) -> dict[str, Any]:
         return {"inputs": [session.id for session in keywords.values()]}
 
-    reader = CustomReader(InputFormatter("look", look, True, accepts), lambda body, headers: {}, {})
+    reader = CustomReader(InputFormatter("look", look, True, accepts), lambda body: {}, {})
     session = store.open()
     assert reader.read(b"{}", {}, session)[0] == {"inputs": [session.id] if gets else []}
     assert reader.read(b"{}", {})[0] == {"inputs": []}

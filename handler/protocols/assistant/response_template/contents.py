@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from handler.core.framing import refuse_constant
 from handler.protocols.assistant.events import pieces
 from handler.protocols.assistant.response_template.pattern import Attempt, Pattern, may_try
-from handler.protocols.assistant.tools.json_text import refuse_constant
 
 _DEEPEST = 8  # value parsers in value parsers, and lists and objects of a transform
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from handler.core.framing import is_too_deep, loads
+from handler.core.framing import is_too_deep, loads, refuse_constant
 
 
 class JsonEnd:
@@ -162,11 +162,6 @@ def _json(text: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     return text
-
-
-def refuse_constant(name: str) -> None:
-    """Refuse NaN and Infinity, which Python reads and JSON does not have."""
-    raise ValueError(name)
 
 
 class ParameterValue:

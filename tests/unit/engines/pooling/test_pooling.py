@@ -21,8 +21,8 @@ from handler.engines.echo.engine import EchoTokenizer
 from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, encode_pooled, fit, read_pooling
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor
-from handler.protocols.kernel.readers import check_task
 from handler.scheduler.batcher import Batcher
+from handler.serving.call import check_task
 from handler.serving.check import check
 from tests.one_test import in_one_test
 

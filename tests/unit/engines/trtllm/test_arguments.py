@@ -16,7 +16,7 @@ from handler.config.options.option import shown
 from handler.core.errors import ConfigError
 from handler.engines.base import EngineConfig
 from handler.engines.trtllm.arguments import capabilities_of, construct, llm_arguments, release_of, warn_of_newer
-from handler.serving.check import engine_spec
+from handler.serving.engine import engine_spec
 from tests.doubles import tiny, using
 
 

@@ -60,6 +60,7 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "async/stream_bad_parameter": ("lmi_async", body({"top_p": 2}, stream=True), None),
     "async/several_prompts": ("lmi_async", {"inputs": [ASK, "Why"]}, None),
     "async/unknown_model": ("lmi_async", body(model="other"), None),
+    "async/two_errors": ("lmi_async", body({"top_p": 2}, stream="maybe"), None),
     "async/prompt_too_long": ("lmi_async", body(), refused(PromptTooLong("inputs", 9000, 8191))),
     "async/answer_too_long": (
         "lmi_async", body(), refused(AnswerTooLong("parameters.max_new_tokens", 9, 8184, 8192)),

@@ -10,9 +10,9 @@ import pytest
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.values import Delta, Finish, Request, Sampling, Token
+from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.parameters import PARAMETERS
-from handler.protocols.kernel.readers import decode
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
 from handler.protocols.registry import INVOCATIONS
 from tests.one_test import in_one_test

@@ -13,8 +13,8 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.text import Vocabulary
 from handler.core.values import Adapter, Finish, Request
 from handler.protocols.kernel.dialect import ParsedRequest, ServerContext
+from handler.protocols.kernel.tensors import TENSORS
 from handler.protocols.registry import INVOCATIONS
-from handler.protocols.triton.tensors import TENSORS
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, answer, deltas, value
 

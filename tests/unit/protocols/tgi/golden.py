@@ -51,6 +51,8 @@ CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "tgi/stream_bad_parameter": ("tgi", body({"top_p": 1.0}, stream=True), None),
     "tgi/stream_wrong_type": ("tgi", body({"top_p": "x"}, stream=True), None),
     "tgi/fails": ("tgi", body(), failing(2)),
+    "tgi/two_errors": ("tgi", body({"top_p": 1.0, "top_k": 0}, stream=True), None),
+    "tgi/two_errors_stream": ("tgi", body({"top_p": 1.0}, stream="true"), None),
     "tgi/bad_parameter": ("tgi", body({"top_p": 1.0}), None),
     "tgi/lacking": ("tgi", body({"do_sample": True, "typical_p": 0.5}), None),
     "tgi/wrong_type": ("tgi", body({"stop": None}), None),

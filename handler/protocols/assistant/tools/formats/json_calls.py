@@ -6,8 +6,9 @@ import json
 import re
 from collections.abc import Sequence
 
+from handler.core.framing import refuse_constant
 from handler.protocols.assistant.tools.grammar import Notation
-from handler.protocols.assistant.tools.json_text import ControlEscapes, JsonEnd, dumps, is_object, refuse_constant
+from handler.protocols.assistant.tools.json_text import ControlEscapes, JsonEnd, dumps, is_object
 from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, CallParser, Format, Steps, Tool
 
 _STRING = r'"(?:[^"\\]|\\.)*"'

@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Sequence
 
+from handler.core.framing import refuse_constant
 from handler.protocols.assistant.events import Ending
 from handler.protocols.assistant.tools.formats.json_calls import JsonCalls
 from handler.protocols.assistant.tools.grammar import ANY, Notation, ToolSchema, pairs
-from handler.protocols.assistant.tools.json_text import ParameterValue, dumps, refuse_constant
+from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
 from handler.protocols.assistant.tools.parsing import NAME, CallParser, Format, Steps, Tool
 
 _KEY = re.compile(r"[^>\"'\n]{1,256}")

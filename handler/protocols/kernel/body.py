@@ -1,0 +1,303 @@
+"""A body: its bytes as strict JSON, its unknown names, and its values as a lax reader of them takes them."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import orjson
+
+from handler.core.errors import InvalidParameter, InvalidPayload, NotJson
+from handler.core.framing import MAX_DEPTH, is_too_deep, refuse_constant
+from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.readers import INT64, show
+from handler.protocols.kernel.schema import Shape
+
+_TO_ZERO = bytes.maketrans(b"123456789", b"000000000")
+_CONTINUATION = bytes(range(0x80, 0xC0))
+"""Bytes of UTF-8 that begin no character."""
+_MEMBER, _OBJECT = 88, 240  # bytes that an empty list takes in a list, and an object with one name
+_LONG_NUMBER = b"0" * 19
+"""The shortest integer that orjson may read as a float."""
+
+
+def decoded_size(body: bytes) -> int:
+    """Return how many bytes the value of a body of JSON takes in memory, at most, about.
+
+    One wide character makes all of a text wide, and an escape of six bytes is one character, or half of one.
+    """
+    num_escapes = body.count(b"\\u")
+    num_characters = len(body.translate(None, _CONTINUATION)) - 5 * num_escapes
+    width = 1 if body.isascii() and not num_escapes else 4
+    num_members = body.count(b",") + body.count(b"[")
+    return width * num_characters + _MEMBER * num_members + _OBJECT * body.count(b"{")
+
+
+def decode(body: bytes, *, unique_keys: bool = True) -> Any:
+    """Decode strict JSON: no NaN, no lone surrogates, nothing after the document, and at most MAX_DEPTH levels.
+
+    Args:
+        unique_keys: refuse an object that has a key twice; else the last one counts.
+
+    Raises:
+        NotJson: naming what is wrong, and where.
+    """
+    if not unique_keys and _LONG_NUMBER not in body.translate(_TO_ZERO):
+        try:
+            value = orjson.loads(body)
+        except orjson.JSONDecodeError:
+            pass  # or Python's json reads it: a number beyond floats, a byte order mark
+        else:
+            if is_too_deep(value, body):
+                raise _too_deep()
+            return value
+    return decode_in_python(body, unique_keys=unique_keys)
+
+
+def decode_in_python(body: bytes | memoryview, *, unique_keys: bool = True) -> Any:
+    """Do as `decode`, by the standard library: slower, in less memory, and it says what is wrong."""
+    text = decode_text(body, "utf-8-sig")
+    if not text or text.isspace():
+        raise NotJson("the body is empty")
+    try:
+        value = (_UNIQUE_KEYS if unique_keys else _LAST_KEYS).decode(text)
+        if is_too_deep(value, text):
+            raise _too_deep()
+        if "\\u" in text:  # only an escape can bring half a surrogate pair in
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno} column {error.colno}"
+        raise NotJson(f"the body is not valid JSON: {error.msg.removesuffix(' at')} at {where}") from None
+    except UnicodeEncodeError:
+        raise NotJson("the body is not valid JSON: a lone surrogate in a string") from None
+    except RecursionError:
+        raise _too_deep() from None
+    except ValueError as error:
+        raise NotJson(f"the body is not valid JSON: {error}") from None
+    return value
+
+
+def _too_deep() -> NotJson:
+    return NotJson(f"the body is not valid JSON: nested too deeply; at most {MAX_DEPTH} levels are read")
+
+
+def decode_text(body: bytes | memoryview, encoding: str = "utf-8") -> str:
+    """Decode text.
+
+    Raises:
+        NotJson: the bytes are not valid in the encoding.
+    """
+    try:
+        return str(body, encoding)
+    except UnicodeDecodeError as error:
+        raise NotJson(f"the body is not UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    value = dict(pairs)
+    if len(value) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        raise ValueError(f"the key {show(counts.most_common(1)[0][0])} is there twice")
+    return value
+
+
+_UNIQUE_KEYS = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=refuse_constant)
+_LAST_KEYS = json.JSONDecoder(parse_constant=refuse_constant)
+
+
+_ELSEWHERE = frozenset(
+    {
+        "assistant_id", "cachedContent", "cached_content", "container", "context_management",
+        "conversation", "conversation_id", "data_sources", "disaggregated_params", "ec_transfer_params", "file_id",
+        "file_ids", "kv_transfer_params", "mcp_servers", "previous_input_messages", "previous_interaction_id",
+        "previous_message_id", "previous_response_id", "sequence_end", "sequence_id", "sequence_start",
+        "session_params", "thread", "thread_id", "vector_store_ids",
+    }
+)  # fmt: skip
+"""Names that say: a part of this request is on the server. Without it the answer would be another one."""
+
+
+_NEUTRAL: Mapping[str, Collection[Any]] = {
+    **dict.fromkeys(("repetition_penalty", "length_penalty", "top_p", "typical_p"), (1,)),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p"), (0,)),
+    **dict.fromkeys(("n", "best_of", "num_beams", "beam_width", "num_return_sequences"), (1,)),
+    **dict.fromkeys(("min_length", "min_tokens", "no_repeat_ngram_size", "top_n_tokens"), (0,)),
+    **dict.fromkeys(("early_stopping", "use_beam_search", "watermark", "decoder_input_details"), (False,)),
+    **dict.fromkeys(("ignore_eos", "ignore_eos_token", "include_stop_str_in_output"), (False,)),
+    **dict.fromkeys(("skip_special_tokens", "spaces_between_special_tokens"), (True,)),
+    **dict.fromkeys(("stop", "stop_sequences", "stop_token_ids", "bad_words", "bad_sequences"), ([],)),
+    "top_k": (0, -1),
+    "logit_bias": ({},),
+}
+"""Sampling parameters of some dialects, and their values that ask for nothing."""
+
+
+def report_unknown(names: list[str], body: Mapping[str, Any], context: ServerContext) -> list[str]:
+    """Return unknown names for the answer's header, or refuse them (option.unknown_parameters=refuse).
+
+    A sampling parameter of another dialect whose value asks for nothing is none.
+
+    Raises:
+        InvalidParameter: one says that the rest of the request is on the server.
+    """
+    found = []
+    for name in names:
+        place, _, key = name.rpartition(".")
+        values = body if not place else body.get(place)
+        value = values.get(key, True) if isinstance(values, Mapping) else True
+        if key in _ELSEWHERE and value:  # falsy values say nothing
+            raise InvalidParameter(
+                f"{name}: is not supported: nothing is kept between requests; send the whole request"
+            )
+        if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in _NEUTRAL.get(key, ())):
+            found.append(name)
+    names = found
+    if names and context.config.unknown_parameters == "refuse":
+        some = ", ".join(name[:64] for name in names[:8])
+        raise InvalidPayload(f"unknown names: {some} (option.unknown_parameters=refuse)")
+    return names
+
+
+# -- values that are not of the field's own JSON type, as a dialect's original reads them: `8.0`, `"8"`, `1` for true --
+# The readers of values take JSON's own types alone, and that is the rule of the dialects whose originals are strict:
+# TGI, TEI and MindIE (serde), and Triton (RapidJSON, but for the texts that its vLLM backend reads). Before them, the
+# others put the values of their fields right by a rule:
+#
+# * pydantic's lax mode (docs.pydantic.dev, "Conversion Table"): vLLM's routes, and with them OpenAI's and Anthropic's;
+#   LMI's chats and its async mode.
+# * Python's: the prompts of LMI's rolling and dynamic batch, whose handlers check no types.
+#
+# A value that the rule cannot put right stays as it is, for the reader to refuse by name.
+
+Convert = Callable[[Any], Any]
+
+_MAX_CHARACTERS = 4300  # of a number: Python's own limit, and pydantic's
+_INTEGER = re.compile(r"([+-]?[0-9]+(?:_[0-9]+)*)(?:\.0+)?")
+_FLAGS = {
+    **dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True),
+    **dict.fromkeys(("false", "f", "no", "n", "off", "0"), False),
+}
+
+
+class Rule(NamedTuple):
+    """Conversions of values to those of a JSON type; each returns what it cannot convert."""
+
+    boolean: Convert
+    integer: Convert
+    number: Convert
+
+
+# -- Python's ----------------------------------------------------------------------------------------------------
+
+
+def _truth(value: Any) -> Any:
+    return bool(value) if isinstance(value, int | float) and value in (0, 1) else value
+
+
+def _whole(value: Any) -> Any:
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < INT64 else value
+
+
+def as_int(value: Any) -> Any:
+    """Do as Python's `int`, which LMI's handlers call on a prompt's `seed` alone."""
+    if not isinstance(value, str | float | bool):
+        return value
+    try:
+        return int(value)
+    except (ValueError, OverflowError):
+        return value
+
+
+PYTHON = Rule(_truth, _whole, lambda value: value)
+"""Text is left as it is, and so refused: it cannot be compared with a number, and "false" would be true."""
+
+
+# -- pydantic's --------------------------------------------------------------------------------------------------
+
+
+def _flag(value: Any) -> Any:
+    return _FLAGS.get(value.lower(), value) if isinstance(value, str) else _truth(value)
+
+
+def _integer(value: Any) -> Any:
+    if isinstance(value, bool):
+        return int(value)
+    if not isinstance(value, str) or len(value) > _MAX_CHARACTERS:
+        return _whole(value)
+    match = _INTEGER.fullmatch(value.strip())
+    return value if match is None else int(match[1])
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, str) or len(value) > _MAX_CHARACTERS:
+        return value
+    text = value.strip()
+    if not text.isascii() or "__" in text or text != text.strip("_"):
+        return value
+    try:
+        number = float(text.replace("_", ""))
+    except ValueError:
+        return value
+    return number if math.isfinite(number) else value
+
+
+PYDANTIC = Rule(_flag, _integer, _number)
+
+
+# -- bodies ------------------------------------------------------------------------------------------------------
+
+
+def relaxed_by(
+    rule: Rule, shapes: Mapping[str, Shape], own: Mapping[str, Convert] = MappingProxyType({})
+) -> Callable[[Any], Any]:
+    """Return a function that puts the values of an object's fields right; anything else it returns as it is.
+
+    Args:
+        shapes: the fields' JSON schemas. It looks at numbers and flags, and at lists and objects of them, no deeper.
+        own: fields with a conversion of their own.
+    """
+    converts = {**{name: found for name, shape in shapes.items() if (found := _of_shape(rule, shape))}, **own}
+
+    def relax(body: Any) -> Any:
+        return _convert_items(body, converts) if isinstance(body, dict) else body
+
+    return relax
+
+
+def _convert_items(values: dict[str, Any], converts: Mapping[str, Convert]) -> dict[str, Any]:
+    changed = {}
+    for name, value in values.items():
+        if (convert := converts.get(name)) is not None and (found := convert(value)) is not value:
+            changed[name] = found
+    return {**values, **changed} if changed else values
+
+
+def _of_shape(rule: Rule, shape: Shape) -> Convert | None:
+    if (plain := _of_scalar(rule, shape)) is not None:
+        return plain
+    if (item := _of_scalar(rule, shape.get("items", {}))) is not None:
+        return lambda value: _convert_list(value, item) if isinstance(value, list) else value
+    fields = {name: found for name, one in shape.get("properties", {}).items() if (found := _of_scalar(rule, one))}
+    if fields:
+        return lambda value: _convert_items(value, fields) if isinstance(value, dict) else value
+    if (each := _of_scalar(rule, shape.get("additionalProperties") or {})) is not None:
+        return lambda value: _convert_items(value, dict.fromkeys(value, each)) if isinstance(value, dict) else value
+    return None
+
+
+def _convert_list(values: list[Any], convert: Convert) -> list[Any]:
+    converted = [convert(value) for value in values]
+    return converted if any(new is not old for new, old in zip(converted, values, strict=True)) else values
+
+
+def _of_scalar(rule: Rule, shape: Shape) -> Convert | None:
+    kinds = shape.get("type", "boolean" if isinstance(shape.get("const"), bool) else [])
+    named = [kinds] if isinstance(kinds, str) else kinds
+    return next((getattr(rule, kind) for kind in named if kind in Rule._fields), None)

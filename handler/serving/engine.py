@@ -1,0 +1,241 @@
+"""Find and fetch what a model's engine loads, and start the engine or its replicas."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from handler import engines
+from handler.config.config import Config
+from handler.config.engines import ENGINES
+from handler.config.environment import spread
+from handler.config.loader import Reading, read_server_config
+from handler.config.model_files import chat_template, find_task
+from handler.config.options.tables import STAND_IN
+from handler.core.devices import read_driver, visible_gpus
+from handler.core.errors import ConfigError, Problem, Problems
+from handler.core.values import Role, Task
+from handler.engines import downloads, s3
+from handler.engines.base import EngineConfig
+from handler.engines.huggingface import files
+from handler.engines.process.engine_process import Spec
+from handler.engines.process.replicas import ReplicaSet
+from handler.engines.process.supervisor import ANYWHERE, EngineSupervisor, Place, on_cores, on_devices
+
+log = logging.getLogger("handler.launch")
+
+_OWN = ("serving.properties", "model.py", "requirements.txt")
+_DRAFT = "speculative_draft_model"
+
+
+def engine_spec(config: Config) -> Spec:
+    """Return what the engine's process loads; fetch or convert the model's files where that is needed.
+
+    Raises:
+        ConfigError: there is no such engine or model.
+    """
+    name = choose_engine(config)
+    served_task(config, name, config.model_id)  # refuses before anything is fetched
+    try:
+        model_id = engines.fetch(name, config.model_id, EngineConfig(config))
+        config = _with_directories(config, name, model_id)
+        task = served_task(config, name, model_id)
+        model = engines.prepare(name, model_id, EngineConfig(config, task=task))
+    except OSError as error:
+        raise ConfigError(f"the model's files cannot be fetched: {error}") from error
+    source = Path(model_id) if model_id and Path(model_id).is_dir() else None
+    return Spec(name, EngineConfig(config, model, chat_template(config), task, None if source == model else source))
+
+
+def _with_directories(config: Config, engine: str, model_id: str | None) -> Config:
+    """Name the directories of models of S3 in their place, as DJL Serving does: engines and adapters look there."""
+    if s3.is_url(config.model_id):
+        config = replace(config, model_id=model_id)
+        if s3.is_download(config.directory):  # of the settings alone, which the model has too
+            return _with_draft(replace(config, directory=Path(str(model_id))), engine)
+        for path in [path for path in map(Path(str(model_id)).joinpath, _OWN) if path.is_file()]:
+            log.warning("%s of the model on S3 is not read: options and code come from this machine", path.name)
+    return _with_draft(config, engine)
+
+
+def _with_draft(config: Config, engine: str) -> Config:
+    if s3.is_url(draft := config.engine_options.get(_DRAFT)):
+        fetched = engines.fetch(engine, draft, EngineConfig(config))
+        config = replace(config, engine_options={**config.engine_options, _DRAFT: fetched})
+    return config
+
+
+def downloads_of(config: Config, engine: str) -> dict[str, str]:
+    """Return the models of S3 that a start downloads, by their options."""
+    if config.handle_role is Role.ALONE:
+        url = config.settings.get("option.model_id")
+        return {"option.model_id": url} if s3.is_url(url) else {}
+    if not engines.fetches(engine):
+        return {}
+    named = {"option.model_id": config.model_id, f"option.{_DRAFT}": config.engine_options.get(_DRAFT)}
+    return {key: url for key, url in named.items() if s3.is_url(url)}
+
+
+def hub_note(config: Config, engine: str) -> str:
+    """Say what a start fetches from the hub, and does with it; "" where it fetches nothing there."""
+    model = config.model_id or ""
+    if config.handle_role is Role.ALONE or not engines.fetches(engine) or not files.is_hub_reference(model):
+        return ""
+    rest = engines.conversion(engine, model)
+    return f"{model}: the start downloads it from the hub{rest and '; ' + rest}"
+
+
+def choose_engine(config: Config) -> str:
+    """Return the name of an engine that is installed and can run the model.
+
+    Raises:
+        ConfigError: the engine is not installed, or does not run on so many devices.
+    """
+    name, problems = config.engine, Problems()
+    with problems:
+        engines.entry(name)
+    if not ENGINES[name].spreads and name != STAND_IN and config.tensor_parallel_degree not in ("1", "max"):
+        key = "option.tensor_parallel_degree"
+        chosen = ", and no option names another (option.llm_engine)" if config.llm_engine == "auto" else ""
+        message = f"{key}={config.tensor_parallel_degree}: the engine {name} runs on one device{chosen}"
+        problems.append(Problem(config.where(key), key, message))
+    problems.check()
+    return name
+
+
+def served_task(config: Config, engine: str, model_id: str | None) -> Task:
+    """Find what the model computes.
+
+    Args:
+        model_id: that of the options; of a hub's model, the directory that was fetched, once it is there.
+
+    Raises:
+        ConfigError: the engine does not compute that; or as `find_task`.
+    """
+    task = find_task(config.task, Path(model_id) if model_id else None)
+    engines.check_task(engine, task, config.task)
+    return task
+
+
+# -- the engines of a model: one, or `option.replicas` of them, each with its own devices or cores ---------------------
+
+
+_KEY = "option.replicas"
+_LEAST_PATIENCE = 2.0  # seconds; a step of a slow model takes one
+_SILENT = 0.25  # the part of option.engine_timeout without a step after which requests may move to another replica
+
+
+def start_engine(config: Config, spec: Spec) -> EngineSupervisor | ReplicaSet:
+    """Start the engine, or all its replicas.
+
+    Raises:
+        ConfigError: there are too few devices, or as in check_replicas.
+    """
+    isolated = engines.entry(spec.engine).isolated
+    if config.engine_isolation != "auto":
+        isolated = config.engine_isolation == "process"
+    timeouts = {"timeout": config.engine_timeout, "load_timeout": config.model_loading_timeout}
+    check_replicas(config)
+    places = [ANYWHERE] if config.replicas == "1" else replica_places(config, _devices(spec), _cores())
+    started: list[EngineSupervisor] = []
+    for place in places:
+        if len(places) > 1:
+            where = ", ".join(f"{name}={value}" for name, value in place.environ.items())
+            cores = ",".join(map(str, sorted(place.cores)))
+            log.info("replica %d: %s", len(started), where or (cores and f"cores {cores}") or "starts")
+        started.append(EngineSupervisor(spec, isolated=isolated or len(places) > 1, place=place, **timeouts))
+    if len(started) == 1:
+        return started[0]
+    follows = config.enable_prefix_caching
+    if follows is None:  # as the engine does
+        follows = ENGINES[spec.engine].caches_prefixes
+    patience = max(config.engine_timeout * _SILENT, _LEAST_PATIENCE)
+    return ReplicaSet(started, config.max_rolling_batch_size, follows_prompts=follows, patience=patience)
+
+
+def check_replicas(config: Config) -> None:
+    """Check what needs no look at the machine.
+
+    Raises:
+        ConfigError: replicas are to run on threads, or the engine is one by URL.
+    """
+    if config.replicas != "1" and config.engine == "openai":
+        _refuse(
+            config, "for several servers by URL, list their addresses in option.base_url; leave option.replicas out"
+        )
+    if config.replicas != "1" and config.engine_isolation == "thread":
+        where = config.where("option.engine_isolation")
+        _refuse(config, f"replicas are processes, but option.engine_isolation=thread ({where})")
+
+
+def replica_places(config: Config, devices: Sequence[str], cores: Sequence[int]) -> list[Place]:
+    """Return the place of each of several replicas, or that of the one that `auto` finds room for.
+
+    Args:
+        devices: the GPUs that the engine may use; empty: it runs on the cores.
+        cores: empty where processes cannot be kept to cores.
+
+    Raises:
+        ConfigError: there are too few devices.
+    """
+    if not devices:
+        return [ANYWHERE] if config.replicas == "auto" else on_cores(cores, int(config.replicas))
+    model = spread(config.tensor_parallel_degree, config.engine_options)
+    each = model.gpus(len(devices))
+    if config.replicas == "auto":
+        count = max(len(devices) // each, 1)
+        return [ANYWHERE] if count == 1 else on_devices(devices[: count * each], count)
+    count = int(config.replicas)
+    if count * model.least > len(devices):
+        _refuse(config, f"with {model} it needs {count * model.least} GPUs; there are {len(devices)}")
+    return on_devices(devices if model.tensor is None else devices[: count * each], count)
+
+
+def _cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+
+
+def _devices(spec: Spec) -> list[str]:
+    """Name the GPUs; none for an engine that runs on the processor."""
+    return visible_gpus(read_driver(), os.environ) if ENGINES[spec.engine].spreads else []
+
+
+def _refuse(config: Config, why: str) -> None:
+    raise ConfigError(Problem(config.where(_KEY), _KEY, f"{_KEY}={config.replicas}: {why}"))
+
+
+# -- read a server's configuration; of a model directory on S3 its serving.properties too ------------------------------
+
+
+def read_sources(
+    model: str | None = None,
+    engine: str | None = None,
+    properties: Path | None = None,
+    overrides: Iterable[str] = (),
+) -> Reading:
+    """Read the sources of a server that starts, and download options and code of `HF_MODEL_ID=s3://...`.
+
+    As in LMI, that variable names the model directory itself, so that its serving.properties and model.py count.
+    `option.model_id` names the model's files alone.
+
+    Args:
+        model, engine, properties, overrides: as in `read_server_config`.
+
+    Raises:
+        ConfigError: they cannot be downloaded.
+    """
+    overrides = list(overrides)
+    reading = read_server_config(model, engine, properties, overrides)
+    url = reading.config.model_id
+    if reading.config.directory or "OPTION_MODEL_ID" in os.environ or url != os.environ.get("HF_MODEL_ID"):
+        return reading
+    if not (reading.engine and engines.fetches(reading.engine) and s3.is_url(url)):
+        return reading
+    directory = Path(downloads.fetch(s3.download, url, list(s3.SETTINGS)))
+    if (own := directory / "serving.properties").is_file():
+        reading = read_server_config(None, engine, own, overrides)
+    model_id = reading.config.model_id or url
+    return reading._replace(config=replace(reading.config, model_id=model_id, directory=directory))

@@ -1,0 +1,152 @@
+"""A user's files beside serving.properties or the model: model.py, adapters, a parser of tool calls."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from handler import engines
+from handler.config import environment, user_files
+from handler.config.config import Config
+from handler.config.user_files import unused_handle
+from handler.core.errors import ConfigError
+from handler.core.framing import FRAMINGS
+from handler.core.values import Role
+from handler.engines.process.engine_process import Spec
+from handler.plugins.aws import STANDARDS, Handlers, collecting, files_of, find_handlers
+from handler.plugins.functions import Formatters, choose, find_formatters, model_py
+from handler.plugins.handle import Handle, find_handle
+from handler.plugins.tool_parser import load_tool_format
+from handler.scheduler.lora import AdapterHome, AdapterRegistry, adapters_in, named_adapters
+
+log = logging.getLogger("handler.launch")
+
+
+def model_formatters(config: Config, directory: Path | None = None, *, handlers: bool = False) -> Formatters:
+    """Return the formatters of a model.py, and the parser of tool calls; importing them runs them.
+
+    Before that, what requirements.txt beside model.py names is installed.
+
+    Args:
+        config: may name the formatters.
+        directory: where model.py lies; by default beside serving.properties, else in the model's own directory.
+        handlers: the host calls handlers and middleware of AWS's vLLM image, and LMI's handle, too.
+
+    Raises:
+        ConfigError: model.py cannot be used, or an option names what it does not have.
+    """
+    own = model_py_directory(config) if directory is None else None  # DJL Serving installs requirements.txt itself
+    if (file := user_files.requirements_file(own, wanted=config.install_requirements)) is not None:
+        user_files.install(file)
+    custom: Handlers | None = None
+    if handlers:
+        with collecting() as decorated:
+            formatters = find_formatters(directory or own, handlers=STANDARDS)
+        custom = find_handlers(handlers_home(config), environment.custom_code(), decorated)
+    else:
+        formatters = find_formatters(directory or own)
+    try:
+        key, name = "option.input_formatter", config.input_formatter
+        read = choose(formatters.inputs, name, "input")
+        key, name = "option.output_formatter", config.output_formatter
+        write = None if name in FRAMINGS else choose(formatters.outputs, name, "output")
+    except ValueError as error:
+        raise ConfigError(f"{config.where(key)}: {key}={name}: {error}" if name else f"{error} by {key}") from None
+    if write is not None and config.rolling_batch == "disable" and config.handle_role is not Role.ALONE:
+        raise ConfigError(
+            f"model.py's output formatter {write.name!r} is for rolling batch, but option.rolling_batch=disable "
+            f"({config.where('option.rolling_batch')}); option.output_formatter=json leaves it out"
+        )
+    plugin = config.tool_parser_plugin and load_tool_format(config.tool_parser_plugin, plugin_directories(config))
+    handle = users_handle(config, model_py(directory or own)) if handlers else None
+    return Formatters(read, write, config, custom, handle, plugin or None)
+
+
+def users_handle(config: Config, path: Path | None) -> Handle | None:
+    """Return LMI's `handle` of a model.py where it is called.
+
+    Raises:
+        ConfigError: it cannot be.
+    """
+    if unused := unused_handle(config, path):
+        log.warning("%s", unused)
+    if path is None or config.handle_role is Role.NONE:
+        return None
+    device = "0" if Path("/dev/nvidia0").exists() else "-1"
+    return find_handle(path, config.handle_role, config.settings, release=config.lmi_version, device=device)
+
+
+def model_py_directory(config: Config) -> Path | None:
+    """Return where DJL would have model.py: beside serving.properties, else in the model's own directory."""
+    if config.directory is not None:
+        return config.directory
+    return Path(config.model_id) if config.model_id and Path(config.model_id).is_dir() else None
+
+
+def handlers_home(config: Config) -> Path:
+    """Return where the script of AWS's vLLM image lies: where model.py does, else where SageMaker lays a model."""
+    return model_py_directory(config) or environment.model_path()
+
+
+def users_files(config: Config) -> list[Path]:
+    """Return the files of the user's code that a host imports which calls handlers."""
+    own = model_py(model_py_directory(config))
+    files = [own, *files_of(handlers_home(config), environment.custom_code())]
+    if config.handle_role is not Role.ALONE:
+        files += [model_py(path) for path in adapters_at_start(config, None).values()]
+    return list(dict.fromkeys(path for path in files if path is not None))
+
+
+def plugin_directories(config: Config) -> tuple[Path | None, Path]:
+    """Return where the files of options lie: beside serving.properties, else in the working directory."""
+    return config.directory, Path()
+
+
+def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> AdapterHome:
+    """Find the adapters beside the model, in `adapters/`.
+
+    Args:
+        directory: where serving.properties lies, or would; by default where it does.
+
+    Raises:
+        ConfigError: one of them cannot be used; or the environment's number of adapters is none.
+    """
+    limit = environment.max_adapters()
+    if config.handle_role is Role.ALONE:
+        return AdapterHome(AdapterRegistry(limit, unavailable="no engine is loaded: handle of model.py answers alone"))
+    homes = adapter_directories(config, directory)
+    if missing := engines.capabilities(spec.engine, spec.config).no_adapters:
+        if config.engine_options.get("lora_modules"):
+            raise ConfigError(f"option.lora_modules: {spec.engine}: {missing}")
+        if homes:
+            log.warning("the adapters in %s are not loaded: %s: %s", homes[0], spec.engine, missing)
+        return AdapterHome(AdapterRegistry(limit, unavailable=f"{spec.engine}: {missing}"))
+    return AdapterHome(AdapterRegistry(limit, _base(config, directory)), adapters_at_start(config, directory))
+
+
+def adapters_at_start(config: Config, directory: Path | None) -> dict[str, Path]:
+    """Find the adapters that a start loads by name: those beside the model, and those of option.lora_modules.
+
+    Raises:
+        ConfigError: one of them cannot be used.
+    """
+    named = config.engine_options.get("lora_modules") or {}
+    return {**adapters_in(adapter_directories(config, directory)), **named_adapters(named, _base(config, directory))}
+
+
+def _base(config: Config, directory: Path | None) -> Path | None:
+    """Return the directory at which relative paths of adapters begin."""
+    if homes := adapter_directories(config, directory):
+        return homes[0]
+    first = next((place for place in _places(config, directory) if place.is_dir()), None)
+    return first and first.absolute() / "adapters"
+
+
+def _places(config: Config, directory: Path | None) -> list[Path]:
+    places = [directory or config.directory, Path(config.model_id) if config.model_id else None]
+    return [place for place in dict.fromkeys(places) if place]
+
+
+def adapter_directories(config: Config, directory: Path | None) -> list[Path]:
+    places = _places(config, directory)
+    return [path for place in places if (path := place.absolute() / "adapters").is_dir()]
