@@ -152,7 +152,7 @@ _EMBEDDINGS, _EMBED, _PREDICT = OpenAiEmbeddings(), TeiEmbed(), TeiPredict()
 _SCORE = dict.fromkeys(("/score", "/v1/score"), VllmScoring())
 _TRANSCRIPTIONS = Transcriptions("openai_transcriptions", "transcribe")
 _POOLING = {"/pooling": VllmPooling()}
-_RERANK = Rerank("rerank", return_documents=True, truncation=None)
+_RERANK = Rerank("rerank", "Rerank", return_documents=True, truncation=None)
 _RANKS = DispatchByField(TeiRerank(), {"documents": _RERANK})
 
 TOKENIZING = DispatchByField(TGI_TOKENIZE, {"prompt": VLLM_TOKENIZE, "messages": TOKENIZE_CHAT})
@@ -172,7 +172,9 @@ POOLED_ROUTES: dict[Task, dict[str, Dialect]] = {
         "/rerank": _RANKS,
         **_SCORE,
         "/v1/rerank": _RERANK,
-        "/v2/rerank": Rerank("rerank_v2", return_documents=False, truncation=Truncation(side="right")),
+        "/v2/rerank": Rerank(
+            "rerank_v2", "Rerank, version 2", return_documents=False, truncation=Truncation(side="right")
+        ),
     },
     Task.CLASSIFICATION: {"/": _PREDICT, "/predict": _PREDICT, "/classify": VllmClassify(), **_POOLING},
     Task.TRANSCRIPTION: {

@@ -11,23 +11,31 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.framing import JSON
+from handler.core.framing import JSON, SSE
 from handler.core.media import MediaSource, new_secret
 from handler.core.values import Sampling, StructuredOutput
-from handler.protocols.anthropic.api import ERRORS, in_own_words
+from handler.protocols.anthropic.api import ERRORS, AnthropicError, AnthropicMessage, MessageEvent, in_own_words
 from handler.protocols.anthropic.api import AnthropicCount as AnthropicTokens
 from handler.protocols.anthropic.response import MessageDocument, MessageStream, Settings, encode
-from handler.protocols.anthropic.threads import ThreadKeeping, continued, make_keeping, read_wanted
+from handler.protocols.anthropic.threads import THREAD, ThreadKeeping, continued, make_keeping, read_wanted
 from handler.protocols.assistant.answer import reasoning_family
 from handler.protocols.assistant.template import knows
 from handler.protocols.assistant.tools.request import MAX_TOOLS
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply, ServerContext, Wanted
+from handler.protocols.kernel.dialect import (
+    Description,
+    Dialect,
+    ParsedRequest,
+    Reply,
+    RequestShape,
+    ServerContext,
+    Wanted,
+)
 from handler.protocols.kernel.messages import Chat, add_to_turn, check_taken, join_turns, only_in, read_base64, read_url
-from handler.protocols.kernel.parameters import Parameter, Table, named, unsupported
+from handler.protocols.kernel.parameters import Parameter, Table, named, request_shape, unsupported
 from handler.protocols.kernel.readers import PYDANTIC, Named, integer, json_schema, relaxed_by, report_unknown, show
 from handler.protocols.kernel.reply import PromptOnly
 from handler.protocols.kernel.schema import FLAG, TEXT, Shape, accepts, listing, nullable, record
-from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
+from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat, ParsedChat, counted
 from handler.protocols.openai.request import CHAT
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
@@ -498,11 +506,28 @@ _TRANSLATED = ("chat_template_kwargs", "reasoning_effort", "continue_final_messa
 """The chat's names that a body's own are translated to, beside those of every chat."""
 
 
+def _body(*required: str) -> RequestShape:
+    """Make the schema of a body, with `thread` where any is kept."""
+    kept = request_shape({**FIELDS, "thread": THREAD}, TABLE, *required)
+    others = request_shape(FIELDS, TABLE, *required)
+    return lambda context: (kept if context.config.stores_responses else others)(context)
+
+
 class AnthropicMessages(Dialect):
     """It samples unless `temperature` is 0. Tokens beyond the model's context are cut off, and the answer says so."""
 
     name = "anthropic_messages"
     errors = ERRORS
+    description = Description(
+        title="Anthropic messages",
+        request="AnthropicMessagesRequest",
+        request_shape=_body("messages", "max_tokens"),
+        error=AnthropicError,
+        example={"model": "", **CHAT_EXAMPLE, "anthropic_version": "any"},
+        answer=AnthropicMessage,
+        chunk=MessageEvent,
+        streams=(SSE.content_type,),
+    )
     unique_keys = True
 
     def wanted(self, body: Any) -> Wanted | None:
@@ -545,6 +570,14 @@ class AnthropicCount(AnthropicMessages):
     """The tokens of the same prompt; what shapes an answer is checked and has no effect."""
 
     name = "anthropic_count"
+    description = Description(
+        title="Anthropic token count",
+        request="AnthropicCountRequest",
+        request_shape=_body("messages"),
+        error=AnthropicError,
+        example={"model": "", "messages": CHAT_EXAMPLE["messages"]},
+        answer=AnthropicTokens,
+    )
 
     def wanted(self, body: Any) -> Wanted | None:
         return read_wanted(body, keeps=False)

@@ -9,12 +9,15 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSONLINES, SLOT, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.readers import read_adapters
 from handler.protocols.kernel.reply import SequenceOutput, TokenStream, WholeReply
-from handler.protocols.lmi.api import BatchErrors, BatchLine, BatchText
+from handler.protocols.kernel.schema import TEXT, listing
+from handler.protocols.kernel.texts import NON_EMPTY
+from handler.protocols.lmi.api import BatchError, BatchErrors, BatchFailure, BatchLine, BatchText
 from handler.protocols.lmi.request import (
     Lmi,
+    lmi_request,
     read_field,
     read_object,
     read_parameters_field,
@@ -37,6 +40,20 @@ class DynamicBatch(Dialect):
     name = "dynamic_batch"
     errors = BatchErrors()
     stream_framing = JSONLINES
+    description = Description(
+        title="Dynamic batch",
+        request="BatchRequest",
+        request_shape=lmi_request({"anyOf": [TEXT, listing(NON_EMPTY, minItems=1)]}),
+        error=BatchError,
+        example={
+            "inputs": ["The capital of France is", "The capital of Italy is"],
+            "parameters": {"max_new_tokens": 8},
+        },
+        answer=list[BatchText],
+        chunk=BatchLine,
+        failure=BatchFailure,
+        streams=(JSONLINES.content_type,),
+    )
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         body = read_object(body)

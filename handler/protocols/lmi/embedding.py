@@ -11,15 +11,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.errors import InvalidPayload
-from handler.protocols.kernel.dialect import ParsedRequest, ServerContext
-from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.dialect import Description, ParsedRequest, ServerContext
+from handler.protocols.kernel.errors import ErrorFormat, FrontEndError
 from handler.protocols.kernel.parameters import Table
 from handler.protocols.kernel.readers import report_unknown
 from handler.protocols.kernel.reply import VectorReply, json_of
 from handler.protocols.kernel.schema import Shape
-from handler.protocols.lmi.api import AsyncErrors, EmbeddingErrors
+from handler.protocols.lmi.api import AsyncErrors, EmbeddingErrors, LmiPayloadError
 from handler.protocols.lmi.request import read_parameters_field
-from handler.protocols.tei.request import EMBED, TeiEmbed
+from handler.protocols.tei.api import TeiError, TeiVectors
+from handler.protocols.tei.request import EMBED, TeiEmbed, nested_request
 
 _TEI = TeiEmbed()
 _ASYNC_ERRORS = AsyncErrors()
@@ -34,6 +35,14 @@ class LmiEmbedding(TeiEmbed):
     unique_keys = False
     table = Table(EMBED.parameters, "parameters.")
     fields: Mapping[str, Shape] = {**TeiEmbed.fields, "parameters": {"type": ["object", "null"]}}
+    description = Description(
+        title="LMI embedding",
+        request="LmiEmbeddingRequest",
+        request_shape=nested_request(fields, table),
+        error=LmiPayloadError | FrontEndError | TeiError,
+        example={"inputs": "What is deep learning?"},
+        answer=list[float] | TeiVectors,
+    )
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if _is_of_tei(body):

@@ -7,10 +7,18 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
-from handler.core.framing import FRAMINGS, JSON, JSONLINES, Framing
+from handler.core.framing import FRAMINGS, JSON, JSONLINES, SSE, Framing
 from handler.core.values import LMI_NAMES, SAMPLED, Adapter, FieldNames, Request, Sampling, keep_last
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply, ServerContext
-from handler.protocols.kernel.parameters import LMI, REQUEST_FIELDS, ParsedParameters, Table, read_all
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Reply, RequestShape, ServerContext
+from handler.protocols.kernel.parameters import (
+    LMI,
+    REQUEST_FIELDS,
+    ParsedParameters,
+    Table,
+    parameters,
+    read_all,
+    request_fields,
+)
 from handler.protocols.kernel.readers import (
     ADAPTERS,
     DEFAULTS,
@@ -22,8 +30,8 @@ from handler.protocols.kernel.readers import (
     report_unknown,
     show,
 )
-from handler.protocols.kernel.schema import FLAG, TEXT, Shape, nullable, schema_of_reader
-from handler.protocols.lmi.api import LmiErrors
+from handler.protocols.kernel.schema import FLAG, TEXT, Shape, nullable, record, schema_of_reader
+from handler.protocols.lmi.api import LmiAnswer, LmiError, LmiErrors, LmiFailedLine, LmiLine
 from handler.protocols.lmi.response import DocumentReply, LmiFormat, ResponseFormat, StreamReply
 from handler.protocols.openai.completions import completion_of
 from handler.protocols.openai.request import FOREIGN, Head, identity
@@ -204,6 +212,21 @@ class ParsedPrompt(NamedTuple):
     beaten: list[str]
 
 
+def lmi_request(inputs: Shape) -> RequestShape:
+    """Make the schema of a body; `inputs` is that of its prompt."""
+
+    def shape(context: ServerContext) -> Shape:
+        known = {**parameters(TABLE.parameters, context), **request_fields()}
+        told = {**nullable(inputs), "description": "May be absent where parameters.input_ids stands for it"}
+        return record({}, {**FIELDS, "inputs": told, "parameters": {**FIELDS["parameters"], "properties": known}})
+
+    return shape
+
+
+EXAMPLE = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8, "details": True}}
+"""A body of any dialect with `inputs`, for the API's document."""
+
+
 class Lmi(Dialect):
     """The dialect of LMI's rolling batch: one object, or a line a token with the details in the last one.
 
@@ -216,6 +239,18 @@ class Lmi(Dialect):
     stream_framing = JSONLINES
     defaults: Mapping[str, Any] = {}  # Sampling fields
     details_default = False
+    description = Description(
+        title="LMI",
+        request="LmiRequest",
+        request_shape=lmi_request(FIELDS["inputs"]),
+        error=LmiError,
+        example=EXAMPLE,
+        answer=LmiAnswer,
+        chunk=LmiLine,
+        failure=LmiFailedLine,
+        streams=(JSONLINES.content_type, SSE.content_type),
+        refuses_in_frame=True,
+    )
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         body = read_object(body)

@@ -17,15 +17,16 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import SSE_DONE
 from handler.core.media import MediaSource, Upload
 from handler.core.values import Delta, FieldNames, Finish, Heard, Request, Sampling, TemplateOptions, Token
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.messages import place, read_base64
-from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
+from handler.protocols.kernel.parameters import Parameter, Table, read_all, request_shape, unsupported
 from handler.protocols.kernel.readers import PYDANTIC, boolean, number, relaxed_by, report_unknown
 from handler.protocols.kernel.reply import TokenStream, WholeReply
 from handler.protocols.kernel.schema import TEXT, Shape, accepts
 from handler.protocols.openai.api import (
     ERRORS,
+    OpenAiError,
     TranscriptDelta,
     TranscriptDone,
     Transcription,
@@ -290,6 +291,10 @@ FIELDS: Mapping[str, Shape] = {
 }
 
 
+_SILENCE = "UklGRjQAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YRAAAAAAAAAAAAAAAAAAAAAAAAAA"
+"""A WAV of one millisecond."""
+
+
 class Transcriptions(Dialect):
     """The text of a clip; `task` is Whisper's: transcribe, or translate into English."""
 
@@ -298,6 +303,18 @@ class Transcriptions(Dialect):
 
     def __init__(self, name: str, task: str) -> None:
         self.name, self.task = name, task
+        noun = {"transcribe": "Transcription", "translate": "Translation"}[task]
+        self.description = Description(
+            title=f"OpenAI {noun.lower()}",
+            request=f"OpenAi{noun}Request",
+            request_shape=request_shape(FIELDS, TABLES[task], "file"),
+            error=OpenAiError,
+            example={"model": "", "file": _SILENCE},
+            answer=Transcription | VerboseTranscription,
+            chunk=TranscriptDelta | TranscriptDone,
+            streams=(SSE_DONE.content_type,),
+            texts=True,
+        )
         self._read = FIELDS.keys() | TABLES[task].parameters.keys()
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:

@@ -14,11 +14,11 @@ from handler.core.values import Adapter, Finish, Request, Token, keep_last
 from handler.protocols.assistant.answer import AnswerForm, AnswerReader, answer_form
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
 from handler.protocols.assistant.template import read_template
-from handler.protocols.assistant.tools.request import FIELDS, Tools, choose_format, lay_out, read_tools
-from handler.protocols.kernel.dialect import Dialect, GenerationDefaults, ParsedRequest, ServerContext
+from handler.protocols.assistant.tools.request import TOOL_FIELDS, Tools, choose_format, lay_out, read_tools
+from handler.protocols.kernel.dialect import Description, Dialect, GenerationDefaults, ParsedRequest, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.messages import MESSAGES, read_messages
-from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_sampled
+from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_sampled, request_shape
 from handler.protocols.kernel.readers import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.reply import PromptDocument, SequenceOutput
 from handler.protocols.kernel.schema import Shape
@@ -32,6 +32,7 @@ from handler.protocols.openai.api import (
     OpenAiChatChoice,
     OpenAiChatChunk,
     OpenAiChatPart,
+    OpenAiError,
     OpenAiMessagePart,
     StreamUsage,
     TokenLogprob,
@@ -372,6 +373,10 @@ def counted(chat: ParsedChat, errors: ErrorFormat, document: Callable[[int], Map
     return ParsedRequest((chat.request,), reply, errors, chat.ignored, take_prompt=reply.take)
 
 
+CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "Name the capital of France."}], "max_tokens": 16}
+"""A body of any dialect of chats, for the API's document."""
+
+
 class OpenAiChat(Dialect):
     """It samples unless `temperature` is 0.
 
@@ -387,7 +392,17 @@ class OpenAiChat(Dialect):
     name = "openai_chat"
     errors: ErrorFormat = ERRORS
     table = CHAT
-    fields: Mapping[str, Shape] = {"messages": MESSAGES, **MODEL, **STREAM, **FIELDS}
+    fields: Mapping[str, Shape] = {"messages": MESSAGES, **MODEL, **STREAM, **TOOL_FIELDS}
+    description = Description(
+        title="OpenAI chat",
+        request="OpenAiChatRequest",
+        request_shape=request_shape(fields, table, "messages"),
+        error=OpenAiError,
+        example={"model": "", **CHAT_EXAMPLE},
+        answer=OpenAiChatAnswer,
+        chunk=OpenAiChatChunk,
+        streams=(SSE_DONE.content_type,),
+    )
     format: type[ChatFormat] = ChatFormat
     whole: Framing = JSON
     stream: Framing = SSE_DONE

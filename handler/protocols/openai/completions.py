@@ -10,15 +10,16 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON, SSE_DONE, Framing
 from handler.core.values import Adapter, Delta, Finish, Request, Sampling, Token, keep_last
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply, ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Reply, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.parameters import read_sampled
+from handler.protocols.kernel.parameters import read_sampled, request_shape
 from handler.protocols.kernel.readers import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.reply import PromptOnly, SequenceOutput
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.kernel.texts import read_texts, text_of, texts_shape
 from handler.protocols.openai.api import (
     ERRORS,
+    OpenAiError,
     OpenAiTextAnswer,
     OpenAiTextChoice,
     OpenAiTextChunk,
@@ -202,6 +203,10 @@ _MAX_TOKENS = 16  # OpenAI's and vLLM's default
 FIELDS: Mapping[str, Shape] = {"prompt": texts_shape(MAX_PROMPTS), **MODEL, **STREAM}
 
 
+COMPLETION_EXAMPLE = {"prompt": "The capital of France is", "max_tokens": 8}
+"""A body of any dialect of completions, for the API's document."""
+
+
 class OpenAiCompletions(Dialect):
     """It samples unless `temperature` is 0.
 
@@ -217,6 +222,16 @@ class OpenAiCompletions(Dialect):
     errors: ErrorFormat = ERRORS
     table = COMPLETIONS
     fields: Mapping[str, Shape] = FIELDS
+    description = Description(
+        title="OpenAI completions",
+        request="OpenAiCompletionRequest",
+        request_shape=request_shape(fields, table, "prompt"),
+        error=OpenAiError,
+        example={"model": "", **COMPLETION_EXAMPLE},
+        answer=OpenAiTextAnswer,
+        chunk=OpenAiTextChunk,
+        streams=(SSE_DONE.content_type,),
+    )
     whole: Framing = JSON
     stream: Framing = SSE_DONE
 

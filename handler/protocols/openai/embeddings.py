@@ -9,8 +9,8 @@ from typing import Any
 
 from handler.core.errors import InvalidPayload
 from handler.core.values import Pooling
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
-from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.parameters import Parameter, Table, read_all, request_shape, unsupported
 from handler.protocols.kernel.readers import PYDANTIC, integer, relaxed_by, report_unknown
 from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
 from handler.protocols.kernel.schema import Shape, accepts
@@ -21,7 +21,7 @@ from handler.protocols.kernel.texts import (
     texts_shape,
     vllm_truncation,
 )
-from handler.protocols.openai.api import ERRORS, EmbeddingAnswer
+from handler.protocols.openai.api import ERRORS, EmbeddingAnswer, OpenAiError
 from handler.protocols.openai.request import MODEL, harmless, read_model, unknown_fields
 
 
@@ -55,6 +55,14 @@ class OpenAiEmbeddings(Dialect):
 
     name = "openai_embeddings"
     errors = ERRORS
+    description = Description(
+        title="OpenAI embeddings",
+        request="OpenAiEmbeddingRequest",
+        request_shape=request_shape(FIELDS, TABLE, "input"),
+        error=OpenAiError,
+        example={"model": "", "input": ["What is deep learning?"]},
+        answer=EmbeddingAnswer,
+    )
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):

@@ -12,8 +12,8 @@ from handler.core.errors import InvalidPayload
 from handler.core.framing import encoded
 from handler.core.media import new_uuid
 from handler.core.values import Pooling, Truncation
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
-from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.parameters import Parameter, Table, read_all, request_shape, unsupported
 from handler.protocols.kernel.readers import PYDANTIC, boolean, integer, relaxed_by, report_unknown
 from handler.protocols.kernel.reply import VectorReply, Vectors
 from handler.protocols.kernel.schema import Shape, accepts, record
@@ -27,7 +27,7 @@ from handler.protocols.kernel.texts import (
     vllm_truncation,
 )
 from handler.protocols.openai.request import MODEL, harmless, read_model, unknown_fields
-from handler.protocols.rerank.api import ERRORS, RankedDocument, RerankAnswer
+from handler.protocols.rerank.api import ERRORS, RankedDocument, RerankAnswer, RerankError
 
 
 @accepts(type="integer", minimum=0)
@@ -65,18 +65,30 @@ _READ = FIELDS.keys() | TABLE.parameters.keys()
 _relax = relaxed_by(PYDANTIC, {**FIELDS, **TABLE.shapes})
 
 
+_DESCRIPTION = Description(
+    title="",
+    request="RerankRequest",
+    request_shape=request_shape(FIELDS, TABLE, "query", "documents"),
+    error=RerankError,
+    example={"model": "", "query": "What is deep learning?", "documents": ["A cheese", "A kind of machine learning"]},
+    answer=RerankAnswer,
+)
+
+
 class Rerank(Dialect):
     """The documents by their relevance to the query.
 
     Args:
+        title: of the version.
         return_documents: unless the body says; vLLM and Jina do, Cohere's second version does not.
         truncation: of a pair with too many tokens, unless the body says; Cohere's second version cuts documents off.
     """
 
     errors = ERRORS
 
-    def __init__(self, name: str, *, return_documents: bool, truncation: Truncation | None) -> None:
+    def __init__(self, name: str, title: str, *, return_documents: bool, truncation: Truncation | None) -> None:
         self.name = name
+        self.description = _DESCRIPTION._replace(title=title)
         self._return_documents = return_documents
         self._truncation = truncation
 

@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload, NotKept
-from handler.core.framing import JSON
+from handler.core.framing import JSON, SSE
 from handler.core.media import MediaSource
 from handler.core.values import StructuredOutput
 from handler.protocols.assistant.template import EFFORTS
-from handler.protocols.assistant.tools.request import FIELDS
+from handler.protocols.assistant.tools.request import TOOL_FIELDS
 from handler.protocols.kernel.dialect import (
+    Description,
     Dialect,
     Keeper,
     Keeping,
@@ -27,7 +28,7 @@ from handler.protocols.kernel.dialect import (
     too_long,
 )
 from handler.protocols.kernel.messages import MAX_ARGUMENTS, Chat, PartReader, add_to_turn, join_turns, read_arguments
-from handler.protocols.kernel.parameters import Parameter, Table, named, unsupported
+from handler.protocols.kernel.parameters import Parameter, Table, named, request_shape, unsupported
 from handler.protocols.kernel.readers import (
     PYDANTIC,
     Named,
@@ -39,10 +40,18 @@ from handler.protocols.kernel.readers import (
     string,
 )
 from handler.protocols.kernel.schema import FLAG, TEXT, Shape, accepts, listing, nullable, record
-from handler.protocols.openai.api import ERRORS
+from handler.protocols.openai.api import ERRORS, OpenAiError
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
 from handler.protocols.openai.request import CHAT, streaming
-from handler.protocols.responses.api import DeletedResponse, ResponseHead, ResponseItems, ResponseStart, ResponseTokens
+from handler.protocols.responses.api import (
+    DeletedResponse,
+    OpenAiResponse,
+    OpenAiResponseEvent,
+    ResponseHead,
+    ResponseItems,
+    ResponseStart,
+    ResponseTokens,
+)
 from handler.protocols.responses.response import (
     NUM_STATES,
     ResponseDocument,
@@ -348,7 +357,7 @@ def _string(value: Mapping[str, Any], name: str, at: str) -> str:
 _HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer", "tool_search")
 """How the types of tools begin that run at OpenAI."""
 
-_READ_OF_TOOLS: Mapping[str, Shape] = {
+_TOOL_FIELDS: Mapping[str, Shape] = {
     "type": {"enum": ["function", "namespace"]},
     "name": TEXT,
     "description": nullable(TEXT),
@@ -356,8 +365,8 @@ _READ_OF_TOOLS: Mapping[str, Shape] = {
     "strict": nullable(FLAG),
 }
 TOOLS: Mapping[str, Shape] = {
-    "tools": nullable(listing({**record(_READ_OF_TOOLS), "required": ["type", "name"]})),
-    "tool_choice": FIELDS["tool_choice"],
+    "tools": nullable(listing({**record(_TOOL_FIELDS), "required": ["type", "name"]})),
+    "tool_choice": TOOL_FIELDS["tool_choice"],
 }
 """What `ToolsReader` and `read_choice` read."""
 
@@ -401,7 +410,7 @@ class ToolsReader:
         if namespace and isinstance(name, str):
             self.namespaces[full_name(namespace, name)] = (namespace, name)
             name = full_name(namespace, name)
-        others = {key: item for key, item in tool.items() if key not in _READ_OF_TOOLS and item not in (None, False)}
+        others = {key: item for key, item in tool.items() if key not in _TOOL_FIELDS and item not in (None, False)}
         function = {"name": name, "description": tool.get("description"), "parameters": tool.get("parameters")}
         function |= {"strict": tool["strict"]} if "strict" in tool else {}
         self.tools.append({"type": "function", "function": {**others, **function}})
@@ -555,7 +564,7 @@ _SAME = (TABLE.parameters.keys() - _OWN.keys()) | _OF_CHAT.keys()
 _WORDS = {"].function.": "].", "reasoning_effort": "reasoning.effort", "messages[].reasoning": "input[].reasoning"}
 _REASONING: Mapping[str, Shape] = {"effort": {"enum": [*EFFORTS, None]}, "summary": {}, "generate_summary": {}}
 
-RESPONSE_FIELDS: Mapping[str, Shape] = {
+FIELDS: Mapping[str, Shape] = {
     **INPUT,
     **_OF_CHAT,
     **TOOLS,
@@ -564,8 +573,21 @@ RESPONSE_FIELDS: Mapping[str, Shape] = {
 _UNHEEDED = "tools[].function.strict"
 """How the chat's reader says that nothing enforces the tools' schemas."""
 
-_READ = RESPONSE_FIELDS.keys() | TABLE.parameters.keys() | NO_EFFECT
-_relax = relaxed_by(PYDANTIC, {**RESPONSE_FIELDS, **TABLE.shapes})
+_READ = FIELDS.keys() | TABLE.parameters.keys() | NO_EFFECT
+_relax = relaxed_by(PYDANTIC, {**FIELDS, **TABLE.shapes})
+
+
+_WITHOUT_STORE = request_shape(FIELDS, TABLE, "input")
+
+
+def _body(context: ServerContext) -> Shape:
+    """Return the schema of a body, with what is read only where responses are stored."""
+    shape = _WITHOUT_STORE(context)
+    if not context.config.stores_responses:
+        return shape
+    stored = {"store": nullable(FLAG), "previous_response_id": nullable(TEXT)}
+    reference = {"anyOf": [record({"id": TEXT}), *shape["properties"]["input"]["anyOf"]]}
+    return {**shape, "properties": {**shape["properties"], **stored, "input": reference}}
 
 
 class OpenAiResponses(Dialect):
@@ -573,6 +595,16 @@ class OpenAiResponses(Dialect):
 
     name = "openai_responses"
     errors = ERRORS
+    description = Description(
+        title="OpenAI responses",
+        request="OpenAiResponsesRequest",
+        request_shape=_body,
+        error=OpenAiError,
+        example={"model": "", "input": "Name the capital of France.", "max_output_tokens": 16},
+        answer=OpenAiResponse,
+        chunk=OpenAiResponseEvent,
+        streams=(SSE.content_type,),
+    )
 
     def wanted(self, body: Any) -> Wanted | None:
         return read_wanted(_relax(body), keeps=True)
@@ -614,6 +646,14 @@ class ResponsesCount(OpenAiResponses):
     """The tokens of the same prompt; what shapes an answer is checked and has no effect."""
 
     name = "openai_responses_count"
+    description = Description(
+        title="OpenAI response's token count",
+        request="OpenAiResponsesCountRequest",
+        request_shape=_body,
+        error=OpenAiError,
+        example={"model": "", "input": "Name the capital of France."},
+        answer=ResponseTokens,
+    )
 
     def wanted(self, body: Any) -> Wanted | None:
         return read_wanted(body, keeps=False)

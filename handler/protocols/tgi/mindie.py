@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from handler.core.framing import JSON_TEXTS, SSE, TOKEN_SLOTS, Framing
 from handler.core.values import Request, Token, keep_last
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext, TokenLine
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext, TokenLine
 from handler.protocols.kernel.parameters import Parameter, Table, named, read_all
 from handler.protocols.kernel.readers import integer
+from handler.protocols.lmi.request import EXAMPLE
 from handler.protocols.lmi.response import StreamEnd, StreamReply, WholeOutput, line_template
-from handler.protocols.tgi.api import MindieAnswer, MindieDetails, MindieErrors, MindieEvent, MindieToken
+from handler.protocols.tgi.api import MindieAnswer, MindieDetails, MindieError, MindieErrors, MindieEvent, MindieToken
 from handler.protocols.tgi.native import (
     DEFAULTS,
     PARAMETERS,
@@ -23,6 +25,7 @@ from handler.protocols.tgi.native import (
     Body,
     Document,
     Kind,
+    body_shape,
     check_sampling,
     check_truncate,
     read_body,
@@ -70,6 +73,16 @@ class Mindie(Dialect):
 
     name = "mindie"
     errors = MindieErrors()
+    description = Description(
+        title="MindIE",
+        request="MindieRequest",
+        request_shape=partial(body_shape, MINDIE_TOP_LEVEL, KINDS, maxLength=MAX_CHARACTERS),
+        error=MindieError,
+        example=EXAMPLE,
+        answer=MindieAnswer,
+        chunk=MindieEvent,
+        streams=(SSE.content_type,),
+    )
     special_in_text = False
     unique_keys = True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
@@ -13,13 +14,15 @@ from handler.core.text import Prompt, spans
 from handler.core.values import Finish, Request, keep_last
 from handler.protocols.assistant.template import READERS, read_template
 from handler.protocols.assistant.tools.request import choose_format, lay_out
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext, Timing
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext, Timing
 from handler.protocols.kernel.errors import Headers
 from handler.protocols.kernel.messages import read_messages
 from handler.protocols.kernel.parameters import ANY, Parameter, Table, named, read_all
 from handler.protocols.kernel.readers import DEFAULTS as SAMPLING
 from handler.protocols.kernel.readers import integer, report_unknown, show, tgi_grammar
 from handler.protocols.kernel.reply import PromptDocument, SequenceOutput, list_parts
+from handler.protocols.kernel.schema import Shape, nullable, record
+from handler.protocols.lmi.request import EXAMPLE
 from handler.protocols.lmi.response import DocumentReply, StreamReply, WholeOutput
 from handler.protocols.openai.request import CHAT, HARMLESS
 from handler.protocols.tgi.api import (
@@ -27,7 +30,10 @@ from handler.protocols.tgi.api import (
     OutOfRange,
     TgiAnswer,
     TgiDetails,
+    TgiError,
     TgiErrors,
+    TgiEvent,
+    TgiList,
     TgiOthers,
     TgiOutput,
     TgiPiece,
@@ -271,6 +277,40 @@ class Document(DocumentReply):
         return any(sequence.tokens for sequence in self._sequences)
 
 
+_SETS = {"grammar": "structured_output", "top_n_tokens": "top_logprobs", "decoder_input_details": "prompt_logprobs"}
+"""TGI's name -> the Sampling field, where they differ."""
+
+
+def _shapes(kinds: Mapping[str, Kind], context: ServerContext) -> dict[str, Shape]:
+    shapes = {}
+    for name, kind in kinds.items():
+        shape = dict(kind.schema)
+        if why := context.unsupported.get(_SETS.get(name, name)):
+            shape["description"] = f"Refused: the engine {context.engine} lacks it: {why}"
+        shapes[name] = nullable(shape) if kind.null else shape
+    return shapes
+
+
+def body_shape(
+    top_level: Mapping[str, Kind], kinds: Mapping[str, Kind], context: ServerContext, **inputs: int
+) -> Shape:
+    """Return the schema of a body; `inputs` are its bounds."""
+    fields = _shapes(top_level, context)
+    text = {**fields.pop("inputs"), "minLength": 1, **inputs}
+    return record(
+        {"inputs": text}, {**fields, "parameters": {**fields["parameters"], "properties": _shapes(kinds, context)}}
+    )
+
+
+_DESCRIPTION = Description(
+    title="TGI",
+    request="TgiGenerateRequest",
+    request_shape=partial(body_shape, TOP_LEVEL, PARAMETERS),
+    error=TgiError,
+    example=EXAMPLE,
+)
+
+
 class Tgi(TgiFormat, Dialect):
     """One of TGI's routes.
 
@@ -291,6 +331,11 @@ class Tgi(TgiFormat, Dialect):
         self._streams = streams
         self._full_text = full_text
         self.errors = TgiErrors(streams=bool(streams))
+        self.description = _DESCRIPTION._replace(
+            answer=None if streams else TgiList if array else TgiAnswer,
+            chunk=None if streams is False else TgiEvent,
+            streams=() if streams is False else (SSE.content_type,),
+        )
 
     # -- reading -------------------------------------------------------------------------------------------------
 

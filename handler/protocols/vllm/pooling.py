@@ -9,15 +9,15 @@ from typing import Any, Literal
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.media import new_uuid
 from handler.core.values import Pooling, Task
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
-from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.parameters import Parameter, Table, read_all, request_shape, unsupported
 from handler.protocols.kernel.readers import PYDANTIC, relaxed_by, report_unknown, show, string
 from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.kernel.texts import VLLM_POOLING, embedding_requests, read_texts, texts_shape, vllm_truncation
 from handler.protocols.openai import embeddings
 from handler.protocols.openai.request import MODEL, harmless, read_model, unknown_fields
-from handler.protocols.vllm.api import ERRORS, VllmLabels, VllmPooled, VllmUsage
+from handler.protocols.vllm.api import ERRORS, VllmError, VllmLabels, VllmPooled, VllmUsage
 
 _OF_TEXTS = {
     **VLLM_POOLING,
@@ -77,6 +77,14 @@ class VllmClassify(VllmNumbers):
 
     name = "vllm_classify"
     table = CLASSIFY
+    description = Description(
+        title="vLLM's classification",
+        request="VllmClassifyRequest",
+        request_shape=request_shape(FIELDS, table),
+        error=VllmError,
+        example={"model": "", "input": "I like you."},
+        answer=VllmLabels,
+    )
 
     def reply(self, num_texts: int, model: str, others: Mapping[str, Any], context: ServerContext) -> VectorReply:
         def render(vectors: Vectors, num_tokens: int) -> VllmLabels:
@@ -106,6 +114,14 @@ class VllmPooling(VllmNumbers):
 
     name = "vllm_pooling"
     table = POOLING
+    description = Description(
+        title="vLLM's pooling",
+        request="VllmPoolingRequest",
+        request_shape=request_shape(FIELDS, table),
+        error=VllmError,
+        example={"model": "", "input": ["A cat"]},
+        answer=VllmPooled,
+    )
 
     def reply(self, num_texts: int, model: str, others: Mapping[str, Any], context: ServerContext) -> VectorReply:
         _check_task(others.get("task"), _task(context))

@@ -10,8 +10,8 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.media import new_uuid
 from handler.core.values import FieldNames, Pooling, Request, Task
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
-from handler.protocols.kernel.parameters import Table, read_all
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.parameters import Table, read_all, request_shape
 from handler.protocols.kernel.readers import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.reply import VectorReply, Vectors
 from handler.protocols.kernel.schema import Shape
@@ -28,7 +28,7 @@ from handler.protocols.kernel.texts import (
 )
 from handler.protocols.openai.request import MODEL, harmless, read_model, unknown_fields
 from handler.protocols.rerank import request as rerank
-from handler.protocols.vllm.api import ERRORS, VllmScore, VllmScores
+from handler.protocols.vllm.api import ERRORS, VllmError, VllmScore, VllmScores
 from handler.protocols.vllm.pooling import usage_of
 
 _OF_RERANK = ("max_tokens_per_doc", "max_tokens_per_query", "instruction", "chat_template_kwargs")
@@ -48,6 +48,14 @@ class VllmScoring(Dialect):
 
     name = "vllm_score"
     errors = ERRORS
+    description = Description(
+        title="vLLM's score",
+        request="VllmScoreRequest",
+        request_shape=request_shape(FIELDS, TABLE),
+        error=VllmError,
+        example={"model": "", "text_1": "What is deep learning?", "text_2": ["A cheese", "A kind of machine learning"]},
+        answer=VllmScores,
+    )
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
