@@ -16,7 +16,7 @@ from handler.protocols.lmi.chat import Chat
 from handler.protocols.lmi.dynamic_batch import DynamicBatch
 from handler.protocols.lmi.embedding import LmiEmbedding
 from handler.protocols.lmi.request import Lmi
-from handler.protocols.openai.audio import Transcriptions
+from handler.protocols.openai.audio import Transcriptions, Translations
 from handler.protocols.openai.chat import OpenAiChat
 from handler.protocols.openai.completions import OpenAiCompletions
 from handler.protocols.openai.embeddings import OpenAiEmbeddings
@@ -150,7 +150,7 @@ The host checks `{model}` and `{version}`.
 
 _EMBEDDINGS, _EMBED, _PREDICT = OpenAiEmbeddings(), TeiEmbed(), TeiPredict()
 _SCORE = dict.fromkeys(("/score", "/v1/score"), VllmScoring())
-_TRANSCRIPTIONS = Transcriptions("openai_transcriptions", "transcribe")
+_TRANSCRIPTIONS = Transcriptions()
 _POOLING = {"/pooling": VllmPooling()}
 _RERANK = Rerank("rerank", "Rerank", return_documents=True, truncation=None)
 _RANKS = DispatchByField(TeiRerank(), {"documents": _RERANK})
@@ -180,7 +180,7 @@ POOLED_ROUTES: dict[Task, dict[str, Dialect]] = {
     Task.TRANSCRIPTION: {
         "/": _TRANSCRIPTIONS,
         "/v1/audio/transcriptions": _TRANSCRIPTIONS,
-        "/v1/audio/translations": Transcriptions("openai_translations", "translate"),
+        "/v1/audio/translations": Translations(),
     },
 }
 """The same of models that compute something else, of a text or an audio clip."""

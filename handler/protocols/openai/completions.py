@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.errors import InvalidParameter
 from handler.core.framing import JSON, SSE_DONE, Framing
-from handler.core.values import Adapter, Delta, Finish, Request, Sampling, Token, keep_last
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Reply, ServerContext
+from handler.core.values import Delta, Finish, Request, Sampling, Token, keep_last
+from handler.protocols.kernel.dialect import Description, ParsedRequest, Reply, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.parameters import read_sampled, request_shape
-from handler.protocols.kernel.readers import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.reply import PromptOnly, SequenceOutput
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.kernel.texts import read_texts, text_of, texts_shape
@@ -34,16 +32,14 @@ from handler.protocols.openai.request import (
     STREAM,
     Choice,
     Head,
+    OpenAiDialect,
     Stream,
     Usage,
     WholeAnswer,
-    harmless,
     identity,
     names,
-    read_model,
     read_stream,
     streaming,
-    unknown_fields,
 )
 
 
@@ -200,28 +196,23 @@ MAX_PROMPTS = 256
 MAX_SEQUENCES = 1024  # of all prompts together: more would hold the engine for one client
 
 _MAX_TOKENS = 16  # OpenAI's and vLLM's default
-FIELDS: Mapping[str, Shape] = {"prompt": texts_shape(MAX_PROMPTS), **MODEL, **STREAM}
-
-
 COMPLETION_EXAMPLE = {"prompt": "The capital of France is", "max_tokens": 8}
 """A body of any dialect of completions, for the API's document."""
 
 
-class OpenAiCompletions(Dialect):
+class OpenAiCompletions(OpenAiDialect):
     """It samples unless `temperature` is 0.
 
     Subclasses change the fields and the framings (`lmi/asynchronous.py`), not the flow.
 
     Attributes:
-        table: the fields that set parameters.
-        fields: the others, with what they take.
         whole, stream: the framings of whole answers and of streams.
     """
 
     name = "openai_completions"
-    errors: ErrorFormat = ERRORS
+    needed = "a JSON object with 'prompt'"
     table = COMPLETIONS
-    fields: Mapping[str, Shape] = FIELDS
+    fields: Mapping[str, Shape] = {"prompt": texts_shape(MAX_PROMPTS), **MODEL, **STREAM}
     description = Description(
         title="OpenAI completions",
         request="OpenAiCompletionRequest",
@@ -235,10 +226,7 @@ class OpenAiCompletions(Dialect):
     whole: Framing = JSON
     stream: Framing = SSE_DONE
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        if not isinstance(body, dict):
-            raise InvalidPayload("the body must be a JSON object with 'prompt'")
-        body = self._relax()(body)
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         model, adapter = self.read_model(body, context)
         prompts = read_texts(body.get("prompt"), "prompt", MAX_PROMPTS, "prompts")
         stream, usage = read_stream(body, context)
@@ -248,7 +236,7 @@ class OpenAiCompletions(Dialect):
         parameters = read_sampled(
             body, able, generation=context.generation, max_new_tokens=_MAX_TOKENS, table=self.table
         )
-        ignored = [*report_unknown(unknown_fields(body, self._known), body, context), *harmless(body)]
+        ignored = self.ignored(body, context)
         sampling, echo = parameters.sampling, parameters.others.get("echo", False)
         logprobs = body.get("logprobs")
         _check(sampling, stream, prompt_only=prompt_only, echo=echo, scored=echo and logprobs is not None)
@@ -287,20 +275,6 @@ class OpenAiCompletions(Dialect):
         if stream:
             return streaming(requests, reply, self.errors, ignored, self.stream)
         return ParsedRequest(requests, reply, self.errors, ignored)
-
-    @functools.cached_property
-    def _known(self) -> frozenset[str]:
-        return frozenset(self.fields) | self.table.parameters.keys()
-
-    @classmethod
-    @functools.cache
-    def _relax(cls) -> Callable[[Any], Any]:
-        """Return what puts the body's numbers and flags right."""
-        return relaxed_by(PYDANTIC, {**cls.fields, **cls.table.shapes})
-
-    def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-        """Read the model's name for the answer, and the LoRA adapter."""
-        return read_model(body, context)
 
 
 def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, scored: bool) -> None:

@@ -7,11 +7,10 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from handler.core.errors import InvalidPayload
 from handler.core.values import Pooling
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.dialect import Description, ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, request_shape, unsupported
-from handler.protocols.kernel.readers import PYDANTIC, integer, relaxed_by, report_unknown
+from handler.protocols.kernel.readers import integer
 from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
 from handler.protocols.kernel.schema import Shape, accepts
 from handler.protocols.kernel.texts import (
@@ -21,8 +20,8 @@ from handler.protocols.kernel.texts import (
     texts_shape,
     vllm_truncation,
 )
-from handler.protocols.openai.api import ERRORS, EmbeddingAnswer, OpenAiError
-from handler.protocols.openai.request import MODEL, harmless, read_model, unknown_fields
+from handler.protocols.openai.api import EmbeddingAnswer, OpenAiError
+from handler.protocols.openai.request import MODEL, OpenAiDialect
 
 
 @accepts(enum=["float", "base64"])
@@ -45,33 +44,28 @@ TABLE = Table(
     }
 )
 
-FIELDS: Mapping[str, Shape] = {"input": texts_shape(), **MODEL}
-_READ = FIELDS.keys() | TABLE.parameters.keys()
-_relax = relaxed_by(PYDANTIC, {**FIELDS, **TABLE.shapes})
 
-
-class OpenAiEmbeddings(Dialect):
+class OpenAiEmbeddings(OpenAiDialect):
     """A vector of length 1 for each text of `input`."""
 
     name = "openai_embeddings"
-    errors = ERRORS
+    needed = "a JSON object with 'input'"
+    table = TABLE
+    fields: Mapping[str, Shape] = {"input": texts_shape(), **MODEL}
     description = Description(
         title="OpenAI embeddings",
         request="OpenAiEmbeddingRequest",
-        request_shape=request_shape(FIELDS, TABLE, "input"),
+        request_shape=request_shape(fields, table, "input"),
         error=OpenAiError,
         example={"model": "", "input": ["What is deep learning?"]},
         answer=EmbeddingAnswer,
     )
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        if not isinstance(body, dict):
-            raise InvalidPayload("the body must be a JSON object with 'input'")
-        body = _relax(body)
-        model, adapter = read_model(body, context)
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        model, adapter = self.read_model(body, context)
         texts = read_texts(body.get("input"), "input")
-        others = read_all(body, context, defaults={}, table=TABLE).others
-        ignored = [*report_unknown(unknown_fields(body, _READ), body, context), *harmless(body)]
+        others = read_all(body, context, defaults={}, table=self.table).others
+        ignored = self.ignored(body, context)
         requests = embedding_requests(
             texts,
             "input",

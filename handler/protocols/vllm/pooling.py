@@ -6,17 +6,17 @@ import time
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.errors import InvalidParameter
 from handler.core.media import new_uuid
 from handler.core.values import Pooling, Task
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.dialect import Description, ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, request_shape, unsupported
-from handler.protocols.kernel.readers import PYDANTIC, relaxed_by, report_unknown, show, string
+from handler.protocols.kernel.readers import show, string
 from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.kernel.texts import VLLM_POOLING, embedding_requests, read_texts, texts_shape, vllm_truncation
 from handler.protocols.openai import embeddings
-from handler.protocols.openai.request import MODEL, harmless, read_model, unknown_fields
+from handler.protocols.openai.request import MODEL, OpenAiDialect
 from handler.protocols.vllm.api import ERRORS, VllmError, VllmLabels, VllmPooled, VllmUsage
 
 _OF_TEXTS = {
@@ -35,25 +35,21 @@ POOLING = Table(
 )
 FIELDS: Mapping[str, Shape] = {"input": texts_shape(), **MODEL}
 
-_relax = relaxed_by(PYDANTIC, {**FIELDS, **POOLING.shapes})
 _OF_TOKENS = ("token_embed", "token_classify")
 
 
-class VllmNumbers(Dialect):
+class VllmNumbers(OpenAiDialect):
     """Numbers of each text of `input`."""
 
     errors = ERRORS
-    table: Table
+    needed = "a JSON object with 'input'"
+    fields = FIELDS
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        if not isinstance(body, dict):
-            raise InvalidPayload("the body must be a JSON object with 'input'")
-        body = _relax(body)
-        model, adapter = read_model(body, context)
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        model, adapter = self.read_model(body, context)
         others = read_all(body, context, defaults={}, table=self.table).others
         texts = read_texts(body.get("input"), "input")
-        read = FIELDS.keys() | self.table.parameters.keys()
-        ignored = [*report_unknown(unknown_fields(body, read), body, context), *harmless(body)]
+        ignored = self.ignored(body, context)
         task = _task(context)
         normalize = others.get("normalize", task == "classify" or context.config.normalize)
         requests = embedding_requests(

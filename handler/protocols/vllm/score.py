@@ -10,9 +10,8 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.media import new_uuid
 from handler.core.values import FieldNames, Pooling, Request, Task
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.dialect import Description, ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import Table, read_all, request_shape
-from handler.protocols.kernel.readers import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.reply import VectorReply, Vectors
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.kernel.texts import (
@@ -26,7 +25,7 @@ from handler.protocols.kernel.texts import (
     text_list,
     vllm_truncation,
 )
-from handler.protocols.openai.request import MODEL, harmless, read_model, unknown_fields
+from handler.protocols.openai.request import MODEL, OpenAiDialect
 from handler.protocols.rerank import request as rerank
 from handler.protocols.vllm.api import ERRORS, VllmError, VllmScore, VllmScores
 from handler.protocols.vllm.pooling import usage_of
@@ -39,32 +38,30 @@ PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), (
 
 _TEXTS: Shape = {"anyOf": [NON_EMPTY, text_list(NON_EMPTY)]}
 FIELDS: Mapping[str, Shape] = {**dict.fromkeys((name for pair in PAIRS for name in pair), _TEXTS), **MODEL}
-_READ = FIELDS.keys() | TABLE.parameters.keys()
-_relax = relaxed_by(PYDANTIC, {**FIELDS, **TABLE.shapes})
 
 
-class VllmScoring(Dialect):
+class VllmScoring(OpenAiDialect):
     """The score of each pair: a reranker's, or the cosine of two vectors of an embedding model."""
 
     name = "vllm_score"
     errors = ERRORS
+    needed = "a JSON object with 'text_1' and 'text_2'"
+    table = TABLE
+    fields = FIELDS
     description = Description(
         title="vLLM's score",
         request="VllmScoreRequest",
-        request_shape=request_shape(FIELDS, TABLE),
+        request_shape=request_shape(fields, table),
         error=VllmError,
         example={"model": "", "text_1": "What is deep learning?", "text_2": ["A cheese", "A kind of machine learning"]},
         answer=VllmScores,
     )
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        if not isinstance(body, dict):
-            raise InvalidPayload("the body must be a JSON object with 'text_1' and 'text_2'")
-        body = _relax(body)
-        model, adapter = read_model(body, context)
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        model, adapter = self.read_model(body, context)
         pairs, names = _read_pairs(body)
         others = read_all(body, context, defaults={}, table=TABLE).others
-        ignored = [*report_unknown(unknown_fields(body, _READ), body, context), *harmless(body)]
+        ignored = self.ignored(body, context)
         embeds = context.task is Task.EMBEDDING
         pooling = Pooling("embed") if embeds else Pooling("score", normalize=others.get("normalize", True))
         shared: dict[str, Any] = {
