@@ -13,13 +13,10 @@ from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerConte
 from handler.protocols.kernel.errors import ErrorFormat, HttpResponse
 from handler.protocols.lmi.asynchronous import AsyncChat, AsyncCompletions, AsyncPrompt
 from handler.protocols.lmi.chat import Chat
-from handler.protocols.lmi.dynamic_batch import DynamicBatch
-from handler.protocols.lmi.embedding import LmiEmbedding
-from handler.protocols.lmi.request import Lmi
+from handler.protocols.lmi.request import DynamicBatch, Lmi, LmiEmbedding
 from handler.protocols.openai.audio import Transcriptions, Translations
 from handler.protocols.openai.chat import OpenAiChat
-from handler.protocols.openai.completions import OpenAiCompletions
-from handler.protocols.openai.embeddings import OpenAiEmbeddings
+from handler.protocols.openai.completions import OpenAiCompletions, OpenAiEmbeddings
 from handler.protocols.openai.request import read_model
 from handler.protocols.rerank.request import Rerank
 from handler.protocols.responses.request import OpenAiResponses, ResponsesCount
@@ -29,8 +26,7 @@ from handler.protocols.tgi.native import TOKENIZE as TGI_TOKENIZE
 from handler.protocols.tgi.native import Tgi
 from handler.protocols.tgi.response import TgiCompat
 from handler.protocols.triton.request import Route, Triton
-from handler.protocols.vllm.pooling import VllmClassify, VllmPooling
-from handler.protocols.vllm.score import VllmScoring
+from handler.protocols.vllm.pooling import VllmClassify, VllmPooling, VllmScoring
 from handler.protocols.vllm.tokenize import TOKENIZE as VLLM_TOKENIZE
 from handler.protocols.vllm.tokenize import TOKENIZE_CHAT
 

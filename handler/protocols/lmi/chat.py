@@ -22,8 +22,7 @@ from handler.protocols.kernel.parameters import Parameter, Table, request_shape
 from handler.protocols.kernel.readers import ADAPTERS, merge_adapters, read_adapters, string
 from handler.protocols.kernel.schema import NULL, Shape
 from handler.protocols.lmi.api import LmiChatAnswer, LmiChatChoice, LmiChatChunk
-from handler.protocols.lmi.dynamic_batch import DynamicBatch
-from handler.protocols.lmi.request import Lmi, noting_foreign, without_foreign
+from handler.protocols.lmi.request import DynamicBatch, Lmi, noting_foreign, without_foreign
 from handler.protocols.openai import chat as openai
 from handler.protocols.openai.api import OpenAiMessagePart, StreamUsage
 from handler.protocols.openai.chat import CHAT_EXAMPLE, ChatFormat, OpenAiChat, ParsedChat, ReadAnswer

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from handler.core.values import NO_EXTRAS, Delta, Token
 from handler.protocols.kernel.dialect import ServerContext
-from handler.protocols.kernel.parameters import PARAMETERS, SEVERAL, Parameter, Table, unsupported
+from handler.protocols.kernel.parameters import PARAMETERS, SEVERAL, Parameter, unsupported
 from handler.protocols.kernel.readers import MAX_STOPS, boolean, integer, number, numbered_adapter
 from handler.protocols.kernel.schema import Count, accepts, schema_of_reader
 
@@ -331,7 +331,8 @@ def _ngram(value: Any) -> int:
 
 
 @accepts(type="array", items={"enum": list(OUTPUTS)})
-def _outputs(value: Any) -> dict[str, Any]:
+def read_outputs(value: Any) -> dict[str, Any]:
+    """Read LMI's `outputs`, the names of output tensors."""
     if not isinstance(value, list) or not all(isinstance(name, str) and name in OUTPUTS for name in value):
         raise ValueError(f"must be a list of {', '.join(OUTPUTS)}")
     result: dict[str, Any] = {"outputs": tuple(name for name in OUTPUTS if name in value)} if value else {}
@@ -393,6 +394,3 @@ TENSORS: Mapping[str, Parameter] = {
     "draft_logits": _never(_DRAFT),
 }
 """All thirty tensors of the page; fields that are not in Sampling go to `ParsedParameters.others`."""
-
-TABLE = Table({**PARAMETERS, **TENSORS, "outputs": Parameter(SEVERAL, _outputs)}, "parameters.")
-"""All names under `parameters` in LMI's dialects that `read_all` reads."""

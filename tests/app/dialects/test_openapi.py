@@ -25,10 +25,10 @@ from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, parameters
 from handler.protocols.kernel.readers import integer, number
 from handler.protocols.kernel.schema import ref, schema_of_reader, schema_of_type
+from handler.protocols.lmi.request import TABLE
 from handler.protocols.openapi import DESCRIPTIONS, DocumentedRoute, components, document
 from handler.protocols.operations import INFERENCE, OPERATIONS
 from handler.protocols.registry import INVOCATIONS, POOLED_ROUTES, ROUTES, DispatchByField, choose, dialects, routes
-from handler.protocols.triton import tensors
 from tests.app.server import serve
 from tests.one_test import in_one_test
 from tests.parameter_matrix import CHAT_VALUES, TENSOR_VALUES, VALUES
@@ -305,12 +305,15 @@ def test_the_shapes_refuse_what_is_something_else() -> None:
 
 
 def _tables() -> dict[str, Mapping[str, Parameter]]:
-    """The parameters of each table in `handler/protocols/`, by where it stands."""
+    """The parameters of each table in `handler/protocols/`, by where it stands or by the dialect."""
     found: dict[int, tuple[str, Table]] = {}
     for module in pkgutil.walk_packages(protocols.__path__, f"{protocols.__name__}."):
         for name, value in vars(importlib.import_module(module.name)).items():
             if isinstance(value, Table):
                 found.setdefault(id(value), (f"{module.name.removeprefix('handler.protocols.')}.{name}", value))
+    for name, dialect in dialects().items():
+        if hasattr(dialect, "table"):
+            found.setdefault(id(dialect.table), (name, dialect.table))
     return {place: table.parameters for place, table in found.values()}
 
 
@@ -383,6 +386,6 @@ def test_numbers_have_the_bounds_that_are_described(value: Any) -> None:
 
 def test_what_the_engine_lacks_is_said() -> None:
     lacking = ServerContext("some", unsupported={"min_p": "it cannot"})
-    found = parameters(tensors.TABLE.parameters, lacking)
+    found = parameters(TABLE.parameters, lacking)
     assert found["min_p"]["description"] == "Refused: the engine some lacks it: it cannot"
     assert "description" not in found["top_p"]

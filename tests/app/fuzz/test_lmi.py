@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from handler.protocols.kernel.messages import ROLES
 from handler.protocols.kernel.parameters import REQUEST_FIELDS
 from handler.protocols.lmi.chat import TABLE as CHAT
+from handler.protocols.lmi.request import TABLE
 from handler.protocols.triton.request import INPUTS
-from handler.protocols.triton.tensors import TABLE
 from tests.app.server import serve
 from tests.servers import LiveServer
 

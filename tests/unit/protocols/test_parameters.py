@@ -20,8 +20,8 @@ from handler.engines.openai.kinds import KINDS
 from handler.protocols.kernel.dialect import Dialect, ServerContext
 from handler.protocols.kernel.parameters import Parameter
 from handler.protocols.kernel.readers import number
+from handler.protocols.lmi.request import TABLE as LMI_TABLE
 from handler.protocols.registry import INVOCATIONS, ROOTS
-from handler.protocols.triton import tensors
 from tests import parameter_matrix as matrix
 from tests.doubles import using
 from tests.one_test import in_one_test
@@ -147,7 +147,7 @@ def test_a_field_that_no_engine_maps_is_refused_by_name(setting: str, monkeypatc
     monkeypatch.setattr("handler.protocols.kernel.readers.DEFAULTS", Later._field_defaults)
     monkeypatch.setattr("handler.protocols.kernel.parameters.DEFAULTS", Later._field_defaults)
     parameter = Parameter("pretended", number(0, 0.5))
-    monkeypatch.setitem(tensors.TABLE.parameters, "pretended", parameter)
+    monkeypatch.setitem(LMI_TABLE.parameters, "pretended", parameter)
     servers = {"option.base_url": "http://x/v1", "option.base_url_kind": setting}
     engine, version, options = SETTINGS.get(setting, ("openai", "", servers))
     with using.tensorrt_llm(f"version={version}") if version else contextlib.nullcontext():
