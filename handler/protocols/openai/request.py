@@ -526,12 +526,16 @@ class OpenAiDialect(Dialect):
         table: the fields that set parameters.
         fields: the others, with what they take.
         needed: what a body must be.
+        harmless: names that change no answer; empty: those in HARMLESS that are not read.
+        accepted: names that are read elsewhere, or that say nothing.
     """
 
     errors: ErrorFormat = ERRORS
     table: Table
     fields: Mapping[str, Shape]
     needed: str
+    harmless: frozenset[str] = frozenset()
+    accepted: frozenset[str] = frozenset()
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):
@@ -548,17 +552,28 @@ class OpenAiDialect(Dialect):
 
     def ignored(self, body: Mapping[str, Any], context: ServerContext, *unknown: str) -> list[str]:
         """List the names without effect: those that nobody knows, with others as `unknown`, and the harmless ones."""
-        known = self._known()
-        names = [*unknown_fields(body, known), *unknown]
-        harmless = [
-            name for name, value in body.items() if name in HARMLESS and name not in known and value is not None
-        ]
-        return [*report_unknown(names, body, context), *harmless]
+        return [*self.unknown(body, context, *unknown), *self.no_effect(body)]
+
+    def unknown(self, body: Mapping[str, Any], context: ServerContext, *others: str) -> list[str]:
+        """List the names that nobody knows, with others; null means absent."""
+        known = self._known() | self._harmless()
+        names = [name for name, value in body.items() if value is not None and name not in known]
+        return report_unknown([*names, *others], body, context)
+
+    def no_effect(self, body: Mapping[str, Any]) -> list[str]:
+        """List the harmless names that the body has a value for."""
+        harmless = self._harmless()
+        return [name for name, value in body.items() if value is not None and name in harmless]
 
     @classmethod
     @functools.cache
     def _known(cls) -> frozenset[str]:
-        return frozenset(cls.fields) | cls.table.parameters.keys()
+        return cls.accepted | cls.fields.keys() | cls.table.parameters.keys()
+
+    @classmethod
+    @functools.cache
+    def _harmless(cls) -> frozenset[str]:
+        return cls.harmless or HARMLESS - cls._known()
 
     @classmethod
     @functools.cache

@@ -18,7 +18,6 @@ from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.assistant.tools.request import TOOL_FIELDS
 from handler.protocols.kernel.dialect import (
     Description,
-    Dialect,
     Keeper,
     Keeping,
     ParsedRequest,
@@ -27,22 +26,27 @@ from handler.protocols.kernel.dialect import (
     kept_items,
     too_long,
 )
-from handler.protocols.kernel.messages import MAX_ARGUMENTS, Chat, PartReader, add_to_turn, join_turns, read_arguments
+from handler.protocols.kernel.messages import (
+    MAX_ARGUMENTS,
+    Chat,
+    PartReader,
+    add_to_turn,
+    join_turns,
+    read_arguments,
+    string_at,
+)
 from handler.protocols.kernel.parameters import Parameter, Table, named, request_shape, unsupported
 from handler.protocols.kernel.readers import (
-    PYDANTIC,
     Named,
     integer,
-    relaxed_by,
-    report_unknown,
     response_format,
     show,
     string,
 )
 from handler.protocols.kernel.schema import FLAG, TEXT, Shape, accepts, listing, nullable, record
-from handler.protocols.openai.api import ERRORS, OpenAiError
+from handler.protocols.openai.api import OpenAiError
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
-from handler.protocols.openai.request import CHAT, streaming
+from handler.protocols.openai.request import CHAT, OpenAiDialect, streaming
 from handler.protocols.responses.api import (
     DeletedResponse,
     OpenAiResponse,
@@ -286,7 +290,7 @@ class InputReader:
 
     def _output(self, item: Mapping[str, Any], at: str) -> None:
         """Read the output of a call. Its images wait for the outputs beside it."""
-        id = _string(item, "call_id", at)
+        id = string_at(item.get("call_id"), f"{at}.call_id")
         if id not in self._calls:
             raise InvalidPayload(f"{at}.call_id={show(id)}: no function_call before it has this id")
         parts = self._parts.read(item.get("output"), f"{at}.output", media=True)
@@ -304,8 +308,11 @@ class InputReader:
         return "\n".join([part for part in self._parts.read(content, at, media=False) if isinstance(part, str)])
 
     def _call(self, item: Mapping[str, Any], at: str) -> dict[str, Any]:
-        id, arguments = _string(item, "call_id", at), _string(item, "arguments", at)
-        name = full_name(item.get("namespace"), _string(item, "name", at))
+        id, arguments = (
+            string_at(item.get("call_id"), f"{at}.call_id"),
+            string_at(item.get("arguments"), f"{at}.arguments"),
+        )
+        name = full_name(item.get("namespace"), string_at(item.get("name"), f"{at}.name"))
         if len(arguments) > MAX_ARGUMENTS:
             raise InvalidPayload(f"{at}.arguments has {len(arguments)} characters; at most {MAX_ARGUMENTS}")
         value = read_arguments(arguments, "input[].arguments", self.unknown)
@@ -343,12 +350,6 @@ def _is_half_a_call(item: Any) -> bool:
 def _implied_type(item: Mapping[str, Any]) -> str:
     """Return the type of an item that names none: a reference has nothing but an id."""
     return "item_reference" if "id" in item and item.keys() <= {"id", "type"} else "message"
-
-
-def _string(value: Mapping[str, Any], name: str, at: str) -> str:
-    if not isinstance(found := value.get(name), str):
-        raise InvalidPayload(f"{at}.{name} must be a string")
-    return found
 
 
 # -- a response's `tools` and `tool_choice` as those of a chat ---------------------------------------------------------
@@ -573,10 +574,6 @@ FIELDS: Mapping[str, Shape] = {
 _UNHEEDED = "tools[].function.strict"
 """How the chat's reader says that nothing enforces the tools' schemas."""
 
-_READ = FIELDS.keys() | TABLE.parameters.keys() | NO_EFFECT
-_relax = relaxed_by(PYDANTIC, {**FIELDS, **TABLE.shapes})
-
-
 _WITHOUT_STORE = request_shape(FIELDS, TABLE, "input")
 
 
@@ -590,11 +587,12 @@ def _body(context: ServerContext) -> Shape:
     return {**shape, "properties": {**shape["properties"], **stored, "input": reference}}
 
 
-class OpenAiResponses(Dialect):
+class OpenAiResponses(OpenAiDialect):
     """It samples unless `temperature` is 0. An answer without a limit fills the model's context."""
 
     name = "openai_responses"
-    errors = ERRORS
+    needed = "a JSON object with 'input'"
+    table, fields, harmless = TABLE, FIELDS, NO_EFFECT
     description = Description(
         title="OpenAI responses",
         request="OpenAiResponsesRequest",
@@ -607,15 +605,12 @@ class OpenAiResponses(Dialect):
     )
 
     def wanted(self, body: Any) -> Wanted | None:
-        return read_wanted(_relax(body), keeps=True)
+        return read_wanted(self._relax()(body), keeps=True)
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        return self._parse(body, context, _Chat)
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        return self._translate(body, context, _Chat)
 
-    def _parse(self, body: Any, context: ServerContext, chat: type[_Chat]) -> ParsedRequest:
-        if not isinstance(body, dict):
-            raise InvalidPayload("the body must be a JSON object with 'input'")
-        body = _relax(body)
+    def _translate(self, body: Mapping[str, Any], context: ServerContext, chat: type[_Chat]) -> ParsedRequest:
         for name, own in _OWN.items():
             if body.get(name) is not None:
                 raise InvalidParameter(f"{name}: is not supported: write {own}")
@@ -630,16 +625,14 @@ class OpenAiResponses(Dialect):
             "tool_choice": read_choice(body.get("tool_choice"), tools.tools),
             "reasoning_effort": effort,
         }
-        unknown = [name for name in body if name not in _READ and body[name] is not None]
-        ignored = report_unknown([*unknown, *reader.unknown], body, context)
+        ignored = self.unknown(body, context, *reader.unknown)
         try:
             head = read_head(body, context.generation, store=keeps)
             keeping = make_keeping(context.keeper, head, reader.items) if context.keeper and keeps else None
             parsed = chat(head, tools.namespaces, keeping).parse(translated, context)
         except (InvalidParameter, InvalidPayload) as error:
             raise type(error)(_in_own_words(error.message)) from None
-        no_effect = [name for name in body if name in NO_EFFECT and body[name] is not None]
-        return parsed._replace(ignored=[*ignored, *map(_in_own_words, parsed.ignored), *no_effect])
+        return parsed._replace(ignored=[*ignored, *map(_in_own_words, parsed.ignored), *self.no_effect(body)])
 
 
 class ResponsesCount(OpenAiResponses):
@@ -658,8 +651,8 @@ class ResponsesCount(OpenAiResponses):
     def wanted(self, body: Any) -> Wanted | None:
         return read_wanted(body, keeps=False)
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        return self._parse(body, context, _CountedChat)
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        return self._translate(body, context, _CountedChat)
 
 
 class _Chat(OpenAiChat):
