@@ -19,8 +19,8 @@ from handler.protocols.lmi.request import EXAMPLE
 from handler.protocols.lmi.response import StreamEnd, StreamReply, WholeOutput, line_template
 from handler.protocols.tgi.api import MindieAnswer, MindieDetails, MindieError, MindieErrors, MindieEvent, MindieToken
 from handler.protocols.tgi.native import (
-    DEFAULTS,
     PARAMETERS,
+    TGI_DEFAULTS,
     TOP_LEVEL,
     Body,
     Document,
@@ -178,7 +178,7 @@ def _check_limits(read: Body, context: ServerContext) -> None:
 
 def _request(read: Body, context: ServerContext) -> Request:
     given = {name: value for name, value in read.parameters.items() if (name, value) != ("adapter_id", "None")}
-    parameters = read_all(given, context, defaults={**DEFAULTS, "max_new_tokens": 20}, table=TABLE)
+    parameters = read_all(given, context, defaults={**TGI_DEFAULTS, "max_new_tokens": 20}, table=TABLE)
     seed = parameters.sampling.seed or random.randrange(1, 1 << 53)  # every answer names one
     return Request(
         prompt=read.inputs,

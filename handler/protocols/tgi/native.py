@@ -260,7 +260,7 @@ TABLE = Table(
 )
 """The parameters that shape the answer, once their types and ranges have passed TGI's checks."""
 
-DEFAULTS = {"include_stop": True, "skip_special_tokens": False}
+TGI_DEFAULTS = {"include_stop": True, "skip_special_tokens": False}
 """Tokens show special tokens, and stop strings match them; the whole text has none."""
 
 
@@ -363,7 +363,7 @@ class Tgi(TgiFormat, Dialect):
         return self.errors
 
     def _request(self, read: Body, given: Mapping[str, Any], context: ServerContext) -> Request:
-        parameters = read_all(given, context, defaults={**DEFAULTS, "max_new_tokens": ANY}, table=TABLE)
+        parameters = read_all(given, context, defaults={**TGI_DEFAULTS, "max_new_tokens": ANY}, table=TABLE)
         sampling = parameters.sampling.with_seed()
         return Request(
             prompt=read.inputs,
