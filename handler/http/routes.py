@@ -40,7 +40,7 @@ from handler.http.inference import (
     send_json,
 )
 from handler.http.protocol import EXCHANGE, AnyExchange
-from handler.protocols.anthropic import openapi as anthropic
+from handler.protocols.anthropic import api as anthropic
 from handler.protocols.anthropic.api import ERRORS as ANTHROPIC_ERRORS
 from handler.protocols.api import AdapterChange, Adapters, DescribedAdapter
 from handler.protocols.kernel.body import decode

@@ -13,13 +13,10 @@ from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerConte
 from handler.protocols.kernel.errors import ErrorFormat, HttpResponse
 from handler.protocols.lmi.asynchronous import AsyncChat, AsyncCompletions, AsyncPrompt
 from handler.protocols.lmi.chat import Chat
-from handler.protocols.lmi.dynamic_batch import DynamicBatch
-from handler.protocols.lmi.embedding import LmiEmbedding
-from handler.protocols.lmi.request import Lmi
-from handler.protocols.openai.audio import Transcriptions
+from handler.protocols.lmi.request import DynamicBatch, Lmi, LmiEmbedding
+from handler.protocols.openai.audio import Transcriptions, Translations
 from handler.protocols.openai.chat import OpenAiChat
-from handler.protocols.openai.completions import OpenAiCompletions
-from handler.protocols.openai.embeddings import OpenAiEmbeddings
+from handler.protocols.openai.completions import OpenAiCompletions, OpenAiEmbeddings
 from handler.protocols.openai.request import read_model
 from handler.protocols.rerank.request import Rerank
 from handler.protocols.responses.request import OpenAiResponses, ResponsesCount
@@ -29,8 +26,7 @@ from handler.protocols.tgi.native import TOKENIZE as TGI_TOKENIZE
 from handler.protocols.tgi.native import Tgi
 from handler.protocols.tgi.response import TgiCompat
 from handler.protocols.triton.request import Route, Triton
-from handler.protocols.vllm.pooling import VllmClassify, VllmPooling
-from handler.protocols.vllm.score import VllmScoring
+from handler.protocols.vllm.pooling import VllmClassify, VllmPooling, VllmScoring
 from handler.protocols.vllm.tokenize import TOKENIZE as VLLM_TOKENIZE
 from handler.protocols.vllm.tokenize import TOKENIZE_CHAT
 
@@ -150,9 +146,9 @@ The host checks `{model}` and `{version}`.
 
 _EMBEDDINGS, _EMBED, _PREDICT = OpenAiEmbeddings(), TeiEmbed(), TeiPredict()
 _SCORE = dict.fromkeys(("/score", "/v1/score"), VllmScoring())
-_TRANSCRIPTIONS = Transcriptions("openai_transcriptions", "transcribe")
+_TRANSCRIPTIONS = Transcriptions()
 _POOLING = {"/pooling": VllmPooling()}
-_RERANK = Rerank("rerank", return_documents=True, truncation=None)
+_RERANK = Rerank("rerank", "Rerank", return_documents=True, truncation=None)
 _RANKS = DispatchByField(TeiRerank(), {"documents": _RERANK})
 
 TOKENIZING = DispatchByField(TGI_TOKENIZE, {"prompt": VLLM_TOKENIZE, "messages": TOKENIZE_CHAT})
@@ -172,13 +168,15 @@ POOLED_ROUTES: dict[Task, dict[str, Dialect]] = {
         "/rerank": _RANKS,
         **_SCORE,
         "/v1/rerank": _RERANK,
-        "/v2/rerank": Rerank("rerank_v2", return_documents=False, truncation=Truncation(side="right")),
+        "/v2/rerank": Rerank(
+            "rerank_v2", "Rerank, version 2", return_documents=False, truncation=Truncation(side="right")
+        ),
     },
     Task.CLASSIFICATION: {"/": _PREDICT, "/predict": _PREDICT, "/classify": VllmClassify(), **_POOLING},
     Task.TRANSCRIPTION: {
         "/": _TRANSCRIPTIONS,
         "/v1/audio/transcriptions": _TRANSCRIPTIONS,
-        "/v1/audio/translations": Transcriptions("openai_translations", "translate"),
+        "/v1/audio/translations": Translations(),
     },
 }
 """The same of models that compute something else, of a text or an audio clip."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypedDict
 
 from handler.core.errors import InvalidParameter, NotKept, Overloaded, PromptTooLong, ServingError
 from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.readers import show
 from handler.protocols.kernel.schema import Count, NotRequired
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
@@ -246,3 +249,66 @@ class AnthropicErrors(ErrorFormat):
 
 
 ERRORS = AnthropicErrors()
+
+
+# -- the list of models, for clients that send its header `anthropic-version` ------------------------------------------
+
+
+VERSION_HEADER = "anthropic-version"
+"""What Anthropic's clients send with each request, and no others."""
+
+_LIMIT, _MOST = 20, 1000
+
+
+def model(id: str, created: float, max_tokens: int | None) -> AnthropicModel:
+    """Describe a model.
+
+    Args:
+        created: seconds since 1970.
+        max_tokens: of a request; None where that is not known yet.
+    """
+    at = datetime.fromtimestamp(int(created), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return {
+        "type": "model",
+        "id": id,
+        "display_name": id,
+        "created_at": at,
+        "lifecycle": "active",
+        "max_input_tokens": max_tokens,
+    }
+
+
+def page(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> AnthropicModels:
+    """Return a page of the models.
+
+    Args:
+        query: `limit` of the page, and `after_id` or `before_id`, next to which it stands.
+
+    Raises:
+        InvalidParameter: one of them is wrong.
+    """
+    given = query.get("limit", str(_LIMIT))
+    if not (given.isascii() and given.isdecimal() and len(given) < 5 and 1 <= int(given) <= _MOST):
+        raise InvalidParameter(f"limit={show(given)}: must be a whole number of at least 1 and at most {_MOST}")
+    limit, ids = int(given), [one["id"] for one in models]
+    if "before_id" in query:
+        end = _place(ids, "before_id", query)
+        first = max(0, end - limit)
+        has_more = first > 0
+    else:
+        first = _place(ids, "after_id", query) + 1 if "after_id" in query else 0
+        end = first + limit
+        has_more = end < len(ids)
+    data = list(models[first:end])
+    return {
+        "data": data,
+        "has_more": has_more,
+        "first_id": data[0]["id"] if data else None,
+        "last_id": data[-1]["id"] if data else None,
+    }
+
+
+def _place(ids: Sequence[str], name: str, query: Mapping[str, str]) -> int:
+    if query[name] not in ids:
+        raise InvalidParameter(f"{name}={show(query[name])}: there is no such model")
+    return ids.index(query[name])

@@ -11,25 +11,40 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.framing import JSON
+from handler.core.framing import JSON, SSE
 from handler.core.media import MediaSource, new_secret
 from handler.core.values import Sampling, StructuredOutput
-from handler.protocols.anthropic.api import ERRORS, in_own_words
+from handler.protocols.anthropic.api import ERRORS, AnthropicError, AnthropicMessage, MessageEvent, in_own_words
 from handler.protocols.anthropic.api import AnthropicCount as AnthropicTokens
 from handler.protocols.anthropic.response import MessageDocument, MessageStream, Settings, encode
-from handler.protocols.anthropic.threads import ThreadKeeping, continued, make_keeping, read_wanted
+from handler.protocols.anthropic.threads import THREAD, ThreadKeeping, continued, make_keeping, read_wanted
 from handler.protocols.assistant.answer import reasoning_family
 from handler.protocols.assistant.template import knows
 from handler.protocols.assistant.tools.request import MAX_TOOLS
-from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply, ServerContext, Wanted
-from handler.protocols.kernel.messages import Chat, add_to_turn, check_taken, join_turns, only_in, read_base64, read_url
-from handler.protocols.kernel.parameters import Parameter, Table, named, unsupported
+from handler.protocols.kernel.dialect import (
+    Description,
+    ParsedRequest,
+    Reply,
+    RequestShape,
+    ServerContext,
+    Wanted,
+)
+from handler.protocols.kernel.messages import (
+    Chat,
+    add_to_turn,
+    check_taken,
+    join_turns,
+    only_in,
+    read_base64,
+    read_url,
+    string_at,
+)
+from handler.protocols.kernel.parameters import Parameter, Table, named, request_shape, unsupported
 from handler.protocols.kernel.readers import Named, integer, json_schema, show
 from handler.protocols.kernel.reply import PromptOnly
 from handler.protocols.kernel.schema import FLAG, TEXT, Shape, accepts, listing, nullable, record
-from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
-from handler.protocols.openai.request import CHAT
+from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat, ParsedChat, counted
+from handler.protocols.openai.request import CHAT, OpenAiDialect
 
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
@@ -198,11 +213,11 @@ class MessagesReader:
         if kind != "tool_result":
             self._add_shown()
         if kind == "text":
-            add_to_turn(self.chat, role, content=_string(block, "text", at))
+            add_to_turn(self.chat, role, content=string_at(block.get("text"), f"{at}.text"))
         elif kind == "image":
             add_to_turn(self.chat, role, content=self._read_image(block, at))
         elif kind == "thinking":
-            add_to_turn(self.chat, role, reasoning_content=_string(block, "thinking", at))
+            add_to_turn(self.chat, role, reasoning_content=string_at(block.get("thinking"), f"{at}.thinking"))
         elif kind == "redacted_thinking":  # only Anthropic can read it
             add_to_turn(self.chat, role)
             self.unknown["messages[].content[].redacted_thinking"] = None
@@ -230,14 +245,14 @@ class MessagesReader:
         raise InvalidPayload(f"{name} must be an object with a 'type' that is base64 or url")
 
     def _read_call(self, block: Mapping[str, Any], at: str) -> dict[str, Any]:
-        id, name = _string(block, "id", at), _string(block, "name", at)
+        id, name = string_at(block.get("id"), f"{at}.id"), string_at(block.get("name"), f"{at}.name")
         if not isinstance(block.get("input"), dict):
             raise InvalidPayload(f"{at}.input must be an object")
         self._calls[id] = name
         return {"id": id, "type": "function", "function": {"name": name, "arguments": block["input"]}}
 
     def _read_result(self, block: Mapping[str, Any], at: str) -> dict[str, Any]:
-        id, content = _string(block, "tool_use_id", at), block.get("content")
+        id, content = string_at(block.get("tool_use_id"), f"{at}.tool_use_id"), block.get("content")
         if id not in self._calls:
             raise InvalidPayload(f"{at}.tool_use_id={show(id)}: no tool_use before it has this id")
         if isinstance(content, list):
@@ -249,7 +264,7 @@ class MessagesReader:
                 if kind == "image":
                     self._shown.append(self._read_image(part, where))
                 else:
-                    texts.append(_string(part, "text", where))
+                    texts.append(string_at(part.get("text"), f"{where}.text"))
             content = "\n".join(texts)
         if not isinstance(content, str | None):
             raise InvalidPayload(f"{at}.content must be a string or a list of blocks")
@@ -275,12 +290,6 @@ def block_type(block: Any, at: str, known: tuple[str, ...]) -> str:
         why = _WHY.get(kind, "server tools run at Anthropic" if server else f"it must be {allowed}")
         raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: {why}")
     return kind
-
-
-def _string(value: Mapping[str, Any], name: str, at: str) -> str:
-    if not isinstance(found := value.get(name), str):
-        raise InvalidPayload(f"{at}.{name} must be a string")
-    return found
 
 
 # -- Anthropic's `thinking` and `output_config.effort`, as arguments of the model's chat template ----------------------
@@ -489,8 +498,6 @@ _SAME = TABLE.parameters.keys() | _OF_CHAT.keys()
 """Names that the chat reads as they are."""
 
 FIELDS: Mapping[str, Shape] = {**MESSAGES, **_OF_CHAT, **TOOLS, **THINKING}
-_READ = FIELDS.keys() | TABLE.parameters.keys() | ACCEPTED | NO_EFFECT | {"thread"}
-_relax = relaxed_by(PYDANTIC, {**FIELDS, **TABLE.shapes})
 
 PING = encode({"type": "ping"})
 """What a stream sends when it has been silent for a while."""
@@ -499,25 +506,41 @@ _TRANSLATED = ("chat_template_kwargs", "reasoning_effort", "continue_final_messa
 """The chat's names that a body's own are translated to, beside those of every chat."""
 
 
-class AnthropicMessages(Dialect):
+def _body(*required: str) -> RequestShape:
+    """Make the schema of a body, with `thread` where any is kept."""
+    kept = request_shape({**FIELDS, "thread": THREAD}, TABLE, *required)
+    others = request_shape(FIELDS, TABLE, *required)
+    return lambda context: (kept if context.config.stores_responses else others)(context)
+
+
+class AnthropicMessages(OpenAiDialect):
     """It samples unless `temperature` is 0. Tokens beyond the model's context are cut off, and the answer says so."""
 
     name = "anthropic_messages"
     errors = ERRORS
+    needed = "a JSON object with 'messages' and 'max_tokens'"
+    table, fields, harmless, accepted = TABLE, FIELDS, NO_EFFECT, ACCEPTED | {"thread"}
+    description = Description(
+        title="Anthropic messages",
+        request="AnthropicMessagesRequest",
+        request_shape=_body("messages", "max_tokens"),
+        error=AnthropicError,
+        example={"model": "", **CHAT_EXAMPLE, "anthropic_version": "any"},
+        answer=AnthropicMessage,
+        chunk=MessageEvent,
+        streams=(SSE.content_type,),
+    )
     unique_keys = True
 
     def wanted(self, body: Any) -> Wanted | None:
         return read_wanted(body, keeps=True)
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        if isinstance(body, dict) and body.get("max_tokens") is None:
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        if body.get("max_tokens") is None:
             raise InvalidPayload("'max_tokens' is required")
-        return self._parse(body, context, _Chat)
+        return self._translate(body, context, _Chat)
 
-    def _parse(self, body: Any, context: ServerContext, chat: type[_Chat]) -> ParsedRequest:
-        if not isinstance(body, dict):
-            raise InvalidPayload("the body must be a JSON object with 'messages' and 'max_tokens'")
-        body = _relax(body)
+    def _translate(self, body: Mapping[str, Any], context: ServerContext, chat: type[_Chat]) -> ParsedRequest:
         own, body = body, continued(body, context)
         thinking = read_thinking(body.get("thinking"))
         reader = MessagesReader(context)
@@ -534,26 +557,31 @@ class AnthropicMessages(Dialect):
             "continue_final_message": reader.continues,
             "thinking_token_budget": thinking.token_budget(context),
         }
-        unknown = [name for name in body if name not in _READ and body[name] is not None]
-        ignored = report_unknown([*unknown, *reader.unknown, *unheeded], body, context)
+        ignored = self.unknown(body, context, *reader.unknown, *unheeded)
         keeping = make_keeping(own, context) if chat is _Chat else None
         parsed = chat(thinking, keeping).parse(translated, context)
-        no_effect = [name for name in body if name in NO_EFFECT and body[name] is not None]
-        return parsed._replace(ignored=[*ignored, *map(in_own_words, parsed.ignored), *no_effect])
+        return parsed._replace(ignored=[*ignored, *map(in_own_words, parsed.ignored), *self.no_effect(body)])
 
 
 class AnthropicCount(AnthropicMessages):
     """The tokens of the same prompt; what shapes an answer is checked and has no effect."""
 
     name = "anthropic_count"
+    description = Description(
+        title="Anthropic token count",
+        request="AnthropicCountRequest",
+        request_shape=_body("messages"),
+        error=AnthropicError,
+        example={"model": "", "messages": CHAT_EXAMPLE["messages"]},
+        answer=AnthropicTokens,
+    )
 
     def wanted(self, body: Any) -> Wanted | None:
         return read_wanted(body, keeps=False)
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        if isinstance(body, dict):
-            body = {name: value for name, value in body.items() if name != "max_tokens"}
-        return self._parse(body, context, _CountedChat)
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        body = {name: value for name, value in body.items() if name != "max_tokens"}
+        return self._translate(body, context, _CountedChat)
 
 
 class _Chat(OpenAiChat):

@@ -21,7 +21,7 @@ EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 THOUGHTS = ("reasoning", "reasoning_content", "thinking")
 """Names under which chat templates read an assistant's thoughts."""
 
-DEFAULTS = "option.default_chat_template_kwargs"
+_OPTION = "option.default_chat_template_kwargs"
 
 _RESERVED = (
     "messages", "conversation", "tools", "documents", "chat_template", "add_generation_prompt",
@@ -34,7 +34,7 @@ _RESERVED = (
 def warn_of_unread(arguments: Iterable[str], template: str) -> None:
     """Log which of the default arguments a chat template does not read."""
     if unread := [name for name in arguments if not knows(template, name)]:
-        log.warning("%s: the chat template does not read %s", DEFAULTS, ", ".join(unread))
+        log.warning("%s: the chat template does not read %s", _OPTION, ", ".join(unread))
 
 
 def knows(template: str, name: str) -> bool:
@@ -67,7 +67,7 @@ def check_defaults(config: Config) -> None:
     try:
         arguments(config.default_chat_template_kwargs or {})
     except ValueError as error:
-        raise ConfigError(f"{config.where(DEFAULTS)}: {DEFAULTS}: {error}") from None
+        raise ConfigError(f"{config.where(_OPTION)}: {_OPTION}: {error}") from None
 
 
 @accepts(type="array", items={"type": "object"})

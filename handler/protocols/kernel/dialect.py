@@ -15,6 +15,7 @@ from handler.core.framing import dumps
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Request, Task, Token
 from handler.protocols.kernel.errors import ErrorFormat, Headers
+from handler.protocols.kernel.schema import Shape
 
 log = logging.getLogger("handler.requests")
 
@@ -242,10 +243,44 @@ class ParsedRequest(NamedTuple):
     num_repeated: int = 0
 
 
+RequestShape = Callable[[ServerContext], Shape]
+"""The schema of a request's body for one server: parameters name what its engine does not support."""
+
+
+class Description(NamedTuple):
+    """The bodies of one dialect, for the API's document.
+
+    Attributes:
+        request: the name of the request's component.
+        request_shape: the schema of that component.
+        error: the type of an error's body.
+        example: a request that any model can answer.
+        answer: the type of a whole answer; None where the route always streams.
+        chunk: the type of one value of a stream; None where the route never streams.
+        failure: the type of the last value of a stream that broke off; None where it is an error's body.
+        streams: content types of streams; each value is framed by itself.
+        refuses_in_frame: a refused request for a stream gets `failure`, framed as the stream would be.
+        texts: a whole answer may also be plain text.
+    """
+
+    title: str
+    request: str
+    request_shape: RequestShape
+    error: Any
+    example: Any
+    answer: Any = None
+    chunk: Any = None
+    failure: Any = None
+    streams: tuple[str, ...] = ()
+    refuses_in_frame: bool = False
+    texts: bool = False
+
+
 class Dialect(ABC):
     """The API that a client speaks. README.md says how to add one.
 
     Attributes:
+        description: its bodies, for the API's document.
         any_media: read bodies as JSON whatever their content type is.
         forms: bodies may also be forms (multipart/form-data); `parse` gets their texts and files (`Upload`) by name.
         unique_keys: refuse a body that has a key twice, as its original does; else the last one counts.
@@ -257,6 +292,7 @@ class Dialect(ABC):
     forms = False
     unique_keys = False
     errors: ErrorFormat
+    description: Description
 
     @abstractmethod
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:

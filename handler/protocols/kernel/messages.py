@@ -320,7 +320,7 @@ def _message(message: Message, at: str, parts: PartReader, media: list[MediaSour
         return {"role": role, "content": _content(content, f"{at}.content", parts, media)}
     result = {"role": "system" if role == "developer" else role, "content": _text(content, f"{at}.content", parts)}
     if role == "tool":
-        result |= {name: _string(message[name], f"{at}.{name}") for name in _READ["tool"] if name in message}
+        result |= {name: string_at(message[name], f"{at}.{name}") for name in _READ["tool"] if name in message}
     return result
 
 
@@ -328,7 +328,7 @@ def _thoughts(message: Message, at: str) -> dict[str, str]:
     """Read an assistant's thoughts, and give them all names under which chat templates read them."""
     for name in _THOUGHTS:
         if name in message:
-            return dict.fromkeys((*_THOUGHTS, "thinking"), _string(message[name], f"{at}.{name}"))
+            return dict.fromkeys((*_THOUGHTS, "thinking"), string_at(message[name], f"{at}.{name}"))
     return {}
 
 
@@ -368,7 +368,7 @@ def _tool_call(call: Any, at: str, unknown: dict[str, None]) -> dict[str, Any]:
         arguments = read_arguments(arguments, "messages[].tool_calls[].function.arguments", unknown)
     if not isinstance(arguments, dict):
         raise InvalidPayload(f"{at}.function.arguments must be the JSON text of an object")
-    id = {} if call.get("id") is None else {"id": _string(call["id"], f"{at}.id")}
+    id = {} if call.get("id") is None else {"id": string_at(call["id"], f"{at}.id")}
     return {**id, "type": "function", "function": {"name": function["name"], "arguments": arguments}}
 
 
@@ -389,7 +389,8 @@ def read_arguments(text: str, name: str, unknown: dict[str, None]) -> dict[str, 
     return {}
 
 
-def _string(value: Any, at: str) -> str:
+def string_at(value: Any, at: str) -> str:
+    """Read a string; `at` is its place in the body, for messages."""
     if not isinstance(value, str):
         raise InvalidPayload(f"{at} must be a string")
     return value

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from handler.core.errors import InvalidParameter
 from handler.core.framing import FRAMINGS, Framing
 from handler.core.values import SAMPLED, Nature, Sampling, fields_of
-from handler.protocols.kernel.dialect import GenerationDefaults, ServerContext
+from handler.protocols.kernel.dialect import GenerationDefaults, RequestShape, ServerContext
 from handler.protocols.kernel.readers import (
     INT32,
     INT64,
@@ -434,62 +434,7 @@ def _check_support(
             raise names.get(field, Named(field, value)).refused(f"the engine {context.engine} takes at most {most:g}")
 
 
-# -- what the API's document says of a dialect's bodies, and of a route without inference ------------------------------
-
-
-RequestShape = Callable[[ServerContext], Shape]
-"""The schema of a request's body for one server: parameters name what its engine does not support."""
-
-
-class Description(NamedTuple):
-    """The bodies of one dialect, with examples that any model can answer.
-
-    Attributes:
-        request: the name of the request's component.
-        request_shape: the schema of that component.
-        error: the type of an error's body.
-        answer: the type of a whole answer; None where the route always streams.
-        chunk: the type of one value of a stream; None where the route never streams.
-        streams: content types of streams; each value is framed by itself.
-        refuses_in_frame: a refused request for a stream gets one `chunk`, framed as the stream would be.
-        forms: a body may also be a form.
-        texts: a whole answer may also be plain text.
-    """
-
-    title: str
-    request: str
-    request_shape: RequestShape
-    error: Any
-    example: Any
-    answer: Any = None
-    answer_example: Any = None
-    chunk: Any = None
-    streams: tuple[str, ...] = ()
-    refuses_in_frame: bool = False
-    forms: bool = False
-    texts: bool = False
-
-
-Answer = tuple[str, Any, Any]
-"""Content type, type and example of an answer."""
-
-
-class Operation(NamedTuple):
-    """A route that is not for inference.
-
-    Attributes:
-        answers: status -> content type, type and example.
-        query: names in the query, with their schemas.
-        body: schema of an optional JSON body.
-        open: needs no key.
-    """
-
-    tag: str
-    summary: str
-    answers: Mapping[int, Answer]
-    query: Mapping[str, Shape] = MappingProxyType({})
-    body: Shape | None = None
-    open: bool = False
+# -- schemas of requests, for the API's document -----------------------------------------------------------------------
 
 
 def parameter(entry: Parameter, context: ServerContext) -> Shape:

@@ -332,6 +332,7 @@ def _ngram(value: Any) -> int:
 
 @accepts(type="array", items={"enum": list(OUTPUTS)})
 def read_outputs(value: Any) -> dict[str, Any]:
+    """Read LMI's `outputs`, the names of output tensors."""
     if not isinstance(value, list) or not all(isinstance(name, str) and name in OUTPUTS for name in value):
         raise ValueError(f"must be a list of {', '.join(OUTPUTS)}")
     result: dict[str, Any] = {"outputs": tuple(name for name in OUTPUTS if name in value)} if value else {}

@@ -14,7 +14,7 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON_LINE, JSON_TEXTS, JSONLINES, TOKEN_SLOTS, Framing, dumps
 from handler.core.values import Adapter, FieldNames, Request, Token, keep_last
 from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply, ServerContext, TokenLine
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Reply, ServerContext, TokenLine
 from handler.protocols.kernel.parameters import (
     PARAMETERS,
     REQUEST_FIELDS,
@@ -22,21 +22,27 @@ from handler.protocols.kernel.parameters import (
     ParsedParameters,
     Table,
     read_sampled,
+    request_fields,
+    request_shape,
 )
+from handler.protocols.kernel.parameters import parameters as shapes_of
 from handler.protocols.kernel.readers import ADAPTERS, integer, read_adapters
-from handler.protocols.kernel.schema import FLAG, NULL, Shape, nullable, schema_of_reader
+from handler.protocols.kernel.schema import FLAG, NULL, Shape, nullable, record, schema_of_reader
 from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.kernel.texts import Text, TooManyTexts, read_texts, text_of, texts_shape
 from handler.protocols.lmi.api import (
     AsyncAnswer,
     AsyncDetails,
+    AsyncError,
     AsyncErrors,
+    AsyncFailedLine,
     AsyncLine,
     AsyncPromptErrors,
     AsyncStreamDetails,
     AsyncToken,
 )
 from handler.protocols.lmi.request import (
+    EXAMPLE,
     ignored,
     noting_foreign,
     read_field,
@@ -46,8 +52,8 @@ from handler.protocols.lmi.request import (
     without_foreign,
 )
 from handler.protocols.lmi.response import DocumentReply, StreamEnd, StreamReply, WholeOutput, line_template
-from handler.protocols.openai.chat import OpenAiChat, ParsedChat
-from handler.protocols.openai.completions import OpenAiCompletions, completion_of
+from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat, ParsedChat
+from handler.protocols.openai.completions import COMPLETION_EXAMPLE, OpenAiCompletions, completion_of
 from handler.protocols.openai.request import CHAT, COMPLETIONS, MODEL, REASONS, Head, identity, read_model
 
 
@@ -185,12 +191,29 @@ def served_name(config: Config) -> str:
     return next((name for name in config.served_model_name or () if name != "*"), MODEL_NAME)
 
 
+def _body(context: ServerContext) -> Shape:
+    """Return the schema of a body with `inputs`."""
+    known = {**shapes_of(TABLE.parameters, context), **request_fields(REQUEST_NAMES)}
+    return record({"inputs": FIELDS["inputs"]}, {**FIELDS, "parameters": {**FIELDS["parameters"], "properties": known}})
+
+
 class AsyncPrompt(Dialect):
     """A prompt in LMI's schema. It samples unless `do_sample` is false or `temperature` is 0."""
 
     name = "lmi_async"
     errors = AsyncPromptErrors()
     format = AsyncFormat()
+    description = Description(
+        title="LMI async",
+        request="LmiAsyncRequest",
+        request_shape=_body,
+        error=AsyncError,
+        example=EXAMPLE,
+        answer=AsyncAnswer,
+        chunk=AsyncLine,
+        failure=AsyncFailedLine,
+        streams=(JSONLINES.content_type,),
+    )
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict) or body.get("inputs") is None:
@@ -284,6 +307,15 @@ class AsyncChat(OpenAiChat):
     whole: Framing = JSON_LINE
     stream: Framing = _EVENTS
     refusal = False
+    description = OpenAiChat.description._replace(
+        title="LMI async chat",
+        request="LmiAsyncChatRequest",
+        request_shape=request_shape(fields, table, "messages"),
+        error=AsyncError,
+        example={"model": "lmi", **CHAT_EXAMPLE},
+        failure=AsyncFailedLine,
+        streams=(JSONLINES.content_type,),
+    )
 
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
         return read_served(body, context)
@@ -307,6 +339,15 @@ class AsyncCompletions(OpenAiCompletions):
     fields: Mapping[str, Shape] = {**OpenAiCompletions.fields, **ADAPTERS}
     whole: Framing = JSON_LINE
     stream: Framing = _EVENTS
+    description = OpenAiCompletions.description._replace(
+        title="LMI async completions",
+        request="LmiAsyncCompletionRequest",
+        request_shape=request_shape(fields, table, "prompt"),
+        error=AsyncError,
+        example={"model": "lmi", **COMPLETION_EXAMPLE},
+        failure=AsyncFailedLine,
+        streams=(JSONLINES.content_type,),
+    )
 
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
         return read_served(body, context)

@@ -10,16 +10,22 @@ from typing import Any
 
 from handler.core.framing import JSON, JSONLINES, SSE_DONE, Framing
 from handler.core.values import Adapter, Finish
-from handler.protocols.kernel.dialect import NO_DEFAULTS, GenerationDefaults, ParsedRequest, Reply, ServerContext
-from handler.protocols.kernel.parameters import Parameter, Table
+from handler.protocols.kernel.dialect import (
+    NO_DEFAULTS,
+    Description,
+    GenerationDefaults,
+    ParsedRequest,
+    Reply,
+    ServerContext,
+)
+from handler.protocols.kernel.parameters import Parameter, Table, request_shape
 from handler.protocols.kernel.readers import ADAPTERS, merge_adapters, read_adapters, string
 from handler.protocols.kernel.schema import NULL, Shape
 from handler.protocols.lmi.api import LmiChatAnswer, LmiChatChoice, LmiChatChunk
-from handler.protocols.lmi.dynamic_batch import DynamicBatch
-from handler.protocols.lmi.request import Lmi, noting_foreign, without_foreign
+from handler.protocols.lmi.request import DynamicBatch, Lmi, noting_foreign, without_foreign
 from handler.protocols.openai import chat as openai
 from handler.protocols.openai.api import OpenAiMessagePart, StreamUsage
-from handler.protocols.openai.chat import ChatFormat, OpenAiChat, ParsedChat, ReadAnswer
+from handler.protocols.openai.chat import CHAT_EXAMPLE, ChatFormat, OpenAiChat, ParsedChat, ReadAnswer
 from handler.protocols.openai.request import CHAT, Choice, Usage, read_stream
 
 
@@ -93,6 +99,17 @@ class Chat(OpenAiChat):
     def __init__(self, mode: Lmi | DynamicBatch) -> None:
         self.name = f"{mode.name}_chat"
         self.errors = mode.errors
+        self.description = Description(
+            title="Chat",
+            request="ChatRequest",
+            request_shape=request_shape(self.fields, self.table, "messages"),
+            error=mode.description.error,
+            example=CHAT_EXAMPLE,
+            answer=LmiChatAnswer,
+            chunk=LmiChatChunk,
+            failure=mode.description.failure,
+            streams=(JSONLINES.content_type, SSE_DONE.content_type),
+        )
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         return noting_foreign(super().parse(body, context), context)

@@ -1,4 +1,7 @@
-"""LMI's rolling-batch requests (docs.djl.ai, "LMI handlers Inference API Schema"); its fields: docs/wire/lmi.md."""
+"""LMI's requests with `inputs`: rolling batch, dynamic batch, embeddings.
+
+Source: docs.djl.ai, "LMI handlers Inference API Schema"; the fields: docs/wire/lmi.md.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,19 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ServingError
-from handler.core.framing import FRAMINGS, JSON, JSONLINES, Framing
-from handler.core.values import LMI_NAMES, SAMPLED, Adapter, FieldNames, Request, Sampling, keep_last
+from handler.core.framing import FRAMINGS, JSON, JSONLINES, SSE, Framing
+from handler.core.values import (
+    LMI_NAMES,
+    SAMPLED,
+    Adapter,
+    FieldNames,
+    Request,
+    Sampling,
+    keep_last,
+)
 from handler.protocols.kernel.body import PYTHON, as_int, relaxed_by, report_unknown
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply, ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Reply, RequestShape, ServerContext
+from handler.protocols.kernel.errors import ErrorFormat, FrontEndError
 from handler.protocols.kernel.parameters import (
     LMI,
     PARAMETERS,
@@ -20,15 +32,45 @@ from handler.protocols.kernel.parameters import (
     Parameter,
     ParsedParameters,
     Table,
+    parameters,
     read_all,
+    request_fields,
 )
 from handler.protocols.kernel.readers import ADAPTERS, merge_adapters, read_adapters, show
-from handler.protocols.kernel.schema import FLAG, TEXT, Shape, nullable, schema_of_reader
+from handler.protocols.kernel.reply import VectorReply, json_of
+from handler.protocols.kernel.schema import FLAG, TEXT, Shape, listing, nullable, record, schema_of_reader
 from handler.protocols.kernel.tensors import TENSORS, OutputTensors, read_outputs, select_tensors
-from handler.protocols.lmi.api import LmiErrors
-from handler.protocols.lmi.response import DocumentReply, LmiFormat, ResponseFormat, StreamReply
+from handler.protocols.kernel.texts import NON_EMPTY
+from handler.protocols.lmi.api import (
+    AsyncErrors,
+    BatchError,
+    BatchErrors,
+    BatchFailure,
+    BatchLine,
+    BatchText,
+    EmbeddingErrors,
+    LmiAnswer,
+    LmiError,
+    LmiErrors,
+    LmiFailedLine,
+    LmiLine,
+    LmiPayloadError,
+)
+from handler.protocols.lmi.response import (
+    BatchDocument,
+    BatchStream,
+    DocumentReply,
+    LmiFormat,
+    ResponseFormat,
+    StreamReply,
+)
 from handler.protocols.openai.completions import completion_of
 from handler.protocols.openai.request import FOREIGN, Head, identity
+from handler.protocols.tei.api import TeiError, TeiVectors
+from handler.protocols.tei.request import EMBED, TeiEmbed, nested_request
+
+TABLE = Table({**PARAMETERS, **TENSORS, "outputs": Parameter(SEVERAL, read_outputs)}, "parameters.")
+"""All names under `parameters` that `read_all` reads."""
 
 FIELDS: Mapping[str, Shape] = {
     "inputs": nullable({**TEXT, "minLength": 1}),
@@ -37,8 +79,6 @@ FIELDS: Mapping[str, Shape] = {
     **ADAPTERS,
 }
 """The body's fields; dynamic batch's `inputs` may be a list."""
-TABLE = Table({**PARAMETERS, **TENSORS, "outputs": Parameter(SEVERAL, read_outputs)}, "parameters.")
-"""All names under `parameters` in LMI's dialects that `read_all` reads."""
 _KNOWN = TABLE.parameters.keys() | REQUEST_FIELDS.keys()
 _FORMATTER = "output_formatter"
 _relax = relaxed_by(PYTHON, FIELDS)
@@ -204,6 +244,21 @@ class ParsedPrompt(NamedTuple):
     beaten: list[str]
 
 
+def lmi_request(inputs: Shape) -> RequestShape:
+    """Make the schema of a body; `inputs` is that of its prompt."""
+
+    def shape(context: ServerContext) -> Shape:
+        known = {**parameters(TABLE.parameters, context), **request_fields()}
+        told = {**nullable(inputs), "description": "May be absent where parameters.input_ids stands for it"}
+        return record({}, {**FIELDS, "inputs": told, "parameters": {**FIELDS["parameters"], "properties": known}})
+
+    return shape
+
+
+EXAMPLE = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8, "details": True}}
+"""A body of any dialect with `inputs`, for the API's document."""
+
+
 class Lmi(Dialect):
     """The dialect of LMI's rolling batch: one object, or a line a token with the details in the last one.
 
@@ -216,6 +271,18 @@ class Lmi(Dialect):
     stream_framing = JSONLINES
     defaults: Mapping[str, Any] = {}  # Sampling fields
     details_default = False
+    description = Description(
+        title="LMI",
+        request="LmiRequest",
+        request_shape=lmi_request(FIELDS["inputs"]),
+        error=LmiError,
+        example=EXAMPLE,
+        answer=LmiAnswer,
+        chunk=LmiLine,
+        failure=LmiFailedLine,
+        streams=(JSONLINES.content_type, SSE.content_type),
+        refuses_in_frame=True,
+    )
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         body = read_object(body)
@@ -410,3 +477,154 @@ def noting_foreign(request: ParsedRequest, context: ServerContext) -> ParsedRequ
     for name in FOREIGN.keys() & {*request.ignored}:
         context.notices.once(_FOREIGN_NOTICE.format(name))
     return request
+
+
+# -- dynamic batch -----------------------------------------------------------------------------------------------------
+# A prompt or a list of them, answered by a list of texts in the same order.
+
+_LMI = Lmi()  # one request of a batch is LMI's
+_IN_ATTRIBUTES = "in X-Amzn-SageMaker-Custom-Attributes"
+_NOT_HERE = f"is only available with rolling batch; route=/generate {_IN_ATTRIBUTES} has TGI's details"
+
+
+_WITH_PROMPTS_SINCE = (0, 29)
+"""LMI 0.28's code had them too, but not its document of the schema, which is the one served here."""
+
+
+class DynamicBatch(Dialect):
+    """Each prompt of a list is a request of its own with the same parameters. The answer waits for all of them."""
+
+    name = "dynamic_batch"
+    errors = BatchErrors()
+    stream_framing = JSONLINES
+    description = Description(
+        title="Dynamic batch",
+        request="BatchRequest",
+        request_shape=lmi_request({"anyOf": [TEXT, listing(NON_EMPTY, minItems=1)]}),
+        error=BatchError,
+        example={
+            "inputs": ["The capital of France is", "The capital of Italy is"],
+            "parameters": {"max_new_tokens": 8},
+        },
+        answer=list[BatchText],
+        chunk=BatchLine,
+        failure=BatchFailure,
+        streams=(JSONLINES.content_type,),
+    )
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        body = read_object(body)
+        parameters = read_parameters_field(body)
+        inputs = body.get("inputs")
+        prompts = [inputs] if inputs is None or isinstance(inputs, str) else inputs
+        if inputs is not None and not _are_prompts(prompts):
+            raise InvalidPayload("'inputs' must be a non-empty string or a non-empty list of them")
+        most = context.config.max_rolling_batch_size
+        if len(prompts) > most:
+            raise InvalidPayload(f"'inputs' holds {len(prompts)} prompts; the most is {most} (max_rolling_batch_size)")
+        for name in ("details", "decoder_input_details"):
+            if parameters.get(name) not in (None, False):
+                raise InvalidParameter(f"parameters.{name}: {_NOT_HERE}")
+        ignored = unknown_names(body, parameters, context)
+        if read_field(parameters, "output_formatter") is not None:  # unknown ones are among the unknown names
+            ignored.append("parameters.output_formatter")
+        adapters = read_adapters(body, len(prompts), context)
+        parsed = [
+            _LMI.parse_prompt(prompt, parameters, context, adapter)
+            for prompt, adapter in zip(prompts, adapters, strict=True)
+        ]
+        full = _has_prompts(parameters, context)
+        requests = [item.request._replace(full_text=full) for item in parsed]
+        ignored += [*parsed[0].beaten, *parsed[0].ignored]
+        if wants_stream(body, parsed[0].streaming) and not context.config.enable_streaming:
+            ignored += _asking_for_stream(body, parameters)
+        if requests[0].sampling.prompt_logprobs:
+            raise InvalidParameter(f"parameters.prompt_logprobs=1: {_NOT_HERE}")
+        if requests[0].sampling.top_logprobs:
+            raise InvalidParameter(f"parameters.logprobs and top_n_tokens: {_NOT_HERE}")
+        if parsed[0].outputs is not None:
+            raise InvalidParameter("parameters.outputs and return_...: are only available with rolling batch")
+        if requests[0].sampling.num_sequences > 1:
+            raise InvalidParameter("parameters.n, best_of and num_beams must be 1: an answer holds one text a prompt")
+        if context.config.enable_streaming:
+            return ParsedRequest(requests, BatchStream(requests, self.errors), self.errors, ignored, streams=True)
+        return ParsedRequest(requests, BatchDocument(requests), self.errors, ignored)
+
+
+def _has_prompts(parameters: Mapping[str, Any], context: ServerContext) -> bool:
+    """Return whether texts begin with their prompts: where the client says nothing, whole ones do since LMI 0.29."""
+    said = read_field(parameters, "return_full_text")
+    config = context.config
+    return config.lmi_version >= _WITH_PROMPTS_SINCE and not config.enable_streaming if said is None else bool(said)
+
+
+def _asking_for_stream(body: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
+    """List the names that ask for a stream. LMI answers them whole: only option.enable_streaming streams."""
+    inner = ["parameters.streaming"] if parameters.get("streaming") else []
+    return ["stream", *inner] if body.get("stream") else inner
+
+
+def _are_prompts(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(item, str) and item for item in value)
+
+
+# -- embeddings --------------------------------------------------------------------------------------------------------
+# At /invocations: the vector of one text, or those of a list. Source: docs.djl.ai, "LMI Text Embedding User Guide".
+# Hugging Face's container for SageMaker has TEI's bodies there: one with a field of TEI's own gets TEI's answer, as
+# /embed does. Where a list is sent, both answers are the same. LMI's async mode, which embeds texts since LMI v25,
+# always answers with a list of vectors.
+
+_TEI = TeiEmbed()
+_ASYNC_ERRORS = AsyncErrors()
+_EMBEDS_ASYNC_SINCE = (0, 36)  # LMI v25. Its releases with DJL Serving 0.36 before that embed nothing in async mode.
+
+
+class LmiEmbedding(TeiEmbed):
+    """LMI has `inputs` alone; TEI's parameters may stand under `parameters` too."""
+
+    name = "lmi_embedding"
+    errors: ErrorFormat = EmbeddingErrors()
+    unique_keys = False
+    table = Table(EMBED.parameters, "parameters.")
+    fields: Mapping[str, Shape] = {**TeiEmbed.fields, "parameters": {"type": ["object", "null"]}}
+    description = Description(
+        title="LMI embedding",
+        request="LmiEmbeddingRequest",
+        request_shape=nested_request(fields, table),
+        error=LmiPayloadError | FrontEndError | TeiError,
+        example={"inputs": "What is deep learning?"},
+        answer=list[float] | TeiVectors,
+    )
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        if _is_of_tei(body):
+            return _TEI.parse(body, context)
+        if not isinstance(body, dict) or body.get("inputs") is None:
+            raise InvalidPayload("the body has no 'inputs': this server embeds texts (option.task=text-embedding)")
+        given = read_parameters_field(body)
+        parsed = super().parse({**body, "parameters": given}, context)
+        unknown = [f"parameters.{name}" for name in given if name not in self.table.parameters]
+        return parsed._replace(ignored=[*parsed.ignored, *report_unknown(unknown, body, context)])
+
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        inputs = body.get("inputs")
+        requests = self.requests(inputs, body["parameters"], context)
+        alone = len(requests) == 1 and not (isinstance(inputs, list) and isinstance(inputs[0], str | list))
+        bare = alone and not _is_async(context)
+        reply = VectorReply(len(requests), lambda vectors, _: vectors[0] if bare else vectors, json_of)
+        return ParsedRequest(requests, reply, self.errors_of(body, context))
+
+    def errors_of(self, body: Any, context: ServerContext) -> ErrorFormat:
+        if _is_of_tei(body):
+            return _TEI.errors
+        return _ASYNC_ERRORS if _is_async(context) else self.errors
+
+
+def _is_async(context: ServerContext) -> bool:
+    return context.config.async_schema and context.config.lmi_version >= _EMBEDS_ASYNC_SINCE
+
+
+def _is_of_tei(body: Any) -> bool:
+    if not isinstance(body, dict):
+        return False
+    return isinstance(body.get("inputs"), dict) or not EMBED.parameters.keys().isdisjoint(body)

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from handler.core.framing import JSON, JSON_TEXTS, NUMBER, TOKEN_SLOTS, Framing, dumps, template
+from handler.core.framing import JSON, JSON_TEXTS, JSONLINES, NUMBER, SLOT, TOKEN_SLOTS, Framing, dumps, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
 from handler.protocols.kernel.dialect import TokenLine
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.reply import LONG_TEXT, SequenceOutput, TokenStream, WholeReply, finish_of, rank_sequences
 from handler.protocols.kernel.tensors import Lines, OutputTensors, TensorValues, TokenRows, document
-from handler.protocols.lmi.api import LmiAnswer, LmiDetails, LmiLine, LmiSequence, LmiToken, LmiTops
+from handler.protocols.lmi.api import (
+    BatchLine,
+    BatchText,
+    LmiAnswer,
+    LmiDetails,
+    LmiLine,
+    LmiSequence,
+    LmiToken,
+    LmiTops,
+)
 
 
 @functools.lru_cache
@@ -275,3 +285,65 @@ class LmiFormat:
             **tops,
             "generated_text": other.text,
         }
+
+
+# -- answers of a dynamic batch ----------------------------------------------------------------------------------------
+
+
+class BatchDocument(WholeReply):
+    """A text for each prompt."""
+
+    def __init__(self, requests: list[Request]) -> None:
+        super().__init__(len(requests))
+        self._requests = requests
+        self.num_repeated = sum(len(request.text_before) for request in requests)
+
+    def _of(self, index: int, delta: Delta) -> SequenceOutput:
+        return self._sequences[index]
+
+    def _document(self) -> list[BatchText]:
+        return [
+            {"generated_text": request.text_before + sequence.text}
+            for request, sequence in zip(self._requests, self._sequences, strict=True)
+        ]
+
+
+_line: BatchLine = {"outputs": [SLOT]}
+_LINE = template(JSONLINES.encode(_line))
+
+
+class BatchStream(TokenStream):
+    """A line a step, with the next token of each prompt: "" of one that has ended.
+
+    Prompts need not advance together, so that a token waits for those of its line.
+    """
+
+    def __init__(self, requests: list[Request], errors: ErrorFormat) -> None:
+        super().__init__(errors, JSONLINES, len(requests))
+        self._befores = [request.text_before for request in requests]
+        self._waiting: list[deque[str]] = [deque() for _ in requests]
+        self._ended = [False] * len(requests)
+
+    def _token(self, place: int, token: Token) -> bytes:
+        self._put(place, token)
+        if len(self._events) == 1:
+            self._events[0] = _LINE
+        return self._lines()
+
+    def _last(self, place: int, token: Token, finish: Finish) -> bytes:
+        if token is not NO_TOKEN:
+            self._put(place, token)
+        self._ended[place] = True
+        return self._lines()
+
+    def _put(self, place: int, token: Token) -> None:
+        before, self._befores[place] = self._befores[place], ""
+        self._waiting[place].append(before + token.text)
+
+    def _lines(self) -> bytes:
+        """Take the lines for which every prompt has its token, or has ended."""
+        lines = []
+        while any(self._waiting) and all(map(any, zip(self._waiting, self._ended, strict=True))):
+            line: BatchLine = {"outputs": [texts.popleft() if texts else "" for texts in self._waiting]}
+            lines.append(JSONLINES.encode(line))
+        return b"".join(lines)

@@ -17,16 +17,15 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import SSE_DONE
 from handler.core.media import MediaSource, Upload
 from handler.core.values import Delta, FieldNames, Finish, Heard, Request, Sampling, TemplateOptions, Token
-from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.dialect import Description, ParsedRequest, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.messages import place, read_base64
-from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
+from handler.protocols.kernel.parameters import Parameter, Table, read_all, request_shape, unsupported
 from handler.protocols.kernel.readers import boolean, number
 from handler.protocols.kernel.reply import TokenStream, WholeReply
 from handler.protocols.kernel.schema import TEXT, Shape, accepts
 from handler.protocols.openai.api import (
-    ERRORS,
+    OpenAiError,
     TranscriptDelta,
     TranscriptDone,
     Transcription,
@@ -34,7 +33,7 @@ from handler.protocols.openai.api import (
     TranscriptionUsage,
     VerboseTranscription,
 )
-from handler.protocols.openai.request import MODEL, harmless, read_model, streaming, unknown_fields
+from handler.protocols.openai.request import MODEL, OpenAiDialect, streaming
 
 _TIME = re.compile(r"<\|(\d{1,2}\.\d\d)\|>")
 _UNKNOWN = Heard(0.0, 0.0, "")
@@ -274,40 +273,44 @@ def _table(**more: Parameter) -> Table:
     )
 
 
-TABLES: Mapping[str, Table] = {
-    "transcribe": _table(
+_SILENCE = "UklGRjQAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YRAAAAAAAAAAAAAAAAAAAAAAAAAA"
+"""A WAV of one millisecond."""
+
+
+class Transcriptions(OpenAiDialect):
+    """The text of a clip.
+
+    Attributes:
+        task: Whisper's.
+    """
+
+    name, task = "openai_transcriptions", "transcribe"
+    forms = True
+    needed = "a form or a JSON object with 'file'"
+    table = _table(
         language=Parameter("language", _language),
         chunking_strategy=unsupported("clips are cut into pieces of 30 s", "auto"),
-    ),
-    "translate": _table(language=Parameter("language", _language), to_language=unsupported("it is English", "en")),
-}
-"""By Whisper's task."""
+    )
+    fields: Mapping[str, Shape] = {
+        "file": {**TEXT, "description": "The audio file: a form's file, or its base64 in JSON"},
+        **MODEL,
+    }
+    description = Description(
+        title="OpenAI transcription",
+        request="OpenAiTranscriptionRequest",
+        request_shape=request_shape(fields, table, "file"),
+        error=OpenAiError,
+        example={"model": "", "file": _SILENCE},
+        answer=Transcription | VerboseTranscription,
+        chunk=TranscriptDelta | TranscriptDone,
+        streams=(SSE_DONE.content_type,),
+        texts=True,
+    )
 
-_RELAX = {task: relaxed_by(PYDANTIC, table.shapes) for task, table in TABLES.items()}  # in a form all are texts
-
-FIELDS: Mapping[str, Shape] = {
-    "file": {**TEXT, "description": "The audio file: a form's file, or its base64 in JSON"},
-    **MODEL,
-}
-
-
-class Transcriptions(Dialect):
-    """The text of a clip; `task` is Whisper's: transcribe, or translate into English."""
-
-    errors = ERRORS
-    forms = True
-
-    def __init__(self, name: str, task: str) -> None:
-        self.name, self.task = name, task
-        self._read = FIELDS.keys() | TABLES[task].parameters.keys()
-
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        if not isinstance(body, dict):
-            raise InvalidPayload("the body must be a form or a JSON object with 'file'")
-        body = _RELAX[self.task](body)
-        _, adapter = read_model(body, context)
-        others = read_all(body, context, defaults={}, table=TABLES[self.task]).others
-        ignored = [*report_unknown(unknown_fields(body, self._read), body, context), *harmless(body, self._read)]
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        _, adapter = self.read_model(body, context)
+        others = read_all(body, context, defaults={}, table=self.table).others
+        ignored = self.ignored(body, context)
         source = _read_file(body.get("file"), context)
         form, timed = _form(others)
         asked = {"task": self.task, "language": others.get("language", ""), "prompt": others.get("words", "")}
@@ -333,6 +336,18 @@ class Transcriptions(Dialect):
         if others.get("stream"):
             return streaming((request,), TranscriptStream(self.errors), self.errors, ignored)
         return ParsedRequest([request], TranscriptReply(form, self.task, temperature), self.errors, ignored)
+
+
+class Translations(Transcriptions):
+    """The text of a clip in English."""
+
+    name, task = "openai_translations", "translate"
+    table = _table(language=Parameter("language", _language), to_language=unsupported("it is English", "en"))
+    description = Transcriptions.description._replace(
+        title="OpenAI translation",
+        request="OpenAiTranslationRequest",
+        request_shape=request_shape(Transcriptions.fields, table, "file"),
+    )
 
 
 def _form(others: Mapping[str, Any]) -> tuple[str, bool]:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.errors import InvalidParameter
 from handler.core.framing import JSON, JSON_TEXTS, SLOT, SSE_DONE, Framing, template
 from handler.core.text import Prompt
-from handler.core.values import Adapter, Finish, Request, Token, keep_last
+from handler.core.values import Finish, Request, Token, keep_last
 from handler.protocols.assistant.answer import AnswerForm, AnswerReader, answer_form
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
 from handler.protocols.assistant.template import read_template
-from handler.protocols.assistant.tools.request import FIELDS, Tools, choose_format, lay_out, read_tools
-from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
-from handler.protocols.kernel.dialect import Dialect, GenerationDefaults, ParsedRequest, ServerContext
+from handler.protocols.assistant.tools.request import TOOL_FIELDS, Tools, choose_format, lay_out, read_tools
+from handler.protocols.kernel.dialect import Description, GenerationDefaults, ParsedRequest, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.messages import MESSAGES, read_messages
-from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_sampled
+from handler.protocols.kernel.parameters import Parameter, ParsedParameters, Table, read_sampled, request_shape
 from handler.protocols.kernel.reply import PromptDocument, SequenceOutput
 from handler.protocols.kernel.schema import Shape
 from handler.protocols.openai.api import (
@@ -32,6 +30,7 @@ from handler.protocols.openai.api import (
     OpenAiChatChoice,
     OpenAiChatChunk,
     OpenAiChatPart,
+    OpenAiError,
     OpenAiMessagePart,
     StreamUsage,
     TokenLogprob,
@@ -44,16 +43,14 @@ from handler.protocols.openai.request import (
     STREAM,
     Choice,
     Head,
+    OpenAiDialect,
     Stream,
     Usage,
     WholeAnswer,
-    harmless,
     identity,
     names,
-    read_model,
     read_stream,
     streaming,
-    unknown_fields,
 )
 
 
@@ -372,42 +369,47 @@ def counted(chat: ParsedChat, errors: ErrorFormat, document: Callable[[int], Map
     return ParsedRequest((chat.request,), reply, errors, chat.ignored, take_prompt=reply.take)
 
 
-class OpenAiChat(Dialect):
+CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "Name the capital of France."}], "max_tokens": 16}
+"""A body of any dialect of chats, for the API's document."""
+
+
+class OpenAiChat(OpenAiDialect):
     """It samples unless `temperature` is 0.
 
     Subclasses change the fields and the format (`lmi/chat.py`), not the flow.
 
     Attributes:
-        table: the fields that set parameters.
-        fields: the others, with what they take.
         whole, stream: the framings of whole answers and of streams.
         refusal: `logprobs` has the field, as OpenAI's have.
     """
 
     name = "openai_chat"
-    errors: ErrorFormat = ERRORS
+    needed = "a JSON object with 'messages'"
     table = CHAT
-    fields: Mapping[str, Shape] = {"messages": MESSAGES, **MODEL, **STREAM, **FIELDS}
+    fields: Mapping[str, Shape] = {"messages": MESSAGES, **MODEL, **STREAM, **TOOL_FIELDS}
+    description = Description(
+        title="OpenAI chat",
+        request="OpenAiChatRequest",
+        request_shape=request_shape(fields, table, "messages"),
+        error=OpenAiError,
+        example={"model": "", **CHAT_EXAMPLE},
+        answer=OpenAiChatAnswer,
+        chunk=OpenAiChatChunk,
+        streams=(SSE_DONE.content_type,),
+    )
     format: type[ChatFormat] = ChatFormat
     whole: Framing = JSON
     stream: Framing = SSE_DONE
     refusal = True
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        if not isinstance(body, dict):
-            raise InvalidPayload("the body must be a JSON object with 'messages'")
-        body = self._relax()(body)
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         model, adapter = self.read_model(body, context)
         messages, media, unknown = read_messages(body.get("messages"), context)
         tools = read_tools(body, context)
         framing, usage = self.read_framing(body, context)
         parameters = self._read_parameters(body, tools, context)
         template, unread = read_template(parameters.others, messages, context)
-        ignored = [
-            *report_unknown([*unknown_fields(body, self._known), *unknown, *tools.unknown, *unread], body, context),
-            *harmless(body, self._known),
-            *tools.unheeded,
-        ]
+        ignored = [*self.ignored(body, context, *unknown, *tools.unknown, *unread), *tools.unheeded]
         prefix = messages[-1]["content"] if template.continue_final_message else None
         form = answer_form(tools, context, dict(template.arguments), prefix)
         sampling = form.sampling(parameters.sampling, context)
@@ -437,20 +439,6 @@ class OpenAiChat(Dialect):
         if for_tgi:
             usage = usage._replace(null=True)
         return self.answer(ParsedChat(request, head, format, framing, usage, ignored))
-
-    @functools.cached_property
-    def _known(self) -> frozenset[str]:
-        return frozenset(self.fields) | self.table.parameters.keys()
-
-    @classmethod
-    @functools.cache
-    def _relax(cls) -> Callable[[Any], Any]:
-        """Return what puts the body's numbers and flags right."""
-        return relaxed_by(PYDANTIC, {**cls.fields, **cls.table.shapes})
-
-    def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-        """Read the model's name for the answer, and the LoRA adapter."""
-        return read_model(body, context)
 
     def generation(self, context: ServerContext) -> GenerationDefaults:
         """Return the values of parameters that the client leaves out."""

@@ -1,24 +1,34 @@
-"""OpenAI's text completions at /v1/completions, with vLLM's and TGI's additions."""
+"""OpenAI's routes of plain texts: completions, with vLLM's and TGI's additions, and embeddings."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
+import base64
+import struct
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.errors import InvalidParameter
 from handler.core.framing import JSON, SSE_DONE, Framing
-from handler.core.values import Adapter, Delta, Finish, Request, Sampling, Token, keep_last
-from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply, ServerContext
+from handler.core.values import Delta, Finish, Pooling, Request, Sampling, Token, keep_last
+from handler.protocols.kernel.dialect import Description, ParsedRequest, Reply, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.parameters import read_sampled
-from handler.protocols.kernel.reply import PromptOnly, SequenceOutput
-from handler.protocols.kernel.schema import Shape
-from handler.protocols.kernel.texts import read_texts, text_of, texts_shape
+from handler.protocols.kernel.parameters import Parameter, Table, read_all, read_sampled, request_shape, unsupported
+from handler.protocols.kernel.readers import integer
+from handler.protocols.kernel.reply import PromptOnly, SequenceOutput, VectorReply, Vectors, json_of
+from handler.protocols.kernel.schema import Shape, accepts
+from handler.protocols.kernel.texts import (
+    VLLM_POOLING,
+    embedding_requests,
+    read_texts,
+    text_of,
+    texts_shape,
+    vllm_truncation,
+)
 from handler.protocols.openai.api import (
     ERRORS,
+    EmbeddingAnswer,
+    OpenAiError,
     OpenAiTextAnswer,
     OpenAiTextChoice,
     OpenAiTextChunk,
@@ -33,16 +43,14 @@ from handler.protocols.openai.request import (
     STREAM,
     Choice,
     Head,
+    OpenAiDialect,
     Stream,
     Usage,
     WholeAnswer,
-    harmless,
     identity,
     names,
-    read_model,
     read_stream,
     streaming,
-    unknown_fields,
 )
 
 
@@ -199,31 +207,37 @@ MAX_PROMPTS = 256
 MAX_SEQUENCES = 1024  # of all prompts together: more would hold the engine for one client
 
 _MAX_TOKENS = 16  # OpenAI's and vLLM's default
-FIELDS: Mapping[str, Shape] = {"prompt": texts_shape(MAX_PROMPTS), **MODEL, **STREAM}
+COMPLETION_EXAMPLE = {"prompt": "The capital of France is", "max_tokens": 8}
+"""A body of any dialect of completions, for the API's document."""
 
 
-class OpenAiCompletions(Dialect):
+class OpenAiCompletions(OpenAiDialect):
     """It samples unless `temperature` is 0.
 
     Subclasses change the fields and the framings (`lmi/asynchronous.py`), not the flow.
 
     Attributes:
-        table: the fields that set parameters.
-        fields: the others, with what they take.
         whole, stream: the framings of whole answers and of streams.
     """
 
     name = "openai_completions"
-    errors: ErrorFormat = ERRORS
+    needed = "a JSON object with 'prompt'"
     table = COMPLETIONS
-    fields: Mapping[str, Shape] = FIELDS
+    fields: Mapping[str, Shape] = {"prompt": texts_shape(MAX_PROMPTS), **MODEL, **STREAM}
+    description = Description(
+        title="OpenAI completions",
+        request="OpenAiCompletionRequest",
+        request_shape=request_shape(fields, table, "prompt"),
+        error=OpenAiError,
+        example={"model": "", **COMPLETION_EXAMPLE},
+        answer=OpenAiTextAnswer,
+        chunk=OpenAiTextChunk,
+        streams=(SSE_DONE.content_type,),
+    )
     whole: Framing = JSON
     stream: Framing = SSE_DONE
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        if not isinstance(body, dict):
-            raise InvalidPayload("the body must be a JSON object with 'prompt'")
-        body = self._relax()(body)
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         model, adapter = self.read_model(body, context)
         prompts = read_texts(body.get("prompt"), "prompt", MAX_PROMPTS, "prompts")
         stream, usage = read_stream(body, context)
@@ -233,7 +247,7 @@ class OpenAiCompletions(Dialect):
         parameters = read_sampled(
             body, able, generation=context.generation, max_new_tokens=_MAX_TOKENS, table=self.table
         )
-        ignored = [*report_unknown(unknown_fields(body, self._known), body, context), *harmless(body)]
+        ignored = self.ignored(body, context)
         sampling, echo = parameters.sampling, parameters.others.get("echo", False)
         logprobs = body.get("logprobs")
         _check(sampling, stream, prompt_only=prompt_only, echo=echo, scored=echo and logprobs is not None)
@@ -273,20 +287,6 @@ class OpenAiCompletions(Dialect):
             return streaming(requests, reply, self.errors, ignored, self.stream)
         return ParsedRequest(requests, reply, self.errors, ignored)
 
-    @functools.cached_property
-    def _known(self) -> frozenset[str]:
-        return frozenset(self.fields) | self.table.parameters.keys()
-
-    @classmethod
-    @functools.cache
-    def _relax(cls) -> Callable[[Any], Any]:
-        """Return what puts the body's numbers and flags right."""
-        return relaxed_by(PYDANTIC, {**cls.fields, **cls.table.shapes})
-
-    def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-        """Read the model's name for the answer, and the LoRA adapter."""
-        return read_model(body, context)
-
 
 def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, scored: bool) -> None:
     """Refuse what a stream cannot rank or order, and `max_tokens` 0 without an answer to give."""
@@ -315,3 +315,75 @@ def _with_prompt_logprobs(sampling: Sampling, logprobs: int, context: ServerCont
 def _with_support_for(context: ServerContext, field: str) -> ServerContext:
     """Return the context of an engine that supports `field`."""
     return replace(context, unsupported={name: why for name, why in context.unsupported.items() if name != field})
+
+
+# -- embeddings at /v1/embeddings --------------------------------------------------------------------------------------
+# With vLLM's additions (vllm/entrypoints/pooling/embed/protocol.py).
+
+
+@accepts(enum=["float", "base64"])
+def _encoding_format(value: Any) -> str:
+    if value not in ("float", "base64"):
+        raise ValueError("must be float or base64")
+    return str(value)
+
+
+class OpenAiEmbeddings(OpenAiDialect):
+    """A vector of length 1 for each text of `input`."""
+
+    name = "openai_embeddings"
+    needed = "a JSON object with 'input'"
+    table = Table(
+        {
+            "dimensions": Parameter("dimensions", integer(1)),
+            "encoding_format": Parameter("encoding_format", _encoding_format),
+            **VLLM_POOLING,
+            "add_special_tokens": unsupported("send token ids for a text without them", True),
+            "embed_dtype": unsupported("numbers have 32 bits", "float32"),
+            "endianness": unsupported("base64 is little-endian, as OpenAI's", "little", "native"),
+            "messages": unsupported("send texts as input", []),
+            "normalize": unsupported("write use_activation"),
+        }
+    )
+    fields: Mapping[str, Shape] = {"input": texts_shape(), **MODEL}
+    description = Description(
+        title="OpenAI embeddings",
+        request="OpenAiEmbeddingRequest",
+        request_shape=request_shape(fields, table, "input"),
+        error=OpenAiError,
+        example={"model": "", "input": ["What is deep learning?"]},
+        answer=EmbeddingAnswer,
+    )
+
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        model, adapter = self.read_model(body, context)
+        texts = read_texts(body.get("input"), "input")
+        others = read_all(body, context, defaults={}, table=self.table).others
+        ignored = self.ignored(body, context)
+        requests = embedding_requests(
+            texts,
+            "input",
+            Pooling("embed", others.get("dimensions"), others.get("normalize", context.config.normalize)),
+            context,
+            truncation=vllm_truncation(others),
+            adapter=adapter,
+            priority=others.get("priority", 0),
+        )
+        keep = base64_of if others.get("encoding_format") == "base64" else json_of
+
+        def render(vectors: Vectors, num_tokens: int) -> EmbeddingAnswer:
+            return {
+                "object": "list",
+                "data": [
+                    {"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)
+                ],
+                "model": model,
+                "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
+            }
+
+        return ParsedRequest(requests, VectorReply(len(requests), render, keep), self.errors, ignored)
+
+
+def base64_of(vector: Sequence[float]) -> str:
+    """Encode a vector as OpenAI does: its numbers of 32 bits, little-endian."""
+    return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

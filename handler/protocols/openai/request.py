@@ -1,18 +1,21 @@
-"""Readers that OpenAI's chat and text completions share."""
+"""OpenAI's conventions, which several dialects have: the reading of bodies; chunks and documents of choices."""
 
 from __future__ import annotations
 
+import functools
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from handler.core.errors import InvalidParameter, ModelNotFound
+from handler.core.errors import InvalidParameter, InvalidPayload, ModelNotFound
 from handler.core.framing import JSON, JSON_TEXTS, KEEP_ALIVE, NUMBER, SLOT, SSE_DONE, Framing, template
 from handler.core.media import new_digits
 from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, StructuredOutput, Token
 from handler.protocols.assistant.template import READERS as TEMPLATE_READERS
-from handler.protocols.kernel.dialect import ParsedRequest, Reply, ServerContext
+from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Reply, ServerContext
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.parameters import (
     MAX_TOP_TOKENS,
@@ -435,11 +438,6 @@ def _find(name: str, context: ServerContext) -> Adapter | None:
     return None if context.no_adapters else context.adapters.find(name)
 
 
-def harmless(body: Mapping[str, Any], read: Collection[str] = ()) -> list[str]:
-    """List the names in HARMLESS that the body has a value for, but those that are read."""
-    return [name for name, value in body.items() if name in HARMLESS and name not in read and value is not None]
-
-
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 """`include_obfuscation` has no effect: this server pads no chunk."""
 
@@ -517,3 +515,65 @@ def streaming(
     """Return the request of a stream. Only server-sent events have comments, which keep a connection open."""
     keep_alive = KEEP_ALIVE if framing.content_type == SSE_DONE.content_type else b""
     return ParsedRequest(requests, reply, errors, ignored, streams=True, keep_alive=keep_alive)
+
+
+class OpenAiDialect(Dialect):
+    """A dialect with OpenAI's conventions: parameters and `model` at the top level, read as laxly as vLLM does.
+
+    Attributes:
+        table: the fields that set parameters.
+        fields: the others, with what they take.
+        needed: what a body must be.
+        harmless: names that change no answer; empty: those in HARMLESS that are not read.
+        accepted: names that are read elsewhere, or that say nothing.
+    """
+
+    errors: ErrorFormat = ERRORS
+    table: Table
+    fields: Mapping[str, Shape]
+    needed: str
+    harmless: frozenset[str] = frozenset()
+    accepted: frozenset[str] = frozenset()
+
+    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
+        if not isinstance(body, dict):
+            raise InvalidPayload(f"the body must be {self.needed}")
+        return self.read(self._relax()(body), context)
+
+    @abstractmethod
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        """Read a body whose numbers and flags have been put right."""
+
+    def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
+        """Read the model's name for the answer, and the LoRA adapter."""
+        return read_model(body, context)
+
+    def ignored(self, body: Mapping[str, Any], context: ServerContext, *unknown: str) -> list[str]:
+        """List the names without effect: those that nobody knows, with others as `unknown`, and the harmless ones."""
+        return [*self.unknown(body, context, *unknown), *self.no_effect(body)]
+
+    def unknown(self, body: Mapping[str, Any], context: ServerContext, *others: str) -> list[str]:
+        """List the names that nobody knows, with others; null means absent."""
+        known = self._known() | self._harmless()
+        names = [name for name, value in body.items() if value is not None and name not in known]
+        return report_unknown([*names, *others], body, context)
+
+    def no_effect(self, body: Mapping[str, Any]) -> list[str]:
+        """List the harmless names that the body has a value for."""
+        harmless = self._harmless()
+        return [name for name, value in body.items() if value is not None and name in harmless]
+
+    @classmethod
+    @functools.cache
+    def _known(cls) -> frozenset[str]:
+        return cls.accepted | cls.fields.keys() | cls.table.parameters.keys()
+
+    @classmethod
+    @functools.cache
+    def _harmless(cls) -> frozenset[str]:
+        return cls.harmless or HARMLESS - cls._known()
+
+    @classmethod
+    @functools.cache
+    def _relax(cls) -> Callable[[Any], Any]:
+        return relaxed_by(PYDANTIC, {**cls.fields, **cls.table.shapes})

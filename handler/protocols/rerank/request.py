@@ -12,9 +12,8 @@ from handler.core.errors import InvalidPayload
 from handler.core.framing import encoded
 from handler.core.media import new_uuid
 from handler.core.values import Pooling, Truncation
-from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
-from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
+from handler.protocols.kernel.dialect import Description, ParsedRequest, ServerContext
+from handler.protocols.kernel.parameters import Parameter, Table, read_all, request_shape, unsupported
 from handler.protocols.kernel.readers import boolean, integer
 from handler.protocols.kernel.reply import VectorReply, Vectors
 from handler.protocols.kernel.schema import Shape, accepts, record
@@ -27,8 +26,8 @@ from handler.protocols.kernel.texts import (
     text_list,
     vllm_truncation,
 )
-from handler.protocols.openai.request import MODEL, harmless, read_model, unknown_fields
-from handler.protocols.rerank.api import ERRORS, RankedDocument, RerankAnswer
+from handler.protocols.openai.request import MODEL, OpenAiDialect
+from handler.protocols.rerank.api import ERRORS, RankedDocument, RerankAnswer, RerankError
 
 
 @accepts(type="integer", minimum=0)
@@ -62,34 +61,43 @@ FIELDS: Mapping[str, Shape] = {
     "documents": {"anyOf": [NON_EMPTY, text_list({"anyOf": [NON_EMPTY, record({"text": NON_EMPTY})]})]},
     **MODEL,
 }
-_READ = FIELDS.keys() | TABLE.parameters.keys()
-_relax = relaxed_by(PYDANTIC, {**FIELDS, **TABLE.shapes})
+
+_DESCRIPTION = Description(
+    title="",
+    request="RerankRequest",
+    request_shape=request_shape(FIELDS, TABLE, "query", "documents"),
+    error=RerankError,
+    example={"model": "", "query": "What is deep learning?", "documents": ["A cheese", "A kind of machine learning"]},
+    answer=RerankAnswer,
+)
 
 
-class Rerank(Dialect):
+class Rerank(OpenAiDialect):
     """The documents by their relevance to the query.
 
     Args:
+        title: of the version.
         return_documents: unless the body says; vLLM and Jina do, Cohere's second version does not.
         truncation: of a pair with too many tokens, unless the body says; Cohere's second version cuts documents off.
     """
 
     errors = ERRORS
+    needed = "a JSON object with 'query' and 'documents'"
+    table = TABLE
+    fields = FIELDS
 
-    def __init__(self, name: str, *, return_documents: bool, truncation: Truncation | None) -> None:
+    def __init__(self, name: str, title: str, *, return_documents: bool, truncation: Truncation | None) -> None:
         self.name = name
+        self.description = _DESCRIPTION._replace(title=title)
         self._return_documents = return_documents
         self._truncation = truncation
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        if not isinstance(body, dict):
-            raise InvalidPayload("the body must be a JSON object with 'query' and 'documents'")
-        body = _relax(body)
-        model, adapter = read_model(body, context)
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        model, adapter = self.read_model(body, context)
         query = read_string(body.get("query"), "query")
         documents = _read_documents(body.get("documents"))
         others = read_all(body, context, defaults={}, table=TABLE).others
-        ignored = [*report_unknown(unknown_fields(body, _READ), body, context), *harmless(body)]
+        ignored = self.ignored(body, context)
         requests = score_requests(
             query,
             [document["text"] for document in documents],

@@ -11,14 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload, NotKept
-from handler.core.framing import JSON
+from handler.core.framing import JSON, SSE
 from handler.core.media import MediaSource
 from handler.core.values import StructuredOutput
 from handler.protocols.assistant.template import EFFORTS
-from handler.protocols.assistant.tools.request import FIELDS
-from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
+from handler.protocols.assistant.tools.request import TOOL_FIELDS
 from handler.protocols.kernel.dialect import (
-    Dialect,
+    Description,
     Keeper,
     Keeping,
     ParsedRequest,
@@ -27,14 +26,36 @@ from handler.protocols.kernel.dialect import (
     kept_items,
     too_long,
 )
-from handler.protocols.kernel.messages import MAX_ARGUMENTS, Chat, PartReader, add_to_turn, join_turns, read_arguments
-from handler.protocols.kernel.parameters import Parameter, Table, named, unsupported
-from handler.protocols.kernel.readers import Named, integer, response_format, show, string
+from handler.protocols.kernel.messages import (
+    MAX_ARGUMENTS,
+    Chat,
+    PartReader,
+    add_to_turn,
+    join_turns,
+    read_arguments,
+    string_at,
+)
+from handler.protocols.kernel.parameters import Parameter, Table, named, request_shape, unsupported
+from handler.protocols.kernel.readers import (
+    Named,
+    integer,
+    response_format,
+    show,
+    string,
+)
 from handler.protocols.kernel.schema import FLAG, TEXT, Shape, accepts, listing, nullable, record
-from handler.protocols.openai.api import ERRORS
+from handler.protocols.openai.api import OpenAiError
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
-from handler.protocols.openai.request import CHAT, streaming
-from handler.protocols.responses.api import DeletedResponse, ResponseHead, ResponseItems, ResponseStart, ResponseTokens
+from handler.protocols.openai.request import CHAT, OpenAiDialect, streaming
+from handler.protocols.responses.api import (
+    DeletedResponse,
+    OpenAiResponse,
+    OpenAiResponseEvent,
+    ResponseHead,
+    ResponseItems,
+    ResponseStart,
+    ResponseTokens,
+)
 from handler.protocols.responses.response import (
     NUM_STATES,
     ResponseDocument,
@@ -269,7 +290,7 @@ class InputReader:
 
     def _output(self, item: Mapping[str, Any], at: str) -> None:
         """Read the output of a call. Its images wait for the outputs beside it."""
-        id = _string(item, "call_id", at)
+        id = string_at(item.get("call_id"), f"{at}.call_id")
         if id not in self._calls:
             raise InvalidPayload(f"{at}.call_id={show(id)}: no function_call before it has this id")
         parts = self._parts.read(item.get("output"), f"{at}.output", media=True)
@@ -287,8 +308,11 @@ class InputReader:
         return "\n".join([part for part in self._parts.read(content, at, media=False) if isinstance(part, str)])
 
     def _call(self, item: Mapping[str, Any], at: str) -> dict[str, Any]:
-        id, arguments = _string(item, "call_id", at), _string(item, "arguments", at)
-        name = full_name(item.get("namespace"), _string(item, "name", at))
+        id, arguments = (
+            string_at(item.get("call_id"), f"{at}.call_id"),
+            string_at(item.get("arguments"), f"{at}.arguments"),
+        )
+        name = full_name(item.get("namespace"), string_at(item.get("name"), f"{at}.name"))
         if len(arguments) > MAX_ARGUMENTS:
             raise InvalidPayload(f"{at}.arguments has {len(arguments)} characters; at most {MAX_ARGUMENTS}")
         value = read_arguments(arguments, "input[].arguments", self.unknown)
@@ -328,19 +352,13 @@ def _implied_type(item: Mapping[str, Any]) -> str:
     return "item_reference" if "id" in item and item.keys() <= {"id", "type"} else "message"
 
 
-def _string(value: Mapping[str, Any], name: str, at: str) -> str:
-    if not isinstance(found := value.get(name), str):
-        raise InvalidPayload(f"{at}.{name} must be a string")
-    return found
-
-
 # -- a response's `tools` and `tool_choice` as those of a chat ---------------------------------------------------------
 
 
 _HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer", "tool_search")
 """How the types of tools begin that run at OpenAI."""
 
-_READ_OF_TOOLS: Mapping[str, Shape] = {
+_TOOL_FIELDS: Mapping[str, Shape] = {
     "type": {"enum": ["function", "namespace"]},
     "name": TEXT,
     "description": nullable(TEXT),
@@ -348,8 +366,8 @@ _READ_OF_TOOLS: Mapping[str, Shape] = {
     "strict": nullable(FLAG),
 }
 TOOLS: Mapping[str, Shape] = {
-    "tools": nullable(listing({**record(_READ_OF_TOOLS), "required": ["type", "name"]})),
-    "tool_choice": FIELDS["tool_choice"],
+    "tools": nullable(listing({**record(_TOOL_FIELDS), "required": ["type", "name"]})),
+    "tool_choice": TOOL_FIELDS["tool_choice"],
 }
 """What `ToolsReader` and `read_choice` read."""
 
@@ -393,7 +411,7 @@ class ToolsReader:
         if namespace and isinstance(name, str):
             self.namespaces[full_name(namespace, name)] = (namespace, name)
             name = full_name(namespace, name)
-        others = {key: item for key, item in tool.items() if key not in _READ_OF_TOOLS and item not in (None, False)}
+        others = {key: item for key, item in tool.items() if key not in _TOOL_FIELDS and item not in (None, False)}
         function = {"name": name, "description": tool.get("description"), "parameters": tool.get("parameters")}
         function |= {"strict": tool["strict"]} if "strict" in tool else {}
         self.tools.append({"type": "function", "function": {**others, **function}})
@@ -547,7 +565,7 @@ _SAME = (TABLE.parameters.keys() - _OWN.keys()) | _OF_CHAT.keys()
 _WORDS = {"].function.": "].", "reasoning_effort": "reasoning.effort", "messages[].reasoning": "input[].reasoning"}
 _REASONING: Mapping[str, Shape] = {"effort": {"enum": [*EFFORTS, None]}, "summary": {}, "generate_summary": {}}
 
-RESPONSE_FIELDS: Mapping[str, Shape] = {
+FIELDS: Mapping[str, Shape] = {
     **INPUT,
     **_OF_CHAT,
     **TOOLS,
@@ -556,26 +574,43 @@ RESPONSE_FIELDS: Mapping[str, Shape] = {
 _UNHEEDED = "tools[].function.strict"
 """How the chat's reader says that nothing enforces the tools' schemas."""
 
-_READ = RESPONSE_FIELDS.keys() | TABLE.parameters.keys() | NO_EFFECT
-_relax = relaxed_by(PYDANTIC, {**RESPONSE_FIELDS, **TABLE.shapes})
+_WITHOUT_STORE = request_shape(FIELDS, TABLE, "input")
 
 
-class OpenAiResponses(Dialect):
+def _body(context: ServerContext) -> Shape:
+    """Return the schema of a body, with what is read only where responses are stored."""
+    shape = _WITHOUT_STORE(context)
+    if not context.config.stores_responses:
+        return shape
+    stored = {"store": nullable(FLAG), "previous_response_id": nullable(TEXT)}
+    reference = {"anyOf": [record({"id": TEXT}), *shape["properties"]["input"]["anyOf"]]}
+    return {**shape, "properties": {**shape["properties"], **stored, "input": reference}}
+
+
+class OpenAiResponses(OpenAiDialect):
     """It samples unless `temperature` is 0. An answer without a limit fills the model's context."""
 
     name = "openai_responses"
-    errors = ERRORS
+    needed = "a JSON object with 'input'"
+    table, fields, harmless = TABLE, FIELDS, NO_EFFECT
+    description = Description(
+        title="OpenAI responses",
+        request="OpenAiResponsesRequest",
+        request_shape=_body,
+        error=OpenAiError,
+        example={"model": "", "input": "Name the capital of France.", "max_output_tokens": 16},
+        answer=OpenAiResponse,
+        chunk=OpenAiResponseEvent,
+        streams=(SSE.content_type,),
+    )
 
     def wanted(self, body: Any) -> Wanted | None:
-        return read_wanted(_relax(body), keeps=True)
+        return read_wanted(self._relax()(body), keeps=True)
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        return self._parse(body, context, _Chat)
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        return self._translate(body, context, _Chat)
 
-    def _parse(self, body: Any, context: ServerContext, chat: type[_Chat]) -> ParsedRequest:
-        if not isinstance(body, dict):
-            raise InvalidPayload("the body must be a JSON object with 'input'")
-        body = _relax(body)
+    def _translate(self, body: Mapping[str, Any], context: ServerContext, chat: type[_Chat]) -> ParsedRequest:
         for name, own in _OWN.items():
             if body.get(name) is not None:
                 raise InvalidParameter(f"{name}: is not supported: write {own}")
@@ -590,28 +625,34 @@ class OpenAiResponses(Dialect):
             "tool_choice": read_choice(body.get("tool_choice"), tools.tools),
             "reasoning_effort": effort,
         }
-        unknown = [name for name in body if name not in _READ and body[name] is not None]
-        ignored = report_unknown([*unknown, *reader.unknown], body, context)
+        ignored = self.unknown(body, context, *reader.unknown)
         try:
             head = read_head(body, context.generation, store=keeps)
             keeping = make_keeping(context.keeper, head, reader.items) if context.keeper and keeps else None
             parsed = chat(head, tools.namespaces, keeping).parse(translated, context)
         except (InvalidParameter, InvalidPayload) as error:
             raise type(error)(_in_own_words(error.message)) from None
-        no_effect = [name for name in body if name in NO_EFFECT and body[name] is not None]
-        return parsed._replace(ignored=[*ignored, *map(_in_own_words, parsed.ignored), *no_effect])
+        return parsed._replace(ignored=[*ignored, *map(_in_own_words, parsed.ignored), *self.no_effect(body)])
 
 
 class ResponsesCount(OpenAiResponses):
     """The tokens of the same prompt; what shapes an answer is checked and has no effect."""
 
     name = "openai_responses_count"
+    description = Description(
+        title="OpenAI response's token count",
+        request="OpenAiResponsesCountRequest",
+        request_shape=_body,
+        error=OpenAiError,
+        example={"model": "", "input": "Name the capital of France."},
+        answer=ResponseTokens,
+    )
 
     def wanted(self, body: Any) -> Wanted | None:
         return read_wanted(body, keeps=False)
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        return self._parse(body, context, _CountedChat)
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        return self._translate(body, context, _CountedChat)
 
 
 class _Chat(OpenAiChat):

@@ -9,9 +9,9 @@ from typing import Any
 from handler.core.errors import InvalidPayload
 from handler.core.values import FieldNames, Pooling, Request, Truncation
 from handler.protocols.kernel.body import report_unknown
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext, Timing
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, RequestShape, ServerContext, Timing
 from handler.protocols.kernel.errors import ErrorFormat, Headers
-from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
+from handler.protocols.kernel.parameters import Parameter, Table, parameters, read_all, request_shape, unsupported
 from handler.protocols.kernel.readers import boolean, integer, string
 from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
 from handler.protocols.kernel.schema import Shape, listing, record
@@ -28,7 +28,7 @@ from handler.protocols.kernel.texts import (
     texts_shape,
     truncation_side,
 )
-from handler.protocols.tei.api import ERRORS, TeiPrediction, TeiRank
+from handler.protocols.tei.api import ERRORS, TeiError, TeiPrediction, TeiRank, TeiVectors
 
 _TRUNCATION: Mapping[str, Parameter] = {
     "truncate": Parameter("truncate", boolean),
@@ -60,6 +60,16 @@ SIMILARITY = Table({**_TRUNCATION, "prompt_name": _PROMPT_NAME}, "parameters.")
 SENTENCES: Shape = record({"source_sentence": NON_EMPTY, "sentences": text_list(NON_EMPTY)})
 
 _PAIR: Shape = listing(NON_EMPTY, minItems=1, maxItems=2)
+
+
+def nested_request(fields: Mapping[str, Shape], table: Table) -> RequestShape:
+    """Make the schema of a body with its parameters under `parameters`."""
+
+    def shape(context: ServerContext) -> Shape:
+        more = {**record({}, parameters(table.parameters, context)), **fields["parameters"]}
+        return record({"inputs": fields["inputs"]}, {"parameters": more})
+
+    return shape
 
 
 class Tei(Dialect):
@@ -109,6 +119,14 @@ class TeiSimilarity(Tei):
     name = "tei_similarity"
     table = SIMILARITY
     fields: Mapping[str, Shape] = {"inputs": SENTENCES, "parameters": {"type": ["object", "null"]}}
+    description = Description(
+        title="TEI similarity",
+        request="TeiSimilarityRequest",
+        request_shape=nested_request(fields, table),
+        error=TeiError,
+        example={"inputs": {"source_sentence": "A cat", "sentences": ["A kitten", "A car"]}},
+        answer=list[float],
+    )
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         inputs, parameters = body.get("inputs"), body.get("parameters")
@@ -140,6 +158,14 @@ class TeiEmbed(Tei):
     name = "tei_embed"
     table = EMBED
     fields: Mapping[str, Shape] = {"inputs": {"anyOf": [*texts_shape()["anyOf"], SENTENCES]}}
+    description = Description(
+        title="TEI embed",
+        request="TeiEmbedRequest",
+        request_shape=request_shape(fields, table, *fields),
+        error=TeiError,
+        example={"inputs": "What is deep learning?", "normalize": True},
+        answer=TeiVectors | list[float],
+    )
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if isinstance(body, dict) and isinstance(body.get("inputs"), dict):
@@ -166,6 +192,14 @@ class TeiRerank(Tei):
     name = "tei_rerank"
     table = RERANK
     fields: Mapping[str, Shape] = {"query": NON_EMPTY, "texts": text_list(NON_EMPTY)}
+    description = Description(
+        title="TEI rerank",
+        request="TeiRerankRequest",
+        request_shape=request_shape(fields, table, *fields),
+        error=TeiError,
+        example={"query": "What is deep learning?", "texts": ["A cheese", "A kind of machine learning"]},
+        answer=list[TeiRank],
+    )
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         others, truncation = self.parameters(body, context)
@@ -190,6 +224,14 @@ class TeiPredict(Tei):
     name = "tei_predict"
     table = PREDICT
     fields: Mapping[str, Shape] = {"inputs": {"anyOf": [NON_EMPTY, _PAIR, text_list(_PAIR)]}}
+    description = Description(
+        title="TEI predict",
+        request="TeiPredictRequest",
+        request_shape=request_shape(fields, table, *fields),
+        error=TeiError,
+        example={"inputs": "I like you."},
+        answer=list[TeiPrediction] | list[list[TeiPrediction]],
+    )
 
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
         others, truncation = self.parameters(body, context)

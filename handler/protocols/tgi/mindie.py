@@ -7,23 +7,26 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from handler.core.framing import JSON_TEXTS, SSE, TOKEN_SLOTS, Framing
 from handler.core.values import Request, Token, keep_last
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext, TokenLine
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext, TokenLine
 from handler.protocols.kernel.parameters import Parameter, Table, named, read_all
 from handler.protocols.kernel.readers import integer
 from handler.protocols.kernel.tensors import TensorValues
+from handler.protocols.lmi.request import EXAMPLE
 from handler.protocols.lmi.response import StreamEnd, StreamReply, WholeOutput, line_template
-from handler.protocols.tgi.api import MindieAnswer, MindieDetails, MindieErrors, MindieEvent, MindieToken
+from handler.protocols.tgi.api import MindieAnswer, MindieDetails, MindieError, MindieErrors, MindieEvent, MindieToken
 from handler.protocols.tgi.native import (
-    DEFAULTS,
     PARAMETERS,
+    TGI_DEFAULTS,
     TOP_LEVEL,
     Body,
     Document,
     Kind,
+    body_shape,
     check_sampling,
     check_truncate,
     read_body,
@@ -70,6 +73,16 @@ class Mindie(Dialect):
 
     name = "mindie"
     errors = MindieErrors()
+    description = Description(
+        title="MindIE",
+        request="MindieRequest",
+        request_shape=partial(body_shape, MINDIE_TOP_LEVEL, KINDS, maxLength=MAX_CHARACTERS),
+        error=MindieError,
+        example=EXAMPLE,
+        answer=MindieAnswer,
+        chunk=MindieEvent,
+        streams=(SSE.content_type,),
+    )
     special_in_text = False
     unique_keys = True
 
@@ -165,7 +178,7 @@ def _check_limits(read: Body, context: ServerContext) -> None:
 
 def _request(read: Body, context: ServerContext) -> Request:
     given = {name: value for name, value in read.parameters.items() if (name, value) != ("adapter_id", "None")}
-    parameters = read_all(given, context, defaults={**DEFAULTS, "max_new_tokens": 20}, table=TABLE)
+    parameters = read_all(given, context, defaults={**TGI_DEFAULTS, "max_new_tokens": 20}, table=TABLE)
     seed = parameters.sampling.seed or random.randrange(1, 1 << 53)  # every answer names one
     return Request(
         prompt=read.inputs,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter
@@ -14,13 +15,15 @@ from handler.core.values import Finish, Request, keep_last
 from handler.protocols.assistant.template import READERS, read_template
 from handler.protocols.assistant.tools.request import choose_format, lay_out
 from handler.protocols.kernel.body import report_unknown
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext, Timing
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext, Timing
 from handler.protocols.kernel.errors import Headers
 from handler.protocols.kernel.messages import read_messages
 from handler.protocols.kernel.parameters import ANY, SAMPLING_DEFAULTS, Parameter, Table, named, read_all
 from handler.protocols.kernel.readers import integer, show, tgi_grammar
 from handler.protocols.kernel.reply import PromptDocument, SequenceOutput, list_parts
+from handler.protocols.kernel.schema import Shape, nullable, record
 from handler.protocols.kernel.tensors import TensorValues
+from handler.protocols.lmi.request import EXAMPLE
 from handler.protocols.lmi.response import DocumentReply, StreamReply, WholeOutput
 from handler.protocols.openai.request import CHAT, HARMLESS
 from handler.protocols.tgi.api import (
@@ -28,7 +31,10 @@ from handler.protocols.tgi.api import (
     OutOfRange,
     TgiAnswer,
     TgiDetails,
+    TgiError,
     TgiErrors,
+    TgiEvent,
+    TgiList,
     TgiOthers,
     TgiOutput,
     TgiPiece,
@@ -254,7 +260,7 @@ TABLE = Table(
 )
 """The parameters that shape the answer, once their types and ranges have passed TGI's checks."""
 
-DEFAULTS = {"include_stop": True, "skip_special_tokens": False}
+TGI_DEFAULTS = {"include_stop": True, "skip_special_tokens": False}
 """Tokens show special tokens, and stop strings match them; the whole text has none."""
 
 
@@ -269,6 +275,40 @@ class Document(DocumentReply):
 
     def has_begun(self) -> bool:
         return any(sequence.tokens for sequence in self._sequences)
+
+
+_SETS = {"grammar": "structured_output", "top_n_tokens": "top_logprobs", "decoder_input_details": "prompt_logprobs"}
+"""TGI's name -> the Sampling field, where they differ."""
+
+
+def _shapes(kinds: Mapping[str, Kind], context: ServerContext) -> dict[str, Shape]:
+    shapes = {}
+    for name, kind in kinds.items():
+        shape = dict(kind.schema)
+        if why := context.unsupported.get(_SETS.get(name, name)):
+            shape["description"] = f"Refused: the engine {context.engine} lacks it: {why}"
+        shapes[name] = nullable(shape) if kind.null else shape
+    return shapes
+
+
+def body_shape(
+    top_level: Mapping[str, Kind], kinds: Mapping[str, Kind], context: ServerContext, **inputs: int
+) -> Shape:
+    """Return the schema of a body; `inputs` are its bounds."""
+    fields = _shapes(top_level, context)
+    text = {**fields.pop("inputs"), "minLength": 1, **inputs}
+    return record(
+        {"inputs": text}, {**fields, "parameters": {**fields["parameters"], "properties": _shapes(kinds, context)}}
+    )
+
+
+_DESCRIPTION = Description(
+    title="TGI",
+    request="TgiGenerateRequest",
+    request_shape=partial(body_shape, TOP_LEVEL, PARAMETERS),
+    error=TgiError,
+    example=EXAMPLE,
+)
 
 
 class Tgi(TgiFormat, Dialect):
@@ -291,6 +331,11 @@ class Tgi(TgiFormat, Dialect):
         self._streams = streams
         self._full_text = full_text
         self.errors = TgiErrors(streams=bool(streams))
+        self.description = _DESCRIPTION._replace(
+            answer=None if streams else TgiList if array else TgiAnswer,
+            chunk=None if streams is False else TgiEvent,
+            streams=() if streams is False else (SSE.content_type,),
+        )
 
     # -- reading -------------------------------------------------------------------------------------------------
 
@@ -318,7 +363,7 @@ class Tgi(TgiFormat, Dialect):
         return self.errors
 
     def _request(self, read: Body, given: Mapping[str, Any], context: ServerContext) -> Request:
-        parameters = read_all(given, context, defaults={**DEFAULTS, "max_new_tokens": ANY}, table=TABLE)
+        parameters = read_all(given, context, defaults={**TGI_DEFAULTS, "max_new_tokens": ANY}, table=TABLE)
         sampling = parameters.sampling.with_seed()
         return Request(
             prompt=read.inputs,

@@ -23,6 +23,7 @@ from handler.protocols.tgi.api import (
     TgiError,
     TgiEvent,
     TgiInputs,
+    TgiList,
     TgiOthers,
     TgiPromptToken,
     TgiSequence,
@@ -172,6 +173,15 @@ class TgiCompat(Lmi):
 
     name = "tgi_compat"
     errors = TgiCompatErrors()
+    description = Lmi.description._replace(
+        title="TGI_COMPAT",
+        error=TgiError,
+        answer=TgiList,
+        chunk=TgiEvent,
+        failure=TgiError,
+        streams=(SSE.content_type,),
+        refuses_in_frame=False,
+    )
     format = TgiCompatFormat()
     stream_framing = SSE
     defaults: Mapping[str, Any] = MappingProxyType({"include_stop": True})

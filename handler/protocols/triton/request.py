@@ -10,15 +10,16 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.framing import loads
+from handler.core.framing import SSE, loads
 from handler.core.values import Adapter, FieldNames, Request, Sampling, StructuredOutput
 from handler.protocols.kernel.body import report_unknown
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import (
     PARAMETERS,
     Parameter,
     ParsedParameters,
     Table,
+    parameters,
     read_all,
     top_k,
     unsupported,
@@ -36,10 +37,18 @@ from handler.protocols.kernel.readers import (
     string,
     strings,
 )
-from handler.protocols.kernel.schema import accepts
+from handler.protocols.kernel.schema import TEXT, Shape, accepts, listing, record
 from handler.protocols.kernel.tensors import TENSORS, one_of, plain_or_tensor, select_tensors, single
 from handler.protocols.openai.request import structured_outputs
-from handler.protocols.triton.api import ERRORS, EVENTS, OneResponse, TritonErrors, TritonHead
+from handler.protocols.triton.api import (
+    ERRORS,
+    EVENTS,
+    OneResponse,
+    TritonError,
+    TritonErrors,
+    TritonHead,
+    TritonResponse,
+)
 from handler.protocols.triton.response import ResponseOptions, ResponseReply, StreamReply
 
 # The inputs of Triton's generate extension: the names of TensorRT-LLM's Triton backend, and the fields that they set.
@@ -357,6 +366,18 @@ class Route(Enum):
     SHAPE = "shape"
 
 
+def _body(context: ServerContext) -> Shape:
+    """Return the schema of a body."""
+    inputs = {
+        name: {"anyOf": [shape, TEXT]} if INPUTS[name].datatype in TEXTS else shape
+        for name, shape in parameters(TABLE.parameters, context).items()
+    }
+    text = {PROMPT: {"anyOf": [TEXT, listing(TEXT, minItems=1, maxItems=1)]}}
+    return record(
+        {}, {**text, "id": TEXT, "parameters": {"type": "object", "properties": {**text, **inputs}}, **inputs}
+    )
+
+
 class Triton(Dialect):
     """`/generate`, `/generate_stream`, and bodies with `text_input` on other routes."""
 
@@ -367,6 +388,17 @@ class Triton(Dialect):
     def __init__(self, route: Route) -> None:
         self.name = f"triton_{route.value}"
         self._route = route
+        self.description = Description(
+            title="Triton",
+            request="TritonRequest",
+            request_shape=_body,
+            error=TritonError,
+            example={"text_input": "The capital of France is", "max_tokens": 8, "exclude_input_in_output": True},
+            # With status 200 Triton also reports that a model gives more responses than the route can.
+            answer=None if route is Route.STREAM else TritonResponse | TritonError,
+            chunk=None if route is Route.GENERATE else TritonResponse,
+            streams=() if route is Route.GENERATE else (SSE.content_type,),
+        )
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not isinstance(body, dict):

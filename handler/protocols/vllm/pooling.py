@@ -1,60 +1,59 @@
-"""vLLM's /pooling and /classify: numbers of texts (vllm/entrypoints/pooling/pooling and classify, protocol.py)."""
+"""vLLM's numbers of texts: /pooling, /classify and /score (vllm/entrypoints/pooling/*/protocol.py)."""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.media import new_uuid
-from handler.core.values import Pooling, Task
-from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
-from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
-from handler.protocols.kernel.parameters import Parameter, Table, read_all, unsupported
+from handler.core.values import FieldNames, Pooling, Request, Task
+from handler.protocols.kernel.dialect import Description, ParsedRequest, ServerContext
+from handler.protocols.kernel.parameters import Parameter, Table, read_all, request_shape, unsupported
 from handler.protocols.kernel.readers import show, string
 from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
 from handler.protocols.kernel.schema import Shape
-from handler.protocols.kernel.texts import VLLM_POOLING, embedding_requests, read_texts, texts_shape, vllm_truncation
-from handler.protocols.openai import embeddings
-from handler.protocols.openai.request import MODEL, harmless, read_model, unknown_fields
-from handler.protocols.vllm.api import ERRORS, VllmLabels, VllmPooled, VllmUsage
+from handler.protocols.kernel.texts import (
+    MAX_QUERIES,
+    MAX_TEXTS,
+    NON_EMPTY,
+    VLLM_POOLING,
+    TooManyTexts,
+    embedding_requests,
+    read_list,
+    read_string,
+    read_texts,
+    text_list,
+    texts_shape,
+    vllm_truncation,
+)
+from handler.protocols.openai.completions import OpenAiEmbeddings, base64_of
+from handler.protocols.openai.request import MODEL, OpenAiDialect
+from handler.protocols.rerank import request as rerank
+from handler.protocols.vllm.api import ERRORS, VllmError, VllmLabels, VllmPooled, VllmScore, VllmScores, VllmUsage
 
 _OF_TEXTS = {
     **VLLM_POOLING,
-    **{name: embeddings.TABLE.parameters[name] for name in ("add_special_tokens", "messages")},
+    **{name: OpenAiEmbeddings.table.parameters[name] for name in ("add_special_tokens", "messages")},
 }
-CLASSIFY = Table(_OF_TEXTS)
-POOLING = Table(
-    {
-        **_OF_TEXTS,
-        **{name: embeddings.TABLE.parameters[name] for name in ("encoding_format", "embed_dtype", "endianness")},
-        "dimensions": unsupported("call /v1/embeddings"),
-        "task": Parameter("task", string),
-        "data": unsupported("the engines have no plugins that read it; send texts as input"),
-    }
-)
-FIELDS: Mapping[str, Shape] = {"input": texts_shape(), **MODEL}
-
-_relax = relaxed_by(PYDANTIC, {**FIELDS, **POOLING.shapes})
+_OF_ENCODING = ("encoding_format", "embed_dtype", "endianness")
 _OF_TOKENS = ("token_embed", "token_classify")
 
 
-class VllmNumbers(Dialect):
+class VllmNumbers(OpenAiDialect):
     """Numbers of each text of `input`."""
 
     errors = ERRORS
-    table: Table
+    needed = "a JSON object with 'input'"
+    fields: Mapping[str, Shape] = {"input": texts_shape(), **MODEL}
 
-    def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        if not isinstance(body, dict):
-            raise InvalidPayload("the body must be a JSON object with 'input'")
-        body = _relax(body)
-        model, adapter = read_model(body, context)
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        model, adapter = self.read_model(body, context)
         others = read_all(body, context, defaults={}, table=self.table).others
         texts = read_texts(body.get("input"), "input")
-        read = FIELDS.keys() | self.table.parameters.keys()
-        ignored = [*report_unknown(unknown_fields(body, read), body, context), *harmless(body)]
+        ignored = self.ignored(body, context)
         task = _task(context)
         normalize = others.get("normalize", task == "classify" or context.config.normalize)
         requests = embedding_requests(
@@ -77,7 +76,15 @@ class VllmClassify(VllmNumbers):
     """The labels' probabilities, and the likeliest label."""
 
     name = "vllm_classify"
-    table = CLASSIFY
+    table = Table(_OF_TEXTS)
+    description = Description(
+        title="vLLM's classification",
+        request="VllmClassifyRequest",
+        request_shape=request_shape(VllmNumbers.fields, table),
+        error=VllmError,
+        example={"model": "", "input": "I like you."},
+        answer=VllmLabels,
+    )
 
     def reply(self, num_texts: int, model: str, others: Mapping[str, Any], context: ServerContext) -> VectorReply:
         def render(vectors: Vectors, num_tokens: int) -> VllmLabels:
@@ -106,7 +113,23 @@ class VllmPooling(VllmNumbers):
     """The result of the model's pooler: a vector, or the labels' probabilities."""
 
     name = "vllm_pooling"
-    table = POOLING
+    table = Table(
+        {
+            **_OF_TEXTS,
+            **{name: OpenAiEmbeddings.table.parameters[name] for name in _OF_ENCODING},
+            "dimensions": unsupported("call /v1/embeddings"),
+            "task": Parameter("task", string),
+            "data": unsupported("the engines have no plugins that read it; send texts as input"),
+        }
+    )
+    description = Description(
+        title="vLLM's pooling",
+        request="VllmPoolingRequest",
+        request_shape=request_shape(VllmNumbers.fields, table),
+        error=VllmError,
+        example={"model": "", "input": ["A cat"]},
+        answer=VllmPooled,
+    )
 
     def reply(self, num_texts: int, model: str, others: Mapping[str, Any], context: ServerContext) -> VectorReply:
         _check_task(others.get("task"), _task(context))
@@ -122,7 +145,7 @@ class VllmPooling(VllmNumbers):
             }
 
         in_base64 = others.get("encoding_format") == "base64"
-        return VectorReply(num_texts, render, embeddings.base64_of if in_base64 else json_of)
+        return VectorReply(num_texts, render, base64_of if in_base64 else json_of)
 
 
 def _task(context: ServerContext) -> Literal["classify", "embed"]:
@@ -143,3 +166,97 @@ def _check_task(given: str | None, own: str) -> None:
         return
     why = "the engines return one vector for a whole text" if given in _OF_TOKENS else f"the model's is {own}"
     raise InvalidParameter(f"task={show(given)}: is not supported: {why}")
+
+
+# -- scores of pairs of texts ------------------------------------------------------------------------------------------
+# Source: vllm/entrypoints/pooling/scoring/protocol.py.
+
+_OF_RERANK = ("max_tokens_per_doc", "max_tokens_per_query", "instruction", "chat_template_kwargs")
+
+PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+"""Names of the two sides, in the order in which vLLM tries them."""
+
+_TEXTS: Shape = {"anyOf": [NON_EMPTY, text_list(NON_EMPTY)]}
+
+
+class VllmScoring(OpenAiDialect):
+    """The score of each pair: a reranker's, or the cosine of two vectors of an embedding model."""
+
+    name = "vllm_score"
+    errors = ERRORS
+    needed = "a JSON object with 'text_1' and 'text_2'"
+    table = Table({**VLLM_POOLING, **{name: rerank.TABLE.parameters[name] for name in _OF_RERANK}})
+    fields: Mapping[str, Shape] = {**dict.fromkeys((name for pair in PAIRS for name in pair), _TEXTS), **MODEL}
+    description = Description(
+        title="vLLM's score",
+        request="VllmScoreRequest",
+        request_shape=request_shape(fields, table),
+        error=VllmError,
+        example={"model": "", "text_1": "What is deep learning?", "text_2": ["A cheese", "A kind of machine learning"]},
+        answer=VllmScores,
+    )
+
+    def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
+        model, adapter = self.read_model(body, context)
+        pairs, names = _read_pairs(body)
+        others = read_all(body, context, defaults={}, table=self.table).others
+        ignored = self.ignored(body, context)
+        embeds = context.task is Task.EMBEDDING
+        pooling = Pooling("embed") if embeds else Pooling("score", normalize=others.get("normalize", True))
+        shared: dict[str, Any] = {
+            "pooling": pooling,
+            "truncation": vllm_truncation(others),
+            "adapter": adapter,
+            "priority": others.get("priority", 0),
+        }
+        if embeds:
+            places = {text: index for index, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
+            requests = [Request(text, names=FieldNames(prompt=names[1]), **shared) for text in places]
+        else:
+            requests = [
+                Request(first, pair=second, names=FieldNames(prompt=f"{names[1]}[{index}]"), **shared)
+                for index, (first, second) in enumerate(pairs)
+            ]
+
+        def score(vectors: Vectors, index: int) -> float:
+            if not embeds:
+                return float(vectors[index][0])
+            first, second = (vectors[places[text]] for text in pairs[index])
+            return math.fsum(one * other for one, other in zip(first, second, strict=True))
+
+        def render(vectors: Vectors, num_tokens: int) -> VllmScores:
+            data: list[VllmScore] = [
+                {"index": index, "object": "score", "score": score(vectors, index)} for index in range(len(pairs))
+            ]
+            return {
+                "id": f"score-{new_uuid()}",
+                "object": "list",
+                "created": int(time.time()),
+                "model": model,
+                "data": data,
+                "usage": usage_of(num_tokens),
+            }
+
+        return ParsedRequest(requests, VectorReply(len(requests), render), self.errors, ignored)
+
+
+def _read_pairs(body: Mapping[str, Any]) -> tuple[Sequence[tuple[str, str]], tuple[str, str]]:
+    """Read both sides, one of which may be a single text, and the names that they have."""
+    given = {name for pair in PAIRS for name in pair if body.get(name) is not None}
+    names = next((pair for pair in PAIRS if given.issuperset(pair)), None)
+    if names is None:
+        raise InvalidPayload("'text_1' and 'text_2' must be texts, or lists of them (or queries and documents)")
+    first, second = (_read_side(body[name], name) for name in names)
+    if len(first) > 1 and len(first) != len(second):
+        raise InvalidPayload(f"'{names[0]}' has {len(first)} texts, {names[1]} {len(second)}: one to many, or as many")
+    if len(first) == 1 and len(first[0]) * len(second) > MAX_QUERIES:
+        each = f"'{names[0]}' has {len(first[0])} characters for each of {len(second)} texts"
+        raise TooManyTexts(f"{each}; at most {MAX_QUERIES} in all")
+    return [(first[index if len(first) > 1 else 0], text) for index, text in enumerate(second)], names
+
+
+def _read_side(value: Any, name: str) -> list[str]:
+    if isinstance(value, str):
+        return [read_string(value, name)]
+    texts = read_list(value, name, "must be a text or a list of texts", MAX_TEXTS)
+    return [read_string(text, f"{name}[{index}]") for index, text in enumerate(texts)]

@@ -20,12 +20,14 @@ from jsonschema import Draft202012Validator, ValidationError
 from handler import protocols
 from handler.core.framing import dumps
 from handler.core.values import Task
+from handler.protocols.examples import answer_to
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, parameters
 from handler.protocols.kernel.readers import integer, number
 from handler.protocols.kernel.schema import ref, schema_of_reader, schema_of_type
 from handler.protocols.lmi.request import TABLE
-from handler.protocols.openapi import DESCRIPTIONS, INFERENCE, OPERATIONS, DocumentedRoute, components, document
+from handler.protocols.openapi import DESCRIPTIONS, DocumentedRoute, components, document
+from handler.protocols.operations import INFERENCE, OPERATIONS
 from handler.protocols.registry import INVOCATIONS, POOLED_ROUTES, ROUTES, DispatchByField, choose, dialects, routes
 from tests.app.server import serve
 from tests.one_test import in_one_test
@@ -92,12 +94,6 @@ def test_it_is_valid() -> None:
     assert "anyOf" not in found["paths"]["/{model}/dynamic_batch"]["post"]["requestBody"]
 
 
-def test_every_dialect_is_described() -> None:
-    without, left = sorted(set(dialects()) - set(DESCRIPTIONS)), sorted(set(DESCRIPTIONS) - set(dialects()))
-    assert not without, f"no openapi.py of their folder has these names in DESCRIPTIONS: {', '.join(without)}"
-    assert not left, f"DESCRIPTIONS have names of no dialect in the registry: {', '.join(left)}"
-
-
 def test_the_server_has_every_route_that_is_described_and_no_other(echo_server: LiveServer) -> None:
     api = http.get(echo_server.url + "/api-doc/openapi.json").json()
     served = {(method.upper(), path) for path, item in api["paths"].items() for method in item.keys() - {"parameters"}}
@@ -130,10 +126,12 @@ def test_each_route_has_a_group_and_a_sentence_of_its_own(task: Task) -> None:
 
 
 def test_every_example_has_its_shape() -> None:
-    for dialect in DESCRIPTIONS.values():
-        validator(ref(dialect.request)).validate(dialect.example)
-        if dialect.answer is not None:
-            validator(schema_of_type(dialect.answer), closed=True).validate(dialect.answer_example)
+    for dialect in dialects().values():
+        described = dialect.description
+        validator(ref(described.request)).validate(described.example)
+        if described.answer is not None:
+            validator(schema_of_type(described.answer), closed=True).validate(answer_to(dialect))
+            assert answer_to.__wrapped__(dialect) == answer_to(dialect), "two starts show two documents"
     for operation in OPERATIONS.values():
         for _, kind, example in operation.answers.values():
             validator(schema_of_type(kind), closed=True).validate(example)
@@ -275,7 +273,7 @@ def _check_golden_file(name: str) -> None:
     if status != "200":
         framed = kind != "application/json" and dialect.refuses_in_frame
         for value in values:
-            validator(schema_of_type(dialect.chunk if framed else dialect.error), closed=True).validate(value)
+            validator(schema_of_type(dialect.failure if framed else dialect.error), closed=True).validate(value)
         return
     # TGI refuses under 200 where a stream was asked for; the files of OpenAI's hold only a part of each body.
     if "error" not in values[0] and not name.startswith("openai/"):
@@ -284,7 +282,7 @@ def _check_golden_file(name: str) -> None:
         assert dialect.texts
         return
     assert kind == "application/json" or kind in dialect.streams
-    answer = dialect.answer if kind == "application/json" else dialect.chunk
+    answer = dialect.answer if kind == "application/json" else dialect.chunk | (dialect.failure or dialect.error)
     for value in values:
         validator(schema_of_type(answer), closed=True).validate(value)
 
@@ -307,12 +305,15 @@ def test_the_shapes_refuse_what_is_something_else() -> None:
 
 
 def _tables() -> dict[str, Mapping[str, Parameter]]:
-    """The parameters of each table in `handler/protocols/`, by where it stands."""
+    """The parameters of each table in `handler/protocols/`, by where it stands or by the dialect."""
     found: dict[int, tuple[str, Table]] = {}
     for module in pkgutil.walk_packages(protocols.__path__, f"{protocols.__name__}."):
         for name, value in vars(importlib.import_module(module.name)).items():
             if isinstance(value, Table):
                 found.setdefault(id(value), (f"{module.name.removeprefix('handler.protocols.')}.{name}", value))
+    for name, dialect in dialects().items():
+        if hasattr(dialect, "table"):
+            found.setdefault(id(dialect.table), (name, dialect.table))
     return {place: table.parameters for place, table in found.values()}
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from handler.core.values import Request
 from handler.protocols.kernel.dialect import ServerContext
-from handler.protocols.openai.audio import Transcriptions
+from handler.protocols.openai.audio import Translations
 from tests.app.media.clips import clip_file, flac, tone, wav
 from tests.app.server import serve
 from tests.servers import LiveServer, http, options
@@ -189,11 +189,11 @@ def test_other_routes_take_no_forms() -> None:
 def test_language_task_and_temperature_reach_the_engine() -> None:
     context = ServerContext("openvino", no_media={"audio": ""})
     body = {"file": base64.b64encode(CLIP).decode(), "language": "DE", "prompt": "names", "temperature": "0.5"}
-    (request,) = Transcriptions("openai_translations", "translate").parse(body, context).requests
+    (request,) = Translations().parse(body, context).requests
     assert isinstance(request, Request)
     assert dict(request.template.arguments) == {"task": "translate", "language": "de", "prompt": "names"}
     assert (request.sampling.do_sample, request.sampling.temperature) == (True, 0.5)
-    (request,) = Transcriptions("openai_translations", "translate").parse({"file": body["file"]}, context).requests
+    (request,) = Translations().parse({"file": body["file"]}, context).requests
     assert not request.sampling.do_sample
 
 

@@ -27,7 +27,7 @@ from handler.protocols.openai import chat as chat_response
 from handler.protocols.responses import request as response_request
 from handler.protocols.responses import response
 from handler.protocols.responses import response as items
-from handler.protocols.vllm import pooling, score
+from handler.protocols.vllm import pooling
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import (
     CONTEXT,
@@ -238,8 +238,7 @@ def test_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pyte
     monkeypatch.setattr(blocks, "tool_use_id", lambda: "toolu_0")
     for module in (items, response_request):
         monkeypatch.setattr(module, "new_id", lambda prefix: f"{prefix}_0")
-    for numbers in (pooling, score):
-        monkeypatch.setattr(numbers, "time", SimpleNamespace(time=lambda: 1711997860.5))
+    monkeypatch.setattr(pooling, "time", SimpleNamespace(time=lambda: 1711997860.5))
     monkeypatch.setattr(random, "getrandbits", lambda bits: 1234)
     monkeypatch.setattr(random, "randrange", lambda least, most: 1234)
     schema, body, script = CASES[name]

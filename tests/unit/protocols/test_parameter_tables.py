@@ -8,12 +8,12 @@ from collections.abc import Collection
 import pytest
 
 from handler.config.engines import ENGINES
+from handler.protocols.kernel import tensors
 from handler.protocols.kernel.parameters import PARAMETERS, REQUEST_FIELDS
-from handler.protocols.kernel.tensors import TENSORS
 from handler.protocols.lmi.chat import TABLE as CHAT_TABLE
-from handler.protocols.lmi.request import TABLE
-from handler.protocols.openai import embeddings
+from handler.protocols.lmi.request import TABLE as LMI_TABLE
 from handler.protocols.openai import request as openai_parameters
+from handler.protocols.openai.completions import OpenAiEmbeddings
 from handler.protocols.openai.request import HARMLESS
 from handler.protocols.rerank import request as rerank
 from handler.protocols.tei import request as tei
@@ -50,8 +50,8 @@ def check(rows: Collection[str], read: Collection[str], heading: str, values: Co
 def test_every_parameter_has_its_row() -> None:
     rows, more = table(), table(matrix.TENSORS)
     check(rows, (set(PARAMETERS) | set(REQUEST_FIELDS) | {"outputs"}) - {"stream"}, matrix.PARAMETERS, VALUES)
-    check(more, set(TENSORS) - set(PARAMETERS), matrix.TENSORS, TENSOR_VALUES)
-    assert set(rows) | set(more) | {"stream"} == set(TABLE.parameters) | set(REQUEST_FIELDS)
+    check(more, set(tensors.TENSORS) - set(PARAMETERS), matrix.TENSORS, TENSOR_VALUES)
+    assert set(rows) | set(more) | {"stream"} == set(LMI_TABLE.parameters) | set(REQUEST_FIELDS)
 
 
 def test_every_chat_parameter_has_its_row() -> None:
@@ -72,7 +72,7 @@ def test_every_input_of_triton_has_its_row_and_is_what_that_names() -> None:
     for name, row in rows.items():
         if known := row["as"].strip("`"):
             known = name.removeprefix("sampling_param_") if known.startswith("the same name") else known
-            assert INPUTS[name].parameter.field == TABLE.parameters[known].field, name
+            assert INPUTS[name].parameter.field == LMI_TABLE.parameters[known].field, name
         assert row["meaning"].startswith("refused") == _refuses(name), name
 
 
@@ -93,7 +93,7 @@ def test_every_field_of_embeddings_and_rerank_has_its_row() -> None:
         re.findall(r"^\| (`.*?)\|(.*?)\|", section(heading), re.MULTILINE) for heading in EMBEDDINGS
     )
     fields = [name for names, _ in openai for name in re.findall(r"`(\w+)`", names)]
-    check(fields, {*embeddings.TABLE.parameters, "input", "model", "user"}, EMBEDDINGS[0])
+    check(fields, {*OpenAiEmbeddings.table.parameters, "input", "model", "user"}, EMBEDDINGS[0])
     fields = [name for names, _ in ranking for name in re.findall(r"`(\w+)`", names)]
     check(fields, {*rerank.TABLE.parameters, "query", "documents", "model"}, EMBEDDINGS[2])
     of_route: dict[str, set[str]] = {"/embed": set(), "/similarity": set(), "/rerank": set(), "/predict": set()}

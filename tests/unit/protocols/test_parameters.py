@@ -20,7 +20,7 @@ from handler.engines.openai.kinds import KINDS
 from handler.protocols.kernel.dialect import Dialect, ServerContext
 from handler.protocols.kernel.parameters import Parameter
 from handler.protocols.kernel.readers import number
-from handler.protocols.lmi.request import TABLE
+from handler.protocols.lmi.request import TABLE as LMI_TABLE
 from handler.protocols.registry import INVOCATIONS, ROOTS
 from tests import parameter_matrix as matrix
 from tests.doubles import using
@@ -146,7 +146,7 @@ def test_a_field_that_no_engine_maps_is_refused_by_name(setting: str, monkeypatc
         monkeypatch.setattr(f"{place}.Sampling", Later)
     monkeypatch.setattr("handler.protocols.kernel.parameters.SAMPLING_DEFAULTS", Later._field_defaults)
     parameter = Parameter("pretended", number(0, 0.5))
-    monkeypatch.setitem(TABLE.parameters, "pretended", parameter)
+    monkeypatch.setitem(LMI_TABLE.parameters, "pretended", parameter)
     servers = {"option.base_url": "http://x/v1", "option.base_url_kind": setting}
     engine, version, options = SETTINGS.get(setting, ("openai", "", servers))
     with using.tensorrt_llm(f"version={version}") if version else contextlib.nullcontext():

@@ -8,13 +8,16 @@ import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypedDict
+from unittest.mock import ANY
 
 import pytest
 
 from handler import protocols
 from handler.core.errors import PromptTooLong, ServingError
+from handler.protocols.examples import answer_to
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.texts import NON_EMPTY
 from tests.unit.protocols.answers import CONTEXT, answer, refused, with_options
 
 README = Path(protocols.__path__[0]) / "README.md"
@@ -25,8 +28,12 @@ class ShoutAnswer(TypedDict):
     tokens: int
 
 
+class ShoutError(TypedDict):
+    error: str
+
+
 class ShoutErrors(ErrorFormat):
-    def body(self, error: ServingError) -> dict[str, str]:
+    def body(self, error: ServingError) -> ShoutError:
         return {"error": error.message}
 
 
@@ -34,11 +41,9 @@ class ShoutErrors(ErrorFormat):
 def shout(monkeypatch: pytest.MonkeyPatch) -> Dialect:
     """The dialect of the page's code, beside the files that the page leaves to the reader."""
     folder = f"{protocols.__name__}.shout"
-    beside: dict[str, dict[str, Any]] = {"api": {"ShoutAnswer": ShoutAnswer, "ERRORS": ShoutErrors()}}
-    for name, contents in beside.items():
-        module = ModuleType(f"{folder}.{name}")
-        vars(module).update(contents)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
+    api = ModuleType(f"{folder}.api")
+    vars(api).update(ShoutAnswer=ShoutAnswer, ShoutError=ShoutError, ERRORS=ShoutErrors())
+    monkeypatch.setitem(sys.modules, api.__name__, api)
     code = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert code is not None, f"{README} shows no code"
     values: dict[str, Any] = {"__name__": f"{folder}.request"}
@@ -46,6 +51,13 @@ def shout(monkeypatch: pytest.MonkeyPatch) -> Dialect:
     dialect = values["Shout"]()
     assert isinstance(dialect, Dialect)
     return dialect
+
+
+def test_it_is_described(shout: Dialect) -> None:
+    described = shout.description
+    shape = {"type": "object", "required": ["say"], "properties": {"say": NON_EMPTY, "max_tokens": ANY}}
+    assert described.request_shape(CONTEXT) == shape
+    assert answer_to(shout) == {"loud": " PARIS.", "tokens": 2}
 
 
 def test_the_dialect_of_the_readme_answers(shout: Dialect) -> None:

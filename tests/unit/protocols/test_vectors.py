@@ -10,8 +10,8 @@ import pytest
 from handler.core.framing import JSON, Framing
 from handler.core.values import Delta, Extras, Finish, Task
 from handler.protocols.kernel.dialect import Dialect, ServerContext
-from handler.protocols.lmi.embedding import LmiEmbedding
-from handler.protocols.openai.embeddings import OpenAiEmbeddings
+from handler.protocols.lmi.request import LmiEmbedding
+from handler.protocols.openai.completions import OpenAiEmbeddings
 from handler.protocols.tei.request import TeiEmbed
 
 VECTOR = (0.25, -1.5, 3.0)

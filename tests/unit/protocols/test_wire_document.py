@@ -28,7 +28,8 @@ from handler.core.errors import (
 )
 from handler.core.values import Task
 from handler.protocols.kernel.dialect import Dialect
-from handler.protocols.openapi import DESCRIPTIONS, OPERATIONS
+from handler.protocols.openapi import DESCRIPTIONS
+from handler.protocols.operations import OPERATIONS
 from handler.protocols.registry import INVOCATIONS, POOLED_INVOCATIONS, POOLED_ROUTES, ROOTS, ROUTES, DispatchByField
 from tests.docs.pages import fill, table
 from tests.parameter_matrix import DOCUMENTS, section

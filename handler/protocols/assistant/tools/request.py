@@ -236,7 +236,7 @@ _TOOL: Mapping[str, Shape] = {
     "type": {"const": "function"},
     "function": {**record(_FUNCTION), "required": ["name"]},
 }
-FIELDS: Mapping[str, Shape] = {
+TOOL_FIELDS: Mapping[str, Shape] = {
     "tools": nullable(listing({**record(_TOOL), "required": ["function"]}, maxItems=MAX_TOOLS)),
     "tool_choice": {
         "anyOf": [TEXT, {"type": "object"}, NULL],
@@ -286,7 +286,7 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
     Raises:
         InvalidParameter: naming which of the three is wrong.
     """
-    if body.keys().isdisjoint(FIELDS):
+    if body.keys().isdisjoint(TOOL_FIELDS):
         return Tools()
     tools, strict, unknown = _tools(Named("tools", body.get("tools")))
     choice = Named("tool_choice", body.get("tool_choice"))

@@ -13,7 +13,7 @@ from handler.core.values import Delta, Finish, Request, Sampling, Token
 from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.parameters import PARAMETERS
-from handler.protocols.lmi.dynamic_batch import DynamicBatch
+from handler.protocols.lmi.request import DynamicBatch
 from handler.protocols.registry import INVOCATIONS
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CONTEXT, answer, deltas, value, with_options

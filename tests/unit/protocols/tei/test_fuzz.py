@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handler.core.errors import ServingError
-from handler.protocols.openai import embeddings
+from handler.protocols.openai.completions import OpenAiEmbeddings
 from handler.protocols.rerank import request as rerank
 from handler.protocols.tei import request as tei
 from tests.unit.protocols.answers import CAPABLE, DIALECTS
@@ -18,7 +18,7 @@ from tests.unit.protocols.answers import CAPABLE, DIALECTS
 POOLED = ["openai_embeddings", "lmi_embedding", "tei_embed", "tei_similarity", "tei_rerank", "tei_predict", "rerank"]
 NAMES = sorted(
     {"inputs", "input", "query", "texts", "documents", "parameters", "model", "text", "source_sentence", "sentences"}
-    | embeddings.TABLE.parameters.keys()
+    | OpenAiEmbeddings.table.parameters.keys()
     | rerank.TABLE.parameters.keys()
     | tei.EMBED.parameters.keys()
 )

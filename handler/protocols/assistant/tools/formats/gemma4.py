@@ -12,7 +12,7 @@ from handler.protocols.assistant.tools.json_text import ParameterValue, as_json,
 from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, CallParser, Format, Steps
 
 _KEY = re.compile(r'[^:,{}\[\]<>"\s]{1,256}')
-_BARE = re.compile(r"[^,{}\[\]<>]{1,256}")
+_UNQUOTED = re.compile(r"[^,{}\[\]<>]{1,256}")
 _STRING = frozenset({"string"})
 _DEPTH = 32  # of objects and lists in one another
 
@@ -70,7 +70,7 @@ class Gemma4(CallParser):
                 yield from self.stream_until(value.feed, self.quote)
                 value.close()
             else:
-                bare = yield from self.run(_BARE)
+                bare = yield from self.run(_UNQUOTED)
                 self.write(as_json(bare.strip(SPACES), schemas.types(member) or ANY))
         self.write(self.advance(1))
 

@@ -490,7 +490,18 @@ class Mistral(JsonCalls):
         self.end_call()
 
 
-_NAMED = Notation((f"{_CALLS}NAME{_ARGUMENTS}", ""), mark=_CALLS)
-_BARE = Notation(('{"name": "NAME", "arguments": ', "}"), (f"{_CALLS}[", "]"), ", ", mark=_CALLS)
+_MISTRAL_NAMED = Notation((f"{_CALLS}NAME{_ARGUMENTS}", ""), mark=_CALLS)
+_MISTRAL_LIST = Notation(
+    ('{"name": "NAME", "arguments": ', "}"),
+    (f"{_CALLS}[", "]"),
+    ", ",
+    mark=_CALLS,
+)
 
-MISTRAL = Format("mistral", Mistral, (_CALLS, _CALL_ID, _ARGUMENTS), r"\[TOOL_CALLS\]", {_ARGUMENTS: _NAMED, "": _BARE})
+MISTRAL = Format(
+    "mistral",
+    Mistral,
+    (_CALLS, _CALL_ID, _ARGUMENTS),
+    r"\[TOOL_CALLS\]",
+    {_ARGUMENTS: _MISTRAL_NAMED, "": _MISTRAL_LIST},
+)

@@ -11,7 +11,7 @@ from handler.protocols.assistant.tools.json_text import PYTHON_ESCAPES, Paramete
 from handler.protocols.assistant.tools.parsing import NAME, Broken, CallParser, Format, Steps
 
 _KEYWORD = re.compile(r"[^\W\d]\w{0,255}")
-_BARE = re.compile(r"[\w.+\-]{1,256}")
+_UNQUOTED = re.compile(r"[\w.+\-]{1,256}")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 _ZEROS = re.compile(r"\A(-?)0+(?=[0-9])")  # before a number, as models write months
 _QUOTES = ('"""', "'''", '"', "'")
@@ -83,7 +83,7 @@ class PythonicCalls(CallParser):
         elif sign in "\"'":
             yield from self._string()
         else:
-            bare = _ZEROS.sub(r"\1", (yield from self.run(_BARE)))
+            bare = _ZEROS.sub(r"\1", (yield from self.run(_UNQUOTED)))
             if bare not in _WORDS and not _NUMBER.fullmatch(bare):
                 raise Broken
             self.write(_WORDS.get(bare) or bare)

@@ -102,30 +102,34 @@ DEEPSEEK_V31 = Format("deepseek_v31", DeepSeekV31, _MARKS, "tool▁calls▁begin
 # -- Kimi K2: `functions.NAME:INDEX` and the arguments between marks, in a section -------------------------------------
 
 
-_SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
-_K2, _ARGUMENTS, _K2_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
+_KIMI_SECTION, _KIMI_SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_KIMI_CALL, _KIMI_ARGUMENTS, _KIMI_CALL_END = "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"
 
 
 class KimiK2(SectionedCalls):
-    section_end, call = _SECTION_END, _K2
-    begins = (_SECTION, _SECTION_END, _K2)
+    section_end, call = _KIMI_SECTION_END, _KIMI_CALL
+    begins = (_KIMI_SECTION, _KIMI_SECTION_END, _KIMI_CALL)
 
     def head(self) -> Steps[str]:
-        id, _ = yield from self.until(_ARGUMENTS)
+        id, _ = yield from self.until(_KIMI_ARGUMENTS)
         name = id.strip(SPACES).rpartition(":")[0].removeprefix("functions.")
         if not NAME.fullmatch(name):
             raise Broken
         return name
 
     def tail(self) -> Steps[None]:
-        yield from self.take(_K2_END)
+        yield from self.take(_KIMI_CALL_END)
 
 
-_NOTATION = Notation((f"{_K2}functions.NAME:NUMBER{_ARGUMENTS}", _K2_END), (_SECTION, _SECTION_END), mark=_SECTION)
+_KIMI_NOTATION = Notation(
+    (f"{_KIMI_CALL}functions.NAME:NUMBER{_KIMI_ARGUMENTS}", _KIMI_CALL_END),
+    (_KIMI_SECTION, _KIMI_SECTION_END),
+    mark=_KIMI_SECTION,
+)
 KIMI_K2 = Format(
     "kimi_k2",
     KimiK2,
-    (_SECTION, _SECTION_END, _K2, _ARGUMENTS, _K2_END),
+    (_KIMI_SECTION, _KIMI_SECTION_END, _KIMI_CALL, _KIMI_ARGUMENTS, _KIMI_CALL_END),
     r"<\|tool_calls_section_begin\|>",
-    {"": _NOTATION},
+    {"": _KIMI_NOTATION},
 )

@@ -354,10 +354,10 @@ MINICPM5 = Format("minicpm5", MiniCpm5, (MiniCpm5.call_end, MiniCpm5.parameter_e
 # -- Muse Glimmer's calls: tags in messages to a tool (the model's template; vLLM 0.33) --------------------------------
 
 
-_START, _MESSAGE = "<|start|>", "<|message|>"
-_ENDS = ("<|eom|>", "<|eot|>")
-_RECIPIENT = re.compile(r"(?:^|\s)to=([^\s<]+)")
-_NO_TOOLS = ("self", "user")
+_MUSE_START, _MUSE_MESSAGE = "<|start|>", "<|message|>"
+_MUSE_ENDS = ("<|eom|>", "<|eot|>")
+_MUSE_RECIPIENT = re.compile(r"(?:^|\s)to=([^\s<]+)")
+_MUSE_NO_TOOLS = ("self", "user")
 
 
 class MuseGlimmer(TaggedCalls):
@@ -369,24 +369,24 @@ class MuseGlimmer(TaggedCalls):
     block, block_end = "<atem:function_calls>", "</atem:function_calls>"
     call, call_end = "<atem:invoke name=", "</atem:invoke>"
     parameter, parameter_end = "<atem:parameter name=", "</atem:parameter>"
-    begins = (_START, _MESSAGE, block, call, *_ENDS)
+    begins = (_MUSE_START, _MUSE_MESSAGE, block, call, *_MUSE_ENDS)
     at_start = True
 
     def calls(self, begin: str) -> Steps[None]:
-        if begin in _ENDS:
+        if begin in _MUSE_ENDS:
             return
         if begin in (self.block, self.call):
             self.held, self._taken = begin + self.held, []
             yield from self._call_message()
             return
-        begin = begin or (yield from self.take(_START, _MESSAGE, " to=", "to="))
+        begin = begin or (yield from self.take(_MUSE_START, _MUSE_MESSAGE, " to=", "to="))
         if not begin:
             return
-        if begin != _MESSAGE:
-            yield from self.until(_MESSAGE)
-        found = _RECIPIENT.search(self.taken.replace(_START, " ").replace(_MESSAGE, " "))
+        if begin != _MUSE_MESSAGE:
+            yield from self.until(_MUSE_MESSAGE)
+        found = _MUSE_RECIPIENT.search(self.taken.replace(_MUSE_START, " ").replace(_MUSE_MESSAGE, " "))
         self.drop()
-        if found is None or found[1] in _NO_TOOLS:
+        if found is None or found[1] in _MUSE_NO_TOOLS:
             yield from self._text_message()
         else:
             yield from self._call_message()
@@ -397,10 +397,10 @@ class MuseGlimmer(TaggedCalls):
         return first if first == last and name not in self.tools and first in self.tools else name
 
     def _text_message(self) -> Steps[None]:
-        self._end((yield from self.stream_until(self._show, *_ENDS, _START)))
+        self._end((yield from self.stream_until(self._show, *_MUSE_ENDS, _MUSE_START)))
 
     def _call_message(self) -> Steps[None]:
-        marks = (self.block, self.block_end, self.call, *_ENDS, _START)
+        marks = (self.block, self.block_end, self.call, *_MUSE_ENDS, _MUSE_START)
         while True:
             yield from self.skip()
             mark = (yield from self.take(*marks)) or (yield from self.stream_until(self._show, *marks))
@@ -419,16 +419,18 @@ class MuseGlimmer(TaggedCalls):
             self.show(taken)
 
     def _end(self, mark: str) -> None:
-        if mark == _START:
+        if mark == _MUSE_START:
             self.held = mark + self.held
 
 
-_TAGS = invocations(MuseGlimmer)[""]
-_NOTATION = _TAGS._replace(
+_MUSE_TAGS = invocations(MuseGlimmer)[""]
+_MUSE_NOTATION = _MUSE_TAGS._replace(
     call=(
-        f"{_START}assistant to=NAME{_MESSAGE}{_TAGS.block[0]}{_TAGS.call[0]}",
-        f"{_TAGS.call[1]}{_TAGS.block[1]}{_ENDS[0]}",
+        f"{_MUSE_START}assistant to=NAME{_MUSE_MESSAGE}{_MUSE_TAGS.block[0]}{_MUSE_TAGS.call[0]}",
+        f"{_MUSE_TAGS.call[1]}{_MUSE_TAGS.block[1]}{_MUSE_ENDS[0]}",
     ),
     block=("", ""),
 )
-MUSE_GLIMMER = Format("muse_glimmer", MuseGlimmer, (_START, _MESSAGE, *_ENDS), MuseGlimmer.block, {"": _NOTATION})
+MUSE_GLIMMER = Format(
+    "muse_glimmer", MuseGlimmer, (_MUSE_START, _MUSE_MESSAGE, *_MUSE_ENDS), MuseGlimmer.block, {"": _MUSE_NOTATION}
+)

@@ -1,0 +1,451 @@
+"""The routes in the API's document: groups, a sentence each, and what those without inference answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from handler import __version__
+from handler.core.errors import (
+    AdapterFailed,
+    BadRequest,
+    Conflict,
+    ModelNotFound,
+    NoRoom,
+    NotFound,
+    ServingError,
+    Unavailable,
+)
+from handler.protocols.anthropic.api import AnthropicError, AnthropicModel, AnthropicModels
+from handler.protocols.api import (
+    AdapterChange,
+    Adapters,
+    DescribedAdapter,
+    DescribedModel,
+    ExecutionParameters,
+    Models,
+    ModelState,
+    ModelVersions,
+    WorkerGroup,
+)
+from handler.protocols.examples import answer_to
+from handler.protocols.kernel.errors import SERVER, ErrorFormat, FrontEndError
+from handler.protocols.kernel.messages import MESSAGES
+from handler.protocols.kernel.schema import COUNT, FLAG, TEXT, Shape, listing, nullable, record, ref
+from handler.protocols.kernel.texts import NON_EMPTY
+from handler.protocols.openai.api import ERRORS as OPENAI_ERRORS
+from handler.protocols.openai.api import OpenAiError, OpenAiModel, OpenAiModels
+from handler.protocols.registry import ROUTES
+from handler.protocols.responses.api import DeletedResponse, OpenAiResponse, ResponseItems
+from handler.protocols.responses.request import not_kept
+from handler.protocols.tgi.api import UNHEALTHY, TgiChatPieces, TgiError, TgiInfo, TgiPiece
+from handler.protocols.triton.api import ERRORS as TRITON_ERRORS
+from handler.protocols.triton.api import (
+    TritonConfig,
+    TritonError,
+    TritonMetadata,
+    TritonServer,
+    TritonState,
+    TritonTensor,
+    TritonTensorConfig,
+)
+from handler.protocols.vllm.api import ERRORS as VLLM_ERRORS
+from handler.protocols.vllm.api import VllmError, VllmLoad, VllmText, VllmTokens, VllmVersion
+
+Answer = tuple[str, Any, Any]
+"""Content type, type and example of an answer."""
+
+
+class Operation(NamedTuple):
+    """A route that is not for inference.
+
+    Attributes:
+        answers: status -> content type, type and example.
+        query: names in the query, with their schemas.
+        body: schema of an optional JSON body.
+        open: needs no key.
+    """
+
+    tag: str
+    summary: str
+    answers: Mapping[int, Answer]
+    query: Mapping[str, Shape] = MappingProxyType({})
+    body: Shape | None = None
+    open: bool = False
+
+
+# -- routes for inference ----------------------------------------------------------------------------------------------
+
+_SHAPED = "Generate, whole or as a stream; the body's fields choose the API"
+_TRITON_WHOLE, _TRITON_STREAM = (
+    "Generate a whole answer, as Triton's generate extension",
+    "Generate an answer as a stream of events, as Triton's extension",
+)
+_OF_VERSION = ", by the model's version"
+
+INFERENCE: dict[str, tuple[str, str]] = {
+    "/invocations": ("SageMaker and LMI", f"{_SHAPED}. SageMaker calls this route alone"),
+    "/predictions/{model}": ("SageMaker and LMI", f"{_SHAPED}. DJL Serving's path"),
+    "/predictions/{model}/{version}": ("SageMaker and LMI", f"{_SHAPED}. DJL Serving's path{_OF_VERSION}"),
+    "/models/{model}/invoke": ("SageMaker and LMI", f"{_SHAPED}. The path of multi-model endpoints"),
+    "/": ("TGI", "Answer at the root, as TGI, MindIE (option.root_schema) or text-embeddings-inference do"),
+    "/generate": ("TGI", "Generate a whole answer to `inputs`"),
+    "/generate_stream": ("TGI", "Generate an answer to `inputs` as a stream of events"),
+    "/v1/chat/completions": ("OpenAI", "Answer a chat: tools, images, structured output, whole or as a stream"),
+    "/v1/completions": ("OpenAI", "Continue a prompt, or several, or score them"),
+    "/v1/responses": ("OpenAI", "Answer by the Responses API, which agents speak"),
+    "/v1/responses/input_tokens": ("OpenAI", "Count the tokens of a request to /v1/responses without answering it"),
+    "/v1/embeddings": ("OpenAI", "Compute a vector for each text"),
+    "/v1/audio/transcriptions": ("OpenAI", "Write down what a clip says, in its language"),
+    "/v1/audio/translations": ("OpenAI", "Write down in English what a clip says"),
+    "/v1/messages": ("Anthropic", "Answer a conversation, as Anthropic's Messages API"),
+    "/v1/messages/count_tokens": ("Anthropic", "Count the tokens of a request to /v1/messages without answering it"),
+    "/v2/models/{model}/generate": ("Triton", _TRITON_WHOLE),
+    "/v2/models/{model}/generate_stream": ("Triton", _TRITON_STREAM),
+    "/v2/models/{model}/versions/{version}/generate": ("Triton", _TRITON_WHOLE + _OF_VERSION),
+    "/v2/models/{model}/versions/{version}/generate_stream": ("Triton", _TRITON_STREAM + _OF_VERSION),
+    "/embed": ("Text Embeddings Inference", "Compute a vector for each text, as a bare list"),
+    "/similarity": ("Text Embeddings Inference", "Compare a sentence with others"),
+    "/rerank": ("Text Embeddings Inference", "Order texts by how well they answer a query"),
+    "/predict": ("Text Embeddings Inference", "Label texts, or pairs of texts"),
+    "/v1/rerank": ("Cohere", "Order documents by how well they answer a query; the answer repeats them"),
+    "/v2/rerank": ("Cohere", "Order documents by how well they answer a query; the answer has their places"),
+    "/score": ("vLLM", "Score pairs of texts"),
+    "/v1/score": ("vLLM", "Score pairs of texts; the path with the version"),
+    "/pooling": ("vLLM", "Compute what the model's pooler returns"),
+    "/classify": ("vLLM", "Label texts, with each label's probability"),
+}
+"""Path of a route for inference -> its group and its sentence."""
+
+GROUPS: dict[str, str] = {
+    "SageMaker and LMI": "LMI's requests; a body's fields may also choose OpenAI's, Anthropic's or Triton's form",
+    "OpenAI": "The routes of OpenAI's SDKs, below /v1",
+    "Anthropic": "The routes of Anthropic's SDKs, below /v1",
+    "TGI": "The routes of Hugging Face's Text Generation Inference",
+    "Text Embeddings Inference": "The routes of Hugging Face's server of that name",
+    "Cohere": "The routes of Cohere's client",
+    "Triton": "NVIDIA Triton's generate extension, and its routes about the model",
+    "vLLM": "What vLLM's server has beside OpenAI's routes",
+    "Adapters": "LoRA adapters: register, describe, remove",
+    "State": "Health, the model, and metrics",
+    "Page": "What a browser shows",
+}
+"""Groups of routes in their order, with what each is."""
+
+PATH_PARAMETERS: dict[str, str] = {
+    "model": "The model's name (option.model_name)",
+    "version": "1, the only one",
+    "adapter": "The adapter's name",
+    "id": "The model's name or an adapter's",
+    "response": "The id of a stored response",
+}
+
+
+# -- the server's own routes -------------------------------------------------------------------------------------------
+
+
+def _failure(errors: ErrorFormat, kind: Any, error: ServingError) -> Answer:
+    """Return an error as the routes of its kind write it."""
+    return _JSON, kind, errors.body(error)
+
+
+_OTHER_MODEL = ModelNotFound("other")
+_JSON, _TEXT, _HTML = "application/json", "text/plain", "text/html"
+_MODEL_EXAMPLE: OpenAiModel = {
+    "id": "model",
+    "object": "model",
+    "created": 1760000000,
+    "owned_by": "lmi-handler",
+    "root": "SmolLM2-135M-Instruct",
+    "parent": None,
+    "max_model_len": 8192,
+    "input_modalities": ["text"],
+}
+_GROUP: WorkerGroup = {
+    "device": {"deviceType": "cpu", "deviceId": -1},
+    "minWorkers": 1,
+    "maxWorkers": 1,
+    "workers": [{"id": 1, "startTime": "2026-11-22T01:30:39Z", "status": "READY"}],
+}
+_DESCRIBED: DescribedModel = {
+    "modelName": "model", "modelUrl": None, "engine": "openvino", "batchSize": 1, "maxBatchDelayMillis": 100,
+    "queueSize": 1000, "requestInQueue": 0, "status": "READY", "loadedAtStartup": True, "workerGroups": [_GROUP],
+}  # fmt: skip
+_ADAPTER_EXAMPLE: DescribedAdapter = {"name": "sql", "id": 1, "src": "adapters/sql", "preload": True, "pin": False}
+_ADAPTER_CALL = {"name": TEXT, "src": TEXT, "preload": FLAG, "pin": FLAG}
+
+_FAILURES: dict[int, Answer] = {
+    error.status: _failure(SERVER, FrontEndError, error)
+    for error in (
+        BadRequest("LoRA is not enabled: echo: it was started without option.enable_lora=true"),
+        NotFound("The adapter sql was not found"),
+        Conflict("The adapter sql already exists"),
+        AdapterFailed("src=adapters/sql: there is no such directory"),
+        Unavailable("the engine is not ready: no adapter can be loaded"),
+        NoRoom("there is room for 2 adapters (SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY)"),
+    )
+}
+"""Failures of calls about adapters, by status."""
+
+
+def _adapters(summary: str, kind: Any, example: Any, *failures: int, **request: Any) -> Operation:
+    answers = {200: (_JSON, kind, example)} | {status: _FAILURES[status] for status in failures}
+    return Operation("Adapters", summary, answers, **request)
+
+
+_ADAPTERS: dict[tuple[str, str], Operation] = {
+    ("GET", "/adapters"): _adapters(
+        "List the LoRA adapters", Adapters, {"adapters": [_ADAPTER_EXAMPLE]}, 400,
+        query={"limit": COUNT, "next_page_token": TEXT},
+    ),
+    ("POST", "/adapters"): _adapters(
+        "Register an adapter, by the query or by a body",
+        AdapterChange, {"status": "Adapter sql registered", "id": 1}, 400, 409, 424, 503, 507,
+        query=_ADAPTER_CALL, body=record({}, _ADAPTER_CALL, example={"name": "sql", "src": "adapters/sql"}),
+    ),
+    ("GET", "/adapters/{adapter}"): _adapters("Describe an adapter", DescribedAdapter, _ADAPTER_EXAMPLE, 400, 404),
+    ("DELETE", "/adapters/{adapter}"): _adapters(
+        "Unregister an adapter", AdapterChange, {"status": "Adapter sql unregistered"}, 400, 404, 409
+    ),
+    ("POST", "/adapters/{adapter}/update"): _adapters(
+        "Load an adapter again, from its place or from another",
+        AdapterChange, {"status": "Adapter sql updated"}, 400, 404, 409, 424, 503,
+        query=_ADAPTER_CALL, body=record({}, _ADAPTER_CALL, example={"src": "adapters/sql"}),
+    ),
+}  # fmt: skip
+
+_OF_SERVER: dict[tuple[str, str], Operation] = {
+    ("GET", "/"): Operation(
+        "Page", "Show the chat page to browsers, and report to other clients whether the model can serve, as in TGI",
+        {200: (_HTML, str, "<!doctype html>"),
+         503: (_JSON, TgiError, UNHEALTHY)}, open=True,
+    ),
+    ("GET", "/docs"): Operation("Page", "Show all routes on a page", {200: (_HTML, str, "<!doctype html>")}, open=True),
+    ("GET", "/api-doc/openapi.json"): Operation(
+        "Page", "Describe all routes, as OpenAPI 3.1", {200: (_JSON, dict, {"openapi": "3.1.0"})}
+    ),
+    ("GET", "/ping"): Operation(
+        "State", "Report whether the model can serve, as SageMaker and DJL Serving expect",
+        {200: (_JSON, ModelState, {"status": "Healthy", "state": "ready"}),
+         503: (_JSON, ModelState, {"status": "Unhealthy", "state": "loading"})}, open=True,
+    ),
+    ("GET", "/models"): Operation(
+        "State", "List the model, as DJL Serving lists its models",
+        {200: (_JSON, Models,
+               {"models": [{"modelName": "model", "modelUrl": None, "status": "READY"}]})},
+    ),
+    ("GET", "/models/{model}"): Operation(
+        "State", "Describe the model, its queue and its workers",
+        {200: (_JSON, list[ModelVersions], [{"modelName": "model", "models": [_DESCRIBED]}]),
+         404: _failure(SERVER, FrontEndError, _OTHER_MODEL)},
+    ),
+    ("GET", "/metrics"): Operation(
+        "State", "Export the metrics, in Prometheus' text format",
+        {200: (_TEXT, str, "# TYPE lmi_active_sequences gauge\nlmi_active_sequences 0.0\n")},
+    ),
+    ("GET", "/execution-parameters"): Operation(
+        "State", "Tell batch transform how to call the server",
+        {200: (_JSON, ExecutionParameters,
+               {"MaxConcurrentTransforms": 32, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": 3})},
+    ),
+    ("GET", "/v1/models"): Operation(
+        "OpenAI", "List the model and its adapters; in Anthropic's form for a request with anthropic-version",
+        {200: (_JSON, OpenAiModels | AnthropicModels, {"object": "list", "data": [_MODEL_EXAMPLE]})},
+        query={"limit": COUNT, "after_id": TEXT, "before_id": TEXT},
+    ),
+    ("GET", "/v1/models/{id}"): Operation(
+        "OpenAI", "Describe the model or an adapter; in Anthropic's form for a request with anthropic-version",
+        {200: (_JSON, OpenAiModel | AnthropicModel, _MODEL_EXAMPLE),
+         404: _failure(OPENAI_ERRORS, OpenAiError | AnthropicError, _OTHER_MODEL)},
+    ),
+    **_ADAPTERS,
+    **{
+        (method, "/models/{model}" + path): operation._replace(
+            summary=f"{operation.summary}; DJL Serving's path, with the model",
+            answers={404: _FAILURES[404], **operation.answers},
+        )
+        for (method, path), operation in _ADAPTERS.items()
+    },
+}  # fmt: skip
+
+# -- TGI's other routes ------------------------------------------------------------------------------------------------
+
+_OF_TOKENS = {"model": nullable(TEXT), "add_special_tokens": nullable(FLAG), "return_token_strs": nullable(FLAG)}
+_OF_CHATS = {"add_generation_prompt": FLAG, "continue_final_message": FLAG, "chat_template_kwargs": {"type": "object"}}
+_TOKENIZE_BODIES = (
+    record({"prompt": NON_EMPTY}, _OF_TOKENS),
+    record({"messages": MESSAGES}, {**_OF_TOKENS, **{name: nullable(shape) for name, shape in _OF_CHATS.items()}}),
+)
+"""vLLM's bodies of /tokenize, which TGI has too."""
+
+_UNHEALTHY = (_JSON, TgiError, UNHEALTHY)
+_INFO_EXAMPLE: TgiInfo = {
+    "model_id": "model", "model_sha": None, "model_pipeline_tag": "text-generation", "max_concurrent_requests": 1032,
+    "max_best_of": 2, "max_stop_sequences": 4, "max_input_tokens": 8191, "max_total_tokens": 8192,
+    "validation_workers": 2, "max_client_batch_size": 256, "router": "lmi-handler", "version": __version__, "sha": None,
+    "docker_label": None, "default_sampling_params": {"temperature": 0.6, "top_p": 0.9},
+}  # fmt: skip
+_PIECES_EXAMPLE = [{"id": 28120, "text": "Hello", "start": 0, "stop": 5}]
+
+_OF_TGI: Mapping[tuple[str, str], Operation] = {
+    ("GET", "/info"): Operation(
+        "TGI", "Describe what the server serves, and its limits", {200: (_JSON, TgiInfo, _INFO_EXAMPLE)}
+    ),
+    ("GET", "/health"): Operation(
+        "TGI",
+        "Whether the model can serve, as in TGI",
+        {200: (_TEXT, str, ""), 503: _UNHEALTHY},
+        open=True,
+    ),
+    ("POST", "/tokenize"): Operation(
+        "TGI",
+        "Split a prompt into tokens: with their places in its bytes, or by a `prompt` or `messages` as vLLM does",
+        {200: (_JSON, list[TgiPiece] | VllmTokens, _PIECES_EXAMPLE)},
+        body={"anyOf": [ref("TgiGenerateRequest"), *_TOKENIZE_BODIES], "example": {"inputs": "Hello"}},
+    ),
+    ("POST", "/chat_tokenize"): Operation(
+        "TGI",
+        "Apply the chat template, and split the result into tokens",
+        {200: (_JSON, TgiChatPieces, {"tokenize_response": _PIECES_EXAMPLE, "templated_text": "Hello"})},
+        body={**ref("OpenAiChatRequest"), "example": {"messages": [{"role": "user", "content": "Hello"}]}},
+    ),
+}
+
+# -- stored responses of OpenAI's --------------------------------------------------------------------------------------
+
+_NO_RESPONSE = _failure(OPENAI_ERRORS, OpenAiError, not_kept("resp_0"))
+_RESPONSE = answer_to(ROUTES["/v1/responses"])
+_ITEM = {"id": "msg_1", "type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hello."}]}
+_PAGE: ResponseItems = {
+    "object": "list", "data": [_ITEM], "first_id": "msg_1", "last_id": "msg_1", "has_more": False,
+}  # fmt: skip
+_WHERE = "where option.responses_store keeps any"
+
+_OF_RESPONSES: Mapping[tuple[str, str], Operation] = {
+    ("GET", "/v1/responses/{response}"): Operation(
+        "OpenAI", f"Show a stored response, {_WHERE}",
+        {200: (_JSON, OpenAiResponse, {**_RESPONSE, "store": True}), 404: _NO_RESPONSE},
+    ),
+    ("DELETE", "/v1/responses/{response}"): Operation(
+        "OpenAI", f"Delete a stored response, {_WHERE}",
+        {200: (_JSON, DeletedResponse, {"id": "resp_0", "object": "response", "deleted": True}),
+         404: _NO_RESPONSE},
+    ),
+    ("GET", "/v1/responses/{response}/input_items"): Operation(
+        "OpenAI", f"List the input of a stored response, {_WHERE}",
+        {200: (_JSON, ResponseItems, _PAGE), 404: _NO_RESPONSE},
+        query={"limit": COUNT, "order": TEXT, "after": TEXT},
+    ),
+}  # fmt: skip
+
+# -- Triton's other routes ---------------------------------------------------------------------------------------------
+
+_UNKNOWN_MODEL = _failure(TRITON_ERRORS, TritonError, _OTHER_MODEL)
+_STATE = {200: (_TEXT, str, ""), 503: (_TEXT, str, "")}
+_INPUT: TritonTensor = {"name": "text_input", "datatype": "BYTES", "shape": [-1]}
+_INPUT_CONFIG: TritonTensorConfig = {"name": "text_input", "data_type": "TYPE_STRING", "dims": [-1], "optional": False}
+
+_CONFIG: TritonConfig = {
+    "name": "model",
+    "platform": "openvino",
+    "backend": "openvino",
+    "max_batch_size": 0,
+    "input": [_INPUT_CONFIG],
+    "output": [],
+    "model_transaction_policy": {"decoupled": True},
+}
+
+_OF_TRITONS_MODEL = {
+    "": Operation(
+        "Triton", "Describe the model, its inputs and outputs",
+        {200: (_JSON, TritonMetadata, {"name": "model", "versions": ["1"], "platform": "openvino", "inputs": [_INPUT],
+                                  "outputs": [{**_INPUT, "name": "text_output"}]}), 404: _UNKNOWN_MODEL},
+    ),
+    "/ready": Operation(
+        "Triton", "Whether this model can serve, as Triton's clients ask", {**_STATE, 404: _UNKNOWN_MODEL}
+    ),
+    "/config": Operation(
+        "Triton", "Show the model's configuration",
+        {200: (_JSON, TritonConfig, _CONFIG), 404: _UNKNOWN_MODEL},
+    ),
+}  # fmt: skip
+
+_OF_TRITON: Mapping[tuple[str, str], Operation] = {
+    ("GET", "/v2"): Operation(
+        "Triton",
+        "Describe the server, its version and extensions",
+        {200: (_JSON, TritonServer, {"name": "lmi-handler", "version": __version__, "extensions": ["generate"]})},
+    ),
+    ("GET", "/v2/health/live"): Operation("Triton", "Whether the server runs, ready or not", {200: (_TEXT, str, "")}),
+    ("GET", "/v2/health/ready"): Operation("Triton", "Whether the server is ready for requests", {**_STATE}),
+    ("POST", "/v2/repository/index"): Operation(
+        "Triton",
+        "List the model and its state",
+        {200: (_JSON, list[TritonState], [{"name": "model", "version": "1", "state": "READY"}])},
+    ),
+    **{
+        ("GET", f"/v2/models/{{model}}{version}{end}"): operation._replace(summary=operation.summary + by)
+        for version, by in (("", ""), ("/versions/{version}", ", by its version"))
+        for end, operation in _OF_TRITONS_MODEL.items()
+    },
+}
+
+# -- vLLM's other routes -----------------------------------------------------------------------------------------------
+
+
+_REFUSED = _failure(VLLM_ERRORS, VllmError, BadRequest("the adapter sql is not known"))
+_MISSING = _failure(VLLM_ERRORS, VllmError, NotFound("The adapter sql was not found"))
+_DOWN = _failure(VLLM_ERRORS, VllmError, Unavailable("the engine is not ready"))
+
+_OF_VLLM: Mapping[tuple[str, str], Operation] = {
+    ("POST", "/detokenize"): Operation(
+        "vLLM",
+        "Turn token ids into text",
+        {200: (_JSON, VllmText, {"prompt": "Hello"}), 400: _REFUSED},
+        body=record({"tokens": listing(COUNT)}, {"model": TEXT}, example={"tokens": [28120]}),
+    ),
+    ("GET", "/version"): Operation(
+        "vLLM",
+        "Show vLLM's version if it is the engine, else the server's",
+        {200: (_JSON, VllmVersion, {"version": "0.33.0"})},
+    ),
+    ("GET", "/tokenizer_info"): Operation(
+        "vLLM",
+        "Show the model's tokenizer_config.json, under option.enable_tokenizer_info_endpoint=true",
+        {
+            200: (_JSON, dict[str, Any], {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>"}),
+            404: _MISSING,
+        },
+    ),
+    ("GET", "/load"): Operation("vLLM", "Count the requests in flight", {200: (_JSON, VllmLoad, {"server_load": 0})}),
+    ("POST", "/v1/load_lora_adapter"): Operation(
+        "vLLM",
+        "Register a LoRA adapter, under VLLM_ALLOW_RUNTIME_LORA_UPDATING=true",
+        {
+            200: (_TEXT, str, "Success: LoRA adapter 'sql' added successfully."),
+            400: _REFUSED,
+            404: _MISSING,
+            503: _DOWN,
+        },
+        body=record(
+            {"lora_name": TEXT, "lora_path": TEXT},
+            {"load_inplace": FLAG, "is_3d_lora_weight": FLAG},
+            example={"lora_name": "sql", "lora_path": "adapters/sql"},
+        ),
+    ),
+    ("POST", "/v1/unload_lora_adapter"): Operation(
+        "vLLM",
+        "Unregister a LoRA adapter, under VLLM_ALLOW_RUNTIME_LORA_UPDATING=true",
+        {
+            200: (_TEXT, str, "Success: LoRA adapter 'sql' removed successfully."),
+            400: _REFUSED,
+            404: _MISSING,
+            503: _DOWN,
+        },
+        body=record({"lora_name": TEXT}, {"lora_int_id": COUNT}, example={"lora_name": "sql"}),
+    ),
+}
+
+OPERATIONS: Mapping[tuple[str, str], Operation] = {**_OF_SERVER, **_OF_TGI, **_OF_RESPONSES, **_OF_TRITON, **_OF_VLLM}
+"""Method and path -> the operation, for routes that no description of a dialect covers."""
