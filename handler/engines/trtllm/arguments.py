@@ -356,7 +356,7 @@ def vocabulary_size(model: Path) -> int:
     return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
 
 
-def visible_gpus(config: EngineConfig) -> int:
+def tensor_parallel_gpus(config: EngineConfig) -> int:
     if config.options.tensor_parallel_degree != "max":
         return int(config.options.tensor_parallel_degree)
     from torch import cuda  # counting them does not start CUDA in this process

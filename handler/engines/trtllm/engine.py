@@ -44,7 +44,7 @@ from handler.engines.trtllm.arguments import (
     leave_mpi,
     llm_arguments,
     max_prompt,
-    visible_gpus,
+    tensor_parallel_gpus,
     vocabulary_size,
 )
 from handler.engines.trtllm.media import cache_salt, vision_prompts
@@ -319,7 +319,7 @@ class TrtLlm:
 
         version = support.installed_version()
         support.warn_of_newer(version)
-        arguments = llm_arguments(config, visible_gpus(config), support.release_of(version))
+        arguments = llm_arguments(config, tensor_parallel_gpus(config), support.release_of(version))
         self._tasks: set[asyncio.Task[None]] = set()
         self._waiter: asyncio.Future[None] | None = None
         self._running: dict[int, RunningRequest] = {}
