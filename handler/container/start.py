@@ -14,7 +14,7 @@ from typing import NamedTuple
 from handler import __version__
 from handler.config.loader import read_config
 from handler.container import djl
-from handler.container.arguments import Arguments, Translation, read_arguments, translate
+from handler.container.arguments import Arguments, Translation, read_arguments, translated_environment
 from handler.container.model import ModelSource, find_model
 from handler.container.secret import with_token
 from handler.container.supervisor import run_as_init, supervise
@@ -97,7 +97,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
     if gpus.line:
         log.info("%s", gpus.line)
     with problems:
-        translation = translate(environ)
+        translation = translated_environment(environ)
     for line in translation.lines:
         log.info("%s", line)
     echo = "option.llm_engine=echo" in arguments.options or environ.get("OPTION_LLM_ENGINE") == "echo"

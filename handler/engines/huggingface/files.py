@@ -22,6 +22,8 @@ from handler.engines.base import EngineConfig
 from handler.engines.downloads import fingerprint, make_once, run_converter
 from handler.engines.huggingface.tokenizer import HfTokenizer, mistral_eos_id
 
+log = logging.getLogger("handler.engine")
+
 _JSON_FILES = (
     "config.json",
     "generation_config.json",
@@ -125,8 +127,6 @@ def _no_header(path: Path) -> ConfigError:
 
 # -- models of the Hugging Face hub: their names, and their files in huggingface_hub's cache ---------------------------
 
-
-log = logging.getLogger("handler.engine")
 
 OTHER_FORMATS = (
     "*.pth", "*.ckpt", "*.msgpack", "*.h5", "*.ot", "*.tflite", "*.gguf", "*.onnx", "*.onnx_data", "*.mlmodel",

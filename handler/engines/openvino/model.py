@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from handler.engines.openvino.ir_files import (
     check_directory,
     context_of,
     convert,
+    ids_of,
     is_vision,
     parts,
     whisper_parts,
@@ -212,7 +214,7 @@ class OpenVinoTokenizer:
             return int(self._tokenizer.encode(part, add_special_tokens=False).input_ids.shape[1])
 
         check_tokens(text, name, self._limit - 1, _PART, count)
-        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).input_ids.data[0].tolist()
+        ids = ids_of(self._tokenizer, text, special=add_special_tokens)
         if len(ids) >= self._limit:
             raise PromptTooLong(name, self._limit, self._limit - 1, exact=False)
         # A vision model's engine takes the text.
@@ -244,7 +246,7 @@ def _vocabulary(tokenizer: Any) -> Vocabulary:
     visible = tokenizer.decode(ids_alone, skip_special_tokens=False)
     special = [id for id, (short, long) in enumerate(zip(hidden, visible, strict=True)) if short != long]
     sample = "Hello world, 12 times\n  indented"
-    ids = tokenizer.encode(sample, add_special_tokens=False).input_ids.data[0].tolist()
+    ids = ids_of(tokenizer, sample)
     if b"".join(pieces[id] for id in ids) != sample.encode():
         raise ConfigError("this model's tokenizer is of a kind whose vocabulary OpenVINO GenAI does not give as bytes")
     return Vocabulary(pieces, special)
@@ -254,12 +256,7 @@ def load_whisper_tokenizer(model: Path) -> WhisperTokenizer:
     import openvino_genai
 
     tokenizer = openvino_genai.Tokenizer(str(model))
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
-        return ids
-
-    return WhisperTokenizer(_vocabulary(tokenizer), encode, whisper_ids(model))
+    return WhisperTokenizer(_vocabulary(tokenizer), partial(ids_of, tokenizer), whisper_ids(model))
 
 
 def context_length(model: Path) -> int | None:

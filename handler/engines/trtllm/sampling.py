@@ -278,7 +278,7 @@ def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:
     backend = config.options.engine_options.get("guided_decoding_backend")
     if backend != "xgrammar" or config.model is None or find_spec("xgrammar") is None:
         return check
-    from handler.engines.huggingface.xgrammar_check import XgrammarCheck
+    from handler.engines.structured_output.xgrammar import XgrammarCheck
 
     tried = XgrammarCheck(config.model, trust_remote_code=bool(config.options.engine_options.get("trust_remote_code")))
 
