@@ -17,6 +17,7 @@ from handler.config import model_files
 from handler.config.model_files import visible
 from handler.config.options.option import beginning
 from handler.core.errors import ConfigError, Problems
+from handler.core.secrets import TOKENS
 from handler.engines import downloads, s3
 from handler.engines.base import EngineConfig
 from handler.engines.downloads import fingerprint, make_once, run_converter
@@ -147,7 +148,7 @@ _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*/?|(?!.*\.gguf$)\w[\w.-]*", re.ASCII)
 _GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.gguf)", re.ASCII)
 
 _ERRNO = re.compile(r"^\[Errno -?\d+\] ")
-_SECRET = re.compile(r"\bhf_\w{8,}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)")
+_SECRET = re.compile(rf"{TOKENS}|\bhf_\w{{8,}}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)")
 """Tokens, which a hub may repeat in its answer, and names with passwords in addresses."""
 
 
