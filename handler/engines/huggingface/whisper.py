@@ -10,7 +10,7 @@ from handler.config import model_files
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload
 from handler.core.media import SAMPLE_RATE, MediaTokens, Medium
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import PLAIN_TEMPLATE, Adapter, TemplateOptions
+from handler.core.values import PLAIN_TEMPLATE, Adapter, Objects, TemplateOptions
 from handler.engines.base import Capabilities, EngineRequest
 
 TRANSCRIBING = Capabilities(
@@ -166,12 +166,7 @@ class WhisperTokenizer:
     def encode(self, text: str) -> Prompt:
         return Prompt(text, self._encode(text), self._vocabulary)
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        options: TemplateOptions = PLAIN_TEMPLATE,
-    ) -> Prompt:
+    def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
         asked = dict(options.arguments)
         timed = [] if asked.get("timestamps") else [self._ids.no_timestamps]
         ids = [*self._previous(asked.get("prompt", "")), self._ids.start, *self._wanted(**asked), *timed]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from handler.config import gguf, model_files
 from handler.core.errors import ConfigError, InvalidPayload, PromptTooLong
 from handler.core.media import MediaTokens, SharedMedia
 from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
-from handler.core.values import PLAIN_TEMPLATE, Task, TemplateOptions
+from handler.core.values import PLAIN_TEMPLATE, Objects, Task, TemplateOptions
 from handler.engines.base import EngineConfig
 from handler.engines.downloads import UnknownLayout
 from handler.engines.huggingface import files
@@ -167,12 +167,7 @@ class OpenVinoTokenizer:
         self._check_size(len(text), "inputs")
         return self._encode(text, "inputs", add_special_tokens=True)
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        options: TemplateOptions = PLAIN_TEMPLATE,
-    ) -> Prompt:
+    def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
         """Apply the chat template and encode its text, as transformers and vLLM do.
 
         A special token in a message counts as one, so its author can pretend to another role. No server escapes them
@@ -193,9 +188,7 @@ class OpenVinoTokenizer:
         self._check_size(len(text), "messages")
         return self._encode(text, "messages", add_special_tokens=False)
 
-    def _render(
-        self, messages: list[dict[str, Any]], options: TemplateOptions, tools: Sequence[Mapping[str, Any]] = ()
-    ) -> str:
+    def _render(self, messages: list[dict[str, Any]], options: TemplateOptions, tools: Objects = ()) -> str:
         text: str = self._tokenizer.apply_chat_template(
             messages,
             options.add_generation_prompt,
