@@ -6,6 +6,7 @@ Format: github.com/ggml-org/ggml, docs/gguf.md, version 2 and 3, little-endian.
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import struct
@@ -18,10 +19,11 @@ from handler.core.text_files import placeholder
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MAX_STRING = 1 << 26  # bytes; a chat template has some thousands
+_MOST_NUMBERS = 4096  # of a list that is read: the longest wanted have one for each layer
 _ARCHITECTURE, _TYPE = b"general.architecture", b"general.type"
 _BESIDE: Mapping[object, str] = {kind.encode(): kind for kind in ("mmproj", "adapter", "imatrix")}
 _NEEDED = {_ARCHITECTURE: "model", b"tokenizer.ggml.tokens": "tokenizer"}
-_MAX_DIMENSIONS = 4  # ggml's own limit
+_MOST_DIMENSIONS = 4  # ggml's own limit
 _PARTS, _ALIGNMENT = b"split.count", b"general.alignment"
 _USED = (_ARCHITECTURE, _TYPE, _PARTS, _ALIGNMENT)  # keys whose values are needed
 _BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 10: (256, 84)}
@@ -36,8 +38,8 @@ def context_length(path: Path) -> int | None:
         ValueError: not a GGUF file of a known version.
     """
     with path.open("rb") as file:
-        _, num_values = _begin(file)
-        for key, value in _pairs(file, num_values):
+        _, num_values = begin(file)
+        for key, value in pairs(file, num_values):
             if key.endswith(b".context_length") and isinstance(value, int):
                 return value if value > 0 else None
     return None
@@ -62,8 +64,8 @@ def contents(path: Path) -> Contents:
         ValueError: not a GGUF file of a known version.
     """
     with path.open("rb") as file:
-        _, num_values = _begin(file)
-        return _contents({key: value for key, value in _pairs(file, num_values) if key in _USED})
+        _, num_values = begin(file)
+        return _contents({key: value for key, value in pairs(file, num_values) if key in _USED})
 
 
 def _contents(values: Mapping[bytes, object]) -> Contents:
@@ -84,8 +86,8 @@ def check_complete(path: Path) -> None:
         ValueError: not a GGUF file, one of several parts, or its header describes more than the file holds.
     """
     with path.open("rb") as file:
-        num_tensors, num_values = _begin(file)
-        values = {key: value if key in _USED else None for key, value in _pairs(file, num_values)}
+        num_tensors, num_values = begin(file)
+        values = {key: value if key in _USED else None for key, value in pairs(file, num_values)}
         kind, parts = _contents(values)
         if kind != "model":
             raise ValueError(f"{path} holds no model, but something for one ({kind}): name the model's own file")
@@ -94,7 +96,7 @@ def check_complete(path: Path) -> None:
         for key, what in _NEEDED.items():
             if key not in values:
                 raise ValueError(f"{path} holds no {what}: its header lacks {key.decode()}")
-        last = max((offset + _size(shape, type) for shape, type, offset in _tensors(file, num_tensors)), default=1)
+        last = max((offset + _size(shape, type) for shape, type, offset in tensors(file, num_tensors)), default=1)
         alignment = values.get(_ALIGNMENT) or 32
         if not isinstance(alignment, int):
             raise ValueError(f"{path} is broken: its alignment is not a number")
@@ -116,30 +118,46 @@ def matrix_types(path: Path) -> set[int]:
         ValueError: not a GGUF file of a known version.
     """
     with path.open("rb") as file:
-        num_tensors, num_values = _begin(file)
-        for _ in _pairs(file, num_values):
+        num_tensors, num_values = begin(file)
+        for _ in pairs(file, num_values):
             pass  # the tensors come after them
-        return {kind for shape, kind, _ in _tensors(file, num_tensors) if len(shape) > 1}
+        return {kind for shape, kind, _ in tensors(file, num_tensors) if len(shape) > 1}
 
 
-def _pairs(file: BinaryIO, count: int) -> Iterator[tuple[bytes, object]]:
-    """Read the key-value pairs; a list's value is None."""
+class Head(io.BytesIO):
+    """The beginning of a file that is elsewhere, such as on a hub; `name` is for messages."""
+
+    def __init__(self, name: str, data: bytes) -> None:
+        super().__init__(data)
+        self.name = name
+
+
+def pairs(file: BinaryIO, count: int) -> Iterator[tuple[bytes, object]]:
+    """Read the key-value pairs that follow the start: strings as bytes, short lists of numbers, None for other lists.
+
+    Raises:
+        ValueError: the header is broken, or ends.
+    """
     for _ in range(count):
         yield _string(file), _value(file, _read(file, "I"))
 
 
-def _tensors(file: BinaryIO, count: int) -> Iterator[tuple[list[int], int, int]]:
-    """Read each tensor's shape, its type and its offset."""
+def tensors(file: BinaryIO, count: int) -> Iterator[tuple[list[int], int, int]]:
+    """Read each tensor's shape, its type and its offset; they follow the pairs. Raises as `pairs`."""
     for _ in range(count):
         _string(file)
-        if (num_dimensions := _read(file, "I")) > _MAX_DIMENSIONS:
+        if (num_dimensions := _read(file, "I")) > _MOST_DIMENSIONS:
             raise ValueError(f"{file.name} is broken: its header has a tensor of {num_dimensions:,} dimensions")
         shape = [_read(file, "Q") for _ in range(num_dimensions)]
         yield shape, _read(file, "I"), _read(file, "Q")
 
 
-def _begin(file: BinaryIO) -> tuple[int, int]:
-    """Read the start of the header; return the numbers of tensors and of key-value pairs, which follow."""
+def begin(file: BinaryIO) -> tuple[int, int]:
+    """Read the start of the header; return the numbers of tensors and of key-value pairs, which follow.
+
+    Raises:
+        ValueError: not a GGUF file of a known version.
+    """
     head = file.read(64)
     if why := placeholder(head):
         raise ValueError(f"{file.name} {why}")
@@ -171,9 +189,10 @@ def _string(file: BinaryIO) -> bytes:
 
 
 def _skip(file: BinaryIO, count: int) -> None:
-    if count > os.fstat(file.fileno()).st_size - file.tell():
+    here = file.tell()
+    if count > file.seek(0, os.SEEK_END) - here:
         raise ValueError(f"{file.name} ends inside its header")
-    file.seek(count, 1)
+    file.seek(here + count)
 
 
 def _value(file: BinaryIO, kind: int) -> object:
@@ -182,6 +201,8 @@ def _value(file: BinaryIO, kind: int) -> object:
     if kind == _ARRAY:
         item = _read(file, "I")
         count = _read(file, "Q")
+        if item in _SCALARS and count <= _MOST_NUMBERS:
+            return [_read(file, _SCALARS[item]) for _ in range(count)]
         if item in _SCALARS:
             _skip(file, count * struct.calcsize(_SCALARS[item]))
         elif item == _STRING:

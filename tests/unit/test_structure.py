@@ -191,6 +191,7 @@ def test_deploy_imports_of_the_handler_only_its_options_and_command_line() -> No
     assert used == {
         "handler.config.engines",
         "handler.config.environment",
+        "handler.config.gguf",
         "handler.config.lmi_version",
         "handler.config.loader",
         "handler.config.options",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import struct
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -14,14 +13,12 @@ from deploy.errors import SpecError
 from deploy.resolve.model.files import Files
 from deploy.spec.sections import Shape
 from deploy.spec.values import Precision
+from handler.config.gguf import Head, begin, pairs, tensors
 
 HEAD = 32 << 20
 """Bytes of a file's beginning that are read: the vocabulary comes first."""
 
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
-_KEPT = 4096
-"""Numbers of an array that are kept: the longest wanted have one for each layer."""
+_MOST_LAYERS = 4096
 
 _PRECISIONS: dict[int, Precision] = {0: "fp32", 1: "fp16", 30: "bf16", 8: "int8", 9: "int8", 15: "int8", 39: "mxfp4"}
 """Precisions by ggml's number of a tensor's type. All others (Q2_K to Q6_K, IQ…) count as int4."""
@@ -36,7 +33,7 @@ def parts(files: Files, name: str | None = None) -> list[str]:
     """Return the names of one GGUF model: the named file, else the first, with the other parts of a split one."""
     found = sorted(item for item in files.sizes if item.endswith(".gguf") and not item.startswith("."))
     if name is None and len(found) > 1:
-        found = [item for item in found if not _stands_beside(_Cursor(files.read(item, 0, _START)))]
+        found = [item for item in found if not _stands_beside(item, files.read(item, 0, _START))]
     first = name if name in found else None if name is not None else next(iter(found), None)
     if first is None or (match := _PART.search(first)) is None:
         return [] if first is None else [first]
@@ -44,13 +41,13 @@ def parts(files: Files, name: str | None = None) -> list[str]:
     return [item for item in found if item.startswith(f"{stem}-") and item.endswith(end) and _PART.search(item)]
 
 
-def _stands_beside(cursor: _Cursor) -> bool:
+def _stands_beside(name: str, start: bytes) -> bool:
     """Return whether a file's first entries say that it is a vision projector, an adapter or the like."""
-    with contextlib.suppress(struct.error, UnicodeDecodeError, KeyError, IndexError):  # the beginning ends within one
-        _, entries = _begin(cursor)
-        for _ in range(entries):
-            said = cursor.text(), cursor.value(cursor.number("I"))
-            if said == ("general.architecture", "clip") or (said[0] == "general.type" and said[1] != "model"):
+    file = Head(name, start)
+    _, count = _begin(file)
+    with contextlib.suppress(ValueError):  # the beginning ends within one
+        for key, value in pairs(file, count):
+            if (key, value) == (b"general.architecture", b"clip") or (key == b"general.type" and value != b"model"):
                 return True
     return False
 
@@ -65,70 +62,28 @@ def gguf_shape(files: Files, names: Sequence[str]) -> Shape:
     weights: Counter[int] = Counter()
     for name in names:
         try:
-            said = _read(_Cursor(files.read(name, 0, HEAD)), weights)
-        except (struct.error, UnicodeDecodeError, KeyError, IndexError) as error:
-            raise SpecError(f"{name}: the .gguf file cannot be read: {type(error).__name__}: {error}") from None
+            said = _read(Head(name, files.read(name, 0, HEAD)), weights)
+        except ValueError as error:
+            raise SpecError(f"the .gguf file cannot be read: {error}") from None
         metadata = metadata or said
     return _shape(metadata, weights, sum(files.sizes[name] for name in names))
 
 
-class _Cursor:
-    """A position in the bytes. Numbers are little-endian."""
-
-    def __init__(self, data: bytes) -> None:
-        self._data = data
-        self._at = 0
-
-    def number(self, code: str) -> Any:
-        (value,) = struct.unpack_from(f"<{code}", self._data, self._at)
-        self._at += struct.calcsize(f"<{code}")
-        return value
-
-    def skip(self, length: int) -> bytes:
-        start, self._at = self._at, self._at + length
-        if self._at > len(self._data):
-            raise IndexError("it ends within a text or a list")
-        return self._data[start : self._at]
-
-    def text(self) -> str:
-        return self.skip(self.number("Q")).decode()
-
-    def value(self, kind: int) -> Any:
-        """Read a metadata value: text, number, or a list of numbers. Lists of texts are skipped: the vocabulary."""
-        if kind == _STRING:
-            return self.text()
-        if kind != _ARRAY:
-            return self.number(_SCALARS[kind])
-        of, length = self.number("I"), self.number("Q")
-        if of == _STRING:
-            for _ in range(length):
-                self.skip(self.number("Q"))
-            return []
-        code = _SCALARS[of]  # an array of arrays is nothing that a model has: KeyError
-        data = self.skip(length * struct.calcsize(f"<{code}"))
-        return list(struct.unpack(f"<{length}{code}", data)) if length <= _KEPT else []
-
-
-def _begin(cursor: _Cursor) -> tuple[int, int]:
+def _begin(file: Head) -> tuple[int, int]:
     """Return the numbers of tensors and of entries."""
-    if cursor.number("4s") != b"GGUF" or cursor.number("I") not in (2, 3):
-        raise SpecError("not a GGUF file of version 2 or 3")
-    return cursor.number("Q"), cursor.number("Q")
+    try:
+        return begin(file)
+    except ValueError as error:
+        raise SpecError(str(error)) from None
 
 
-def _read(cursor: _Cursor, weights: Counter[int]) -> dict[str, Any]:
+def _read(file: Head, weights: Counter[int]) -> dict[str, Any]:
     """Return a file's metadata, and add its tensors' weights by type."""
-    tensors, entries = _begin(cursor)
-    metadata = {cursor.text(): cursor.value(cursor.number("I")) for _ in range(entries)}
-    for _ in range(tensors):
-        cursor.text()
-        dimensions = cursor.number("I")
-        if dimensions > 8:
-            raise IndexError(f"a tensor has {dimensions} dimensions")
-        number = math.prod(cursor.number("Q") for _ in range(dimensions))
-        weights[cursor.number("I")] += number
-        cursor.number("Q")
-    return metadata
+    num_tensors, num_entries = _begin(file)
+    found = {key.decode(): value for key, value in pairs(file, num_entries)}
+    for shape, kind, _ in tensors(file, num_tensors):
+        weights[kind] += math.prod(shape)
+    return {key: value.decode() if isinstance(value, bytes) else value for key, value in found.items()}
 
 
 def _shape(metadata: dict[str, Any], weights: Counter[int], size: int) -> Shape:
@@ -142,7 +97,7 @@ def _shape(metadata: dict[str, Any], weights: Counter[int], size: int) -> Shape:
         return value
 
     layers, heads = number("block_count"), number("attention.head_count")
-    if not 0 < layers <= _KEPT or not heads or not weights.total():
+    if not 0 < layers <= _MOST_LAYERS or not heads or not weights.total():
         raise SpecError(f"the .gguf file: {layers} layers, {heads} heads, {weights.total()} weights cannot be")
     kv_heads, head_dim = number("attention.head_count_kv", heads), number("attention.key_length", 0)
     if f"{of}.attention.kv_lora_rank" in metadata:  # latent attention: one vector for K and V
