@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from handler.core.secrets import TOKENS
+
 HIDDEN = "***"
 
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[-.]")  # hfToken and hf.token are hf_token
@@ -16,10 +18,7 @@ _NAME = re.compile(
     r"|_(PASS|PWD)$|^PGPASS$"
 )
 _VALUE = re.compile(
-    r"\b(hf_[A-Za-z0-9]{20,}|(AKIA|ASIA)[A-Z0-9]{16}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}"
-    r"|github_pat_[A-Za-z0-9_]{30,}|xox[abprs]-[A-Za-z0-9-]{20,}|nvapi-[A-Za-z0-9_-]{20,}"
-    r"|sagemaker-api-key-[A-Za-z0-9+/=_-]{20,}|glpat-[A-Za-z0-9_-]{20,}|AIza[A-Za-z0-9_-]{35}"
-    r"|eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+)"
+    rf"{TOKENS}"
     r"|(?<=://hooks\.slack\.com/services/)[A-Za-z0-9/]+"
     r"|(?<=://)[^\s/@:]*:[^\s/@]+(?=@)"  # https://user:password@host
     r"|-----BEGIN [A-Z ]*PRIVATE KEY-----[^-]*(-----END [A-Z ]*PRIVATE KEY-----)?"

@@ -72,9 +72,9 @@ def custom_code() -> dict[str, str]:
     return {name: value for name in INSTEAD if (value := os.environ.get(name))}
 
 
-def model_path() -> Path:
+def model_path(environ: Mapping[str, str] = os.environ) -> Path:
     """The directory where SageMaker lays a model."""
-    return Path(os.environ.get("SAGEMAKER_MODEL_PATH") or "/opt/ml/model")
+    return Path(environ.get("SAGEMAKER_MODEL_PATH") or "/opt/ml/model")
 
 
 def netty_buffer_bytes() -> int:

@@ -329,6 +329,12 @@ def read_config(
 ) -> Reading:
     """Read every source, check every value, and options against one another. Never raises.
 
+    1. Read the sources, weakest first, and join the dotted names of each.
+    2. Add what the settings mean in LMI (`as_lmi_reads`): only now it is known which engine they name.
+    3. Find the option of each setting; of an option's settings the last one counts.
+    4. Parse the values. Where one is wrong, that is a problem, and the default stands in for it.
+    5. Warn of what has no effect, and check options against one another.
+
     Args:
         properties: a serving.properties file.
         overrides: `key=value` as `-o` takes them, keys as serving.properties writes them.
@@ -339,14 +345,7 @@ def read_config(
         auto: the engine where no option names one; "" where that is not known here.
     """
     environ, settings = os.environ if environ is None else environ, list(settings)
-    # Weakest first; later ones win.
-    places: list[list[Setting | Problem | Note | Unknown]] = [
-        [*from_environment(environ)],
-        [*(from_file(properties) if properties else ())],
-        [*from_overrides(overrides)],
-    ]
-    named = named_engine([*(item for item in chain(*places) if isinstance(item, Setting)), *settings], "")
-    places.insert(0, [*from_foreign_variables(environ, named)])
+    places = _places(properties, overrides, environ, settings)
     written = {item.key: item.value.strip() for item in [*chain(*places), *settings] if isinstance(item, Setting)}
     found = [item for place in places for item in joined(place)]
     problems = [item for item in found if isinstance(item, Problem)]
@@ -383,6 +382,19 @@ def read_config(
     order = {origin: place for place, origin in enumerate(origins)}
     problems.sort(key=lambda problem: order.get(problem.where, len(order)))
     return Reading(config, tuple(problems), engine)
+
+
+def _places(
+    properties: Path | None, overrides: Iterable[str], environ: Mapping[str, str], settings: Iterable[Setting]
+) -> list[list[Setting | Problem | Note | Unknown]]:
+    """Read each source but the host's own settings, weakest first: later ones win."""
+    own: list[list[Setting | Problem | Note | Unknown]] = [
+        [*from_environment(environ)],
+        [*(from_file(properties) if properties else ())],
+        [*from_overrides(overrides)],
+    ]
+    named = named_engine([*(item for item in chain(*own) if isinstance(item, Setting)), *settings], "")
+    return [[*from_foreign_variables(environ, named)], *own]
 
 
 def read_server_config(
@@ -522,29 +534,38 @@ def _without_effect(
     is_named = named_engine((setting for _, setting in chosen), "")
     by_default = "" if is_named else " by default (option.llm_engine)"
     for option, setting in chosen:
-        has_field = option.field is not None or option.argument
-        if (java and option.of_java) or (has_field and (not option.engines or engine in option.engines)):
+        if (java and option.of_java) or (_is_read(option) and (not option.engines or engine in option.engines)):
             continue
-        if not has_field:
-            why = option.help
-            if refusal := _refusal(option, setting):
-                problems.append(_wrong_value(option, setting, refusal))
-                continue
-        else:
-            if setting.value.strip().lower() in option.harmless:
-                continue
-            options = [option] if option.argument else KNOWN[option.key]
-            refusals = [refusal for one in options if (refusal := _refusal(one, setting))]
-            why = (option.idle or (_STANDS_IN if engine == STAND_IN else "")) if engine else ""
-            if len(refusals) == len(options):  # a wrong value is refused with any engine
-                problems.append(_wrong_value(option, setting, refusals[0]))
-            elif engine and not why:
-                names = " and ".join(name for option in options for name in option.engines)
-                message = f"{setting.key} is for {names}; the engine here is {engine}{by_default}"
-                problems.append(Problem(setting.origin, option.key, message))
+        problem, why = _fate(option, setting, engine, by_default)
+        if problem is not None:
+            problems.append(problem)
         if why:
             idle.setdefault(why, []).append(f"{setting.key} ({setting.origin})")
     return tuple(_without(", ".join(keys), why) for why, keys in idle.items())
+
+
+def _is_read(option: Option) -> bool:
+    """Return whether an engine has it."""
+    return option.field is not None or option.argument
+
+
+def _fate(option: Option, setting: Setting, engine: str, by_default: str) -> tuple[Problem | None, str]:
+    """Return the problem with an option that the engine lacks, and why it has no effect; "" where that is not said."""
+    if not _is_read(option):
+        refusal = _refusal(option, setting)
+        return (_wrong_value(option, setting, refusal), "") if refusal else (None, option.help)
+    if setting.value.strip().lower() in option.harmless:
+        return None, ""
+    why = (option.idle or (_STANDS_IN if engine == STAND_IN else "")) if engine else ""
+    options = [option] if option.argument else KNOWN[option.key]
+    refusals = [_refusal(one, setting) for one in options]
+    if all(refusals):  # a wrong value is refused with any engine
+        return _wrong_value(option, setting, refusals[0]), why
+    if not engine or why:
+        return None, why
+    names = " and ".join(name for option in options for name in option.engines)
+    message = f"{setting.key} is for {names}; the engine here is {engine}{by_default}"
+    return Problem(setting.origin, option.key, message), ""
 
 
 def _in_the_place_of_javas(given: Mapping[str, Setting], engine: str) -> Iterator[str]:

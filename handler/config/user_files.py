@@ -22,6 +22,8 @@ from handler.core import child_processes
 from handler.core.errors import ConfigError, log_words
 from handler.core.values import Role
 
+log = logging.getLogger("handler.launch")
+
 ENGINE_MODULES = ("djl_python.huggingface", "djl_python.tensorrt_llm", "djl_python.lmi_vllm", "djl_python.lmi_trtllm")
 """Modules whose `handle` is the engine's own answer, with those below them."""
 
@@ -146,8 +148,6 @@ def _is_engines(module: str) -> bool:
 
 # -- requirements.txt: packages that are installed before anything of the model's is imported --------------------------
 
-
-log = logging.getLogger("handler.launch")
 
 KEY = "option.install_requirements"
 

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
+from handler.config.environment import model_path
 from handler.config.loader import Setting, from_environment, named_engine
-from handler.config.options.names import SECRET, Own, contradiction
-from handler.config.options.names import translate as foreign
+from handler.config.options.names import SECRET, Own, contradiction, translate
 from handler.config.options.option import shown
 from handler.core.errors import ConfigError
 
@@ -87,7 +87,7 @@ def _named(flags: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
     for name in _OF_DJL_SERVING.values():
         if getattr(flags, name.strip("-").replace("-", "_")) is not None:
             raise ConfigError(f"{name}: only DJL Serving has it; set OPTION_* or SERVING_* variables")
-    home = environ.get("SAGEMAKER_MODEL_PATH") or "/opt/ml/model"
+    home = str(model_path(environ))
     if len(flags.models) > 1:
         raise ConfigError(f"--models {' '.join(flags.models)}: this container serves one model")
     served = ""
@@ -112,7 +112,7 @@ class Translation(NamedTuple):
     lines: tuple[str, ...]
 
 
-def translate(environ: Mapping[str, str]) -> Translation:
+def translated_environment(environ: Mapping[str, str]) -> Translation:
     """Add the handler's own names for TGI's, Hugging Face's and AWS's; an empty value counts as unset.
 
     What is refused or has no effect, the server says, with all other problems.
@@ -123,7 +123,7 @@ def translate(environ: Mapping[str, str]) -> Translation:
     result = dict(environ)
     lines: list[str] = []
     settings = [item for item in from_environment(environ) if isinstance(item, Setting)]
-    for item in foreign(environ, named_engine(settings, "")):
+    for item in translate(environ, named_engine(settings, "")):
         if isinstance(item, Own):
             result[item.name] = item.value
             if item.name in SECRET:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from handler.config.environment import model_path
 from handler.config.model_files import holds_model, model_below
 from handler.core.errors import ConfigError
 
@@ -43,7 +44,7 @@ def find_model(environ: Mapping[str, str], *, needed: bool = True) -> ModelSourc
     Raises:
         ConfigError: there is no model, two places name different ones, or the path of one is missing.
     """
-    root = Path(environ.get("SAGEMAKER_MODEL_PATH") or "/opt/ml/model")
+    root = model_path(environ)
     channels = _channels(root.parent / _CHANNELS)
     name = environ.get("OPTION_MODEL_ID") or environ.get("HF_MODEL_ID")
     present = sorted(entry.name for entry in root.iterdir()) if root.is_dir() else []

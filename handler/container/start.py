@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from handler import __version__
 from handler.config.loader import read_config
-from handler.container import djl, gpu
-from handler.container.arguments import Arguments, Translation, read_arguments, translate
+from handler.container import djl
+from handler.container.arguments import Arguments, Translation, read_arguments, translated_environment
 from handler.container.model import ModelSource, find_model
 from handler.container.secret import with_token
 from handler.container.supervisor import run_as_init, supervise
-from handler.core.devices import Driver, read_driver
+from handler.core.devices import Driver, DriverCheck, check_driver, read_driver
 from handler.core.errors import ConfigError, Problem, Problems
 
 log = logging.getLogger("handler.container")
@@ -79,7 +79,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
         OSError: the scratch directory cannot be written.
     """
     problems = Problems()
-    arguments, gpus = Arguments(0), gpu.Check("")
+    arguments, gpus = Arguments(0), DriverCheck("")
     translation, source = Translation(environ, ()), ModelSource(None, None, {})
     with problems:
         arguments = read_arguments(argv, environ)
@@ -91,12 +91,13 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
     if front not in FRONTS:
         problems.append(Problem("", "", f"environment variable LMI_FRONT={front}: must be {' or '.join(FRONTS)}"))
     log.info("lmi-handler %s, front %s, port %d", __version__, front, arguments.port)
+    driver = driver or read_driver()
     with problems:
-        gpus = gpu.check(driver or read_driver(), environ)
+        gpus = check_driver(driver, environ)
     if gpus.line:
         log.info("%s", gpus.line)
     with problems:
-        translation = translate(environ)
+        translation = translated_environment(environ)
     for line in translation.lines:
         log.info("%s", line)
     echo = "option.llm_engine=echo" in arguments.options or environ.get("OPTION_LLM_ENGINE") == "echo"
@@ -127,7 +128,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
     scratch.mkdir(parents=True, exist_ok=True)
     name = djl.make_model(arguments, source, ready, scratch / "model", djl.version(home))
     configuration = djl.make_configuration(scratch, arguments)
-    command = djl.command(home, configuration, name, scratch / "model", gpu=(driver or read_driver()) is not None)
+    command = djl.command(home, configuration, name, scratch / "model", gpu=driver is not None)
     return Start(command, with_token(djl.environment(home, ready, scratch)), arguments.port, supervised=True)
 
 

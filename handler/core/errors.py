@@ -44,6 +44,8 @@ from types import TracebackType
 from typing import NamedTuple
 from urllib.parse import quote
 
+from handler.core.secrets import TOKENS
+
 log = logging.getLogger("handler")
 
 
@@ -134,18 +136,20 @@ class ServingError(Exception):
         return f"{self.message} ({self.detail})" if self.detail else self.message
 
 
-class InvalidPayload(ServingError):
+class _OfTheClient(ServingError):
+    """The client's own mistake."""
+
     status = 400
     kind = "validation"
     type = "BadRequestException"
 
 
-class InvalidParameter(ServingError):
+class InvalidPayload(_OfTheClient):
+    """The body cannot be read as a request."""
+
+
+class InvalidParameter(_OfTheClient):
     """The message begins with the client's `NAME=VALUE`: `parameters.top_p=2`."""
-
-    status = 400
-    kind = "validation"
-    type = "BadRequestException"
 
     @property
     def public(self) -> str:
@@ -169,12 +173,8 @@ class RefusedByEngine(InvalidParameter):
         return f"{self._REFUSED} ({self.detail})" if self.detail else self._REFUSED
 
 
-class TooLong(ServingError):
+class TooLong(_OfTheClient):
     """More tokens than the model takes."""
-
-    status = 400
-    kind = "validation"
-    type = "BadRequestException"
 
 
 class PromptTooLong(TooLong):
@@ -208,21 +208,18 @@ class AnswerTooLong(TooLong):
         self.num_prompt, self.wanted, self.most = num_prompt, wanted, most
 
 
-class UnsupportedMedia(ServingError):
+class UnsupportedMedia(_OfTheClient):
     status = 415
-    kind = "validation"
     type = "UnsupportedMediaTypeException"
 
 
-class TooSlow(ServingError):
+class TooSlow(_OfTheClient):
     status = 408
-    kind = "validation"
     type = "RequestTimeoutException"
 
 
-class TooLarge(ServingError):
+class TooLarge(_OfTheClient):
     status = 413
-    kind = "validation"
     type = "RequestEntityTooLargeException"
 
 
@@ -260,10 +257,8 @@ class Overloaded(Unavailable):
         self.retry_after = retry_after
 
 
-class BadRequest(ServingError):
-    status = 400
-    kind = "validation"
-    type = "BadRequestException"
+class BadRequest(_OfTheClient):
+    """The request is refused before its body counts, or for something else than that."""
 
 
 class InvalidSession(BadRequest):
@@ -373,9 +368,9 @@ _SHORTEST_KEY = 4  # characters; masking a shorter one would spoil other words
 
 _KEY = "[key]"
 _KEYS = re.compile(
-    r"(?i:\b(?:bearer|basic)\s+)[\w.~+/=-]{4,}"
+    rf"{TOKENS}"
+    r"|(?i:\b(?:bearer|basic)\s+)[\w.~+/=-]{4,}"
     r"|\b(?:sk|pk|hf|rk|gsk|ghp|xox[abp])[-_][\w-]{8,}"
-    r"|\bA[KS]IA[0-9A-Z]{16}\b"
     r"|\beyJ[\w-]{8,}(?:\.[\w-]*){0,2}"
     r"|(?i:\b(?:x-)?(?:api[-_ ]?key|access[-_ ]?token|authorization|password|secret|signature)\b['\"]?\s*[:=]\s*['\"]?"
     r"(?:(?:bearer|basic)\s+)?)"

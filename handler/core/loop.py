@@ -20,6 +20,8 @@ from collections.abc import Callable, Coroutine, Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+log = logging.getLogger("handler.server")
+
 T = TypeVar("T")
 
 
@@ -98,8 +100,6 @@ async def run_in_daemon_thread(call: Callable[[], T]) -> T:
 # A process of its own watches (`loop_watcher.py`): the loop may stand still in C code that lets no Python thread run.
 # It sends the loop a byte each second, which the loop reads. Python's C signal handler writes the numbers of signals
 # to the same socket, so that the watcher also learns of a SIGTERM that the loop does not hear.
-
-log = logging.getLogger("handler.server")
 
 _WATCHER = Path(__file__).with_name("loop_watcher.py")
 _DUMP = getattr(signal, "SIGRTMAX", 0)  # at this signal the process writes its threads' stacks

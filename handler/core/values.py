@@ -250,6 +250,10 @@ class FieldNames(NamedTuple):
 LMI_NAMES = FieldNames()
 
 
+Objects = Sequence[Mapping[str, Any]]
+"""JSON objects, such as the messages of a chat or its tools."""
+
+
 class TemplateOptions(NamedTuple):
     """Values that a chat template gets beside messages and tools.
 

@@ -20,6 +20,7 @@ from handler.core.values import (
     Adapter,
     Extras,
     Finish,
+    Objects,
     Pooling,
     Sampling,
     StructuredOutput,
@@ -296,12 +297,7 @@ class Tokenizer(Protocol):
     def encode(self, text: str) -> Prompt:
         """Encode a prompt. Special tokens in the text are recognised; only the model's usual first token is added."""
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        options: TemplateOptions = PLAIN_TEMPLATE,
-    ) -> Prompt:
+    def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
         """Encode messages by the chat template. Special tokens are recognised, and none is added: it has them all.
 
         Args:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Problem
 from handler.core.framing import dumps
-from handler.core.recorded_headers import known_headers, path_without_credentials
+from handler.core.secrets import known_headers, path_without_credentials
 
 log = logging.getLogger("handler")
 

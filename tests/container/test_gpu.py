@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from handler.container.gpu import Check, check
-from handler.core.devices import Driver, read_driver, visible_gpus
+from handler.core.devices import Driver, DriverCheck, check_driver, read_driver, visible_gpus
 from handler.core.errors import ConfigError
 
 OLD = Driver("535.216.03", (12, 2), 4)
@@ -52,14 +51,14 @@ def test_driver_is_read_from_nvml() -> None:
 
 
 def test_without_driver_and_cuda_there_is_nothing_to_say(tmp_path: Path) -> None:
-    assert check(None, {}, tmp_path) == Check("")
-    assert check(NEW, {}, tmp_path).line == "GPUs visible: 1; driver 580.95.05 with CUDA 13.0"
-    assert "no NVIDIA driver is visible" in check(None, {"CUDA_VERSION": "13.1.0.036"}, tmp_path).line
+    assert check_driver(None, {}, tmp_path) == DriverCheck("")
+    assert check_driver(NEW, {}, tmp_path).line == "GPUs visible: 1; driver 580.95.05 with CUDA 13.0"
+    assert "no NVIDIA driver is visible" in check_driver(None, {"CUDA_VERSION": "13.1.0.036"}, tmp_path).line
 
 
 def test_too_old_a_driver_is_refused_with_the_ami_that_has_a_newer_one(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
-        check(OLD, {"CUDA_VERSION": "13.1.0.036"}, tmp_path)
+        check_driver(OLD, {"CUDA_VERSION": "13.1.0.036"}, tmp_path)
     assert str(error.value) == (
         "GPUs visible: 4; driver 535.216.03 with CUDA 12.2; CUDA 13.1 in the image: the driver is too old for it. "
         "Deploy with InferenceAmiVersion=al2023-ami-sagemaker-inference-gpu-4-1 (driver 580, CUDA 13.0), "
@@ -71,12 +70,12 @@ def test_an_older_driver_gets_the_compatibility_library(tmp_path: Path) -> None:
     library = tmp_path / "lib.real" / "libcuda.so.1"
     library.parent.mkdir()
     library.touch()
-    assert check(OLD, {"CUDA_VERSION": "13.1.0"}, tmp_path).library_path == str(library.parent)
-    assert check(NEW, {"CUDA_VERSION": "13.0.2"}, tmp_path).library_path == ""
+    assert check_driver(OLD, {"CUDA_VERSION": "13.1.0"}, tmp_path).library_path == str(library.parent)
+    assert check_driver(NEW, {"CUDA_VERSION": "13.0.2"}, tmp_path).library_path == ""
 
 
 def test_a_newer_minor_version_needs_none(tmp_path: Path) -> None:
-    assert check(NEW, {"CUDA_VERSION": "13.1.0"}, tmp_path).line.endswith(
+    assert check_driver(NEW, {"CUDA_VERSION": "13.1.0"}, tmp_path).line.endswith(
         "which its minor versions' compatibility covers"
     )
 

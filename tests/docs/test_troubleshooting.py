@@ -16,10 +16,9 @@ import pytest
 
 from deploy.diagnostics import causes, known_causes
 from handler.config.loader import read_config, read_server_config
-from handler.container import gpu
 from handler.container.model import find_model
 from handler.core import errors
-from handler.core.devices import Driver
+from handler.core.devices import Driver, check_driver
 from handler.core.errors import ConfigError
 from handler.engines.process.supervisor import State
 from handler.http.security import read_access
@@ -190,8 +189,8 @@ STARTS: Mapping[str, Callable[[Path], str]] = {
     "few GPUs": lambda tmp: refused(
         lambda: replica_places(read_config(overrides=["option.replicas=2"], environ={}).config, ["0"], [])
     ),
-    "an old driver": lambda tmp: refused(lambda: gpu.check(DRIVER, {"CUDA_VERSION": "13.0"}, tmp)),
-    "no driver": lambda tmp: gpu.check(None, {"CUDA_VERSION": "13.0"}, tmp).line,
+    "an old driver": lambda tmp: refused(lambda: check_driver(DRIVER, {"CUDA_VERSION": "13.0"}, tmp)),
+    "no driver": lambda tmp: check_driver(None, {"CUDA_VERSION": "13.0"}, tmp).line,
     "a port in use": lambda tmp: taken_port(),
     "an address elsewhere": lambda tmp: refused(lambda: bind("203.0.113.1", 0, 1)),
     "keys": lambda tmp: refused(lambda: read_access(environ={"LMI_API_KEY": ""})),

@@ -36,7 +36,7 @@ ONLY_IN_HANDLER = {
     "gguf": {"engines/openvino"},
     "vllm": {"engines/vllm"},
     "tensorrt_llm": {"engines/trtllm"},
-    "transformers": {"engines/huggingface", "engines/openvino/decoder"},
+    "transformers": {"engines/huggingface", "engines/openvino/decoder", "engines/structured_output/xgrammar"},
     "huggingface_hub": {"engines/huggingface/files"},
     "prometheus_client": {"serving/metrics"},
     "opentelemetry": {"serving/metrics/tracing"},
@@ -44,7 +44,7 @@ ONLY_IN_HANDLER = {
     "orjson": {"core/framing", "engines/openai", "protocols/kernel/body"},
     "aiohttp": {"engines/openai", "serving/media"},
     "yarl": {"serving/media"},
-    "PIL": {"serving/media/image_decoder", "engines/pillow"},
+    "PIL": {"serving/media/image_decoder", "engines/huggingface/media"},
     "boto3": {"container", "engines/s3"},
     "botocore": {"container", "engines/s3"},
     "s3transfer": {"engines/s3"},
@@ -197,6 +197,7 @@ def test_deploy_imports_of_the_handler_only_its_options_and_command_line() -> No
         "handler.config.options",
         "handler.config.options.names",
         "handler.core.command_line",
+        "handler.core.secrets",
         "handler.core.text_files",
     }
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.media import Medium
-from handler.engines.pillow import pillow_image
+from handler.engines.huggingface.media import pillow_image
 from tests.random_models import Answer, Case, byte_tokenizer, cases, greedy_answer, save
 
 _PARTS = """{%- for message in messages -%}<|im_start|>{{ message['role'] }}

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from handler.core.media import Medium
 from handler.core.text import Detokenizer
-from handler.engines.pillow import pillow_image
+from handler.engines.huggingface.media import pillow_image
 from tests.random_models import NUM_TOKENS, Case, Compared
 from tests.servers import LiveServer
 from tests.vision.models import CASES

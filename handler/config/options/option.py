@@ -13,6 +13,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 
 from handler.core.media import ALL_MEDIA, MEDIA
+from handler.core.secrets import TOKENS
 
 _T = TypeVar("_T")
 _D = TypeVar("_D")
@@ -77,6 +78,7 @@ _MARKS = ("eos", "bos", "pad", "unk", "sep", "cls", "mask", "image", "audio", "v
 _NO_MARK = "".join(rf"(?<!\b{name})(?<!_{name})" for name in (*_MARKS, "per"))
 _SECRET = re.compile(
     rf"(?i)(\btoken|{_NO_MARK}_token|(\b|_)(api_?keys?|password|secret))[\"']?\s*[:=]|\bhf_[a-z0-9]{{16}}|://[^/\s]*@"
+    rf"|(?-i:{TOKENS})"
 )
 _SWITCH = re.compile(r"(?i)^[\w.-]+=\s*(true|false)\s*$")  # smoothquant_per_token=true
 _HOST = re.compile(r"(\*|[a-z0-9_.-]+(:[0-9]+)?|\[[0-9a-f]*:[0-9a-f:.]*\](:[0-9]+)?)")

@@ -36,6 +36,7 @@ from handler.core.values import (
     Extras,
     Finish,
     Heard,
+    Objects,
     Pooling,
     Sampling,
     Task,
@@ -112,12 +113,7 @@ class EchoTokenizer:
         ids = [cues.get(word, len(cues) + zlib.crc32(word.encode())) for one in words for word in one]
         return Prompt(texts[0], ids, Vocabulary([])), lengths[0] if len(texts) > 1 else None
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        options: TemplateOptions = PLAIN_TEMPLATE,
-    ) -> Prompt:
+    def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
         """Encode a line `role: content` for each message, and `assistant:` at the end."""
         lines = [f"{message['role']}: {_written(message['content'])}" for message in messages]
         if options.add_generation_prompt:

@@ -17,10 +17,13 @@ from handler.config import model_files
 from handler.config.model_files import visible
 from handler.config.options.option import beginning
 from handler.core.errors import ConfigError, Problems
+from handler.core.secrets import TOKENS
 from handler.engines import downloads, s3
 from handler.engines.base import EngineConfig
 from handler.engines.downloads import fingerprint, make_once, run_converter
 from handler.engines.huggingface.tokenizer import HfTokenizer, mistral_eos_id
+
+log = logging.getLogger("handler.engine")
 
 _JSON_FILES = (
     "config.json",
@@ -126,8 +129,6 @@ def _no_header(path: Path) -> ConfigError:
 # -- models of the Hugging Face hub: their names, and their files in huggingface_hub's cache ---------------------------
 
 
-log = logging.getLogger("handler.engine")
-
 OTHER_FORMATS = (
     "*.pth", "*.ckpt", "*.msgpack", "*.h5", "*.ot", "*.tflite", "*.gguf", "*.onnx", "*.onnx_data", "*.mlmodel",
     "original/*", "onnx/*", "openvino/*", "coreml/*",
@@ -147,7 +148,7 @@ _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*/?|(?!.*\.gguf$)\w[\w.-]*", re.ASCII)
 _GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.gguf)", re.ASCII)
 
 _ERRNO = re.compile(r"^\[Errno -?\d+\] ")
-_SECRET = re.compile(r"\bhf_\w{8,}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)")
+_SECRET = re.compile(rf"{TOKENS}|\bhf_\w{{8,}}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)")
 """Tokens, which a hub may repeat in its answer, and names with passwords in addresses."""
 
 

@@ -283,3 +283,11 @@ def prompt_text(
         "the engine takes vision models' prompts as text, and no text has exactly this prompt's tokens "
         "(a prompt of ids, a cut prompt, or what follows a thought)"
     )
+
+
+def pillow_image(medium: Medium) -> Any:
+    """Return an image as Pillow's, which vLLM and TensorRT-LLM take."""
+    from PIL import Image
+
+    width, height = medium.size
+    return Image.frombytes("RGB", (width, height), medium.data)

@@ -16,8 +16,9 @@ from handler.core import text_files
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, PromptTooLong
 from handler.core.media import MediaTokens
 from handler.core.text import Prompt, Vocabulary, check_tokens, given_prompt
-from handler.core.values import PLAIN_TEMPLATE, Pooling, Request, TemplateOptions
+from handler.core.values import PLAIN_TEMPLATE, Objects, Pooling, Request, TemplateOptions
 from handler.engines.base import EngineInfo, Tokenizer
+from handler.engines.huggingface.tokenizer import MOST_TOKENS, PART
 
 NO_POOLED_LORA = "it generates no text here (option.task)"
 
@@ -138,10 +139,6 @@ def _most_tokens(model: Path, config: dict[str, Any]) -> int | None:
 # -- turn texts and pairs of texts into a model's ids, with its special tokens, cut where that is allowed --------------
 
 
-_MOST_TOKENS = 1 << 20  # of a text; making Python objects of more would hold the GIL for long
-_PART = 1 << 20  # characters of a part of a long text
-
-
 class PoolingTokenizer(Tokenizer, Protocol):
     """The tokenizer of an engine that was loaded for embeddings, scores or classification."""
 
@@ -234,18 +231,13 @@ class HfPoolingTokenizer:
     def encode(self, text: str) -> Prompt:
         return self.encode_pooled([text], None, None)[0]
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        options: TemplateOptions = PLAIN_TEMPLATE,
-    ) -> Prompt:
+    def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
         raise InvalidPayload("'messages': the model takes texts, no chats")
 
     def encode_pooled(self, texts: Sequence[str], most: int | None, side: str | None) -> tuple[Prompt, int | None]:
         """See `PoolingTokenizer`."""
         for text in texts:
-            check_tokens(text, "inputs", _MOST_TOKENS, _PART, lambda part: len(self._parts([part])[0].ids))
+            check_tokens(text, "inputs", MOST_TOKENS, PART, lambda part: len(self._parts([part])[0].ids))
         parts = self._parts(texts)
         lengths, num_special = [len(part.ids) for part in parts], self._num_special[len(texts) > 1]
         if most is not None and (total := sum(lengths) + num_special) > most:

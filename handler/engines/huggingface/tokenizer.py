@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from handler.config.model_files import tokenizer_template
 from handler.core.errors import ConfigError, GenerationFailed, InvalidPayload
 from handler.core.media import MediaTokens
 from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
-from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
+from handler.core.values import PLAIN_TEMPLATE, Objects, TemplateOptions
 from handler.engines.huggingface.media import media_tokens
 
 Messages = list[dict[str, Any]]
@@ -33,7 +33,7 @@ class ContentForms(NamedTuple):
     parts: bool
     placeholders: Mapping[str, str]
 
-    def adapt(self, messages: Sequence[Mapping[str, Any]]) -> Messages:
+    def adapt(self, messages: Objects) -> Messages:
         """Return the messages in a form that the template renders.
 
         Where it renders texts only, a medium's placeholder is a line before the message's text, as vLLM has it.
@@ -131,12 +131,7 @@ class HfTokenizer:
     def encode(self, text: str) -> Prompt:
         return self._encode(text, "inputs", add_special_tokens=True)
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        options: TemplateOptions = PLAIN_TEMPLATE,
-    ) -> Prompt:
+    def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
         """Apply the chat template and encode its text, as transformers and vLLM do (docs/wire/chat.md).
 
         Raises:
@@ -308,17 +303,10 @@ class MistralTokenizer:
         self.chat_template = " ".join([*marks, *(["tools", "tool_calls"] if "[AVAILABLE_TOOLS]" in marks else [])])
 
     def encode(self, text: str) -> Prompt:
-        check_tokens(
-            text, "inputs", MOST_TOKENS, PART, lambda part: len(self._texts.encode(part, bos=False, eos=False))
-        )
+        check_tokens(text, "inputs", MOST_TOKENS, PART, self._count)
         return Prompt(text, self._texts.encode(text, bos=True, eos=False), self._vocabulary)
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        options: TemplateOptions = PLAIN_TEMPLATE,
-    ) -> Prompt:
+    def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
         """Lay the messages out as mistral_common does.
 
         Raises:
@@ -328,9 +316,7 @@ class MistralTokenizer:
 
         given = [_message(message) for message in messages]
         for text in (str(message.get("content") or "") for message in given):
-            check_tokens(
-                text, "messages", MOST_TOKENS, PART, lambda part: len(self._texts.encode(part, bos=False, eos=False))
-            )
+            check_tokens(text, "messages", MOST_TOKENS, PART, self._count)
         continues = options.continue_final_message
         try:
             request = ChatCompletionRequest.from_openai(
@@ -340,6 +326,9 @@ class MistralTokenizer:
         except Exception as error:  # its own classes and pydantic's, on a client's values
             raise InvalidPayload(f"'messages': Mistral's tokenizer refuses them: {str(error)[:400]}") from None
         return Prompt(self._vocabulary.decode(encoded.tokens), encoded.tokens, self._vocabulary)
+
+    def _count(self, text: str) -> int:
+        return len(self._texts.encode(text, bos=False, eos=False))
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:

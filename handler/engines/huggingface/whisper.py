@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 from handler.config import model_files
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload
-from handler.core.media import SAMPLE_RATE, MediaTokens
+from handler.core.media import SAMPLE_RATE, MediaTokens, Medium
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
-from handler.engines.base import Capabilities
+from handler.core.values import PLAIN_TEMPLATE, Adapter, Objects, TemplateOptions
+from handler.engines.base import Capabilities, EngineRequest
 
 TRANSCRIBING = Capabilities(
     frozenset({"max_new_tokens", "do_sample", "temperature"}), no_adapters="it transcribes", no_media={"audio": ""}
@@ -97,6 +97,21 @@ def whisper_ids(model: Path) -> WhisperIds:
     )
 
 
+def clip_of(request: EngineRequest) -> tuple[Any, Medium]:
+    """Return the samples of a transcription's clip, an array of float32, and the clip.
+
+    Raises:
+        ValueError: there are none, or several.
+    """
+    import numpy
+
+    prompt = request.read_media()
+    if prompt is None or len(prompt.media) != 1:
+        raise ValueError("a transcription has one audio clip")
+    (medium,) = prompt.media
+    return numpy.frombuffer(medium.data, numpy.float32), medium
+
+
 def cut(samples: Any) -> Iterator[tuple[int, int]]:
     """Yield where the pieces of a clip begin and end, each of up to `WINDOW` seconds.
 
@@ -123,6 +138,16 @@ def with_times(vocabulary: Vocabulary, ids: WhisperIds) -> Vocabulary:
     return Vocabulary(pieces, {*vocabulary.special, *range(first, last + 1)})
 
 
+class NoAdapters:
+    """The part of a Whisper's engine that refuses LoRA adapters."""
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        raise ValueError("a Whisper has no LoRA adapters here")
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        pass
+
+
 class WhisperTokenizer:
     """See `engines.base.Tokenizer`. Messages are a clip; the options' arguments name language, task and prompt.
 
@@ -141,12 +166,7 @@ class WhisperTokenizer:
     def encode(self, text: str) -> Prompt:
         return Prompt(text, self._encode(text), self._vocabulary)
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        options: TemplateOptions = PLAIN_TEMPLATE,
-    ) -> Prompt:
+    def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
         asked = dict(options.arguments)
         timed = [] if asked.get("timestamps") else [self._ids.no_timestamps]
         ids = [*self._previous(asked.get("prompt", "")), self._ids.start, *self._wanted(**asked), *timed]

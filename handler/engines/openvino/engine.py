@@ -30,7 +30,7 @@ from handler.engines.base import (
 from handler.engines.huggingface.media import collapse, media_tokens, no_media, prompt_text
 from handler.engines.huggingface.pooling import HfPoolingTokenizer
 from handler.engines.huggingface.whisper import TRANSCRIBING
-from handler.engines.openvino.ir_files import conversion, fetch, is_vision, prefers_f32
+from handler.engines.openvino.ir_files import conversion, fetch, ids_of, is_vision, prefers_f32
 from handler.engines.openvino.model import (
     OpenVinoTokenizer,
     check,
@@ -50,240 +50,6 @@ from handler.engines.openvino.structured_output import (
 )
 from handler.engines.openvino.whisper import OpenVinoWhisper
 
-_MAX_SEED = (1 << 63) - 1  # the binding takes a signed 64-bit number
-
-
-def _ends(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
-    if sampling.ignore_eos:  # GenAI then ignores every stop id, so _output finds the request's own
-        return {"ignore_eos": True}
-    # To xgrammar every stop id is an end, so with a schema _output finds the request's own.
-    others = set() if sampling.structured_output is not None else set(sampling.stop_token_ids)
-    return {"eos_token_id": min(eos) if eos else -1, "stop_token_ids": set(eos) | others}
-
-
-def _structured_output(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
-    import openvino_genai as genai
-
-    if sampling.structured_output is None:
-        return {}
-    if sampling.num_beams > 1 or sampling.ignore_eos or sampling.min_new_tokens:
-        raise ValueError("structured output excludes num_beams > 1, ignore_eos and a minimum length")
-    return {"structured_output_config": genai.StructuredOutputConfig(**genai_arguments(sampling.structured_output))}
-
-
-def _beams(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
-    import openvino_genai as genai
-
-    if sampling.num_beams == 1:
-        return {}
-    criteria = genai.StopCriteria
-    return {
-        "num_beams": sampling.num_beams,
-        "num_return_sequences": sampling.num_beams,
-        "length_penalty": sampling.length_penalty,
-        "stop_criteria": criteria.EARLY if sampling.early_stopping else criteria.HEURISTIC,
-    }
-
-
-def _choice(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
-    if sampling.num_beams > 1 or not sampling.do_sample or sampling.temperature <= 0:
-        return {}
-    return {"do_sample": True, **arguments(_DRAWN, sampling)}
-
-
-def _seed(sampling: Sampling) -> dict[str, Any]:
-    return {"rng_seed": (sampling.seed or 0) & _MAX_SEED}
-
-
-def _top(sampling: Sampling) -> dict[str, Any]:
-    if sampling.top_p == 0:  # the smallest nucleus is the most likely token alone
-        return {"top_k": 1}
-    return {"top_p": sampling.top_p, **({"top_k": sampling.top_k} if sampling.top_k > 0 else {})}
-
-
-def _by_scorer(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
-    """Leave it to `scorers.py`."""
-    return {}
-
-
-_DRAWN: Mapping[str, Rule] = {
-    "temperature": "temperature",
-    "seed": _seed,
-    "min_p": "min_p",
-    "top_p": _top,
-    "top_k": _top,
-}
-"""Fields that count where tokens are drawn."""
-
-_TABLE: Mapping[str, Rule] = {
-    "max_new_tokens": "max_new_tokens",
-    "min_new_tokens": "min_new_tokens",
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "ignore_eos": _ends,
-    "stop_token_ids": _ends,
-    "structured_output": _structured_output,
-    "num_beams": _beams,
-    "length_penalty": _beams,
-    "early_stopping": _beams,
-    "do_sample": _choice,
-    "prompt_logprobs": _by_scorer,
-    "prompt_top_logprobs": _by_scorer,
-}
-
-SUPPORTS = frozenset({*_TABLE, *_DRAWN})
-
-
-def generation_config(sampling: Sampling, eos: frozenset[int]) -> Any:
-    """Make GenAI's configuration of one request.
-
-    Args:
-        eos: ids that end an answer as EOS.
-
-    Raises:
-        ValueError: GenAI refuses the parameters.
-    """
-    import openvino_genai as genai
-
-    # For log-probabilities GenAI takes the exponential of each logit: a twentieth of one sequence's step.
-    config = genai.GenerationConfig(logprobs=int(sampling.logprobs))
-    config.apply_chat_template = False  # of a text: it has been applied
-    for name, value in arguments(_TABLE, sampling, eos).items():
-        setattr(config, name, value)
-    config.validate()
-    return config
-
-
-# -- make OpenVINO GenAI's pipeline, and the scorer of its prompts, by the configuration -------------------------------
-
-
-TOKENS_PER_STEP = 256  # GenAI prefills all new prompts in one step: the limit keeps other requests' tokens coming
-
-_PROMPT = "The quick brown fox jumps over the lazy dog. 1 + 1 = 2"
-
-_PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
-
-
-def make_scorer(config: EngineConfig, model: Path) -> LogitScorer | PipelineScorer:
-    if has_logits(model):
-        return LogitScorer(model, properties(config.options.dtype, model))
-    options = replace(config.options, enable_prefix_caching=False, max_rolling_batch_size=1)
-    return PipelineScorer(lambda: make_pipeline(replace(config, options=options)))
-
-
-def make_pipeline(config: EngineConfig) -> Any:
-    import openvino_genai
-
-    scheduler = openvino_genai.SchedulerConfig()
-    scheduler.max_num_seqs = config.options.max_rolling_batch_size
-    scheduler.max_num_batched_tokens = config.options.max_num_batched_tokens or TOKENS_PER_STEP
-    # Not by default: in bf16 a prompt whose beginning is cached has slightly other numbers, so that a seed's answer may
-    # not come again. Log-probabilities differed by up to 0.07 on a CPU with AVX512-BF16.
-    scheduler.enable_prefix_caching = bool(config.options.enable_prefix_caching)
-    if config.options.kv_cache_gib:
-        scheduler.cache_size = config.options.kv_cache_gib
-    pipeline = openvino_genai.ContinuousBatchingPipeline(
-        str(config.model), scheduler, "CPU", properties(config.options.dtype, config.model)
-    )
-    if config.options.dtype == "fp16" and config.model is not None and has_logits(config.model):
-        _check_numbers(pipeline)
-    return pipeline
-
-
-def _check_numbers(pipeline: Any) -> None:
-    """Try a prompt: in fp16 the CPU plugin may compute no numbers, and answers would be noise.
-
-    Raises:
-        ConfigError: a token has no probability.
-    """
-    import openvino_genai
-
-    greedy = openvino_genai.GenerationConfig(max_new_tokens=1, logprobs=1, do_sample=False)
-    handle = pipeline.add_request(0, pipeline.get_tokenizer().encode(_PROMPT).input_ids, greedy)
-    try:
-        while pipeline.has_non_finished_requests():
-            pipeline.step()
-        is_noise = any(math.isnan(logprob) for output in handle.read_all() for logprob in output.generated_log_probs)
-    except RuntimeError as error:
-        is_noise = "isnan" in str(error)
-        if not is_noise:
-            raise
-    if is_noise:
-        raise ConfigError(
-            "option.dtype=fp16: on this CPU the model computes no numbers in it; write bf16 or leave it out"
-        )
-
-
-def properties(dtype: str, model: Path | None = None) -> dict[str, str]:
-    """Make the CPU plugin's properties; `auto` depends on the model, where it was converted from GGUF.
-
-    fp32 needs all three: by the precision hint alone, the KV cache and activations beside compressed weights would
-    still be quantized. Only then are greedy answers those of transformers, and independent of other requests.
-    """
-    if dtype == "auto":
-        return {"INFERENCE_PRECISION_HINT": "f32"} if model is not None and prefers_f32(model) else {}
-    import openvino
-
-    precisions = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    if dtype.upper() not in precisions:
-        raise ConfigError(f"option.dtype={dtype}: this CPU computes in {', '.join(precisions)}")
-    if dtype == "fp32":
-        return {
-            "EXECUTION_MODE_HINT": "ACCURACY",
-            "INFERENCE_PRECISION_HINT": "f32",
-            "KV_CACHE_PRECISION": "f32",
-        }
-    return {"INFERENCE_PRECISION_HINT": _PRECISIONS[dtype]}
-
-
-# -- prompts for OpenVINO GenAI's vision models, which take text and images, no ids ------------------------------------
-
-
-_OWN_TAGS = ("<ov_genai_image_", "<ov_genai_video_", "<ov_genai_audio_")
-"""GenAI's own placeholders, which it replaces wherever they stand."""
-
-
-class VisionPrompts:
-    """Makes GenAI's arguments of a prompt, and checks that GenAI reads the ids that the host has counted.
-
-    Args:
-        tokenizer: the pipeline's.
-        tokens: the model's, by kind.
-    """
-
-    def __init__(self, tokenizer: Any, tokens: Mapping[str, MediaTokens]) -> None:
-        self._tokenizer = tokenizer
-        self._tokens = tokens
-
-    def arguments(self, ids: Sequence[int], media: MediaPrompt | None) -> tuple[str, list[Any]]:
-        """Return the text, and images as tensors [1, height, width, 3] of u8.
-
-        Raises:
-            ValueError: no text has these ids.
-        """
-        text, images = ("", ()) if media is None else media
-        text = prompt_text(collapse(ids, images, self._tokens), text, self._encode, self._decode)
-        if tag := next((tag for tag in _OWN_TAGS if tag in text), ""):
-            raise ValueError(f"the prompt's text has {tag}, which OpenVINO GenAI reads as an image")
-        return text, [_tensor(image) for image in images]
-
-    def _encode(self, text: str) -> list[int]:
-        ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
-        return ids
-
-    def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
-
-
-def _tensor(image: Medium) -> Any:
-    import numpy
-    import openvino
-
-    width, height = image.size
-    return openvino.Tensor(numpy.frombuffer(image.data, dtype=numpy.uint8).reshape(1, height, width, 3).copy())
-
-
 __all__ = [
     "OpenVino",
     "capabilities",
@@ -298,22 +64,6 @@ __all__ = [
 
 _NO_ADAPTERS = "it ignores LoRA adapters that are chosen by request"
 
-_CAPABILITIES = Capabilities(
-    SUPPORTS,
-    structural_tags=frozenset({"json"}),  # its qwen_xml allows no line ends, which models write
-    reasons={
-        "typical_p": "it has no typical decoding",
-        "bad_sequences": "it cannot forbid token sequences",
-        "bad_token_ids": "it cannot forbid tokens",
-        "no_repeat_ngram_size": "it cannot forbid repeated n-grams",
-        "logit_bias": "it has no logit bias",
-        "top_logprobs": "it reports the chosen token's log-probability only",
-        "return_context_logits": "it does not give its logits",
-        "return_generation_logits": "it does not give its logits",
-    },
-    no_adapters=_NO_ADAPTERS,
-)
-
 _DEFAULT_CONTEXT = 2048  # tokens, where a model names none
 
 
@@ -322,7 +72,7 @@ class _Running:
     handle: Any
     eos: frozenset[int]  # ids that end the sequence as EOS
     stops: frozenset[int]  # ids that end it as STOP
-    own_stops: bool  # the engine does not look for `stops`: see sampling.py
+    own_stops: bool  # the engine does not look for `stops`: see `_ends`
     scores: Scores | None  # of the prompt, to come with the first output
     logprobs: bool
     num_tokens: int = 0
@@ -560,3 +310,252 @@ def load_tokenizer(config: EngineConfig) -> Tokenizer:
     if config.task is not Task.GENERATION:
         return HfPoolingTokenizer(config.model)
     return OpenVinoTokenizer(config.model, config.chat_template)
+
+
+# -- Sampling in the words of GenAI's configuration --------------------------------------------------------------------
+
+
+_MAX_SEED = (1 << 63) - 1  # the binding takes a signed 64-bit number
+
+
+def _ends(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
+    if sampling.ignore_eos:  # GenAI then ignores every stop id, so _output finds the request's own
+        return {"ignore_eos": True}
+    # To xgrammar every stop id is an end, so with a schema _output finds the request's own.
+    others = set() if sampling.structured_output is not None else set(sampling.stop_token_ids)
+    return {"eos_token_id": min(eos) if eos else -1, "stop_token_ids": set(eos) | others}
+
+
+def _structured_output(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
+    import openvino_genai as genai
+
+    if sampling.structured_output is None:
+        return {}
+    if sampling.num_beams > 1 or sampling.ignore_eos or sampling.min_new_tokens:
+        raise ValueError("structured output excludes num_beams > 1, ignore_eos and a minimum length")
+    return {"structured_output_config": genai.StructuredOutputConfig(**genai_arguments(sampling.structured_output))}
+
+
+def _beams(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
+    import openvino_genai as genai
+
+    if sampling.num_beams == 1:
+        return {}
+    criteria = genai.StopCriteria
+    return {
+        "num_beams": sampling.num_beams,
+        "num_return_sequences": sampling.num_beams,
+        "length_penalty": sampling.length_penalty,
+        "stop_criteria": criteria.EARLY if sampling.early_stopping else criteria.HEURISTIC,
+    }
+
+
+def _choice(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
+    if sampling.num_beams > 1 or not sampling.do_sample or sampling.temperature <= 0:
+        return {}
+    return {"do_sample": True, **arguments(_DRAWN, sampling)}
+
+
+def _seed(sampling: Sampling) -> dict[str, Any]:
+    return {"rng_seed": (sampling.seed or 0) & _MAX_SEED}
+
+
+def _top(sampling: Sampling) -> dict[str, Any]:
+    if sampling.top_p == 0:  # the smallest nucleus is the most likely token alone
+        return {"top_k": 1}
+    return {"top_p": sampling.top_p, **({"top_k": sampling.top_k} if sampling.top_k > 0 else {})}
+
+
+def _by_scorer(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
+    """Leave it to `scorers.py`."""
+    return {}
+
+
+_DRAWN: Mapping[str, Rule] = {
+    "temperature": "temperature",
+    "seed": _seed,
+    "min_p": "min_p",
+    "top_p": _top,
+    "top_k": _top,
+}
+"""Fields that count where tokens are drawn."""
+
+_TABLE: Mapping[str, Rule] = {
+    "max_new_tokens": "max_new_tokens",
+    "min_new_tokens": "min_new_tokens",
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "ignore_eos": _ends,
+    "stop_token_ids": _ends,
+    "structured_output": _structured_output,
+    "num_beams": _beams,
+    "length_penalty": _beams,
+    "early_stopping": _beams,
+    "do_sample": _choice,
+    "prompt_logprobs": _by_scorer,
+    "prompt_top_logprobs": _by_scorer,
+}
+
+SUPPORTS = frozenset({*_TABLE, *_DRAWN})
+
+_CAPABILITIES = Capabilities(
+    SUPPORTS,
+    structural_tags=frozenset({"json"}),  # its qwen_xml allows no line ends, which models write
+    reasons={
+        "typical_p": "it has no typical decoding",
+        "bad_sequences": "it cannot forbid token sequences",
+        "bad_token_ids": "it cannot forbid tokens",
+        "no_repeat_ngram_size": "it cannot forbid repeated n-grams",
+        "logit_bias": "it has no logit bias",
+        "top_logprobs": "it reports the chosen token's log-probability only",
+        "return_context_logits": "it does not give its logits",
+        "return_generation_logits": "it does not give its logits",
+    },
+    no_adapters=_NO_ADAPTERS,
+)
+
+
+def generation_config(sampling: Sampling, eos: frozenset[int]) -> Any:
+    """Make GenAI's configuration of one request.
+
+    Args:
+        eos: ids that end an answer as EOS.
+
+    Raises:
+        ValueError: GenAI refuses the parameters.
+    """
+    import openvino_genai as genai
+
+    # For log-probabilities GenAI takes the exponential of each logit: a twentieth of one sequence's step.
+    config = genai.GenerationConfig(logprobs=int(sampling.logprobs))
+    config.apply_chat_template = False  # of a text: it has been applied
+    for name, value in arguments(_TABLE, sampling, eos).items():
+        setattr(config, name, value)
+    config.validate()
+    return config
+
+
+# -- make OpenVINO GenAI's pipeline, and the scorer of its prompts, by the configuration -------------------------------
+
+
+TOKENS_PER_STEP = 256  # GenAI prefills all new prompts in one step: the limit keeps other requests' tokens coming
+
+_PROMPT = "The quick brown fox jumps over the lazy dog. 1 + 1 = 2"
+
+_PRECISIONS = {"fp16": "f16", "bf16": "bf16"}
+
+
+def make_scorer(config: EngineConfig, model: Path) -> LogitScorer | PipelineScorer:
+    if has_logits(model):
+        return LogitScorer(model, properties(config.options.dtype, model))
+    options = replace(config.options, enable_prefix_caching=False, max_rolling_batch_size=1)
+    return PipelineScorer(lambda: make_pipeline(replace(config, options=options)))
+
+
+def make_pipeline(config: EngineConfig) -> Any:
+    import openvino_genai
+
+    scheduler = openvino_genai.SchedulerConfig()
+    scheduler.max_num_seqs = config.options.max_rolling_batch_size
+    scheduler.max_num_batched_tokens = config.options.max_num_batched_tokens or TOKENS_PER_STEP
+    # Not by default: in bf16 a prompt whose beginning is cached has slightly other numbers, so that a seed's answer may
+    # not come again. Log-probabilities differed by up to 0.07 on a CPU with AVX512-BF16.
+    scheduler.enable_prefix_caching = bool(config.options.enable_prefix_caching)
+    if config.options.kv_cache_gib:
+        scheduler.cache_size = config.options.kv_cache_gib
+    pipeline = openvino_genai.ContinuousBatchingPipeline(
+        str(config.model), scheduler, "CPU", properties(config.options.dtype, config.model)
+    )
+    if config.options.dtype == "fp16" and config.model is not None and has_logits(config.model):
+        _check_numbers(pipeline)
+    return pipeline
+
+
+def _check_numbers(pipeline: Any) -> None:
+    """Try a prompt: in fp16 the CPU plugin may compute no numbers, and answers would be noise.
+
+    Raises:
+        ConfigError: a token has no probability.
+    """
+    import openvino_genai
+
+    greedy = openvino_genai.GenerationConfig(max_new_tokens=1, logprobs=1, do_sample=False)
+    handle = pipeline.add_request(0, pipeline.get_tokenizer().encode(_PROMPT).input_ids, greedy)
+    try:
+        while pipeline.has_non_finished_requests():
+            pipeline.step()
+        is_noise = any(math.isnan(logprob) for output in handle.read_all() for logprob in output.generated_log_probs)
+    except RuntimeError as error:
+        is_noise = "isnan" in str(error)
+        if not is_noise:
+            raise
+    if is_noise:
+        raise ConfigError(
+            "option.dtype=fp16: on this CPU the model computes no numbers in it; write bf16 or leave it out"
+        )
+
+
+def properties(dtype: str, model: Path | None = None) -> dict[str, str]:
+    """Make the CPU plugin's properties; `auto` depends on the model, where it was converted from GGUF.
+
+    fp32 needs all three: by the precision hint alone, the KV cache and activations beside compressed weights would
+    still be quantized. Only then are greedy answers those of transformers, and independent of other requests.
+    """
+    if dtype == "auto":
+        return {"INFERENCE_PRECISION_HINT": "f32"} if model is not None and prefers_f32(model) else {}
+    import openvino
+
+    precisions = openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if dtype.upper() not in precisions:
+        raise ConfigError(f"option.dtype={dtype}: this CPU computes in {', '.join(precisions)}")
+    if dtype == "fp32":
+        return {
+            "EXECUTION_MODE_HINT": "ACCURACY",
+            "INFERENCE_PRECISION_HINT": "f32",
+            "KV_CACHE_PRECISION": "f32",
+        }
+    return {"INFERENCE_PRECISION_HINT": _PRECISIONS[dtype]}
+
+
+# -- prompts for OpenVINO GenAI's vision models, which take text and images, no ids ------------------------------------
+
+
+_OWN_TAGS = ("<ov_genai_image_", "<ov_genai_video_", "<ov_genai_audio_")
+"""GenAI's own placeholders, which it replaces wherever they stand."""
+
+
+class VisionPrompts:
+    """Makes GenAI's arguments of a prompt, and checks that GenAI reads the ids that the host has counted.
+
+    Args:
+        tokenizer: the pipeline's.
+        tokens: the model's, by kind.
+    """
+
+    def __init__(self, tokenizer: Any, tokens: Mapping[str, MediaTokens]) -> None:
+        self._tokenizer = tokenizer
+        self._tokens = tokens
+
+    def arguments(self, ids: Sequence[int], media: MediaPrompt | None) -> tuple[str, list[Any]]:
+        """Return the text, and images as tensors [1, height, width, 3] of u8.
+
+        Raises:
+            ValueError: no text has these ids.
+        """
+        text, images = ("", ()) if media is None else media
+        text = prompt_text(collapse(ids, images, self._tokens), text, partial(ids_of, self._tokenizer), self._decode)
+        if tag := next((tag for tag in _OWN_TAGS if tag in text), ""):
+            raise ValueError(f"the prompt's text has {tag}, which OpenVINO GenAI reads as an image")
+        return text, [_tensor(image) for image in images]
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
+
+
+def _tensor(image: Medium) -> Any:
+    import numpy
+    import openvino
+
+    width, height = image.size
+    return openvino.Tensor(numpy.frombuffer(image.data, dtype=numpy.uint8).reshape(1, height, width, 3).copy())

@@ -25,6 +25,8 @@ from handler.core.errors import ConfigError
 from handler.engines.downloads import UNKNOWN_LAYOUT, UnknownLayout, fingerprint, make_once, run_converter
 from handler.engines.openvino.ir_files import PRECISION, check_directory, parts
 
+log = logging.getLogger(__name__)
+
 Weights = Literal["exact", "blocks", "rows"]
 """Form of a model's weights, see `replace_weights`."""
 FULL = frozenset({"F32", "F16", "BF16"})
@@ -397,8 +399,6 @@ def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
         scaled = scaled / vectors.pop(_DIVISORS)
     return frequencies, scaled
 
-
-log = logging.getLogger(__name__)
 
 _UNREADABLE = ("gguf_tensor_to_f16 failed", "Unsupported quantization type")
 """GenAI's messages of a kind of weights that its reader lacks."""

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 from xml.parsers import expat
 
 from handler.config import model_files
@@ -20,6 +21,8 @@ from handler.engines.huggingface.media import no_images
 from handler.engines.openvino.decoder.config import FAMILIES, UnknownDecoder, read_decoder
 from handler.engines.openvino.decoder.convert import Quantization, check_weights
 from handler.engines.openvino.pooling import has_bert_config
+
+log = logging.getLogger(__name__)
 
 _TEXT = ("openvino_tokenizer", "openvino_detokenizer")
 _VISION = ("openvino_language_model", "openvino_text_embeddings_model", "openvino_vision_embeddings_model")
@@ -47,6 +50,16 @@ def whisper_parts() -> tuple[str, ...]:
 def language_model(model: Path) -> Path:
     """Return the graph that computes logits."""
     return model / (f"{_VISION[0]}.xml" if is_vision(model) else "openvino_model.xml")
+
+
+def ids_of(tokenizer: Any, text: str, *, special: bool = False) -> list[int]:
+    """Encode a text by GenAI's tokenizer.
+
+    Args:
+        special: add the model's usual first token.
+    """
+    ids: list[int] = tokenizer.encode(text, add_special_tokens=special).input_ids.data[0].tolist()
+    return ids
 
 
 def check_directory(directory: Path, names: Sequence[str]) -> None:
@@ -121,8 +134,6 @@ def _bytes_needed(xml: Path) -> int:
 # OpenVINO GenAI reads its own format and some GGUF files, but no safetensors. Language models of some families are
 # converted here (`decoder`). The converter of all others (optimum-intel with torch) is a large optional extra, needed
 # once a model. Each runs in a process of its own, which frees its memory.
-
-log = logging.getLogger(__name__)
 
 RECIPE = b"1"  # part of every fingerprint: change it with CONVERTER
 OWN_RECIPE = "own 2"  # likewise, with what OWN_CONVERTER writes

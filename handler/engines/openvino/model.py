@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from handler.config import gguf, model_files
 from handler.core.errors import ConfigError, InvalidPayload, PromptTooLong
 from handler.core.media import MediaTokens, SharedMedia
 from handler.core.text import Prompt, Vocabulary, check_tokens, cut_after
-from handler.core.values import PLAIN_TEMPLATE, Task, TemplateOptions
+from handler.core.values import PLAIN_TEMPLATE, Objects, Task, TemplateOptions
 from handler.engines.base import EngineConfig
 from handler.engines.downloads import UnknownLayout
 from handler.engines.huggingface import files
@@ -28,6 +29,7 @@ from handler.engines.openvino.ir_files import (
     check_directory,
     context_of,
     convert,
+    ids_of,
     is_vision,
     parts,
     whisper_parts,
@@ -165,12 +167,7 @@ class OpenVinoTokenizer:
         self._check_size(len(text), "inputs")
         return self._encode(text, "inputs", add_special_tokens=True)
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        options: TemplateOptions = PLAIN_TEMPLATE,
-    ) -> Prompt:
+    def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
         """Apply the chat template and encode its text, as transformers and vLLM do.
 
         A special token in a message counts as one, so its author can pretend to another role. No server escapes them
@@ -191,9 +188,7 @@ class OpenVinoTokenizer:
         self._check_size(len(text), "messages")
         return self._encode(text, "messages", add_special_tokens=False)
 
-    def _render(
-        self, messages: list[dict[str, Any]], options: TemplateOptions, tools: Sequence[Mapping[str, Any]] = ()
-    ) -> str:
+    def _render(self, messages: list[dict[str, Any]], options: TemplateOptions, tools: Objects = ()) -> str:
         text: str = self._tokenizer.apply_chat_template(
             messages,
             options.add_generation_prompt,
@@ -212,7 +207,7 @@ class OpenVinoTokenizer:
             return int(self._tokenizer.encode(part, add_special_tokens=False).input_ids.shape[1])
 
         check_tokens(text, name, self._limit - 1, _PART, count)
-        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).input_ids.data[0].tolist()
+        ids = ids_of(self._tokenizer, text, special=add_special_tokens)
         if len(ids) >= self._limit:
             raise PromptTooLong(name, self._limit, self._limit - 1, exact=False)
         # A vision model's engine takes the text.
@@ -244,7 +239,7 @@ def _vocabulary(tokenizer: Any) -> Vocabulary:
     visible = tokenizer.decode(ids_alone, skip_special_tokens=False)
     special = [id for id, (short, long) in enumerate(zip(hidden, visible, strict=True)) if short != long]
     sample = "Hello world, 12 times\n  indented"
-    ids = tokenizer.encode(sample, add_special_tokens=False).input_ids.data[0].tolist()
+    ids = ids_of(tokenizer, sample)
     if b"".join(pieces[id] for id in ids) != sample.encode():
         raise ConfigError("this model's tokenizer is of a kind whose vocabulary OpenVINO GenAI does not give as bytes")
     return Vocabulary(pieces, special)
@@ -254,12 +249,7 @@ def load_whisper_tokenizer(model: Path) -> WhisperTokenizer:
     import openvino_genai
 
     tokenizer = openvino_genai.Tokenizer(str(model))
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).input_ids.data[0].tolist()
-        return ids
-
-    return WhisperTokenizer(_vocabulary(tokenizer), encode, whisper_ids(model))
+    return WhisperTokenizer(_vocabulary(tokenizer), partial(ids_of, tokenizer), whisper_ids(model))
 
 
 def context_length(model: Path) -> int | None:

@@ -23,20 +23,41 @@ from typing import Any, NamedTuple
 
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
+from handler.engines.openvino.decoder.config import Decoder, Layer, Rotary
+from handler.engines.openvino.decoder.graph import decoder_graph
 from handler.engines.openvino.ir_files import language_model
 from handler.engines.openvino.model import eos_ids
 from handler.engines.process.sandbox import status_bytes
-from handler.engines.structured_output.ebnf import Unreadable, acyclic
-from handler.engines.structured_output.expressions import MARKER, abridged_parts, forecast
+from handler.engines.structured_output.ebnf import MARKER, Unreadable, abridged_parts, acyclic
 from handler.engines.structured_output.json_grammar import json_grammar, one_of
 from handler.engines.structured_output.schema_keywords import XgrammarSupport, cyclic_reference, ignored
 from handler.engines.structured_output.validator import FairQueue, sort
-from handler.engines.structured_output.xgrammar import contents, with_schemas, without_text
+from handler.engines.structured_output.xgrammar import contents, forecast, with_schemas, without_text
 
 # -- write a blank model, to which all tokens but one are equally likely, for checks of structured output -------------
 # It is made in milliseconds, takes a few megabytes, and runs in a pipeline with another model's tokenizer.
 
 _SIZE = 32  # of its one attention head: the CPU plugin's smallest
+_BLANK = Decoder(
+    model_type="blank",
+    vocabulary=0,
+    size=_SIZE,
+    inner_size=_SIZE,
+    heads=1,
+    key_heads=1,
+    head_size=_SIZE,
+    layers=(Layer(None, Rotary(_SIZE, {"rope_theta": 10_000.0}, 1 << 20)),),
+    epsilon=1e-6,
+    activation="silu",
+    scale=1.0,
+    attention_biases=(),
+    mlp_bias=False,
+    head_norms=False,
+    is_gemma=False,
+    four_norms=False,
+    tied=False,
+    logit_cap=None,
+)
 
 
 def blank_model(num_logits: int, favourite: int | None = None) -> Mapping[str, bytes]:
@@ -51,77 +72,27 @@ def blank_model(num_logits: int, favourite: int | None = None) -> Mapping[str, b
 
 
 def write_blank_model(directory: Path, num_logits: int, favourite: int | None = None) -> None:
-    """Write `openvino_model.xml` and `.bin`, with inputs and state named as in a model that optimum-intel exports.
+    """Write `openvino_model.xml` and `.bin`: one layer of a Llama, whose weights are all zero.
 
     GenAI replaces the attention by paged attention, and finds it by its cache, so there must be one.
     """
     import numpy as np
     import openvino
-    from openvino import Type
     from openvino import opset13 as ops
 
-    inputs = {
-        "input_ids": ops.parameter([-1, -1], Type.i64),
-        "attention_mask": ops.parameter([-1, -1], Type.i64),
-        "position_ids": ops.parameter([-1, -1], Type.i64),
-        "beam_idx": ops.parameter([-1], Type.i32),
-    }
-    for name, node in inputs.items():
-        node.set_friendly_name(name)
-        node.output(0).set_names({name})
-
-    def whole(*values: int) -> Any:
-        return np.array(values, dtype=np.int64)
-
-    def zeros(*shape: int) -> Any:
-        return np.zeros(shape, dtype=np.float32)
-
-    # The inputs are multiplied by zero, but must be connected.
-    used = ops.add(ops.convert(inputs["input_ids"], "f32"), ops.convert(inputs["position_ids"], "f32"))
-    hidden = ops.multiply(ops.unsqueeze(used, whole(-1)), zeros(1, 1, _SIZE))  # [batch, tokens, _SIZE]
-    sinks: list[Any] = []
-    batch = ops.gather(ops.shape_of(inputs["input_ids"]), whole(0), whole(0))
-    heads = _heads(hidden, whole)
-    empty = ops.broadcast(zeros(), ops.concat([batch, whole(1, 0, _SIZE)], 0))
-    keys, values = (
-        _cached(ops, f"past_key_values.0.{kind}present.0.{kind}", heads(), empty, inputs["beam_idx"], sinks)
-        for kind in ("key", "value")
-    )
-    mask = ops.multiply(
-        ops.convert(ops.unsqueeze(ops.unsqueeze(inputs["attention_mask"], whole(1)), whole(1)), "f32"), zeros(1)
-    )
-    attended = ops.scaled_dot_product_attention(heads(), keys, values, mask)
-    flat = ops.reshape(ops.transpose(attended, whole(0, 2, 1, 3)), whole(0, 0, _SIZE), True)
-    likely = zeros(1, 1, num_logits)
+    likely = np.zeros((num_logits, _SIZE), np.float32)
     if favourite is not None:
-        likely[..., favourite] = 3 + math.log(num_logits)
-    logits = ops.add(ops.matmul(flat, zeros(_SIZE, num_logits), False, False), likely)
-    logits.output(0).set_names({"logits"})
-    model = openvino.Model([ops.result(logits)], sinks, list(inputs.values()), "blank")
-    openvino.save_model(model, directory / "openvino_model.xml", compress_to_fp16=False)
+        likely[favourite] = (3 + math.log(num_logits)) / _SIZE  # what is multiplied by it is 1 everywhere
 
+    def matrix(name: str) -> Any:
+        if name == "lm_head.weight":
+            return ops.constant(likely)
+        one = ops.constant(np.full((1, _SIZE), float(name == "model.embed_tokens.weight"), np.float32))
+        rows = num_logits if name == "model.embed_tokens.weight" else _SIZE
+        return ops.broadcast(one, np.array([rows, _SIZE]))
 
-def _heads(hidden: Any, whole: Callable[..., Any]) -> Callable[[], Any]:
-    from openvino import opset13 as ops
-
-    return lambda: ops.transpose(ops.reshape(hidden, whole(0, 0, 1, _SIZE), True), whole(0, 2, 1, 3))
-
-
-def _cached(ops: Any, name: str, new: Any, empty: Any, beams: Any, sinks: list[Any]) -> Any:
-    """Append `new` to the earlier values, which a variable keeps."""
-    import numpy as np
-    from openvino import PartialShape, Type
-    from openvino.op.util import Variable, VariableInfo
-
-    info = VariableInfo()
-    info.data_shape = PartialShape([-1, 1, -1, _SIZE])
-    info.data_type = Type.f32
-    info.variable_id = name
-    variable = Variable(info)
-    before = ops.gather(ops.read_value(empty, variable), beams, np.int64(0))
-    whole = ops.concat([before, new], 2)
-    sinks.append(ops.assign(whole, variable))
-    return whole
+    graph = decoder_graph(_BLANK, matrix, lambda name: np.ones(_SIZE, np.float32))
+    openvino.save_model(graph, directory / "openvino_model.xml", compress_to_fp16=False)
 
 
 MASK_SECONDS = 0.05

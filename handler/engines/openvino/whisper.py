@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from handler.core.media import SAMPLE_RATE
-from handler.core.values import Adapter, Extras, Finish, Heard, Sampling
+from handler.core.values import Extras, Finish, Heard, Sampling
 from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Output, Step, failed
-from handler.engines.huggingface.whisper import WINDOW, WhisperIds, cut, whisper_ids
+from handler.engines.huggingface.whisper import WINDOW, NoAdapters, WhisperIds, clip_of, cut, whisper_ids
+from handler.engines.openvino.ir_files import ids_of
 
 _WAIT = 0.5  # seconds of a step in which no token comes
 
@@ -29,7 +30,7 @@ class _Clip:
     pieces: deque[tuple[int, int]]
 
 
-class OpenVinoWhisper:
+class OpenVinoWhisper(NoAdapters):
     """See `engines.base.Engine`. Tokens come one by one; with times, those of a piece come at its end.
 
     Args:
@@ -60,12 +61,7 @@ class OpenVinoWhisper:
         threading.Thread(target=self._run, name="whisper", daemon=True).start()
 
     def add(self, request: EngineRequest) -> None:
-        import numpy
-
-        prompt = request.read_media()
-        if prompt is None or len(prompt.media) != 1:
-            raise ValueError("a transcription has one audio clip")
-        samples = numpy.frombuffer(prompt.media[0].data, numpy.float32)
+        samples, _ = clip_of(request)
         self._wanted.add(request.key)
         self._waiting.put(_Clip(request.key, request.ids, request.sampling, samples, deque(cut(samples))))
 
@@ -87,12 +83,6 @@ class OpenVinoWhisper:
                 if output.finish is not None:
                     self._wanted.discard(output.key)
         return Step([], [], [], wanted)
-
-    def load_adapter(self, adapter: Adapter) -> None:
-        raise ValueError("a Whisper has no LoRA adapters here")
-
-    def drop_adapter(self, adapter: Adapter) -> None:
-        pass
 
     def close(self) -> None:
         self._wanted.clear()
@@ -140,7 +130,7 @@ class OpenVinoWhisper:
         ids: list[int] = []
         for chunk in chunks:
             ids.append(self._ids.of_time(chunk.start_ts))
-            ids += self._tokenizer.encode(chunk.text, add_special_tokens=False).input_ids.data[0].tolist()
+            ids += ids_of(self._tokenizer, chunk.text)
             if chunk.end_ts >= 0:
                 ids.append(self._ids.of_time(chunk.end_ts))
         return Output(key, ids, [None] * len(ids), extras=Extras(heard=place))

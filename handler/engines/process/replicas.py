@@ -20,6 +20,8 @@ from handler.core.values import Adapter, Finish, Pooling, Request
 from handler.engines.base import EngineInfo, EngineRequest, EngineStatistics, Output, Step
 from handler.engines.process.supervisor import EngineSupervisor, Soon, State, now
 
+log = logging.getLogger("handler.engine")
+
 _MOST_PROMPTS = 1024
 _MOST_CHARACTERS = 1 << 24  # of all prompts that are remembered
 _MOST_SESSIONS = 10_000
@@ -258,9 +260,6 @@ def _without(step: Step, keys: set[int]) -> Step:
     kept = [column for column in columns if column[0] not in keys]
     others = [output for output in step.others if output.key not in keys]
     return Step([key for key, _, _ in kept], [id for _, id, _ in kept], [score for _, _, score in kept], others)
-
-
-log = logging.getLogger("handler.engine")
 
 
 @dataclass

@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 from handler.core.child_processes import die_with_parent, python
 from handler.engines.process.ipc import ChannelClosed, Messages, send, wait
 
+log = logging.getLogger("handler.trials")
+
 # -- process of the sandbox: it runs each job in a fork of itself, within limits ---------------------------------------
 # A fork takes milliseconds where loading takes seconds, and its end frees all memory. The host's end is `Sandbox`.
 
@@ -210,8 +212,6 @@ def status_bytes(field: str) -> int:
         fields = dict(line.split(":", 1) for line in status)
     return int(fields[field].split()[0]) << 10
 
-
-log = logging.getLogger("handler.trials")
 
 _MAIN = "handler.engines.process.sandbox:main"
 _LOAD_SECONDS = 240.0

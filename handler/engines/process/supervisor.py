@@ -29,6 +29,8 @@ from handler.engines.base import EngineInfo, EngineRequest, EngineStatistics, Si
 from handler.engines.process.engine_process import Cancel, ChangeAdapter, Failed, Ready, Spec, run
 from handler.engines.process.ipc import ChannelClosed, MessageReader, encode, send_all, send_some, wait
 
+log = logging.getLogger("handler.engine")
+
 
 @dataclass(frozen=True)
 class Place:
@@ -167,8 +169,6 @@ class EngineInstance:
             return "it closed its channel"
         return f"it was killed by signal {-code}" if code < 0 else f"it exited with code {code}"
 
-
-log = logging.getLogger("handler.engine")
 
 _BACKOFF = 0.5  # seconds before the first restart, doubled by each failure in a row
 _MAX_BACKOFF = 30.0

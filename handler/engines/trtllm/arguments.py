@@ -22,6 +22,8 @@ from handler.engines.huggingface.files import TORCH_DTYPES
 from handler.engines.trtllm.media import refusals
 from handler.engines.trtllm.sampling import SUPPORTS
 
+log = logging.getLogger("handler.engine")
+
 Release = tuple[int, int]
 NEWEST: Release = (1, 3)  # the newest with differences below
 
@@ -356,7 +358,7 @@ def vocabulary_size(model: Path) -> int:
     return int(config.get("vocab_size") or config["text_config"]["vocab_size"])
 
 
-def visible_gpus(config: EngineConfig) -> int:
+def tensor_parallel_gpus(config: EngineConfig) -> int:
     if config.options.tensor_parallel_degree != "max":
         return int(config.options.tensor_parallel_degree)
     from torch import cuda  # counting them does not start CUDA in this process
@@ -366,8 +368,6 @@ def visible_gpus(config: EngineConfig) -> int:
 
 # -- capabilities of the installed TensorRT-LLM with given arguments, without importing it -----------------------------
 
-
-log = logging.getLogger("handler.engine")
 
 _OLDEST: Release = (1, 0)  # the first whose PyTorch backend is `tensorrt_llm.LLM`
 _OF_THE_IMAGE: Release = (1, 2)

@@ -15,8 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from handler.core.media import MediaPrompt
-from handler.engines.huggingface.media import QwenTokens, collapse, no_media, prompt_text, read_image_tokens
-from handler.engines.pillow import pillow_image
+from handler.engines.huggingface.media import (
+    QwenTokens,
+    collapse,
+    no_media,
+    pillow_image,
+    prompt_text,
+    read_image_tokens,
+)
 
 
 def refusals(model: Path | None, *, own_caches: bool) -> dict[str, str]:

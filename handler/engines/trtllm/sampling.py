@@ -149,12 +149,8 @@ def guided_decoding_arguments(structured_output: StructuredOutput) -> dict[str, 
             return {"json": structured_output.value}
         case "json_object":
             return {"json_object": True}
-        case "regex":
-            return {"regex": structured_output.value}
-        case "grammar":
-            return {"grammar": structured_output.value}
-        case "structural_tag":
-            return {"structural_tag": structured_output.value}
+        case "regex" | "grammar" | "structural_tag" as kind:
+            return {kind: structured_output.value}
         case "choice":  # as a regular expression: it has no choices
             choices = json.loads(structured_output.value)
             return {"regex": f"({'|'.join(_SPECIAL.sub(_ESCAPED, choice) for choice in choices)})"}
@@ -278,7 +274,7 @@ def structured_output_check(config: EngineConfig) -> StructuredOutputCheck:
     backend = config.options.engine_options.get("guided_decoding_backend")
     if backend != "xgrammar" or config.model is None or find_spec("xgrammar") is None:
         return check
-    from handler.engines.huggingface.xgrammar_check import XgrammarCheck
+    from handler.engines.structured_output.xgrammar import XgrammarCheck
 
     tried = XgrammarCheck(config.model, trust_remote_code=bool(config.options.engine_options.get("trust_remote_code")))
 

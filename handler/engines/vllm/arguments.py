@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
@@ -14,10 +13,8 @@ from handler.config import model_files
 from handler.config.environment import spread
 from handler.config.options.tables import BITSANDBYTES
 from handler.core.errors import ConfigError, Problem, Problems
-from handler.engines.base import EngineConfig, EngineInfo
+from handler.engines.base import EngineConfig
 from handler.engines.huggingface.files import TORCH_DTYPES
-from handler.engines.process.supervisor import end_with_this_process
-from handler.engines.vllm.patches.sync_client import patch_sync_client
 
 _FILE, _AUTO = "option.lmcache_config_file", "option.lmcache_auto_config"
 _CONNECTOR = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
@@ -247,42 +244,3 @@ def _construct(name: str, value: Any, declared: Any) -> Any:
     except ValidationError as error:
         found = (": ".join(filter(None, (".".join(map(str, one["loc"])), one["msg"]))) for one in error.errors())
         raise ConfigError(f"option.{name}: {'; '.join(found)}") from None
-
-
-# -- start vLLM's LLMEngine, whose core runs in a process of its own ---------------------------------------------------
-
-
-def start_engine(config: EngineConfig, **more: Any) -> tuple[Any, dict[str, Any]]:
-    """Return the engine, and the arguments that it was made of.
-
-    Args:
-        more: arguments that beat those of the options.
-    """
-    os.environ.update(environment(config, os.environ))
-    end_with_this_process()
-    import vllm
-    from vllm.platforms import current_platform
-    from vllm.usage.usage_lib import UsageContext
-    from vllm.v1.engine.llm_engine import LLMEngine
-
-    arguments = engine_arguments(config, current_platform.device_count() or 1, cpu=current_platform.is_cpu()) | more
-    os.environ.update(lmcache_environment(config, os.environ, arguments["tensor_parallel_size"]))
-    # By this vLLM chooses how many tokens a step computes.
-    context = UsageContext.OPENAI_API_SERVER
-    with patch_sync_client():
-        made = vllm.EngineArgs(**construct(arguments, vllm.EngineArgs))
-        return LLMEngine.from_engine_args(made, context, enable_multiprocessing=True), arguments
-
-
-def engine_info(engine: Any) -> EngineInfo:
-    import vllm
-    from vllm.platforms import current_platform
-
-    model = engine.model_config
-    return EngineInfo(
-        name="vllm",
-        version=vllm.__version__,
-        device=str(current_platform.device_name),
-        dtype=str(model.dtype).removeprefix("torch."),
-        max_total_tokens=model.max_model_len,
-    )

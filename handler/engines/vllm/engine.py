@@ -24,7 +24,6 @@ from handler.engines.base import (
     Capabilities,
     EngineConfig,
     EngineRequest,
-    EngineStatistics,
     Output,
     Step,
     Tokenizer,
@@ -33,20 +32,300 @@ from handler.engines.base import (
 )
 from handler.engines.huggingface import files
 from handler.engines.huggingface.files import check_model, eos_ids, fetch, prepare_checkpoint
-from handler.engines.huggingface.media import collapse, media_tokens, no_media
+from handler.engines.huggingface.media import collapse, media_tokens, no_media, pillow_image
 from handler.engines.huggingface.pooling import HfPoolingTokenizer
 from handler.engines.huggingface.tokenizer import MistralTokenizer
 from handler.engines.huggingface.whisper import TRANSCRIBING, WhisperTokenizer, whisper_ids
-from handler.engines.pillow import pillow_image
-from handler.engines.process.supervisor import end_with_children
-from handler.engines.vllm.adapter_weights import check_weights
-from handler.engines.vllm.arguments import engine_arguments, engine_info, start_engine
-from handler.engines.vllm.lora_exclusion import LoraExclusion
+from handler.engines.vllm.adapters import LoraExclusion, check_weights
+from handler.engines.vllm.arguments import engine_arguments
+from handler.engines.vllm.core import CoreEngine, engine_info
 from handler.engines.vllm.pooling import VllmPooling, pooling_type
-from handler.engines.vllm.results import BeamToken, Pending, Results, Statistics
+from handler.engines.vllm.results import BeamToken, Pending
 from handler.engines.vllm.sampling import SUPPORTS, sampling_arguments
 from handler.engines.vllm.structured_output import structural_tags, structured_output_check
 from handler.engines.vllm.whisper import VllmWhisper
+
+__all__ = ["Vllm", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "structured_output_check"]
+
+_REASONS = {
+    "typical_p": "it has no typical decoding",
+    "no_repeat_ngram_size": "it cannot forbid repeated n-grams",
+    "return_context_logits": "it does not give its logits",
+    "return_generation_logits": "it does not give its logits",
+}
+
+
+class Vllm(CoreEngine):
+    """See `engines.base.Engine`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        from vllm.lora.request import LoRARequest
+        from vllm.platforms import current_platform
+        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
+
+        self._lora_request = LoRARequest
+        self._structured_outputs = StructuredOutputsParams
+        self._sampling_params = partial(SamplingParams, output_kind=RequestOutputKind.DELTA)
+        self._adapters: OrderedDict[int, None] = OrderedDict()  # ids of those that vLLM holds, oldest use first
+        self._max_adapters = int(self.arguments.get("max_cpu_loras") or self.arguments.get("max_loras") or 0)
+        self._exclusion: LoraExclusion | None = None
+        if self.arguments.get("enable_lora") and current_platform.is_cpu():
+            # Measured with vLLM 0.32: in a batch with others, a request without an adapter gets an adapter's weights.
+            self._exclusion = LoraExclusion()
+        self._late: list[Output] = []  # of requests that failed when they were started later
+        self._running: dict[int, Pending] = {}
+        self._searches: dict[int, Beams] = {}
+        assert config.model is not None
+        self._eos = eos_ids(config)
+        self._media_tokens = media_tokens(config.model)
+        self.info = engine_info(self._engine)
+        first = min(self._eos, default=0)
+        warm_up(self, first)
+        if config.options.engine_options.get("guided_decoding", True):
+            self._warm_up_structured_output(first)
+
+    def _warm_up_structured_output(self, id: int) -> None:
+        """Run a schema of our own first: the first one decides the backend that vLLM's core uses for all others."""
+        try:
+            warm_up(self, id, Sampling(max_new_tokens=2, structured_output=StructuredOutput("json_object", "")))
+        except (RuntimeError, ValueError) as error:
+            print(f"structured output cannot be used with this model: {error}", file=sys.stderr, flush=True)
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def add(self, request: EngineRequest) -> None:
+        key, sampling, media = request.key, request.sampling, request.read_media()
+        if sampling.num_beams > 1:
+            search = BeamSearch(sampling, () if sampling.ignore_eos else self._eos)
+            start = partial(self._search, Beams(request, media, search))
+        else:
+            scores: list[float | None] | None = [None] if sampling.prompt_logprobs else None  # no score for the first
+            stops, num_tops = frozenset(sampling.stop_token_ids), sampling.prompt_top_logprobs
+            pending = Pending(key, stops, sampling.top_logprobs, scores, num_tops, begun=request.goes_on)
+            start = partial(
+                self._run, pending, self._prompt(request.ids, media), self._params(sampling), request.adapter
+            )
+        if self._exclusion is None:
+            start()
+        else:
+            self._exclusion.enter(key, request.adapter is not None, start)
+
+    def _run(self, pending: Pending, prompt: Any, params: Any, adapter: Adapter | None) -> None:
+        self._submit(pending, prompt, params, adapter)
+        self._running[pending.key] = pending
+
+    def _search(self, beams: Beams) -> None:
+        self._searches[beams.key] = beams
+        with ExitStack() as on_failure:
+            on_failure.callback(self._drop, beams.key)
+            self._continue(beams)
+            on_failure.pop_all()
+
+    def _prompt(self, ids: Sequence[int], media: MediaPrompt | None) -> Any:
+        return engine_input(self._engine.renderer, ids, media, self._media_tokens)
+
+    def _params(self, sampling: Sampling) -> Any:
+        arguments = sampling_arguments(sampling)
+        if (rule := arguments.get("structured_outputs")) is not None:
+            arguments["structured_outputs"] = self._structured_outputs(**rule)
+        return self._sampling_params(**arguments)
+
+    def _submit(self, pending: Pending, prompt: Any, params: Any, adapter: Adapter | None) -> None:
+        lora = None
+        if adapter is not None:
+            if adapter.id not in self._adapters:
+                self.load_adapter(adapter)  # vLLM would load it too, but crash on a broken one
+            self._adapters.move_to_end(adapter.id)
+            lora = self._lora(adapter)
+        self._submit_as(pending, prompt, params, lora_request=lora)
+
+    def cancel(self, key: int) -> None:
+        self._drop(key)
+        self._leave_exclusion(key)
+
+    def _drop(self, key: int) -> None:
+        if (pending := self._running.pop(key, None)) is not None:
+            self._abort([pending.id])
+        if (beams := self._searches.pop(key, None)) is not None:
+            self._abort([pending.id for pending in beams.waiting.values()])
+
+    def _leave_exclusion(self, key: int) -> None:
+        if self._exclusion is not None:
+            refused = self._exclusion.leave(key)
+            self._late += [failed(late, error) for late, error in refused]
+
+    def step(self) -> Step:
+        """Do the calls of LLMEngine.step that are needed, without its loggers and caches."""
+        step, beam_tokens = self._results.read(self._outputs())
+        others = step.others
+        for token in beam_tokens:
+            others.extend(self._beam_output(token))
+        for output in others:
+            if output.finish is not None:
+                self._running.pop(output.key, None)
+                self._leave_exclusion(output.key)
+        if self._late:
+            others.extend(self._late)
+            self._late = []
+        return step
+
+    # -- beams ---------------------------------------------------------------------------------------------------
+
+    def _continue(self, beams: Beams) -> None:
+        """Request the alternatives after each beam; the prefix cache has all but the last token."""
+        search = beams.search
+        beams.alternatives = [()] * len(search.beams)
+        sampling = search.sampling._replace(num_beams=1, max_new_tokens=1, top_logprobs=search.width, stop_token_ids=())
+        for number, beam in enumerate(search.beams):
+            beams.waiting[number] = pending = Pending(beams.key, num_tops=search.width, beam=number)
+            prompt = self._prompt([*beams.request.ids, *beam.ids], beams.media)
+            self._submit(pending, prompt, self._params(sampling), beams.request.adapter)
+
+    def _beam_output(self, token: BeamToken) -> list[Output]:
+        """Advance a search by a beam's next token; the outputs come when the search has ended."""
+        number = token.pending.beam
+        beams = self._searches.get(token.pending.key)
+        if beams is None or number is None:
+            return []
+        del beams.waiting[number]
+        beams.alternatives[number] = token.alternatives
+        error = token.error
+        if error is None:
+            if beams.waiting:
+                return []
+            try:
+                if not beams.search.advance(beams.alternatives):
+                    self._continue(beams)
+                    return []
+                del self._searches[beams.key]
+                best = enumerate(beams.search.best())
+                return [Output(beams.key, beam.ids, beam.logprobs, beam.finish, number) for number, beam in best]
+            except Exception as refusal:  # vLLM refuses a beam, as one that is too long: end this search only
+                error = str(refusal)
+        self._drop(beams.key)
+        return [failed(beams.key, error)]
+
+    # -- adapters ------------------------------------------------------------------------------------------------
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        check_weights(Path(adapter.path))
+        self._engine.add_lora(self._lora(adapter))
+        self._adapters[adapter.id] = None
+        while len(self._adapters) > self._max_adapters:  # vLLM evicts the least recently used one too
+            self._adapters.popitem(last=False)
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        self._engine.remove_lora(adapter.id)
+        self._adapters.pop(adapter.id, None)
+
+    def _lora(self, adapter: Adapter) -> Any:
+        return self._lora_request(
+            lora_name=f"{adapter.name}/{adapter.id}", lora_int_id=adapter.id, lora_path=adapter.path
+        )
+
+
+def check(model_id: str | None, config: EngineConfig) -> None:
+    problems = Problems()
+    with problems:
+        if config.options.pooling != "auto":
+            pooling_type(config.options.pooling, f"option.pooling={config.options.pooling}")
+    with problems:
+        check_model(model_id, config, partial(engine_arguments, num_devices=1, cpu=False))
+    problems.check()
+
+
+def prepare(model_id: str | None, config: EngineConfig) -> Path:
+    return prepare_checkpoint(model_id)
+
+
+def capabilities(config: EngineConfig) -> Capabilities:
+    if config.task is Task.TRANSCRIPTION:
+        return TRANSCRIBING
+    reasons, no_adapters = dict(_REASONS), NO_LORA
+    arguments = engine_arguments(config, 1, cpu=False)
+    if arguments.get("enable_lora"):
+        # Measured with vLLM 0.32: beside other requests such a request crashes the engine.
+        reasons["prompt_logprobs"] = "it cannot score prompts while it serves LoRA adapters"
+        no_adapters = ""
+    if not config.options.engine_options.get("guided_decoding", True):
+        reasons["structured_output"] = "option.guided_decoding=false"
+    tags = structural_tags(arguments)
+    return Capabilities(
+        SUPPORTS,
+        reasons,
+        limits={"temperature": 2.0},
+        no_adapters=no_adapters,
+        no_media=no_media(config.model),
+        structural_tags=tags,
+    )
+
+
+def load(config: EngineConfig) -> Vllm | VllmPooling | VllmWhisper:
+    if config.task is Task.TRANSCRIPTION:
+        return VllmWhisper(config)
+    return Vllm(config) if config.task is Task.GENERATION else VllmPooling(config)
+
+
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    if config.task is Task.TRANSCRIPTION and config.model is not None:
+        tokenizer = files.load_tokenizer(config)
+        assert tokenizer.vocabulary is not None
+        return WhisperTokenizer(tokenizer.vocabulary, tokenizer.ids, whisper_ids(config.model))
+    if config.task is Task.GENERATION or config.model is None:
+        if config.model is not None and config.options.engine_options.get("tokenizer_mode") == "mistral":
+            return MistralTokenizer(config.model)
+        return files.load_tokenizer(config)
+    return HfPoolingTokenizer(config.model)
+
+
+# -- prompts in the form that vLLM's engine takes; those with media by vLLM's own processor of the model ---------------
+
+
+def engine_input(
+    renderer: Any, ids: Sequence[int], prompt: MediaPrompt | None, tokens: Mapping[str, MediaTokens]
+) -> Any:
+    """Make the engine's input of a prompt, with media or without.
+
+    The digests are the media's names in all of vLLM's caches: equal ones hit, different ones never.
+
+    Args:
+        renderer: the engine's.
+        ids: with as many placeholders as the media have tokens.
+        tokens: the model's, by kind.
+
+    Raises:
+        ValueError: vLLM refuses the media, or computes other tokens than `tokens` says.
+    """
+    if prompt is None:
+        from vllm.inputs import tokens_input
+
+        return tokens_input(list(ids))
+    data: dict[str, list[Any]] = {}
+    names: dict[str, list[str]] = {}
+    for medium in prompt.media:
+        data.setdefault(medium.kind, []).append(_DATA[medium.kind](medium))
+        names.setdefault(medium.kind, []).append(medium.digest)
+    given = {
+        "prompt_token_ids": collapse(ids, prompt.media, tokens),
+        "multi_modal_data": data,
+        "multi_modal_uuids": names,
+    }
+    (found,) = renderer.render_cmpl([given])
+    if list(found["prompt_token_ids"]) != list(ids):
+        raise ValueError(f"vLLM computes {len(found['prompt_token_ids'])} tokens for a prompt of {len(ids)}: a bug")
+    return found
+
+
+def _samples(clip: Medium) -> tuple[Any, int]:
+    import numpy
+
+    return numpy.frombuffer(clip.data, dtype=numpy.float32), SAMPLE_RATE
+
+
+_DATA: dict[str, Callable[[Medium], Any]] = {"image": pillow_image, "audio": _samples}
+"""By kind: make the form that vLLM takes."""
+
 
 # -- beam search for an engine without one: continues every beam by one token at a time --------------------------------
 # The method is the usual one. It takes each beam's most likely continuations, and of these the most likely ones. A
@@ -132,309 +411,3 @@ class Beams:
     @property
     def key(self) -> int:
         return self.request.key
-
-
-# -- prompts in the form that vLLM's engine takes; those with media by vLLM's own processor of the model ---------------
-
-
-def engine_input(
-    renderer: Any, ids: Sequence[int], prompt: MediaPrompt | None, tokens: Mapping[str, MediaTokens]
-) -> Any:
-    """Make the engine's input of a prompt, with media or without.
-
-    The digests are the media's names in all of vLLM's caches: equal ones hit, different ones never.
-
-    Args:
-        renderer: the engine's.
-        ids: with as many placeholders as the media have tokens.
-        tokens: the model's, by kind.
-
-    Raises:
-        ValueError: vLLM refuses the media, or computes other tokens than `tokens` says.
-    """
-    if prompt is None:
-        from vllm.inputs import tokens_input
-
-        return tokens_input(list(ids))
-    data: dict[str, list[Any]] = {}
-    names: dict[str, list[str]] = {}
-    for medium in prompt.media:
-        data.setdefault(medium.kind, []).append(_DATA[medium.kind](medium))
-        names.setdefault(medium.kind, []).append(medium.digest)
-    given = {
-        "prompt_token_ids": collapse(ids, prompt.media, tokens),
-        "multi_modal_data": data,
-        "multi_modal_uuids": names,
-    }
-    (found,) = renderer.render_cmpl([given])
-    if list(found["prompt_token_ids"]) != list(ids):
-        raise ValueError(f"vLLM computes {len(found['prompt_token_ids'])} tokens for a prompt of {len(ids)}: a bug")
-    return found
-
-
-def _samples(clip: Medium) -> tuple[Any, int]:
-    import numpy
-
-    return numpy.frombuffer(clip.data, dtype=numpy.float32), SAMPLE_RATE
-
-
-_DATA: dict[str, Callable[[Medium], Any]] = {"image": pillow_image, "audio": _samples}
-"""By kind: make the form that vLLM takes."""
-
-
-__all__ = ["Vllm", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "structured_output_check"]
-
-_REASONS = {
-    "typical_p": "it has no typical decoding",
-    "no_repeat_ngram_size": "it cannot forbid repeated n-grams",
-    "return_context_logits": "it does not give its logits",
-    "return_generation_logits": "it does not give its logits",
-}
-
-
-class Vllm:
-    """See `engines.base.Engine`."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        self._engine, arguments = start_engine(config)
-        from vllm.lora.request import LoRARequest
-        from vllm.platforms import current_platform
-        from vllm.sampling_params import RequestOutputKind, SamplingParams, StructuredOutputsParams
-
-        self._lora_request = LoRARequest
-        self._structured_outputs = StructuredOutputsParams
-        self._sampling_params = partial(SamplingParams, output_kind=RequestOutputKind.DELTA)
-        self._core = self._engine.engine_core
-        self._results = self._engine.output_processor = Results()
-        self._stop_watch = end_with_children()  # vLLM notices its core's death only when it sends something
-        self._adapters: OrderedDict[int, None] = OrderedDict()  # ids of those that vLLM holds, oldest use first
-        self._max_adapters = int(arguments.get("max_cpu_loras") or arguments.get("max_loras") or 0)
-        self._exclusion: LoraExclusion | None = None
-        if arguments.get("enable_lora") and current_platform.is_cpu():
-            # Measured with vLLM 0.32: in a batch with others, a request without an adapter gets an adapter's weights.
-            self._exclusion = LoraExclusion()
-        self._statistics = Statistics()
-        self._late: list[Output] = []  # of requests that failed when they were started later
-        self._running: dict[int, Pending] = {}
-        self._searches: dict[int, Beams] = {}
-        assert config.model is not None
-        self._eos = eos_ids(config)
-        self._media_tokens = media_tokens(config.model)
-        self.info = engine_info(self._engine)
-        first = min(self._eos, default=0)
-        warm_up(self, first)
-        if config.options.engine_options.get("guided_decoding", True):
-            self._warm_up_structured_output(first)
-
-    def _warm_up_structured_output(self, id: int) -> None:
-        """Run a schema of our own first: the first one decides the backend that vLLM's core uses for all others."""
-        try:
-            warm_up(self, id, Sampling(max_new_tokens=2, structured_output=StructuredOutput("json_object", "")))
-        except (RuntimeError, ValueError) as error:
-            print(f"structured output cannot be used with this model: {error}", file=sys.stderr, flush=True)
-
-    def interrupt_on(self, fd: int) -> bool:
-        if not hasattr(self._core, "interrupt_on"):
-            return False  # this client is not ours, and cannot be interrupted
-        self._core.interrupt_on(fd)
-        return True
-
-    # -- requests ------------------------------------------------------------------------------------------------
-
-    def add(self, request: EngineRequest) -> None:
-        key, sampling, media = request.key, request.sampling, request.read_media()
-        if sampling.num_beams > 1:
-            search = BeamSearch(sampling, () if sampling.ignore_eos else self._eos)
-            start = partial(self._search, Beams(request, media, search))
-        else:
-            scores: list[float | None] | None = [None] if sampling.prompt_logprobs else None  # no score for the first
-            stops, num_tops = frozenset(sampling.stop_token_ids), sampling.prompt_top_logprobs
-            pending = Pending(key, stops, sampling.top_logprobs, scores, num_tops, begun=request.goes_on)
-            start = partial(
-                self._run, pending, self._prompt(request.ids, media), self._params(sampling), request.adapter
-            )
-        if self._exclusion is None:
-            start()
-        else:
-            self._exclusion.enter(key, request.adapter is not None, start)
-
-    def _run(self, pending: Pending, prompt: Any, params: Any, adapter: Adapter | None) -> None:
-        self._submit(pending, prompt, params, adapter)
-        self._running[pending.key] = pending
-
-    def _search(self, beams: Beams) -> None:
-        self._searches[beams.key] = beams
-        with ExitStack() as on_failure:
-            on_failure.callback(self._drop, beams.key)
-            self._continue(beams)
-            on_failure.pop_all()
-
-    def _prompt(self, ids: Sequence[int], media: MediaPrompt | None) -> Any:
-        return engine_input(self._engine.renderer, ids, media, self._media_tokens)
-
-    def _params(self, sampling: Sampling) -> Any:
-        arguments = sampling_arguments(sampling)
-        if (rule := arguments.get("structured_outputs")) is not None:
-            arguments["structured_outputs"] = self._structured_outputs(**rule)
-        return self._sampling_params(**arguments)
-
-    def _submit(self, pending: Pending, prompt: Any, params: Any, adapter: Adapter | None) -> None:
-        lora = None
-        if adapter is not None:
-            if adapter.id not in self._adapters:
-                self.load_adapter(adapter)  # vLLM would load it too, but crash on a broken one
-            self._adapters.move_to_end(adapter.id)
-            lora = self._lora(adapter)
-        self._results.next = pending
-        self._engine.add_request(str(pending.key), prompt, params, lora_request=lora)
-
-    def cancel(self, key: int) -> None:
-        self._drop(key)
-        self._leave_exclusion(key)
-
-    def _drop(self, key: int) -> None:
-        if (pending := self._running.pop(key, None)) is not None:
-            self._engine.abort_request([pending.id], internal=True)
-        if (beams := self._searches.pop(key, None)) is not None:
-            self._engine.abort_request([pending.id for pending in beams.waiting.values()], internal=True)
-
-    def _leave_exclusion(self, key: int) -> None:
-        if self._exclusion is not None:
-            refused = self._exclusion.leave(key)
-            self._late += [failed(late, error) for late, error in refused]
-
-    def step(self) -> Step:
-        """Do the calls of LLMEngine.step that are needed, without its loggers and caches."""
-        if self._results.pending:
-            outputs = self._core.get_output()
-            if outputs.scheduler_stats is not None:
-                self._statistics.add(outputs.scheduler_stats)
-            step, beam_tokens = self._results.read(outputs.outputs)
-        else:  # `get_output` would wait for ever
-            step, beam_tokens = Step([], [], [], []), []
-        others = step.others
-        for token in beam_tokens:
-            others.extend(self._beam_output(token))
-        for output in others:
-            if output.finish is not None:
-                self._running.pop(output.key, None)
-                self._leave_exclusion(output.key)
-        if self._late:
-            others.extend(self._late)
-            self._late = []
-        return step
-
-    def statistics(self) -> EngineStatistics:
-        return self._statistics.report(idle=not self._results.pending, num_preemptions=self._results.num_preemptions)
-
-    # -- beams ---------------------------------------------------------------------------------------------------
-
-    def _continue(self, beams: Beams) -> None:
-        """Request the alternatives after each beam; the prefix cache has all but the last token."""
-        search = beams.search
-        beams.alternatives = [()] * len(search.beams)
-        sampling = search.sampling._replace(num_beams=1, max_new_tokens=1, top_logprobs=search.width, stop_token_ids=())
-        for number, beam in enumerate(search.beams):
-            beams.waiting[number] = pending = Pending(beams.key, num_tops=search.width, beam=number)
-            prompt = self._prompt([*beams.request.ids, *beam.ids], beams.media)
-            self._submit(pending, prompt, self._params(sampling), beams.request.adapter)
-
-    def _beam_output(self, token: BeamToken) -> list[Output]:
-        """Advance a search by a beam's next token; the outputs come when the search has ended."""
-        number = token.pending.beam
-        beams = self._searches.get(token.pending.key)
-        if beams is None or number is None:
-            return []
-        del beams.waiting[number]
-        beams.alternatives[number] = token.alternatives
-        error = token.error
-        if error is None:
-            if beams.waiting:
-                return []
-            try:
-                if not beams.search.advance(beams.alternatives):
-                    self._continue(beams)
-                    return []
-                del self._searches[beams.key]
-                best = enumerate(beams.search.best())
-                return [Output(beams.key, beam.ids, beam.logprobs, beam.finish, number) for number, beam in best]
-            except Exception as refusal:  # vLLM refuses a beam, as one that is too long: end this search only
-                error = str(refusal)
-        self._drop(beams.key)
-        return [failed(beams.key, error)]
-
-    # -- adapters ------------------------------------------------------------------------------------------------
-
-    def load_adapter(self, adapter: Adapter) -> None:
-        check_weights(Path(adapter.path))
-        self._engine.add_lora(self._lora(adapter))
-        self._adapters[adapter.id] = None
-        while len(self._adapters) > self._max_adapters:  # vLLM evicts the least recently used one too
-            self._adapters.popitem(last=False)
-
-    def drop_adapter(self, adapter: Adapter) -> None:
-        self._engine.remove_lora(adapter.id)
-        self._adapters.pop(adapter.id, None)
-
-    def _lora(self, adapter: Adapter) -> Any:
-        return self._lora_request(
-            lora_name=f"{adapter.name}/{adapter.id}", lora_int_id=adapter.id, lora_path=adapter.path
-        )
-
-    def close(self) -> None:
-        self._stop_watch()
-        self._core.shutdown()
-
-
-def check(model_id: str | None, config: EngineConfig) -> None:
-    problems = Problems()
-    with problems:
-        if config.options.pooling != "auto":
-            pooling_type(config.options.pooling, f"option.pooling={config.options.pooling}")
-    with problems:
-        check_model(model_id, config, partial(engine_arguments, num_devices=1, cpu=False))
-    problems.check()
-
-
-def prepare(model_id: str | None, config: EngineConfig) -> Path:
-    return prepare_checkpoint(model_id)
-
-
-def capabilities(config: EngineConfig) -> Capabilities:
-    if config.task is Task.TRANSCRIPTION:
-        return TRANSCRIBING
-    reasons, no_adapters = dict(_REASONS), NO_LORA
-    arguments = engine_arguments(config, 1, cpu=False)
-    if arguments.get("enable_lora"):
-        # Measured with vLLM 0.32: beside other requests such a request crashes the engine.
-        reasons["prompt_logprobs"] = "it cannot score prompts while it serves LoRA adapters"
-        no_adapters = ""
-    if not config.options.engine_options.get("guided_decoding", True):
-        reasons["structured_output"] = "option.guided_decoding=false"
-    tags = structural_tags(arguments)
-    return Capabilities(
-        SUPPORTS,
-        reasons,
-        limits={"temperature": 2.0},
-        no_adapters=no_adapters,
-        no_media=no_media(config.model),
-        structural_tags=tags,
-    )
-
-
-def load(config: EngineConfig) -> Vllm | VllmPooling | VllmWhisper:
-    if config.task is Task.TRANSCRIPTION:
-        return VllmWhisper(config)
-    return Vllm(config) if config.task is Task.GENERATION else VllmPooling(config)
-
-
-def load_tokenizer(config: EngineConfig) -> Tokenizer:
-    if config.task is Task.TRANSCRIPTION and config.model is not None:
-        tokenizer = files.load_tokenizer(config)
-        assert tokenizer.vocabulary is not None
-        return WhisperTokenizer(tokenizer.vocabulary, tokenizer.ids, whisper_ids(config.model))
-    if config.task is Task.GENERATION or config.model is None:
-        if config.model is not None and config.options.engine_options.get("tokenizer_mode") == "mistral":
-            return MistralTokenizer(config.model)
-        return files.load_tokenizer(config)
-    return HfPoolingTokenizer(config.model)

@@ -20,9 +20,8 @@ from typing import Any
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.structured_output.ebnf import acyclic
-from handler.engines.structured_output.expressions import Walker
 from handler.engines.structured_output.schema_keywords import XgrammarSupport, ignored
-from handler.engines.structured_output.xgrammar import ebnf, has_own_rules, said, with_schemas, without_text
+from handler.engines.structured_output.xgrammar import Walker, ebnf, has_own_rules, said, with_schemas, without_text
 from handler.engines.vllm.arguments import engine_arguments, environment
 from handler.engines.vllm.sampling import structured_output_arguments
 

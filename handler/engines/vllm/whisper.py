@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from handler.core.media import SAMPLE_RATE
-from handler.core.values import Adapter, Extras, Finish, Heard, Sampling
-from handler.engines.base import EngineConfig, EngineRequest, EngineStatistics, Output, Step, failed
+from handler.core.values import Extras, Finish, Heard, Sampling
+from handler.engines.base import EngineConfig, EngineRequest, Output, Step, failed
 from handler.engines.huggingface.files import eos_ids
-from handler.engines.huggingface.whisper import WINDOW, cut, whisper_ids
-from handler.engines.process.supervisor import end_with_children
-from handler.engines.vllm.arguments import engine_info, start_engine
-from handler.engines.vllm.results import Pending, Results, Statistics
+from handler.engines.huggingface.whisper import WINDOW, NoAdapters, clip_of, cut, whisper_ids
+from handler.engines.vllm.core import CoreEngine, engine_info
+from handler.engines.vllm.results import Pending
 from handler.engines.vllm.sampling import FORBIDDEN
 
 _AHEAD = 4  # pieces of a clip in vLLM at a time
@@ -53,21 +52,17 @@ class _Clip:
     pieces: deque[_Piece] = field(default_factory=deque)
 
 
-class VllmWhisper:
+class VllmWhisper(NoAdapters, CoreEngine):
     """See `engines.base.Engine`. Where a prompt names no language, vLLM is asked for it first."""
 
     def __init__(self, config: EngineConfig) -> None:
         assert config.model is not None
-        self._engine, _ = start_engine(config)
+        super().__init__(config)
         from vllm.renderers.inputs.preprocess import parse_enc_dec_prompt
         from vllm.sampling_params import RequestOutputKind, SamplingParams
 
         self._parse, self._params = parse_enc_dec_prompt, SamplingParams
         self._kind = RequestOutputKind.DELTA
-        self._core = self._engine.engine_core
-        self._results = self._engine.output_processor = Results()
-        self._stop_watch = end_with_children()
-        self._statistics = Statistics()
         self._ids = whisper_ids(config.model)
         self._eos = eos_ids(config)
         self._suppressed = dict.fromkeys(self._ids.suppressed, FORBIDDEN)
@@ -94,22 +89,10 @@ class VllmWhisper:
                 if output.error is not None:
                     raise RuntimeError(f"its first request failed: {output.error}")
 
-    def interrupt_on(self, fd: int) -> bool:
-        if not hasattr(self._core, "interrupt_on"):
-            return False
-        self._core.interrupt_on(fd)
-        return True
-
     # -- requests ------------------------------------------------------------------------------------------------
 
     def add(self, request: EngineRequest) -> None:
-        import numpy
-
-        prompt = request.read_media()
-        if prompt is None or len(prompt.media) != 1:
-            raise ValueError("a transcription has one audio clip")
-        (medium,) = prompt.media
-        samples = numpy.frombuffer(medium.data, numpy.float32)
+        samples, medium = clip_of(request)
         ids = list(request.ids)
         if self._ids.no_timestamps not in ids:
             ids.append(self._ids.of_time(0.0))  # without a first one vLLM's Whisper may write none
@@ -162,8 +145,7 @@ class VllmWhisper:
         (prompt,) = self._engine.renderer.render_cmpl([given])
         prompt["decoder_prompt"]["prompt_token_ids"] = list(ids)  # vLLM puts a start token before a client's prompt
         params = self._params(detokenize=False, output_kind=self._kind, **arguments)
-        self._results.next = pending
-        self._engine.add_request(str(pending.key), prompt, params)
+        self._submit_as(pending, prompt, params)
         self._asked[pending.key] = clip
 
     def cancel(self, key: int) -> None:
@@ -173,23 +155,18 @@ class VllmWhisper:
         for number in asked:
             del self._asked[number]
             self._pieces.pop(number, None)
-        ids = [id for id, pending in self._results.pending.items() if pending.key in asked]
-        self._engine.abort_request(ids, internal=True)
+        self._abort([id for id, pending in self._results.pending.items() if pending.key in asked])
 
     # -- results -------------------------------------------------------------------------------------------------
 
     def step(self) -> Step:
         outputs: list[Output] = []
-        if self._results.pending:  # else `get_output` would wait for ever
-            found = self._core.get_output()
-            if found.scheduler_stats is not None:
-                self._statistics.add(found.scheduler_stats)
-            step, _ = self._results.read(found.outputs)
-            plain = zip(step.keys, step.ids, step.logprobs, strict=True)
-            said = [Output(key, [id], [logprob]) for key, id, logprob in plain] + step.others
-            changed = {clip.key: clip for output in said if (clip := self._take(output, outputs)) is not None}
-            for clip in changed.values():
-                self._tell(clip, outputs)
+        step, _ = self._results.read(self._outputs())
+        plain = zip(step.keys, step.ids, step.logprobs, strict=True)
+        said = [Output(key, [id], [logprob]) for key, id, logprob in plain] + step.others
+        changed = {clip.key: clip for output in said if (clip := self._take(output, outputs)) is not None}
+        for clip in changed.values():
+            self._tell(clip, outputs)
         return Step([], [], [], outputs)
 
     def _take(self, output: Output, outputs: list[Output]) -> _Clip | None:
@@ -239,16 +216,3 @@ class VllmWhisper:
     def _fail(self, clip: _Clip, error: str, outputs: list[Output]) -> None:
         self.cancel(clip.key)
         outputs.append(failed(clip.key, error))
-
-    def statistics(self) -> EngineStatistics:
-        return self._statistics.report(idle=not self._results.pending, num_preemptions=self._results.num_preemptions)
-
-    def load_adapter(self, adapter: Adapter) -> None:
-        raise ValueError("a Whisper has no LoRA adapters here")
-
-    def drop_adapter(self, adapter: Adapter) -> None:
-        pass
-
-    def close(self) -> None:
-        self._stop_watch()
-        self._core.shutdown()

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from typing import Any, NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
-from handler.core.recorded_headers import path_without_credentials
+from handler.core.secrets import path_without_credentials
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _DECODER = json.JSONDecoder()

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from handler.core.recorded_headers import without_credentials
+from handler.core.secrets import without_credentials
 from proof.replay.exchange import Recorded, Request, Unreadable
 from proof.replay.sources.fields import (
     Malformed,

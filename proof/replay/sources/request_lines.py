@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from handler.core.recorded_headers import path_without_credentials, without_credentials
+from handler.core.secrets import path_without_credentials, without_credentials
 from proof.replay.exchange import Recorded, Request, Unreadable
 from proof.replay.sources.fields import ABSENT, Malformed, Member, from_base64, from_member, is_status, members, seconds
 from proof.replay.sources.files import File, Line, lines

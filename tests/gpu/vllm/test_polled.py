@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from handler.engines.base import Interrupted
-from handler.engines.vllm.patches import sync_client
+from handler.engines.vllm.core import _make_client, patch_sync_client
 
 pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # vLLM's own
 
@@ -59,7 +59,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> Iterator[Core]:
         monkeypatch.setattr(core_client.MPClient, "__init__", connected)
         monkeypatch.setattr(core_client.SyncMPClient, "_send_input", lambda *of_a_call: None)
         config = SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_size=1))
-        client = sync_client._make_client(core_client)(config, None, False)
+        client = _make_client(core_client)(config, None, False)
         ours.connect("inproc://outputs")
         yield Core(client, ours, EngineCoreProc.ENGINE_CORE_DEAD)
         client.shutdown()
@@ -70,7 +70,7 @@ def test_the_client_of_this_vllm_is_known_and_replaced_while_engines_are_made() 
     from vllm.v1.engine import core_client
 
     ordinary = core_client.SyncMPClient
-    with sync_client.patch_sync_client():
+    with patch_sync_client():
         assert core_client.SyncMPClient is not ordinary
         assert issubclass(core_client.SyncMPClient, ordinary)
     assert core_client.SyncMPClient is ordinary
@@ -97,7 +97,7 @@ def test_another_client_is_left_as_it_is(
         case _:
             monkeypatch.delattr(core_client, "_process_utility_output")
     ordinary = core_client.SyncMPClient
-    with caplog.at_level(logging.INFO, "handler.engine"), sync_client.patch_sync_client():
+    with caplog.at_level(logging.INFO, "handler.engine"), patch_sync_client():
         assert core_client.SyncMPClient is ordinary
     assert caplog.messages == [
         "this vLLM's client is not known here: it fetches its outputs in its own thread, which is a little slower"

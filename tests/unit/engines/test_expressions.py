@@ -6,7 +6,7 @@ import json
 import re
 
 from handler.core.values import StructuredOutput
-from handler.engines.structured_output.expressions import abridged, abridged_parts
+from handler.engines.structured_output.ebnf import abridged_expression, abridged_parts
 from tests.one_test import in_one_test
 
 
@@ -24,13 +24,13 @@ from tests.one_test import in_one_test
     ],
 )
 def test_what_can_be_long_can_be_passed_by(expression: str, wanted: str) -> None:
-    assert abridged(expression) == wanted
+    assert abridged_expression(expression) == wanted
     re.compile(wanted)
 
 
 @in_one_test("expression", ["((((a))", "a)+", "{", "a{", "\\", "[", "(?", "a{5,x}"])
 def test_what_is_no_expression_is_left_to_the_engine(expression: str) -> None:
-    abridged(expression)
+    abridged_expression(expression)
 
 
 def test_patterns_are_found_wherever_a_schema_has_them() -> None:

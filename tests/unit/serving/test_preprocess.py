@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -19,6 +19,7 @@ from handler.core.values import (
     Adapter,
     Delta,
     Finish,
+    Objects,
     Pooling,
     Request,
     Sampling,
@@ -51,12 +52,7 @@ class Letters:
         assert self.vocabulary is not None
         return Prompt(text, [self.vocabulary.pieces.index(letter.encode()) for letter in text], self.vocabulary)
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] = (),
-        options: TemplateOptions = PLAIN_TEMPLATE,
-    ) -> Prompt:
+    def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
         return self.encode(messages[-1]["content"])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handler.engines.vllm.adapter_weights import check_weights
+from handler.engines.vllm.adapters import check_weights
 
 
 @pytest.mark.parametrize("alpha", [float("nan"), float("inf"), "16", [16]])

@@ -7,7 +7,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handler.engines.vllm.lora_exclusion import LoraExclusion
+from handler.engines.vllm.adapters import LoraExclusion
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans(), st.integers(0, 30)), max_size=60))

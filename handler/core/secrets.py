@@ -1,10 +1,20 @@
-"""Headers and queries of requests as they may be recorded, or read from a recording: never credentials."""
+"""Secrets: forms of tokens, which are hidden wherever they stand; and headers and queries without credentials."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
 from urllib.parse import parse_qsl, urlencode
+
+TOKENS = (
+    r"\b(?:hf_[A-Za-z0-9]{20,}|(?:AKIA|ASIA)[A-Z0-9]{16}|sk-[A-Za-z0-9_-]{20,}|gh[pousr]_[A-Za-z0-9]{30,}"
+    r"|github_pat_[A-Za-z0-9_]{30,}|xox[abprs]-[A-Za-z0-9-]{20,}|nvapi-[A-Za-z0-9_-]{20,}"
+    r"|sagemaker-api-key-[A-Za-z0-9+/=_-]{20,}|glpat-[A-Za-z0-9_-]{20,}|AIza[A-Za-z0-9_-]{35}"
+    r"|eyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]+)"
+)
+"""Tokens and keys of the services that models come from or run on, as a regular expression without groups."""
+
+# -- credentials of requests, which no recording has -------------------------------------------------------------------
 
 _CREDENTIALS = re.compile(
     r"auth|cookie|token|secret|signature|credential|passw|api[-_]?key|subscription-key|(?:^|[-_.])(?:key|sig|jwt)$",
