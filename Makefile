@@ -43,8 +43,8 @@ test-docs: dev ## 2 min: every code block of the documents, run on real servers;
 test-fuzz: dev ## 3 min: request bodies and cuts of text at random, many of each; the CPU time that long answers take
 	$(PYTEST) --timeout 300 -m 'hypothesis and not vllm' --hypothesis-profile many tests/unit tests/app tests/process
 	$(PYTEST) --dist load tests/attacks/test_answers.py
-test-attacks: dev ## 3 min: what costs a server most, and the time that it costs; on a quiet machine
-	$(BIN)/pytest -n 0 --timeout 300 tests/attacks --ignore tests/attacks/test_answers.py
+test-attacks: dev ## 3 min: what costs a server most, and the CPU time that it costs
+	$(PYTEST) --timeout 300 tests/attacks --ignore tests/attacks/test_answers.py
 test-tools: dev ## 3 min: tests of the doubles, the benchmarks, `lmi replay`, `lmi conform`, the examples, the container's programs, conversion, the wheel; Prometheus (Debian's, by apt)
 	$(PYTEST) $(QUICK) tests/doubles tests/bench tests/container tests/conversion tests/accept tests/djl tests/examples tests/monitoring tests/moving tests/tools
 test-joints: dev ## 1 min: two halves that are each tested alone, joined: prompts and parsers, server and nginx or HAProxy (Debian's, by apt), files and encodings, log lines and advice
@@ -56,7 +56,7 @@ test-dynamo: dev ## 2 min: the engine openai before our own server, and before D
 	unshare --map-root-user --net sh -c 'ip link set lo up && exec $(BIN)/pytest -m "not vllm" tests/engines_by_url'
 test-uvicorn: dev ## 1 min: the HTTP tests on the lowest and the newest uvicorn that pyproject.toml allows
 	$(BIN)/python -m tests.accept.uvicorn_versions $(VENV)-uvicorn
-test-python: test-python-3.10 test-python-3.13 ## 2 min: units on Python 3.10 and 3.13, and half of the app on each
+test-python: test-python-3.10 test-python-3.13 ## 2 min: half of the units and of the app on Python 3.10, the other on 3.13
 test-python-%: dev
 	$(BIN)/python -m tests.accept.python_versions $(VENV)-$* $* -n $(JOBS) --dist loadfile --no-loadscope-reorder
 test-djl: dev ## 8 min: under DJL's Java engine; needs a JDK and Maven

@@ -1,4 +1,4 @@
-"""Run the units and half of the app on another Python: `python -m tests.accept.python_versions ENVIRONMENT 3.10`.
+"""Run half of the units and of the app on another Python: `python -m tests.accept.python_versions ENVIRONMENT 3.10`.
 
 The environment is created if need be. That Python is on PATH, or pyenv has it.
 """
@@ -22,13 +22,14 @@ SAME = (
 """What no version of Python changes: our own texts and imports, which `make test` reads."""
 
 LEFT_TO_ANOTHER = {
-    "3.10": ("tests/app/dialects",),
+    "3.10": tuple(f"tests/{name}" for name in ("unit/protocols", "unit/config", "unit/plugins", "app/dialects")),
     "3.13": (
-        *("tests/unit/engines", "tests/app/test_replicas.py", "tests/app/serving", "tests/app/http"),
-        *("tests/app/security", "tests/app/media", "tests/app/dialects/test_openapi.py"),
+        *(f"tests/unit/{name}" for name in ("engines", "serving", "core", "djl", "scheduler", "replay")),
+        *(f"tests/app/{name}" for name in ("serving", "http", "security", "media", "moves", "fuzz")),
+        *("tests/app/test_replicas.py", "tests/app/dialects/test_openapi.py"),
     ),
 }
-"""The versions share the large folders. Engines' files and downloads, and replicas, run on the lowest one."""
+"""The versions share the folders: what runs, engines and servers, on the lowest one; what reads, on the newest."""
 
 
 def main(directory: Path, version: str, *options: str) -> int:
