@@ -121,8 +121,8 @@ def show(points: Sequence[Point], values: Sequence[dict[str, Any]]) -> str:
     for point, value in zip(points, values, strict=True):
         kinds = ", ".join(f"{count} {kind}" for kind, count in value["errors"].items())
         row = [point.name, str(value["num_requests"]), f"{value['tokens_per_second']:,.1f}"]
-        row += [_cell(value["ttft_ms"][name], 1) for name in ("p50", "p90", "p99")]
-        row += [_cell(value["itl_ms"][name], 2) for name in ("p50", "p90", "p99")]
+        row += [cell(value["ttft_ms"][name], 1) for name in ("p50", "p90", "p99")]
+        row += [cell(value["itl_ms"][name], 2) for name in ("p50", "p90", "p99")]
         row.append(kinds or "0")
         if compared:
             row += [f"{value['engine_tokens_per_second']:,.1f}", f"{value['served_over_engine']:.3f}"]
@@ -131,7 +131,8 @@ def show(points: Sequence[Point], values: Sequence[dict[str, Any]]) -> str:
     return table(head, rows)
 
 
-def _cell(value: float | None, digits: int) -> str:
+def cell(value: float | None, digits: int = 1) -> str:
+    """Return a table's cell; `-` without a value."""
     return "-" if value is None else f"{value:,.{digits}f}"
 
 

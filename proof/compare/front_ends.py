@@ -7,22 +7,22 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
 
-from cpu import children, cpu_seconds, process_seconds
-from peer import free_port, wait_ready
-
 from proof.bench.processes import Server, Worker, lmi_serve
+from proof.compare.processes import child_by_command, cpu_seconds, free_port, process_seconds, started
 
 SERVER_CORE, CLIENT_CORE = 0, 1
 _PLACES = 4096  # requests that run at once
 _READY_SECONDS = 30.0
-_MOCK_CORE = Path(__file__).with_name("mock_core.py")
+
+
+def _seconds(pid: int) -> float:
+    return cpu_seconds(pid).host
 
 
 class FrontEnd(NamedTuple):
@@ -39,7 +39,7 @@ class FrontEnd(NamedTuple):
     start: Callable[[float], AbstractContextManager[Server]]
     ping: str
     heads: int
-    cpu: Callable[[int], float] = cpu_seconds
+    cpu: Callable[[int], float] = _seconds
 
 
 def chat(tokens: int, *, stream: bool = True) -> bytes:
@@ -89,13 +89,11 @@ def _ours_apart(pace: float) -> Iterator[Server]:
 
 def engine_of(pid: int) -> int:
     """Return the id of the engine's process, which a server of ours has started."""
-    commands = {child: Path(f"/proc/{child}/cmdline").read_bytes() for child in children(pid)}
-    (engine,) = (child for child, command in commands.items() if b"engine_process" in command)
-    return engine
+    return child_by_command(pid, b"engine_process")
 
 
 def _seconds_without_engine(pid: int) -> float:
-    return cpu_seconds(pid) - process_seconds(engine_of(pid))
+    return _seconds(pid) - process_seconds(engine_of(pid))
 
 
 OURS = FrontEnd(_ours, "/ping", heads=0)
@@ -117,36 +115,26 @@ def rust(binary: Path, model: Path) -> FrontEnd:
     def start(pace: float) -> Iterator[Server]:
         port, handshake = free_port(), free_port()
         url = f"http://127.0.0.1:{port}"
-        core = [sys.executable, str(_MOCK_CORE), f"tcp://127.0.0.1:{handshake}", "--pace", f"{pace:g}"]
+        core = [sys.executable, "-m", "proof.compare.mock_core", f"tcp://127.0.0.1:{handshake}", "--pace", f"{pace:g}"]
         command = [str(binary), "serve", str(model), "--served-model-name", "model", "--port", str(port)]
         command += ["--data-parallel-size-local", "0", "--data-parallel-size", "1"]
         command += ["--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", str(handshake)]
         quiet = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}  # else it writes a line a request
-        with contextlib.ExitStack() as stack:
-            log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="front-end-"))) / "log"
-            with log.open("wb") as file:
-                server = subprocess.Popen(command, env=quiet, stdin=subprocess.DEVNULL, stdout=file, stderr=file)
-            stack.callback(_end, server)
-            with pinned(CLIENT_CORE):
-                stack.callback(_end, subprocess.Popen(core, stdin=subprocess.DEVNULL))
-            wait_ready(server, url, _READY_SECONDS, log)
-            yield Server(url, server.pid)
+        with pinned(CLIENT_CORE):
+            engine = subprocess.Popen(core, stdin=subprocess.DEVNULL)
+        try:
+            with started(command, url, _READY_SECONDS, quiet) as pid:
+                yield Server(url, pid)
+        finally:
+            engine.kill()
+            engine.wait()
 
     return FrontEnd(start, "/health", heads=1)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-
-
 @contextlib.contextmanager
-def started(front_end: FrontEnd, pace: float, *, half: bool) -> Iterator[Server]:
-    """Start a server on its core.
-
-    Args:
-        half: beside a busy process on the same core.
-    """
+def on_its_core(front_end: FrontEnd, pace: float, *, half: bool) -> Iterator[Server]:
+    """Start a server on its core; `half`: beside a busy process on the same core."""
     with contextlib.ExitStack() as stack:
         with pinned(SERVER_CORE):
             server = stack.enter_context(front_end.start(pace))

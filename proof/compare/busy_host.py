@@ -4,31 +4,124 @@ The server's whole process tree has one core, the clients the other. Beside ours
 with a mock engine core, which the clients' core has. `--requests` measures ours twice: with its engine on the server's
 core, and apart, with its engine on the clients' core too. Two measurements; run each with nothing else on the machine:
 
-    python bench/busy_host.py [--whole] [--clients 256,512,768,1024] [--rust PATH/vllm-rs --model DIRECTORY]
-    python bench/busy_host.py --requests         # requests a second, on a whole core
+    python -m proof.compare.busy_host [--whole] [--clients 256,512,768,1024] [--rust PATH/vllm-rs --model DIRECTORY]
+    python -m proof.compare.busy_host --requests         # requests a second, on a whole core
 
 PATH: the wheel of `pip download --no-deps vllm==0.33.0` has the file `vllm/vllm-rs`.
-DIRECTORY: `python bench/dummy_model.py tiny DIRECTORY` makes it.
+DIRECTORY: `python -m proof.compare.dummy_model tiny DIRECTORY` makes it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import os
 import signal
 import statistics
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
-
-from front_ends import CLIENT_CORE, OURS, OURS_APART, SERVER_CORE, FrontEnd, rust
-from measurements import BEGIN_SECONDS, CLIENTS, PACE, Rate, Window, measure_requests, measure_streams
+from typing import Any, NamedTuple, TypeVar
 
 from proof.bench.machine import describe
 from proof.bench.report import table
+from proof.compare.clients import Answers, Asking, Clients, Pings, Streaming, Streams, span
+from proof.compare.front_ends import CLIENT_CORE, OURS, OURS_APART, SERVER_CORE, FrontEnd, chat, on_its_core, rust
+
+_PACE = 50  # tokens a second of each stream
+_BEGIN_SECONDS = 20.0  # for all streams to begin
+_CLIENTS = 64  # that ask for short answers
+_LONG = 1_000_000  # tokens; no stream ends while it is measured
+_SETTLE = 1.5  # seconds between the last stream's begin and the window
+_PING_LIMIT = 10.0  # seconds
+_WARM_UP = 1.0
+
+
+class Window(NamedTuple):
+    """Streams at a pace.
+
+    Attributes:
+        begun: streams that began within the time for it.
+        begun_seconds: from the first client's connecting to the begin of the last of them.
+        kept: share of the pace, over all clients.
+        cpu_us: of what runs on the server's core, a token.
+        writes: a token.
+        ping_p50_ms, ping_max_ms: no answer counts as the limit.
+    """
+
+    begun: int
+    begun_seconds: float
+    kept: float
+    cpu_us: float
+    writes: float
+    ping_p50_ms: float
+    ping_max_ms: float
+
+
+class Rate(NamedTuple):
+    """Requests a second, and CPU microseconds a request of what runs on the server's core."""
+
+    per_second: float
+    cpu_us: float
+    failed: int
+
+
+def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: bool) -> Window:
+    with on_its_core(front_end, _PACE, half=half) as server:
+        clients = Clients[Streams](Streaming, server.url, chat(_LONG), number, front_end.heads)
+        with contextlib.closing(clients):
+            begun = _begun(clients, number)
+            time.sleep(_SETTLE)
+            pings = Pings(server.url + front_end.ping, seconds, _PING_LIMIT)
+            before, cpu_before = clients.totals(), front_end.cpu(server.pid)
+            time.sleep(seconds)
+            after, cpu_after = clients.totals(), front_end.cpu(server.pid)
+            took = pings.result()
+    streams = _sum(begun, "streaming")
+    if _sum(after, "streaming") < streams:
+        raise RuntimeError("a stream ended before it should")
+    tokens, segments = (_sum(after, name) - _sum(before, name) for name in ("tokens", "segments"))
+    return Window(
+        begun=streams,
+        begun_seconds=max(some.last for some in begun) - min(some.first for some in begun),
+        kept=tokens / (number * _PACE * span(before, after)),
+        cpu_us=(cpu_after - cpu_before) / tokens * 1e6,
+        writes=segments / tokens,
+        ping_p50_ms=statistics.median(took) * 1e3,
+        ping_max_ms=max(took) * 1e3,
+    )
+
+
+def _begun(clients: Clients[Streams], number: int) -> list[Streams]:
+    """Wait until every client's stream has begun, or the time for it is over; raise RuntimeError if none has."""
+    deadline = time.monotonic() + _BEGIN_SECONDS
+    while _sum(found := clients.totals(), "streaming") < number and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if not _sum(found, "streaming"):
+        raise RuntimeError(f"no stream began within {_BEGIN_SECONDS:g} s: {found}")
+    return found
+
+
+def _sum(totals: Sequence[Streams] | Sequence[Answers], name: str) -> int:
+    return sum(getattr(some, name) for some in totals)
+
+
+def measure_requests(front_end: FrontEnd, tokens: int, seconds: float, *, stream: bool) -> Rate:
+    with on_its_core(front_end, 0, half=False) as server:
+        clients = Clients[Answers](Asking, server.url, chat(tokens, stream=stream), _CLIENTS)
+        with contextlib.closing(clients):
+            time.sleep(_WARM_UP)
+            before, cpu_before = clients.totals(), front_end.cpu(server.pid)
+            time.sleep(seconds)
+            after, cpu_after = clients.totals(), front_end.cpu(server.pid)
+    whole = _sum(after, "whole") - _sum(before, "whole")
+    return Rate(whole / span(before, after), (cpu_after - cpu_before) / whole * 1e6, _sum(after, "failed"))
+
+
+# -- in turns, and as tables -------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 
@@ -63,7 +156,7 @@ def run_streams(
                 [
                     f"{number:,}",
                     name,
-                    _begun(middle.begun, number, middle.begun_seconds),
+                    _all_begun(middle, number),
                     f"{middle.kept:.3f}",
                     f"{middle.ping_p50_ms:.0f} / {middle.ping_max_ms:.0f}",
                     f"{middle.cpu_us:.1f}",
@@ -71,7 +164,7 @@ def run_streams(
                 ]
             )
     head = ["streams", "server", "all begun, s", "pace kept", "/ping p50 / max ms", "CPU us/token", "writes/token"]
-    print(f"{_core(half)}, {PACE} tokens/s a stream, {seconds:g} s, {repeat} times")
+    print(f"{_core(half)}, {_PACE} tokens/s a stream, {seconds:g} s, {repeat} times")
     print(table(head, lines))
     return rows
 
@@ -92,7 +185,7 @@ def run_requests(front_ends: dict[str, FrontEnd], lengths: Sequence[int], second
                 answer = "streamed" if stream else "whole"
                 cells = [f"{middle.per_second:,.0f}", f"{middle.cpu_us:.0f}", f"{middle.failed:g}", f"{ratio:.2f}"]
                 lines.append([str(tokens), answer, name, *cells])
-    print(f"{CLIENTS} clients, {_core(False)}, no pace, {seconds:g} s, {repeat} times")
+    print(f"{_CLIENTS} clients, {_core(False)}, no pace, {seconds:g} s, {repeat} times")
     print(table(["tokens", "answer", "server", "requests/s", "CPU us/request", "failed", f"of {reference}"], lines))
     return rows
 
@@ -101,8 +194,10 @@ def _core(half: bool) -> str:
     return "half a core" if half else "a whole core"
 
 
-def _begun(begun: float, number: int, seconds: float) -> str:
-    return f"{seconds:.1f}" if begun == number else f"{begun:,.0f} in {BEGIN_SECONDS:g}"
+def _all_begun(window: Window, number: int) -> str:
+    if window.begun == number:
+        return f"{window.begun_seconds:.1f}"
+    return f"{window.begun:,.0f} in {_BEGIN_SECONDS:g}"
 
 
 def main() -> int:
