@@ -245,23 +245,6 @@ _NAMES: Mapping[type, str] = {list: "list", dict: "object"}
 _TYPES = {str: "string", bool: "boolean", int: "number", float: "number", type(None): "null"}
 
 
-def body_shape(body: str) -> dict[str, Any]:
-    """Return the shape of a body.
-
-    `frames` are those of its first JSON document, of all between, and of its last one; `glue` is the text before them,
-    between them (each different one once) and after them. A body that is not JSON has its text alone.
-    """
-    try:
-        documents = read_documents(body.encode())
-    except NotJson:
-        return {"text": body}
-    glue = documents.glue
-    return {
-        "glue": [glue[0], *dict.fromkeys(glue[1:-1]), glue[-1]],
-        "frames": [merged([shape(value) for value in part]) for part in frames(documents.values).values()],
-    }
-
-
 def frames(values: Sequence[Any]) -> dict[str, Sequence[Any]]:
     """Return a body's first document, all between and its last one, as far as there are any."""
     parts = {"first": values[:1], "between": values[1:-1], "last": values[1:][-1:]}
