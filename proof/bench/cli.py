@@ -11,7 +11,7 @@ from handler.core.errors import ConfigError
 from proof.bench.report import add_arguments, draw, print_result
 
 if TYPE_CHECKING:
-    from proof.bench.load import Load
+    from proof.bench.client import Load
 
 _PICTURE = Path("lmi-bench.png")
 _DESCRIPTION = """Measure a server that streams LMI's schema: tokens/s, times to the first token (TTFT) and between
@@ -150,7 +150,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _loads(arguments: argparse.Namespace) -> list[Load]:
-    from proof.bench.load import Closed, Open
+    from proof.bench.client import Closed, Open
 
     if arguments.rate:
         seconds = arguments.seconds or 10.0

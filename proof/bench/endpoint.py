@@ -24,7 +24,7 @@ from deploy.cli.views import out, table
 from deploy.client import Finish, Predictor, Raw, RequestFailed, Stream, Token
 from deploy.client.aws import IMPATIENT
 from deploy.client.errors import FROM_AWS, failure
-from proof.bench.load import Ask, Result, closed_loop, open_loop, percentiles, poisson_times
+from proof.bench.client import Ask, Result, closed_loop, open_loop, percentiles, poisson_times
 from proof.bench.report import add_arguments, print_result, progress_bar
 
 HEADROOM = 0.7

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from proof.bench import plot
-from proof.bench.load import Closed, Load, Result, percentiles
-from proof.bench.offline import Run
+from proof.bench.client import Closed, Load, Result, percentiles
 from proof.bench.plot import Curve, Level, curve_of
+from proof.bench.processes import Run
 
 
 class Repetition(NamedTuple):

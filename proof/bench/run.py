@@ -11,11 +11,9 @@ from typing import Any
 from handler.config.loader import read_config
 from handler.serving.check import engine_spec
 from proof.bench import machine, report
-from proof.bench.client import Target
-from proof.bench.load import Closed, Load
+from proof.bench.client import Closed, Load, Target
 from proof.bench.machine import OthersMeter
-from proof.bench.offline import Offline, Work
-from proof.bench.processes import lmi_serve, measure
+from proof.bench.processes import Offline, Work, lmi_serve, measure
 from proof.bench.report import Advance, Point, Repetition, load_name, progress_bar
 
 _PROMPTS_EACH = 1 << 14  # numbers reserved for the prompts of one measurement

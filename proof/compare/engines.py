@@ -26,8 +26,7 @@ from typing import Any, ClassVar, NamedTuple
 from handler.core.errors import ConfigError
 from proof.bench import machine, report
 from proof.bench.cli import count, counts
-from proof.bench.client import AnswerReader, Target
-from proof.bench.load import Closed, Result, percentiles
+from proof.bench.client import AnswerReader, Closed, Result, Target, percentiles
 from proof.bench.processes import Server, lmi_serve, measure
 from proof.compare.processes import Cpu, cpu_seconds, free_port, started
 

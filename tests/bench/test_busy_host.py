@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from proof.compare import front_ends
+from proof.compare import busy_host
 from proof.compare.clients import PINGS, Asking, Pings, Streaming
 from proof.compare.processes import cpu_seconds
 from tests.bench.front import Front
@@ -90,18 +90,18 @@ def test_requests_of_both_servers(rust: list[str]) -> None:
 
 
 def test_an_engine_apart_has_the_core_of_the_clients() -> None:
-    with front_ends.on_its_core(front_ends.OURS_APART, 0, half=False) as server:
-        engine = front_ends.engine_of(server.pid)
-        for process, core in ((server.pid, front_ends.SERVER_CORE), (engine, front_ends.CLIENT_CORE)):
+    with busy_host.on_its_core(busy_host.OURS_APART, 0, half=False) as server:
+        engine = busy_host.engine_of(server.pid)
+        for process, core in ((server.pid, busy_host.SERVER_CORE), (engine, busy_host.CLIENT_CORE)):
             threads = Path(f"/proc/{process}/task").iterdir()
             assert {frozenset(os.sched_getaffinity(int(thread.name))) for thread in threads} == {frozenset({core})}
-        assert 0 < front_ends.OURS_APART.cpu(server.pid) < cpu_seconds(server.pid).host
+        assert 0 < busy_host.OURS_APART.cpu(server.pid) < cpu_seconds(server.pid).host
 
 
 def test_only_processes_that_are_started_meanwhile_are_bound_to_the_core() -> None:
     affinity = os.sched_getaffinity(0)
-    with front_ends.pinned(front_ends.CLIENT_CORE):
-        assert os.sched_getaffinity(0) == {front_ends.CLIENT_CORE}
+    with busy_host.pinned(busy_host.CLIENT_CORE):
+        assert os.sched_getaffinity(0) == {busy_host.CLIENT_CORE}
     assert os.sched_getaffinity(0) == affinity
 
 

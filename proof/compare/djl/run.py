@@ -28,8 +28,7 @@ from typing import Any, NamedTuple
 
 from proof.bench import machine, report
 from proof.bench.cli import counts
-from proof.bench.client import Target
-from proof.bench.load import Closed
+from proof.bench.client import Closed, Target
 from proof.bench.processes import measure
 from proof.compare.processes import cpu_seconds
 from tests.clients import venvs
