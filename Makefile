@@ -94,7 +94,7 @@ docs: dev ## 10 s: the documents as a site with search, in build/site: open inde
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=$(VENV)-docs $(BIN)/python -m mkdocs build --strict --clean
 dist: $(BIN)/uv ## 5 s: the source distribution and the wheel of it, in dist/
 	$(BIN)/uv build --quiet --clear --out-dir dist
-bench: dev ## 7 min: the load generator on the demo model, and the host's CPU
-	$(BIN)/python bench/run.py
+bench: dev ## 5 min: the load generator on the demo model, served and its engine alone
+	$(BIN)/lmi bench --engine --model "$(or $(MODEL),demo)" --plot build/bench.png
 clean:
 	rm -rf $(VENV) $(VENV)-* .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info

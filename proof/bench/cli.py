@@ -11,7 +11,7 @@ from handler.core.errors import ConfigError
 from proof.bench.report import add_arguments, draw, print_result
 
 if TYPE_CHECKING:
-    from proof.bench.load import Load
+    from proof.bench.client import Load
 
 _PICTURE = Path("lmi-bench.png")
 _DESCRIPTION = """Measure a server that streams LMI's schema: tokens/s, times to the first token (TTFT) and between
@@ -47,14 +47,14 @@ def add_parser(commands: Any) -> None:
     arrivals = load.add_mutually_exclusive_group()
     arrivals.add_argument(
         "--clients",
-        type=_counts,
+        type=counts,
         default=[1, 8, 32],
         metavar="N,N,...",
         help="closed loop: clients at once (default 1,8,32)",
     )
     load.add_argument(
         "--requests",
-        type=_count,
+        type=count,
         default=4,
         metavar="N",
         help="closed loop: requests a client (default %(default)s)",
@@ -62,9 +62,9 @@ def add_parser(commands: Any) -> None:
     load.add_argument("--seconds", type=positive, metavar="S", help="run for S seconds instead (open loop: default 10)")
     arrivals.add_argument("--rate", type=_rates, metavar="R,R,...", help="open loop instead: requests a second")
     load.add_argument("--constant", action="store_true", help="open loop: evenly spaced, not at random times")
-    load.add_argument("--tokens", type=_count, default=128, metavar="N", help="in each answer (default %(default)s)")
+    load.add_argument("--tokens", type=count, default=128, metavar="N", help="in each answer (default %(default)s)")
     load.add_argument(
-        "--prompt-words", type=_count, default=48, metavar="N", help="in each prompt (default %(default)s)"
+        "--prompt-words", type=count, default=48, metavar="N", help="in each prompt (default %(default)s)"
     )
     load.add_argument(
         "--timeout",
@@ -75,14 +75,14 @@ def add_parser(commands: Any) -> None:
     )
     load.add_argument(
         "--processes",
-        type=_count,
+        type=count,
         default=2,
         metavar="N",
         help="processes of the load generator (default %(default)s)",
     )
     load.add_argument(
         "--repeat",
-        type=_count,
+        type=count,
         default=3,
         metavar="N",
         help="repetitions; their medians are shown (default %(default)s)",
@@ -150,7 +150,7 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _loads(arguments: argparse.Namespace) -> list[Load]:
-    from proof.bench.load import Closed, Open
+    from proof.bench.client import Closed, Open
 
     if arguments.rate:
         seconds = arguments.seconds or 10.0
@@ -158,15 +158,15 @@ def _loads(arguments: argparse.Namespace) -> list[Load]:
     return [Closed(clients, arguments.requests, arguments.seconds) for clients in arguments.clients]
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError("must be a whole number of at least 1")
     return int(text)
 
 
-def _counts(text: str) -> list[int]:
+def counts(text: str) -> list[int]:
     try:
-        return [_count(part) for part in text.split(",")]
+        return [count(part) for part in text.split(",")]
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError("must be whole numbers of at least 1, as 1,8,32") from None
 

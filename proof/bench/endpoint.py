@@ -24,7 +24,7 @@ from deploy.cli.views import out, table
 from deploy.client import Finish, Predictor, Raw, RequestFailed, Stream, Token
 from deploy.client.aws import IMPATIENT
 from deploy.client.errors import FROM_AWS, failure
-from proof.bench.load import Ask, Result, closed_loop, open_loop, percentiles, poisson_times
+from proof.bench.client import Ask, Result, closed_loop, open_loop, percentiles, poisson_times
 from proof.bench.report import add_arguments, print_result, progress_bar
 
 HEADROOM = 0.7
@@ -171,21 +171,21 @@ def by_openai(predictor: Predictor, words: int, max_tokens: int, parameters: dic
     return lambda number: measure_stream(lambda: open_stream(number))
 
 
-def measure_stream(open_stream: Callable[[], Stream], clock: Callable[[], float] = time.monotonic) -> Result:
+def measure_stream(open_stream: Callable[[], Stream]) -> Result:
     """Open a stream, read it to its end, and note when each piece of text arrived."""
-    start = clock()
+    start = time.monotonic()
     arrivals: list[float] = []
     counted: int | None = None
     try:
         for event in open_stream():
             if isinstance(event, Token):
-                arrivals.append(clock())
+                arrivals.append(time.monotonic())
             counted = _token_count(event) or counted
     except RequestFailed as failed:
         error = " ".join([type(failed).__name__, *([str(failed.original_status)] if failed.original_status else [])])
     else:
         error = "" if arrivals else "no tokens"
-    return Result(start, arrivals, clock(), error, counted)
+    return Result(start, arrivals, time.monotonic(), error, counted)
 
 
 def _token_count(event: Any) -> int | None:

@@ -8,9 +8,9 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 _PACKAGES = ("lmi-handler", "openvino-genai", "tensorrt-llm", "vllm", "uvicorn", "uvloop", "httptools", "orjson")
 _PROC = Path("/proc")
@@ -97,6 +97,33 @@ class OthersMeter:
         if now is None or self._others is None:
             return None
         return max(0.0, (now - self._others) / (time.monotonic() - self._at))
+
+
+T = TypeVar("T")
+
+
+def undisturbed(
+    repeat: int, quiet: float, measure: Callable[[int], T], others: Callable[[T], float]
+) -> tuple[list[T], int]:
+    """Measure `repeat` times, and again where other processes disturbed, up to twice as often in all.
+
+    Args:
+        quiet: cores of other processes that are borne.
+        measure: takes the number of the turn.
+        others: returns the cores that other processes kept busy in a measurement.
+
+    Returns:
+        the least disturbed measurements, and how many were disturbed.
+    """
+    kept: list[T] = []
+    disturbed: list[T] = []
+    for turn in range(2 * repeat):
+        found = measure(turn)
+        (disturbed if others(found) > quiet else kept).append(found)
+        if len(kept) == repeat:
+            break
+    disturbed.sort(key=others)
+    return kept + disturbed[: repeat - len(kept)], len(disturbed)
 
 
 def _others_seconds() -> float | None:

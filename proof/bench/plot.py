@@ -1,4 +1,4 @@
-"""Pictures of measurements: throughput and latencies by load, by matplotlib or as bars in a terminal."""
+"""Pictures of measurements by matplotlib: throughput and latencies by load."""
 
 from __future__ import annotations
 
@@ -8,14 +8,11 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from handler.core import text_files
 from handler.core.errors import ConfigError
 from proof.bench.machine import taken, where
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 LATENCIES = {
     "ttft_ms": "time to first token",
@@ -165,71 +162,6 @@ def _subject(plan: Mapping[str, Any]) -> str:
         return str(plan["url"])
     model = [] if plan["engine"] == "echo" else [Path(plan["model"] or "demo model").name]
     return ", ".join([*model, f"engine {plan['engine']}", *plan["options"]])
-
-
-# -- the curves as bars in a terminal, for where matplotlib is missing -------------------------------------------------
-
-
-_WIDTH = 40  # columns of the longest bar
-
-
-class _Bar(NamedTuple):
-    label: str
-    kind: str
-    value: float
-
-
-def show(curves: Sequence[Curve], file: IO[str] | None = None) -> None:
-    """Print throughput and latencies by load; without a terminal no control characters.
-
-    Args:
-        file: by default standard output.
-    """
-    from rich.console import Console
-
-    console = Console(file=file, emoji=False, markup=False, highlight=False)
-    groups = {"throughput [tokens/s]": list(_rates(curves))}
-    for name, what in LATENCIES.items():
-        groups[f"{what} [ms]"] = list(_latency_bars(curves, name))
-    for title, bars in groups.items():
-        if bars:
-            console.print(title, style="bold")
-            console.print(_table(bars))
-
-
-def _table(bars: Sequence[_Bar]) -> Table:
-    from rich.progress_bar import ProgressBar
-    from rich.table import Table
-
-    most = max(bar.value for bar in bars) or 1.0
-    grid = Table.grid(padding=(0, 1))
-    for column in range(3):
-        grid.add_column(justify="right" if column == 2 else "left", no_wrap=True)
-    grid.add_column(width=_WIDTH)
-    for bar in bars:
-        length = ProgressBar(
-            total=most, completed=bar.value, width=_WIDTH, complete_style="cyan", finished_style="cyan"
-        )
-        grid.add_row(f"  {bar.label}", bar.kind, f"{bar.value:,.1f}", length)
-    return grid
-
-
-def _rates(curves: Sequence[Curve]) -> Iterator[_Bar]:
-    for curve in curves:
-        for level in curve.levels:
-            yield _Bar(_label(curves, curve, curve.load_name(level)), "", level.tokens_per_second)
-
-
-def _latency_bars(curves: Sequence[Curve], name: str) -> Iterator[_Bar]:
-    for curve in curves:
-        for level in curve.levels:
-            for percentile in ("p50", "p99"):
-                if (value := level.times[name].get(percentile)) is not None:
-                    yield _Bar(_label(curves, curve, curve.load_name(level)), percentile, value)
-
-
-def _label(curves: Sequence[Curve], curve: Curve, load: str) -> str:
-    return f"{curve.name}, {load}" if len(curves) > 1 else load
 
 
 # -- the picture of one or more measurements: throughput and latencies by load, and throughput against latency ---------

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from proof.bench import plot
-from proof.bench.load import Closed, Load, Result, percentiles
-from proof.bench.offline import Run
+from proof.bench.client import Closed, Load, Result, percentiles
 from proof.bench.plot import Curve, Level, curve_of
+from proof.bench.processes import Run
 
 
 class Repetition(NamedTuple):
@@ -121,8 +121,8 @@ def show(points: Sequence[Point], values: Sequence[dict[str, Any]]) -> str:
     for point, value in zip(points, values, strict=True):
         kinds = ", ".join(f"{count} {kind}" for kind, count in value["errors"].items())
         row = [point.name, str(value["num_requests"]), f"{value['tokens_per_second']:,.1f}"]
-        row += [_cell(value["ttft_ms"][name], 1) for name in ("p50", "p90", "p99")]
-        row += [_cell(value["itl_ms"][name], 2) for name in ("p50", "p90", "p99")]
+        row += [cell(value["ttft_ms"][name], 1) for name in ("p50", "p90", "p99")]
+        row += [cell(value["itl_ms"][name], 2) for name in ("p50", "p90", "p99")]
         row.append(kinds or "0")
         if compared:
             row += [f"{value['engine_tokens_per_second']:,.1f}", f"{value['served_over_engine']:.3f}"]
@@ -131,7 +131,8 @@ def show(points: Sequence[Point], values: Sequence[dict[str, Any]]) -> str:
     return table(head, rows)
 
 
-def _cell(value: float | None, digits: int) -> str:
+def cell(value: float | None, digits: int = 1) -> str:
+    """Return a table's cell; `-` without a value."""
     return "-" if value is None else f"{value:,.{digits}f}"
 
 
@@ -238,7 +239,6 @@ def _differences(curves: Sequence[Curve]) -> Iterator[str]:
 
 
 _INSTALL = "pip install 'lmi-handler[bench]'"
-_TERMINAL = Path("-")
 
 
 def add_arguments(parser: argparse.ArgumentParser, picture: Path) -> None:
@@ -255,8 +255,7 @@ def add_arguments(parser: argparse.ArgumentParser, picture: Path) -> None:
         "--plot",
         type=_picture,
         metavar="FILE",
-        help=f"the plot, as .png, .svg or .pdf; - draws bars "
-        f"in the terminal (default {picture}; bars where matplotlib is missing)",
+        help=f"the plot, as .png, .svg or .pdf (default {picture}; none where matplotlib is missing)",
     )
     choice.add_argument("--no-plot", action="store_true", help="draw nothing")
     parser.set_defaults(default_picture=picture)
@@ -273,19 +272,14 @@ def print_result(arguments: argparse.Namespace, document: Mapping[str, Any]) -> 
 
 
 def draw(arguments: argparse.Namespace, curves: Sequence[Curve]) -> int:
-    """Save the plot, or draw it in the terminal; return status 1 if its file cannot be written."""
+    """Save the plot; return status 1 if its file cannot be written."""
     if arguments.no_plot:
         return 0
-    path = arguments.plot
-    if path is None:
-        path = arguments.default_picture if _has("matplotlib") else _TERMINAL
-    if path != _TERMINAL:
-        return _write(path, lambda: plot.save(path, curves, arguments.title))
-    if _has("rich"):
-        plot.show(curves)
-    if arguments.plot is None:
+    if arguments.plot is None and not _has("matplotlib"):
         print(f"for a plot in a file install matplotlib: {_INSTALL}", file=sys.stderr)
-    return 0
+        return 0
+    path = arguments.plot or arguments.default_picture
+    return _write(path, lambda: plot.save(path, curves, arguments.title))
 
 
 def _write(path: Path, write: Callable[[], object]) -> int:
@@ -303,10 +297,9 @@ def _write(path: Path, write: Callable[[], object]) -> int:
 def _picture(text: str) -> Path:
     """Check before the measurement that this file can be drawn."""
     path = Path(text)
-    package = "rich" if path == _TERMINAL else "matplotlib"
-    if not _has(package):
-        raise argparse.ArgumentTypeError(f"needs {package}: {_INSTALL}")
-    if path != _TERMINAL and path.suffix.lower() not in (".png", ".svg", ".pdf"):
+    if not _has("matplotlib"):
+        raise argparse.ArgumentTypeError(f"needs matplotlib: {_INSTALL}")
+    if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise argparse.ArgumentTypeError(f"{text}: must end with .png, .svg or .pdf")
     return path
 

@@ -11,11 +11,9 @@ from typing import Any
 from handler.config.loader import read_config
 from handler.serving.engine import engine_spec
 from proof.bench import machine, report
-from proof.bench.client import Target
-from proof.bench.load import Closed, Load
+from proof.bench.client import Closed, Load, Target
 from proof.bench.machine import OthersMeter
-from proof.bench.offline import Offline, Work
-from proof.bench.processes import lmi_serve, measure
+from proof.bench.processes import Offline, Work, lmi_serve, measure
 from proof.bench.report import Advance, Point, Repetition, load_name, progress_bar
 
 _PROMPTS_EACH = 1 << 14  # numbers reserved for the prompts of one measurement
@@ -81,18 +79,15 @@ def measure_all(plan: Plan) -> list[Point]:
 
 
 def _measure(plan: Plan, target: Target, load: Load, offline: Offline | None, advance: Advance) -> Point:
-    """Measure `plan.repeat` repetitions; repeat those that other processes disturbed, up to twice as many in all."""
-    kept: list[Repetition] = []
-    disturbed: list[Repetition] = []
-    for turn in range(2 * plan.repeat):
+    """Measure `plan.repeat` repetitions, and again those that other processes disturbed."""
+
+    def repetition(turn: int) -> Repetition:
         if turn < plan.repeat:
             advance(f"{load_name(load)}, repetition {turn + 1} of {plan.repeat}")
-        repetition = _repeat(plan, replace(target, first=turn * _PROMPTS_EACH), load, offline, turn)
-        (disturbed if (repetition.others or 0.0) > plan.quiet else kept).append(repetition)
-        if len(kept) == plan.repeat:
-            break
-    disturbed.sort(key=lambda repetition: repetition.others or 0.0)
-    return Point(load, kept + disturbed[: plan.repeat - len(kept)], len(disturbed))
+        return _repeat(plan, replace(target, first=turn * _PROMPTS_EACH), load, offline, turn)
+
+    kept, disturbed = machine.undisturbed(plan.repeat, plan.quiet, repetition, lambda found: found.others or 0.0)
+    return Point(load, kept, disturbed)
 
 
 def _repeat(plan: Plan, target: Target, load: Load, offline: Offline | None, turn: int) -> Repetition:

@@ -13,8 +13,8 @@ from handler.core.errors import ConfigError
 from proof.conform.dialects import PROFILES
 
 if TYPE_CHECKING:
-    from proof.conform.process import Lifetime
     from proof.conform.run import Plan, Result
+    from proof.conform.server import Lifetime
 
 _DESCRIPTION = """\
 Test a server against the public contracts of SageMaker and of the APIs that you name. Each rule
@@ -176,7 +176,7 @@ def _check_names(plan: Plan) -> None:
 
 
 def _lifetime(arguments: argparse.Namespace) -> Lifetime | None:
-    from proof.conform.process import Command, Container
+    from proof.conform.server import Command, Container
 
     if arguments.command:
         return Command(arguments.command)

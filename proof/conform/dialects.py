@@ -91,10 +91,6 @@ CHAT = Dialect(
     "OpenAI's chat", "/v1/chat/completions", "/v1/chat/completions", _chat, "messages", _MAX, _TEMPERATURE, _EVENTS,
     _IGNORE_EOS,
 )  # fmt: skip
-COMPLETIONS = Dialect(
-    "OpenAI's completions", "/v1/completions", "/v1/completions", _completion, "prompt", _MAX, _TEMPERATURE, _EVENTS,
-    _IGNORE_EOS,
-)  # fmt: skip
 MESSAGES = Dialect(
     "Anthropic's messages", "/v1/messages", "/v1/messages", _chat, "messages", _MAX, _TEMPERATURE, _EVENTS, {}
 )

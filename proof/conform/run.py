@@ -10,10 +10,9 @@ from typing import Literal, TypeAlias
 
 from handler.core.errors import ConfigError
 from proof.conform import rules
-from proof.conform.process import Lifetime
 from proof.conform.rule import RULES, Failed, NotAsked, Rule
 from proof.conform.rules.hosting import watch_start
-from proof.conform.server import Asking, Server
+from proof.conform.server import Asking, Lifetime, Server
 
 __all__ = ["Plan", "Result", "rules", "run"]
 

@@ -25,10 +25,8 @@ STANDARDS = Source("AWS: model hosting container standards", "https://github.com
 
 LMI_SCHEMA = Source("LMI: inference API schema", f"{_DJL}/user_guides/lmi_input_output_schema.html")
 LMI_CHAT = Source("LMI: chat completions schema", f"{_DJL}/user_guides/chat_input_output_schema.html")
-LMI_ADAPTERS = Source("LMI: adapters", f"{_DJL}/user_guides/adapters.html")
 LMI_ASYNC = Source("LMI: async handler", f"{_DJL_CODE}/lmi_vllm/request_response_utils.py")
 LMI_SERVICE = Source("LMI: async service", f"{_DJL_CODE}/lmi_vllm/vllm_async_service.py")
-LMI_SESSIONS = Source("LMI: sessions", f"{_DJL_CODE}/session_utils.py")
 DJL_HTTP = Source(
     "DJL Serving: inference API", "https://docs.djl.ai/master/docs/serving/serving/docs/inference_api.html"
 )
@@ -59,4 +57,3 @@ HTTP = Source("RFC 9110: HTTP semantics", "https://www.rfc-editor.org/rfc/rfc911
 HTTP_1_1 = Source("RFC 9112: HTTP/1.1", "https://www.rfc-editor.org/rfc/rfc9112")
 JSON = Source("RFC 8259: JSON", "https://www.rfc-editor.org/rfc/rfc8259")
 SSE = Source("WHATWG: server-sent events", "https://html.spec.whatwg.org/multipage/server-sent-events.html")
-PROMETHEUS = Source("Prometheus: exposition formats", "https://prometheus.io/docs/instrumenting/exposition_formats/")

@@ -121,7 +121,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _replay(arguments: argparse.Namespace) -> int:
-    from proof.replay.command import run
+    from proof.replay.run import run
 
     return run(arguments)
 
@@ -136,7 +136,7 @@ def _target(text: str) -> str:
 
 
 def _allowance(text: str) -> tuple[str, float]:
-    from proof.replay.findings import CLASSES
+    from proof.replay.comparison import CLASSES
 
     name, _, percent = text.partition("=")
     names = [cls.value for cls in CLASSES[1:]]

@@ -1,10 +1,11 @@
-"""Compare two answers to one request, as far as its traits allow."""
+"""Compare two answers to one request, as far as its traits allow; findings, and the class of a request by them."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import Enum
 from functools import cached_property
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -14,23 +15,78 @@ import orjson
 from proof.replay.content import (
     ARGUMENTS,
     LOGPROBS,
+    NEAR,
+    RELATIVE_LOGPROB,
     TEXTS,
     NotJson,
+    Token,
     cut_of,
     differences,
     fits,
     frames,
+    is_near,
+    is_number,
     merged,
     name_of,
+    parted_at,
     read_documents,
     scalars_by_place,
     shape,
+    tokens_by_choice,
     values_by_place,
     without_indexes,
 )
 from proof.replay.exchange import Answer, Request
-from proof.replay.findings import Class, Finding
-from proof.replay.tokens import NEAR, RELATIVE_LOGPROB, Token, is_near, is_number, parted_at, tokens_by_choice
+
+
+class Class(str, Enum):
+    """The classes, from the least to the gravest: a request has that of its gravest finding."""
+
+    EQUAL = "equal"
+    TIE = "tie"
+    TEXT = "text"
+    SHAPE = "shape"
+    FRAMING = "framing"
+    STATUS = "status"
+    LOST = "lost"
+
+
+CLASSES = tuple(Class)
+_RANK = {one: rank for rank, one in enumerate(CLASSES)}
+
+
+class Finding(NamedTuple):
+    """One difference.
+
+    Args:
+        kind: what differs, such as `usage`.
+        where: the place, without what a client or a model wrote.
+        change: what it was and is; no content.
+        content: the same with content, for `--show` alone.
+        learnable: it may be volatile wherever it is found; else each request is asked again for itself.
+        timed: it may change by the second.
+    """
+
+    cls: Class
+    kind: str
+    where: str = ""
+    change: str = ""
+    content: str = ""
+    learnable: bool = True
+    timed: bool = False
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.cls.value, self.kind, self.where
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind} {self.where}".strip()
+
+
+def class_of(findings: Iterable[Finding]) -> Class:
+    return max((finding.cls for finding in findings), key=_RANK.__getitem__, default=Class.EQUAL)
+
 
 _SAMPLING = ("temperature", "top_k", "top_p", "typical_p", "min_p")
 

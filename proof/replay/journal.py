@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, TextIO
 import orjson
 
 from handler.core.errors import ConfigError
+from proof.replay.comparison import CLASSES, Class, Finding, class_of
 from proof.replay.exchange import Answer, Request, Times, Unreadable
-from proof.replay.findings import CLASSES, Class, Finding, class_of
 
 SIDES = ("reference", "target")
 TIMES = ("first", "gap", "total")

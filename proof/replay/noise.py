@@ -10,9 +10,8 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
-from proof.replay.comparison import VALUES, Seen, Traits, changing_values, findings
+from proof.replay.comparison import VALUES, Class, Finding, Seen, Traits, changing_values, findings
 from proof.replay.exchange import Answer, Request
-from proof.replay.findings import Class, Finding
 
 _CONFIRMED = 20  # a difference that was confirmed so often in one kind of request is not asked again
 _LATER = 1.1  # seconds: times of whole seconds differ then

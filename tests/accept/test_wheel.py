@@ -63,7 +63,8 @@ def test_it_holds_every_file_of_the_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if name.startswith(("handler/", "deploy/", "proof/"))}
     files = [path for name in ("handler", "deploy", "proof") for path in (ROOT / name).rglob("*") if path.is_file()]
-    wanted = {path.relative_to(ROOT).as_posix() for path in files if path.suffix not in (".md", ".pyc")}
+    names = {path.relative_to(ROOT).as_posix() for path in files if path.suffix not in (".md", ".pyc")}
+    wanted = {name for name in names if not name.startswith("proof/compare/")}  # it needs a checkout
     assert held == wanted
 
 

@@ -1,13 +1,9 @@
-"""`lmi bench` and `bench/host_cpu.py` end to end, on the echo engine."""
+"""`lmi bench` end to end, on the echo engine."""
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -88,32 +84,3 @@ def test_served_over_engine(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_makes_no_sense_is_refused(arguments: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "--no-plot", *arguments]) == 2
     assert why in capsys.readouterr().err
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_host_cpu_counts_the_same_bytes_for_both_servers() -> None:
-    arguments = ["--clients", "4", "--seconds", "1", "--repeat", "1"]
-    done = subprocess.run(
-        [sys.executable, str(ROOT / "bench" / "host_cpu.py"), *arguments], capture_output=True, text=True, timeout=100
-    )
-    (row,) = json.loads(done.stdout.splitlines()[-1])["host_cpu"]["rows"]
-    sizes = row["bytes_per_token"]
-    assert sizes["served"] == pytest.approx(sizes["floor"], rel=0.02)
-    assert row["cpu_us_per_token"]["served"] > row["cpu_us_per_token"]["floor"] > 0
-    assert row["pace_kept"]["floor"] > 0.3
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_cpu_time_covers_threads_and_children(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    cpu = importlib.import_module("cpu")
-    busy = "import threading,time;e=time.process_time;exec('while e()<.3: pass');print(flush=True);time.sleep(60)"
-    code = f"import subprocess,sys;subprocess.run([sys.executable,'-c',{busy!r}])"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as parent:
-        assert parent.stdout is not None
-        parent.stdout.readline()
-        spent, itself = cpu.cpu_seconds(parent.pid), cpu.ticks_seconds(parent.pid)
-        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
-        for child in children:
-            os.kill(int(child), 9)
-    assert 0.25 < spent - itself < 2

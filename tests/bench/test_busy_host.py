@@ -1,9 +1,8 @@
-"""`bench/busy_host.py` from end to end: ours with echo, and a stand-in for vLLM's Rust front end with the mock core."""
+"""`proof.compare.busy_host` from end to end: ours with echo, vLLM's Rust front end's stand-in with the mock core."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
 import os
 import socket
@@ -17,6 +16,9 @@ from typing import Any
 
 import pytest
 
+from proof.compare import busy_host
+from proof.compare.clients import PINGS, Asking, Pings, Streaming
+from proof.compare.processes import cpu_seconds
 from tests.bench.front import Front
 
 pytestmark = [
@@ -25,19 +27,14 @@ pytestmark = [
 ]
 
 ROOT = Path(__file__).parents[2]
-BENCH = ROOT / "bench"
-
-
-@pytest.fixture(autouse=True)
-def _path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCH))
+BUSY_HOST = [sys.executable, "-m", "proof.compare.busy_host"]
 
 
 @pytest.fixture
 def front() -> Iterator[Front]:
     """The front end of a mock core that takes 200 steps a second."""
     with closing(Front("tcp://127.0.0.1:*")) as front:
-        core = subprocess.Popen([sys.executable, str(BENCH / "mock_core.py"), front.address, "--pace", "200"])
+        core = subprocess.Popen([sys.executable, "-m", "proof.compare.mock_core", front.address, "--pace", "200"])
         try:
             yield front
         finally:
@@ -56,15 +53,14 @@ def rust(tmp_path: Path) -> list[str]:
 
 def run(*arguments: str) -> Any:
     """The JSON line."""
-    command = [sys.executable, str(BENCH / "busy_host.py"), "--repeat", "1", *arguments]
+    command = [*BUSY_HOST, "--repeat", "1", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 def test_options_that_do_not_go_together_are_refused() -> None:
-    command = [sys.executable, str(BENCH / "busy_host.py"), "--requests", "--whole"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    done = subprocess.run([*BUSY_HOST, "--requests", "--whole"], capture_output=True, text=True, timeout=100)
     assert done.returncode == 2
     assert "--whole" in done.stderr.splitlines()[-1]
 
@@ -94,21 +90,18 @@ def test_requests_of_both_servers(rust: list[str]) -> None:
 
 
 def test_an_engine_apart_has_the_core_of_the_clients() -> None:
-    front_ends = importlib.import_module("front_ends")
-    cpu = importlib.import_module("cpu")
-    with front_ends.started(front_ends.OURS_APART, 0, half=False) as server:
-        engine = front_ends.engine_of(server.pid)
-        for process, core in ((server.pid, front_ends.SERVER_CORE), (engine, front_ends.CLIENT_CORE)):
+    with busy_host.on_its_core(busy_host.OURS_APART, 0, half=False) as server:
+        engine = busy_host.engine_of(server.pid)
+        for process, core in ((server.pid, busy_host.SERVER_CORE), (engine, busy_host.CLIENT_CORE)):
             threads = Path(f"/proc/{process}/task").iterdir()
             assert {frozenset(os.sched_getaffinity(int(thread.name))) for thread in threads} == {frozenset({core})}
-        assert 0 < front_ends.OURS_APART.cpu(server.pid) < cpu.cpu_seconds(server.pid)
+        assert 0 < busy_host.OURS_APART.cpu(server.pid) < cpu_seconds(server.pid).host
 
 
 def test_only_processes_that_are_started_meanwhile_are_bound_to_the_core() -> None:
-    front_ends = importlib.import_module("front_ends")
     affinity = os.sched_getaffinity(0)
-    with front_ends.pinned(front_ends.CLIENT_CORE):
-        assert os.sched_getaffinity(0) == {front_ends.CLIENT_CORE}
+    with busy_host.pinned(busy_host.CLIENT_CORE):
+        assert os.sched_getaffinity(0) == {busy_host.CLIENT_CORE}
     assert os.sched_getaffinity(0) == affinity
 
 
@@ -148,13 +141,13 @@ def test_the_core_answers_calls(front: Front) -> None:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
 def test_a_client_counts_tokens_however_they_are_cut(size: int) -> None:
-    counter = importlib.import_module("counting").Counter(b"", heads=1)
+    counter = Streaming(b"", heads=1)
     stream = b'HTTP/1.1 200 OK\r\n\r\n9\r\ndata: {"role":{}}\n\n\r\n' + b'9\r\ndata: {"a":{}}\n\n\r\n' * 3
     begun = []
     for start in range(0, len(stream), size):
         counter.data_received(stream[start : start + size])
         begun.append(counter.streaming)
-    assert (counter.tokens, counter.received) == (3, len(stream))
+    assert counter.tokens == 3
     assert begun == sorted(begun)
     if size == 1:
         assert begun.index(True) == stream.index(b'{"a":{}}\n') + len(b'{"a":{}}\n') - 1
@@ -196,9 +189,8 @@ LIMIT = 0.3
     ("answer", "healthy"), [(OK, True), (REFUSED, False), (b"", False)], ids=["ok", "refused", "silent"]
 )
 def test_a_ping_without_an_answer_counts_as_the_limit(answer: bytes, healthy: bool) -> None:
-    pings = importlib.import_module("pings")
     with closing(Listener(answer)) as listener:
-        seconds = pings.Pings(f"{listener.url}/ping", 4 / pings.RATE, LIMIT).result()
+        seconds = Pings(f"{listener.url}/ping", 4 / PINGS, LIMIT).result()
     assert len(seconds) == 4
     assert [value < LIMIT for value in seconds] == [healthy] * 4
 
@@ -209,10 +201,8 @@ def test_a_ping_without_an_answer_counts_as_the_limit(answer: bytes, healthy: bo
     ids=["refused", "without an end"],
 )
 def test_an_incomplete_answer_is_a_failure(answer: bytes) -> None:
-    throughput = importlib.import_module("throughput")
-
     async def ask() -> None:
-        asker = throughput.Asker(b"")
+        asker = Asking(b"")
         asker.connection_made(Transport())
         asker.data_received(answer)
         assert (asker.whole, asker.failed) == (0, 1)

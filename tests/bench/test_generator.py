@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from proof.bench.load import Closed, Open, Result, closed_loop, open_loop, poisson_times
+from proof.bench.client import Closed, Open, Result, closed_loop, open_loop, poisson_times
 from tests.servers import PATIENCE
 
 

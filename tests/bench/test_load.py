@@ -15,8 +15,7 @@ import pytest
 from handler.cli import main
 from handler.core.errors import ConfigError
 from proof.bench import processes
-from proof.bench.client import Target, prompt
-from proof.bench.load import Closed, Open
+from proof.bench.client import Closed, Open, Target, prompt
 from proof.bench.processes import WARM_UP_TOKENS, measure
 
 TOKENS = 4

@@ -8,8 +8,8 @@ from array import array
 
 import pytest
 
-from proof.bench.load import Closed, Open, Result, percentiles
-from proof.bench.offline import Run
+from proof.bench.client import Closed, Open, Result, percentiles
+from proof.bench.processes import Run
 from proof.bench.report import Point, Repetition, show, summarize, tokens_per_second
 
 

@@ -1,31 +1,25 @@
-"""The parts of `bench/soak.py`; the soak itself takes an hour."""
+"""The parts of `proof.compare.soak`; the soak itself takes an hour."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import importlib
+import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from proof.compare import mixed_clients, soak
 from tests.servers import serve
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, binds processes to cores")
 
 
-@pytest.fixture(autouse=True)
-def _path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "bench"))
-
-
 def ask(url: str, until: Callable[[dict[str, int]], bool], change: Callable[[bytes], bytes] = bytes) -> Any:
     """Let eight clients ask; `change` has each answer's body before it is judged."""
-    mixed = importlib.import_module("mixed_clients")
-    clients = mixed.Clients(url, 8)
+    clients: Any = mixed_clients.Clients(url, 8)
     judge = clients._judge
     clients._judge = lambda kind, number, answer: judge(kind, number, answer._replace(body=change(answer.body)))
 
@@ -67,12 +61,11 @@ def test_mixed_clients_leave_and_are_refused_and_notice_an_answer_that_is_not_th
     ],
 )
 def test_answers_are_compared_without_ids_and_times(one: str, other: str, equal: bool) -> None:
-    comparable = importlib.import_module("mixed_clients")._comparable
+    comparable = mixed_clients._comparable
     assert (comparable(one.encode()) == comparable(other.encode())) is equal
 
 
 def test_growth_is_from_the_minute_before_the_warm_up_ends_to_the_last() -> None:
-    soak = importlib.import_module("soak")
     watch = soak.Watch({"host": 1})
     for minute, size in enumerate([50.0, 100.0, 120.0, 102.0]):
         watch.samples += [{"host": soak.Memory(size, size / 2)}] * 6
@@ -84,5 +77,5 @@ def test_growth_is_from_the_minute_before_the_warm_up_ends_to_the_last() -> None
 
 
 def test_a_process_has_memory_of_its_own() -> None:
-    memory = importlib.import_module("soak").read_memory("self")
+    memory = soak.read_memory(os.getpid())
     assert 0 < memory.anonymous < memory.resident

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import signal
@@ -17,6 +16,7 @@ import pytest
 
 from tests.djl import jars
 from tests.djl.servers import newer, skipped_without_java
+from tests.djl.worker import start
 from tests.process_tree import descendants
 from tests.servers import wait_for
 
@@ -31,19 +31,9 @@ OPTIONS = {
 }
 
 
-def bench(name: str) -> Any:
-    """A module of the bench."""
-    sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
-    try:
-        return importlib.import_module(name)
-    finally:
-        del sys.path[0]
-
-
 @contextlib.contextmanager
 def start_worker(version: str, model: Path, options: dict[str, str]) -> Iterator[Any]:
     """A worker that has loaded, and us at the other end of its socket."""
-    start = bench("djl.worker").start
     with skipped_without_java():
         engine = jars.engine(version) / "python" / version
     with start(Path(sys.executable), engine, model, options) as worker:
@@ -115,15 +105,6 @@ def to_the_end(worker: Any, first: list[dict[str, str]]) -> list[str]:
 
 def text(body: str) -> str:
     return str(json.loads(body.splitlines()[-1])["generated_text"])
-
-
-@pytest.mark.parametrize("version", jars.VERSIONS)
-def test_the_engine_of_the_bench_gives_each_request_a_token_a_step(version: str, tmp_path: Path) -> None:
-    free, words = bench("djl.handlers").FREE, " ".join("abcdefgh")  # it answers by one of their ids
-    with start_worker(version, free.write(tmp_path / "model"), free.options) as worker:
-        steps = [step(worker, new(0, words), new(1, words)), *(step(worker, old(0), old(1)) for _ in range(3))]
-    lines = [[one["data"].count('"token"') for one in places] for places in steps]
-    assert (lines, [one["last"] for one in steps[-1]]) == ([*[[1, 1]] * 3, [0, 0]], ["true", "true"])
 
 
 def test_a_request_may_come_byte_by_byte(worker: Any) -> None:

@@ -28,7 +28,7 @@ from tests.servers import serve
 LIMIT = 120.0
 """Seconds for a command of a console block, or for a whole other block."""
 
-LINKED = ("bench", "docs", "examples", "serving.properties")
+LINKED = ("docs", "examples", "serving.properties")
 """What commands of a page find in their directory, as in the repository."""
 
 SERVER, EMULATOR = "8080", "8081"

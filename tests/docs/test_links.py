@@ -26,7 +26,7 @@ MAX_PAGES = 3
 
 _MENTION = re.compile(r"(?<![\w/.])docs/(?:wire/|migrating/)?[\w-]+\.md(?:#[\w-]+)?")
 _OF_OTHERS = {"docs/format.md", "docs/gguf.md"}  # openai/harmony's, ggml's
-CODE = ("handler", "deploy", "bench", "examples", "docker", "tests")
+CODE = ("handler", "deploy", "proof", "examples", "docker", "tests")
 
 
 def text(page: str) -> str:

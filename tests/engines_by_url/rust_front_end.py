@@ -1,4 +1,4 @@
-"""The engine openai in front of vLLM's Rust front end, which has bench/mock_core.py behind it instead of an engine.
+"""The engine openai in front of vLLM's Rust front end, with `proof.compare.mock_core` behind it for an engine.
 
 `pytest tests/engines_by_url/rust_front_end.py --rust PATH`: PATH is the file `vllm/vllm-rs` in vLLM's wheel, version
 0.33. vLLM's CPU build does not have it, so no target of the Makefile runs this.
@@ -20,7 +20,6 @@ from tests.engines_by_url.vllm_server import metric
 from tests.ports import free_port
 from tests.servers import http, options, wait_for
 
-CORE = Path(__file__).parents[2] / "bench" / "mock_core.py"
 IDS = range(257, 321)
 """What the core says, one after the other and again, to all requests at once."""
 
@@ -47,7 +46,7 @@ class Front:
     def start(self) -> None:
         self._front = self._run("front", self._command)
         address = f"tcp://127.0.0.1:{self._handshake}"
-        self._core = self._run("core", (sys.executable, str(CORE), address, "--pace", "100"))
+        self._core = self._run("core", (sys.executable, "-m", "proof.compare.mock_core", address, "--pace", "100"))
         wait_for(self._ready, 30, "the front end does not serve")
 
     def kill_core(self) -> None:

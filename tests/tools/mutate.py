@@ -258,7 +258,7 @@ class Clone:
             os.environ.update(self._environment(), PYTHONDONTWRITEBYTECODE="1")
             sys.dont_write_bytecode = True  # of the change; all other files have theirs since the record
             sys.path[:] = [str(self.root), *(path for path in sys.path if Path(path).resolve() != ROOT)]
-            for name in [name for name in sys.modules if name.split(".")[0] in ("bench", "deploy", "handler", "tests")]:
+            for name in [name for name in sys.modules if name.split(".")[0] in ("deploy", "handler", "proof", "tests")]:
                 del sys.modules[name]
             status = pytest.main([*_PYTEST, "-W", "ignore::pytest.PytestAssertRewriteWarning", *arguments])
             os._exit(int(status))

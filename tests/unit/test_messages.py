@@ -17,7 +17,7 @@ CAUSES = ROOT / "deploy" / "data" / "causes.yaml"
 FILES = [path for name in ("handler", "deploy", "proof") for path in sorted((ROOT / name).rglob("*.py"))]
 
 CHECKOUT = re.compile(
-    r"\b(docs|tests|examples|bench|docker)/"
+    r"\b(docs|tests|examples|proof|docker)/"
     r"|`make |^make [a-z]+$|: make [a-z-]+|(?<!\w)-e \.|\.\[\w+\]'|lmi-handler's\s+directory|\.venv\b"
 )
 

@@ -11,9 +11,8 @@ from handler.core.errors import ConfigError
 from proof.conform import sources
 from proof.conform.dialects import Body
 from proof.conform.exchange import Answer, connect
-from proof.conform.process import Start, Stop
 from proof.conform.rule import SAGEMAKER, Failed, expect, expect_answer, rule, skip
-from proof.conform.server import PROMPT, Server
+from proof.conform.server import PROMPT, Server, Start, Stop
 
 
 async def watch_start(server: Server, seconds: float) -> None:

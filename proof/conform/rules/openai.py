@@ -27,8 +27,8 @@ def _choice(event: dict[str, Any]) -> dict[str, Any]:
     return choices[0] if isinstance(choices[0], dict) else {}
 
 
-async def _complete(server: Server, tokens: int = 8, **more: Any) -> Answer:
-    body = {"model": await server.model(), "prompt": PROMPT, "max_tokens": tokens, "temperature": 0, **more}
+async def _complete(server: Server, **more: Any) -> Answer:
+    body = {"model": await server.model(), "prompt": PROMPT, "max_tokens": 8, "temperature": 0, **more}
     return expect_answer(await server.post(_COMPLETIONS, body))
 
 

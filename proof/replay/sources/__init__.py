@@ -9,8 +9,7 @@ from pathlib import Path
 from handler.core.errors import ConfigError
 from proof.replay.exchange import Request, Unreadable
 from proof.replay.sources import batch, captures, har, request_lines
-from proof.replay.sources.fields import Malformed, Member, members
-from proof.replay.sources.files import BROKEN, SCHEME, File, find, lines, with_unique_ids
+from proof.replay.sources.files import BROKEN, SCHEME, File, Malformed, Member, find, lines, members, with_unique_ids
 
 KINDS = """\
 SageMaker's data capture (a directory or s3://BUCKET/PREFIX/, lines with captureData),

@@ -6,8 +6,19 @@ import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 
 from proof.replay.exchange import Recorded, Request, Unreadable
-from proof.replay.sources.fields import ABSENT, Malformed, Member, from_member, is_status, members, path_of, split_url
-from proof.replay.sources.files import File, database, lines
+from proof.replay.sources.files import (
+    ABSENT,
+    File,
+    Malformed,
+    Member,
+    database,
+    from_member,
+    is_status,
+    lines,
+    members,
+    path_of,
+    split_url,
+)
 
 _JSON = "application/json"
 

@@ -16,8 +16,19 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from proof.replay.exchange import Recorded, Request, Unreadable
-from proof.replay.sources.fields import ABSENT, Malformed, Member, from_base64, from_text, members, seconds
-from proof.replay.sources.files import File, Line, database, lines
+from proof.replay.sources.files import (
+    ABSENT,
+    File,
+    Line,
+    Malformed,
+    Member,
+    database,
+    from_base64,
+    from_text,
+    lines,
+    members,
+    seconds,
+)
 
 PATH = "/invocations"
 """A capture does not name a route. A request's may be in its custom attributes (`route=`)."""

@@ -9,17 +9,20 @@ from typing import Any, NamedTuple
 
 from handler.core.secrets import without_credentials
 from proof.replay.exchange import Recorded, Request, Unreadable
-from proof.replay.sources.fields import (
+from proof.replay.sources.files import (
+    BROKEN,
+    MAX_LINE,
+    File,
     Malformed,
     from_base64,
     from_text,
     is_status,
     members,
     path_of,
+    reason,
     seconds,
     split_url,
 )
-from proof.replay.sources.files import BROKEN, MAX_LINE, File, reason
 
 BEGIN = re.compile(rb'\s*\{\s*"log"\s*:\s*\{')
 """How a file begins."""

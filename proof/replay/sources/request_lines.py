@@ -7,8 +7,19 @@ from typing import Any
 
 from handler.core.secrets import path_without_credentials, without_credentials
 from proof.replay.exchange import Recorded, Request, Unreadable
-from proof.replay.sources.fields import ABSENT, Malformed, Member, from_base64, from_member, is_status, members, seconds
-from proof.replay.sources.files import File, Line, lines
+from proof.replay.sources.files import (
+    ABSENT,
+    File,
+    Line,
+    Malformed,
+    Member,
+    from_base64,
+    from_member,
+    is_status,
+    lines,
+    members,
+    seconds,
+)
 
 _FIELDS = ("id", "at", "method", "path", "headers", "body", "body_base64", "answer")
 _METHODS = ("POST", "GET", "PUT", "PATCH", "DELETE")

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 from botocore.exceptions import ClientError
 
-from proof.replay.content import body_shape, differences
+from proof.replay.content import NotJson, differences, frames, merged, read_documents, shape
 from tests.clients.emulator import emulated
 from tests.deploy.local.servers import client
 from tests.servers import ANSWER_LIMIT, LiveServer, http
@@ -42,6 +42,23 @@ class Ask:
     @property
     def streams(self) -> bool:
         return isinstance(self.body, dict) and bool(self.body.get("stream"))
+
+
+def body_shape(body: str) -> dict[str, Any]:
+    """Return the shape of a body.
+
+    `frames` are those of its first JSON document, of all between, and of its last one; `glue` is the text before them,
+    between them (each different one once) and after them. A body that is not JSON has its text alone.
+    """
+    try:
+        documents = read_documents(body.encode())
+    except NotJson:
+        return {"text": body}
+    glue = documents.glue
+    return {
+        "glue": [glue[0], *dict.fromkeys(glue[1:-1]), glue[-1]],
+        "frames": [merged([shape(value) for value in part]) for part in frames(documents.values).values()],
+    }
 
 
 def by_http(server: LiveServer, ask: Ask) -> dict[str, Any]:

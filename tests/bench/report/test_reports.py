@@ -1,10 +1,9 @@
-"""Bars in a terminal, comparisons, and where a result goes."""
+"""Comparisons, and where a result goes."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from handler.cli import main
-from proof.bench import plot, report
+from proof.bench import report
 from proof.bench.plot import curve_of
 from tests.bench.report.documents import endpoint, level, served
 
@@ -28,48 +27,7 @@ def without(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in packages else find(name))
 
 
-@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
-def test_bars_are_as_long_as_their_values(encoding: str) -> None:
-    """No control characters, and nothing that an old terminal cannot show."""
-    raw = io.BytesIO()
-    file = io.TextIOWrapper(raw, encoding)
-    plot.show([curve_of(served(8, 16))], file)
-    file.flush()
-    lines = raw.getvalue().decode(encoding).splitlines()
-    assert all(line.isprintable() for line in lines)
-    assert lines[0] == "throughput [tokens/s]"
-    mark = "━" if encoding == "utf-8" else "-"
-    assert [(line.split()[:3], line.count(mark)) for line in lines[1:3]] == [
-        (["8", "clients", "800.0"], 20),
-        (["16", "clients", "1,600.0"], 40),
-    ]
-    assert [line for line in lines if line.endswith("]")] == [
-        "throughput [tokens/s]",
-        "time to first token [ms]",
-        "time between tokens [ms]",
-        "time of a whole answer [ms]",
-    ]
-    assert [line.split()[:4] for line in lines[4:6]] == [
-        ["8", "clients", "p50", "18.0"],
-        ["8", "clients", "p99", "48.0"],
-    ]
-
-
-def test_without_matplotlib_bars_and_what_to_install(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    without(monkeypatch, "matplotlib")
-    assert report.print_result(parsed(), served(1)) == 0
-    out, err = capsys.readouterr()
-    assert "throughput [tokens/s]\n" in out
-    assert json.loads(out.splitlines()[-1]) == served(1)
-    assert "pip install 'lmi-handler[bench]'" in err
-    with pytest.raises(SystemExit):
-        parsed("--plot", "x.png")
-    assert "--plot: needs matplotlib: pip install 'lmi-handler[bench]'" in capsys.readouterr().err
-
-
-def test_a_base_installation_prints_the_document(
+def test_without_matplotlib_the_document_and_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without(monkeypatch, "matplotlib", "rich")
@@ -77,6 +35,9 @@ def test_a_base_installation_prints_the_document(
     out, err = capsys.readouterr()
     assert json.loads(out) == served(1)
     assert "pip install 'lmi-handler[bench]'" in err
+    with pytest.raises(SystemExit):
+        parsed("--plot", "x.png")
+    assert "--plot: needs matplotlib: pip install 'lmi-handler[bench]'" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["x.gif", "x", "png"])

@@ -20,10 +20,9 @@ import pytest
 from handler.cli import main
 from handler.core.errors import ConfigError
 from proof.conform.dialects import PROFILES
-from proof.conform.process import Command, Container
 from proof.conform.rule import RULES
 from proof.conform.run import Plan, Result, run
-from proof.conform.server import Asking, Limits
+from proof.conform.server import Asking, Command, Container, Limits
 from tests.doubles.http_thread import serving
 from tests.moving.conform.mutants import ELSEWHERE, MUTANTS
 from tests.moving.conform.scripted import Scripted

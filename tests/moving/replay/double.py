@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.cli import main
-from proof.replay.findings import Class
+from proof.replay.comparison import Class
 from tests.doubles.http_thread import serving
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]

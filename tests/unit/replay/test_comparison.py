@@ -8,14 +8,21 @@ from typing import Any
 
 import pytest
 
-from proof.replay.comparison import Seen, Traits, findings, traits
-from proof.replay.content import NotJson, read_documents, scalars_by_place, values_by_place
-from proof.replay.example import describe
+from proof.replay.comparison import Class, Seen, Traits, class_of, findings, traits
+from proof.replay.content import (
+    NEAR,
+    NotJson,
+    Token,
+    is_near_tie,
+    read_documents,
+    scalars_by_place,
+    tokens_by_choice,
+    values_by_place,
+)
 from proof.replay.exchange import Answer, Request
-from proof.replay.findings import Class, class_of
 from proof.replay.journal import Example, Histogram
 from proof.replay.noise import Noise
-from proof.replay.tokens import NEAR, Token, is_near_tie, tokens_by_choice
+from proof.replay.report import describe
 
 GREEDY, SAMPLED = Traits(True), Traits(False)
 

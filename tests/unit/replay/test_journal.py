@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from handler.core.errors import ConfigError
-from proof.replay.findings import Class
+from proof.replay.comparison import Class
 from proof.replay.journal import Journal, Outcome
 
 RUN = {"requests": "requests.jsonl"}

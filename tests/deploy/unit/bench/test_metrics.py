@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from proof.bench.client import Result
 from proof.bench.endpoint import advice, prompt, rows, summary
-from proof.bench.load import Result
 
 
 def test_a_levels_figures() -> None:

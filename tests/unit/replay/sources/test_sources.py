@@ -16,7 +16,7 @@ from handler.core.errors import ConfigError
 from handler.core.secrets import path_without_credentials, without_credentials
 from proof.replay.exchange import Recorded, Request, Unreadable
 from proof.replay.sources import files, har, open_requests
-from proof.replay.sources.fields import Malformed, members
+from proof.replay.sources.files import Malformed, members
 from tests.unit.replay.sources.captured import asked, write
 
 JSON = {"content-type": "application/json"}

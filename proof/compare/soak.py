@@ -4,8 +4,8 @@ The server has the demo model on OpenVINO in fp32, where greedy answers do not d
 is a pipeline of OpenVINO GenAI with the same properties, and no code of ours. It has requests of the same lengths and
 as many aborts: it shows how far OpenVINO's own memory grows.
 
-    python bench/soak.py [--minutes 60] [--clients 64] [--bare] [--out FILE]
-    python bench/soak.py --echo     # the echo engine: a hundred times as many requests for the host
+    python -m proof.compare.soak [--minutes 60] [--clients 64] [--bare] [--out FILE]
+    python -m proof.compare.soak --echo     # the echo engine: a hundred times as many requests for the host
 
 The exit status is 1 if an answer was crossed or a request failed, or if the host grew by 2 % after the warm-up.
 """
@@ -24,13 +24,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cpu import descendants
-from mixed_clients import REPEATED, Clients, choose, lengths
-
 from handler.config.loader import read_config
 from handler.serving.engine import engine_spec
 from proof.bench import machine
 from proof.bench.processes import Worker, lmi_serve
+from proof.compare.mixed_clients import REPEATED, Clients, choose, lengths
+from proof.compare.processes import child_by_command
 
 _DEMO = ("option.model_id=demo", "option.dtype=fp32")
 _ECHO = ("option.llm_engine=echo", "option.engine_isolation=process", "option.max_model_len=8192")
@@ -182,8 +181,7 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         options = (*(_ECHO if given.echo else _DEMO), *_PATIENCE)
         server = stack.enter_context(lmi_serve([part for option in options for part in ("-o", option)]))
-        engine = [pid for pid in descendants(server.pid) if _ENGINE in Path(f"/proc/{pid}/cmdline").read_bytes()]
-        pids = {"host": server.pid, "engine": engine[0]}
+        pids = {"host": server.pid, "engine": child_by_command(server.pid, _ENGINE)}
         bare = None
         if given.bare:
             bare = Worker("the bare engine", bare_engine, given.clients)

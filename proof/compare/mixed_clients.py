@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import random
@@ -18,9 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import httptools
-
-from proof.bench.client import prompt
+from proof.bench.client import BodyReader, Connection, prompt
 
 REPEATED = 9
 """Numbers of prompts that every client repeats; each has its own lengths of prompt and answer."""
@@ -28,6 +27,9 @@ _WORDS, _TOKENS = (8, 24, 96), (4, 16, 64)
 
 _LEAVE, _READ_SLOWLY, _WRONG, _NEW = 0.25, 0.1, 0.05, 0.3  # shares of the requests
 _SMALL_BUFFER = 4096  # bytes of a slow reader's socket
+_PAUSE = 0.2  # seconds between a slow reader's reads
+_PATIENCE = 3600.0  # seconds of a client that stays
+_LEFT = "left"
 _VARYING = re.compile(rb'"(?:id|x-request-id)":"[^"]*"|"created":\d+|"log_?prob":[^,}]+')
 
 
@@ -131,16 +133,20 @@ class Clients:
     async def _client(self, random: random.Random) -> None:
         while True:
             slow = random.random() < _READ_SLOWLY
-            with contextlib.closing(await _connect(self._address, slow)) as connection:
+            with contextlib.closing(await self._connect(slow)) as connection:
                 try:
-                    while connection.open:
+                    while not connection.closed:
                         await self._request(connection, random)
                         self.slow += slow
                         if random.random() < _READ_SLOWLY:
                             break  # the next connection may be a slow one
-                except (OSError, asyncio.IncompleteReadError, httptools.HttpParserError) as error:
-                    self._count("failed", f"{type(error).__name__}: {error}")
+                except OSError as error:
+                    self._count("failed", str(error))
                     await asyncio.sleep(1)
+
+    async def _connect(self, slow: bool) -> _Connection:
+        loop = asyncio.get_running_loop()
+        return (await loop.create_connection(lambda: _Connection(slow), *self._address))[1]
 
     async def _request(self, connection: _Connection, random: random.Random) -> None:
         if random.random() < _WRONG:
@@ -154,7 +160,7 @@ class Clients:
         words, tokens = lengths(number)
         request = _http(kind.path, json.dumps(kind.body(prompt(number, words), tokens)).encode())
         if leaves is not None and kind.stream:
-            answer = await connection.ask(request, reads=leaves)
+            answer = await connection.ask(request, pieces=leaves)
         elif leaves == 0:
             answer = await connection.ask(request[:-1], seconds=0.1)  # leaves before the request's end
         elif leaves is not None:
@@ -193,75 +199,62 @@ class Answer(NamedTuple):
     body: bytes
 
 
-class _Connection:
-    """One connection, for one request at a time; `open` while it can take another."""
+class _Reader(BodyReader):
+    """Reads an answer until its end, or until the client leaves after so many pieces of it; None: it stays."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pause: float) -> None:
-        self._reader, self._writer, self._pause = reader, writer, pause
-        self.open = True
+    def __init__(self, pieces: int | None = None) -> None:
+        super().__init__()
+        self._leaves_after = pieces
 
-    async def ask(self, request: bytes, reads: int | None = None, seconds: float | None = None) -> Answer | None:
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        if self._leaves_after is not None and len(self.pieces) > self._leaves_after:
+            self.refused = _LEFT
+
+
+class _Connection(Connection[_Reader]):
+    """A connection for one request at a time; a slow one has a small buffer, and pauses after each read."""
+
+    def __init__(self, slow: bool) -> None:
+        super().__init__(_Reader)
+        self._slow = slow
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        if self._slow:
+            connection = transport.get_extra_info("socket")
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._slow and not self.closed:
+            self._transport.pause_reading()
+            self._loop.call_later(_PAUSE, self._resume)
+
+    def _resume(self) -> None:
+        if not self.closed:
+            self._transport.resume_reading()
+
+    async def ask(self, request: bytes, pieces: int | None = None, seconds: float | None = None) -> Answer | None:
         """Send a request and read its answer.
 
         Args:
-            reads: leave after so many reads; None: stay.
+            pieces: leave after so many; None: stay.
             seconds: leave after these; None: stay.
 
-        Returns: None where the client left.
+        Returns:
+            None where the client left.
+
+        Raises:
+            OSError: the connection broke, or this was no HTTP.
         """
-        self._writer.write(request)
-        try:
-            return await asyncio.wait_for(self._answer(reads), seconds)
-        except asyncio.TimeoutError:
-            self.close()
+        self._new_reader = functools.partial(_Reader, pieces)  # type: ignore[assignment]
+        error = await self.exchange(request, _PATIENCE if seconds is None else seconds)
+        if error == _LEFT or (error and seconds is not None):
             return None
-
-    async def _answer(self, reads: int | None) -> Answer | None:
-        parts = _Parts()
-        parser = httptools.HttpResponseParser(parts)
-        for number in itertools.count():
-            if number == reads:
-                self.close()
-                return None
-            if not (data := await self._reader.read(512 if self._pause else 1 << 16)):
-                raise asyncio.IncompleteReadError(b"".join(parts.body), None)
-            parser.feed_data(data)
-            if parts.complete:
-                self.open = parser.should_keep_alive()
-                break
-            if self._pause:
-                await asyncio.sleep(self._pause)
-        return Answer(parser.get_status_code(), b"".join(parts.body))
-
-    def close(self) -> None:
-        self.open = False
-        self._writer.transport.abort()
-
-
-class _Parts:
-    """Called by httptools with an answer's parts."""
-
-    def __init__(self) -> None:
-        self.body: list[bytes] = []
-        self.complete = False
-
-    def on_body(self, body: bytes) -> None:
-        self.body.append(body)
-
-    def on_message_complete(self) -> None:
-        self.complete = True
-
-
-async def _connect(address: tuple[str, int], slow: bool) -> _Connection:
-    with contextlib.ExitStack() as stack:
-        connection = stack.enter_context(socket.socket())
-        connection.setblocking(False)
-        if slow:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _SMALL_BUFFER)
-        await asyncio.get_running_loop().sock_connect(connection, address)
-        reader, writer = await asyncio.open_connection(sock=connection, limit=_SMALL_BUFFER if slow else 1 << 16)
-        stack.pop_all()
-    return _Connection(reader, writer, 0.2 if slow else 0.0)
+        if error:
+            raise OSError(error)
+        return Answer(self.reader.status, bytes(self.reader.body))
 
 
 def _http(path: str, data: bytes) -> bytes:

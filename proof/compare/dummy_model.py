@@ -4,7 +4,7 @@ Such a directory has 5 MB and computes as long as a real model of that shape. Ca
 package registry. Random weights choose any id, so its tokenizer is another model's, with fillers up to the shape's
 vocabulary:
 
-    python bench/dummy_model.py llama8b DIRECTORY [--tokenizer MODEL_DIRECTORY]
+    python -m proof.compare.dummy_model llama8b DIRECTORY [--tokenizer MODEL_DIRECTORY]
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 It speaks the protocol of vLLM 0.33: ZeroMQ, msgpack. One message a step has the tokens of all requests.
 
-    python bench/mock_core.py tcp://127.0.0.1:PORT --pace 50
+    python -m proof.compare.mock_core tcp://127.0.0.1:PORT --pace 50
 """
 
 from __future__ import annotations

@@ -1,27 +1,28 @@
-"""Start one of DJL's Python workers, and talk to it as DJL's Java side does."""
+"""One of DJL's Python workers, started and spoken to as DJL's Java side does; numbers are big-endian."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
+import struct
 import subprocess
 import tempfile
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, NamedTuple
 
-from cpu import cpu_seconds
-
-from djl.wire import Reply, Wire
-
+_SHORT = struct.Struct(">h")
+_INT = struct.Struct(">i")
 _STARTED = "Python engine started."  # what Java waits for, too
 
 
 class Worker:
-    """Made by `start`."""
+    """Made by `start`; `version`: that of its djl_python, for those who have set it."""
+
+    version = ""
 
     def __init__(self, process: subprocess.Popen[str], wire: Wire) -> None:
         self._process = process
@@ -67,11 +68,6 @@ class Worker:
     def pid(self) -> int:
         return self._process.pid
 
-    def cpu(self) -> tuple[float, float]:
-        """Seconds of the worker process itself, and of the processes that it started."""
-        children = sum(map(cpu_seconds, _children(self._process.pid)))
-        return cpu_seconds(self._process.pid) - children, children
-
     @property
     def log(self) -> str:
         return "".join(self._last).rstrip()
@@ -98,11 +94,6 @@ class Worker:
                     self._started.set()
         self._process.wait()
         self._started.set()
-
-
-def _children(pid: int) -> list[int]:
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    return [int(child) for thread in threads for child in (thread / "children").read_text().split()]
 
 
 @contextlib.contextmanager
@@ -141,3 +132,74 @@ def _environment(engine: Path, model: Path) -> dict[str, str]:
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("OPTION_", "SERVING_"))}
     path = [*filter(None, [os.environ.get("PYTHONPATH")]), str(engine), str(model)]
     return {**clean, "PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+# -- messages ----------------------------------------------------------------------------------------------------------
+
+
+class Reply(NamedTuple):
+    code: int
+    message: str
+    properties: dict[str, str]
+    contents: list[tuple[str, bytes]]
+
+
+class Wire:
+    """The format of one version. A string's length has 16 bits up to 0.27, then 32."""
+
+    def __init__(self, engine: Path) -> None:
+        """Read the version from the djl_python in `engine`."""
+        source = (engine / "djl_python" / "outputs.py").read_text()
+        self._length = _INT if "struct.pack('>i', len(buf))" in source else _SHORT
+
+    def request(self, properties: Mapping[str, str], contents: Sequence[tuple[str, bytes]]) -> bytes:
+        parts = [_SHORT.pack(len(properties))]
+        for key, value in properties.items():
+            parts += self._string(key), self._string(value)
+        parts.append(_SHORT.pack(len(contents)))
+        for key, data in contents:
+            parts += self._string(key), _INT.pack(len(data)), data
+        return b"".join(parts)
+
+    def reply(self, stream: BinaryIO) -> Reply:
+        code, message = _number(_SHORT, stream), self._read_string(stream)
+        properties = {}
+        for _ in range(_number(_SHORT, stream)):
+            key = self._read_string(stream)
+            properties[key] = self._read_string(stream)
+        contents = []
+        for _ in range(_number(_SHORT, stream)):
+            key = self._read_string(stream)
+            contents.append((key, _read(stream, _number(_INT, stream))))
+        return Reply(code, message, properties, contents)
+
+    def string_map(self, data: bytes) -> dict[str, str]:
+        """Decode a step's content for one request."""
+        count = _SHORT.unpack_from(data)[0]
+        at = _SHORT.size
+        strings = []
+        for _ in range(2 * count):
+            size = self._length.unpack_from(data, at)[0]
+            at += self._length.size
+            strings.append(data[at : at + size].decode() if size > 0 else "")
+            at += max(0, size)
+        return dict(zip(strings[::2], strings[1::2], strict=True))
+
+    def _string(self, text: str) -> bytes:
+        data = text.encode()
+        return self._length.pack(len(data)) + data
+
+    def _read_string(self, stream: BinaryIO) -> str:
+        return _read(stream, max(0, _number(self._length, stream))).decode()  # -1 is null
+
+
+def _number(form: struct.Struct, stream: BinaryIO) -> int:
+    found: int = form.unpack(_read(stream, form.size))[0]
+    return found
+
+
+def _read(stream: BinaryIO, size: int) -> bytes:
+    data = stream.read(size)
+    if len(data) < size:
+        raise ConnectionError("the worker closed the connection")
+    return data

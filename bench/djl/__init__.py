@@ -1,1 +1,0 @@
-"""The parts of `bench/djl_step.py`: handlers under DJL Serving, compared."""

@@ -1,0 +1,1 @@
+"""This server compared with others on one machine, in turns: `python -m proof.compare.NAME`, from a checkout."""

@@ -1,0 +1,377 @@
+"""Measure a server on one core that a busy process shares: begun streams, pace, `/ping`, CPU and writes a token.
+
+The server's whole process tree has one core, the clients the other. Beside ours runs vLLM's Rust front end, in turns,
+with a mock engine core, which the clients' core has. `--requests` measures ours twice: with its engine on the server's
+core, and apart, with its engine on the clients' core too. Two measurements; run each with nothing else on the machine:
+
+    python -m proof.compare.busy_host [--whole] [--clients 256,512,768,1024] [--rust PATH/vllm-rs --model DIRECTORY]
+    python -m proof.compare.busy_host --requests         # requests a second, on a whole core
+
+PATH: the wheel of `pip download --no-deps vllm==0.33.0` has the file `vllm/vllm-rs`.
+DIRECTORY: `python -m proof.compare.dummy_model tiny DIRECTORY` makes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from proof.bench.machine import describe
+from proof.bench.processes import Server, Worker, lmi_serve
+from proof.bench.report import table
+from proof.compare.clients import Answers, Asking, Clients, Pings, Streaming, Streams, span
+from proof.compare.processes import child_by_command, cpu_seconds, free_port, process_seconds, started
+
+SERVER_CORE, CLIENT_CORE = 0, 1
+_PLACES = 4096  # requests that run at once
+_READY_SECONDS = 30.0
+
+
+def _seconds(pid: int) -> float:
+    return cpu_seconds(pid).host
+
+
+class FrontEnd(NamedTuple):
+    """A server to compare.
+
+    Attributes:
+        start: starts it for this pace, in tokens a second a request; 0: no limit. It runs on the server's core, but
+            for an engine that is put on the clients'.
+        ping: path of its health check.
+        heads: events of a chat before its first token.
+        cpu: returns the CPU seconds that count, those of what runs on the server's core.
+    """
+
+    start: Callable[[float], AbstractContextManager[Server]]
+    ping: str
+    heads: int
+    cpu: Callable[[int], float] = _seconds
+
+
+def chat(tokens: int, *, stream: bool = True) -> bytes:
+    """Return an HTTP request of exactly so many tokens."""
+    body = {
+        "model": "model",
+        "messages": [{"role": "user", "content": "alpha gamma delta kappa omega sigma theta while"}],
+        "max_tokens": tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": stream,
+    }
+    data = json.dumps(body).encode()
+    head = "POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    return f"{head}content-length: {len(data)}\r\n\r\n".encode() + data
+
+
+@contextlib.contextmanager
+def pinned(core: int) -> Iterator[None]:
+    """Bind to this core the processes that are started meanwhile."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {core})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _ours(pace: float, **more: str) -> AbstractContextManager[Server]:
+    options = {
+        **more,
+        "option.echo_tokens_per_second": f"{pace:g}",
+        "option.max_rolling_batch_size": _PLACES,
+        "job_queue_size": _PLACES,
+    }
+    arguments = [part for key, value in options.items() for part in ("-o", f"{key}={value}")]
+    return lmi_serve(["--engine", "echo", *arguments], variables={"LMI_LOG_LEVEL": "error"})  # as vllm-rs below
+
+
+@contextlib.contextmanager
+def _ours_apart(pace: float) -> Iterator[Server]:
+    with _ours(pace, **{"option.engine_isolation": "process"}) as server:
+        for thread in Path(f"/proc/{engine_of(server.pid)}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), {CLIENT_CORE})
+        yield server
+
+
+def engine_of(pid: int) -> int:
+    """Return the id of the engine's process, which a server of ours has started."""
+    return child_by_command(pid, b"engine_process")
+
+
+def _seconds_without_engine(pid: int) -> float:
+    return _seconds(pid) - process_seconds(engine_of(pid))
+
+
+OURS = FrontEnd(_ours, "/ping", heads=0)
+"""With its engine on a thread, as `lmi serve --engine echo` has it."""
+
+OURS_APART = FrontEnd(_ours_apart, "/ping", heads=0, cpu=_seconds_without_engine)
+"""With its engine in a process on the clients' core, as vLLM's front end has its mock core."""
+
+
+def rust(binary: Path, model: Path) -> FrontEnd:
+    """Return vLLM's Rust front end. Its mock core runs on the clients' core.
+
+    Args:
+        binary: `vllm/vllm-rs` of vLLM's wheel.
+        model: a Hugging Face directory with tokenizer, chat template and config.
+    """
+
+    @contextlib.contextmanager
+    def start(pace: float) -> Iterator[Server]:
+        port, handshake = free_port(), free_port()
+        url = f"http://127.0.0.1:{port}"
+        core = [sys.executable, "-m", "proof.compare.mock_core", f"tcp://127.0.0.1:{handshake}", "--pace", f"{pace:g}"]
+        command = [str(binary), "serve", str(model), "--served-model-name", "model", "--port", str(port)]
+        command += ["--data-parallel-size-local", "0", "--data-parallel-size", "1"]
+        command += ["--data-parallel-address", "127.0.0.1", "--data-parallel-rpc-port", str(handshake)]
+        quiet = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR"}  # else it writes a line a request
+        with pinned(CLIENT_CORE):
+            engine = subprocess.Popen(core, stdin=subprocess.DEVNULL)
+        try:
+            with started(command, url, _READY_SECONDS, quiet) as pid:
+                yield Server(url, pid)
+        finally:
+            engine.kill()
+            engine.wait()
+
+    return FrontEnd(start, "/health", heads=1)
+
+
+@contextlib.contextmanager
+def on_its_core(front_end: FrontEnd, pace: float, *, half: bool) -> Iterator[Server]:
+    """Start a server on its core; `half`: beside a busy process on the same core."""
+    with contextlib.ExitStack() as stack:
+        with pinned(SERVER_CORE):
+            server = stack.enter_context(front_end.start(pace))
+            if half:
+                stack.callback(Worker("a busy process", _spin).close)
+        with pinned(CLIENT_CORE):
+            yield server
+
+
+def _spin(pipe: Connection) -> None:
+    while not pipe.poll():
+        pass
+
+
+_PACE = 50  # tokens a second of each stream
+_BEGIN_SECONDS = 20.0  # for all streams to begin
+_CLIENTS = 64  # that ask for short answers
+_LONG = 1_000_000  # tokens; no stream ends while it is measured
+_SETTLE = 1.5  # seconds between the last stream's begin and the window
+_PING_LIMIT = 10.0  # seconds
+_WARM_UP = 1.0
+
+
+class Window(NamedTuple):
+    """Streams at a pace.
+
+    Attributes:
+        begun: streams that began within the time for it.
+        begun_seconds: from the first client's connecting to the begin of the last of them.
+        kept: share of the pace, over all clients.
+        cpu_us: of what runs on the server's core, a token.
+        writes: a token.
+        ping_p50_ms, ping_max_ms: no answer counts as the limit.
+    """
+
+    begun: int
+    begun_seconds: float
+    kept: float
+    cpu_us: float
+    writes: float
+    ping_p50_ms: float
+    ping_max_ms: float
+
+
+class Rate(NamedTuple):
+    """Requests a second, and CPU microseconds a request of what runs on the server's core."""
+
+    per_second: float
+    cpu_us: float
+    failed: int
+
+
+def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: bool) -> Window:
+    with on_its_core(front_end, _PACE, half=half) as server:
+        clients = Clients[Streams](Streaming, server.url, chat(_LONG), number, front_end.heads)
+        with contextlib.closing(clients):
+            begun = _begun(clients, number)
+            time.sleep(_SETTLE)
+            pings = Pings(server.url + front_end.ping, seconds, _PING_LIMIT)
+            before, cpu_before = clients.totals(), front_end.cpu(server.pid)
+            time.sleep(seconds)
+            after, cpu_after = clients.totals(), front_end.cpu(server.pid)
+            took = pings.result()
+    streams = _sum(begun, "streaming")
+    if _sum(after, "streaming") < streams:
+        raise RuntimeError("a stream ended before it should")
+    tokens, segments = (_sum(after, name) - _sum(before, name) for name in ("tokens", "segments"))
+    return Window(
+        begun=streams,
+        begun_seconds=max(some.last for some in begun) - min(some.first for some in begun),
+        kept=tokens / (number * _PACE * span(before, after)),
+        cpu_us=(cpu_after - cpu_before) / tokens * 1e6,
+        writes=segments / tokens,
+        ping_p50_ms=statistics.median(took) * 1e3,
+        ping_max_ms=max(took) * 1e3,
+    )
+
+
+def _begun(clients: Clients[Streams], number: int) -> list[Streams]:
+    """Wait until every client's stream has begun, or the time for it is over; raise RuntimeError if none has."""
+    deadline = time.monotonic() + _BEGIN_SECONDS
+    while _sum(found := clients.totals(), "streaming") < number and time.monotonic() < deadline:
+        time.sleep(0.2)
+    if not _sum(found, "streaming"):
+        raise RuntimeError(f"no stream began within {_BEGIN_SECONDS:g} s: {found}")
+    return found
+
+
+def _sum(totals: Sequence[Streams] | Sequence[Answers], name: str) -> int:
+    return sum(getattr(some, name) for some in totals)
+
+
+def measure_requests(front_end: FrontEnd, tokens: int, seconds: float, *, stream: bool) -> Rate:
+    with on_its_core(front_end, 0, half=False) as server:
+        clients = Clients[Answers](Asking, server.url, chat(tokens, stream=stream), _CLIENTS)
+        with contextlib.closing(clients):
+            time.sleep(_WARM_UP)
+            before, cpu_before = clients.totals(), front_end.cpu(server.pid)
+            time.sleep(seconds)
+            after, cpu_after = clients.totals(), front_end.cpu(server.pid)
+    whole = _sum(after, "whole") - _sum(before, "whole")
+    return Rate(whole / span(before, after), (cpu_after - cpu_before) / whole * 1e6, _sum(after, "failed"))
+
+
+# -- in turns, and as tables -------------------------------------------------------------------------------------------
+
+T = TypeVar("T")
+
+
+def _in_turns(
+    front_ends: dict[str, FrontEnd], repeat: int, title: str, measure: Callable[[FrontEnd], T]
+) -> dict[str, list[T]]:
+    """Measure each front end `repeat` times, one after the other; return each one's results by its name."""
+    found: dict[str, list[T]] = {name: [] for name in front_ends}
+    for _ in range(repeat):
+        for name, front_end in front_ends.items():
+            found[name].append(measure(front_end))
+            print(f"{title}, {name}: {found[name][-1]}", file=sys.stderr, flush=True)
+    return found
+
+
+def _medians(values: Sequence[tuple[float, ...]]) -> list[float]:
+    return [statistics.median(column) for column in zip(*values, strict=True)]
+
+
+def run_streams(
+    front_ends: dict[str, FrontEnd], clients: Sequence[int], seconds: float, repeat: int, half: bool
+) -> Any:
+    rows, lines = [], []
+    for number in clients:
+        measure = functools.partial(measure_streams, number=number, seconds=seconds, half=half)
+        windows = _in_turns(front_ends, repeat, f"{number:5} streams", measure)
+        for name, each in windows.items():
+            middle = Window(*_medians(each))  # type: ignore[arg-type]
+            rows.append({"clients": number, "server": name, **middle._asdict(), "each": each})
+            lines.append(
+                [
+                    f"{number:,}",
+                    name,
+                    _all_begun(middle, number),
+                    f"{middle.kept:.3f}",
+                    f"{middle.ping_p50_ms:.0f} / {middle.ping_max_ms:.0f}",
+                    f"{middle.cpu_us:.1f}",
+                    f"{middle.writes:.2f}",
+                ]
+            )
+    head = ["streams", "server", "all begun, s", "pace kept", "/ping p50 / max ms", "CPU us/token", "writes/token"]
+    print(f"{_core(half)}, {_PACE} tokens/s a stream, {seconds:g} s, {repeat} times")
+    print(table(head, lines))
+    return rows
+
+
+def run_requests(front_ends: dict[str, FrontEnd], lengths: Sequence[int], seconds: float, repeat: int) -> Any:
+    rows, lines = [], []
+    reference = [*front_ends][-1]
+    for stream in (True, False):
+        for tokens in lengths:
+            measure = functools.partial(measure_requests, tokens=tokens, seconds=seconds, stream=stream)
+            rates = _in_turns(front_ends, repeat, f"{tokens} tokens, stream {stream}", measure)
+            for name, each in rates.items():
+                middle = Rate(*_medians(each))  # type: ignore[arg-type]
+                ratio = statistics.median(
+                    rate.per_second / other.per_second for rate, other in zip(each, rates[reference], strict=True)
+                )
+                rows.append({"tokens": tokens, "stream": stream, "server": name, **middle._asdict(), "each": each})
+                answer = "streamed" if stream else "whole"
+                cells = [f"{middle.per_second:,.0f}", f"{middle.cpu_us:.0f}", f"{middle.failed:g}", f"{ratio:.2f}"]
+                lines.append([str(tokens), answer, name, *cells])
+    print(f"{_CLIENTS} clients, {_core(False)}, no pace, {seconds:g} s, {repeat} times")
+    print(table(["tokens", "answer", "server", "requests/s", "CPU us/request", "failed", f"of {reference}"], lines))
+    return rows
+
+
+def _core(half: bool) -> str:
+    return "half a core" if half else "a whole core"
+
+
+def _all_begun(window: Window, number: int) -> str:
+    if window.begun == number:
+        return f"{window.begun_seconds:.1f}"
+    return f"{window.begun:,.0f} in {_BEGIN_SECONDS:g}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("--clients", default="256,512,768,1024", help="(default %(default)s)")
+    add("--seconds", type=float, default=30.0, help="of each window (default %(default)s)")
+    add("--repeat", type=int, default=3, help="medians are of so many (default %(default)s)")
+    add("--whole", action="store_true", help="without the busy process")
+    add("--tokens", default="1,8", help="of each answer of --requests (default %(default)s)")
+    add("--rust", type=Path, help="vLLM's Rust front end; needs --model")
+    add("--model", type=Path, help="a Hugging Face directory; only tokenizer and config are read")
+    add("--requests", action="store_true", help="measure requests a second")
+    given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no server is left
+    if not {SERVER_CORE, CLIENT_CORE} <= os.sched_getaffinity(0):
+        parser.error(f"needs cores {SERVER_CORE} and {CLIENT_CORE}")
+    if given.rust and not given.model:
+        parser.error("--rust needs --model")
+    if given.whole and given.requests:
+        parser.error("--requests has a whole core anyway, without --whole")
+    front_ends: dict[str, FrontEnd] = {"ours": OURS}
+    if given.rust:
+        front_ends["vllm-rs"] = rust(given.rust, given.model)
+    if given.requests:
+        front_ends = {"ours": OURS, "ours, engine apart": OURS_APART, **front_ends}
+        found = {"requests": run_requests(front_ends, _numbers(given.tokens), given.seconds, given.repeat)}
+    else:
+        half = not given.whole
+        found = {"streams": run_streams(front_ends, _numbers(given.clients), given.seconds, given.repeat, half)}
+    print(json.dumps({**found, **describe()}))
+    return 0
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",")]
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,270 @@
+"""Load generators that only count, as more work would slow the server under test on two cores; and health checks.
+
+Each runs in processes of its own, on uvloop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import statistics
+import sys
+import time
+import urllib.parse
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import Any, Generic, NamedTuple, TypeVar, cast
+
+import httptools
+import uvloop
+
+from proof.bench.processes import Worker
+
+PINGS = 20  # a second
+_CONNECT_AT_ONCE = 64
+_PROCESSES = 2
+_DATA_SEGMENTS_IN = slice(152, 156)  # tcpi_data_segs_in of Linux's tcp_info
+_PING = "GET {} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
+_PONG = b"HTTP/1.1 200 "
+
+
+class Client(asyncio.Protocol):
+    """A client on one connection; each kind of it has a tuple of `totals`, of which the first is the time."""
+
+    lost = False
+
+    def __init__(self, request: bytes, heads: int = 0) -> None:
+        self.request, self.heads = request, heads
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
+        self.ask()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost = True
+
+    def ask(self) -> None:
+        self.transport.write(self.request)
+
+    @staticmethod
+    def totals(clients: Sequence[Any], first: float) -> Any:
+        """Add up one process's clients, of which the first began to connect at `first`."""
+        raise NotImplementedError
+
+
+class Streams(NamedTuple):
+    """State and totals of streaming clients; times are of the machine's monotonic clock.
+
+    Attributes:
+        first: when the first client began to connect.
+        last: when the last stream so far began.
+        streaming: clients whose stream has begun and not ended.
+        tokens: ends of JSON lines or events; chunk framing is not counted.
+        segments: TCP segments with data. On loopback a write is one, unless it is long.
+    """
+
+    at: float
+    first: float
+    last: float
+    streaming: int
+    tokens: int
+    segments: int
+
+
+class Streaming(Client):
+    """POSTs once and counts until it is closed. The stream begins with its first token, after `heads` events."""
+
+    begun = 0.0
+    _cut = False  # the last read ended between a line's brace and its newline
+
+    def __init__(self, request: bytes, heads: int = 0) -> None:
+        super().__init__(request, heads)
+        self.tokens = -heads
+
+    def data_received(self, data: bytes) -> None:
+        self.tokens += data.count(b"}\n")
+        if self._cut and data[0] == 10:
+            self.tokens += 1
+        self._cut = data[-1] == 125
+        if not self.begun and self.tokens > 0:
+            self.begun = time.monotonic()
+
+    @property
+    def streaming(self) -> bool:
+        return self.begun > 0 and not self.lost
+
+    @property
+    def segments(self) -> int:
+        if self.lost:
+            return 0
+        info = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 160)
+        return int.from_bytes(info[_DATA_SEGMENTS_IN], sys.byteorder)
+
+    @staticmethod
+    def totals(clients: Sequence[Streaming], first: float) -> Streams:
+        return Streams(
+            time.monotonic(),
+            first,
+            max(client.begun for client in clients),
+            sum(client.streaming for client in clients),
+            sum(client.tokens for client in clients if client.begun),
+            sum(client.segments for client in clients),
+        )
+
+
+class Answers(NamedTuple):
+    """Answers of asking clients.
+
+    Attributes:
+        whole: with status 200 and of full length.
+        failed: the others, and connections that the server closed.
+    """
+
+    at: float
+    whole: int
+    failed: int
+
+
+class Asking(Client):
+    """POSTs the same request over and over."""
+
+    whole = 0
+    failed = 0
+
+    def ask(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._full = False
+        super().ask()
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed_data(data)
+
+    def on_body(self, body: bytes) -> None:
+        self._full = self._full or b'"length"' in body  # the finish reason; no read ends within it on loopback
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() == 200 and self._full:
+            self.whole += 1
+        else:
+            self.failed += 1
+        asyncio.get_running_loop().call_soon(self.ask)
+
+    @staticmethod
+    def totals(clients: Sequence[Asking], first: float) -> Answers:
+        failed = sum(client.failed + client.lost for client in clients)
+        return Answers(time.monotonic(), sum(client.whole for client in clients), failed)
+
+
+T = TypeVar("T", Streams, Answers)
+
+
+class Clients(Generic[T]):
+    """`number` clients that send `request`, spread over processes; `heads`: events before an answer's first token."""
+
+    def __init__(self, kind: type[Client], url: str, request: bytes, number: int, heads: int = 0) -> None:
+        shares = [len(range(index, number, _PROCESSES)) for index in range(min(_PROCESSES, number))]
+        self._workers = [Worker("a load process", _run, kind, url, request, share, heads) for share in shares]
+
+    def totals(self) -> list[T]:
+        """Return those of each process."""
+        for worker in self._workers:
+            worker.send("totals")
+        return [worker.receive() for worker in self._workers]
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.close()
+
+
+def span(before: Sequence[T], after: Sequence[T]) -> float:
+    """Return the seconds between two looks at all processes."""
+    return statistics.mean(later.at - earlier.at for earlier, later in zip(before, after, strict=True))
+
+
+def _run(pipe: Connection, kind: type[Client], url: str, request: bytes, number: int, heads: int) -> None:
+    uvloop.run(_clients(pipe, kind, url, request, number, heads))
+
+
+async def _clients(pipe: Connection, kind: type[Client], url: str, request: bytes, number: int, heads: int) -> None:
+    loop = asyncio.get_running_loop()
+    host, port, _ = _where(url)
+    clients: list[Client] = []
+    over = loop.create_future()
+    first = time.monotonic()
+
+    def answer() -> None:
+        try:
+            pipe.recv()
+            pipe.send(kind.totals(clients, first))
+        except EOFError:  # the other end has closed the pipe
+            loop.remove_reader(pipe.fileno())
+            over.set_result(None)
+
+    clients.append((await loop.create_connection(lambda: kind(request, heads), host, port))[1])
+    loop.add_reader(pipe.fileno(), answer)
+    while len(clients) < number:
+        some = range(min(_CONNECT_AT_ONCE, number - len(clients)))
+        connections = [loop.create_connection(lambda: kind(request, heads), host, port) for _ in some]
+        clients += [protocol for _, protocol in await asyncio.gather(*connections)]
+    await over
+    for client in clients:
+        client.transport.abort()
+
+
+def _where(url: str) -> tuple[str, int, str]:
+    where = urllib.parse.urlsplit(url)
+    return where.hostname or "", where.port or 80, where.path
+
+
+# -- health checks -----------------------------------------------------------------------------------------------------
+
+
+class Pings:
+    """Health checks at a fixed rate for `seconds`, each on a new connection.
+
+    Args:
+        url: with the health check's path.
+        limit: seconds until a ping has no answer; it counts as one that took so long.
+    """
+
+    def __init__(self, url: str, seconds: float, limit: float) -> None:
+        self._worker = Worker("the pings' process", _ping, url, round(seconds * PINGS), limit)
+
+    def result(self) -> list[float]:
+        """Wait for the last answer; return the seconds of each ping, in order."""
+        try:
+            return list(self._worker.receive())
+        finally:
+            self._worker.close()
+
+
+def _ping(pipe: Connection, url: str, number: int, limit: float) -> None:
+    pipe.send(uvloop.run(_pings(url, number, limit)))
+
+
+async def _pings(url: str, number: int, limit: float) -> list[float]:
+    begin = time.monotonic()
+    tasks = []
+    for index in range(number):
+        await asyncio.sleep(begin + index / PINGS - time.monotonic())
+        tasks.append(asyncio.ensure_future(_seconds(url, limit)))
+    return await asyncio.gather(*tasks)
+
+
+async def _seconds(url: str, limit: float) -> float:
+    begin = time.monotonic()
+    try:
+        if await asyncio.wait_for(_answers(*_where(url)), limit):
+            return time.monotonic() - begin
+    except (OSError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+        pass
+    return limit
+
+
+async def _answers(host: str, port: int, path: str) -> bool:
+    reader, writer = await asyncio.open_connection(host, port)
+    try:
+        writer.write(_PING.format(path).encode())
+        return await reader.readexactly(len(_PONG)) == _PONG
+    finally:
+        writer.close()

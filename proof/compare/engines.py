@@ -1,0 +1,238 @@
+"""Compare our server over one engine with other servers of the same model, in turns.
+
+It measures tokens a second, times to the first token (TTFT) and between tokens (ITL), and the CPU time per token of the
+engine's processes and of those around it (the host). All get OpenAI's completions, streamed, greedy, of equal length.
+It prints tables, then one line of JSON. Run it with nothing else on the machine; `lmi bench --engine` compares with the
+engine alone:
+
+    python -m proof.compare.engines [-o KEY=VALUE ...] [--peer NAME='COMMAND ... --port {port}' ...]
+
+-o: as `lmi serve` takes it, with the Python that has the engine. COMMAND starts a server that listens on loopback at
+{port}, says that it is ready at /health, and calls its model `model`: `vllm serve DIRECTORY --served-model-name model`,
+or `llama-server --model FILE --alias model`. The exit status is 1 if a request failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shlex
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
+
+from handler.core.errors import ConfigError
+from proof.bench import machine, report
+from proof.bench.cli import count, counts
+from proof.bench.client import AnswerReader, Closed, Result, Target, percentiles
+from proof.bench.processes import Server, lmi_serve, measure
+from proof.compare.processes import Cpu, cpu_seconds, free_port, started
+
+OURS = "lmi serve"
+CORE = (b"VLLM::EngineCore", b"VLLM::Worker")
+"""What the names of an engine's own processes begin with, under every server; OpenVINO and llama.cpp have none."""
+
+_LOADING = 900.0  # seconds
+_TIMEOUT = 300.0  # seconds of a request
+_PROMPTS_EACH = 1 << 14  # numbers set aside for the prompts of one turn
+
+
+class UsageReader(AnswerReader):
+    """Counts tokens by `usage` in the answer's last event.
+
+    vLLM joins tokens to one event when its sender falls behind. A token that came with another one counts as one that
+    came 0 s later, as its client saw it.
+    """
+
+    def verdict(self, expected_tokens: int) -> str:
+        tokens = self._num_tokens()
+        if tokens is not None:
+            self.arrivals.pop()  # the event with `usage` has no token
+            del self.arrivals[tokens:]  # llama.cpp tells the finish reason in an event of its own
+            self.arrivals.extend(self.arrivals[-1:] * (tokens - len(self.arrivals)))
+        return super().verdict(expected_tokens)
+
+    def _num_tokens(self) -> int | None:
+        try:
+            return int(json.loads(self._last)["usage"]["completion_tokens"])
+        except (ValueError, KeyError, TypeError):  # a failed answer; the verdict has its error
+            return None
+
+
+class Completions(Target):
+    """OpenAI's completions."""
+
+    path: ClassVar[str] = "/v1/completions"
+    reader: ClassVar[type[AnswerReader]] = UsageReader
+
+    def body(self, prompt: str, tokens: int) -> dict[str, Any]:
+        fixed = {"model": "model", "temperature": 0, "ignore_eos": True}
+        streamed = {"stream": True, "stream_options": {"include_usage": True}}
+        return {**fixed, **streamed, "prompt": prompt, "max_tokens": tokens}
+
+
+class Sample(NamedTuple):
+    """A measurement of a server; `others`: cores that other processes kept busy."""
+
+    results: Sequence[Result]
+    cpu: Cpu
+    others: float
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second."""
+        return report.tokens_per_second(self.results)
+
+    @property
+    def first_token(self) -> float:
+        return statistics.median(report.first_token_times(self.results))
+
+    @property
+    def host(self) -> float:
+        """CPU seconds of the host, a token."""
+        return self.cpu.host / sum(result.num_tokens for result in self.results)
+
+    @property
+    def engine(self) -> float:
+        """CPU seconds of the engine's own processes, a token."""
+        return self.cpu.engine / sum(result.num_tokens for result in self.results)
+
+
+Turn = Mapping[str, Sample]
+"""A measurement of each server, one after the other."""
+
+_RATIOS: dict[str, Callable[[Sample], float]] = {
+    "tokens_per_second": lambda sample: sample.rate,
+    "ttft": lambda sample: sample.first_token,
+    "host_cpu": lambda sample: sample.host,
+}
+
+
+def turns(given: argparse.Namespace, clients: int, servers: Mapping[str, Server]) -> tuple[list[Turn], int]:
+    """Measure each server in each turn, another one first; return the turns, and how many were disturbed."""
+    load = Closed(clients, given.rounds)
+
+    def sample(server: Server, turn: int, load: Closed) -> Sample:
+        target = Completions(server.url, given.tokens, given.prompt_words, _TIMEOUT, turn * _PROMPTS_EACH)
+        before, others = [Cpu(0.0, 0.0)], machine.OthersMeter()
+        results = measure(target, load, given.processes, began=lambda: before.append(cpu_seconds(server.pid, CORE)))
+        return Sample(results, cpu_seconds(server.pid, CORE).since(before[-1]), others.cores() or 0.0)
+
+    def turn(number: int) -> Turn:
+        first = number % len(servers)
+        found = {}
+        for name in [*servers][first:] + [*servers][:first]:
+            found[name] = sample(servers[name], number, load)
+            print(f"{clients:4} clients, {name}: {found[name].rate:,.1f} tokens/s", file=sys.stderr, flush=True)
+        return {name: found[name] for name in servers}
+
+    for server in servers.values():  # what one does for the first time at this size is no part of a measurement
+        sample(server, 2 * given.repeat, Closed(clients, 1))
+    return machine.undisturbed(given.repeat, given.quiet, turn, lambda turn: max(own.others for own in turn.values()))
+
+
+def summarize(clients: int, turns: Sequence[Turn], disturbed: int) -> dict[str, Any]:
+    """Return each server's metrics at one number of clients, and ours over the others' (medians of the turns')."""
+    value: dict[str, Any] = {"clients": clients, "turns_disturbed": disturbed, "servers": {}, "over": {}}
+    for name in turns[0]:
+        samples = [turn[name] for turn in turns]
+        results = [result for sample in samples for result in sample.results]
+        value["servers"][name] = {
+            "tokens_per_second": statistics.median(sample.rate for sample in samples),
+            "ttft_ms": percentiles([1e3 * seconds for seconds in report.first_token_times(results)]),
+            "itl_ms": percentiles([1e3 * seconds for seconds in report.gaps(results)]),
+            "host_cpu_us": statistics.median(1e6 * sample.host for sample in samples),
+            "engine_cpu_us": statistics.median(1e6 * sample.engine for sample in samples),
+            "errors": report.errors(results),
+        }
+        if name != OURS:
+            value["over"][name] = {
+                kind: statistics.median(figure(turn[OURS]) / figure(turn[name]) for turn in turns)
+                for kind, figure in _RATIOS.items()
+            }
+    return value
+
+
+def show(values: Sequence[dict[str, Any]]) -> str:
+    head = ["clients", "server", "tokens/s", "TTFT p50", "p99 ms", "ITL p50", "p99 ms", "host CPU us/token", "engine's"]
+    rows = []
+    for value in values:
+        for name, found in value["servers"].items():
+            figures = [found["ttft_ms"]["p50"], found["ttft_ms"]["p99"], found["itl_ms"]["p50"], found["itl_ms"]["p99"]]
+            figures = [found["tokens_per_second"], *figures, found["host_cpu_us"], found["engine_cpu_us"]]
+            rows.append([str(value["clients"]), name, *map(report.cell, figures), str(sum(found["errors"].values()))])
+    return report.table([*head, "errors"], rows)
+
+
+def show_ratios(values: Sequence[dict[str, Any]]) -> str:
+    rows = [
+        [str(value["clients"]), name, *(f"{ratio:.2f}" for ratio in ratios.values())]
+        for value in values
+        for name, ratios in value["over"].items()
+    ]
+    return report.table(["clients", "ours over", "tokens/s", "TTFT", "host CPU"], rows)
+
+
+def parser() -> argparse.ArgumentParser:
+    result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = result.add_argument
+    add(
+        "-o",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="for ours (default: the demo model)",
+    )
+    add("--peer", dest="peers", action="append", type=_peer, default=[], metavar="NAME=COMMAND", help="another server")
+    add("--clients", type=counts, default=[1, 8, 32], help="(default 1,8,32)")
+    add("--rounds", type=count, default=4, help="answers of each client in a measurement (default %(default)s)")
+    add("--tokens", type=count, default=128, help="of every answer (default %(default)s)")
+    add("--prompt-words", type=count, default=48, help="(default %(default)s)")
+    add("--repeat", type=count, default=3, help="medians are of so many (default %(default)s)")
+    add("--processes", type=count, default=1, help="of the load generator (default %(default)s)")
+    add("--quiet", type=float, default=0.2, help="cores of other processes that are borne (default %(default)s)")
+    return result
+
+
+def _peer(text: str) -> tuple[str, str]:
+    name, equals, command = text.partition("=")
+    if not equals or "{port}" not in command:
+        raise argparse.ArgumentTypeError("must be NAME=COMMAND with {port} in it")
+    return name, command
+
+
+def run(given: argparse.Namespace) -> int:
+    options = [part for option in given.options or ["option.model_id=demo"] for part in ("-o", option)]
+    with contextlib.ExitStack() as stack:
+        servers = {OURS: stack.enter_context(lmi_serve(options, timeout=_LOADING))}
+        for name, command in given.peers:
+            port = free_port()
+            url = f"http://127.0.0.1:{port}"
+            words = [word.replace("{port}", str(port)) for word in shlex.split(command)]
+            servers[name] = Server(url, stack.enter_context(started(words, url, _LOADING)))
+        values = [summarize(clients, *turns(given, clients, servers)) for clients in given.clients]
+    facts = machine.describe()
+    print(machine.summary(facts))
+    print(f"answers of {given.tokens} tokens, prompts of {given.prompt_words} words, {given.rounds} rounds, ", end="")
+    print(f"{given.repeat} times, {given.processes} load processes\n\n{show(values)}\n")
+    if given.peers:
+        print(show_ratios(values) + "\n")
+    if any(value["turns_disturbed"] for value in values):
+        print(f"DISTURBED: more than {given.quiet:g} of a core went elsewhere in some turns")
+    print(json.dumps({**facts, "plan": vars(given), "results": values}))
+    return int(any(found["errors"] for value in values for found in value["servers"].values()))
+
+
+def main() -> int:
+    try:
+        return run(parser().parse_args())
+    except ConfigError as error:
+        print(f"engines.py: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
