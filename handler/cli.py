@@ -11,7 +11,7 @@ from pathlib import Path
 
 from handler import __version__
 from handler.config.engines import LLM_ENGINES
-from handler.core.command_line import Parser, add_installed
+from handler.core.command_line import Parser, add_installed, port
 from handler.core.errors import ConfigError
 
 _INSTALL = "pip install 'lmi-handler[cli]'"
@@ -173,12 +173,6 @@ def _add_access(serve: argparse.ArgumentParser) -> None:
         help="answer requests for HOST too; a server without keys on a loopback address answers only those whose Host "
         "header names this machine; * is any. May be given again",
     )
-
-
-def port(text: str) -> int:
-    if not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError("must be a number from 0 to 65535")
-    return int(text)
 
 
 def _serve(arguments: argparse.Namespace) -> int:

@@ -24,6 +24,7 @@ from deploy.emulator.store import Store
 from deploy.errors import DeployError
 from deploy.resources.endpoint_config import capture_config
 from deploy.spec.reading import read_spec
+from handler.core.command_line import port
 
 _NEEDED = ("moto", "flask", "policy_sentry")
 _OTHERS = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_SAGEMAKER", "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME")
@@ -144,7 +145,7 @@ def add(commands: Any) -> None:
         help="a .gguf file, a model directory, or a name on the Hugging Face hub (default: the demo model); or a "
         "specification (.yaml, .json), each of whose components becomes a process",
     )
-    parser.add_argument("--port", type=_port, default=8081, help="port of the API; 0: a free one (default %(default)s)")
+    parser.add_argument("--port", type=port, default=8081, help="port of the API; 0: a free one (default %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument("--endpoint-name", metavar="NAME", help=f"(default: the specification's name, else {_NAME})")
     parser.add_argument("--region", help="refuse requests that are signed for another region (default: accept any)")
@@ -157,7 +158,7 @@ def add(commands: Any) -> None:
 def _add_container(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("the container")
     group.add_argument("--container", metavar="URL", help="one that is already running, e.g. http://127.0.0.1:8080")
-    group.add_argument("--container-port", type=_port, metavar="PORT", help="where it listens (default: a free one)")
+    group.add_argument("--container-port", type=port, metavar="PORT", help="where it listens (default: a free one)")
     group.add_argument("--engine", help="option.llm_engine")
     group.add_argument(
         "-o",
@@ -308,12 +309,6 @@ def _adapters(settings: list[str], taken: tuple[str, ...]) -> dict[str, str]:
             raise DeployError(f"--adapter {text}: there is a component {name} already")
         adapters[name] = str(Path(path).resolve())
     return adapters
-
-
-def _port(text: str) -> int:
-    if not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError("must be a number from 0 to 65535")
-    return int(text)
 
 
 def _positive(text: str) -> int:

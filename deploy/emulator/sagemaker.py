@@ -92,7 +92,7 @@ SAID = {
 
 @dataclass
 class SageMaker:
-    """Everything that there is; `reset` empties it.
+    """Everything that there is.
 
     Attributes:
         may_take: whether SageMaker may take a role, by its ARN.
@@ -106,11 +106,6 @@ class SageMaker:
     may_take: Callable[[str], bool] = lambda role: True
     fate_of: Callable[[Thing, Mapping[str, Any]], Fate] = lambda thing, wanted: Fate("InService")
     _ticks: int = 0
-
-    def reset(self) -> None:
-        self.polls = 1
-        self.things.clear()
-        self.fates.clear()
 
     def fate(self, name: str, status: str, reason: str | None = None, polls: int | None = None) -> None:
         """Return how the next creation or update of the endpoint or component `name` ends; further ones queue up."""

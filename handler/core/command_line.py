@@ -75,6 +75,13 @@ def positive(text: str) -> float:
     raise argparse.ArgumentTypeError("must be a number above 0")
 
 
+def port(text: str) -> int:
+    """Read an argument that is a port; 0 is any free one."""
+    if not text.isdigit() or int(text) > 65535:
+        raise argparse.ArgumentTypeError("must be a number from 0 to 65535")
+    return int(text)
+
+
 def _unknown(words: Sequence[str], command: argparse.ArgumentParser) -> str:
     """Say which words of a command line nobody knows, with the nearest flag."""
     flags = [word for word in words if word.startswith("-")]

@@ -12,11 +12,11 @@ import tempfile
 import threading
 from pathlib import Path
 
-from handler.cli import port
 from handler.config.config import Config
 from handler.config.loader import read_config
 from handler.config.model_files import locate
 from handler.container.djl import RETRIES
+from handler.core.command_line import port
 from handler.core.errors import ConfigError
 from tests.djl import home, jars
 from tests.djl.launch import MODEL, Djl, StartFailed, write_model
