@@ -9,9 +9,10 @@ from typing import Any
 from deploy.adopt.live import Source, container_of, refuse_owned, refuse_unsettled
 from deploy.adopt.variables import KINDS, Variables, container_kind, variables
 from deploy.errors import Refused, SpecError
+from deploy.resources.environment import MODEL_DATA
 from deploy.resources.resource import Json
 from deploy.service_model import sagemaker
-from deploy.spec.passthrough import OWNED, problems, shape_of
+from deploy.spec.passthrough import OWNED, TYPES, problems, shape_of
 from deploy.spec.reading import content_problems
 
 _BY_CONCURRENCY = (
@@ -62,9 +63,6 @@ def _scaling(source: Source, target: Json, unmapped: list[tuple[str, str]]) -> d
             )
         unmapped.append((f"scaling policy {name} of {target['ResourceId']}", why))
     return made
-
-
-_MODEL_DATA = "/opt/ml/model"
 
 
 @dataclass(frozen=True)
@@ -259,7 +257,7 @@ def _model(result: Adopted, served: Json, found: Variables, wishes: Wishes) -> d
         model["id"] = said
     elif prefix is not None:
         model["s3"] = _slash(str(prefix))
-        if said.rstrip("/").startswith(f"{_MODEL_DATA}/"):
+        if said.rstrip("/").startswith(f"{MODEL_DATA}/"):
             found.environment["OPTION_MODEL_ID"] = said
     else:
         where = f"the archive {archive}" if archive else f"{said or 'nothing'}, which is in no place that AWS names"
@@ -508,18 +506,8 @@ def _dropped(result: Adopted, line: str) -> bool:
 # -- check what a file holds by the types of AWS's own shapes ----------------------------------------------------------
 
 
-_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
-    "structure": ((dict,), "an object"),
-    "map": ((dict,), "an object"),
-    "list": ((list,), "an array"),
-    "string": ((str,), "a text"),
-    "integer": ((int,), "a whole number"),
-    "long": ((int,), "a whole number"),
-    "float": ((int, float), "a number"),
-    "double": ((int, float), "a number"),
-    "boolean": ((bool,), "true or false"),
-}
-"""JSON's types. Timestamps may be anything: nothing reads them."""
+_WORDS = {"structure": "an object", "map": "an object", "list": "an array", "string": "a text"}
+"""JSON's words for types."""
 
 
 def check(file: str, place: str, operation: str, content: Any) -> None:
@@ -538,9 +526,9 @@ def check(file: str, place: str, operation: str, content: Any) -> None:
 
 
 def _wrong(shape: Any, value: Any, place: str) -> Iterator[str]:
-    types, words = _TYPES.get(shape.type_name, ((), ""))
+    types, words = TYPES.get(shape.type_name, ((), ""))
     if types and type(value) not in types:
-        yield f"{place}: must be {words}"
+        yield f"{place}: must be {_WORDS.get(shape.type_name, words)}"
     elif shape.type_name == "structure":
         for name in shape.required_members:
             if name in _NEEDED and name not in value:

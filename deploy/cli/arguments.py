@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from deploy.client import NotStarted, Patience, Predictor
-from deploy.client.aws import boto_session
+from deploy.client.runtime import boto_session
 from deploy.deployer.shadow import Share
 from deploy.errors import DeployError, SpecError
 from deploy.spec.reading import read_spec

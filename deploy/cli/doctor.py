@@ -10,7 +10,7 @@ from typing import Any
 from deploy.aws import Aws
 from deploy.cli.arguments import add_spec, spec_of, url
 from deploy.cli.views import checks_as_json
-from deploy.client.aws import boto_session, runtime_client
+from deploy.client.runtime import boto_session, runtime_client
 from deploy.errors import DeployError, SpecError
 from deploy.operations.doctor import Target, measure, report
 from deploy.preflight.check import Verdict

@@ -1,7 +1,6 @@
 """Client of an endpoint: `Predictor`, its results and its errors."""
 
 from deploy.client.asynchronous import AsyncAnswer
-from deploy.client.aws import Patience, Timeouts, bearer_token
 from deploy.client.errors import (
     Broken,
     Forbidden,
@@ -21,6 +20,7 @@ from deploy.client.errors import (
     Unreachable,
 )
 from deploy.client.predictor import OpenAIRoute, Predictor, Session
+from deploy.client.runtime import Patience, Timeouts, bearer_token
 from deploy.client.serializers import BytesDeserializer, JSONDeserializer, JSONSerializer
 from deploy.client.streaming import Event, Finish, Raw, Stream, Token
 

@@ -13,8 +13,8 @@ from botocore.config import Config
 
 from deploy import web_pages
 from deploy.client.asynchronous import MAX_INLINE_BYTES, AsyncAnswer, split_s3
-from deploy.client.aws import BearerToken, Connection, RouterRuntime, Runtime
 from deploy.client.errors import FROM_AWS, ModelFailed, NotSent, RequestFailed, failure
+from deploy.client.runtime import BearerToken, Connection, RouterRuntime, Runtime
 from deploy.client.serializers import Deserializer, JSONDeserializer, JSONSerializer, Serializer, deserialize_body
 from deploy.client.streaming import Stream, stream_of
 

@@ -1,4 +1,4 @@
-"""Errors in the form of SageMaker Runtime: status, `x-amzn-ErrorType`, JSON body."""
+"""Errors in the form of SageMaker Runtime, and the headers that pass in its operations."""
 
 from __future__ import annotations
 

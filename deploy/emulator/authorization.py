@@ -14,7 +14,7 @@ import urllib.parse
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import botocore.session
 import orjson
@@ -23,6 +23,10 @@ from moto.iam.models import Role, User, iam_backends
 from moto.iam.responses import IamResponse
 
 from deploy.emulator.sagemaker import ACCOUNT
+from deploy.s3.prefix import bucket_and_key
+
+if TYPE_CHECKING:
+    from deploy.emulator.cloud import Cloud
 
 # Identity policies as IAM evaluates them: nothing is allowed but what a statement allows, and a denial wins.
 #
@@ -359,6 +363,48 @@ def _listing(action: str, method: str, query: Mapping[str, str]) -> dict[str, st
     if action != "s3:ListBucket" or method == "HEAD" or "prefix" not in query:
         return {}
     return {"s3:prefix": query["prefix"]}
+
+
+@dataclass(frozen=True)
+class RoleStore:
+    """S3 as a role may use it: SageMaker reads and writes in the name of the model's role.
+
+    Attributes:
+        role: its ARN.
+        key: ARN of the KMS key for what is written; None: the bucket's.
+    """
+
+    cloud: Cloud
+    role: str
+    where: Where
+    key: str | None = None
+
+    def check(self, *needs: Need) -> None:
+        """Raise PermissionError if the role may not do one of them."""
+        if (missing := self.cloud.missing(self.role, needs)) is not None:
+            raise PermissionError(f"The role may not {missing}")
+
+    def reading(self, uri: str) -> Iterator[Need]:
+        bucket, key = bucket_and_key(uri)
+        return needs_of_s3("GET", bucket, key, {}, b"", self.where, self.cloud.keys.get(bucket))
+
+    def writing(self, uri: str) -> Iterator[Need]:
+        bucket, key = bucket_and_key(uri)
+        return needs_of_s3("PUT", bucket, key, {}, b"", self.where, self.key or self.cloud.keys.get(bucket))
+
+    def read(self, uri: str) -> bytes:
+        self.check(*self.reading(uri))
+        bucket, key = bucket_and_key(uri)
+        return bytes(self._s3.get_object(Bucket=bucket, Key=key)["Body"].read())
+
+    def write(self, uri: str, content: bytes) -> None:
+        self.check(*self.writing(uri))
+        bucket, key = bucket_and_key(uri)
+        self._s3.put_object(Bucket=bucket, Key=key, Body=content, ContentType="application/json")
+
+    @property
+    def _s3(self) -> Any:
+        return self.cloud.client("s3", self.where.region)
 
 
 # SageMaker Runtime

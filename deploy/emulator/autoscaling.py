@@ -22,8 +22,7 @@ _DIMENSIONS = {
 }
 
 
-_TRACKING = "TargetTrackingScalingPolicyConfiguration"
-_INSTANCES = "sagemaker:variant:DesiredInstanceCount"
+INSTANCES = "sagemaker:variant:DesiredInstanceCount"
 
 
 class NotFound(ServiceException):
@@ -39,12 +38,6 @@ class Scaling:
     policies: dict[tuple[str, str, str], dict[str, Any]] = field(default_factory=dict)
     tags: dict[str, dict[str, str]] = field(default_factory=dict)
     activities: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-
-    def reset(self) -> None:
-        self.targets.clear()
-        self.policies.clear()
-        self.tags.clear()
-        self.activities.clear()
 
     def endpoint_gone(self, name: str) -> None:
         """Deleting an endpoint deregisters its variants (as AWS does)."""
@@ -118,15 +111,6 @@ class Scaling:
         self._tags(p["ResourceARN"]).update(p["Tags"])
         return {}
 
-    def fall_asleep(self, endpoint: str) -> None:
-        """Have an asynchronous endpoint's queue empty for long: target tracking takes what the target allows."""
-        (resource,) = (resource for resource, _ in self.targets if resource.startswith(f"endpoint/{endpoint}/"))
-        (tracked,) = (rule for key, rule in self.policies.items() if key[0] == resource and _TRACKING in rule)
-        metric = tracked[_TRACKING]["CustomizedMetricSpecification"]
-        assert metric["MetricName"] == "ApproximateBacklogSizePerInstance"
-        assert metric["Dimensions"] == [{"Name": "EndpointName", "Value": endpoint}]
-        self._set_count(endpoint, resource, self.targets[resource, _INSTANCES]["MinCapacity"])
-
     def wake(self, endpoint: str, region: str) -> None:
         """Have requests wait for an endpoint without an instance: alarms on that start their policies."""
         for alarm in cloudwatch_backends[ACCOUNT][region].alarms.values():
@@ -140,10 +124,11 @@ class Scaling:
                 for (resource, _, _), rule in self.policies.items():
                     if rule["PolicyARN"] in alarm.alarm_actions:
                         (step,) = rule["StepScalingPolicyConfiguration"]["StepAdjustments"]
-                        most = self.targets[resource, _INSTANCES]["MaxCapacity"]
-                        self._set_count(endpoint, resource, min(step["ScalingAdjustment"], most))
+                        most = self.targets[resource, INSTANCES]["MaxCapacity"]
+                        self.set_count(endpoint, resource, min(step["ScalingAdjustment"], most))
 
-    def _set_count(self, endpoint: str, resource: str, count: int) -> None:
+    def set_count(self, endpoint: str, resource: str, count: int) -> None:
+        """Have a variant that many instances."""
         variant = resource.rpartition("/")[2]
         self.cloud.get("endpoint", endpoint).request.setdefault("Counts", {})[variant] = count
 
@@ -169,7 +154,7 @@ def _place(p: dict[str, Any]) -> str:
 def install(scaling: Scaling) -> None:
     """Put the double's calls in the place of moto's, for good."""
     for name in [name for name in vars(Scaling) if not name.startswith("_")]:
-        if name not in ("reset", "endpoint_gone", "fall_asleep", "wake") and callable(getattr(scaling, name)):
+        if name not in ("endpoint_gone", "wake", "set_count") and callable(getattr(scaling, name)):
             setattr(ApplicationAutoScalingResponse, name, _method(getattr(scaling, name)))
 
 

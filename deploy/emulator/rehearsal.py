@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import os
@@ -21,13 +22,12 @@ from multidict import CIMultiDict
 from werkzeug.datastructures import EnvironHeaders
 
 from deploy.emulator.answers import ASYNC, INFERENCE_ID, to_container
-from deploy.emulator.authorization import Need, Where, needs_of_action, needs_of_s3
+from deploy.emulator.authorization import Need, RoleStore, Where, needs_of_action
 from deploy.emulator.cloud import Call, Cloud, body_of, refuse
 from deploy.emulator.endpoint import Capture, Component, Endpoint, Limits, Shadow, Status
 from deploy.emulator.relay import reset_when_closed
 from deploy.emulator.sagemaker import ACCOUNT, Invalid, Thing
 from deploy.emulator.serving import listening
-from deploy.s3.prefix import bucket_and_key
 
 # -- InvokeEndpointAsync: SageMaker takes the request, and does the rest in the name of the role -----------------------
 # What the role's policies do not allow fails: reading the request, writing the answer, telling topics.
@@ -44,13 +44,11 @@ class Accepted:
         output, failure: where the answer or the reason comes to.
     """
 
-    cloud: Cloud
+    store: RoleStore
     id: str
     body: bytes
     location: str | None
-    role: str
-    places: dict[str, Any]
-    where: Where
+    topics: dict[str, str]
     output: str
     failure: str
     waits: bool = False  # the endpoint has no instance, and nothing wakes it
@@ -69,52 +67,35 @@ class Accepted:
         if self.waits:
             return
         why, data = self._asked(ask)
-        if data is not None:
-            self._put(self.output, data)
-        elif self.cloud.missing(self.role, self._writing(self.failure)) is None:
-            self._put(self.failure, why.encode())
-        topic = self.places.get("NotificationConfig", {}).get("SuccessTopic" if data is not None else "ErrorTopic")
-        if topic is not None and self.cloud.missing(self.role, self._telling(topic)) is None:
-            self.cloud.client("sns", self.where.region).publish(TopicArn=topic, Message="{}")
+        with contextlib.suppress(PermissionError):  # of a failure: that of an answer is asked for before
+            self.store.write(self.failure if data is None else self.output, why.encode() if data is None else data)
+        topic = self.topics.get("ErrorTopic" if data is None else "SuccessTopic")
+        with contextlib.suppress(PermissionError):
+            if topic is not None:
+                self.store.check(*self._telling(topic))
+                self._sns.publish(TopicArn=topic, Message="{}")
 
     def _asked(self, ask: Callable[[bytes], bytes]) -> tuple[str, bytes | None]:
         """Return the container's answer, or why there is none."""
-        missing = self.cloud.missing(self.role, [*self._reading(), *self._writing(self.output)])
-        if missing is not None:
-            return f"The role may not {missing}", None
         try:
-            return "", ask(self._input())
-        except RuntimeError as error:
+            body = self.body if self.location is None else self.store.read(self.location)
+            self.store.check(*self.store.writing(self.output))
+            return "", ask(body)
+        except (PermissionError, RuntimeError) as error:
             return str(error), None
 
-    def _input(self) -> bytes:
-        if self.location is None:
-            return self.body
-        bucket, key = bucket_and_key(self.location)
-        return bytes(self.cloud.client("s3", self.where.region).get_object(Bucket=bucket, Key=key)["Body"].read())
-
-    def _reading(self) -> Iterator[Need]:
-        if self.location is not None:
-            bucket, key = bucket_and_key(self.location)
-            yield from needs_of_s3("GET", bucket, key, {}, b"", self.where, self.cloud.keys.get(bucket))
-
-    def _writing(self, uri: str) -> Iterator[Need]:
-        bucket, key = bucket_and_key(uri)
-        encrypted = self.places.get("KmsKeyId") or self.cloud.keys.get(bucket)
-        yield from needs_of_s3("PUT", bucket, key, {}, b"", self.where, encrypted)
-
     def _telling(self, topic: str) -> Iterator[Need]:
-        yield from needs_of_action("sns:Publish", {"TopicArn": topic}, self.where)
-        attributes = self.cloud.client("sns", self.where.region).get_topic_attributes(TopicArn=topic)["Attributes"]
+        where = self.store.where
+        yield from needs_of_action("sns:Publish", {"TopicArn": topic}, where)
+        attributes = self._sns.get_topic_attributes(TopicArn=topic)["Attributes"]
         if key := attributes.get("KmsMasterKeyId"):
-            via = {"kms:ViaService": f"sns.{self.where.region}.{self.where.suffix}"}
+            via = {"kms:ViaService": f"sns.{where.region}.{where.suffix}"}
             for action in ("kms:GenerateDataKey", "kms:Decrypt"):
-                yield from needs_of_action(action, {"KeyId": key}, self.where, **via)
+                yield from needs_of_action(action, {"KeyId": key}, where, **via)
 
-    def _put(self, uri: str, body: bytes) -> None:
-        bucket, key = bucket_and_key(uri)
-        s3 = self.cloud.client("s3", self.where.region)
-        s3.put_object(Bucket=bucket, Key=key, Body=body, ContentType="application/json")
+    @property
+    def _sns(self) -> Any:
+        return self.store.cloud.client("sns", self.store.where.region)
 
 
 def accept(cloud: Cloud, endpoint: str, region: str, body: bytes, location: str | None) -> Accepted:
@@ -141,7 +122,8 @@ def accept(cloud: Cloud, endpoint: str, region: str, body: bytes, location: str 
     if waits:
         cloud.scaling.wake(endpoint, region)
         waits = not _has_instances(found)
-    return Accepted(cloud, name, body, location, role, places, Where(region, ACCOUNT), output, failure, waits)
+    store = RoleStore(cloud, role, Where(region, ACCOUNT), places.get("KmsKeyId"))
+    return Accepted(store, name, body, location, places.get("NotificationConfig", {}), output, failure, waits)
 
 
 def _has_instances(endpoint: Thing) -> bool:
@@ -149,30 +131,6 @@ def _has_instances(endpoint: Thing) -> bool:
 
 
 # -- data capture of a rehearsal: into its S3, in the name of the model's role -----------------------------------------
-
-
-@dataclass(frozen=True)
-class _Writer:
-    """Writes objects as the role may."""
-
-    cloud: Cloud
-    role: str
-    region: str
-    key: str | None
-
-    def __call__(self, uri: str, content: bytes) -> None:
-        """Write an object.
-
-        Raises:
-            PermissionError: the role may not.
-            botocore.exceptions.ClientError: S3 refuses.
-        """
-        bucket, key = bucket_and_key(uri)
-        where, encrypted = Where(self.region, ACCOUNT), self.key or self.cloud.keys.get(bucket)
-        missing = self.cloud.missing(self.role, needs_of_s3("PUT", bucket, key, {}, b"", where, encrypted))
-        if missing is not None:
-            raise PermissionError(f"the role may not {missing}")
-        self.cloud.client("s3", self.region).put_object(Bucket=bucket, Key=key, Body=content)
 
 
 def configured(cloud: Cloud, config: Thing, region: str) -> Capture | None:
@@ -188,7 +146,8 @@ def configured(cloud: Cloud, config: Thing, region: str) -> Capture | None:
     shadow = None
     for one in request.get("ShadowProductionVariants", ()):
         shadow = Shadow(one["VariantName"], one.get("InitialVariantWeight", 1) / variant.get("InitialVariantWeight", 1))
-    return Capture.of(capture, _Writer(cloud, role or "", region, capture.get("KmsKeyId")), shadow)
+    store = RoleStore(cloud, role or "", Where(region, ACCOUNT), capture.get("KmsKeyId"))
+    return Capture.of(capture, store.write, shadow)
 
 
 _CONCURRENT = 4  # asynchronous requests at a time; SageMaker's default of MaxConcurrentInvocationsPerInstance

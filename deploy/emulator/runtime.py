@@ -306,7 +306,10 @@ async def _respond(
         log.info("%s: %s", error.code, error)
         return answer
     except web.HTTPException:  # from the router: no such path or method
-        answer = ApiError(404, "UnknownOperationException", f"No operation at {request.path}.").response()
+        text = f"No operation at {request.path}."
+        if operation := request.headers.get("X-Amz-Target", "").rpartition(".")[2]:
+            text = f"No operation {operation} here: lmi deploy local --aws stands for SageMaker's control plane."
+        answer = ApiError(404, "UnknownOperationException", text).response()
         return answer
     except Exception:
         log.exception("%s failed", request.path)

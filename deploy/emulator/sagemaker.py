@@ -92,7 +92,7 @@ SAID = {
 
 @dataclass
 class SageMaker:
-    """Everything that there is; `reset` empties it.
+    """Everything that there is.
 
     Attributes:
         may_take: whether SageMaker may take a role, by its ARN.
@@ -106,11 +106,6 @@ class SageMaker:
     may_take: Callable[[str], bool] = lambda role: True
     fate_of: Callable[[Thing, Mapping[str, Any]], Fate] = lambda thing, wanted: Fate("InService")
     _ticks: int = 0
-
-    def reset(self) -> None:
-        self.polls = 1
-        self.things.clear()
-        self.fates.clear()
 
     def fate(self, name: str, status: str, reason: str | None = None, polls: int | None = None) -> None:
         """Return how the next creation or update of the endpoint or component `name` ends; further ones queue up."""
@@ -218,24 +213,12 @@ def arn(kind: str, name: str, region: str = "us-east-1") -> str:
 # -- the calls of `sagemaker.SageMaker`, in the place of moto's: parameters in, answers out ----------------------------
 
 
-_NAMES = {
-    "model": "ModelName",
-    "endpoint-config": "EndpointConfigName",
-    "endpoint": "EndpointName",
-    "inference-component": "InferenceComponentName",
-}
-_PREFIXES = {
-    "model": "Model",
-    "endpoint-config": "EndpointConfig",
-    "endpoint": "Endpoint",
-    "inference-component": "InferenceComponent",
-}
-_LISTS = {
-    "model": ("list_models", "Models"),
-    "endpoint-config": ("list_endpoint_configs", "EndpointConfigs"),
-    "endpoint": ("list_endpoints", "Endpoints"),
-    "inference-component": ("list_inference_components", "InferenceComponents"),
-}
+_KINDS = ("model", "endpoint-config", "endpoint", "inference-component")
+
+
+def _words(kind: str) -> str:
+    """Return what the fields of a kind begin with, e.g. `EndpointConfig`."""
+    return "".join(word.capitalize() for word in kind.split("-"))
 
 
 _LIVE = ("Counts", "Weights")
@@ -443,14 +426,15 @@ class Calls:
 
     def describe(self, kind: str, name: str) -> dict[str, Any]:
         thing = self._cloud.look(kind, name)
+        words = _words(kind)
         said = {
             **copy.deepcopy(thing.request),
-            f"{_PREFIXES[kind]}Arn": thing.arn,
+            f"{words}Arn": thing.arn,
             "CreationTime": thing.created,
             "LastModifiedTime": thing.created,
         }
         if kind in ("endpoint", "inference-component"):
-            said[f"{_PREFIXES[kind]}Status"] = thing.status
+            said[f"{words}Status"] = thing.status
             if thing.reason is not None:
                 said["FailureReason"] = thing.reason
         if kind == "endpoint":
@@ -476,15 +460,16 @@ class Calls:
         if "EndpointNameEquals" in p:
             things = [thing for thing in things if thing.request["EndpointName"] == p["EndpointNameEquals"]]
         shown, more = page(things, p)
-        return {_LISTS[kind][1]: [self._summary(kind, thing) for thing in shown], **more}
+        return {f"{_words(kind)}s": [self._summary(kind, thing) for thing in shown], **more}
 
     def _summary(self, kind: str, thing: Thing) -> dict[str, Any]:
+        words = _words(kind)
         said = {
-            _NAMES[kind]: thing.name,
-            f"{_PREFIXES[kind]}Arn": thing.arn,
+            f"{words}Name": thing.name,
+            f"{words}Arn": thing.arn,
             "CreationTime": thing.created,
             "LastModifiedTime": thing.created,
-            f"{_PREFIXES[kind]}Status": thing.status,
+            f"{words}Status": thing.status,
         }
         for name in ("EndpointName", "VariantName") if kind == "inference-component" else ():
             said[name] = thing.request.get(name, "")  # an adapter is where its base is
@@ -574,9 +559,10 @@ def install(cloud: SageMaker) -> None:
     own = [name for name in vars(Calls) if not name.startswith("_") and name not in ("describe", "list_kind")]
     for name in own:
         setattr(SageMakerResponse, name, method(getattr(calls, name)))
-    for kind, argument in _NAMES.items():
-        setattr(SageMakerResponse, f"describe_{kind.replace('-', '_')}", _describe(calls, kind, argument))
-        setattr(SageMakerResponse, _LISTS[kind][0], _list(calls, kind))
+    for kind in _KINDS:
+        name = kind.replace("-", "_")
+        setattr(SageMakerResponse, f"describe_{name}", _describe(calls, kind))
+        setattr(SageMakerResponse, f"list_{name}s", _list(calls, kind))
     moto.sagemaker.models.FakeEndpointConfig.validate_instance_type = lambda self, instance_type: None  # type: ignore[method-assign]
 
 
@@ -590,8 +576,8 @@ def method(call: Any) -> Any:
     return answer
 
 
-def _describe(calls: Calls, kind: str, argument: str) -> Any:
-    return lambda self: ActionResult(calls.describe(kind, self._get_param(argument)))
+def _describe(calls: Calls, kind: str) -> Any:
+    return lambda self: ActionResult(calls.describe(kind, self._get_param(f"{_words(kind)}Name")))
 
 
 def _list(calls: Calls, kind: str) -> Any:

@@ -6,10 +6,8 @@ One copy of each runs, of this package's server: the image, the instances and sc
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 
 from deploy.emulator.answers import ApiError
@@ -22,10 +20,9 @@ from deploy.spec.components import servers
 from deploy.spec.options import ADVICE, is_aws_image, options_problems, problems_error, settings_of
 from deploy.spec.sections import Component as Section
 from handler.config.engines import ENGINES
+from handler.core.devices import read_driver, visible_gpus
 
 _MIB = 2**20
-_GPUS = ("nvidia-smi", "--query-gpu=index", "--format=csv,noheader")
-_SECONDS = 20.0  # for the driver's answer
 
 
 @dataclass(frozen=True)
@@ -60,24 +57,7 @@ class Started:
 
 def this_machine() -> Machine:
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB
-    return Machine(memory, visible_gpus(os.environ))
-
-
-def visible_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the GPUs: those that CUDA_VISIBLE_DEVICES names, else all of the driver; none without one."""
-    named = environ.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        return tuple(name.strip() for name in takewhile(_is_gpu, named.split(",")))
-    try:
-        answer = subprocess.run(_GPUS, capture_output=True, text=True, timeout=_SECONDS, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return ()
-    return tuple(line.strip() for line in answer.stdout.splitlines() if line.strip())
-
-
-def _is_gpu(name: str) -> bool:
-    """Return whether a name is a GPU's: CUDA sees none from the first on that is none."""
-    return bool(name.strip()) and not name.strip().startswith("-")
+    return Machine(memory, tuple(visible_gpus(read_driver(), os.environ)))
 
 
 def with_arguments(spec: Spec, options: Sequence[str], engine: str | None) -> Spec:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from moto.core.exceptions import ServiceException
 from moto.sagemaker.responses import SageMakerResponse
 
-from deploy.emulator.authorization import Need, Where, needs_of_s3
+from deploy.emulator.authorization import Need, RoleStore, Where
 from deploy.emulator.sagemaker import ACCOUNT, Invalid, Thing, method, page
 from deploy.s3.prefix import bucket_and_key
 
@@ -93,32 +93,29 @@ class Calls:
     def _run(self, job: Thing, region: str) -> None:
         """Transform each object; one that fails leaves no output, and the others theirs."""
         job.status = "Completed"
-        s3, where = self._cloud.client("s3", region), Where(region, ACCOUNT)
+        where, output = Where(region, ACCOUNT), job.request["TransformOutput"]
         role = self._jobs.get("model", job.request["ModelName"]).request["ExecutionRoleArn"]
+        store = RoleStore(self._cloud, role, where, output.get("KmsKeyId"))
         source = job.request["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"]
         bucket, prefix = bucket_and_key(source)
-        listing = Need("s3:ListBucket", f"arn:{where.partition}:s3:::{bucket}", {"s3:prefix": prefix})
-        if (missing := self._cloud.missing(role, [listing])) is not None:
-            return _fail(job, f"The role may not {missing}")
-        there = [item["Key"] for item in s3.list_objects_v2(Bucket=bucket, Prefix=prefix).get("Contents", ())]
-        if not there:
-            return _fail(job, f"No objects found at {source}")
-        for key in there:
-            target = _target(job.request["TransformOutput"]["S3OutputPath"], prefix, key)
-            needs = [
-                *needs_of_s3("GET", bucket, key, {}, b"", where, self._cloud.keys.get(bucket)),
-                *self._writing(job, target, where),
-            ]
-            if (missing := self._cloud.missing(role, needs)) is not None:
-                return _fail(job, f"The role may not {missing}")
-            body = s3.get_object(Bucket=bucket, Key=key)["Body"].read()
-            try:
-                answers = self._answers(body, job.request)
-            except ValueError as error:
-                _fail(job, f"{key}: {error}")
-                continue
-            to_bucket, to_key = bucket_and_key(target)
-            s3.put_object(Bucket=to_bucket, Key=to_key, Body=answers)
+        try:
+            store.check(Need("s3:ListBucket", f"arn:{where.partition}:s3:::{bucket}", {"s3:prefix": prefix}))
+            listed = self._cloud.client("s3", region).list_objects_v2(Bucket=bucket, Prefix=prefix)
+            there = [item["Key"] for item in listed.get("Contents", ())]
+            if not there:
+                _fail(job, f"No objects found at {source}")
+            for key in there:
+                target = _target(output["S3OutputPath"], prefix, key)
+                body = store.read(f"s3://{bucket}/{key}")
+                store.check(*store.writing(target))
+                try:
+                    answers = self._answers(body, job.request)
+                except ValueError as error:
+                    _fail(job, f"{key}: {error}")
+                    continue
+                store.write(target, answers)
+        except PermissionError as error:
+            _fail(job, str(error))
 
     def _answers(self, body: bytes, request: dict[str, Any]) -> bytes:
         """Return what the container answers to an object's payloads, in their order.
@@ -130,11 +127,6 @@ class Calls:
         content_type = request["TransformInput"].get("ContentType", "")
         answers = (self._cloud.transform(payload, content_type) for payload in _payloads(body, request))
         return b"".join(answer.removesuffix(end) + end for answer in answers)
-
-    def _writing(self, job: Thing, target: str, where: Where) -> Iterator[Need]:
-        bucket, key = bucket_and_key(target)
-        encrypted = job.request["TransformOutput"].get("KmsKeyId") or self._cloud.keys.get(bucket)
-        yield from needs_of_s3("PUT", bucket, key, {}, b"", where, encrypted)
 
 
 def _absent(request: dict[str, Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Check the model: a directory to upload, a prefix in S3, or a hub's model."""
+"""Check the model (a directory to upload, a prefix in S3, or a hub's), the token's secret, and the image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from deploy.preflight.check import Check, Context, Verdict, error, ok, warning
 from deploy.preflight.key import SECRET, compared, customers
 from deploy.resolve.images import ECR_URI
 from deploy.resolve.model.files import endpoint
-from deploy.s3.prefix import Finding, Level, Prefix, check_region, lint, objects, reader
+from deploy.s3.lint import Finding, Level, lint
+from deploy.s3.prefix import Prefix, check_region, objects, reader
 from deploy.s3.upload import human, plan_upload
 
 _DEMO = "demo"  # the handler's name for its small demo model

@@ -82,9 +82,6 @@ def _capture(capture: Capture) -> str:
     )
 
 
-__all__ = ["resources", "spec_digest", "warnings"]
-
-
 def resources(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = False) -> tuple[Resource, ...]:
     """Return all resources of the deployment, in the order of their creation.
 

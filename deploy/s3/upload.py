@@ -23,7 +23,8 @@ from botocore.exceptions import ClientError
 
 from deploy.aws import Aws, error_code
 from deploy.errors import Failed
-from deploy.s3.prefix import Entry, Finding, Prefix, check_region, lint, lint_layout, list_directory, objects, refuse
+from deploy.s3.lint import Finding, lint, lint_layout, list_directory, refuse
+from deploy.s3.prefix import Entry, Prefix, check_region, objects
 
 # -- upload files to S3 in parallel parts. Parts of an earlier unfinished upload are not sent again --------------------
 # boto3's s3transfer would be shorter, but begins a file anew, and a killed run loses what it has sent of one. A model

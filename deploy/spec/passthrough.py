@@ -131,7 +131,7 @@ _FILLED = ("Specifications.ComputeResourceRequirements.MinMemoryRequiredInMb",)
 _IN_PROSE = {"MetricPublishFrequencyInSeconds": (10, 30, 60, 120, 180, 240, 300)}
 """Values that only the descriptions of the API list."""
 
-_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
+TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "structure": ((dict,), "a mapping of names to values"),
     "map": ((dict,), "a mapping of names to values"),
     "list": ((list, tuple), "a list"),
@@ -142,6 +142,7 @@ _TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "double": ((int, float), "a number"),
     "boolean": ((bool,), "true or false"),
 }
+"""Types of a member, and how messages call them. Timestamps may be anything: nothing reads them."""
 
 
 def problems(part: str, content: Fields) -> Iterator[str]:
@@ -188,7 +189,7 @@ def shape_of(part: str) -> Any:
 
 
 def _value(part: str, shape: Any, value: Any, place: str, path: str) -> Iterator[str]:
-    types, words = _TYPES.get(shape.type_name, ((str,), "a text (put it in quotes)"))
+    types, words = TYPES.get(shape.type_name, ((str,), "a text (put it in quotes)"))
     if type(value) not in types:  # `isinstance` takes booleans for numbers
         yield f"{place}: must be {words}{_given(value)}"
     elif shape.type_name == "structure":

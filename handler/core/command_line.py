@@ -76,6 +76,7 @@ def positive(text: str) -> float:
 
 
 def port(text: str) -> int:
+    """Read an argument that is a port; 0 is any free one."""
     if not text.isdigit() or int(text) > 65535:
         raise argparse.ArgumentTypeError("must be a number from 0 to 65535")
     return int(text)

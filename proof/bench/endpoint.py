@@ -22,8 +22,8 @@ import urllib3
 from deploy.cli.arguments import add_endpoint_arguments, add_parameters, parameters_of, predictor_of
 from deploy.cli.views import out, table
 from deploy.client import Finish, Predictor, Raw, RequestFailed, Stream, Token
-from deploy.client.aws import IMPATIENT
 from deploy.client.errors import FROM_AWS, failure
+from deploy.client.runtime import IMPATIENT
 from proof.bench.client import Ask, Result, closed_loop, open_loop, percentiles, poisson_times
 from proof.bench.report import add_arguments, print_result, progress_bar
 

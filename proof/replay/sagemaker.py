@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from deploy.client.aws import IMPATIENT, Runtime, Timeouts
 from deploy.client.errors import FROM_AWS, ModelBusy, NotStarted, RequestFailed, Unreachable, failure
+from deploy.client.runtime import IMPATIENT, Runtime, Timeouts
 from handler.core.errors import ConfigError
 from proof.bench.client import BodyReader
 from proof.replay.comparison import traits

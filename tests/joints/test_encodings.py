@@ -16,7 +16,8 @@ import pytest
 from deploy.adopt.files import read_file
 from deploy.cli.arguments import body_of
 from deploy.errors import DeployError
-from deploy.s3.prefix import Entry, lint
+from deploy.s3.lint import lint
+from deploy.s3.prefix import Entry
 from deploy.spec.reading import read_spec
 from handler import cli
 from handler.config import model_files

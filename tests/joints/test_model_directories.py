@@ -9,7 +9,7 @@ import pytest
 
 from deploy.resolve.model.files import Directory
 from deploy.resolve.model.gguf import parts as deployed_parts
-from deploy.s3.prefix import lint, list_directory
+from deploy.s3.lint import lint, list_directory
 from handler.config import gguf
 from handler.config.model_files import locate, tokenizer_template
 from handler.container.model import find_model

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from deploy.client import Predictor
-from deploy.client.aws import boto_session
+from deploy.client.runtime import boto_session
 from deploy.emulator.endpoint import Endpoint
 from deploy.emulator.runtime import Runtime
 from tests.clients.driver import Driver, python_client

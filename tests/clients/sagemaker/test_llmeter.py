@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deploy.client import Predictor
-from deploy.client.aws import boto_session
+from deploy.client.runtime import boto_session
 from tests.clients.checks import PARIS
 from tests.clients.driver import Driver, python_client
 from tests.clients.emulator import emulated

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from deploy.aws import Aws
 from deploy.cli.main import main as run
 from deploy.client import Predictor, TimedOut
+from deploy.emulator.autoscaling import INSTANCES
 from deploy.errors import Refused
 from deploy.operations import scale
 from deploy.spec import Spec
@@ -63,6 +64,17 @@ def alarms(cloud: Cloud) -> list[str]:
     return [alarm["AlarmName"] for alarm in cloud.client("cloudwatch").describe_alarms()["MetricAlarms"]]
 
 
+def fall_asleep(cloud: Cloud, endpoint: str) -> None:
+    """Have an asynchronous endpoint's queue empty for long: target tracking takes what the target allows."""
+    tracking, scaling = "TargetTrackingScalingPolicyConfiguration", cloud.scaling
+    (resource,) = (resource for resource, _ in scaling.targets if resource.startswith(f"endpoint/{endpoint}/"))
+    (tracked,) = (rule for key, rule in scaling.policies.items() if key[0] == resource and tracking in rule)
+    metric = tracked[tracking]["CustomizedMetricSpecification"]
+    assert metric["MetricName"] == "ApproximateBacklogSizePerInstance"
+    assert metric["Dimensions"] == [{"Name": "EndpointName", "Value": endpoint}]
+    scaling.set_count(endpoint, resource, scaling.targets[resource, INSTANCES]["MinCapacity"])
+
+
 def test_a_sleeping_endpoint_is_woken_by_a_request(
     cloud: Cloud, tmp_path: Path, main: Deployer, content: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -70,7 +82,7 @@ def test_a_sleeping_endpoint_is_woken_by_a_request(
     assert main(["up", path, "--yes"]) == 0
     assert "make alarm/llama/backlog" in capsys.readouterr().out
     may_invoke(cloud, content)
-    cloud.scaling.fall_asleep(NAME)
+    fall_asleep(cloud, NAME)
     assert instances() == 0
     assert run(["status", NAME, "--region", "us-east-1"]) == 0
     assert "asleep: requests wait until an instance is up" in capsys.readouterr().out
@@ -87,7 +99,7 @@ def test_without_the_alarm_a_request_waits_for_ever(
     """Else the test above shows nothing."""
     assert main(["up", written(tmp_path, content), "--yes"]) == 0
     may_invoke(cloud, content)
-    cloud.scaling.fall_asleep(NAME)
+    fall_asleep(cloud, NAME)
     cloud.client("cloudwatch").delete_alarms(AlarmNames=[f"{NAME}/backlog"])
     with pytest.raises(TimedOut):
         Predictor(NAME, "us-east-1").predict_async({"inputs": "Hello"}).wait(0)

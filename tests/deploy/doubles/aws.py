@@ -95,8 +95,11 @@ class Cloud(cloud.Cloud):
     def reset(self) -> None:
         """As new: nothing is there, nothing was asked. Only who may do what stays, and what was denied."""
         moto_api_backend.reset()
-        self.sagemaker.reset()
-        self.scaling.reset()
+        self.sagemaker.polls = 1
+        scaling = self.scaling
+        for held in (self.sagemaker.things, self.sagemaker.fates, scaling.targets, scaling.policies, scaling.tags):
+            held.clear()
+        scaling.activities.clear()
         self.calls.clear()
         self.asked.clear()
         self.keys.clear()

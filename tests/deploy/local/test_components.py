@@ -16,9 +16,10 @@ from botocore.exceptions import ClientError
 from deploy.cli import local as local_command
 from deploy.cli.main import main
 from deploy.emulator.serving import Plan
-from deploy.emulator.specification import Machine, started, visible_gpus
+from deploy.emulator.specification import Machine, started, this_machine
 from deploy.errors import SpecError
 from deploy.spec import Spec
+from handler.core.devices import Driver
 from tests.adapter_files import write_adapter
 from tests.deploy.local.processes import LocalProcess, local_process
 from tests.deploy.local.servers import client
@@ -255,18 +256,14 @@ def test_gpus_are_given_to_one_component_each() -> None:
         given("0", "1")
 
 
-def test_the_gpus_are_those_of_the_driver_that_may_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = tmp_path / "nvidia-smi"
-    driver.write_text("#!/bin/sh\necho 0\necho 1\n")
-    driver.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
-    assert visible_gpus({}) == ("0", "1")
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": "GPU-x, 1,-1,0"}) == ("GPU-x", "1")
-    assert visible_gpus({"CUDA_VISIBLE_DEVICES": ""}) == ()
-    driver.write_text("#!/bin/sh\nexit 9\n")
-    assert visible_gpus({}) == ()
-    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
-    assert visible_gpus({}) == ()
+def test_the_gpus_are_those_of_the_driver_that_may_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("deploy.emulator.specification.read_driver", lambda: Driver("580.1", (13, 0), 2))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-x, 1,-1,0")
+    assert this_machine().gpus == ("GPU-x", "1")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    assert this_machine().gpus == ("0", "1")
+    monkeypatch.setattr("deploy.emulator.specification.read_driver", lambda: None)
+    assert this_machine().gpus == ()
 
 
 def test_one_without_components_is_started_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

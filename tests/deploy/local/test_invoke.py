@@ -251,6 +251,12 @@ def test_another_path_is_no_operation(local: Local) -> None:
     assert post(local, SIGNED, "/endpoints/local/other")[1]["code"] == "UnknownOperationException"
 
 
+def test_the_control_plane_is_elsewhere(local: Local) -> None:
+    status, found = post(local, {**SIGNED, "X-Amz-Target": "SageMaker.CreateTransformJob"}, "/")
+    assert (status, found["code"]) == (404, "UnknownOperationException")
+    assert found["Message"].startswith("No operation CreateTransformJob here: lmi deploy local --aws")
+
+
 # -- the body's size ---------------------------------------------------------------------------------------------
 
 

@@ -14,7 +14,7 @@ import pytest
 from botocore.credentials import Credentials, ReadOnlyCredentials
 
 from deploy.client import Forbidden, NotSent, OpenAIRoute, Predictor, bearer_token
-from deploy.client.aws import BearerToken
+from deploy.client.runtime import BearerToken
 
 KEYS = ("AKIAIOSFODNN7EXAMPLE", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY")
 

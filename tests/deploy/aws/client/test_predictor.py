@@ -30,8 +30,8 @@ from deploy.client import (
     TimedOut,
     Unreachable,
 )
-from deploy.client.aws import MAX_BYTES, WARN_BYTES, LargePayload, check_size
 from deploy.client.errors import failure
+from deploy.client.runtime import MAX_BYTES, WARN_BYTES, LargePayload, check_size
 from deploy.errors import DeployError, NotAllowed, NotThere
 from tests.deploy.aws.client.double import Answer, Double, fails, model_answers, says, stalls
 

@@ -13,7 +13,7 @@ import yaml
 from botocore.exceptions import ClientError
 
 from deploy.cli import main as cli
-from deploy.client.aws import boto_session, runtime_client
+from deploy.client.runtime import boto_session, runtime_client
 from deploy.emulator.endpoint import Endpoint
 from deploy.emulator.runtime import Runtime
 from deploy.operations.doctor import OPEN, SIZES, Finding, Target, measure, report

@@ -15,7 +15,7 @@ from rich.console import Console
 from deploy.aws import Aws
 from deploy.cli import main as cli
 from deploy.cli.views import coloured, view
-from deploy.client.aws import boto_session
+from deploy.client.runtime import boto_session
 from deploy.errors import NotThere
 from deploy.operations.status import Alarm, Component, Scaling, Variant, look
 from tests.deploy.doubles.aws import Cloud

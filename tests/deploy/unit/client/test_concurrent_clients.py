@@ -9,7 +9,7 @@ from typing import Any
 
 from botocore.hooks import HierarchicalEmitter
 
-from deploy.client.aws import Runtime
+from deploy.client.runtime import Runtime
 
 
 def test_threads_make_one_client_at_a_time() -> None:

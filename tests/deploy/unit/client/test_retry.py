@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from deploy.client import ModelFailed, NoCapacity, NotStarted, Patience, Throttled
-from deploy.client.aws import with_retries
+from deploy.client.runtime import with_retries
 
 
 class Clock:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from deploy.errors import Refused
-from deploy.s3.prefix import Entry, Finding, Level, errors, lint, list_directory, refuse
+from deploy.s3.lint import Finding, Level, errors, lint, list_directory, refuse
+from deploy.s3.prefix import Entry
 from tests.one_test import in_one_test
 
 GOOD = {"config.json": "{}", "tokenizer.json": "{}", "model.safetensors": "weights"}
