@@ -20,7 +20,9 @@ from handler.engines.process.supervisor import State
 from handler.engines.structured_output.validator import StructuredOutputValidator
 from handler.plugins.functions import Formatters
 from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.registry import choose
 from handler.scheduler.lora import AdapterHome, AdapterRegistry
+from handler.serving.call import Preprocessor
 from handler.serving.model import ServedModel
 from handler.serving.request_log import RequestLog
 from handler.serving.sessions import Sessions
@@ -75,16 +77,22 @@ class Bench:
         config = read_config(overrides=["option.llm_engine=echo", f"option.rolling_batch={mode}"], environ={}).checked()
 
         async def make() -> ServedModel:
-            model = ServedModel(
-                config,
-                self.engine,  # type: ignore[arg-type]
-                EchoTokenizer(),
+            preprocessor = Preprocessor(
+                choose(config),
                 ServerContext(engine="scripted"),
-                AdapterHome(AdapterRegistry()),
+                EchoTokenizer(),
+                lambda: self.engine.info,
                 formatters or Formatters(),
                 validator,
                 sessions,
                 store,
+                whole=mode == "disable",
+            )
+            model = ServedModel(
+                config,
+                self.engine,  # type: ignore[arg-type]
+                preprocessor,
+                AdapterHome(AdapterRegistry()),
                 stepped=True,
                 request_log=request_log,
             )

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import Any
 
+from handler.config.config import Config
 from handler.core.errors import InvalidParameter, ModelNotFound, NotFound
 from handler.core.values import Task, Truncation
 from handler.protocols.anthropic.request import AnthropicCount, AnthropicMessages
@@ -211,31 +212,22 @@ def routes(root_schema: str, task: Task = Task.GENERATION) -> dict[str, Dialect]
     return POOLED_ROUTES[task] if task in POOLED_ROUTES else {"/": ROOTS[root_schema], **ROUTES}
 
 
-def choose(
-    rolling_batch: str,
-    tgi_compat: bool,
-    openai_compat: bool,
-    task: Task = Task.GENERATION,
-    *,
-    asynchronous: bool = False,
-    engine: str = "",
-) -> Dialect:
+def choose(config: Config, task: Task = Task.GENERATION) -> Dialect:
     """Choose the dialect of /invocations.
 
-    Args:
-        tgi_compat: answers have the form of Hugging Face's containers.
-        asynchronous: the schema is that of LMI's async mode, in which `engine` has its own handler.
-        openai_compat: chats are answered as on /v1/chat/completions.
+    With `tgi_compat` answers have the form of Hugging Face's containers; with `openai_compat` chats are answered as on
+    /v1/chat/completions. In LMI's async mode the engine trtllm has its own handler.
     """
+    tgi_compat, asynchronous = config.tgi_compat, config.async_schema
     if task in POOLED_INVOCATIONS:
         return _BY_TEI if tgi_compat and task is Task.EMBEDDING else POOLED_INVOCATIONS[task]
     if asynchronous:
         mode: Dialect = _ASYNC
     else:
-        mode = _MODES["dynamic_batch" if rolling_batch == "disable" else "tgi_compat" if tgi_compat else "lmi"]
-    if openai_compat:
+        mode = _MODES["dynamic_batch" if config.rolling_batch == "disable" else "tgi_compat" if tgi_compat else "lmi"]
+    if config.openai_compat:
         return DispatchByOpenAi(mode, _others(ROUTES["/v1/chat/completions"], _COMPLETIONS), otherwise="messages")
-    return _ASYNC_OF_TRTLLM if asynchronous and engine == "trtllm" else INVOCATIONS[mode.name]
+    return _ASYNC_OF_TRTLLM if asynchronous and config.engine == "trtllm" else INVOCATIONS[mode.name]
 
 
 _BY_TEI = DispatchByField(_EMBED, {"input": _EMBEDDINGS})

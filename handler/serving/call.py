@@ -69,9 +69,11 @@ class Preprocessor:
         formatters: what a model.py has the bodies read and the answers written by.
         validator: tries what clients send; None where nothing has to be tried.
         sessions: None where they are off.
-        of_adapters: formatters of adapters' own.
         store: keeps answers for later requests; None where nothing is kept.
         whole: the host sends whole answers only: a batch of DJL's has one content type.
+
+    Attributes:
+        of_adapters: formatters of adapters' own.
     """
 
     def __init__(
@@ -83,7 +85,6 @@ class Preprocessor:
         formatters: Formatters = NO_FORMATTERS,
         validator: StructuredOutputValidator | None = None,
         sessions: Sessions | None = None,
-        of_adapters: AdapterFormatters | None = None,
         store: ResponseStore | None = None,
         *,
         whole: bool = False,
@@ -92,8 +93,8 @@ class Preprocessor:
         self._sessions = sessions
         self.store = store
         self.large_bodies = LargeBodies()
-        self._formatters = formatters
-        self._of_adapters = of_adapters or AdapterFormatters()
+        self.formatters = formatters
+        self.of_adapters = AdapterFormatters()
         self._keywords = {"tokenizer": FormatterTokenizer(tokenizer.encode), "configs": formatters.configs}
         self.context = replace(
             context,
@@ -103,7 +104,7 @@ class Preprocessor:
         )
         self._tokenizer = tokenizer
         self._engine_info = engine_info
-        self._validator = validator
+        self.validator = validator
         self._whole = whole
 
     def read_head(self, head: Head) -> Head:
@@ -143,9 +144,9 @@ class Preprocessor:
     @property
     def input_formatter(self) -> str:
         """The title of the input formatter, for messages; "" where none reads bodies."""
-        if self._of_adapters.read:
+        if self.of_adapters.read:
             return "input formatter of an adapter's model.py"
-        return "" if self._formatters.input is None else self._formatters.input.title
+        return "" if self.formatters.input is None else self.formatters.input.title
 
     def decode(self, body: bytes, head: Head) -> Decoded:
         """Decode a body. Call it for a large one by `large_bodies.submit`. No model.py reads that of a route's dialect.
@@ -181,7 +182,7 @@ class Preprocessor:
     def _input_formatter(self, body: bytes, head: Head) -> InputFormatter | None:
         """Return what reads a body: the formatter of the adapter that head or body name, or the model's own."""
         formatters = head.formatters
-        if self._of_adapters.read and head.adapter is None:
+        if self.of_adapters.read and head.adapter is None:
             with contextlib.suppress(ServingError):  # what is not JSON may be for the model's own
                 formatters = self._formatters_of(self._adapter_in(self._read_value(body, head)))
         return self._input_of(formatters)
@@ -191,7 +192,7 @@ class Preprocessor:
         return None if formatter is None else formatter.as_in(asynchronous=self.context.config.async_schema)
 
     def _formatters_of(self, adapter: Adapter | None) -> Formatters:
-        return self._of_adapters.of(adapter, self._formatters) if self._of_adapters.exist else self._formatters
+        return self.of_adapters.of(adapter, self.formatters) if self.of_adapters.exist else self.formatters
 
     def _adapter_in(self, body: Any) -> Adapter | None:
         """Return the adapter whose formatters a body asks for; None without one. `model` chooses weights alone."""
@@ -236,7 +237,7 @@ class Preprocessor:
             raise InvalidPayload("'stream': DJL's dynamic batches are answered whole; streams need rolling batch")
         if adapter is not None:
             call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
-        elif self._of_adapters.exist:
+        elif self.of_adapters.exist:
             formatters = self._formatters_of(self._adapter_in(body.value))
         if (session := head.session) is not None:
             call = call._replace(requests=[request._replace(session=session.id) for request in call.requests])
@@ -297,7 +298,7 @@ class Preprocessor:
         `check_structured_output` reads the outcome.
         """
         output = request.sampling.structured_output
-        return None if output is None or self._validator is None else self._validator.check(output)
+        return None if output is None or self.validator is None else self.validator.check(output)
 
     def _check(self, request: Request, prompt: Prompt) -> None:
         num_prompt, names = len(prompt.ids), request.names

@@ -15,13 +15,12 @@ from handler.config.environment import secrets
 from handler.core.errors import ConfigError, RouteNotFound, ServingError, Unavailable, client_words
 from handler.core.loop import run_in_daemon_thread
 from handler.core.values import Role
-from handler.engines.base import EngineInfo, Tokenizer
+from handler.engines.base import EngineInfo
 from handler.engines.process.replicas import ReplicaReport, ReplicaSet
 from handler.engines.process.supervisor import EngineSupervisor, State
-from handler.engines.structured_output.validator import StructuredOutputValidator
-from handler.plugins.functions import AdapterFormatters, Formatters, load_adapter_formatters
+from handler.plugins.functions import AdapterFormatters, load_adapter_formatters
 from handler.protocols import registry
-from handler.protocols.kernel.dialect import Dialect, ServerContext
+from handler.protocols.kernel.dialect import Dialect
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.engine import ThinkingEngine
 from handler.scheduler.lora import AdapterHome, Change, Outcome, Registered
@@ -29,13 +28,11 @@ from handler.serving.admission import Admission, InferenceRoutes
 from handler.serving.call import Preprocessor
 from handler.serving.custom_handle import CustomHandle
 from handler.serving.engine_driver import DynamicBatcher, EngineDriver
-from handler.serving.head import NO_FORMATTERS, Head, Headers, request_id
+from handler.serving.head import Head, Headers, request_id
 from handler.serving.media.loader import media_rules
 from handler.serving.metrics.prometheus import Gauges, Metrics, RequestStats
 from handler.serving.metrics.tracing import Tracer
 from handler.serving.request_log import RequestLog
-from handler.serving.sessions import Sessions
-from handler.serving.stored_responses import ResponseStore
 from handler.serving.task import CapturedTask, RequestTask
 from handler.serving.turns import Quota
 
@@ -47,10 +44,6 @@ class ServedModel:
 
     Args:
         engine: started, perhaps still loading.
-        tokenizer: used on threads.
-        validator: tries clients' structured output; None where nothing has to be tried.
-        sessions: None where they are off.
-        store: keeps answers for later requests; None where nothing is kept.
         request_log: requests are written into it; None where they are not captured.
         stepped: the loop runs in a host's steps only. The host batches requests itself where batching is dynamic.
 
@@ -63,13 +56,8 @@ class ServedModel:
         self,
         config: Config,
         engine: EngineSupervisor | ReplicaSet,
-        tokenizer: Tokenizer,
-        context: ServerContext,
+        preprocessor: Preprocessor,
         adapters: AdapterHome,
-        formatters: Formatters = NO_FORMATTERS,
-        validator: StructuredOutputValidator | None = None,
-        sessions: Sessions | None = None,
-        store: ResponseStore | None = None,
         *,
         stepped: bool = False,
         tracer: Tracer | None = None,
@@ -77,24 +65,10 @@ class ServedModel:
     ) -> None:
         self.config = config
         self._request_log = request_log
-        self.store = store
-        self.dialect = registry.choose(
-            config.rolling_batch,
-            config.tgi_compat,
-            config.openai_compat,
-            context.task,
-            asynchronous=config.async_schema,
-            engine=config.engine,
-        )
-        self.routes = InferenceRoutes(config.model_name, registry.routes(config.root_schema, context.task))
-        whole = stepped and config.rolling_batch == "disable" and not config.enable_streaming
-        of_adapters = AdapterFormatters()
-        self.preprocessor = Preprocessor(
-            self.dialect, context, tokenizer, lambda: engine.info, formatters, validator, sessions, of_adapters, store,
-            whole=whole,
-        )  # fmt: skip
-        self.context = self.preprocessor.context
-        self.admission = Admission(self.preprocessor, media_rules(config), stepped=stepped)
+        self.preprocessor, self.context, self.store = preprocessor, preprocessor.context, preprocessor.store
+        self.dialect = preprocessor.dialect
+        self.routes = InferenceRoutes(config.model_name, registry.routes(config.root_schema, self.context.task))
+        self.admission = Admission(preprocessor, media_rules(config), stepped=stepped)
         total, spare = config.requests_total_bytes, config.requests_total_bytes // 4
         self.memory = Quota(
             total - spare,
@@ -110,14 +84,15 @@ class ServedModel:
         self._opening: asyncio.Task[None] | None = None
         self._tasks: weakref.WeakSet[RequestTask] = weakref.WeakSet()
         self._num_receiving = 0
-        self._engine, self._validator = engine, validator
-        self.handle = None if formatters.handle is None else CustomHandle(formatters.handle, config)
+        self._engine, self._validator = engine, preprocessor.validator
+        handle = preprocessor.formatters.handle
+        self.handle = None if handle is None else CustomHandle(handle, config)
         self._batches: DynamicBatcher | None = None
         if config.rolling_batch == "disable" and not stepped:
             size, delay = config.batch_size, config.max_batch_delay / 1000  # seconds
             self._batches = DynamicBatcher(size, delay, config.job_queue_size, config.predict_timeout)
         self._batcher = Batcher(
-            ThinkingEngine(engine, tokenizer.vocabulary),
+            ThinkingEngine(engine, self.context.vocabulary),
             adapters.registry,
             max_active=self.max_sequences,
             max_queued=config.job_queue_size,
@@ -125,7 +100,7 @@ class ServedModel:
             time_limit=config.request_time_limit or 0.0,
         )
         self.driver = EngineDriver(self._batcher, rests=not stepped)
-        self.adapters = ServedAdapters(adapters, self.check_open, of_adapters)
+        self.adapters = ServedAdapters(adapters, self.check_open, preprocessor.of_adapters)
         gauges = Gauges(
             queued=lambda: self.num_queued,
             active=lambda: self._batcher.num_active,

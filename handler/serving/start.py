@@ -26,11 +26,13 @@ from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import State
 from handler.engines.structured_output.validator import Restartable, StructuredOutputValidator
 from handler.plugins.functions import Formatters
+from handler.protocols import registry
 from handler.protocols.assistant.answer import describe_parsers, warn_of_unread_calls
 from handler.protocols.assistant.template import check_defaults, warn_of_unread
 from handler.protocols.kernel.dialect import DEFAULT_MAX_MEDIA, NO_DEFAULTS, ServerContext
 from handler.protocols.lmi.asynchronous import MODEL_NAME
 from handler.scheduler.lora import AdapterRegistry
+from handler.serving.call import Preprocessor
 from handler.serving.check import generation_defaults, response_template
 from handler.serving.engine import engine_spec, start_engine
 from handler.serving.media.loader import missing_packages
@@ -151,8 +153,15 @@ async def load_model(
             log.info("%s", describe_parsers(shown))
             warn_of_unread_calls(shown)
         validator = make_validator(spec, engine)
-        make = functools.partial(ServedModel, stepped=stepped, tracer=tracer, request_log=request_log)
-        model = make(config, engine, tokenizer, context, adapters, formatters, validator, sessions, store)
+        dialect = registry.choose(config, context.task)
+        whole = stepped and config.rolling_batch == "disable" and not config.enable_streaming
+        info = functools.partial(getattr, engine, "info")  # which the engine has when it is loaded
+        preprocessor = Preprocessor(
+            dialect, context, tokenizer, info, formatters, validator, sessions, store, whole=whole
+        )
+        model = ServedModel(
+            config, engine, preprocessor, adapters, stepped=stepped, tracer=tracer, request_log=request_log
+        )
         on_failure.pop_all()
     return model
 

@@ -279,7 +279,7 @@ class RequestTask:
         if delta.error is not None or reply is None:
             return self._fail(index, delta)
         if delta.finish is not None and (writing := self._write_apart(reply, index, delta)) is not None:
-            return writing.add_done_callback(functools.partial(self._finish_writing, delta.finish))
+            return writing.add_done_callback(functools.partial(self._finish_writing, delta))
         self._put(reply, reply.feed(index, delta), delta.finish)
 
     def _write_apart(self, reply: Reply, index: int, delta: Delta) -> asyncio.Future[bytes] | None:
@@ -307,14 +307,17 @@ class RequestTask:
         self.begun = True
         self._driver.notify(self)
 
-    def _finish_writing(self, finish: Finish, writing: asyncio.Future[bytes]) -> None:
-        """Take an answer that a thread has written, unless the client has gone meanwhile."""
+    def _finish_writing(self, delta: Delta, writing: asyncio.Future[bytes]) -> None:
+        """Take an answer's end that a thread has written, unless the client has gone meanwhile."""
         error = None if writing.cancelled() else writing.exception()
         if self.finished or self._reply is None or writing.cancelled():
             return
-        if error is not None:
+        if delta.error is not None:
+            self._put_failure(b"" if error else writing.result())
+        elif error is not None:
             return self.fail(serving_error(error))
-        self._put(self._reply, writing.result(), finish)
+        else:
+            self._put(self._reply, writing.result(), delta.finish)
         self._driver.flush()
 
     def _receive_tokens(self, reply: Reply) -> None:
@@ -378,7 +381,7 @@ class RequestTask:
             return self._refuse(delta.error)
         self._stats.error = delta.error.public
         if (writing := self._write_apart(self._reply, index, delta)) is not None:
-            return writing.add_done_callback(self._finish_failing)
+            return writing.add_done_callback(functools.partial(self._finish_writing, delta))
         self._put_failure(self._reply.feed(index, delta))
 
     def _put_failure(self, data: bytes) -> None:
@@ -386,12 +389,6 @@ class RequestTask:
         self._end("failed")
         self._driver.notify(self)
         self.unsent.append(data)
-
-    def _finish_failing(self, writing: asyncio.Future[bytes]) -> None:
-        """End a stream that has failed, when a thread has written how, unless its client has gone meanwhile."""
-        if not (writing.cancelled() or self.finished):
-            self._put_failure(b"" if writing.exception() else writing.result())
-            self._driver.flush()
 
     def _refuse(self, error: ServingError, body: Any = None) -> None:
         if self.parsed is not None:
@@ -474,11 +471,9 @@ class CapturedTask(RequestTask):
         self._pieces.append(line)
         super()._keep(line)
 
-    def _fail(self, index: int, delta: Delta) -> None:
-        finished = self.finished
-        super()._fail(index, delta)
-        if not finished and self.error is None:  # the stream's last line tells it
-            self._pieces.append(self.unsent[-1])
+    def _put_failure(self, data: bytes) -> None:
+        self._pieces.append(data)
+        super()._put_failure(data)
 
     def _refuse(self, error: ServingError, body: Any = None) -> None:
         super()._refuse(error, body)

@@ -55,6 +55,20 @@ def test_every_request_is_captured_with_the_bytes_of_its_answer(tmp_path: Path) 
     assert len({one.id for one in found}) == len(ASKED)
 
 
+def test_a_stream_that_fails_is_captured_with_its_end(tmp_path: Path) -> None:
+    """Where answers are kept, a thread writes that end."""
+    options = ("option.responses_store=memory", "option.echo_cues=true", f"option.capture_requests={tmp_path}")
+    asked = {"input": "a b <raise>", "stream": True, "max_output_tokens": 20}
+    sent = []
+    with serve("--engine", "echo", *(word for option in options for word in ("-o", option))) as server:
+        for store in (True, False):
+            answer = httpx.post(f"{server.url}/v1/responses", json={**asked, "store": store}, timeout=60)
+            assert "response.failed" in answer.text
+            sent.append(answer.content)
+    found = [one.answer.body for one in open_requests(str(tmp_path)) if isinstance(one, Request) and one.answer]
+    assert found == sent
+
+
 def test_a_client_that_leaves_has_no_answer(tmp_path: Path) -> None:
     options = ("-o", f"option.capture_requests={tmp_path}", "-o", "option.echo_tokens_per_second=5")
     body = {"inputs": "one two three", "parameters": {"max_new_tokens": 500}, "stream": True}

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator, ValidationError
 
 from handler import protocols
+from handler.config.config import Config
 from handler.core.framing import dumps
 from handler.core.values import Task
 from handler.protocols.examples import answer_to
@@ -109,7 +110,7 @@ def test_the_server_has_every_route_that_is_described_and_no_other(echo_server: 
 
 @pytest.mark.parametrize("task", list(Task))
 def test_each_route_has_a_group_and_a_sentence_of_its_own(task: Task) -> None:
-    of_inference = {"/invocations": choose("auto", False, False, task), **routes("tgi", task)}
+    of_inference = {"/invocations": choose(Config(), task), **routes("tgi", task)}
     found = document(
         [
             *(DocumentedRoute(path, ["POST"], dialect) for path, dialect in of_inference.items()),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from handler.config.config import Config
 from handler.core.errors import NotJson
 from handler.core.framing import MAX_DEPTH
 from handler.core.values import Task
@@ -92,8 +93,8 @@ def test_digits_become_the_same_float(value: float, digits: int) -> None:
 # -- a key that stands twice -------------------------------------------------------------------------------------
 
 DIALECTS = [
-    *(registry.choose(mode, compat, False) for mode in ("auto", "disable") for compat in (False, True)),
-    *(registry.choose("auto", compat, False, task) for compat in (False, True) for task in Task),
+    *(registry.choose(Config(rolling_batch="disable", tgi_compat=compat)) for compat in (False, True)),
+    *(registry.choose(Config(tgi_compat=compat), task) for compat in (False, True) for task in Task),
     *registry.routes("tgi").values(),
     *registry.routes("mindie").values(),
     *(dialect for task in Task for dialect in registry.routes("tgi", task).values()),

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from handler.config.config import Config
+from handler.config.lmi_version import NEWEST
 from handler.core.errors import InvalidParameter, InvalidPayload, ModelNotFound
 from handler.core.values import Adapter
 from handler.protocols.kernel.dialect import Notices, ParsedRequest, ServerContext
@@ -116,7 +118,7 @@ def test_the_first_field_of_lmis_order_decides() -> None:
 
 
 def test_tensorrt_llms_order_has_messages_before_inputs() -> None:
-    of_trtllm = choose("auto", False, False, asynchronous=True, engine="trtllm")
+    of_trtllm = choose(Config(async_mode=True, llm_engine="trtllm", lmi_version=NEWEST))
     chat = [{"role": "user", "content": "b"}]
     found = of_trtllm.parse({"inputs": "a", "messages": chat}, CAPABLE)
     assert (bool(found.requests[0].messages), list(found.ignored)) == (True, ["inputs"])
