@@ -49,7 +49,7 @@ from handler.protocols.kernel.messages import taken_media
 from handler.protocols.lmi.asynchronous import served_name
 from handler.protocols.openai.api import ERRORS, OpenAiModel, OpenAiModels
 from handler.protocols.openapi import DocumentedRoute, document
-from handler.protocols.responses.request import check_retrieval, deleted, not_kept, page, read_page
+from handler.protocols.responses.api import check_retrieval, deleted, not_kept, page, read_page
 from handler.protocols.tgi.api import UNHEALTHY
 from handler.scheduler.lora import AdapterCall, Registered, read_adapter_call, required
 from handler.serving.head import owner_of

@@ -37,8 +37,7 @@ from handler.protocols.kernel.texts import NON_EMPTY
 from handler.protocols.openai.api import ERRORS as OPENAI_ERRORS
 from handler.protocols.openai.api import OpenAiError, OpenAiModel, OpenAiModels
 from handler.protocols.registry import ROUTES
-from handler.protocols.responses.api import DeletedResponse, OpenAiResponse, ResponseItems
-from handler.protocols.responses.request import not_kept
+from handler.protocols.responses.api import DeletedResponse, OpenAiResponse, ResponseItems, not_kept
 from handler.protocols.tgi.api import UNHEALTHY, TgiChatPieces, TgiError, TgiInfo, TgiPiece
 from handler.protocols.triton.api import ERRORS as TRITON_ERRORS
 from handler.protocols.triton.api import (

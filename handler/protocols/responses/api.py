@@ -1,9 +1,12 @@
-"""The types of OpenAI's responses. Each field of the wire is declared here, for mypy and for the API's document."""
+"""The types of OpenAI's responses, for mypy and the API's document; and what the routes of stored responses read."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypedDict
 
+from handler.core.errors import NotKept
+from handler.protocols.kernel.readers import Named
 from handler.protocols.kernel.schema import Count, NotRequired
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -233,3 +236,42 @@ class ResponseItems(TypedDict):
     first_id: str
     last_id: str
     has_more: bool
+
+
+# -- the routes of stored responses ------------------------------------------------------------------------------------
+
+
+MAX_PAGE, PAGE = 100, 20
+"""Input items of a page: the most, and how many by default."""
+
+
+def not_kept(id: str) -> NotKept:
+    """Return the error for a response that its owner does not have."""
+    return NotKept(f"Response with id '{id[:128]}' not found.")
+
+
+def check_retrieval(query: Mapping[str, str]) -> None:
+    """Raise InvalidParameter where the query of GET asks for more than the response as it is."""
+    if query.get("stream", "false").lower() not in ("false", "0", ""):
+        raise Named("stream", query["stream"]).refused("a stored response is not streamed again; leave it out")
+    if query.get("starting_after"):
+        raise Named("starting_after", query["starting_after"]).refused("a stored response is not streamed again")
+
+
+def read_page(query: Mapping[str, str]) -> tuple[int, str, bool]:
+    """Read `limit`, `after` and whether `order` has the newest items first, as it does by default."""
+    limit, order = query.get("limit", str(PAGE)), query.get("order", "desc")
+    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= MAX_PAGE):
+        raise Named("limit", limit).refused(f"must be an integer from 1 to {MAX_PAGE}")
+    if order not in ("asc", "desc"):
+        raise Named("order", order).refused("must be asc or desc")
+    return int(limit), query.get("after", ""), order == "desc"
+
+
+def deleted(id: str) -> DeletedResponse:
+    return {"id": id, "object": "response", "deleted": True}
+
+
+def page(items: Sequence[Any], *, has_more: bool) -> ResponseItems:
+    first, last = (items[0]["id"], items[-1]["id"]) if items else ("", "")
+    return {"object": "list", "data": [*items], "first_id": first, "last_id": last, "has_more": has_more}

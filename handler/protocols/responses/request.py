@@ -48,11 +48,9 @@ from handler.protocols.openai.api import OpenAiError
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat, counted
 from handler.protocols.openai.request import CHAT, OpenAiDialect, streaming
 from handler.protocols.responses.api import (
-    DeletedResponse,
     OpenAiResponse,
     OpenAiResponseEvent,
     ResponseHead,
-    ResponseItems,
     ResponseStart,
     ResponseTokens,
 )
@@ -458,9 +456,6 @@ KEPT = ("store", "previous_response_id")
 MAX_REFERENCES = 1000
 """References to items in a request."""
 
-MAX_PAGE, PAGE = 100, 20
-"""Input items of a page: the most, and how many by default."""
-
 
 def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
     """Return what a body needs of the responses that are kept; what is wrong with it `parse` says.
@@ -520,39 +515,7 @@ def make_keeping(keeper: Keeper, head: ResponseHead, items: Sequence[Any]) -> Ke
     return Keeping(keeper, "response", head["previous_response_id"] or "", kept_items(with_ids(items)))
 
 
-# -- the other routes --------------------------------------------------------------------------------------------
-
-
-def not_kept(id: str) -> NotKept:
-    """Return the error for a response that its owner does not have."""
-    return NotKept(f"Response with id '{id[:128]}' not found.")
-
-
-def check_retrieval(query: Mapping[str, str]) -> None:
-    """Raise InvalidParameter where the query of GET asks for more than the response as it is."""
-    if query.get("stream", "false").lower() not in ("false", "0", ""):
-        raise Named("stream", query["stream"]).refused("a stored response is not streamed again; leave it out")
-    if query.get("starting_after"):
-        raise Named("starting_after", query["starting_after"]).refused("a stored response is not streamed again")
-
-
-def read_page(query: Mapping[str, str]) -> tuple[int, str, bool]:
-    """Read `limit`, `after` and whether `order` has the newest items first, as it does by default."""
-    limit, order = query.get("limit", str(PAGE)), query.get("order", "desc")
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= MAX_PAGE):
-        raise Named("limit", limit).refused(f"must be an integer from 1 to {MAX_PAGE}")
-    if order not in ("asc", "desc"):
-        raise Named("order", order).refused("must be asc or desc")
-    return int(limit), query.get("after", ""), order == "desc"
-
-
-def deleted(id: str) -> DeletedResponse:
-    return {"id": id, "object": "response", "deleted": True}
-
-
-def page(items: Sequence[Any], *, has_more: bool) -> ResponseItems:
-    first, last = (items[0]["id"], items[-1]["id"]) if items else ("", "")
-    return {"object": "list", "data": [*items], "first_id": first, "last_id": last, "has_more": has_more}
+# -- the dialect -------------------------------------------------------------------------------------------------------
 
 
 _OWN = {"messages": "input", "reasoning_effort": "reasoning.effort"}
