@@ -375,7 +375,7 @@ def warm_up(engine: Engine, id: int, sampling: Sampling = _FIRST_REQUEST) -> Non
             finished = finished or output.finish is not None
 
 
-# -- from the fields of Sampling to an engine's own arguments; what an engine's table lacks is refused by name ---------
+# -- for engines: from the fields of Sampling to an engine's arguments; what its table lacks is refused by name --------
 
 
 Rule = str | Callable[..., Mapping[str, Any]]
@@ -415,7 +415,7 @@ def unless_neutral(field: str, name: str = "", make: Callable[[Any], Any] = lamb
     return rule
 
 
-# -- log-probabilities of given tokens, and the most likely alternatives, of logits ------------------------------------
+# -- for engines: log-probabilities of given tokens, and the most likely alternatives, of logits -----------------------
 
 
 def score(rows: Any, ids: Sequence[int], num_tops: int) -> tuple[list[float], list[Alternatives]]:
@@ -442,7 +442,7 @@ def score(rows: Any, ids: Sequence[int], num_tops: int) -> tuple[list[float], li
     return logprobs, [tuple(zip(*row, strict=True)) for row in zip(best.tolist(), values.tolist(), strict=True)]
 
 
-# -- the time for which somebody has said nothing, without that in which this process stood still ----------------------
+# -- for engines: the silence of another process -----------------------------------------------------------------------
 
 
 _STANDSTILL = 2.0  # seconds between two looks; usually 1 at most

@@ -147,7 +147,7 @@ STANDARDS = StandIn(
 """In place of AWS's package, even where that is installed with vLLM: its registry is nobody's here."""
 
 
-# -- what applies ------------------------------------------------------------------------------------------------
+# -- which file and function apply -------------------------------------------------------------------------------------
 
 
 def script_of(home: Path, variables: Mapping[str, str]) -> Path:

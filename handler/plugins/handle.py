@@ -125,7 +125,7 @@ def find_handle(
     return Handle(function, role, {**given, **always}, always)
 
 
-# -- what it gets ------------------------------------------------------------------------------------------------
+# -- the call's Input --------------------------------------------------------------------------------------------------
 
 
 class Call(Input):
@@ -256,7 +256,7 @@ def _text(error: BaseException) -> str:
     return (text or type(error).__name__)[:500].encode(errors="replace").decode()
 
 
-# -- what it answers ---------------------------------------------------------------------------------------------
+# -- the answer --------------------------------------------------------------------------------------------------------
 
 
 def _results(handle: Handle, value: Any, item: Call) -> list[Result]:

@@ -299,15 +299,8 @@ class EngineSupervisor:
                 for output in step.others:
                     if output.finish is not None:
                         self._active.discard(output.key)
-            elif isinstance(message, EngineStatistics):
-                self.statistics = message
-            elif isinstance(message, Ready):
-                self.info, self.reason = message.info, ""
-                self._change(State.READY)
-            elif isinstance(message, Failed):
-                if message.trace:
-                    log.error("engine failed\n%s", message.trace.rstrip())
-                self._failure = message.reason  # the steps before it are delivered first
+            else:
+                self._note(message)
         self._expects_step = bool(self._active)
         if self._failure is not None and not steps:
             self._fail(self._failure)
@@ -372,6 +365,18 @@ class EngineSupervisor:
     def _flush(self) -> None:
         if self._instance is not None:
             self._instance.flush()
+
+    def _note(self, message: Any) -> None:
+        """Note what the engine says beside its steps."""
+        if isinstance(message, EngineStatistics):
+            self.statistics = message
+        elif isinstance(message, Ready):
+            self.info, self.reason = message.info, ""
+            self._change(State.READY)
+        elif isinstance(message, Failed):
+            if message.trace:
+                log.error("engine failed\n%s", message.trace.rstrip())
+            self._failure = message.reason  # the steps before it are delivered first
 
     def _start(self) -> None:
         self._reader = MessageReader()
