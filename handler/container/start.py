@@ -179,8 +179,8 @@ def _exit(sig: int, frame: FrameType | None) -> None:
 # DescribeModel shows a model's environment to everybody who may call it, so the environment has the secret's ARN only.
 
 
-_SECRET = "HF_TOKEN_SECRET_ARN"
-_HUB = "HF_TOKEN"
+_ARN = "HF_TOKEN_SECRET_ARN"
+_TOKEN = "HF_TOKEN"
 _FORM = re.compile(r"arn:aws[\w-]*:secretsmanager:([a-z0-9-]+):\d{12}:secret:\S+")
 _TRUE = ("1", "true", "yes", "on")  # as huggingface_hub reads its own switches
 _SECONDS = 5
@@ -198,20 +198,20 @@ def with_token(environ: Mapping[str, str]) -> Mapping[str, str]:
     Raises:
         ConfigError: the secret cannot be fetched, or the token is also set; the message says why.
     """
-    arn = environ.get(_SECRET)
+    arn = environ.get(_ARN)
     if not arn:
         return environ
-    if environ.get(_HUB):
-        raise ConfigError(f"{_HUB} and {_SECRET} are both set: leave {_HUB} out, which everybody can read")
+    if environ.get(_TOKEN):
+        raise ConfigError(f"{_TOKEN} and {_ARN} are both set: leave {_TOKEN} out, which everybody can read")
     region = _FORM.fullmatch(arn)
     if region is None:
-        raise ConfigError(f"{_SECRET}={arn}: is not a secret's ARN (arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME)")
+        raise ConfigError(f"{_ARN}={arn}: is not a secret's ARN (arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME)")
     if environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
         raise ConfigError(
-            f"{_SECRET} is set, but this container is offline (HF_HUB_OFFLINE): under network isolation there is neither "
+            f"{_ARN} is set, but this container is offline (HF_HUB_OFFLINE): under network isolation there is neither "
             "Secrets Manager nor a hub. Put the model's files into the model data, and leave the secret out"
         )
-    return {**environ, _HUB: _token(arn, _secret_text(arn, region[1]))}
+    return {**environ, _TOKEN: _token(arn, _secret_text(arn, region[1]))}
 
 
 def _secret_text(arn: str, region: str) -> str:
@@ -220,7 +220,7 @@ def _secret_text(arn: str, region: str) -> str:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{_SECRET} needs {error.name}, which this image lacks") from None
+        raise ConfigError(f"{_ARN} needs {error.name}, which this image lacks") from None
     limits = Config(connect_timeout=_SECONDS, read_timeout=_SECONDS, retries={"total_max_attempts": 3})
     try:
         client = boto3.client("secretsmanager", region_name=region, config=limits)
@@ -247,9 +247,9 @@ def _token(arn: str, text: str) -> str:
             members = json.loads(text)
         except ValueError:
             raise ConfigError(f"the secret {arn} looks like JSON, but is not valid JSON") from None
-        text = members.get(_HUB, next(iter(members.values()), "") if len(members) == 1 else "")
+        text = members.get(_TOKEN, next(iter(members.values()), "") if len(members) == 1 else "")
         if not isinstance(text, str) or not text:
-            raise ConfigError(f"the secret {arn} is a JSON object without a text {_HUB}")
+            raise ConfigError(f"the secret {arn} is a JSON object without a text {_TOKEN}")
     if not re.fullmatch(r"[!-~]+", text):
         raise ConfigError(f"the secret {arn} holds no token: one word of printable characters")
     return text
