@@ -9,7 +9,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from handler.container.secret import with_token
+from handler.container.start import with_token
 from handler.core.errors import ConfigError
 
 REGION = "eu-west-1"

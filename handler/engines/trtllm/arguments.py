@@ -19,7 +19,7 @@ from handler.config.model_files import read_text_config
 from handler.core.errors import ConfigError, Problem, Problems
 from handler.engines.base import NO_LORA, Capabilities, EngineConfig
 from handler.engines.huggingface.files import TORCH_DTYPES
-from handler.engines.trtllm.media import refusals
+from handler.engines.huggingface.media import QwenTokens, no_media, read_image_tokens
 from handler.engines.trtllm.sampling import SUPPORTS
 
 log = logging.getLogger("handler.engine")
@@ -467,6 +467,23 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
         sampling_defaults=SAMPLING_DEFAULTS,
         structural_tags=frozenset({"json"} if tags else ()),
     )
+
+
+def refusals(model: Path | None, *, own_caches: bool) -> dict[str, str]:
+    """Return the reasons why TensorRT-LLM takes no media of a kind with this model here; "" where it does.
+
+    It reads audio clips of Phi-4-multimodal alone (1.0 to 1.3), by code and by an adapter that come with that model.
+
+    Args:
+        own_caches: a request can have a prefix cache of its own, or there is none.
+    """
+    images = read_image_tokens(model)
+    reasons = {"audio": "TensorRT-LLM has no model_type qwen2_audio (config.json)", "image": ""}
+    if not isinstance(images, str) and not isinstance(images, QwenTokens):
+        reasons["image"] = "TensorRT-LLM has no model_type llava (config.json)"
+    elif not own_caches:
+        reasons["image"] = "images before TensorRT-LLM 1.2 need option.enable_prefix_caching=false"
+    return {kind: reason or reasons[kind] for kind, reason in no_media(model).items()}
 
 
 def check_prompt(ids: Sequence[int], most: int, vocabulary: int) -> None:

@@ -6,6 +6,7 @@ Tested on a double (`tests/doubles`); docs/trtllm.md lists the parts that have n
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
 import math
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from handler.config.environment import spread
+from handler.core.media import MediaPrompt
 from handler.core.values import NO_EXTRAS, Adapter, Extras, Finish
 from handler.engines.base import (
     Alternatives,
@@ -34,6 +36,7 @@ from handler.engines.base import (
     warm_up,
 )
 from handler.engines.huggingface import files
+from handler.engines.huggingface.media import QwenTokens, collapse, pillow_image, prompt_text, read_image_tokens
 from handler.engines.process.supervisor import end_with_descendants, end_with_this_process
 from handler.engines.trtllm.arguments import (
     background_error,
@@ -54,7 +57,6 @@ from handler.engines.trtllm.arguments import (
     vocabulary_size,
     warn_of_newer,
 )
-from handler.engines.trtllm.media import cache_salt, vision_prompts
 from handler.engines.trtllm.sampling import Model, own_stops, sampling_arguments, stops, structured_output_check
 
 __all__ = ["TrtLlm", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "structured_output_check"]
@@ -573,3 +575,71 @@ class SteppedLoop(asyncio.SelectorEventLoop):
         if threading.get_ident() == self._owner:
             return super().is_running()
         return not self.is_closed()
+
+
+# -- prompts of vision models, which TensorRT-LLM reads as text, and computes the ids itself ---------------------------
+# Facts of 1.0 to 1.3 (llmapi/llm.py, inputs/registry.py, _torch/models/modeling_qwen2vl.py, NVIDIA/TensorRT-LLM):
+#
+# * Ids with images are decoded and encoded again; before 1.3 that fails without `mm_processor_kwargs`.
+# * Before 1.3 a step that has prompts of ids beside images fails for all of them: texts alone get Qwen2-VL's positions.
+# * The images' hashes in the KV cache leave out the width, and one image that cannot be hashed ends hashing for good.
+
+
+def cache_salt(media: MediaPrompt | None) -> str | None:
+    """Name the prefix cache of prompts with the same media; None without media."""
+    if media is None or not media.media:
+        return None
+    return hashlib.sha256(",".join(medium.digest for medium in media.media).encode()).hexdigest()
+
+
+class VisionPrompts:
+    """Makes the inputs of `generate_async`, and checks the ids that TensorRT-LLM computes.
+
+    Args:
+        tokenizer: the LLM's.
+        tokens: the model's.
+        vocabulary: size of it.
+    """
+
+    def __init__(self, tokenizer: Any, tokens: QwenTokens, vocabulary: int) -> None:
+        self._tokenizer = tokenizer
+        self._tokens = tokens
+        self._vocabulary = vocabulary
+
+    def inputs(self, ids: Sequence[int], media: MediaPrompt | None) -> dict[str, Any]:
+        """Return the text, with images as Pillow's.
+
+        Raises:
+            ValueError: no text has these ids, or not as many placeholders as images.
+        """
+        text, images = ("", ()) if media is None else media
+        short = collapse(ids, images, {"image": self._tokens})
+        inputs: dict[str, Any] = {"prompt": prompt_text(short, text, self._encode, self._decode)}
+        if images:
+            inputs["multi_modal_data"] = {"image": [pillow_image(image) for image in images]}
+        return inputs
+
+    def check(self, found: Sequence[int], ids: Sequence[int]) -> str:
+        """Compare the ids that TensorRT-LLM computes; return what is wrong, or "".
+
+        Before 1.3 those of images are beyond the vocabulary.
+        """
+        placeholder = self._tokens.placeholder
+        if len(found) != len(ids):
+            return f"TensorRT-LLM computes {len(found)} tokens for a prompt of {len(ids)}: a bug"
+        for at, (one, id) in enumerate(zip(found, ids, strict=True)):
+            if one != id and not (id == placeholder and one >= self._vocabulary):
+                return f"TensorRT-LLM computes the id {one} in the prompt's place {at}, which has {id}: a bug"
+        return ""
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+
+def vision_prompts(model: Path, tokenizer: Any, vocabulary: int) -> VisionPrompts | None:
+    """Make them for a model with images; None where prompts are ids."""
+    tokens = read_image_tokens(model)
+    return VisionPrompts(tokenizer, tokens, vocabulary) if isinstance(tokens, QwenTokens) else None
