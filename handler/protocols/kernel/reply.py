@@ -1,4 +1,4 @@
-"""Replies: one client's answer as one document."""
+"""Replies: the base classes of whole answers and of streams."""
 
 from __future__ import annotations
 
@@ -275,16 +275,20 @@ class TokenStream(Reply, ABC):
     def feed(self, index: int, delta: Delta) -> bytes:
         place = index * self._each + delta.sequence
         event = self._events[place]
-        if event is not None and delta.finish is None:  # nearly all
+        # 1. Nearly all: plain tokens of a sequence that has begun.
+        if event is not None and delta.finish is None:
             self._num_tokens += len(delta.tokens)
             return fill(event, delta.tokens)
+        # 2. A failure.
         if delta.error is not None:
             self.finished = True
             return self._broken_off(delta.error)
+        # 3. Plain tokens, where a subclass encodes them by a `token_line` of its own.
         line = self.token_line() if self._begun else None
         if line is not None and delta.finish is None:
             tokens = delta.tokens
             return line(tokens[0]) if len(tokens) == 1 else b"".join(map(line, tokens))
+        # 4. All else, part by part.
         if delta.prefill is not None or delta.extras is not None:
             self._take(place, delta)
         parts = [] if self._begun else [self._head()]

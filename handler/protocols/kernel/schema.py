@@ -1,4 +1,4 @@
-"""JSON Schema of answers' types."""
+"""JSON Schema of answers' types and of readers."""
 
 from __future__ import annotations
 
