@@ -105,7 +105,8 @@ def read_template(
         InvalidParameter: naming a wrong combination.
     """
     defaults = context.config.default_chat_template_kwargs or {}
-    if not (given or defaults or any(THOUGHTS[0] in message for message in messages)):  # nearly always
+    has_thoughts = any(THOUGHTS[0] in message for message in messages)  # which the reader of messages puts there
+    if not (given or defaults or has_thoughts):  # nearly always
         return PLAIN_TEMPLATE, []
     continues = given.get("continue_final_message", False)
     if continues and given.get("add_generation_prompt"):
@@ -113,22 +114,21 @@ def read_template(
     if continues and (messages[-1]["role"] != "assistant" or not messages[-1]["content"].strip()):
         raise InvalidParameter("continue_final_message: the last message must be the assistant's, with text")
     template, own = context.chat_template, given.get("chat_template_kwargs", {})
-    unknown = [f"chat_template_kwargs.{name}" for name in own if not knows(template, name)]
     wanted = {name: given[name] for name in ("documents", "reasoning_effort") if name in given}
     if (level := given.get("reasoning_effort")) is not None and "enable_thinking" not in own:
         wanted["enable_thinking"] = level != "none"  # as in vLLM
     read = {name: value for name, value in wanted.items() if knows(template, name)}
-    unknown += [name for name in ("documents",) if name in wanted and name not in read]
-    if level is not None and not read.keys() & {"reasoning_effort", "enable_thinking"}:
-        unknown.append("reasoning_effort")
-    if any(name in message for message in messages for name in THOUGHTS[:1]) and not any(
-        knows(template, name) for name in THOUGHTS
-    ):
-        unknown.append("messages[].reasoning")
+    unread = [f"chat_template_kwargs.{name}" for name in own if not knows(template, name)]
+    if "documents" in wanted and "documents" not in read:
+        unread.append("documents")
+    if level is not None and read.keys().isdisjoint(("reasoning_effort", "enable_thinking")):
+        unread.append("reasoning_effort")
+    if has_thoughts and not any(knows(template, name) for name in THOUGHTS):
+        unread.append("messages[].reasoning")
     known = {name: value for name, value in {**defaults, **read, **own}.items() if knows(template, name)}
     options = TemplateOptions(
         tuple(known.items()),
         add_generation_prompt=not continues and given.get("add_generation_prompt", True),
         continue_final_message=continues,
     )
-    return options, unknown
+    return options, unread

@@ -27,7 +27,7 @@ MAX_IDS = 1 << 20
 _SHAPING = (
     "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "add_special_tokens", "chat_template",
 )  # fmt: skip
-"""What changes a chat's prompt."""
+"""What changes a chat's prompt in vLLM's body of this route, which has neither `documents` nor `reasoning_effort`."""
 
 _SPECIAL, _STRINGS = "add_special_tokens", "return_token_strs"
 _relax = relaxed_by(PYDANTIC, {_SPECIAL: FLAG, _STRINGS: FLAG, "tokens": listing(COUNT)})
