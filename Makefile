@@ -89,7 +89,7 @@ lint: dev ## 1 min: format, rules, types, spelling, the Dockerfile
 format: dev ## what lint would have
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
-docs: dev ## 10 s: the documents as a site with search, in build/site: open index.html there by a web server
+docs: $(BIN)/uv ## 10 s: the documents as a site with search, in build/site: open index.html there by a web server
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --target $(VENV)-docs --requirements pyproject.toml --extra docs
 	NO_MKDOCS_2_WARNING=1 PYTHONPATH=$(VENV)-docs $(BIN)/python -m mkdocs build --strict --clean
 dist: $(BIN)/uv ## 5 s: the source distribution and the wheel of it, in dist/

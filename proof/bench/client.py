@@ -454,16 +454,6 @@ class Connection(asyncio.Protocol, Generic[R]):
         self._fail("" if self.reader.complete else _CUT)
 
 
-class Client(Connection[AnswerReader]):
-    """A connection, created by `connect`, that measures."""
-
-    async def ask(self, request: bytes, tokens: int, timeout: float, start: float | None = None) -> Result:
-        """Send `request`, which asks for `tokens` tokens; `start`: when the request began; None: now."""
-        start = time.monotonic() if start is None else start
-        error = await self.exchange(request, timeout) or self.reader.verdict(tokens)
-        return Result(start, self.reader.arrivals, time.monotonic(), error)
-
-
 async def opened(make: Callable[[], C], where: Address, timeout: float | None = None) -> C:
     """Open a connection.
 
@@ -479,40 +469,63 @@ async def opened(make: Callable[[], C], where: Address, timeout: float | None = 
     return (await asyncio.wait_for(opening, timeout))[1]
 
 
-async def connect(target: Target) -> Client:
-    return await opened(lambda: Client(target.reader), target.address)
-
-
-class Connections:
-    """Connections to one target: a request takes an idle one, or opens another.
+class Pool(Generic[R]):
+    """Connections to one server: an exchange takes an idle one, or opens another.
 
     Args:
-        clients: connected already.
+        reader: of the answers.
+        timeout: seconds until a connection must be accepted; None: as long as the system waits.
     """
 
-    def __init__(self, target: Target, clients: Iterable[Client] = ()) -> None:
-        self._target = target
-        self._idle = list(clients)
+    def __init__(self, reader: type[R], where: Address, timeout: float | None = None) -> None:
+        self._reader, self._where, self._timeout = reader, where, timeout
+        self._idle: list[Connection[R]] = []
 
-    async def ask(self, number: int) -> Result:
-        """Send request number `number`; again where an idle connection turns out to be closed."""
-        start = time.monotonic()
-        if self._idle and not (client := self._idle.pop()).closed:
-            result = await self._ask(client, number, start)
-            if not client.was_closed_before(result.error):
-                return result
-        try:
-            client = await connect(self._target)
-        except OSError:
-            return Result(start, array("d"), time.monotonic(), "cannot connect")
-        return await self._ask(client, number, start)
+    async def open(self) -> None:
+        """Open a connection for an exchange to come; raises as `opened`."""
+        self._idle.append(await self._opened())
 
-    async def _ask(self, client: Client, number: int, start: float) -> Result:
-        result = await client.ask(self._target.request(number), self._target.tokens, self._target.timeout, start)
-        if not client.closed:
-            self._idle.append(client)
-        return result
+    async def exchange(self, request: bytes, timeout: float) -> tuple[R, str]:
+        """Send `request`, and once more where an idle connection turns out to be closed; raises as `opened`.
+
+        Returns:
+            the reader of its answer, and the kind of failure, empty: none.
+        """
+        if self._idle and not (connection := self._idle.pop()).closed:
+            error = await self._exchange(connection, request, timeout)
+            if not connection.was_closed_before(error):
+                return connection.reader, error
+        connection = await self._opened()
+        error = await self._exchange(connection, request, timeout)
+        return connection.reader, error
+
+    async def _opened(self) -> Connection[R]:
+        return await opened(lambda: Connection(self._reader), self._where, self._timeout)
+
+    async def _exchange(self, connection: Connection[R], request: bytes, timeout: float) -> str:
+        error = await connection.exchange(request, timeout)
+        if not connection.closed:
+            self._idle.append(connection)
+        return error
 
     def close(self) -> None:
-        for client in self._idle:
-            client.close()
+        while self._idle:
+            self._idle.pop().close()
+
+
+class Connections(Pool[AnswerReader]):
+    """Connections to one target, which measure."""
+
+    def __init__(self, target: Target) -> None:
+        super().__init__(target.reader, target.address)
+        self._target = target
+
+    async def ask(self, number: int, tokens: int | None = None) -> Result:
+        """Send request number `number`, for an answer of the target's length or another one."""
+        start = time.monotonic()
+        tokens = tokens or self._target.tokens
+        try:
+            reader, error = await self.exchange(self._target.request(number, tokens), self._target.timeout)
+        except OSError:
+            return Result(start, array("d"), time.monotonic(), "cannot connect")
+        return Result(start, reader.arrivals, time.monotonic(), error or reader.verdict(tokens))

@@ -6,11 +6,9 @@ import argparse
 import asyncio
 import itertools
 import json
-import random
 import statistics
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,8 +22,16 @@ from deploy.cli.views import out, table
 from deploy.client import Finish, Predictor, Raw, RequestFailed, Stream, Token
 from deploy.client.errors import FROM_AWS, failure
 from deploy.client.runtime import IMPATIENT
-from proof.bench.client import Ask, Result, closed_loop, open_loop, percentiles, poisson_times
-from proof.bench.report import add_arguments, print_result, progress_bar
+from proof.bench.client import Ask, Result, closed_loop, open_loop, percentiles, poisson_times, prompt
+from proof.bench.report import (
+    add_arguments,
+    answer_times,
+    errors,
+    first_token_times,
+    gaps,
+    print_result,
+    progress_bar,
+)
 
 HEADROOM = 0.7
 """Fraction of the knee: scaling out takes minutes, in which load grows further."""
@@ -37,17 +43,16 @@ def summary(load: Mapping[str, Any], results: Sequence[Result]) -> dict[str, Any
     """Return the metrics of one level. Times in milliseconds, of answers without errors; rates over its whole time."""
     good = [result for result in results if not result.error]
     seconds = max(result.end for result in results) - min(result.start for result in results)
-    gaps = [later - earlier for result in good for earlier, later in itertools.pairwise(result.arrivals)]
     return {
         **load,
         "requests": len(results),
-        "errors": dict(Counter(result.error for result in results if result.error)),
+        "errors": errors(results),
         "requests_per_second": round(len(good) / seconds, 3),
         "tokens_per_second": round(sum(result.num_tokens for result in good) / seconds, 1),
-        "ttft_ms": _milliseconds([result.arrivals[0] - result.start for result in good]),
-        "itl_ms": _milliseconds(gaps),
-        "latency_ms": _milliseconds([result.end - result.start for result in good]),
-        "mean_latency_ms": round(1000 * statistics.fmean(r.end - r.start for r in good), 2) if good else None,
+        "ttft_ms": _milliseconds(first_token_times(good)),
+        "itl_ms": _milliseconds(gaps(good)),
+        "latency_ms": _milliseconds(answer_times(good)),
+        "mean_latency_ms": round(1000 * statistics.fmean(answer_times(good)), 2) if good else None,
     }
 
 
@@ -103,18 +108,15 @@ def rows(levels: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     table = [head]
     for level in levels:
         load = f"{level['clients']} at once" if "clients" in level else f"{level['rate']:g}/s"
-        errors = ", ".join(f"{count} {kind}" for kind, count in level["errors"].items()) or "0"
+        failed = ", ".join(f"{count} {kind}" for kind, count in level["errors"].items()) or "0"
         cells = [level["ttft_ms"][p] for p in ("p50", "p90", "p99")]
         cells += [level[name][p] for name in ("itl_ms", "latency_ms") for p in ("p50", "p99")]
         rates = [f"{level['requests_per_second']:.2f}", f"{level['tokens_per_second']:.1f}"]
-        table.append([load, str(level["requests"]), errors, *rates, *("-" if c is None else f"{c:.1f}" for c in cells)])
+        table.append([load, str(level["requests"]), failed, *rates, *("-" if c is None else f"{c:.1f}" for c in cells)])
     return table
 
 
 # -- send measured requests: by InvokeEndpointWithResponseStream or by the OpenAI route --------------------------------
-
-
-_WORDS = ("river", "stone", "amber", "cloud", "seven", "paper", "green", "north", "table", "music", "early", "horse")
 
 
 Send: TypeAlias = Callable[[int], Result]
@@ -128,12 +130,6 @@ def in_threads(send: Send, pool: ThreadPoolExecutor) -> Ask:
         return await asyncio.get_running_loop().run_in_executor(pool, send, number)
 
     return ask
-
-
-def prompt(number: int, words: int) -> str:
-    """Return the prompt of request number n: different from all others, so that no prefix cache helps."""
-    chosen = random.Random(number)
-    return " ".join([f"Story {number}:", *(chosen.choice(_WORDS) for _ in range(words - 2))])
 
 
 def by_invocations(predictor: Predictor, words: int, max_tokens: int, parameters: dict[str, Any]) -> Send:

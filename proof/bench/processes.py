@@ -24,7 +24,7 @@ from handler.core.values import Finish, Sampling
 from handler.engines import load, load_tokenizer
 from handler.engines.base import Engine, EngineRequest, Output, Step, Tokenizer
 from handler.engines.process.engine_process import Spec
-from proof.bench.client import Closed, Connections, Load, Result, Target, closed_loop, connect, open_loop, prompt
+from proof.bench.client import Closed, Connections, Load, Result, Target, closed_loop, open_loop, prompt
 
 _LISTENING = re.compile(r"listening on (https?://[^\s;]+)")
 _SERVE = """
@@ -237,13 +237,11 @@ async def _warm_connections(share: _Share) -> Connections:
     """Connect, and warm the server up: a measurement excludes code that never ran and memory never touched."""
     load = share.load
     numbers = range(share.index, load.clients, share.step) if isinstance(load, Closed) else [share.index]
-    clients = await asyncio.gather(*(connect(share.target) for _ in numbers))
-    requests = []
-    for client, number in zip(clients, numbers, strict=True):
-        request = share.target.request(WARM_UP_PROMPT + number, WARM_UP_TOKENS)
-        requests.append(client.ask(request, WARM_UP_TOKENS, share.target.timeout))
-    await asyncio.gather(*requests)  # a failure here occurs again where it is counted
-    return Connections(share.target, clients)
+    connections = Connections(share.target)
+    await asyncio.gather(*(connections.open() for _ in numbers))
+    # a failure here occurs again where it is counted
+    await asyncio.gather(*(connections.ask(WARM_UP_PROMPT + number, WARM_UP_TOKENS) for number in numbers))
+    return connections
 
 
 # -- measure the bare engine, without HTTP, text or clients, to compare a server with ----------------------------------

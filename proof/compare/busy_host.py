@@ -8,7 +8,7 @@ core, and apart, with its engine on the clients' core too. Two measurements; run
     python -m proof.compare.busy_host --requests         # requests a second, on a whole core
 
 PATH: the wheel of `pip download --no-deps vllm==0.33.0` has the file `vllm/vllm-rs`.
-DIRECTORY: `python -m proof.compare.dummy_model tiny DIRECTORY` makes it.
+DIRECTORY: `python -m tests.gpu.vllm.checkpoint`, by a Python with torch, makes and names it.
 """
 
 from __future__ import annotations

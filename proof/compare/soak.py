@@ -1,10 +1,8 @@
-"""Serve mixed clients for an hour, and watch the memory of the host, its engine and a bare engine beside them.
+"""Serve mixed clients for an hour, and watch the memory of the host and its engine.
 
-The server has the demo model on OpenVINO in fp32, where greedy answers do not depend on other requests. The bare engine
-is a pipeline of OpenVINO GenAI with the same properties, and no code of ours. It has requests of the same lengths and
-as many aborts: it shows how far OpenVINO's own memory grows.
+The server has the demo model on OpenVINO in fp32, where greedy answers do not depend on other requests.
 
-    python -m proof.compare.soak [--minutes 60] [--clients 64] [--bare] [--out FILE]
+    python -m proof.compare.soak [--minutes 60] [--clients 64] [--out FILE]
     python -m proof.compare.soak --echo     # the echo engine: a hundred times as many requests for the host
 
 The exit status is 1 if an answer was crossed or a request failed, or if the host grew by 2 % after the warm-up.
@@ -15,20 +13,15 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import itertools
 import json
-import random
 import statistics
 from collections.abc import Sequence
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.config.loader import read_config
-from handler.serving.engine import engine_spec
 from proof.bench import machine
-from proof.bench.processes import Worker, lmi_serve
-from proof.compare.mixed_clients import REPEATED, Clients, choose, lengths
+from proof.bench.processes import lmi_serve
+from proof.compare.mixed_clients import Clients
 from proof.compare.processes import child_by_command
 
 _DEMO = ("option.model_id=demo", "option.dtype=fp32")
@@ -84,7 +77,7 @@ class Watch:
         return values
 
 
-async def soak(url: str, watch: Watch, bare: Worker | None, given: argparse.Namespace) -> dict[str, Any]:
+async def soak(url: str, watch: Watch, given: argparse.Namespace) -> dict[str, Any]:
     """Run the clients and take samples; write the result so far to `--out` every minute, and return the last one."""
     clients = Clients(url, given.clients)
     running = asyncio.ensure_future(clients.run())
@@ -96,9 +89,6 @@ async def soak(url: str, watch: Watch, bare: Worker | None, given: argparse.Name
             continue
         ends = {end: clients.counts[end] for end in ("done", "abandoned", "refused", "failed", "crossed")}
         result = {"minutes": watch.minutes, "clients": given.clients, "requests": {**ends, "slow": clients.slow}}
-        if bare is not None:
-            bare.send("counts")
-            result["bare requests"] = dict(zip(("done", "abandoned"), bare.receive(), strict=True))
         result |= {"memory": watch.growth(given.warm_up), "surprises": clients.surprises}
         _print(result, watch)
         samples = [{name: memory._asdict() for name, memory in sample.items()} for sample in watch.samples]
@@ -115,80 +105,21 @@ def _print(result: dict[str, Any], watch: Watch) -> None:
     print(f"{watch.minutes:5.1f} min  {requests}  resident (anonymous) MiB: {memory}", flush=True)
 
 
-# -- the bare engine, in its own process -----------------------------------------------------------------------------
-
-
-def bare_engine(pipe: Connection, clients: int) -> None:
-    """Keep a pipeline busy with random prompts until the pipe closes; each message asks for its counts."""
-    import numpy
-    import openvino
-    import openvino_genai
-
-    from handler.engines.openvino.engine import make_pipeline
-
-    spec = engine_spec(read_config(overrides=_DEMO).checked())
-    pipeline = make_pipeline(spec.config)
-    rng, fresh = random.Random(0), itertools.count(REPEATED)
-    running: dict[int, tuple[Any, int | None]] = {}
-    done = abandoned = 0
-    pipe.send("ready")
-    for new in itertools.count():
-        if len(running) < min(clients, spec.config.options.max_rolling_batch_size):
-            number, leaves = choose(rng, fresh)
-            words, tokens = lengths(number)
-            ids = [rng.randrange(1000, 40_000) for _ in range(rng.randint(words, words * 2))]  # as words have
-            config = openvino_genai.GenerationConfig(max_new_tokens=tokens, logprobs=1)
-            handle = pipeline.add_request(new, openvino.Tensor(numpy.array([ids], dtype=numpy.int64)), config)
-            running[new] = handle, leaves
-            continue
-        if pipe.poll():
-            try:
-                pipe.recv()
-            except EOFError:
-                break
-            pipe.send((done, abandoned))
-        pipeline.step()
-        for key, (handle, leaves) in list(running.items()):
-            while handle.can_read():
-                handle.read()
-                leaves = None if leaves is None else leaves - 1
-            if leaves is not None and leaves <= 0:
-                handle.cancel()
-                abandoned += 1
-            elif handle.get_status() == openvino_genai.GenerationStatus.FINISHED:
-                done += 1
-            else:
-                running[key] = handle, leaves
-                continue
-            del running[key]
-    for handle, _ in running.values():
-        handle.cancel()
-    pipeline.step()  # frees their memory
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("--minutes", type=float, default=60.0, help="(default %(default)s)")
     add("--warm-up", type=float, default=10.0, help="minutes after which growth counts (default %(default)s)")
     add("--clients", type=int, default=64, help="(default %(default)s)")
-    add("--bare", action="store_true", help="run the bare engine too")
     add("--echo", action="store_true", help="serve the echo engine instead of the demo model")
     add("--out", type=Path, default=Path("soak.json"), help="the result, with all samples (default %(default)s)")
     given = parser.parse_args()
     if given.minutes < 1:
         parser.error("--minutes: at least 1, as memory is compared by the minute")
-    with contextlib.ExitStack() as stack:
-        options = (*(_ECHO if given.echo else _DEMO), *_PATIENCE)
-        server = stack.enter_context(lmi_serve([part for option in options for part in ("-o", option)]))
+    options = (*(_ECHO if given.echo else _DEMO), *_PATIENCE)
+    with lmi_serve([part for option in options for part in ("-o", option)]) as server:
         pids = {"host": server.pid, "engine": child_by_command(server.pid, _ENGINE)}
-        bare = None
-        if given.bare:
-            bare = Worker("the bare engine", bare_engine, given.clients)
-            stack.callback(bare.close)
-            bare.receive()
-            pids["bare engine"] = bare.pid
-        result = asyncio.run(soak(server.url, Watch(pids), bare, given))
+        result = asyncio.run(soak(server.url, Watch(pids), given))
     for name, memory in result["memory"].items():
         for field, values in memory.items():
             print(f"{name}, {field}: {values['begin']:.1f} to {values['end']:.1f} MiB, {values['percent']:+.2f} %")

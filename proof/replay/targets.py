@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from handler.core.errors import ConfigError
-from proof.bench.client import BodyReader, Connection, address, opened
+from proof.bench.client import BodyReader, Pool, address
 from proof.bench.processes import lmi_serve
 from proof.replay.exchange import BUSY, Answer, Request, lost, times_of
 
@@ -143,17 +143,17 @@ class HttpTarget:
     """
 
     def __init__(self, url: str, key: str = "", timeout: float = 600.0) -> None:
-        self._url, self._address = url, address(url)
+        self._url = url
         where = urllib.parse.urlsplit(url)
         self._host, self._prefix = where.netloc.rpartition("@")[2], where.path.rstrip("/")
         self._authorization = f"authorization: Bearer {key}\r\n" if key else ""
         self._timeout = timeout
-        self._idle: list[Connection[_Reader]] = []
+        self._pool = Pool(_Reader, address(url), timeout)
 
     async def open(self) -> None:
         """Connect for the first request, so that a wrong URL or certificate is told at once."""
         try:
-            self._idle.append(await self._connect())
+            await self._pool.open()
         except ssl.SSLCertVerificationError as error:
             advice = "SSL_CERT_FILE names a file of certificates to trust"
             raise ConfigError(f"lmi replay: {self._url}: {error.verify_message}: {advice}") from None
@@ -166,28 +166,15 @@ class HttpTarget:
         except _Unsendable as unsendable:
             return Attempt(lost(str(unsendable)))
         start = time.monotonic()
-        connection = self._idle.pop() if self._idle else None
-        while True:
-            kept = connection is not None and not connection.closed
-            if connection is None or connection.closed:
-                try:
-                    connection = await self._connect()
-                except (OSError, asyncio.TimeoutError):
-                    await asyncio.sleep(_PAUSE)
-                    return Attempt(lost("cannot connect"))
-            error = await connection.exchange(data, self._timeout)
-            if not (kept and connection.was_closed_before(error)):
-                break
-        if not connection.closed:
-            self._idle.append(connection)
-        return _attempt(connection.reader, error, start)
+        try:
+            reader, error = await self._pool.exchange(data, self._timeout)
+        except (OSError, asyncio.TimeoutError):
+            await asyncio.sleep(_PAUSE)
+            return Attempt(lost("cannot connect"))
+        return _attempt(reader, error, start)
 
     async def close(self) -> None:
-        while self._idle:
-            self._idle.pop().close()
-
-    async def _connect(self) -> Connection[_Reader]:
-        return await opened(lambda: Connection(_Reader), self._address, self._timeout)
+        self._pool.close()
 
     def _encode(self, request: Request) -> bytes:
         path = self._prefix + request.path

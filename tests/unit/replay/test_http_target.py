@@ -8,7 +8,7 @@ import ssl
 import pytest
 
 from handler.core.errors import ConfigError
-from proof.bench.client import MAX_HEAD, BodyReader, address
+from proof.bench.client import MAX_HEAD, BodyReader, Pool, address
 from proof.conform.exchange import Recorder
 from proof.replay.targets import HttpTarget, _Reader, check_name
 
@@ -84,10 +84,10 @@ def test_a_certificate_that_is_not_trusted_says_how(monkeypatch: pytest.MonkeyPa
     error = ssl.SSLCertVerificationError(1, "certificate verify failed")
     error.verify_message = "self-signed certificate"
 
-    async def refuse(self: HttpTarget) -> None:
+    async def refuse(self: Pool[BodyReader]) -> None:
         raise error
 
-    monkeypatch.setattr(HttpTarget, "_connect", refuse)
+    monkeypatch.setattr(Pool, "open", refuse)
     with pytest.raises(ConfigError, match="https://h: self-signed certificate: SSL_CERT_FILE names"):
         asyncio.run(HttpTarget("https://h").open())
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from proof.bench.client import Result
-from proof.bench.endpoint import advice, prompt, rows, summary
+from proof.bench.endpoint import advice, rows, summary
 
 
 def test_a_levels_figures() -> None:
@@ -67,9 +67,3 @@ def test_no_advice_without_figures(levels: list[dict[str, Any]]) -> None:
     found = advice(levels)
     assert found.knee is found.concurrency is None
     assert "needs two levels without errors" in found.text
-
-
-def test_prompts_differ_and_are_the_same_in_every_run() -> None:
-    assert prompt(1, 20) == prompt(1, 20)
-    assert len({prompt(number, 20) for number in range(50)}) == 50
-    assert len(prompt(7, 20).split()) == 20
