@@ -1,6 +1,6 @@
 """Rough prices of instances, to rank types and to warn. They are no quote.
 
-Amazon's prices differ by region and change. Online its Pricing API is asked (`prices.py`); else the table counts,
+Amazon's prices differ by region and change. Online its Pricing API is asked (below); else the table counts,
 with its date and source. The user's own price (`instance.price`) overrides both.
 """
 

@@ -40,7 +40,7 @@ from deploy.spec.values import Name, Option, Region, ReservationArn, RoleArn, Se
 
 __all__ = ["Spec"]
 
-_OURS = 3  # of a resource's fifty tags; the rest is for names.py
+_OURS = 3  # of a resource's fifty tags: lmi deploy's own (resources/resource.py)
 
 
 Routing = Annotated[
