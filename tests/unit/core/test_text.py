@@ -57,6 +57,10 @@ def test_a_character_that_breaks_off_is_no_part_of_a_later_one() -> None:
     assert detokenize(b"\xc3a\xa9b") == ["", "\ufffda", "\ufffd", "b"]
 
 
+def test_texts_that_are_known_are_not_decoded_again() -> None:
+    assert Vocabulary([b"\xff"], texts=["known"]).text(0) == "known"
+
+
 def test_special_tokens_show_only_when_asked() -> None:
     assert Detokenizer(BYTES).feed(256) == ""
     assert Detokenizer(BYTES, skip_special=False).feed(256) == "<|end|>"

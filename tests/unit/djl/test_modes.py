@@ -200,6 +200,12 @@ def test_a_failed_start_is_the_first_calls_answer(modes: Any, asynchronous: bool
     assert (answer.code, answer.message) == (500, "KeyError: 'model_dir'")
     assert worker.mode is None
 
+    async def awaited() -> Any:
+        return await worker.adapters(Input(), "register")
+
+    answer = asyncio.run(awaited()) if asynchronous else worker.adapters(Input(), "register")
+    assert (answer.code, answer.message) == (503, "Model is not ready"), answer.message
+
 
 BUGS = {
     "open": "handler.serving.model.ServedModel.open",

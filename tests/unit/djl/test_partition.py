@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def run(model: str, repo: Path) -> subprocess.CompletedProcess[str]:
     """As Java calls it."""
@@ -17,11 +19,15 @@ def run(model: str, repo: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_the_directory_that_java_hands_on_is_the_model(tmp_path: Path) -> None:
+@pytest.mark.parametrize("leads_nowhere", [False, True])
+def test_the_directory_that_java_hands_on_is_the_model(tmp_path: Path, leads_nowhere: bool) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
     repo = tmp_path / "cache" / "trtllm" / "abc"
+    if leads_nowhere:  # a link of an earlier start, whose model is gone
+        repo.parent.mkdir(parents=True)
+        repo.symlink_to(tmp_path / "gone")
     done = run(str(model), repo)
     assert (done.returncode, done.stdout) == (0, "")
     assert (repo / "config.json").read_text() == "{}"

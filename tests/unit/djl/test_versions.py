@@ -45,6 +45,21 @@ def read(reader: Any, connection: Connection | socket.socket) -> tuple[str | Non
     return found
 
 
+IS_TRUE = {
+    "0.27.0": {"json_errors", "commits_early", "always_steps", "steps_all_ranks"},
+    "0.28.0": {"json_errors", "commits_early", "steps_all_ranks", "passes_headers"},
+    "0.29.0": {"passes_headers", "metric_types"},
+    "0.30.0-SNAPSHOT": {"passes_headers", "metric_types", "names_requests"},
+}
+
+
+@pytest.mark.parametrize("version", IS_TRUE)
+def test_what_a_release_does_begins_with_it(modes: Any, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr("djl_python.__version__", version)
+    found = modes.installed_version()._asdict()
+    assert {name for name, value in found.items() if value is True} == IS_TRUE[version]
+
+
 @LENGTHS
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1 << 20])
 def test_messages_are_read_from_pieces_of_any_size(modes: Any, length: str, size: int) -> None:

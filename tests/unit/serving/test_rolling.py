@@ -7,18 +7,24 @@ import json
 import threading
 import weakref
 from typing import Any
+from unittest import mock
 
 import pytest
 
 from handler.core.errors import GenerationFailed
 from handler.core.text import Prompt
+from handler.djl import batches
 from handler.djl.batches import Item
+from handler.djl.worker_loop import WorkerLoop
 from handler.engines.base import EngineInfo
 from handler.engines.echo.engine import EchoTokenizer
 from tests.one_test import in_one_test
 from tests.stepped import Bench, ask, benches, item, text_of
 
 __all__ = ["benches"]
+
+IDLE = batches._IDLE
+"""As it is outside of `benches`."""
 
 
 def test_each_place_gets_its_own_tokens_whoever_comes_and_goes() -> None:
@@ -270,3 +276,26 @@ def test_a_token_comes_before_the_failure_of_its_step() -> None:
     assert token["token"]["text"] in {" a", " b"}
     assert "option.request_time_limit" in failure["error"]
     assert [piece.last for piece in bench.step()] == [True]
+
+
+def test_an_engine_without_a_descriptor_is_waited_for() -> None:
+    loop, heard = WorkerLoop(), threading.Event()
+    loop._loop.call_later(0.01, heard.set)
+    loop._loop.call_later(0.01, loop.stop)
+    loop.step(mock.Mock(fd=None), 60)
+    assert heard.is_set()
+    loop.close()
+
+
+def test_a_step_waits_for_words_no_longer_than_a_new_request_may_wait_for_its_turn() -> None:
+    assert 0 < IDLE <= 0.05
+
+
+def test_a_streamed_answer_of_a_dynamic_batch_waits_for_more_but_soon_says_that_nothing_came() -> None:
+    bench = Bench()
+    batch, waited = bench.dynamic(60), list[float]()
+    with mock.patch.object(WorkerLoop, "wait", lambda self, seconds: waited.append(seconds)):
+        assert batch.next_bytes(mock.Mock(unsent=b"", finished=False, take=lambda: b"")) == (b"", False)
+        assert batch.next_bytes(mock.Mock(unsent=b"a", finished=False, take=lambda: b"a")) == (b"a", False)
+    assert len(waited) == 1
+    assert 0 < waited[0] < 1

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from handler.core.errors import Overloaded
-from handler.serving.turns import Flow, Quota, Share, Turns, TurnThreads
+from handler.serving.turns import Flow, LargeBodies, Quota, Share, Turns, TurnThreads
 from tests.servers import PATIENCE
 
 
@@ -195,6 +195,15 @@ def test_threads_take_what_is_small_first() -> None:
         future.result(PATIENCE)
     assert done == ["1", "2", "300", "500"]
     threads.shutdown()
+
+
+def test_large_bodies_that_take_long_leave_a_thread_to_quick_ones() -> None:
+    bodies, free = LargeBodies(), threading.Event()
+    slow = [bodies.submit(1 << 30, free.wait, PATIENCE) for _ in range(4)]
+    assert bodies.submit(1, lambda: "quick").result(PATIENCE) == "quick"
+    free.set()
+    assert all(one.result(PATIENCE) for one in slow)
+    bodies.close()
 
 
 def test_threads_hand_over_results_and_errors_and_keep_nothing() -> None:
