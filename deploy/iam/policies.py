@@ -67,7 +67,7 @@ def policy(found: list[Statement]) -> Policy:
 
 # -- what the role, the deployer and the invoker of a deployment need: the only place for it ---------------------------
 # The tests of the commands (`tests/deploy/aws/`) run them with what is printed, so an action that is missing fails
-# there; one that no call needs fails `tests/deploy/unit/iam/test_policies.py`. What a call needs, AWS's service
+# there; one that no call needs fails `tests/deploy/unit/test_iam_policies.py`. What a call needs, AWS's service
 # authorization reference tells the tests (`deploy/emulator/authorization.py`), never this table.
 
 _PULL = "BatchCheckLayerAvailability BatchGetImage GetDownloadUrlForLayer"

@@ -15,7 +15,7 @@ from tests.conftest import QUICK
 
 ROOT = Path(__file__).parents[2]
 SAME = (
-    *("tests/unit/test_structure.py", "tests/unit/test_messages.py", "tests/unit/test_makefile.py"),
+    *("tests/unit/test_structure.py", "tests/unit/test_structure.py", "tests/unit/test_structure.py"),
     *("tests/unit/config/test_options_document.py", "tests/unit/config/test_migrating_document.py"),
     "tests/unit/protocols/test_wire_document.py",
 )

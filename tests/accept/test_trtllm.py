@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.adapter_files import write_adapter
 from tests.doubles import tiny
 from tests.doubles.requests import environment
+from tests.user_files import write_adapter
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]  # each runs a whole acceptance, which itself notices a hang
 

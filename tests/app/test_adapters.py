@@ -18,9 +18,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.adapter_files import write_adapter
+from handler.config.loader import read_config
+from handler.serving.check import check
 from tests.app.server import AppServer, serve
 from tests.servers import LiveServer, http, wait_for
+from tests.user_files import write_adapter, write_model
 
 HEADER = "X-Amzn-SageMaker-Adapter-Identifier"
 WORDS = 200
@@ -450,3 +452,104 @@ def test_adapters_are_loaded_by_vllms_lora_modules(
         server.wait_ready()
         loaded = [entry["name"] for entry in call(server, "GET").json()["adapters"]]
         assert loaded == (["a", "b"] if "b={b}" in form else ["a"])
+
+
+# -- formatters of an adapter's own: a model.py in its directory, for requests that name it ----------------------------
+
+
+OUTPUT = """
+from djl_python.output_formatter import output_formatter
+
+
+@output_formatter
+def sign(output):
+    return {"by": %r, "chunk": isinstance(output, str)}
+"""
+INPUT = """
+from djl_python.input_parser import input_formatter
+
+
+@input_formatter
+def read(decoded_payload):
+    return {"inputs": decoded_payload["question"], "parameters": {"max_new_tokens": 1, "details": True}}
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model and three adapters: `plain` has no model.py, `own` an output formatter, `asks` an input formatter."""
+    directory = tmp_path_factory.mktemp("model")
+    properties = write_model(directory, OUTPUT % "base")
+    properties.write_text("option.llm_engine=echo\noption.enable_lora=true\n")
+    for name, text in {"plain": "", "own": OUTPUT % "own", "asks": INPUT}.items():
+        path = write_adapter(directory / "adapters" / name)
+        if text:
+            (path / "model.py").write_text(text)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def formatters_server(home: Path) -> Iterator[AppServer]:
+    with serve("--properties", str(home / "serving.properties")) as server:
+        server.wait_ready()
+        yield server
+
+
+def ask(server: AppServer, body: dict[str, Any], adapter: str = "") -> httpx.Response:
+    return server.post({"inputs": "a b", **body}, headers={HEADER: adapter} if adapter else {})
+
+
+@pytest.mark.parametrize(("adapter", "by"), [("", "base"), ("plain", "base"), ("own", "own"), ("asks", "base")])
+def test_each_adapter_has_its_own_or_the_models(formatters_server: AppServer, adapter: str, by: str) -> None:
+    body = {"question": "a b"}
+    assert ask(formatters_server, body, adapter).json() == {"by": by, "chunk": False}
+    if adapter:
+        for named in ({"adapters": adapter}, {"adapters": [adapter]}):
+            assert ask(formatters_server, {**body, **named}).json()["by"] == by
+        streamed = ask(formatters_server, {**body, "adapters": adapter, "stream": True})
+        assert streamed.text.startswith(f'{{"by": "{by}", "chunk"')
+        chat = {"inputs": None, "messages": [{"role": "user", "content": "hi"}], "model": adapter}
+        assert ask(formatters_server, chat).json()["by"] == "base"  # `model` chooses weights alone, as in LMI
+
+
+def test_an_adapters_input_formatter_reads_its_requests_alone(formatters_server: AppServer) -> None:
+    found = ask(formatters_server, {}, "asks")
+    assert (found.status_code, "input formatter 'read' of model.py raised KeyError" in found.text) == (424, True)
+    assert ask(formatters_server, {}, "own").status_code == 200
+
+
+def test_a_broken_one_is_not_registered_and_an_update_runs_it_again(
+    formatters_server: AppServer, tmp_path: Path
+) -> None:
+    path = write_adapter(tmp_path / "late")
+    url = f"{formatters_server.url}/adapters"
+    (path / "model.py").write_text("import nowhere_at_all\n")
+    found = http.post(url, params={"name": "late", "src": str(path)})
+    assert (found.status_code, "model.py, line 1: ModuleNotFoundError" in found.text) == (424, True)
+    assert http.get(f"{url}/late").status_code == 404
+    for by in ("first", "second"):
+        (path / "model.py").write_text(OUTPUT % by)
+        target = url if by == "first" else f"{url}/late/update"
+        assert http.post(target, params={"name": "late", "src": str(path)}).status_code == 200
+        assert ask(formatters_server, {}, "late").json()["by"] == by
+    (path / "model.py").write_text(OUTPUT.replace("%r", "__name__"))
+    assert http.post(url, params={"name": "my-late.one", "src": str(path)}).status_code == 200
+    assert ask(formatters_server, {}, "my-late.one").json()["by"] == "ns_my_late_one"
+    assert http.delete(f"{url}/my-late.one").status_code == 200
+    (path / "model.py").write_text(OUTPUT % "second")
+    assert http.post(f"{url}/late/update", params={"src": str(path)}).status_code == 200
+    (path / "model.py").write_text("1 / 0\n")
+    assert http.post(f"{url}/late/update", params={"src": str(path)}).status_code == 424
+    assert ask(formatters_server, {}, "late").json()["by"] == "second"
+    assert http.delete(f"{url}/late").status_code == 200
+    assert ask(formatters_server, {}).json()["by"] == "base"
+
+
+def test_the_check_names_a_broken_one(home: Path, tmp_path: Path) -> None:
+    properties = write_model(tmp_path, "")
+    properties.write_text("option.llm_engine=echo\noption.enable_lora=true\n")
+    path = write_adapter(tmp_path / "adapters" / "a")
+    (path / "model.py").write_text("def (\n")
+    (told,) = [problem.message for problem in check(read_config(properties=properties, environ={}))]
+    assert told.startswith(f"{path}/model.py, line 1: SyntaxError")
+    assert not list(check(read_config(properties=home / "serving.properties", environ={})))

@@ -17,8 +17,8 @@ import pytest
 
 from handler.engines import s3
 from tests.app.server import AppServer, refused_start, serve
-from tests.formatters_model import write_model
 from tests.servers import PATIENCE, http, wait_for
+from tests.user_files import write_model
 
 VLLM = "engine=Python\noption.async_mode=true\noption.entryPoint=djl_python.lmi_vllm.vllm_async_service\n"
 ECHO = {"inputs": "a b", "parameters": {"max_new_tokens": 2}}

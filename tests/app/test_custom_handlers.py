@@ -14,8 +14,8 @@ import httpx
 import pytest
 
 from tests.app.server import AppServer, serve
-from tests.formatters_model import write_model
 from tests.servers import http, post_bytes, wait_for
+from tests.user_files import write_model
 
 STANDARDS = "import model_hosting_container_standards.sagemaker as standards\n"
 BODY = {"inputs": "a b", "parameters": {"max_new_tokens": 2}}

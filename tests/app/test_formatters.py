@@ -15,8 +15,8 @@ import pytest
 
 from handler.plugins.formatter_thread import FormatterThread
 from tests.app.server import serve
-from tests.formatters_model import ANSWER, LEGACY, LEGACY_ANSWER, LINES, OWN, PAYLOADS, write_model
 from tests.servers import LiveServer, http, options, wait_for
+from tests.user_files import ANSWER, LEGACY, LEGACY_ANSWER, LINES, OWN, PAYLOADS, write_model
 
 BAD = """
 import time

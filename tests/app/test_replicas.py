@@ -20,12 +20,12 @@ import pytest
 from handler.core.text import Prompt
 from handler.core.values import Request
 from handler.engines.process.replicas import Load, Router
-from tests.adapter_files import write_adapter
 from tests.app.server import AppServer, refused_start, serve
 from tests.app.test_engine_failures import stream
 from tests.app.test_sessions import opened
 from tests.process_tree import descendants
 from tests.servers import http, wait_for
+from tests.user_files import write_adapter
 
 pytestmark = pytest.mark.long
 

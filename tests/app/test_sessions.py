@@ -19,8 +19,8 @@ import pytest
 
 from handler.serving.sessions import Sessions
 from tests.app.server import AppServer, refused_start, serve
-from tests.formatters_model import write_model
 from tests.servers import LiveServer, wait_for
+from tests.user_files import write_model
 
 HEADER = "X-Amzn-SageMaker-Session-Id"
 NEW, CLOSED = "X-Amzn-SageMaker-New-Session-Id", "X-Amzn-SageMaker-Closed-Session-Id"

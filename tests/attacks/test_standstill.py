@@ -18,7 +18,7 @@ from handler.protocols.assistant.tools.formats import FORMATS
 from tests.attacks.watch import answering
 from tests.doubles import tiny
 from tests.servers import ServerProcess, http, options, serve
-from tests.unit.protocols.assistant.test_schema import diamonds, itself, wide
+from tests.unit.protocols.assistant.test_reading import diamonds, itself, wide
 from tests.unit.protocols.assistant.tool_texts import BEGUN
 
 CHAT, INVOCATIONS = "/v1/chat/completions", "/invocations"

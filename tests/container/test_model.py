@@ -1,13 +1,18 @@
-"""Which model is served, of what SageMaker brought and what the environment names."""
+"""Which model is served, and what the driver says of the GPUs."""
 
 from __future__ import annotations
 
+import ctypes
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from handler.container.model import find_model
+from handler.core.devices import Driver, DriverCheck, check_driver, read_driver, visible_gpus
 from handler.core.errors import ConfigError
+
+# -- which model is served, of what SageMaker brought and what the environment names -----------------------------------
 
 
 @pytest.fixture
@@ -71,3 +76,93 @@ def test_the_image_s_own_model_is_the_last_resort(data: Path, tmp_path: Path) ->
     assert find_model(environment(data, LMI_DEFAULT_MODEL=str(own))).model_id == str(own)
     assert find_model(environment(data, LMI_DEFAULT_MODEL=str(own), HF_MODEL_ID="demo")).model_id == str(own)
     assert find_model(environment(data, HF_MODEL_ID="demo")).model_id == "demo"
+
+
+# -- the look at the driver: what NVML says, and what follows of it ----------------------------------------------------
+
+
+OLD = Driver("535.216.03", (12, 2), 4)
+NEW = Driver("580.95.05", (13, 0), 1)
+
+
+class Nvml:
+    """The five functions of NVML that are called, with its conventions: 0 is success, CUDA 12.2 is 12020."""
+
+    def __init__(self, *, starts: bool = True) -> None:
+        self._starts = starts
+
+    def nvmlInit_v2(self) -> int:
+        return 0 if self._starts else 9  # driver not loaded
+
+    def nvmlSystemGetDriverVersion(self, text: Any, size: int) -> int:
+        text.value = b"535.216.03"
+        return 0
+
+    def nvmlSystemGetCudaDriverVersion_v2(self, number: Any) -> int:
+        ctypes.cast(number, ctypes.POINTER(ctypes.c_int))[0] = 12020
+        return 0
+
+    def nvmlDeviceGetCount_v2(self, number: Any) -> int:
+        ctypes.cast(number, ctypes.POINTER(ctypes.c_uint))[0] = 4
+        return 0
+
+    def nvmlShutdown(self) -> int:
+        return 0
+
+
+def missing(name: str) -> Any:
+    raise OSError(name)
+
+
+def test_driver_is_read_from_nvml() -> None:
+    assert read_driver(lambda name: {"libnvidia-ml.so.1": Nvml()}[name]) == OLD
+    assert read_driver(lambda name: Nvml(starts=False)) is None
+    assert read_driver(missing) is None
+
+
+def test_without_driver_and_cuda_there_is_nothing_to_say(tmp_path: Path) -> None:
+    assert check_driver(None, {}, tmp_path) == DriverCheck("")
+    assert check_driver(NEW, {}, tmp_path).line == "GPUs visible: 1; driver 580.95.05 with CUDA 13.0"
+    assert "no NVIDIA driver is visible" in check_driver(None, {"CUDA_VERSION": "13.1.0.036"}, tmp_path).line
+
+
+def test_too_old_a_driver_is_refused_with_the_ami_that_has_a_newer_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as error:
+        check_driver(OLD, {"CUDA_VERSION": "13.1.0.036"}, tmp_path)
+    assert str(error.value) == (
+        "GPUs visible: 4; driver 535.216.03 with CUDA 12.2; CUDA 13.1 in the image: the driver is too old for it. "
+        "Deploy with InferenceAmiVersion=al2023-ami-sagemaker-inference-gpu-4-1 (driver 580, CUDA 13.0), "
+        "or use an image with CUDA 12"
+    )
+
+
+def test_an_older_driver_gets_the_compatibility_library(tmp_path: Path) -> None:
+    library = tmp_path / "lib.real" / "libcuda.so.1"
+    library.parent.mkdir()
+    library.touch()
+    assert check_driver(OLD, {"CUDA_VERSION": "13.1.0"}, tmp_path).library_path == str(library.parent)
+    assert check_driver(NEW, {"CUDA_VERSION": "13.0.2"}, tmp_path).library_path == ""
+
+
+def test_a_newer_minor_version_needs_none(tmp_path: Path) -> None:
+    assert check_driver(NEW, {"CUDA_VERSION": "13.1.0"}, tmp_path).line.endswith(
+        "which its minor versions' compatibility covers"
+    )
+
+
+@pytest.mark.parametrize(
+    ("value", "names"),
+    [
+        (None, "0 1 2 3"),
+        ("0,2", "0 2"),
+        ("", ""),
+        ("-1", ""),
+        ("1,-1,2", "1"),
+        ("0,1,2,3,4,5", "0 1 2 3"),
+        ("GPU-a,GPU-b", "GPU-a GPU-b"),
+    ],
+)
+def test_visible_gpus_are_cuda_s(value: str | None, names: str) -> None:
+    environ = {} if value is None else {"CUDA_VISIBLE_DEVICES": value}
+    assert visible_gpus(OLD, environ) == names.split()
+    assert visible_gpus(None, environ) == []

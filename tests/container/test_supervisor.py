@@ -1,20 +1,27 @@
-"""A server that would drop its answers at SIGTERM, under the supervisor: real processes."""
+"""The supervisor: a server that would drop its answers at SIGTERM, and a worker that is lost."""
 
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
 import sys
 import urllib.request
 import urllib.response
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
+from handler.container import supervisor
+from handler.container.supervisor import Connection, WorkerWatch, connections
 from tests.djl.processes import group_members
 from tests.ports import free_port
 from tests.servers import wait_for
+
+# -- a server that would drop its answers at SIGTERM, under the supervisor: real processes -----------------------------
+
 
 # It answers /SECONDS in two parts, so many seconds apart, and dies of SIGTERM at once. /orphan leaves a child behind.
 _SERVER = """
@@ -128,3 +135,74 @@ def test_nothing_is_left_of_its_group() -> None:
 def test_the_server_s_own_end_is_the_container_s(code: str, status: int) -> None:
     with supervised(code=code) as (process, _):
         assert process.wait(30) == status
+
+
+# -- when DJL Serving's worker counts as lost --------------------------------------------------------------------------
+
+
+def test_a_worker_is_lost_when_there_was_one_and_is_none_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr(supervisor, "time", SimpleNamespace(monotonic=lambda: now))
+    sleeps = [sys.executable, "-c", "import time; print(flush=True); time.sleep(600)"]
+    worker = subprocess.Popen([*sleeps, "djl_python_engine.py"], start_new_session=True, stdout=subprocess.PIPE)
+    assert worker.stdout is not None
+    watch = WorkerWatch(worker.pid, patience=6.0)
+    try:
+        with worker.stdout:
+            worker.stdout.readline()  # it runs: its command line is there
+        assert not watch.is_lost()
+    finally:
+        worker.kill()
+        worker.wait()
+    now = 6.0
+    assert not watch.is_lost()
+    now = 6.1
+    assert watch.is_lost()
+
+
+def test_a_server_that_has_not_started_one_has_lost_none() -> None:
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    try:
+        watch = WorkerWatch(other.pid, patience=-1)
+        assert not any(watch.is_lost() for _ in range(3))
+    finally:
+        other.kill()
+        other.wait()
+
+
+# -- which connections wait for an answer: the kernel's own word, on real sockets --------------------------------------
+
+
+QUIET = 50
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+def test_a_request_waits_until_it_is_answered(family: socket.AddressFamily) -> None:
+    host = "127.0.0.1" if family == socket.AF_INET else "::1"
+    with socket.create_server((host, 0), family=family) as listener:
+        port = listener.getsockname()[1]
+        with socket.create_connection((host, port)) as client:
+            server, _ = listener.accept()
+            with server:
+                assert [found.num_bytes for found in connections(port)] == [0]
+                assert not any(found.waits(QUIET) for found in connections(port))  # has not asked anything
+                client.sendall(b"ask")
+                wait_for(lambda: any(found.waits(QUIET) for found in connections(port)), 5, "nothing waits")
+                server.recv(10)
+                server.sendall(b"answer")
+                assert any(found.waits(10_000) for found in connections(port))  # more of it may come
+                wait_for(lambda: not any(found.waits(QUIET) for found in connections(port)), 5, "it still waits")
+        assert connections(port) == [] or not any(found.waits(QUIET) for found in connections(port))
+
+
+@pytest.mark.parametrize(
+    ("connection", "waits"),
+    [
+        (Connection(sent=900, received=100, num_bytes=9), True),
+        (Connection(sent=100, received=900, num_bytes=9), False),
+        (Connection(sent=10, received=900, num_bytes=9), True),
+        (Connection(sent=900, received=100, num_bytes=0), False),
+    ],
+)
+def test_what_waiting_means(connection: Connection, waits: bool) -> None:
+    assert connection.waits(QUIET) is waits

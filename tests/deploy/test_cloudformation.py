@@ -16,7 +16,7 @@ from deploy.resources.resource import Kind
 from deploy.spec.passthrough import OWNED, shape_of
 from tests.deploy.cases import CASES, decision, spec
 from tests.deploy.passthrough import FIELDS, RESERVATION, decided, specification
-from tests.deploy.unit.export.test_cloudformation import exported
+from tests.deploy.unit.test_export import exported
 
 SHADOW = {"percent": 10, "options": {"max_rolling_batch_size": 8}}
 

@@ -1,7 +1,9 @@
-"""DJL itself, with small hand-written handlers: what our front end shows of it, and that it starts and ends cleanly."""
+"""DJL itself, with small handlers: what our front end shows of it, and workers that cannot start."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import signal
 import time
@@ -11,13 +13,126 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
-from tests.djl import models
 from tests.djl.launch import StartFailed
 from tests.djl.processes import group_members
 from tests.djl.servers import DjlServer, djl, newer, versions
 from tests.servers import http, wait_for
 
 pytestmark = pytest.mark.djl
+
+# -- small handlers in DJL's own terms, each the text of a model.py, for the tests of DJL itself -----------------------
+
+
+# One word of the prompt a step. The body: inputs; wait, seconds before each step of it; error, the end after the words.
+SMALL_ROLLING = """
+import time
+
+from djl_python import Output
+
+live = []
+
+
+def handle(inputs):
+    if inputs.is_empty():
+        return None
+    for item in inputs.get_batches()[len(live):]:
+        body = item.get_as_json()
+        live.append(body | {"words": [word + " " for word in body["inputs"].split()], "new": True})
+    time.sleep(max(body.get("wait", 0) for body in live))
+    output = Output()
+    for place, body in enumerate(live):
+        reply = {"data": body["words"].pop(0) if body["words"] else ""}
+        reply["last"] = not body["words"]
+        if reply["last"] and "error" in body:
+            reply |= {"code": 424, "error": body["error"]}
+        if body.pop("new", False):
+            output.add_property(f"batch_{place}_Content-Type", "text/x-words")
+        output.add(Output.binary_encode(reply), key="data", batch_index=place)
+    live[:] = [body for body in live if body["words"]]
+    return output
+"""
+
+# How many requests came together, and the words of each.
+SMALL_DYNAMIC = """
+from djl_python import Output
+
+
+def handle(inputs):
+    if inputs.is_empty():
+        return None
+    output, batch = Output(), inputs.get_batches()
+    for index, item in enumerate(batch):
+        if item.get_as_json()["inputs"] == "bad":
+            raise ValueError("a bad one")
+        output.add(f"{len(batch)} {item.get_as_json()['inputs']}", key="data", batch_index=index)
+    return output
+"""
+
+# One word of the prompt at a time, as a server-sent event.
+SMALL_ASYNC = """
+import asyncio
+
+from djl_python import Output
+
+
+async def handle(inputs):
+    return Output() if inputs.is_empty() else stream(inputs.get_as_json())
+
+
+met = 0
+
+
+async def stream(body):
+    global met
+    words, meet = body["inputs"].split(), body.get("meet", 0)
+    met += bool(meet)
+    while met < meet:
+        await asyncio.sleep(0.01)
+    for index, word in enumerate(words):
+        await asyncio.sleep(body.get("wait", 0))
+        output = Output()
+        output.add_property("Content-Type", "text/event-stream")
+        output.add(Output.binary_encode({"data": f"data: {word}\\n\\n", "last": index == len(words) - 1}))
+        yield output
+"""
+
+# What a request looks like from inside, in plain mode.
+MIRROR = """
+from djl_python import Output
+
+
+def handle(inputs):
+    if inputs.is_empty():
+        return None
+    content = inputs.get_content()
+    contents = {content.key_at(i): bytes(content.value_at(i)).decode() for i in range(content.size())}
+    output = Output(201, "As You Like It")
+    output.add_property("X-Mirror", "yes")
+    return output.add_as_json({"properties": inputs.get_properties(), "contents": contents})
+"""
+
+FAILS_TO_LOAD = """
+def handle(inputs):
+    raise RuntimeError("there are no weights here")
+"""
+
+FAILS_TO_IMPORT = "import a_package_that_nobody_has"
+
+# Leaves a process behind, as a handler with an engine process of its own must not.
+LITTERS = """
+import subprocess
+
+subprocess.Popen(["sleep", "1000"])
+
+
+def handle(inputs):
+    return None
+"""
+
+
+# -- front -------------------------------------------------------------------------------------------------------------
+# DJL itself, with small hand-written handlers: what our front end shows of it, and that it starts and ends cleanly.
+
 
 TEXT = "one two three four five six seven eight"
 ROLLING = {"option.rolling_batch": "auto", "option.max_rolling_batch_size": "8"}
@@ -27,32 +142,32 @@ ASYNC = {"option.async_mode": "true", "option.rolling_batch": "disable"}
 
 @pytest.fixture(scope="module", params=versions())
 def rolling(request: pytest.FixtureRequest) -> Iterator[tuple[str, DjlServer]]:
-    with djl(request.param, ROLLING, {"model.py": models.ROLLING}) as server:
+    with djl(request.param, ROLLING, {"model.py": SMALL_ROLLING}) as server:
         yield request.param, server
 
 
 @pytest.fixture(scope="module", params=versions())
 def dynamic(request: pytest.FixtureRequest) -> Iterator[DjlServer]:
-    with djl(request.param, DYNAMIC, {"model.py": models.DYNAMIC}) as server:
+    with djl(request.param, DYNAMIC, {"model.py": SMALL_DYNAMIC}) as server:
         yield server
 
 
 @pytest.fixture(scope="module", params=versions())
 def plain(request: pytest.FixtureRequest) -> Iterator[DjlServer]:
-    with djl(request.param, {}, {"model.py": models.MIRROR}) as server:
+    with djl(request.param, {}, {"model.py": MIRROR}) as server:
         yield server
 
 
 @pytest.fixture(scope="module", params=versions())
 def strict(request: pytest.FixtureRequest) -> Iterator[DjlServer]:
     limits = {"SERVING_MAX_REQUEST_SIZE": "1000", "SERVING_CHUNKED_READ_TIMEOUT": "1"}
-    with djl(request.param, ROLLING, {"model.py": models.ROLLING}, env=limits) as server:
+    with djl(request.param, ROLLING, {"model.py": SMALL_ROLLING}, env=limits) as server:
         yield server
 
 
 @pytest.fixture(scope="module", params=versions(since="0.31"))
 def asynchronous(request: pytest.FixtureRequest) -> Iterator[DjlServer]:
-    with djl(request.param, ASYNC, {"model.py": models.ASYNC}) as server:
+    with djl(request.param, ASYNC, {"model.py": SMALL_ASYNC}) as server:
         yield server
 
 
@@ -220,8 +335,8 @@ def test_async_mode_serves_many_at_once(asynchronous: DjlServer) -> None:
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (models.FAILS_TO_LOAD, "RuntimeError: there are no weights here"),
-        (models.FAILS_TO_IMPORT, "ModuleNotFoundError: No module named 'a_package_that_nobody_has'"),
+        (FAILS_TO_LOAD, "RuntimeError: there are no weights here"),
+        (FAILS_TO_IMPORT, "ModuleNotFoundError: No module named 'a_package_that_nobody_has'"),
     ],
     ids=["load", "import"],
 )
@@ -244,7 +359,7 @@ def test_failing_start_ends_at_once_with_the_reason(version: str, model: str, re
 def test_a_model_is_given_up_after_its_workers_deaths(version: str, threshold: str | None, deaths: int) -> None:
     """Since 0.30 one is enough, unless `retry_threshold` says otherwise."""
     properties = {**ROLLING, **({"retry_threshold": threshold} if threshold else {})}
-    with djl(version, properties, {"model.py": models.ROLLING}) as server:
+    with djl(version, properties, {"model.py": SMALL_ROLLING}) as server:
         for death in range(1, deaths + 1):
             assert http.get(server.url + "/ping").status_code == 200
             with http.stream("POST", server.url + "/invocations", json={"inputs": TEXT, "wait": 0.2}) as reply:
@@ -264,7 +379,7 @@ def test_a_model_is_given_up_after_its_workers_deaths(version: str, threshold: s
 @pytest.mark.parametrize("mode", ["rolling", "async"])
 def test_a_worker_that_dies_at_rest_is_replaced_in_async_mode_alone(version: str, mode: str) -> None:
     """Java notices it otherwise only when a call is under way: docs/djl.md says so."""
-    properties, model = (ROLLING, models.ROLLING) if mode == "rolling" else (ASYNC, models.ASYNC)
+    properties, model = (ROLLING, SMALL_ROLLING) if mode == "rolling" else (ASYNC, SMALL_ASYNC)
     with djl(version, {**properties, "retry_threshold": "10"}, {"model.py": model}) as server:
         if mode == "async":
             os.kill(server.worker_pid(), signal.SIGKILL)
@@ -284,7 +399,7 @@ def test_a_worker_that_dies_at_rest_is_replaced_in_async_mode_alone(version: str
 
 
 def test_nothing_is_left_after_stop() -> None:
-    with djl(versions()[-1], ROLLING, {"model.py": models.ROLLING}) as server:
+    with djl(versions()[-1], ROLLING, {"model.py": SMALL_ROLLING}) as server:
         assert len(group_members(server.process.pid)) >= 2
         assert server.worker_pid() in group_members(server.process.pid)
     assert not group_members(server.process.pid)
@@ -293,7 +408,96 @@ def test_nothing_is_left_after_stop() -> None:
 def test_a_process_that_outlives_its_worker_is_reported_and_ended() -> None:
     with (
         pytest.raises(AssertionError, match=r"still there 5 s after the end of DJL: .*sleep 1000"),
-        djl(versions()[-1], ROLLING, {"model.py": models.LITTERS}) as server,
+        djl(versions()[-1], ROLLING, {"model.py": LITTERS}) as server,
     ):
         pass
     wait_for(lambda: not group_members(server.process.pid), 5, "it was not ended")
+
+
+# -- start -------------------------------------------------------------------------------------------------------------
+# A worker that cannot start says why, at once and in one line; one that can, in each shape of model directory.
+
+
+OURS = {"option.entryPoint": "handler.entry", "option.rolling_batch": "auto"}
+ECHO = {**OURS, "option.llm_engine": "echo"}
+
+
+WRONG = {
+    "unknown option": ({**ECHO, "option.max_rolling_batch_sise": "3"}, "did you mean 'option.max_rolling_batch_size'?"),
+    "wrong value": ({**ECHO, "option.dtype": "int99"}, "option.dtype=int99: must be one of"),
+    "two at once": (
+        {**ECHO, "option.dtype": "int99", "option.tgi_compt": "true"},
+        "2 problems: 1. serving.properties, line",
+    ),
+    "engine missing": ({**OURS, "option.llm_engine": "vllm"}, "the engine 'vllm'"),
+    "no such model": ({**OURS, "option.model_id": "/nowhere"}, "there is no model at '/nowhere'"),
+    "no model": (OURS, "option.model_id is not set"),
+}
+"""Each is asked of one version, by turns: Java hands on whatever line the worker ends with."""
+
+
+@pytest.mark.parametrize(("version", "wrong"), [*zip(itertools.cycle(versions()), WRONG, strict=False)])
+def test_a_wrong_start_says_why_at_once(version: str, wrong: str) -> None:
+    properties, told = WRONG[wrong]
+    began = time.monotonic()
+    with pytest.raises(StartFailed) as failed, djl(version, properties):
+        pass
+    assert told in str(failed.value)
+    assert time.monotonic() - began < 40
+
+
+@pytest.mark.parametrize("version", versions())
+def test_a_missing_package_is_named(version: str) -> None:
+    """A module in the model directory comes before the installed one."""
+    broken = {"orjson.py": "raise ImportError(\"No module named 'orjson'\")\n"}
+    with pytest.raises(StartFailed) as failed, djl(version, ECHO, broken):
+        pass
+    assert "the handler cannot start: No module named 'orjson'" in str(failed.value)
+
+
+@pytest.mark.parametrize("version", versions())
+def test_a_model_py_may_bring_the_handler_itself(version: str) -> None:
+    files = {"model.py": "from handler.entry import handle\n"}
+    with djl(version, {"option.llm_engine": "echo", "option.rolling_batch": "auto"}, files) as server:
+        assert server.post({"inputs": "a b", "parameters": {"max_new_tokens": 2}}).json() == {"generated_text": " a b"}
+
+
+@pytest.mark.parametrize("version", versions())
+def test_the_environment_sets_options(version: str) -> None:
+    env = {"OPTION_LLM_ENGINE": "echo", "OPTION_TGI_COMPAT": "true", "SERVING_ROLLING_BATCH_BUFFER": "1"}
+    with djl(version, OURS, env=env) as server:
+        body = {"inputs": "a b", "parameters": {"max_new_tokens": 2, "details": False}}
+        assert server.post(body).json() == [{"generated_text": " a b"}]
+
+
+START_ASYNC = {**ECHO, "option.async_mode": "true", "option.rolling_batch": "disable"}
+
+
+@pytest.mark.parametrize(
+    ("version", "properties"),
+    [*((version, ECHO) for version in versions()), *((version, START_ASYNC) for version in versions("0.31"))],
+)
+def test_the_chat_route_is_another_name_for_invocations(version: str, properties: dict[str, str]) -> None:
+    with djl(version, properties) as server:
+        chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "temperature": 0}
+        answer = server.post(chat, "/v1/chat/completions").json()
+        assert (
+            answer["choices"][0]["message"].items() >= {"role": "assistant", "content": " user: hi assistant:"}.items()
+        )
+        lines = server.post({**chat, "stream": True}, "/v1/chat/completions").text.splitlines()
+        assert (
+            "".join(json.loads(line)["choices"][0]["delta"]["content"] for line in filter(None, lines))
+            == " user: hi assistant:"
+        )
+        plain = {"inputs": "a b", "parameters": {"max_new_tokens": 2}}
+        assert server.post(plain, "/v1/chat/completions").json() == {"generated_text": " a b"}
+
+
+@pytest.mark.parametrize("version", versions())
+def test_a_request_that_never_ends_is_ended(version: str) -> None:
+    """DJL never says that a client has left."""
+    limits = {**ECHO, "option.request_time_limit": "1", "option.echo_tokens_per_second": "20"}
+    with djl(version, limits) as server:
+        lines = server.post({"inputs": "a b", "parameters": {"max_new_tokens": 5000}, "stream": True}).text.splitlines()
+    assert 10 < len(lines) < 60
+    assert "not finished within 1 s (option.request_time_limit)" in lines[-1]

@@ -15,8 +15,8 @@ import pytest
 from tests.djl import home, jars
 from tests.djl.servers import skipped_without_java
 from tests.environment import clean_environment
-from tests.formatters_model import PAYLOADS
 from tests.servers import http, wait_for
+from tests.user_files import PAYLOADS
 
 pytestmark = [pytest.mark.djl, pytest.mark.model]
 

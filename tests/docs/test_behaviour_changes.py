@@ -16,13 +16,13 @@ from tests.docs.pages import ROOT
 _MIGRATING = "docs/migrating/README.md"
 _ASYNC = "docs/wire/async.md"
 
-_PROTOCOLS = "tests/unit/protocols/lmi/"
-_VERSIONS = _PROTOCOLS + "test_versions.py::"
+_PROTOCOLS = "tests/unit/protocols/"
+_VERSIONS = _PROTOCOLS + "test_lmi_versions.py::"
 _CONFIG = "tests/unit/config/test_lmi_version.py::"
 _LOADER = "tests/unit/config/test_loader.py::"
 _LMI = "tests/golden/lmi/"
 _LINES = "tests/golden/async/"
-_OWN_BATCH = "tests/app/dialects/test_dynamic.py::test_requests_with_different_parameters_share_a_batch"
+_OWN_BATCH = "tests/app/dialects/test_lmi.py::test_requests_with_different_parameters_share_a_batch"
 _OWN_FAILURE = _OWN_BATCH + "_and_a_bad_one_fails_alone"
 
 CHANGES = {
@@ -35,12 +35,12 @@ CHANGES = {
         _VERSIONS + "test_a_chat_without_a_limit_has_30_tokens_before_0_32_and_fills_the_context_since"
     ),
     "a chat without other sampling parameters": (
-        "tests/unit/serving/test_generation.py::test_lmis_chats_heed_it_since_0_32"
+        "tests/unit/serving/test_model.py::test_lmis_chats_heed_it_since_0_32"
     ),
     "`option.async_mode=true`, and LMI's async handlers": _CONFIG + "test_the_schema_of_the_async_mode",
     "neither `option.rolling_batch` nor `batch_size` is set": _CONFIG + "test_the_schema_of_the_async_mode",
     "the embedding of one text in async mode": (
-        "tests/unit/protocols/tei/test_pooled.py::test_embeddings_of_async_mode_are_lists_since_0_36"
+        "tests/unit/protocols/test_pooled.py::test_embeddings_of_async_mode_are_lists_since_0_36"
     ),
     "a streamed chat in rolling batch": _VERSIONS + "test_a_chat_streams_json_lines_and_events_since_0_37",
 }
@@ -50,7 +50,7 @@ BETTER = {
     "a chat's prompt": "tests/model/openvino/test_chat_template.py::test_echos_template",
     "a stop string ends the answer": _LMI + "outputs_beams.txt",
     "`best_of` with `n`": (_PROTOCOLS + "test_lmi.py::test_the_most_probable_sequence_comes_first_and_n_says_how_many"),
-    "a token's text since 0.29": ("tests/unit/core/test_sequence.py::test_a_split_character_is_never_shown_in_parts"),
+    "a token's text since 0.29": ("tests/unit/core/test_text.py::test_a_split_character_is_never_shown_in_parts"),
     "`top_n_tokens`, tools, reasoning, images in chats": (
         _VERSIONS + "test_what_later_releases_brought_is_there_in_every_release"
     ),
@@ -74,24 +74,25 @@ BETTER = {
 UNNAMED = {
     "the default engine": _LOADER + "test_engine_choice_without_contradiction",
     "`option.tensor_parallel_degree`": _LOADER + "test_more_devices_than_the_engine_uses_are_refused",
-    "a degree of 2 on 4 GPUs": "tests/unit/serving/test_replica_places.py::test_devices",
+    "a degree of 2 on 4 GPUs": "tests/unit/serving/test_model.py::test_devices",
     "a dynamic batch without `max_new_tokens`": (
-        _PROTOCOLS + "test_versions.py::test_a_dynamic_batch_has_30_tokens_whatever_the_models_own_limit"
+        _PROTOCOLS + "test_lmi_versions.py::test_a_dynamic_batch_has_30_tokens_whatever_the_models_own_limit"
     ),
-    "chats with dynamic batch": _PROTOCOLS + "test_versions.py::test_a_chat_streams_json_lines_and_events_since_0_37",
+    "chats with dynamic batch": _PROTOCOLS
+    + "test_lmi_versions.py::test_a_chat_streams_json_lines_and_events_since_0_37",
     "`text/csv` with a header `inputs`": "tests/app/test_http.py::test_other_types_are_415",
-    "an unknown name": "tests/unit/config/test_lmi_files.py::test_names_that_nobody_has_get_one_line_together",
+    "an unknown name": "tests/unit/config/test_foreign_names.py::test_names_that_nobody_has_get_one_line_together",
     "reasoning in chats": (
         "tests/unit/protocols/assistant/test_reasoning.py::"
         "test_by_default_reasoning_is_apart_where_the_template_shows_it"
     ),
-    "images and audio by URL": "tests/app/media/test_refusals.py::test_urls_stay_where_the_options_allow_them",
+    "images and audio by URL": "tests/app/media/test_images.py::test_urls_stay_where_the_options_allow_them",
     "video": _LOADER + "test_only_images_and_audio_clips_may_have_a_limit_above_zero",
     "`X-Amzn-SageMaker-Target-Model`": (
         "tests/app/test_http.py::test_sagemaker_headers_that_ask_for_what_is_not_there_are_refused"
     ),
     "`decoding_strategy`, `cached_prompt` with `rolling_batch=scheduler`": (
-        "tests/app/dialects/test_lmi_clients_028.py::test_a_strategy_of_lmis_scheduler_is_reported"
+        "tests/app/dialects/test_lmi_clients.py::test_a_strategy_of_lmis_scheduler_is_reported"
     ),
 }
 
@@ -107,13 +108,13 @@ ASYNC = {
     "a list in `adapters`, null as `parameters`, and `stream` in `parameters` are refused": (
         _LINES + "stream_in_parameters.txt"
     ),
-    "`stop_sequences` is dropped": _PROTOCOLS + "test_async.py::test_lmis_names_and_vllms_set_the_same_fields",
+    "`stop_sequences` is dropped": _PROTOCOLS + "test_lmi_async.py::test_lmis_names_and_vllms_set_the_same_fields",
     "a wrong type gets 500": _LINES + "bad_parameter.txt",
     "an unknown model gets 500 or 424 from 0.34 on, as does a `prompt` or chat that is too long": (
         _LINES + "prompt_unknown_model.txt"
     ),
     "`option.enable_stateful_sessions=false` breaks every request": (
-        "tests/app/dialects/test_async.py::test_without_sessions_only_requests_about_them_fail"
+        "tests/app/dialects/test_lmi.py::test_without_sessions_only_requests_about_them_fail"
     ),
     "a failed engine call is reported as `Async Inference Failure`; a failing stream leaves the client waiting": (
         _LINES + "stream_fails.txt"

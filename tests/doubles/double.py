@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,3 +35,16 @@ class Double:
             return states, result
 
         return asyncio.run(run())
+
+
+# -- what the double's model must give, computed by itself -------------------------------------------------------------
+
+
+def reference(model: Any, ids: Sequence[int]) -> list[float]:
+    """Log-probabilities of all ids but the first."""
+    found = []
+    for at in range(1, len(ids)):
+        logits = model.logits(ids[:at]).tolist()
+        highest = max(logits)
+        found.append(logits[ids[at]] - highest - math.log(math.fsum(math.exp(one - highest) for one in logits)))
+    return found

@@ -11,8 +11,8 @@ import httpx
 
 from handler.protocols.registry import ROOTS, ROUTES
 from tests.servers import LiveServer, http
-from tests.unit.protocols.openai.test_golden import CASES as OPENAI_CASES
 from tests.unit.protocols.test_golden import CASES, schema_of
+from tests.unit.protocols.test_golden import OPENAI_CASES as OPENAI_CASES
 
 VARYING = (
     r'"(?:id|item_id|tool_call_id|call_id)":"[^"]*"',

@@ -3,25 +3,84 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
 
+from handler.config.loader import read_config
+from handler.core import loop
+from handler.core.text import Prompt
+from handler.core.values import PLAIN_TEMPLATE, TemplateOptions
+from handler.engines.base import EngineConfig, EngineRequest
+from handler.engines.echo import engine as echo
+from handler.engines.echo.engine import EchoTokenizer
+from handler.serving.start import running
 from tests.app.server import AppServer, serve
 from tests.environment import clean_environment
 from tests.examples.programs import APPLICATIONS, EXAMPLES, ROOT, finished, load, run
-from tests.examples.scripted import speaking
 from tests.examples.test_frameworks import FRAMEWORKS
 from tests.servers import PATIENCE, http, options, wait_for
-from tests.unit.engines.pooling.models import write_model
+from tests.unit.engines.pooling_models import write_model
+
+# -- scripted ----------------------------------------------------------------------------------------------------------
+# The echo engine's server that answers chats from a script: a model that calls tools whenever a test wants it to.
+
+
+Messages = Sequence[Mapping[str, Any]]
+
+
+class Speaker(echo.Echo):
+    """Repeats the prompt once."""
+
+    def add(self, request: EngineRequest) -> None:
+        once = request.sampling._replace(max_new_tokens=len(request.ids))
+        super().add(request._replace(parameters=once))
+
+
+class Script(EchoTokenizer):
+    """Lays out a chat as its next answer; after the last one it stays there.
+
+    Attributes:
+        chats: the messages of each request, as a chat template gets them.
+    """
+
+    def __init__(self, answers: Sequence[str]) -> None:
+        self.answers = answers
+        self.chats: list[Messages] = []
+
+    def encode_chat(
+        self,
+        messages: Messages,
+        tools: Sequence[Mapping[str, Any]] = (),
+        options: TemplateOptions = PLAIN_TEMPLATE,
+    ) -> Prompt:
+        self.chats.append(messages)
+        return self.encode(self.answers[min(len(self.chats), len(self.answers)) - 1])
+
+
+@contextlib.contextmanager
+def speaking(*answers: str) -> Iterator[tuple[AppServer, Script]]:
+    script = Script(answers)
+
+    def load_tokenizer(config: EngineConfig) -> Script:
+        return script
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(echo, "load", Speaker)
+        patch.setattr(echo, "load_tokenizer", load_tokenizer)
+        with serve("--engine", "echo") as server:
+            yield server, script
+
 
 RAG, AGENT, BATCH, LOAD_TEST = (APPLICATIONS / f"{name}.py" for name in ("rag", "agent", "batch", "load_test"))
 PAGES = [ROOT / "docs" / "agents.md", ROOT / "docs" / "embeddings.md"]
@@ -359,3 +418,38 @@ def test_ctrl_c_ends_a_program(program: Path, slow: AppServer, embedding: AppSer
             os.killpg(process.pid, signal.SIGKILL)
     assert (process.returncode, errors) == (130, "")
     wait_for(lambda: slow.metric("lmi_active_sequences") == 0, PATIENCE, "the server goes on")
+
+
+# -- a host of its own in thirty lines: generating text in the caller's process ----------------------------------------
+
+
+OFFLINE = EXAMPLES / "offline.py"
+
+
+def test_each_line_is_answered() -> None:
+    command = [sys.executable, str(OFFLINE), "option.llm_engine=echo", "option.max_model_len=64"]
+    done = subprocess.run(
+        command, input="a b\n\nc\n", env=clean_environment(), capture_output=True, text=True, timeout=PATIENCE
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    first, refusal, last = done.stdout.splitlines()
+    assert first.startswith(" a b a b")
+    assert refusal == "'inputs' must be a non-empty string"
+    assert last.startswith(" c c c")
+
+
+def test_prompts_are_answered_in_their_order_and_none_stays_open() -> None:
+    async def story() -> list[str]:
+        config = read_config(overrides=["option.llm_engine=echo"], environ={}).checked()
+        async with running(config) as model:
+            answers: list[str] = await load(OFFLINE).generate(model, ["a b", "c"], max_new_tokens=3)
+            assert model.num_requests == 0
+        assert model.state == "stopping"
+        return answers
+
+    with mock.patch.object(loop, "keep_collecting"):
+        assert asyncio.run(story()) == [" a b a", " c c c"]
+
+
+def test_it_is_short() -> None:
+    assert len(OFFLINE.read_text().splitlines()) <= 30

@@ -1,24 +1,35 @@
-"""The files of examples/infrastructure: against what `lmi deploy export` writes, and clusters' schemas."""
+"""The specifications of examples/, and examples/infrastructure: CDK, Terraform, Kubernetes, GitHub's workflow."""
 
 from __future__ import annotations
 
 import json
 import re
+import shlex
 import subprocess
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from deploy.cli.main import main
+from deploy.cli.main import _parser, main
+from deploy.export.cloudformation import cloudformation_template
+from deploy.iam.policies import policies
 from deploy.resolve.resolver import resolve
+from deploy.resources.build import resources
 from deploy.resources.environment import environment
+from deploy.resources.resource import Kind
 from deploy.spec.reading import read_spec
 from tests.clients import toolchains, venvs
 from tests.clients.driver import skipped_without
+from tests.container.images.dockerfile import ROOT, read
+from tests.docs.blocks import programs
 from tests.examples import kubernetes_environment
 from tests.examples.programs import EXAMPLES, run
+
+# -- the files of examples/infrastructure: against what `lmi deploy export` writes, and clusters' schemas --------------
+
 
 DEPLOYMENT = EXAMPLES / "smollm2-cpu.yaml"
 INFRASTRUCTURE = EXAMPLES / "infrastructure"
@@ -144,3 +155,97 @@ def test_cdk_synthesizes_what_is_exported(template: tuple[Path, dict[str, Any]],
     assert found["Outputs"] == expected["Outputs"]
     [statement] = callers["Properties"]["PolicyDocument"]["Statement"]
     assert statement["Resource"] == {"Ref": "Endpoint"}
+
+
+# -- the specifications in examples/, each a deployment ----------------------------------------------------------------
+
+
+DEPLOYMENTS = sorted(EXAMPLES.glob("*.yaml"))
+DEPLOYMENTS_KINDS = {
+    "adapters": {Kind.COMPONENT},
+    "llama-3-8b-g6": set(),
+    "llama-3-8b-g6e": set(),
+    "llama-3-8b-isolated": set(),
+    "llama-3-8b-scale-to-zero": {Kind.COMPONENT, Kind.SCALABLE_TARGET, Kind.SCALING_POLICY},
+    "qwen3-aws-image": set(),
+    "smollm2-cpu": set(),
+}
+
+
+@pytest.mark.parametrize("path", DEPLOYMENTS, ids=lambda path: path.stem)
+def test_an_example_is_a_deployment(path: Path) -> None:
+    spec = read_spec(path)
+    assert spec.region is not None
+    decision = resolve(spec, spec.region).decision
+    made = resources(spec, decision)
+    assert {one.kind for one in made} == {
+        Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT, Kind.ALARM, *DEPLOYMENTS_KINDS[path.stem],
+    }  # fmt: skip
+    assert cloudformation_template(made)["Resources"]
+    assert policies(spec, decision)["deployer"]["Statement"]
+
+
+def test_every_example_is_expected() -> None:
+    assert {path.stem for path in DEPLOYMENTS} == set(DEPLOYMENTS_KINDS)
+
+
+def test_the_first_endpoint_shows_its_example() -> None:
+    _, _, example = (EXAMPLES / "llama-3-8b-g6.yaml").read_text().partition("\n")
+    assert f"```yaml\n{example}```" in (EXAMPLES.parent / "docs" / "first-endpoint.md").read_text()
+
+
+# -- github ------------------------------------------------------------------------------------------------------------
+# examples/infrastructure/github: each command against the Dockerfile and `lmi deploy`, as no runner is here.
+
+
+WORKFLOW: dict[Any, Any] = yaml.safe_load((EXAMPLES / "infrastructure/github/deploy.yaml").read_text())
+STEPS: list[dict[str, Any]] = WORKFLOW["jobs"]["deploy"]["steps"]
+ENVIRONMENT: dict[str, str] = WORKFLOW["env"]
+
+
+def commands() -> list[list[str]]:
+    """Those of all steps, with the workflow's variables."""
+    text = "\n".join(step["run"].replace("\\\n", " ") for step in STEPS if "run" in step)
+    text = re.sub(r"\$(TARGET|SPEC|IMAGE)\b", lambda found: ENVIRONMENT[found[1]].partition(" #")[0], text)
+    text = re.sub(r'"\$\([^\n]*?\)"', "made", re.sub(r"\$\{\{[^}]*\}\}", "given", text))
+    return [words for line in text.splitlines() for words in programs(line)]
+
+
+def test_it_builds_what_the_dockerfile_has() -> None:
+    _, stages = read()
+    builds = [words for words in commands() if words[:3] == ["docker", "buildx", "build"]]
+    assert len(builds) == 2
+    for words in builds:
+        assert words[words.index("--target") + 1] in stages
+        assert words[words.index("--platform") + 1] == "linux/amd64"
+    image = builds[0]
+    assert "--provenance=false" in image
+    given = {words.partition("=")[0] for name, words in pairwise(image) if name == "--build-arg"}
+    known = {value.partition("=")[0] for value in stages[ENVIRONMENT["TARGET"]].values("ARG")}
+    assert given == {"VERSION", "REVISION", "SOURCE"} <= known
+
+
+def test_its_commands_of_lmi_are_ones() -> None:
+    found = [words[2:] for words in commands() if words[:2] == ["lmi", "deploy"]]
+    assert [words[0] for words in found] == ["plan", "up"]
+    for words in found:
+        arguments = _parser("lmi deploy").parse_args(words)
+        assert str(arguments.spec) == ENVIRONMENT["SPEC"]
+    specification = yaml.safe_load((ROOT / ENVIRONMENT["SPEC"]).read_text())
+    assert ENVIRONMENT["IMAGE"].startswith(f"{specification['image']['repository']}:")
+    assert "--yes" in found[1]
+
+
+def test_it_has_no_keys_and_only_main_changes_the_endpoint() -> None:
+    assert WORKFLOW["permissions"] == {"contents": "read", "id-token": "write"}
+    assert "secrets." not in shlex.join(str(step) for step in STEPS)
+    [last] = [step for step in STEPS if "lmi deploy up" in step.get("run", "")]
+    assert last["if"] == "github.ref == 'refs/heads/main'"
+    assert WORKFLOW["defaults"]["run"]["shell"] == "bash", "a failed plan would be hidden by tee"
+    order = [
+        index
+        for index, step in enumerate(STEPS)
+        if re.search("scan-action|docker push|deploy plan|deploy up", str(step))
+    ]
+    assert order == sorted(order)
+    assert "scan-action" in STEPS[order[0]]["uses"]

@@ -32,7 +32,7 @@ from tests.unit.protocols.answers import CAPABLE, DIALECTS, answer, with_options
 from tests.unit.protocols.assistant.test_reasoning import COMPANIES
 from tests.unit.protocols.assistant.test_response_template import READ
 from tests.unit.protocols.assistant.tool_texts import TOOLS, read
-from tests.unit.protocols.openai.requests import saying
+from tests.unit.protocols.openai_requests import saying
 
 Call = tuple[str, dict[str, Any]]
 

@@ -21,10 +21,10 @@ from handler.engines.echo.engine import Echo
 from handler.http.protocol import Protocol
 from tests.app.server import AppServer, impatient, serve
 from tests.deploy.local.servers import Loop, client
-from tests.formatters_model import write_model
 from tests.joints.proxies import HAPROXY, NGINX, Proxies, in_front_of
 from tests.one_test import in_one_test
 from tests.servers import PATIENCE, http, options, post_bytes, wait_for
+from tests.user_files import write_model
 
 WORDS = "alpha beta gamma delta"
 TOKENS = 4

@@ -13,12 +13,12 @@ import pytest
 import yaml
 
 from handler.engines.echo import engine as echo
-from tests.adapter_files import write_adapter
 from tests.app.server import AppServer, serve
 from tests.app.serving.test_metrics import ASK, Reporter, dashboard_queries
 from tests.monitoring import panels
 from tests.monitoring.prometheus import Prometheus, programs, prometheus
 from tests.servers import http, options, wait_for
+from tests.user_files import write_adapter
 
 EXAMPLES = panels.EXAMPLES
 

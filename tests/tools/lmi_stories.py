@@ -34,9 +34,9 @@ import huggingface_hub
 import pytest
 import requests
 
-from tests.adapter_files import write_adapter
 from tests.ports import free_port
 from tests.servers import serve
+from tests.user_files import write_adapter
 
 ADDRESS = "127.0.0.1:8080"
 """Where a story's client looks for its container."""

@@ -1,11 +1,24 @@
-"""Imports go one way; heavy libraries stay where they belong."""
+"""The repository itself: imports go one way, messages name no checkout, and the Makefile's variables work."""
 
 from __future__ import annotations
 
 import ast
 import functools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from graphlib import TopologicalSorter
 from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.one_test import in_one_test
+
+# -- imports go one way; heavy libraries stay where they belong --------------------------------------------------------
+
 
 ROOT = Path(__file__).parents[2]
 HANDLER, DEPLOY, PROOF = (ROOT / name for name in ("handler", "deploy", "proof"))
@@ -265,3 +278,109 @@ def test_no_two_rooms_of_protocols_reach_each_other() -> None:
     folders = [PROTOCOLS, *(path.parent for path in PROTOCOLS.rglob("*/__init__.py"))]
     for folder in folders:
         TopologicalSorter(rooms_below(folder)).prepare()
+
+
+# -- what users of an installed wheel read: no message names a directory, or a program, of the checkout ----------------
+
+
+CAUSES = ROOT / "deploy" / "data" / "causes.yaml"
+FILES = [path for name in ("handler", "deploy", "proof") for path in sorted((ROOT / name).rglob("*.py"))]
+
+CHECKOUT = re.compile(
+    r"\b(docs|tests|examples|proof|docker)/"
+    r"|`make |^make [a-z]+$|: make [a-z-]+|(?<!\w)-e \.|\.\[\w+\]'|lmi-handler's\s+directory|\.venv\b"
+)
+
+_URL = re.compile(r"https://\S+")
+"""Another project's page may lie in a folder of such a name."""
+
+
+def texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Yield the strings that are no docstrings, with their lines."""
+    told = {
+        id(statement.value)
+        for node in ast.walk(tree)
+        if isinstance(body := getattr(node, "body", None), list)
+        for statement in body
+        if isinstance(statement, ast.Expr)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+            yield node.lineno, node.value
+
+
+@functools.cache
+def all_texts() -> list[tuple[str, str]]:
+    """Return the strings of all files, with their places, and the advice for causes of failures."""
+    in_code = [
+        (f"{path.relative_to(ROOT)}:{line}", text)
+        for path in FILES
+        for line, text in texts(ast.parse(path.read_text()))
+    ]
+    return in_code + [(f"causes.yaml: {cause['name']}", cause["says"]) for cause in yaml.safe_load(CAUSES.read_text())]
+
+
+def test_no_message_names_a_place_of_the_checkout() -> None:
+    found = [f"{place}: {text[:120]!r}" for place, text in all_texts() if CHECKOUT.search(_URL.sub("", text))]
+    assert found == []
+
+
+@in_one_test(
+    "text",
+    ["see docs/djl.md", "run `make dev`", "pip install -e .", "pip install '.[cpu]'", "in lmi-handler's directory"],
+)
+def test_such_a_message_is_noticed(text: str) -> None:
+    assert CHECKOUT.search(text)
+
+
+def test_the_documents_that_messages_name_exist() -> None:
+    named = {name for _, text in all_texts() for name in re.findall(r"\bdocuments: ([\w/-]+)", text)}
+    assert {"djl", "scaling"} & named
+    assert [name for name in sorted(named) if not (ROOT / "docs" / f"{name}.md").is_file()] == []
+
+
+# -- the Makefile's variables, by a target of the test's own -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("arguments", "environ"), [((), {"PORT": "9"}), (("PORT=9",), {})])
+def test_the_port_is_that_of_make_serve_alone(
+    arguments: tuple[str, ...], environ: dict[str, str], tmp_path: Path
+) -> None:
+    """Not of what make starts: `lmi` would say that PORT, a variable of TGI's, has no effect."""
+    more = tmp_path / "more.mk"
+    more.write_text("show:\n\t@echo '$(PORT)' \"in the environment: $$PORT\"\n")
+    command = ["make", "--no-print-directory", "-s", "-f", "Makefile", "-f", str(more), "show", *arguments]
+    environ = {"PATH": os.environ["PATH"], **environ}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "9 in the environment: \n"
+
+
+def test_the_demo_model_is_converted_before_vllms_tests_begin() -> None:
+    """Its half a minute would count in the time of the first test that wants it."""
+    command = ["make", "--no-print-directory", "-n", "accept-vllm", "VLLM_PYTHON=python"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert 0 < done.stdout.index("-m tests.gpu.vllm.checkpoint &&") < done.stdout.index("-m pytest")
+
+
+def test_pytest_alone_runs_what_make_test_runs_and_says_so() -> None:
+    """Tests that need a model or an environment of their own are deselected."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-o", "testpaths=tests/djl/test_wire.py"]
+    alone = subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout
+    assert "\nthe tests of `make test`; `make help` lists the suites of all others\n" in alone
+    assert re.search(r"no tests collected \(\d+ deselected\)", alone)
+    made = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert not re.search("tests/| -m ", made), "the same files and markers"
+
+
+def test_workflows_and_hooks_run_what_is_there() -> None:
+    files = [*(ROOT / ".github").rglob("*.yml"), ROOT / ".pre-commit-config.yaml"]
+    documents = {path.name: yaml.safe_load(path.read_text()) for path in files}
+    jobs = [job for name in ("checks.yml", "nightly.yml") for job in documents[name]["jobs"].values()]
+    commands = [step["run"].partition("#")[0].split() for job in jobs for step in job["steps"] if "run" in step]
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert [command for command in commands if command[0] == "make" and command[1] not in targets] == []
+    assert [command[-1] for command in commands if command[0] != "make"] == [".ci/run"]
+    (local,) = documents[".pre-commit-config.yaml"]["repos"]
+    tools = {hook["entry"].split()[0].removeprefix(".venv/bin/") for hook in local["hooks"]}
+    made = subprocess.run(["make", "-n", "lint"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert {tool for tool in tools if f"/{tool}" not in made} == set()

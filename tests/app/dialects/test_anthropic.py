@@ -1,12 +1,14 @@
-"""Anthropic's routes over real sockets: framing, pings, keys, `route=`, Bedrock's body, routes that are not there."""
+"""Anthropic's routes over real sockets, and the threads that the server keeps."""
 
 from __future__ import annotations
 
 import itertools
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.app.server import impatient, serve
@@ -14,6 +16,10 @@ from tests.app.serving.test_between_calls import Stepped
 from tests.one_test import in_one_test
 from tests.servers import LiveServer, http, options
 from tests.stepped import item
+
+# -- anthropic ---------------------------------------------------------------------------------------------------------
+# Anthropic's routes over real sockets: framing, pings, keys, `route=`, Bedrock's body, routes that are not there.
+
 
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
 RESPONSE_COUNT = "/v1/responses/input_tokens"
@@ -157,3 +163,176 @@ def test_a_silent_stream_pings() -> None:
         found = itertools.dropwhile(lambda line: line != "event: content_block_delta", stream.iter_lines())
         later = [line for line in itertools.takewhile(lambda line: line != "event: ping", found) if "event: " in line]
     assert later == ["event: content_block_delta"], "the client has left before the second token"
+
+
+# -- Anthropic's threads over HTTP: conversations that the server keeps, by the id of their last message ---------------
+
+
+PATH, THREADS_COUNT = "/v1/messages", "/v1/messages/count_tokens"
+ANN, BOB = {"x-api-key": "ann"}, {"authorization": "Bearer bob"}
+TOOL = {"name": "weather", "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}}}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    with serve("--engine", "echo", "-o", "option.responses_store=memory") as server:
+        yield server
+
+
+def user(words: Any) -> dict[str, Any]:
+    return {"role": "user", "content": words}
+
+
+def send(
+    server: LiveServer, *messages: Any, path: str = PATH, headers: dict[str, str] = ANN, **more: Any
+) -> httpx.Response:
+    limit = {"max_tokens": 64} if path == PATH else {}
+    return server.post({"messages": messages, **limit, **more}, path, headers=headers)
+
+
+def go_on(id: Any) -> dict[str, Any]:
+    return {"thread": {"type": "continue", "previous_message_id": id}}
+
+
+CREATE: dict[str, Any] = {"thread": {"type": "create"}}
+
+
+def events(answer: httpx.Response) -> list[dict[str, Any]]:
+    return [json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if line.startswith("data: ")]
+
+
+def without_ids(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{name: value for name, value in block.items() if name != "id"} for block in content]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_thread_is_the_conversation_of_all_its_messages(server: LiveServer, stream: bool) -> None:
+    """The echo engine says its prompt: equal answers are to equal prompts."""
+    start: dict[str, Any] = {"system": "Be brief.", "tools": [TOOL]}
+    if stream:
+        found = events(send(server, user("one two"), **start, **CREATE, max_tokens=9, stream=True))
+        first = {
+            "id": found[0]["message"]["id"],
+            "content": [
+                {
+                    "type": "text",
+                    "text": "".join(one["delta"]["text"] for one in found if "text" in one.get("delta", {})),
+                }
+            ],
+        }
+    else:
+        first = send(server, user("one two"), **start, **CREATE, max_tokens=9).json()
+    second = send(server, user("three"), **go_on(first["id"]), max_tokens=9).json()
+    third = send(server, user("four"), **go_on(second["id"])).json()
+    said = [{"role": "assistant", "content": one["content"]} for one in (first, second)]
+    whole = send(server, user("one two"), said[0], user("three"), said[1], user("four"), **start).json()
+    assert without_ids(third["content"]) == without_ids(whole["content"])
+    assert third["usage"] == whole["usage"]
+    counted = send(server, user("four"), path=THREADS_COUNT, **go_on(second["id"])).json()
+    assert counted == {"input_tokens": third["usage"]["input_tokens"]}
+
+
+def test_a_call_and_its_result(server: LiveServer) -> None:
+    """The echo engine says the prompt's words, and with them the call."""
+    said = 'So <tool_call>[{"name": "weather", "arguments": {"city": "Paris"}}]</tool_call>'
+    for stream in (False, True):
+        answer = send(server, user(said), tools=[TOOL], **CREATE, max_tokens=400, stream=stream)
+        if stream:
+            found = events(answer)
+            id = found[0]["message"]["id"]
+            call = next(
+                one["content_block"]["id"] for one in found if one.get("content_block", {}).get("type") == "tool_use"
+            )
+        else:
+            id = answer.json()["id"]
+            call = next(block["id"] for block in answer.json()["content"] if block["type"] == "tool_use")
+        result = {"type": "tool_result", "tool_use_id": call, "content": "12 °C"}
+        answered = send(server, user([result]), **go_on(id))
+        assert answered.status_code == 200, answered.text
+        unknown = send(server, user([{**result, "tool_use_id": "toolu_0"}]), **go_on(id))
+        assert unknown.status_code == 400
+        assert unknown.json()["error"]["message"].startswith("messages[0].content[0]")
+
+
+def not_found(answer: httpx.Response) -> bool:
+    error = answer.json()["error"]
+    return (answer.status_code, error["type"], error["details"]) == (
+        404,
+        "not_found_error",
+        {"error_code": "thread_not_found"},
+    )
+
+
+def test_what_is_not_kept_is_not_found(server: LiveServer) -> None:
+    first = send(server, user("one"), **CREATE).json()
+    alone = send(server, user("one")).json()
+    response = server.post({"input": "a", "max_output_tokens": 4}, "/v1/responses", headers=ANN).json()
+    for id in ("msg_0", "", "x" * 10_000, alone["id"], response["id"]):
+        assert not_found(send(server, user("two"), **go_on(id)))
+    assert not_found(send(server, user("two"), headers=BOB, **go_on(first["id"])))
+    assert not_found(send(server, user("two"), path=THREADS_COUNT, headers=BOB, **go_on(first["id"])))
+    assert send(server, user("two"), **go_on(first["id"])).status_code == 200
+    assert httpx.get(f"{server.url}/v1/responses/{first['id']}", headers=ANN).status_code == 404
+
+
+def test_a_failed_stream_is_not_kept() -> None:
+    with serve("--engine", "echo", "-o", "option.echo_cues=true", "-o", "option.responses_store=memory") as server:
+        found = events(send(server, user("a b <raise>"), **CREATE, stream=True))
+        assert found[-1]["type"] == "error"
+        assert not_found(send(server, user("two"), **go_on(found[0]["message"]["id"])))
+
+
+def test_a_directory_survives_a_restart(tmp_path: Path) -> None:
+    options = ("--engine", "echo", "-o", f"option.responses_store={tmp_path}")
+    with serve(*options) as server:
+        first = send(server, user("one two"), **CREATE, max_tokens=9).json()
+    with serve(*options) as server:
+        assert "one two" in send(server, user("three"), **go_on(first["id"])).json()["content"][0]["text"]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"thread": "x"}, "thread=\"x\": must be an object with a 'type' that is create or continue"),
+        ({"thread": {"type": "fork"}}, "must be an object with a 'type'"),
+        ({"thread": {"type": "continue"}}, "to continue needs 'previous_message_id'"),
+        ({"thread": {"type": "create", "previous_message_id": "x"}}, "to create nothing else"),
+        (go_on(7), "to continue needs 'previous_message_id', a string"),
+    ],
+)
+def test_wrong_threads(server: LiveServer, more: dict[str, Any], words: str) -> None:
+    for path in (PATH, THREADS_COUNT):
+        found = send(server, user("a"), path=path, **more)
+        assert (found.status_code, words in found.json()["error"]["message"]) == (400, True), found.text
+
+
+@pytest.mark.parametrize("more", [{"system": "Be long."}, {"tools": [TOOL]}])
+def test_a_thread_keeps_what_it_was_created_with(server: LiveServer, more: dict[str, Any]) -> None:
+    first = send(server, user("one"), **CREATE).json()
+    found = send(server, user("two"), **go_on(first["id"]), **more)
+    assert found.status_code == 400
+    assert f"{next(iter(more))}: a thread keeps what it was created with" in found.json()["error"]["message"]
+
+
+def test_wrong_messages_are_named_by_their_own_place(server: LiveServer) -> None:
+    first = send(server, user("one"), **CREATE).json()
+    assert "messages[1].role must be" in send(server, user("b"), {"role": "x"}, **go_on(first["id"])).text
+    assert "'messages' must be a non-empty list" in send(server, **go_on(first["id"])).text
+
+
+def test_the_document_says_where_threads_are_taken(server: LiveServer, echo_server: LiveServer) -> None:
+    for one, taken in ((server, True), (echo_server, False)):
+        schemas = httpx.get(f"{one.url}/api-doc/openapi.json").json()["components"]["schemas"]
+        assert ("thread" in schemas["AnthropicMessagesRequest"]["properties"]) is taken
+
+
+def test_ids_of_messages_mean_nothing(server: LiveServer) -> None:
+    for id in (None, 5, {"a": 1}):
+        made = send(server, {**user("a"), "id": id}, **CREATE).json()
+        assert send(server, user("b"), **go_on(made["id"])).status_code == 200
+
+
+def test_a_thread_that_cannot_be_kept_is_refused(server: LiveServer) -> None:
+    tool = {"name": "f", "input_schema": {"type": "object", "maximum": 10**30}}
+    found = send(server, user("a"), tools=[tool], **CREATE)
+    assert (found.status_code, "cannot be stored" in found.text) == (400, True)

@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import httpx
@@ -19,8 +20,11 @@ import pytest
 from tests.app.server import AppServer, serve
 from tests.app.test_http import CANCELLED
 from tests.doubles import tiny
+from tests.one_test import in_one_test
+from tests.parameter_matrix import TGI_VALUES, check, check_chat, check_tgi
 from tests.process.engines.openai.server import HEAD, Server, event, listening, status
 from tests.servers import LiveServer, http, options, post_bytes, wait_for
+from tests.unit.protocols.assistant.response_templates import TEMPLATES
 
 VARYING = re.compile(r'"(?:id|created)":[^,]+')
 ATTRIBUTES = "X-Amzn-SageMaker-Custom-Attributes"
@@ -281,3 +285,79 @@ def test_a_full_queue_is_told_in_the_dialects_words() -> None:
         answered = server.post(lmi("a", 1))
         assert answered.status_code == 200
         assert not {"retry-after", "retry-after-ms"} & {*answered.headers}
+
+
+# -- parameters over HTTP, in each dialect: one that the engine has, one that it lacks, one that is ignored ------------
+# All of them, for all engines, are in tests/unit/protocols/test_parameters.py.
+
+
+UNMET = {"adapter_id", "lora_task_id"}
+"""What the echo server would serve, if it were started with option.enable_lora=true."""
+
+
+@in_one_test("name", ["seed", "guided_json", "adapter_id", "input_ids", "random_seed", "lora_task_id"])
+def test_echo(echo_server: LiveServer, name: str) -> None:
+    check(echo_server, "echo", name, unmet=UNMET)
+
+
+@pytest.mark.parametrize("name", ["top_p", "top_logprobs", "user"])
+def test_chat_on_echo(echo_server: LiveServer, name: str) -> None:
+    check_chat(echo_server, "echo", name)
+
+
+@pytest.mark.parametrize("name", ["top_p", "grammar", "watermark"])
+def test_tgi_on_echo(echo_server: LiveServer, name: str) -> None:
+    check_tgi(echo_server, "echo", name, unmet=UNMET & TGI_VALUES.keys())
+
+
+# -- which parsers read a served model's answers without an option, and what the start says of them --------------------
+
+
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+ANSWER = f"<think>Hm.</think> Yes. {CALL}"
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+THINKS = "{{ messages[-1].content }}{% if tools %}{# <tool_call> <think></think> #}{% endif %}"
+
+
+@pytest.mark.parametrize(
+    ("own", "option", "said", "message"),
+    [
+        ({}, (), "reasoning: qwen3, by the chat template", ("Hm.", " Yes. ", 1)),
+        ({}, ("option.reasoning_parser=none",), "option.reasoning_parser=none", (None, "<think>Hm.</think> Yes. ", 1)),
+        ({"response_template": TEMPLATES["hermes"]}, (), "reasoning: hf, by the model's response", ("Hm.", "Yes.", 1)),
+        ({"response_template": {"fields": {}}}, (), "tokenizer_config.json: response_template.fields: must have",
+         ("Hm.", " Yes. ", 1)),
+    ],
+)  # fmt: skip
+def test_a_model_gets_its_parsers_without_an_option(
+    tmp_path: Path, own: Any, option: tuple[str, ...], said: str, message: tuple[str | None, str, int]
+) -> None:
+    directory = tiny.make(tmp_path / "tiny")
+    file = directory / "tokenizer_config.json"
+    given = {**json.loads(file.read_text()), "chat_template": THINKS, **own}
+    file.write_text(json.dumps(given))
+    for other in directory.glob("chat_template.*"):
+        other.unlink()
+    # echo repeats the prompt, which is the message
+    body = {"messages": [{"role": "user", "content": ANSWER}], "tools": TOOLS}
+    with serve("--engine", "echo", *options(f"option.echo_tokenizer={directory}", *option)) as server:
+        server.wait_ready()
+        limit = http.post(server.url + "/tokenize", json=body).json()["count"]
+        for path in ("/v1/chat/completions", "/invocations"):
+            shown = server.post({**body, "max_tokens": limit}, path).json()["choices"][0]["message"]
+            assert (shown.get("reasoning"), shown["content"], len(shown["tool_calls"])) == message
+        raw = server.post({"inputs": ANSWER, "parameters": {"max_new_tokens": limit}}, "/invocations").json()
+        assert ANSWER in json.dumps(raw).replace('\\"', '"')
+        assert said in server.log
+
+
+def test_a_broken_response_template_stops_the_start_where_an_option_names_it(tmp_path: Path) -> None:
+    directory = tiny.make(tmp_path / "tiny")
+    file = directory / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "response_template": {"fields": {}}}))
+    given = options(f"option.echo_tokenizer={directory}", "option.reasoning_parser=hf")
+    refused = pytest.raises(
+        AssertionError, match=r"tokenizer_config\.json: response_template\.fields: must have some of"
+    )
+    with refused, serve("--engine", "echo", *given) as server:
+        server.wait_ready()

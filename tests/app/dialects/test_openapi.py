@@ -35,8 +35,8 @@ from tests.one_test import in_one_test
 from tests.parameter_matrix import CHAT_VALUES, TENSOR_VALUES, VALUES
 from tests.servers import LiveServer, http
 from tests.unit.protocols.answers import DIALECTS
-from tests.unit.protocols.openai.test_golden import CASES as OPENAI_CASES
 from tests.unit.protocols.test_golden import CASES, GOLDEN, schema_of
+from tests.unit.protocols.test_golden import OPENAI_CASES as OPENAI_CASES
 
 ECHO = ServerContext("echo")
 

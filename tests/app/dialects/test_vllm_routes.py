@@ -14,10 +14,10 @@ import pytest
 
 from handler import __version__
 from handler.config.model_files import tokenizer_config
-from tests.adapter_files import write_adapter
 from tests.app.server import serve
 from tests.doubles import tiny
 from tests.servers import LiveServer, http, options, wait_for
+from tests.user_files import write_adapter
 
 LORA = ("--engine", "echo", *options("option.enable_lora=true"))
 TOOL = {"type": "function", "function": {"name": "f", "description": "d", "parameters": {"type": "object"}}}

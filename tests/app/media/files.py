@@ -15,7 +15,7 @@ from typing import Any
 import PIL.Image
 
 from tests.app.media.clips import clip_file
-from tests.doubles.http_thread import serving
+from tests.doubles.downloads import serving
 
 HOST = "127.0.0.2"
 """Of the server: tests call this address public, and no other of loopback."""

@@ -1,19 +1,26 @@
-"""Audio clips in chats: OpenAI's part, and vLLM's with a URL; what is wrong with one names its field."""
+"""Audio clips in chats, transcriptions and translations: what is read, and what is wrong with one."""
 
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
 
+from handler.core.values import Request
+from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.openai.audio import Translations
 from handler.serving.media import fetch
-from tests.app.media.clips import audio_url, clip_file, flac, tone
+from tests.app.media.clips import audio_url, clip_file, flac, tone, wav
 from tests.app.media.files import HOST, data_url, file_server, image_file
 from tests.app.server import serve
-from tests.servers import LiveServer, options
+from tests.servers import LiveServer, http, options
+
+# -- audio clips in chats: OpenAI's part, and vLLM's with a URL; what is wrong with one names its field ----------------
+
 
 CHAT = "/v1/chat/completions"
 TEXT = {"type": "text", "text": "one"}
@@ -128,3 +135,194 @@ def test_only_the_user_sends_clips(served: Served) -> None:
 def test_fields_without_effect_are_named(served: Served) -> None:
     answer = served[0].post(ask(TEXT, input_audio(format="wav", id="a")), CHAT)
     assert answer.headers["x-lmi-ignored-parameters"] == "messages[].content[].input_audio.id"
+
+
+# -- transcriptions ----------------------------------------------------------------------------------------------------
+# OpenAI's transcriptions and translations: forms as its clients send them, JSON, and what is wrong with either.
+
+
+TRANSCRIPTIONS, TRANSLATIONS = "/v1/audio/transcriptions", "/v1/audio/translations"
+CLIP = clip_file(kind="MP3")
+ECHO = "user: <audio> assistant: user: <audio>"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[LiveServer]:
+    settings = options(
+        "option.task=transcription", "option.max_model_len=8", "option.max_audio_seconds=3",
+        "option.max_audio_bytes=150000", "max_request_size=400000",
+    )  # fmt: skip
+    with serve("--engine", "echo", *settings) as server:
+        server.wait_ready()
+        yield server
+
+
+def send(server: LiveServer, file: Any = CLIP, path: str = TRANSCRIPTIONS, **fields: Any) -> Any:
+    return http.post(server.url + path, files={"file": ("a.mp3", file)}, data=fields)
+
+
+@pytest.mark.parametrize("path", [TRANSCRIPTIONS, TRANSLATIONS, "/invocations"])
+def test_a_form_is_answered(server: LiveServer, path: str) -> None:
+    answer = send(server, path=path, model="model", language="en", prompt="names", temperature="0.0", stream="false")
+    assert answer.status_code == 200, answer.text
+    usage = {"type": "tokens", "input_tokens": 3, "output_tokens": 5, "total_tokens": 8}
+    assert answer.json() == {"text": ECHO, "usage": usage}
+    assert "x-lmi-ignored-parameters" not in answer.headers
+
+
+def test_json_has_the_file_in_base64(server: LiveServer) -> None:
+    body = {"file": base64.b64encode(CLIP).decode(), "language": "en"}
+    for path in (TRANSCRIPTIONS, "/invocations"):
+        assert server.post(body, path).json()["text"] == ECHO
+
+
+def test_the_text_alone(server: LiveServer) -> None:
+    answer = send(server, response_format="text")
+    assert (answer.text, answer.headers["content-type"]) == (ECHO, "text/plain; charset=utf-8")
+
+
+def test_segments(server: LiveServer) -> None:
+    fields = {"response_format": "verbose_json", "timestamp_granularities[]": "segment", "temperature": "0.5"}
+    answer = send(server, **fields).json()
+    (segment,) = answer.pop("segments")
+    usage = {"type": "duration", "seconds": 1}
+    assert answer == {"task": "transcribe", "language": "", "duration": 0.5, "text": ECHO, "usage": usage}
+    assert (segment["start"], segment["end"], segment["text"].strip()) == (0.0, 0.5, ECHO)
+    assert (segment["temperature"], segment["no_speech_prob"], len(segment["tokens"])) == (0.5, None, 5)
+    assert send(server, path=TRANSLATIONS, **fields).json()["task"] == "translate"
+
+
+def test_subtitles(server: LiveServer) -> None:
+    srt = send(server, response_format="srt")
+    assert (srt.text, srt.headers["content-type"]) == (
+        f"1\n00:00:00,000 --> 00:00:00,500\n{ECHO}\n\n", "text/plain; charset=utf-8"
+    )  # fmt: skip
+    shown = ECHO.replace("<", "&lt;").replace(">", "&gt;")
+    assert send(server, response_format="vtt").text == f"WEBVTT\n\n00:00:00.000 --> 00:00:00.500\n{shown}\n\n"
+
+
+@pytest.mark.parametrize("path", [TRANSCRIPTIONS, TRANSLATIONS, "/invocations"])
+def test_a_stream(server: LiveServer, path: str) -> None:
+    answer = send(server, path=path, stream="True")
+    assert answer.headers["content-type"].startswith("text/event-stream")
+    *events, end = (line.removeprefix("data: ") for line in answer.text.splitlines() if line)
+    assert end == "[DONE]"
+    *deltas, done = map(json.loads, events)
+    assert {event["type"] for event in deltas} == {"transcript.text.delta"}
+    assert len(deltas) == 5
+    assert "".join(event["delta"] for event in deltas) == done["text"] == ECHO
+    usage = {"type": "tokens", "input_tokens": 3, "output_tokens": 5, "total_tokens": 8}
+    assert (done["type"], done["usage"]) == ("transcript.text.done", usage)
+
+
+def test_unknown_fields_are_named(server: LiveServer) -> None:
+    assert send(server, colour="red").headers["x-lmi-ignored-parameters"] == "colour"
+
+
+FIELDS: dict[str, tuple[dict[str, Any], str]] = {
+    "speakers": ({"response_format": "diarized_json"}, "Whisper does not tell speakers apart"),
+    "no format": ({"response_format": "poem"}, "must be json, text, srt, verbose_json or vtt"),
+    "words": (
+        {"response_format": "verbose_json", "timestamp_granularities[]": ["segment", "word"]},
+        "is not supported: the engine gives the times of segments; write segment",
+    ),
+    "no times": ({"timestamp_granularities[]": "segment"}, "needs response_format=verbose_json"),
+    "other times": ({"timestamp_granularities[]": "page"}, "must be a list with segment"),
+    "a stream of times": ({"stream": "true", "response_format": "srt"}, "a stream has no times; write json"),
+    "no flag": ({"stream": "perhaps"}, "must be true or false"),
+    "scores": ({"include[]": "logprobs"}, "is not supported: log-probabilities of tokens are not written"),
+    "hot": ({"temperature": "7"}, "temperature"),
+    "no number": ({"temperature": "warm"}, "must be a number"),
+    "a long prompt": ({"prompt": "a" * 20_000}, "must be a string of at most 16384 characters"),
+    "a long language": ({"language": "e" * 99}, "must be the language's code, such as en"),
+}
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_wrong_fields(server: LiveServer, name: str) -> None:
+    fields, words = FIELDS[name]
+    answer = send(server, **fields)
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["error"]["message"]
+
+
+FILES = {
+    "empty": (b"", "file: the audio has no bytes"),
+    "a text": (b"hello", "file: it is not WAV, FLAC, MP3 or Ogg (Vorbis, Opus)"),
+    "8 hours": (flac(8 * 3600 * 16_000), "file: the audio has 28800 s; at most 3 s (option.max_audio_seconds)"),
+    "too long": (clip_file(tone(3.5)), "file: the audio has 3.5 s; at most 3 s"),
+    "no channel": (wav(bytes(99), channels=0), "file: the audio has 0 channels"),
+    "cut": (clip_file()[:999], "file: the audio is broken"),
+    "too many bytes": (CLIP + bytes(150_000), "bytes; at most 150000 (option.max_audio_bytes)"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_wrong_files(server: LiveServer, name: str) -> None:
+    file, words = FILES[name]
+    answer = send(server, file)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["type"]) == (400, "file", "invalid_request_error")
+    assert words in error["message"]
+    assert send(server).json()["text"] == ECHO
+
+
+def form(*parts: str, boundary: str = "x") -> bytes:
+    return "".join(f"--{boundary}\r\n{part}\r\n" for part in parts).encode() + f"--{boundary}--\r\n".encode()
+
+
+NAMED = 'Content-Disposition: form-data; name="a"\r\n\r\n'
+BODIES: dict[str, tuple[bytes, str, str]] = {
+    "no boundary": (form(NAMED), "multipart/form-data", "needs a boundary of 1 to 70 characters"),
+    "a long boundary": (form(NAMED), f"multipart/form-data; boundary={'x' * 99}", "needs a boundary"),
+    "another boundary": (form(NAMED), "multipart/form-data; boundary=y", "is not of the type multipart/form-data"),
+    "breaks off": (form(NAMED + "abc")[:-9], "multipart/form-data; boundary=x", "breaks off"),
+    "no name": (form("A: b\r\n\r\nc"), "multipart/form-data; boundary=x", "a part of the form has no name"),
+    "many parts": (form(*[NAMED] * 65), "multipart/form-data; boundary=x", "the form has more than 64 parts"),
+    "long headers": (form("A: " + "b" * 9000 + "\r\n\r\n"), "multipart/form-data; boundary=x", "breaks off"),
+    "no file": (form(NAMED + "b"), "multipart/form-data; boundary=x", "'file' is required"),
+    "a file without a name": (
+        form('Content-Disposition: form-data; name="file"\r\n\r\n%%'), "multipart/form-data; boundary=x",
+        "file: the audio is not base64"),
+    "JSON without a file": (b"{}", "application/json", "'file' is required"),
+    "a list": (b"[]", "application/json", "the body must be a form or a JSON object with 'file'"),
+    "a number for a file": (b'{"file": 3}', "application/json", "'file' must be a form's file, or a string of base64"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_wrong_bodies(server: LiveServer, name: str) -> None:
+    body, content_type, words = BODIES[name]
+    answer = http.post(server.url + TRANSCRIPTIONS, content=body, headers={"content-type": content_type})
+    assert answer.status_code == 400, answer.text
+    assert words in answer.json()["error"]["message"]
+
+
+def test_a_form_longer_than_the_option_allows_is_refused_before_it_is_read(server: LiveServer) -> None:
+    assert send(server, bytes(500_000)).status_code == 413
+
+
+def test_other_routes_take_no_forms() -> None:
+    with serve("--engine", "echo") as server:
+        server.wait_ready()
+        assert send(server, path="/v1/chat/completions").status_code == 415
+        answer = send(server)
+        assert answer.status_code == 404
+        assert "it is for option.task=automatic-speech-recognition" in answer.json()["error"]["message"]
+
+
+def test_language_task_and_temperature_reach_the_engine() -> None:
+    context = ServerContext("openvino", no_media={"audio": ""})
+    body = {"file": base64.b64encode(CLIP).decode(), "language": "DE", "prompt": "names", "temperature": "0.5"}
+    (request,) = Translations().parse(body, context).requests
+    assert isinstance(request, Request)
+    assert dict(request.template.arguments) == {"task": "translate", "language": "de", "prompt": "names"}
+    assert (request.sampling.do_sample, request.sampling.temperature) == (True, 0.5)
+    (request,) = Translations().parse({"file": body["file"]}, context).requests
+    assert not request.sampling.do_sample
+
+
+def test_the_document_says_that_forms_are_taken(server: LiveServer) -> None:
+    paths = http.get(f"{server.url}/api-doc/openapi.json").json()["paths"]
+    for path in (TRANSCRIPTIONS, TRANSLATIONS):
+        assert set(paths[path]["post"]["requestBody"]["content"]) == {"application/json", "multipart/form-data"}

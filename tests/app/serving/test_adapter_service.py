@@ -20,8 +20,8 @@ from handler.scheduler.lora import AdapterHome, adapter_path
 from handler.serving.engine import engine_spec
 from handler.serving.model import ServedModel
 from handler.serving.user_code import adapter_home
-from tests.adapter_files import write_adapter
 from tests.services import load_echo
+from tests.user_files import write_adapter
 
 
 @asynccontextmanager

@@ -21,7 +21,7 @@ from handler.engines.process.supervisor import State
 from handler.serving import start
 from handler.serving.start import ServedModel, load_model, running
 from handler.serving.task import RequestTask
-from tests.adapter_files import write_adapter
+from tests.user_files import write_adapter
 
 
 def echo(*options: str) -> Config:

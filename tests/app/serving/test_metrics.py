@@ -1,25 +1,42 @@
-"""/metrics: what Prometheus' own parser reads of it, by our names, vLLM's and TGI's."""
+"""Metrics by Prometheus' own parser, in CloudWatch's embedded format, and OpenTelemetry's spans."""
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import re
+import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import CounterMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
+from handler.config.loader import read_config
+from handler.core.errors import ConfigError
 from handler.engines.base import EngineRequest, EngineStatistics
 from handler.engines.echo import engine as echo
 from handler.engines.process import engine_process
-from handler.serving.metrics.prometheus import REPLICA_FAMILIES
-from tests.adapter_files import write_adapter
-from tests.app.server import AppServer, serve
+from handler.serving.check import check
+from handler.serving.metrics.cloudwatch import document, reporting, samples
+from handler.serving.metrics.prometheus import REPLICA_FAMILIES, Gauges, Metrics
+from handler.serving.metrics.tracing import make_tracer
+from tests.app.server import AppServer, refused_start, serve
+from tests.doubles.downloads import serving
+from tests.one_test import in_one_test
 from tests.parameter_matrix import section
 from tests.servers import http, wait_for
+from tests.user_files import write_adapter
+
+# -- /metrics: what Prometheus' own parser reads of it, by our names, vLLM's and TGI's ---------------------------------
+
 
 OURS = {
     "lmi_requests": "counter",
@@ -258,3 +275,217 @@ def test_what_the_engine_reports_is_exported_while_it_works_and_when_it_rests(mo
         ):
             wait_for(lambda: seen(server) == [1, 1, 0.5, 6, 2], 5, "no report of two requests")
         wait_for(lambda: seen(server) == [0, 0, 0, 6, 2], 5, "no report when the last request was cancelled")
+
+
+# -- metrics in CloudWatch's embedded metric format: lines of JSON alone, by its specification -------------------------
+
+
+UNITS = {"Count", "Percent", "Seconds", "None"}
+
+
+def cloudwatch_check(line: str) -> dict[str, Any]:
+    """A line's values; each metric is named once, has a unit, and a number at the root."""
+    whole: dict[str, Any] = json.loads(line)
+    (directive,) = whole["_aws"]["CloudWatchMetrics"]
+    assert directive["Namespace"] == "LMI"
+    assert directive["Dimensions"] == [["ModelName"]]
+    assert isinstance(whole["_aws"]["Timestamp"], int)
+    names = [metric["Name"] for metric in directive["Metrics"]]
+    assert {metric["Unit"] for metric in directive["Metrics"]} <= UNITS
+    assert set(whole) == {"_aws", "ModelName", *names}
+    assert len(set(names)) == len(names) <= 100
+    assert all(isinstance(whole[name], int | float) for name in names)
+    return whole
+
+
+def metrics() -> Metrics:
+    return Metrics("m", Gauges(lambda: 2, lambda: 1, lambda: 7, lambda: 0, lambda: None, tuple))
+
+
+def test_an_interval_has_the_growth_of_counters_and_the_means_of_its_requests() -> None:
+    made = metrics()
+    made.count_first(8.0)
+    made.count("ok", seconds=9.0, first=8.0, num_prompt_tokens=1, num_tokens=2, num_sequences=1)
+    before = samples(made.registry)
+    assert "TimeToFirstToken" not in cloudwatch_check(json.dumps(document("m", before, before, 1.5)))
+    for first in (0.1, 0.3):
+        made.count_first(first)
+        made.count("ok", seconds=first + 1, first=first, num_prompt_tokens=4, num_tokens=11, num_sequences=1)
+    found = cloudwatch_check(json.dumps(document("m", before, samples(made.registry), 1.5)))
+    assert found["_aws"]["Timestamp"] == 1500
+    assert found["ModelName"] == "m"
+    counts = [found[name] for name in ("RequestsOk", "RequestsFailed", "PromptTokens", "GeneratedTokens")]
+    assert counts == [2, 0, 8, 0]
+    assert (found["QueuedRequests"], found["RunningRequests"]) == (2, 1)
+    assert found["TimeToFirstToken"] == pytest.approx(0.2)
+    assert found["InterTokenLatency"] == pytest.approx(0.1)
+    assert "KVCacheUsage" not in found
+
+
+@in_one_test("name", ["modèle", "模型", "a\nb", "\x1b[31m", "x" * 2000])
+def test_a_dimension_is_one_that_cloudwatch_takes(name: str) -> None:
+    made = samples(metrics().registry)
+    value = cloudwatch_check(json.dumps(document(name, made, made, 1.5)))["ModelName"]
+    assert value.isascii()
+    assert value.isprintable()
+    assert 1 <= len(value) <= 1024
+
+
+def test_an_engine_that_was_started_again_counts_from_nothing() -> None:
+    own = samples(metrics().registry)
+    before, now = ({**own, "vllm:prefix_cache_hits_total": value} for value in (9.0, 2.0))
+    assert document("m", before, now, 0)["PrefixCacheHits"] == 2
+
+
+def test_the_last_interval_is_written_at_the_end_and_none_without_the_option() -> None:
+    stream = io.StringIO()
+    with reporting(metrics().registry, "m", 3600, stream):
+        pass
+    cloudwatch_check(stream.getvalue())
+    with reporting(CollectorRegistry(), "m", 0, stream=None):
+        pass
+
+
+def test_a_server_writes_its_metrics_to_stdout(capsys: pytest.CaptureFixture[str]) -> None:
+    written = ""
+
+    def tokens() -> float:
+        nonlocal written
+        written += capsys.readouterr().out
+        return math.fsum(cloudwatch_check(line)["GeneratedTokens"] for line in written.splitlines())
+
+    with serve("--engine", "echo", "-o", "option.cloudwatch_metrics_interval=0.1") as server:
+        assert server.post(ASK).status_code == 200
+        wait_for(lambda: tokens() == 5, 5, "no line has the tokens")
+
+
+# -- OpenTelemetry: a span a request, as a receiver of OTLP over HTTP gets it ------------------------------------------
+
+
+TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+SENT = {"traceparent": f"00-{TRACE}-{PARENT}-01", "x-request-id": "one"}
+NOT_SENT = {"traceparent": f"00-{TRACE}-{PARENT}-00"}
+TRACING_ASK = {"inputs": "a b c", "parameters": {"max_new_tokens": 4}}
+
+
+class Receiver(ThreadingHTTPServer):
+    """Takes spans as `/v1/traces` does."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.spans: list[Any] = []
+        self.services: set[str] = set()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}/v1/traces"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        assert isinstance(self.server, Receiver)
+        sent = ExportTraceServiceRequest.FromString(self.rfile.read(int(self.headers["content-length"])))
+        for resource in sent.resource_spans:
+            self.server.services.add(values(resource.resource)["service.name"])
+            for scope in resource.scope_spans:
+                self.server.spans += scope.spans
+        self.send_response(200)
+        self.send_header("content-length", "0")
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    server = Receiver()
+    with serving(server):
+        yield server
+
+
+def values(span: Any) -> dict[str, Any]:
+    """The attributes of a span or a resource."""
+
+    def plain(value: Any) -> Any:
+        kind = value.WhichOneof("value")
+        return [plain(one) for one in value.array_value.values] if kind == "array_value" else getattr(value, kind)
+
+    return {attribute.key: plain(attribute.value) for attribute in span.attributes}
+
+
+def test_each_request_is_a_span_of_its_callers_trace(receiver: Receiver) -> None:
+    with serve("--engine", "echo", env={"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": receiver.url}) as server:
+        assert server.post(TRACING_ASK, headers=SENT).status_code == 200
+        assert server.post(TRACING_ASK, headers=NOT_SENT).status_code == 200
+        assert server.post({"inputs": "a", "parameters": {"top_p": "x"}}).status_code == 424
+    answered, refused = receiver.spans  # the end of the server sends what waits
+    assert receiver.services == {"lmi"}
+    assert (answered.trace_id.hex(), answered.parent_span_id.hex(), answered.name) == (TRACE, PARENT, "llm_request")
+    found = values(answered)
+    seconds = (answered.end_time_unix_nano - answered.start_time_unix_nano) / 1e9
+    assert found.pop("gen_ai.latency.e2e") == pytest.approx(seconds, abs=1e-6)
+    assert 0 <= found.pop("gen_ai.latency.time_in_queue") <= found.pop("gen_ai.latency.time_to_first_token") <= seconds
+    assert found == {
+        "gen_ai.request.id": "one",
+        "gen_ai.response.model": "model",
+        "gen_ai.usage.input_tokens": 3,
+        "gen_ai.usage.output_tokens": 4,
+        "gen_ai.response.finish_reasons": ["length"],
+        "lmi.outcome": "ok",
+    }
+    assert values(refused)["lmi.outcome"] == "refused"
+    assert (refused.status.code, refused.parent_span_id) == (2, b"")
+    assert "top_p" in refused.status.message
+
+
+def test_a_stream_that_its_client_leaves_is_a_span_too(receiver: Receiver) -> None:
+    endpoint = f"option.otlp_traces_endpoint={receiver.url}"
+    with serve("--engine", "echo", "-o", endpoint, "-o", "option.echo_tokens_per_second=50") as server:
+        body = {"inputs": "a", "stream": True, "parameters": {"max_new_tokens": 100_000}}
+        with http.stream("POST", server.url + "/invocations", json=body) as answer:
+            next(answer.iter_lines())
+    (span,) = receiver.spans
+    assert values(span)["lmi.outcome"] == "cancelled"
+    assert values(span)["gen_ai.usage.output_tokens"] > 0
+
+
+@pytest.mark.parametrize(
+    ("variables", "exports"),
+    [
+        ({}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}, True),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_SDK_DISABLED": "true"}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9", "OTEL_TRACES_EXPORTER": "none"}, False),
+    ],
+)
+def test_the_standard_variables_decide(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], exports: bool
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    tracer = make_tracer(None, "m")
+    assert (tracer is not None) == exports
+    if tracer is not None:
+        tracer.close()
+
+
+def test_missing_packages_stop_the_start_where_the_option_asks_for_traces(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
+    with pytest.raises(ConfigError, match=r"option.otlp_traces_endpoint=http://x: .*lmi-handler\[tracing\]"):
+        make_tracer("http://x", "m")
+    overrides = ["option.llm_engine=echo", "option.otlp_traces_endpoint=http://x"]
+    with pytest.raises(ConfigError, match=r"lmi-handler\[tracing\]"):
+        check(read_config(overrides=overrides, environ={})).check()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    assert make_tracer(None, "m") is None
+    assert "'lmi-handler[tracing]'" in caplog.text
+
+
+def test_an_unknown_protocol_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+    assert "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL=http/json" in refused_start(
+        "--engine", "echo", "-o", "option.otlp_traces_endpoint=http://x"
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -12,17 +13,18 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 from deploy.data import table
 from deploy.resolve.images import push_instructions
 from handler import __version__
 from handler.config.model_files import DEMO_MEMBER
 from handler.container.djl import S5CMD
 from tests.container.images.dockerfile import ROOT, SECOND, context, read
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
 
 ARGUMENTS, STAGES = read()
 IMAGES = ("cpu", "lmi", "trtllm")
@@ -218,3 +220,20 @@ def test_the_dockerfile_imports_names_that_exist() -> None:
     names = re.findall(r"from (handler[\w.]*) import (\w+)", (ROOT / "Dockerfile").read_text())
     assert names
     assert [name for module, name in names if not hasattr(importlib.import_module(module), name)] == []
+
+
+# -- the constraints that keep an image's engine as it was built -------------------------------------------------------
+
+
+constraints = runpy.run_path(str(ROOT / "docker" / "hold.py"))["constraints"]
+
+
+def test_what_is_installed_stays_and_what_is_not_is_ours() -> None:
+    installed = {"torch": "2.9.1+cu130", "prometheus_client": "0.22.1", "Starlette": "0.49.1"}
+    ours = ["# comment", "", "prometheus-client==0.26.0", "starlette==1.10.0", "orjson==3.13.0"]
+    assert constraints(installed, ours, ["starlette"]) == [
+        "orjson==3.13.0",
+        "prometheus_client==0.22.1",
+        "starlette==1.10.0",
+        "torch==2.9.1+cu130",
+    ]

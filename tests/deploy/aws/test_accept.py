@@ -16,10 +16,10 @@ from deploy.emulator.endpoint import Endpoint
 from deploy.emulator.runtime import Runtime
 from deploy.spec.reading import read_spec
 from tests.accept.aws import PASS, Ran, accept
-from tests.accept.test_aws import ALL, CONTENT
-from tests.deploy.aws.operations.test_logs import write
+from tests.accept.test_accept import ALL, CONTENT
+from tests.deploy.aws.operations.test_operations import write
 from tests.deploy.doubles.aws import Cloud
-from tests.deploy.doubles.deployer import Deployer
+from tests.deploy.doubles.deployments import Deployer
 from tests.deploy.doubles.endpoints import IMAGE, make_ready, set_quotas
 from tests.deploy.local.servers import Loop
 from tests.servers import serve

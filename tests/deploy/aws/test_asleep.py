@@ -18,8 +18,7 @@ from deploy.operations import scale
 from deploy.spec import Spec
 from tests.deploy.aws.test_permissions import prepared, written
 from tests.deploy.doubles.aws import CALLER, Cloud
-from tests.deploy.doubles.deployer import Deployer, printed
-from tests.deploy.doubles.deployments import NAME, PLAIN
+from tests.deploy.doubles.deployments import NAME, PLAIN, Deployer, printed
 from tests.deploy.doubles.endpoints import set_quotas
 
 ASLEEP: dict[str, Any] = {

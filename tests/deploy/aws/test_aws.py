@@ -1,13 +1,35 @@
-"""The double of AWS does what the tests of `deploy` rely on. By the tests' own clients, who may do everything."""
+"""The double of AWS does what the tests of `deploy` rely on, by the tests' own clients, who may do everything."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import boto3
 import pytest
-from botocore.exceptions import ClientError
+from botocore import xform_name
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.model import OperationModel
+from moto.applicationautoscaling.responses import ApplicationAutoScalingResponse
+from moto.sagemaker.responses import SageMakerResponse
 
-from tests.deploy.doubles.aws import Cloud
+from deploy.aws import Aws, as_deploy_error
+from deploy.cli.main import main
+from deploy.client import Patience, Predictor, RequestFailed
+from deploy.emulator.account import Starts
+from deploy.emulator.cloud import OWN
+from deploy.emulator.sagemaker import Fate
+from deploy.service_model import _compiled, service
+from tests.deploy.doubles.aws import ACCOUNT, Cloud
+from tests.doubles.downloads import serving
+from tests.one_test import in_one_test
+from tests.servers import http
+
+# -- aws ---------------------------------------------------------------------------------------------------------------
+# The double of AWS does what the tests of `deploy` rely on. By the tests' own clients, who may do everything.
+
 
 ROLE = "arn:aws:iam::123456789012:role/r"
 
@@ -156,3 +178,281 @@ def test_pages_have_ten_and_tags_are_kept(cloud: Cloud) -> None:
     arn = sagemaker.describe_model(ModelName="m00")["ModelArn"]
     sagemaker.add_tags(ResourceArn=arn, Tags=[{"Key": "a", "Value": "b"}])
     assert sagemaker.list_tags(ResourceArn=arn)["Tags"] == [{"Key": "a", "Value": "b"}]
+
+
+# -- requests ----------------------------------------------------------------------------------------------------------
+# Each operation of the rehearsal is held against botocore's description of it, as AWS does, and boto3 does not.
+#
+# A sample request is made of the description; one member at a time then violates it.
+
+
+ARN = "arn:aws:iam::123456789012:role/service-role/a"
+TEXTS = ("a", "1", "2026", ARN, "s3://bucket/key", "arn:aws:sagemaker:us-east-1:123456789012:model/a", "a" * 40)
+"""Of which one fits most of the patterns."""
+
+Change = Callable[[Any], Any]
+
+
+def sample(shape: Any, depth: int = 0) -> Any:
+    """A value that fits a shape, with all members: structures within themselves end."""
+    least = max(1, shape.metadata.get("min", 1))
+    if shape.type_name == "structure":
+        members = shape.members if depth < 6 else {}
+        return {name: sample(member, depth + 1) for name, member in members.items()}
+    if shape.type_name == "list":
+        return [sample(shape.member, depth + 1)] * least
+    if shape.type_name == "map":
+        return {sample(shape.key): sample(shape.value, depth + 1)}
+    if shape.type_name == "string":
+        pattern = shape.metadata.get("pattern")
+        read = None if pattern is None else _compiled(pattern)
+        fits = [text for text in TEXTS if read is None or read.fullmatch(text)]
+        return shape.enum[0] if shape.enum else next(iter(fits), "a") * (least if not pattern else 1)
+    return {"boolean": True, "timestamp": 1.0, "blob": "YQ=="}.get(shape.type_name, least)
+
+
+def violations(shape: Any, value: Any, at: str, put: Change) -> Iterator[tuple[str, str, Any]]:
+    """What is changed, the words of its refusal, and the request then: `put` puts a value in the member's place."""
+    most, least = shape.metadata.get("max"), shape.metadata.get("min", 0)
+    kind = shape.type_name
+    if kind == "structure":
+        for name, member in shape.members.items():
+            if name in value:
+                place = f"{at}.{name[0].lower()}{name[1:]}".lstrip(".")
+
+                def inside(new: Any, name: str = name) -> Any:
+                    return put({**value, name: new})
+
+                if name in shape.required_members:
+                    without = {other: value[other] for other in value if other != name}
+                    yield f"no {place}", f"null at '{place}' failed", put(without)
+                yield from violations(member, value[name], place, inside)
+    elif kind == "list":
+        yield f"text as {at}", f"at '{at}' can not be converted", put("a")
+        if most is not None and most < 1000:
+            yield f"long {at}", f"at '{at}' failed", put(value[:1] * (most + 1))
+        yield from violations(shape.member, value[0], f"{at}.1.member", lambda new: put([new, *value[1:]]))
+    elif kind == "map":
+        yield f"list as {at}", f"at '{at}' can not be converted", put([])
+    elif kind == "string":
+        yield f"number as {at}", f"at '{at}' can not be converted", put(7)
+        if most is not None and most < 10_000:
+            yield f"long {at}", f"at '{at}' failed", put("a" * (most + 1))
+        pattern = shape.metadata.get("pattern")
+        read = None if pattern is None else _compiled(pattern)
+        if shape.enum or (read is not None and not read.fullmatch("\n?!")):
+            yield f"odd {at}", f"at '{at}' failed", put("\n?!")
+    elif kind in ("integer", "long", "float", "double"):
+        yield f"text as {at}", f"at '{at}' can not be converted", put("a")
+        if most is not None:
+            yield f"large {at}", f"at '{at}' failed", put(most + 1)
+        if "min" in shape.metadata:
+            yield f"small {at}", f"at '{at}' failed", put(least - 1)
+    elif kind == "boolean":
+        yield f"text as {at}", f"at '{at}' can not be converted", put("true")
+
+
+def served(signed_for: str, responses: type) -> list[OperationModel]:
+    """The operations that the rehearsal itself answers, not moto."""
+    model = service(signed_for)
+    own = [name for name in model.operation_names if xform_name(name) in vars(responses)]
+    return [
+        model.operation_model(name)
+        for name in own
+        if getattr(responses, xform_name(name)).__module__.startswith("deploy.")
+    ]
+
+
+def ask(cloud: Cloud, operation: OperationModel, request: Any) -> tuple[int, str, str]:
+    """Status, code and message of an answer, to a client that checks nothing itself and is not botocore."""
+    model = operation.service_model
+    scope = f"{OWN}/20260101/us-east-1/{model.signing_name}/aws4_request"
+    headers = {
+        "x-amz-target": f"{model.metadata['targetPrefix']}.{operation.name}",
+        "content-type": "application/x-amz-json-1.1",
+        "authorization": f"AWS4-HMAC-SHA256 Credential={scope}, SignedHeaders=host, Signature=0",
+    }
+    answer = http.post(cloud.url, json=request, headers=headers)
+    assert answer.headers["x-amzn-requestid"]
+    told = answer.json() if answer.content else {}
+    return answer.status_code, told.get("__type", ""), told.get("message", told.get("Message", ""))
+
+
+@pytest.mark.parametrize(
+    ("signed_for", "responses"),
+    [("sagemaker", SageMakerResponse), ("application-autoscaling", ApplicationAutoScalingResponse)],
+)
+def test_a_request_that_its_description_refuses_is_the_clients_error(
+    cloud: Cloud, signed_for: str, responses: type
+) -> None:
+    operations = served(signed_for, responses)
+    assert operations
+    tried, found = 0, {}
+    for operation in operations:
+        shape = operation.input_shape
+        for what, words, request in violations(shape, sample(shape), "", lambda new: new):
+            tried += 1
+            status, code, message = ask(cloud, operation, request)
+            refused = (status, code) in ((400, "ValidationException"), (400, "SerializationException"))
+            if not refused or words not in message:
+                found[f"{operation.name}: {what}"] = (status, code, message)
+    assert tried > 20 * len(operations) or signed_for != "sagemaker"
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    ("service_name", "method", "path", "body", "headers", "status"),
+    [
+        ("sts", "POST", "/", b"Action=AssumeRole&Version=2011-06-15&RoleName[]=a", {}, 500),
+        ("iam", "POST", "/", b"Action=CreateServiceLinkedRole&Version=2010-05-08&%%%", {}, 500),
+        ("nobodys", "POST", "/", b"{}", {"X-Amz-Target": "A.B"}, 500),
+        ("monitoring", "POST", "/service/A/operation/PutMetricAlarm", b"\xff", {}, 400),
+        ("monitoring", "POST", "/service/A/operation/PutMetricAlarm", b"\x01", {}, 400),
+    ],
+)
+def test_what_a_request_breaks_is_an_error_in_its_protocol(
+    cloud: Cloud, service_name: str, method: str, path: str, body: bytes, headers: dict[str, str], status: int
+) -> None:
+    signed = f"AWS4-HMAC-SHA256 Credential={OWN}/20260101/us-east-1/{service_name}/aws4_request"
+    kind = "application/x-www-form-urlencoded"
+    headers = {"Content-Type": kind, "Authorization": signed, **headers}
+    answer = http.request(method, cloud.url + path, content=body, headers=headers)
+    assert answer.status_code == status, answer.text
+    assert "x-amzn-requestid" in answer.headers
+    assert "<!doctype html>" not in answer.text
+    code = "InternalFailure" if status == 500 else "SerializationException"
+    assert code in answer.text
+
+
+# -- a web page in the place of AWS's answer, in every protocol of AWS: one line with its status -----------------------
+
+
+PAGE = "<!DOCTYPE html>\n<html><head><title>Login &amp;\n welcome</title></head>\n<body>" + "<p>row</p>\n" * 500
+CALLS = {
+    "sagemaker": "list_endpoints",  # JSON
+    "sts": "get_caller_identity",  # query
+    "cloudwatch": "describe_alarms",  # CBOR
+    "s3": "list_buckets",  # XML
+    "ec2": "describe_subnets",  # EC2's query
+}
+
+
+@contextmanager
+def pages(status: int, kind: str = "text/html", body: str = PAGE) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self.send_response(status)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body.encode())))
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        do_POST = do_GET
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
+        yield url
+
+
+@in_one_test(
+    ("service", "status"), [(service, status) for service in CALLS for status in (200, 302, 403, 407, 502, 503)]
+)
+def test_every_protocol_tells_the_status_in_a_line(service: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pages(status) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        with pytest.raises((BotoCoreError, ClientError)) as raised:
+            getattr(Aws("us-east-1").client(service), CALLS[service])()
+    assert isinstance(raised.value, BotoCoreError | ClientError)
+    said = str(as_deploy_error(raised.value))
+    if (service, status) == ("s3", 200):
+        status = 500  # which botocore itself makes of it
+    assert str(status) in said
+    assert "\n" not in said
+    assert len(said) < 200, said
+    assert "<" not in said
+    assert ("(Login & welcome)" in said) == (status < 500)
+
+
+def test_a_command_prints_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with pages(403) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        assert main(["status", "chat"]) == 1
+    said = capsys.readouterr().err
+    assert said == (
+        "lmi deploy: DescribeEndpoint: HTTP 403: a web page (Login & welcome) in place of AWS's answer "
+        "(a proxy's, or a login's?)\n"
+    )
+
+
+def test_a_body_that_is_neither_page_nor_answer_is_a_line_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pages(200, "text/plain", "no XML\n" * 100) as url:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
+        assert main(["doctor", "--name", "chat", "--role", "arn:aws:iam::123456789012:role/lmi", "--image",
+                     "123456789012.dkr.ecr.us-east-1.amazonaws.com/lmi:1", "--model", "s3://models/a/",
+                     "--instance-type", "ml.g5.xlarge", "--set", "instance.unchecked=true"]) in (1, 2)  # fmt: skip
+    said = capsys.readouterr()
+    assert "Traceback" not in said.err
+    assert max(map(len, (said.out + said.err).splitlines())) < 300
+    assert "cannot be read" in said.out + said.err
+
+
+@pytest.mark.parametrize("status", [403, 404, 503])
+def test_a_client_of_an_endpoint_is_told_too(status: int) -> None:
+    session = boto3.session.Session("a", "b", region_name="us-east-1")
+    with pages(status) as url:
+        predictor = Predictor("chat", "us-east-1", endpoint_url=url, session=session, patience=Patience(busy=0, cold=0))
+        with pytest.raises(RequestFailed) as raised:
+            predictor.predict({"inputs": "a"})
+    said = str(raised.value)
+    assert str(status) in said
+    assert len(said.splitlines()) == 1
+    assert "<p>" not in said
+
+
+# -- what a rehearsal starts: every model of an endpoint or a component must have its image ----------------------------
+
+
+ABSENT = f"{ACCOUNT}.dkr.ecr.us-east-1.amazonaws.com/absent:1"
+FROM_AWS = "763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.36.0-lmi22.0.0-cu129"
+SERVING = {"VariantName": "AllTraffic", "InitialInstanceCount": 1}
+ONE_TYPE = {**SERVING, "InstanceType": "ml.g5.xlarge"}
+POOLS = [
+    {"InstanceType": "ml.g5.xlarge", "Priority": 1},
+    {"InstanceType": "ml.g6.xlarge", "Priority": 2, "ModelNameOverride": "absent"},
+]
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"Specification": {"ModelName": "absent"}},
+        {
+            "Specifications": [
+                {"InstanceType": "ml.g5.xlarge", "ModelName": "there"},
+                {"InstanceType": "ml.g6.xlarge", "ModelName": "absent"},
+            ]
+        },
+        {"ProductionVariants": [{**ONE_TYPE, "ModelName": "absent"}]},
+        {"ProductionVariants": [{**SERVING, "ModelName": "there", "InstancePools": POOLS}]},
+    ],
+)
+def test_a_start_needs_the_image_of_each_model(cloud: Cloud, wanted: dict[str, Any]) -> None:
+    sagemaker = cloud.client("sagemaker")
+    for name, image in (("there", FROM_AWS), ("absent", ABSENT)):
+        role = f"arn:aws:iam::{ACCOUNT}:role/model"
+        sagemaker.create_model(ModelName=name, PrimaryContainer={"Image": image}, ExecutionRoleArn=role)
+    things = cloud.sagemaker.things
+    kind = "inference-component"
+    if "ProductionVariants" in wanted:
+        kind = "endpoint"
+        sagemaker.create_endpoint_config(EndpointConfigName="first", **wanted)
+        wanted = {"EndpointConfigName": "first"}
+    thing = cloud.sagemaker.create(kind, "new", dict(wanted), "us-east-1")
+    assert Starts(cloud)(thing, wanted) == Fate("Failed", f"The requested image '{ABSENT}' could not be found.")
+    del things["model", "absent"]
+    assert Starts(cloud)(thing, wanted) == Fate("InService")

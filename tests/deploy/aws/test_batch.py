@@ -17,8 +17,7 @@ from deploy.batch import running
 from deploy.cli.main import main as run
 from tests.deploy.aws.test_permissions import REGIONS, own_key, prepared, written
 from tests.deploy.doubles.aws import ACCOUNT, CALLER, Call, Cloud
-from tests.deploy.doubles.deployer import Deployer, printed
-from tests.deploy.doubles.deployments import NAME, PLAIN
+from tests.deploy.doubles.deployments import NAME, PLAIN, Deployer, printed
 from tests.deploy.doubles.endpoints import listed_price, set_quotas
 
 BATCH: dict[str, Any] = {

@@ -12,8 +12,7 @@ import yaml
 from deploy.cli.main import main as run
 from tests.deploy.aws.test_permissions import prepared
 from tests.deploy.doubles.aws import ACCOUNT, Cloud
-from tests.deploy.doubles.deployer import Deployer, printed
-from tests.deploy.doubles.deployments import NAME, PLAIN
+from tests.deploy.doubles.deployments import NAME, PLAIN, Deployer, printed
 from tests.deploy.doubles.endpoints import set_quotas
 
 PLAN = f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-plan/llama"

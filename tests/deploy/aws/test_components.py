@@ -14,8 +14,7 @@ from deploy.iam.policies import MOST, length, parts
 from tests.deploy.aws.test_lifecycle import MODEL
 from tests.deploy.aws.test_permissions import prepared
 from tests.deploy.doubles.aws import Cloud
-from tests.deploy.doubles.deployer import Deployer, printed
-from tests.deploy.doubles.deployments import NAME, PLAIN
+from tests.deploy.doubles.deployments import NAME, PLAIN, Deployer, printed
 from tests.deploy.doubles.endpoints import set_quotas
 
 SHAPE = PLAIN["model"]["shape"]

@@ -9,31 +9,33 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.aws import Aws
 from deploy.cli import iam
 from deploy.cli.main import main
 from deploy.export.cloudformation import cloudformation_template
-from deploy.iam.simulation import Denial
+from deploy.iam.simulation import Denial, caller
 from deploy.resources.build import resources
 from tests.deploy.cases import decision, spec
-from tests.deploy.doubles.aws import Cloud
+from tests.deploy.doubles.aws import CALLER, Cloud
+from tests.deploy.doubles.deployments import PLAIN, printed
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 LLAMA = str(EXAMPLES / "llama-3-8b-g6e.yaml")
 
 
-def printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+def commands_printed(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     assert main(arguments) == 0
     return capsys.readouterr().out
 
 
 def test_cloudformation_is_yaml_and_asks_nothing(capsys: pytest.CaptureFixture[str]) -> None:
-    found = yaml.safe_load(printed(capsys, "export", LLAMA))
+    found = yaml.safe_load(commands_printed(capsys, "export", LLAMA))
     assert found["AWSTemplateFormatVersion"] == "2010-09-09"
     variant = found["Resources"]["EndpointConfig"]["Properties"]["ProductionVariants"][0]
     assert variant["InstanceType"] == "ml.g6e.xlarge"
     assert variant["InferenceAmiVersion"] == "al2023-ami-sagemaker-inference-gpu-4-1"
     assert variant["ContainerStartupHealthCheckTimeoutInSeconds"] >= 600
-    assert json.loads(printed(capsys, "export", LLAMA, "--to", "cloudformation-json")) == found
+    assert json.loads(commands_printed(capsys, "export", LLAMA, "--to", "cloudformation-json")) == found
 
 
 def test_what_the_user_should_know_is_no_part_of_the_template(capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,17 +45,17 @@ def test_what_the_user_should_know_is_no_part_of_the_template(capsys: pytest.Cap
 
 def test_terraform_into_a_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "main.tf.json"
-    assert printed(capsys, "export", LLAMA, "--to", "terraform", "--output", str(file)) == ""
+    assert commands_printed(capsys, "export", LLAMA, "--to", "terraform", "--output", str(file)) == ""
     found = json.loads(file.read_text())
     assert found["provider"] == {"aws": {"region": "us-east-1"}}
     stack = found["resource"]["aws_cloudformation_stack"]["endpoint"]
     template = json.loads(stack["template_body"])
-    assert template == json.loads(printed(capsys, "export", LLAMA, "--to", "cloudformation-json"))
+    assert template == json.loads(commands_printed(capsys, "export", LLAMA, "--to", "cloudformation-json"))
     assert template["Resources"]["Endpoint"]["Properties"]["EndpointName"] == "llama-3-8b"
 
 
 def test_terraform_has_what_cloudformation_has(capsys: pytest.CaptureFixture[str]) -> None:
-    found = printed(capsys, "export", str(EXAMPLES / "qwen3-aws-image.yaml"), "--to", "terraform")
+    found = commands_printed(capsys, "export", str(EXAMPLES / "qwen3-aws-image.yaml"), "--to", "terraform")
     assert "PrefixAwareRoutingConfig" in found
 
 
@@ -76,13 +78,13 @@ def test_a_secret_is_refused_and_not_shown(capsys: pytest.CaptureFixture[str]) -
     setting = ["--set", "environment.HF_TOKEN=abcdefgh"]
     assert main(["export", LLAMA, *setting]) == 2
     assert "abcdefgh" not in capsys.readouterr().err
-    assert "abcdefgh" in printed(capsys, "export", LLAMA, *setting, "--allow-plaintext-secret")
+    assert "abcdefgh" in commands_printed(capsys, "export", LLAMA, *setting, "--allow-plaintext-secret")
 
 
 def test_policies_all_and_one(capsys: pytest.CaptureFixture[str]) -> None:
-    found = json.loads(printed(capsys, "iam", LLAMA))
+    found = json.loads(commands_printed(capsys, "iam", LLAMA))
     assert list(found) == ["trust", "execution-role", "deployer", "invoker"]
-    assert json.loads(printed(capsys, "iam", LLAMA, "--who", "invoker")) == found["invoker"]
+    assert json.loads(commands_printed(capsys, "iam", LLAMA, "--who", "invoker")) == found["invoker"]
 
 
 MANY = [{"name": f"adapter-{number:03}", "artifact": f"s3://models/{number:03}.tar.gz"} for number in range(60)]
@@ -101,7 +103,7 @@ def test_a_policy_that_is_too_long_is_printed_in_parts(
     assert "AWS takes 6,144 in a managed policy. It is in" in said.err
     assert main(["iam", LLAMA, *many, "--who", "deployer"]) == 2
     assert "Print one with --who deployer-1." in capsys.readouterr().err
-    assert json.loads(printed(capsys, "iam", LLAMA, *many, "--who", "deployer-2")) == found["deployer-2"]
+    assert json.loads(commands_printed(capsys, "iam", LLAMA, *many, "--who", "deployer-2")) == found["deployer-2"]
     assert main(["iam", LLAMA, "--who", "deployer-2"]) == 2
     assert "there is no such part" in capsys.readouterr().err
     assert main(["iam", LLAMA, "--check", "--who", "deployer-2"]) == 2
@@ -115,7 +117,7 @@ def test_a_printed_policy_is_one_that_iam_takes(capsys: pytest.CaptureFixture[st
     """moto checks a policy's grammar as IAM does."""
     client = cloud.client("iam")
     for example in sorted(EXAMPLES.glob("*.yaml")):
-        found = json.loads(printed(capsys, "iam", str(example)))
+        found = json.loads(commands_printed(capsys, "iam", str(example)))
         name = example.stem
         client.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(found["trust"]))
         for who in ("execution-role", "deployer", "invoker"):
@@ -150,3 +152,24 @@ def test_the_check_says_what_is_denied_and_to_whom(
 def test_trust_cannot_be_simulated(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["iam", LLAMA, "--check", "--who", "trust"]) == 2
     assert "trust" in capsys.readouterr().err
+
+
+# -- the caller, as STS and IAM name it --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("arn", "path", "who"), [
+    ("arn:aws:iam::123456789012:user/ann", None, "arn:aws:iam::123456789012:user/ann"),
+    ("arn:aws:sts::123456789012:assumed-role/Dev/ann", "/sso/", "arn:aws:iam::123456789012:role/sso/Dev"),
+    ("arn:aws:sts::123456789012:assumed-role/Dev/ann", None, "arn:aws:iam::123456789012:role/Dev"),
+])  # fmt: skip
+def test_the_caller_of_a_session_is_its_role(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch, arn: str, path: str | None, who: str
+) -> None:
+    if path is not None:
+        cloud.client("iam").create_role(RoleName="Dev", Path=path, AssumeRolePolicyDocument="{}")
+    # The deployer's own role is in no specification: who has one with a path needs this beside the printed policy.
+    own = {"Effect": "Allow", "Action": "iam:GetRole", "Resource": "arn:aws:iam::123456789012:role/*"}
+    cloud.policies[CALLER] = [printed(PLAIN), {"Statement": [own]}]
+    aws = Aws("us-east-1")
+    monkeypatch.setattr(aws.client("sts"), "get_caller_identity", lambda: {"Arn": arn})
+    assert caller(aws) == who

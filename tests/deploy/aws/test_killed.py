@@ -19,8 +19,7 @@ from botocore.client import BaseClient
 from botocore.httpsession import URLLib3Session
 
 from tests.deploy.doubles.aws import Call, Cloud
-from tests.deploy.doubles.deployer import permit
-from tests.deploy.doubles.deployments import COMPONENTS, PLAIN, down, up, wanted_of
+from tests.deploy.doubles.deployments import COMPONENTS, PLAIN, down, permit, up, wanted_of
 from tests.servers import PATIENCE
 
 ROOT = Path(__file__).parents[3]

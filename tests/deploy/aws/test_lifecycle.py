@@ -16,8 +16,7 @@ import yaml
 from deploy.cli.main import main as run
 from tests.deploy.cases import LLAMA_CONFIG
 from tests.deploy.doubles.aws import ACCOUNT, Call, Cloud
-from tests.deploy.doubles.deployer import Deployer
-from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN
+from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN, Deployer
 from tests.deploy.doubles.endpoints import listed_price, set_quotas
 from tests.deploy.doubles.hub import serving
 from tests.deploy.unit.resolve.safetensors_files import header

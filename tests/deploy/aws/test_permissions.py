@@ -22,8 +22,7 @@ from deploy.iam.policies import Policy
 from deploy.resolve.images import registry_suffix
 from tests.deploy.aws.test_lifecycle import MODEL
 from tests.deploy.doubles.aws import ACCOUNT, CALLER, Cloud
-from tests.deploy.doubles.deployer import Deployer, printed
-from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN
+from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN, Deployer, printed
 from tests.deploy.doubles.endpoints import set_quotas
 
 REGIONS = ["us-east-1", "cn-north-1", "us-gov-west-1", "eusc-de-east-1", "us-iso-east-1", "us-isob-east-1"]

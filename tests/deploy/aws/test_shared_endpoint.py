@@ -12,8 +12,7 @@ import yaml
 from deploy.cli.main import main as run
 from tests.deploy.aws.test_permissions import prepared
 from tests.deploy.doubles.aws import Cloud
-from tests.deploy.doubles.deployer import Deployer
-from tests.deploy.doubles.deployments import PLAIN
+from tests.deploy.doubles.deployments import PLAIN, Deployer
 from tests.deploy.doubles.endpoints import set_quotas
 
 FOUR = {"type": "ml.g6e.12xlarge"}

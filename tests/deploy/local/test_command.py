@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -12,17 +13,20 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from aiohttp import web
 from botocore.exceptions import ClientError
 
 from deploy.cli import local as local_command
 from deploy.cli.main import main
-from deploy.emulator.serving import Plan
-from tests.adapter_files import write_adapter
+from deploy.emulator.endpoint import Endpoint
+from deploy.emulator.serving import Plan, load_adapters
+from deploy.errors import Failed
 from tests.deploy.local.processes import LocalProcess, aws_variables, local_process
 from tests.deploy.local.servers import Container, Loop, client
 from tests.environment import clean_environment
 from tests.process_tree import alive, descendants
 from tests.servers import PATIENCE, wait_for
+from tests.user_files import write_adapter
 
 ECHO = ("--engine", "echo")
 
@@ -182,3 +186,22 @@ def test_arguments_that_make_no_sense(
         found = int(str(error.code))
     assert found == status
     assert said in capsys.readouterr().err
+
+
+# -- adapters, loaded when the container is ready ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ending", "said"), [("cut", "the container gave no answer"), ("bytes", "answers 500: \ufffd")]
+)
+def test_one_that_the_container_cannot_load(loop: Loop, ending: str, said: str) -> None:
+    async def load(request: web.Request) -> web.Response:
+        if ending == "cut":
+            assert request.transport is not None
+            request.transport.abort()
+        return web.Response(status=500, body=b"\xff", content_type="text/plain")
+
+    app = web.Application()
+    app.router.add_post("/adapters", load)
+    with loop.serving(app) as url, pytest.raises(Failed, match=f"adapter one: .*{said}"):
+        asyncio.run(load_adapters(Plan(Endpoint(url), adapters={"one": "/adapters/one"})))

@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
-from tests.adapter_files import write_adapter
 from tests.djl.launch import StartFailed
 from tests.djl.processes import group_members
 from tests.djl.servers import DjlServer, djl, newer, versions
 from tests.servers import http, wait_for
+from tests.user_files import write_adapter
 
 pytestmark = [pytest.mark.djl, pytest.mark.long]
 

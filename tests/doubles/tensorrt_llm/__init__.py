@@ -5,7 +5,7 @@ It is as strict as the real one. Where that hangs or goes wrong silently, it fai
 TLLM_DOUBLE names the faults that it shows: `_manners`.
 """
 
-from tensorrt_llm._double.manners import MANNERS, MISUSES
+from tensorrt_llm._double.api import MANNERS, MISUSES
 from tensorrt_llm.llm import LLM
 from tensorrt_llm.sampling_params import SamplingParams
 

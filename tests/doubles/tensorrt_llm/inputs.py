@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tensorrt_llm._double.manners import MANNERS
+from tensorrt_llm._double.api import MANNERS
 
 FAMILIES = ("qwen2_vl", "qwen2_5_vl")
 

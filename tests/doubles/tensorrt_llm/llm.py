@@ -12,11 +12,8 @@ from typing import Any
 
 from tensorrt_llm import inputs as vision
 from tensorrt_llm._double import workers
-from tensorrt_llm._double.api import API
-from tensorrt_llm._double.engine import Engine
-from tensorrt_llm._double.errors import EngineDeadError, RequestError
-from tensorrt_llm._double.fast import FastEngine
-from tensorrt_llm._double.manners import MANNERS, misuse
+from tensorrt_llm._double.api import API, MANNERS, EngineDeadError, RequestError, misuse
+from tensorrt_llm._double.engine import Engine, FastEngine
 from tensorrt_llm._double.model import Model
 from tensorrt_llm._double.request import Request
 from tensorrt_llm._double.result import GenerationResult

@@ -6,8 +6,7 @@ import os
 from typing import Any
 
 import pydantic
-from tensorrt_llm._double.api import API, kind, model
-from tensorrt_llm._double.manners import MANNERS
+from tensorrt_llm._double.api import API, MANNERS, kind, model
 
 if MANNERS.release >= (1, 3):
     from tensorrt_llm._torch.peft.lora.config import LoraConfig

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tensorrt_llm._double.lora import LoraConfig
-from tensorrt_llm._double.manners import MANNERS, misuse
+from tensorrt_llm._double.api import MANNERS, LoraConfig, misuse
 
 if MANNERS.release >= (1, 3):
     raise misuse("LoraConfig is in tensorrt_llm._torch.peft.lora.config since 1.3")

@@ -6,8 +6,7 @@ import os
 from typing import Any
 
 import numpy
-from tensorrt_llm._double.api import record
-from tensorrt_llm._double.manners import MANNERS
+from tensorrt_llm._double.api import MANNERS, record
 
 
 class _Guided:

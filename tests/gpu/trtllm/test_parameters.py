@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.adapter_files import write_adapter
 from tests.doubles import tiny
 from tests.doubles.requests import environment
 from tests.parameter_matrix import (
@@ -27,6 +26,7 @@ from tests.parameter_matrix import (
     unmet,
 )
 from tests.servers import LiveServer, serve
+from tests.user_files import write_adapter
 
 LORA = {"option.enable_lora": "true", "option.gather_generation_logits": "true"}
 SETTINGS: dict[str, tuple[str, dict[str, str]]] = {

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from handler.engines.base import EngineStatistics
-from tests.audio.models import CASES, Reference, write_model
+from tests.checkpoints.audio import CASES, Reference, write_model
 from tests.process.engines.test_conformance import start
 from tests.random_models import Compared
 from tests.servers import wait_for

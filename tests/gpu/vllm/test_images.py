@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from handler.engines.base import EngineStatistics
+from tests.checkpoints.vision import CASES, FAMILIES, Reference, write_model
+from tests.checkpoints.vision_over_http import check_over_http
 from tests.process.engines.test_conformance import start
 from tests.random_models import Compared
 from tests.servers import options, serve, wait_for
-from tests.vision.models import CASES, FAMILIES, Reference, write_model
-from tests.vision.over_http import check_over_http
 
 pytestmark = pytest.mark.vllm
 

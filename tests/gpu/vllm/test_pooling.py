@@ -12,14 +12,18 @@ import pytest
 from handler import engines
 from handler.config.config import Config
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import NO_EXTRAS, Delta, Pooling, Request, Task
+from handler.core.values import NO_EXTRAS, Delta, Pooling, Request, StructuredOutput, Task
 from handler.engines.base import EngineConfig
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
+from handler.engines.trtllm.sampling import structured_output_check
 from handler.scheduler.batcher import Batcher
-from tests.unit.engines.pooling.models import GOLDEN, TEXTS, second, write_model
+from tests.checkpoints.decoders import CASES, transformers_values, write_checkpoint
+from tests.checkpoints.decoders import GOLDEN as DECODERS_GOLDEN
+from tests.unit.engines.pooling_models import GOLDEN, TEXTS, second, write_model
 
 pytestmark = pytest.mark.vllm
+
 WANTED = json.loads(GOLDEN.read_text())
 
 
@@ -64,3 +68,34 @@ def test_numbers_are_those_of_transformers_alone_and_in_company(
         engine.close()
     for found in (together, alone):
         numpy.testing.assert_allclose(numpy.array(found), WANTED[name][mode], atol=1e-4)
+
+
+# -- decoders ----------------------------------------------------------------------------------------------------------
+# The expected values of tests/model/openvino/test_decoders.py, computed again by the installed transformers.
+
+
+DECODERS_WANTED = json.loads(DECODERS_GOLDEN.read_text())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_golden_file_is_what_transformers_computes(tmp_path: Path, name: str) -> None:
+    found = transformers_values(write_checkpoint(tmp_path, name), name)
+    assert found["ids"] == DECODERS_WANTED[name]["ids"]
+    assert found["logprobs"] == pytest.approx(DECODERS_WANTED[name]["logprobs"], abs=1e-3)
+
+
+# -- the check of TensorRT-LLM's guides, with the xgrammar that vLLM's environment has ---------------------------------
+
+
+def test_tensorrt_llm_gets_what_costs_little_a_token(hf_demo: Path) -> None:
+    check = structured_output_check(
+        EngineConfig(Config(engine_options={"guided_decoding_backend": "xgrammar"}), model=hf_demo)
+    )
+    check(StructuredOutput("json_schema", '{"type": "object", "properties": {"a": {"type": "integer"}}}'))
+    check(StructuredOutput("json_object", ""))
+    check(StructuredOutput("choice", '["a", "b"]'))
+    check(StructuredOutput("regex", "[a-z]{1,4}"))
+    with pytest.raises(ValueError, match="takes the engine more than"):
+        check(StructuredOutput("grammar", "root ::= [a-z]{300} s\ns ::= s s | [a-z]"))
+    with pytest.raises(ValueError, match="is cyclic"):
+        check(StructuredOutput("json_schema", '{"anyOf": [{"$ref": "#"}, {"type": "string"}]}'))

@@ -20,8 +20,8 @@ from handler.engines.base import EngineConfig, EngineRequest, Tokenizer
 from handler.engines.huggingface.whisper import cut
 from handler.engines.process.supervisor import EngineSupervisor
 from handler.engines.vllm.engine import load_tokenizer
-from tests.audio.models import clip
-from tests.audio.whisper import (
+from tests.checkpoints.audio import clip
+from tests.checkpoints.whisper import (
     CASES,
     GAP,
     NUM_TOKENS,

@@ -16,7 +16,7 @@ from handler.core.errors import ConfigError
 from handler.core.values import Sampling
 from handler.engines.base import EngineConfig, EngineRequest
 from handler.engines.openvino.decoder.convert import quantize
-from tests.decoders import CASES, GOLDEN, NUM_TOKENS, prompt, weights, write_checkpoint, write_safetensors
+from tests.checkpoints.decoders import CASES, GOLDEN, NUM_TOKENS, prompt, weights, write_checkpoint, write_safetensors
 from tests.random_models import byte_tokenizer
 
 pytestmark = pytest.mark.model

@@ -30,7 +30,7 @@ from handler.engines.openvino import gguf as gguf_graph
 from handler.engines.openvino import gguf as gguf_weights
 from handler.engines.openvino.engine import properties
 from handler.engines.openvino.gguf import converted_model, default_weights, exact_blocks, writable, write_model
-from tests.doubles.hub import serve_hub
+from tests.doubles.downloads import serve_hub
 from tests.servers import ANSWER_LIMIT, serve
 
 pytestmark = pytest.mark.long

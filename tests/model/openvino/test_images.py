@@ -16,11 +16,11 @@ from handler.core.values import Request, Sampling
 from handler.engines.base import EngineConfig
 from handler.engines.openvino.engine import check
 from handler.serving.media.loader import place_media
+from tests.checkpoints.vision import CASES, FAMILIES
+from tests.checkpoints.vision_over_http import check_over_http
 from tests.process.engines.test_conformance import ids, start
 from tests.random_models import Answer, Compared
 from tests.servers import serve
-from tests.vision.models import CASES, FAMILIES
-from tests.vision.over_http import check_over_http
 
 pytestmark = pytest.mark.model
 

@@ -21,8 +21,8 @@ from handler.engines.openvino.engine import check, load_tokenizer
 from handler.engines.process.supervisor import EngineSupervisor
 from handler.scheduler.engine import join
 from tests.app.media.clips import clip_file
-from tests.audio.models import clip
-from tests.audio.whisper import CASES, GAP, NUM_TOKENS, Answer, Case, prompt, start, transcribe, write_timed
+from tests.checkpoints.audio import clip
+from tests.checkpoints.whisper import CASES, GAP, NUM_TOKENS, Answer, Case, prompt, start, transcribe, write_timed
 from tests.servers import http, serve
 
 pytestmark = pytest.mark.model

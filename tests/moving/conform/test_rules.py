@@ -23,10 +23,12 @@ from proof.conform.dialects import PROFILES
 from proof.conform.rule import RULES
 from proof.conform.run import Plan, Result, run
 from proof.conform.server import Asking, Command, Container, Limits
-from tests.doubles.http_thread import serving
+from tests.app.server import serve
+from tests.doubles.downloads import serving
 from tests.moving.conform.mutants import ELSEWHERE, MUTANTS
 from tests.moving.conform.scripted import Scripted
 from tests.ports import free_port
+from tests.servers import options
 
 LIMITS = Limits(answer=20, long=1.5, payload=300_000, abandoned=3)
 """Of servers that hold all rules: SageMaker's, but for what would last long."""
@@ -247,3 +249,34 @@ def test_a_report_without_its_directory_is_refused_before_anything_is_asked(caps
     with pytest.raises(SystemExit):
         main(["conform", "http://127.0.0.1:1", "--output", "/nowhere/report.md"])
     assert "there is no directory /nowhere" in capsys.readouterr().err
+
+
+# -- our server holds every rule, in each of its modes -----------------------------------------------------------------
+
+
+ANY = (
+    "option.echo_tokens_per_second=1000",
+    "option.enable_lora=true",
+    "option.enable_stateful_sessions=true",
+    "option.max_model_len=5000",
+)
+MODES = {
+    "rolling batch": ((), ("sagemaker", "lmi-0.28", "openai", "anthropic", "triton")),
+    "async": (("option.lmi_version=0.38",), ("sagemaker", "lmi-0.38", "openai")),
+    "tgi": (("option.tgi_compat=true", "option.tgi_metrics=true"), ("sagemaker", "tgi")),
+}
+"""Options, and the profiles that they are for."""
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_our_server_holds_every_rule(tmp_path: Path, mode: str) -> None:
+    more, profiles = MODES[mode]
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA", "r": 8}')
+    (tmp_path / "adapter_model.safetensors").touch()
+    limits = replace(LIMITS, payload=25_000_000)
+    with serve("--engine", "echo", *options(*ANY, *more), env={"LMI_API_KEY": "a-key"}) as server:
+        asking = Asking(server.url, key="a-key", adapter=f"sql={tmp_path}", limits=limits)
+        results = run(Plan(asking, profiles), None, lambda result: None)
+    assert [result for result in results if result.verdict == "failed"] == []
+    left_out = {result.rule.id for result in results if result.verdict == "not asked"}
+    assert left_out == {*LIFETIME, "limits.long-stream"}

@@ -23,7 +23,7 @@ from typing import Any
 
 from handler.cli import main
 from proof.replay.comparison import Class
-from tests.doubles.http_thread import serving
+from tests.doubles.downloads import serving
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
 HANG = 3.0  # seconds that a stream without an end goes on, unless its client leaves

@@ -17,7 +17,7 @@ from deploy.emulator.endpoint import Endpoint
 from deploy.emulator.runtime import Runtime
 from handler.cli import main
 from tests.deploy.local.servers import Loop
-from tests.doubles.http_thread import serving
+from tests.doubles.downloads import serving
 from tests.moving.replay.double import (
     CHAT,
     CHAT_STREAM,
@@ -35,8 +35,8 @@ from tests.moving.replay.double import (
 )
 from tests.process_tree import alive, descendants
 from tests.servers import PATIENCE, wait_for
-from tests.unit.replay.sources.captured import line as line_of
-from tests.unit.replay.sources.captured import part, write
+from tests.unit.replay.captured import line as line_of
+from tests.unit.replay.captured import part, write
 
 
 @pytest.fixture

@@ -1,14 +1,22 @@
-"""Frames, and what an operator sees of a worker that will not start."""
+"""An engine's process: its frames, its end with all that it started, and a worker that will not start."""
 
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 import queue
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +29,11 @@ from handler.engines.process import supervisor
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.ipc import MessageReader, encode, send
 from handler.engines.process.supervisor import EngineInstance, EngineSupervisor, State
+from tests.servers import LiveServer, ServerProcess, options, serve, wait_for
+from tests.unit.engines.pooling_models import GOLDEN, TEXTS, write_model
+
+# -- frames, and what an operator sees of a worker that will not start -------------------------------------------------
+
 
 MESSAGES = st.lists(
     st.recursive(st.none() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.tuples(inner))
@@ -189,3 +202,74 @@ def test_an_engine_that_is_to_be_renewed_is_when_nothing_is_in_flight(isolated: 
         engine.step(timeout=0.05)
     assert engine.restarts == 1
     engine.close()
+
+
+# -- process group -----------------------------------------------------------------------------------------------------
+# An engine's process ends with those that it has started; vLLM's and TensorRT-LLM's are tried in their own tests.
+
+
+_PROGRAM = """
+import multiprocessing, os, subprocess, sys, time
+from handler.engines.process.supervisor import end_with_children, end_with_descendants
+
+if sys.argv[1] == "children":
+    child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(60,), name="core")
+    child.start()
+    leave = end_with_children()
+else:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "the core"])
+    other = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    leave = end_with_descendants("the core")
+    other.kill()  # it is not watched
+    other.wait()
+    time.sleep(0.3)
+if sys.argv[2] == "closing":
+    leave()
+child.kill()
+child.wait() if isinstance(child, subprocess.Popen) else child.join()
+time.sleep(1 if sys.argv[2] == "closing" else 20)
+print("it went on")
+"""
+
+
+@pytest.mark.parametrize(("kind", "name"), [("children", "core"), ("descendants", "the core (pid ")])
+def test_a_death_ends_this_process_unless_it_was_called_off(kind: str, name: str) -> None:
+    for when, status, said in (("running", 1, ""), ("closing", 0, "it went on\n")):
+        command = [sys.executable, "-c", _PROGRAM, kind, when]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == (status, said), done.stderr
+        assert (f"the engine's own process {name}" in done.stderr) == (when == "running"), done.stderr
+
+
+# -- a small BERT behind the real server: many requests at once, and the death of the engine ---------------------------
+
+
+WANTED = json.loads(GOLDEN.read_text())["bert"]["mean"]
+WORDS = [" ".join(f"w{id}" for id in ids[1:-1]) for ids in TEXTS]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    model = write_model(tmp_path_factory.mktemp("bert"), "bert")
+    with serve(str(model), *options("option.dtype=fp32", "option.predict_timeout=30")) as found:
+        found.wait_ready()
+        yield found
+
+
+def embedded(server: LiveServer, texts: Any) -> Any:
+    answer = server.post({"inputs": texts, "normalize": False}, "/embed")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_requests_at_once_share_steps_and_more_than_the_engine_takes_wait(server: LiveServer) -> None:
+    with ThreadPoolExecutor(len(WORDS)) as threads:
+        alone = [vector for (vector,) in threads.map(lambda text: embedded(server, text), WORDS)]
+    numpy.testing.assert_allclose(numpy.array(alone), WANTED, atol=1e-4)
+    numpy.testing.assert_allclose(numpy.array(embedded(server, [WORDS[2]] * 40)), [WANTED[2]] * 40, atol=1e-4)
+
+
+def test_a_lost_engine_is_started_again(server: ServerProcess) -> None:
+    os.kill(server.engine_pid(), signal.SIGKILL)
+    wait_for(lambda: server.metric("lmi_engine_restarts_total") == 1 and server.ping() == 200, 60, "no new engine")
+    numpy.testing.assert_allclose(numpy.array(embedded(server, WORDS[0])), [WANTED[0]], atol=1e-4)

@@ -1,7 +1,8 @@
-"""Options: sources, precedence, and messages that say what to change."""
+"""Options: sources, precedence, and every problem of a configuration at once."""
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -10,13 +11,18 @@ from handler import engines
 from handler.config.config import Config
 from handler.config.engines import ENGINES, LLM_ENGINES
 from handler.config.loader import read_config
-from handler.config.options import OPTIONS
+from handler.config.options import KNOWN, OPTIONS
+from handler.config.options.names import Unknown, unknown_option
+from handler.config.options.option import Gone, shown
 from handler.config.options.tables import TOOL_CALL_PARSERS
-from handler.core.errors import ConfigError
+from handler.core.errors import ConfigError, Problem, Problems
 from handler.protocols.assistant.tools import formats
 from handler.protocols.assistant.tools.formats import FORMATS
 from handler.serving.engine import choose_engine
 from tests.one_test import in_one_test
+
+# -- options: sources, precedence, and messages that say what to change ------------------------------------------------
+
 
 ROOT = Path(__file__).parents[3]
 
@@ -234,3 +240,263 @@ def test_tool_call_parsers_are_those_that_there_are() -> None:
 def test_a_parser_of_vllms_that_is_not_here_is_refused_with_a_remedy(option: str) -> None:
     assert "is a format of vLLM's that is not supported here: leave the option out" in refused(f"option.{option}=muse")
     assert "must be one of auto, " in refused(f"option.{option}=kimi_k9")
+
+
+# -- all problems of a configuration at once: each with its origin, in the order of the sources ------------------------
+
+
+ECHO = "option.llm_engine=echo\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "environ", "told"),
+    [
+        pytest.param(ECHO, [], {}, [], id="none"),
+        pytest.param(
+            ECHO + "option.tgi_compt=true\noption.model_name=\\u00zz\noption.dtype=int3\n",
+            ["job_queue_size", "batch_size=0"],
+            {
+                "OPTION_ENGINE_TIMEOUT": "x",
+                "OPTION_COMPAT": "1",
+                "SERVING_JOB_QUEUE_SIZ": "1",
+                "SERVING_ROLLING_BATCH": "1",
+                "HF_MODEL_ID": "",
+            },
+            [
+                "environment variable OPTION_ENGINE_TIMEOUT: option.engine_timeout=x: must be a number",
+                "environment variable OPTION_COMPAT: unknown option 'option.compat'",
+                "environment variable SERVING_JOB_QUEUE_SIZ: unknown setting; did you mean 'SERVING_JOB_QUEUE_SIZE'?",
+                "environment variable SERVING_ROLLING_BATCH: unknown setting; did you mean 'OPTION_ROLLING_BATCH'?",
+                "environment variable HF_MODEL_ID: option.model_id=: must not be empty",
+                "serving.properties, line 2: unknown option 'option.tgi_compt'; did you mean 'option.tgi_compat'?",
+                "serving.properties, line 3: Invalid \\u escape sequence",
+                "serving.properties, line 4: option.dtype=int3: must be one of",
+                "-o job_queue_size: write it as key=value",
+                "-o batch_size=0: must be a whole number of at least 1",
+            ],
+            id="every source",
+        ),
+        pytest.param(
+            "option.llm_engine=openvino\nbatch_size=4\noption.enable_streaming=true\n"
+            "option.load_format=dummy\noption.dtype=x\n",
+            [],
+            {},
+            [
+                "serving.properties, line 3: option.enable_streaming=true needs batch_size=1, but batch_size=4",
+                "serving.properties, line 4: option.load_format is for vllm and trtllm; the engine here is openvino",
+                "serving.properties, line 5: option.dtype=x: must be one of",
+            ],
+            id="rules beside a wrong value",
+        ),
+        pytest.param(
+            ECHO + "option.rolling_batch=disable\nbatch_size=4\noption.enable_streaming=true\noption.tgi_compat=true\n",
+            [],
+            {},
+            [
+                "serving.properties, line 4: option.enable_streaming=true needs batch_size=1, but batch_size=4",
+                "serving.properties, line 5: option.tgi_compat=true is for rolling batch",
+            ],
+            id="several rules",
+        ),
+        pytest.param(
+            ECHO + "option.rolling_batch=fast\noption.enable_streaming=true\n",
+            [],
+            {},
+            ["serving.properties, line 2: option.rolling_batch=fast: must be one of"],
+            id="no rule about a wrong value",
+        ),
+        pytest.param(
+            "option.llm_engine=vlm\noption.load_format=dummy\noption.spec_length=4\noption.max_loras=x\n",
+            [],
+            {},
+            [
+                "serving.properties, line 1: option.llm_engine=vlm: must be one of",
+                "serving.properties, line 3: option.spec_length=4: use option.speculative_config",
+                "serving.properties, line 4: option.max_loras=x: must be a whole number",
+            ],
+            id="nobody knows whose options they are",
+        ),
+        pytest.param(
+            "option.llm_engine=openvino\noption.rolling_batch=vllm\noption.max_loras=2\n",
+            [],
+            {},
+            [
+                "serving.properties, line 2: option.rolling_batch=vllm asks for vllm, but option.llm_engine=openvino "
+                "(serving.properties, line 1)"
+            ],
+            id="two engines",
+        ),
+    ],
+)
+def test_every_problem_is_told(
+    tmp_path: Path, text: str, overrides: list[str], environ: dict[str, str], told: list[str]
+) -> None:
+    file = tmp_path / "serving.properties"
+    file.write_text(text)
+    problems = read_config(properties=file, overrides=overrides, environ=environ).problems
+    assert len(problems) == len(told), problems
+    for problem, wanted in zip(problems, told, strict=True):
+        assert str(problem).startswith(wanted)
+
+
+def test_a_start_raises_them_together() -> None:
+    with pytest.raises(ConfigError) as caught:
+        read_config(overrides=["option.dtype=x", "batch_size=0"], environ={}).checked()
+    first, second, third = str(caught.value).splitlines()
+    assert first == "2 problems:"
+    assert second.startswith("1. -o option.dtype=x: must be one of")
+    assert third == "2. -o batch_size=0: must be a whole number of at least 1 and at most 4096"
+    assert [problem.name for problem in caught.value.problems] == ["option.dtype", "batch_size"]
+    assert pickle.loads(pickle.dumps(caught.value)).problems == caught.value.problems
+
+
+def test_the_default_stands_in_for_a_wrong_value() -> None:
+    config, problems, _ = read_config(overrides=["option.dtype=x", "job_queue_size=7"], environ={})
+    assert (config.dtype, config.job_queue_size, len(problems)) == ("auto", 7, 1)
+
+
+def test_steps_go_on_after_a_problem() -> None:
+    problems = Problems()
+    with problems:
+        raise ConfigError("one")
+    with problems:
+        raise ConfigError(Problem("here", "x", "two"), "one")
+    with pytest.raises(ZeroDivisionError), problems:
+        raise ZeroDivisionError
+    with pytest.raises(ConfigError, match=r"^2 problems:\n1\. one\n2\. here: two$"):
+        problems.check()
+    Problems().check()
+
+
+@in_one_test("engine", ["", "openvino", "vllm"])
+@in_one_test("key", ["swap_space", "max_batch_size", "enable_block_reuse", "cuda_graph_batch_sizes"])
+def test_a_suggestion_is_no_option_that_is_refused(engine: str, key: str) -> None:
+    _, _, hint = unknown_option(f"option.{key}s", engine).message.partition("did you mean '")
+    for option in KNOWN.get(hint.removesuffix("'?"), []):
+        assert not isinstance(option.parse, Gone)
+        assert not engine or not option.engines or engine in option.engines or option.idle
+    assert unknown_option("option.swap_spac", engine, "-o x") == Unknown(
+        "option.swap_spac", "-o x", "unknown option 'option.swap_spac'; `lmi options` lists those there are", False
+    )
+
+
+# -- hostile values ------------------------------------------------------------------------------------------------
+
+TOKEN, KEY = "hf_SecretSecretSecret", "sk-secret"
+
+
+@pytest.mark.parametrize("engine", ["echo", "vllm", "trtllm"])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        f"option.hf_token={TOKEN}",
+        f"option.hf_tokn={TOKEN}",
+        f"option.base_url=http://me:{KEY}@host/v1",
+        f"option.api_key={KEY}",
+        f"option.ssl_keyfile_password={KEY}",
+        f'option.engine_args={{"hf_token": "{TOKEN}", "api_key": "{KEY}"}}',
+        f'option.engine_args={{"api_key": "{KEY}", "seed": 1',
+        f"option.hf_overrides={{'token': '{KEY}'",
+        f"option.env=HF_TOKEN={TOKEN}",
+        f"option.base_url=http://user:{KEY}@host/v1",
+        f"option.base_url=http://a/v1,http://{KEY}@b/v1",
+    ],
+)
+def test_no_message_shows_a_secret(tmp_path: Path, setting: str, engine: str) -> None:
+    file = tmp_path / "serving.properties"
+    key, _, value = setting.partition("=")
+    file.write_text(f"option.llm_engine={engine}\n{setting}\n")
+    name = key.removeprefix("option.").upper()
+    chosen = [f"option.llm_engine={engine}"]
+    for reading in (
+        read_config(properties=file, environ={}),
+        read_config(overrides=[*chosen, setting], environ={}),
+        read_config(overrides=chosen, environ={f"OPTION_{name}": value}),
+        read_config(overrides=chosen, environ={f"SM_VLLM_{name}": value}),
+    ):
+        said = "".join([*map(str, reading.problems), *reading.config.warnings])
+        assert said or "engine_args" in reading.config.engine_options
+        assert TOKEN not in said
+        assert KEY not in said
+
+
+def test_what_is_no_secret_is_shown() -> None:
+    overrides = ["option.max_num_batched_tokens=x", "option.tokenizer_mode=", "option.skip_tokenizer_init=yes"]
+    said = "".join(map(str, read_config(overrides=["option.llm_engine=vllm", *overrides], environ={}).problems))
+    assert all(override in said for override in overrides)
+
+
+def test_an_engine_that_nothing_names_is_told_as_such() -> None:
+    reading = read_config(overrides=["option.max_loras=2"], environ={})
+    told = "option.max_loras is for vllm and trtllm; the engine here is openvino by default (option.llm_engine)"
+    assert told in str(reading.problems[0])
+
+
+def test_a_switch_is_no_secret() -> None:
+    overrides = ["option.smoothquant_per_token=True", "option.password=true1"]
+    said = "".join(map(str, read_config(overrides=["option.llm_engine=trtllm", *overrides], environ={}).problems))
+    assert "option.smoothquant_per_token=True: " in said
+    assert "true1" not in said
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "option.smoothquant_per_token=0.5",
+        'option.hf_overrides={"eos_token": "</s>", "pad_token": 1',
+        "option.per_token=1",
+        'option.engine_args={"image_token": "<image>"',
+    ],
+)
+def test_tokens_of_a_vocabulary_are_no_secrets(setting: str) -> None:
+    assert shown(setting) == setting
+
+
+@in_one_test("name", ["super_token", "token", "hf_token", "per_token_api_key", "eos_password"])
+def test_a_secret_is_one_by_its_whole_name(name: str) -> None:
+    assert shown(f"option.{name}=x") == f"option.{name}=***"
+    assert "sk-x" not in shown(f'option.engine_args={{"{name}": "sk-x"}}')
+
+
+@in_one_test("url", ["http://h:http/v1", "http://h:65536/v1", "http://h:0/v1", "http://[::1/v1", "h:80/v1"])
+def test_an_address_that_is_none_is_refused_before_the_start(url: str) -> None:
+    read = read_config(overrides=["option.llm_engine=openai", f"option.base_url={url}"], environ={})
+    assert f"option.base_url={url}: " in "".join(map(str, read.problems))
+
+
+_DEEP = '{"a":' * 100_000
+
+
+@in_one_test(
+    ("setting", "told"),
+    [
+        (f"option.engine_args={_DEEP}", "must be a JSON object: it is nested too deeply"),
+        (f"option.speculative_config={_DEEP}", "must be a JSON object: it is nested too deeply"),
+        (f"option.compilation_config={'[' * 100_000}", "it is nested too deeply"),
+        (f"batch_size={'9' * 100_000}", "must be a whole number"),
+        ("x" * 100_000, "write it as key=value"),
+        (f"option.model_id={'x' * 256}", "at most 255 bytes between slashes"),
+        ("option.model_id=a\nb", "must be printable"),
+        ("option.sessions_path=/tmp/a\0b", "must be printable"),
+    ],
+)
+def test_a_hostile_value_is_a_problem_of_few_words(setting: str, told: str) -> None:
+    (problem,) = read_config(overrides=["option.llm_engine=vllm", setting], environ={}).problems
+    assert told in str(problem)
+    assert len(str(problem)) < 1000
+
+
+def test_a_value_is_shown_on_one_line_and_in_utf_8() -> None:
+    value = "\x1b[31ma\nb\udcff"
+    reading = read_config(
+        overrides=["option.llm_engine=echo", f"option.env={value}", f"option.dtype={value}"], environ={}
+    )
+    from_environment = read_config(environ={"OPTION_DTYPE": value})
+    for said in (*reading.config.warnings, *map(str, (*reading.problems, *from_environment.problems))):
+        assert said.isprintable()
+        assert "=\\x1b[31ma\\nb\\udcff" in said
+
+
+def test_a_file_without_end_is_not_read_to_its_end() -> None:
+    (problem,) = read_config(properties=Path("/dev/zero"), environ={}).problems
+    assert "cannot read /dev/zero: it has more than 1048576 bytes" in str(problem)

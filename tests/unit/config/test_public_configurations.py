@@ -1,8 +1,4 @@
-"""Configurations of LMI's public guides and notebooks: each starts, or is refused in one round for a reason named here.
-
-`public_configurations.json` has a line for each: its source, LMI's release ("" where the source names none), our image,
-its options, and where it is refused, each refused option with words of the message.
-"""
+"""Configurations that others publish, and the options that stand in them most often."""
 
 from __future__ import annotations
 
@@ -10,8 +6,10 @@ import functools
 import json
 import operator
 import re
+from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pydantic
 import pytest
@@ -19,12 +17,21 @@ import pytest
 from handler import engines
 from handler.config.loader import Reading, read_config
 from handler.config.options.engine_arguments import shipped
+from handler.config.options.tables import Options
 from handler.core.errors import ConfigError, Problem
 from handler.engines.base import EngineConfig
 from handler.engines.trtllm.arguments import construct, llm_arguments, release_of
+from handler.engines.vllm import arguments as lmcache
 from handler.engines.vllm.arguments import engine_arguments
 from tests.container.images.dockerfile import read
 from tests.doubles import tiny, using
+
+# -- public configurations ---------------------------------------------------------------------------------------------
+# Configurations of LMI's public guides and notebooks: each starts, or is refused in one round for a reason named here.
+#
+# `public_configurations.json` has a line for each: its source, LMI's release ("" where the source names none), our
+# image, its options, and where it is refused, each refused option with words of the message.
+
 
 ROWS: list[dict[str, Any]] = json.loads((Path(__file__).parent / "public_configurations.json").read_text())
 _IMAGES = {
@@ -115,3 +122,179 @@ def _vllm_double() -> type[pydantic.BaseModel]:
             fields[name] = (kind, None)
     config = pydantic.ConfigDict(extra="forbid", protected_namespaces=())
     return pydantic.create_model("EngineArgs", __config__=config, **fields)
+
+
+# -- frequent ----------------------------------------------------------------------------------------------------------
+# The options that stand most often in LMI's own test configurations, each with a value of them, and its effect here.
+#
+# Counted in the 892 configurations that the builders of LMI 0.28, 0.29, 0.36 and its main branch write, each builder
+# for each of its models, without those of AWS Neuron; most frequent first.
+
+
+_ADAPTERS = ("option.enable_lora=true",)
+_DYNAMIC = ("option.rolling_batch=disable",)
+_LMCACHE = {"kv_connector": "LMCacheConnectorV1", "kv_role": "kv_both"}
+_EAGLE = {"method": "eagle", "model": "org/draft", "num_speculative_tokens": 4}
+
+
+class Row(NamedTuple):
+    """An option and what it changes.
+
+    Attributes:
+        name, value: as serving.properties writes them.
+        changes: fields of `Config`, `engine`, and vLLM's arguments as `vllm.NAME`, with their values.
+        beside: the lines that the option needs.
+        warning: words of the line that it logs; "" where it logs none.
+        image: what the image names as the engine.
+    """
+
+    name: str
+    value: str
+    changes: Mapping[str, Any] = {}
+    beside: tuple[str, ...] = ()
+    warning: str = ""
+    image: str = "vllm"
+
+
+FREQUENT_ROWS = (
+    Row("option.model_id", "org/model", {"model_id": "org/model"}),
+    Row(
+        "option.tensor_parallel_degree",
+        "4",
+        {"tensor_parallel_degree": "4", "vllm.tensor_parallel_size": 4},
+    ),
+    Row("engine", "Python", warning="DJL Serving's Java side reads it"),
+    Row(
+        "option.rolling_batch",
+        "vllm",
+        {"engine": "vllm", "rolling_batch": "vllm", "max_rolling_batch_size": 256},
+        image="",
+    ),
+    Row(
+        "option.entryPoint",
+        "djl_python.lmi_vllm.vllm_async_service",
+        {
+            "engine": "vllm",
+            "llm_engine": "vllm",
+            "async_mode": True,
+            "max_rolling_batch_size": 256,
+            "lmi_version": "0.36",
+        },
+        image="",
+    ),
+    Row(
+        "option.async_mode",
+        "true",
+        {"rolling_batch": "auto", "async_mode": True, "lmi_version": "0.36"},
+        _DYNAMIC,
+    ),
+    Row(
+        "option.max_rolling_batch_size",
+        "4",
+        {"max_rolling_batch_size": 4, "vllm.max_num_seqs": 4},
+    ),
+    Row("option.task", "text-embedding", {"task": "text-embedding"}),
+    Row("option.gpu_memory_utilization", "0.8", {"vllm.gpu_memory_utilization": 0.8}),
+    Row("option.load_format", "dummy", {"vllm.load_format": "dummy"}),
+    Row("option.max_new_tokens", "100", warning="the server reads it from each request's parameters"),
+    Row(
+        "option.output_formatter",
+        "jsonlines",
+        {"output_formatter": "jsonlines"},
+    ),
+    Row(
+        "option.kv_transfer_config",
+        '{"kv_connector":"LMCacheConnectorV1", "kv_role":"kv_both"}',
+        {"vllm.kv_transfer_config": _LMCACHE},
+    ),
+    Row("load_on_devices", "0", warning="DJL Serving's Java side reads it"),
+    Row("option.trust_remote_code", "True", {"vllm.trust_remote_code": True}),
+    Row(
+        "option.enable_lora",
+        "true",
+        {"vllm.enable_lora": True, "vllm.max_loras": 4, "vllm.max_lora_rank": 16},
+    ),
+    Row("option.adapters", "adapters", warning="LoRA adapters are in the model's directory adapters"),
+    Row(
+        "option.lmcache_config_file",
+        "FILE",
+        {"environment": {"LMCACHE_CONFIG_FILE": "FILE"}},
+    ),
+    Row("option.max_loras", "2", {"vllm.max_loras": 2}, _ADAPTERS),
+    Row("option.max_lora_rank", "64", {"vllm.max_lora_rank": 64}, _ADAPTERS),
+    Row(
+        "option.max_model_len",
+        "8192",
+        {"max_model_len": 8192, "vllm.max_model_len": 8192},
+    ),
+    Row("option.long_lora_scaling_factors", "4.0", warning="vLLM has no long LoRA any more"),
+    Row("option.quantize", "awq", {"vllm.quantization": "awq"}),
+    Row("option.dtype", "fp16", {"dtype": "fp16", "vllm.dtype": "float16"}),
+    Row("model_loading_timeout", "1800", warning="LMI reads only option.model_loading_timeout"),
+    Row("adapter_ids", "['org/adapter']", warning="the name is not known"),
+    Row("adapter_names", "['one']", warning="the name is not known"),
+    Row("option.limit_mm_per_prompt", '{"image": 4}', {"vllm.limit_mm_per_prompt": {"image": 4}}),
+    Row("option.enforce_eager", "True", {"vllm.enforce_eager": True}),
+    Row("option.predict_timeout", "240", {"predict_timeout": 240.0}),
+    Row(
+        "option.enable_prefix_caching",
+        "False",
+        {"enable_prefix_caching": False, "vllm.enable_prefix_caching": False},
+    ),
+    Row("normalize", "False", {"normalize": False}),
+    Row("option.device_map", "auto"),
+    Row("batch_size", "8", {"batch_size": 8, "rolling_batch": "disable"}),
+    Row("option.enable_chunked_prefill", "true", {"vllm.enable_chunked_prefill": True}),
+    Row(
+        "option.speculative_config",
+        '{"method":"eagle","model":"org/draft","num_speculative_tokens":4}',
+        {"vllm.speculative_config": _EAGLE},
+    ),
+    Row(
+        "option.enable_auto_tool_choice",
+        "True",
+        warning="requests may always bring tools",
+    ),
+    Row("option.tool_call_parser", "llama3_json", {"tool_call_parser": "llama3_json"}),
+    Row("option.lora_dtype", "float16", {"vllm.lora_dtype": "float16"}, _ADAPTERS),
+    Row("pooling", "cls", {"pooling": "cls"}),
+)
+
+
+# -- each of the forty most frequent options has its effect, and no other ----------------------------------------------
+
+
+@pytest.mark.parametrize("row", FREQUENT_ROWS, ids=[row.name for row in FREQUENT_ROWS])
+def test_an_option_has_its_effect_and_no_other(row: Row, tmp_path: Path) -> None:
+    file = tmp_path / "cache.yaml"
+    file.write_text("")
+    line = f"{row.name}={str(file) if row.value == 'FILE' else row.value}"
+    before, after = frequent_read(row, *row.beside), frequent_read(row, *row.beside, line)
+    old, new = state(before, row.image), state(after, row.image)
+    changes = {name: value for name, value in new.items() if old.get(name, ...) != value}
+    if "environment" in changes:
+        changes["environment"] = dict.fromkeys(changes["environment"], "FILE")
+    assert changes == row.changes
+    told = set(after.config.warnings) - set(before.config.warnings)
+    assert len(told) == bool(row.warning)
+    assert all(row.warning in warning and row.name in warning for warning in told)
+
+
+def test_there_are_forty() -> None:
+    assert len({row.name for row in FREQUENT_ROWS}) == 40
+
+
+def frequent_read(row: Row, *lines: str) -> Reading:
+    reading = read_config(overrides=lines, environ={"OPTION_LLM_ENGINE": row.image} if row.image else {})
+    assert reading.problems == ()
+    return reading
+
+
+def state(reading: Reading, image: str) -> dict[str, Any]:
+    """What the options have come to: the engine, the fields of all engines' options, vLLM's arguments, variables."""
+    values = {field.name: getattr(reading.config, field.name) for field in fields(Options)}
+    values |= {"engine": reading.engine, "lmi_version": str(reading.config.lmi_version)}
+    config = EngineConfig(reading.config, Path("model"))
+    arguments = engine_arguments(config, 8, cpu=False) if image == "vllm" else {}
+    values |= {f"vllm.{name}": value for name, value in arguments.items()}
+    return values | {"environment": lmcache.lmcache_environment(config, {}, 1)}

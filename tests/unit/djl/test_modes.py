@@ -1,28 +1,36 @@
-"""What DJL is answered when something has a bug, without Java: its `djl_python` is a stand-in here."""
+"""DJL's calls in each mode, without Java: its `djl_python` is a stand-in here."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import importlib
+import io
+import re
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import pytest
 
+from handler.config.loader import read_config
 from handler.core.errors import InvalidParameter, ServingError
+from handler.djl.metric_lines import MetricLines
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.registry import dialects
 from handler.scheduler.lora import AdapterRegistry
+from handler.serving.metrics.tracing import RequestRecord
 from tests.doubles import djl_python
 from tests.doubles.djl_java import Request, RollingBatch
 from tests.doubles.djl_python import Connection, Output
 from tests.stepped import Bench, ask, benches, item, text_of
 
 __all__ = ["benches"]
+# -- what DJL is answered when something has a bug, without Java: its `djl_python` is a stand-in here ------------------
 
 
 class Input(djl_python.Input):
@@ -302,3 +310,64 @@ def test_a_bug_in_one_request_of_async_mode_fails_that_one_alone(
     assert java.written.count(b"internal error: RuntimeError") == (bug != "close")
     assert [record.message for record in caplog.records].count("a bug") == 1
     assert bench.model.num_inferences == 0
+
+
+# -- the lines that DJL Serving reads as metrics -----------------------------------------------------------------------
+
+
+NEW: Any = SimpleNamespace(metric_types=True)
+OLD: Any = SimpleNamespace(metric_types=False)
+DONE = RequestRecord("id", {}, "ok", "length", "", 7, 3, 0.25, 1e-7, 2.0)
+
+JAVAS = re.compile(r"([\w\s]+)\.([\w\s]+):([0-9\-,.e]+)(?:\|#([^|]*))?(?:\|(\d+))?(?:\|([cgh]))?")
+"""What ai.djl.metric.Metric takes; of a line that does not fit, its reader of stdout makes a null."""
+
+UNITS = {"Count", "None"}
+"""Those that we need of ai.djl.metric.Unit; it has microseconds and milliseconds, and no seconds."""
+
+
+def written(version: Any, *requests: RequestRecord, name: str = "m") -> list[str]:
+    stream = io.StringIO()
+    lines = MetricLines(name, version, stream)
+    for request in requests:
+        lines.write(request)
+    return stream.getvalue().splitlines()
+
+
+def test_a_request_has_its_tokens_and_times() -> None:
+    assert written(NEW, DONE) == [
+        "[METRICS]LmiPromptTokens.Count:7|#Model:m",
+        "[METRICS]LmiGeneratedTokens.Count:3|#Model:m",
+        "[METRICS]LmiTimeToFirstTokenSeconds.None:0.000000|#Model:m|h",
+        "[METRICS]LmiEngineQueueTimeSeconds.None:0.250000|#Model:m|h",
+    ]
+    assert [line.removesuffix("|h") for line in written(NEW, DONE)] == written(OLD, DONE)
+
+
+def test_one_without_a_token_has_no_times() -> None:
+    assert written(NEW, DONE._replace(num_tokens=0)) == ["[METRICS]LmiPromptTokens.Count:7|#Model:m"]
+    assert written(NEW, DONE._replace(num_tokens=0, num_prompt_tokens=0, outcome="refused")) == []
+
+
+@pytest.mark.parametrize("name", ["owner/model-1.5_b", "a|b,c:d\n#e", "modèle", ""])
+def test_java_can_read_every_line(name: str) -> None:
+    for version in (NEW, OLD):
+        for line in written(version, DONE, name=name):
+            found = JAVAS.fullmatch(line.removeprefix("[METRICS]"))
+            assert found is not None, line
+            assert found[2] in UNITS
+            assert "," not in found[4]
+            assert found[4].count(":") == 1
+
+
+def test_a_closed_stdout_fails_no_request(caplog: pytest.LogCaptureFixture) -> None:
+    stream = io.StringIO()
+    stream.close()
+    MetricLines("m", NEW, stream).write(DONE)
+    assert "no metrics for DJL Serving" in caplog.text
+
+
+def test_the_embedded_server_says_that_it_has_no_use_for_them(tmp_path: Path) -> None:
+    for java, told in ((False, 1), (True, 0)):
+        config = read_config(overrides=["option.djl_metrics=true"], environ={}, java=java).checked()
+        assert sum("option.djl_metrics" in warning for warning in config.warnings) == told

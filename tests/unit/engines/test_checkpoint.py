@@ -22,7 +22,7 @@ from handler.engines.base import EngineConfig
 from handler.engines.huggingface import files as hub_module
 from handler.engines.huggingface.files import eos_ids, gguf_file, is_hub_name, prepare_checkpoint, tokenizer_eos_id
 from handler.engines.openvino import ir_files
-from tests.doubles.hub import COMMIT, Hub, serve_hub
+from tests.doubles.downloads import COMMIT, Hub, serve_hub
 from tests.environment import clean_environment
 from tests.ports import free_port
 

@@ -24,7 +24,7 @@ from handler.serving.check import check
 from handler.serving.engine import engine_spec, read_sources
 from handler.serving.user_code import adapter_directories, model_py_directory
 from tests.doubles import tiny
-from tests.doubles.bucket import Bucket, serve_bucket
+from tests.doubles.downloads import Bucket, serve_bucket
 
 REGION = "eu-west-1"
 MODEL = {"config.json": b"{}", "model-00001.safetensors": b"x" * 70_000, "adapters/legal/adapter_config.json": b"[]"}

@@ -20,10 +20,12 @@ import pytest
 from handler.config.config import Config
 from handler.config.lmi_version import NEWEST, OLDEST
 from handler.core.errors import AnswerTooLong, PromptTooLong
-from handler.core.values import Delta, Task
+from handler.core.values import Delta, Finish, Task
 from handler.protocols.anthropic import response as blocks
+from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai import chat, completions
 from handler.protocols.openai import chat as chat_response
+from handler.protocols.openai import chat as openai_chat
 from handler.protocols.responses import request as response_request
 from handler.protocols.responses import response
 from handler.protocols.responses import response as items
@@ -38,11 +40,13 @@ from tests.unit.protocols.answers import (
     refused,
     shorter,
     with_logits,
+    with_options,
     with_tops,
 )
-from tests.unit.protocols.anthropic import golden as golden_anthropic
-from tests.unit.protocols.openai.requests import NAME_IT, TOOLS, saying
-from tests.unit.protocols.tgi.golden import marked
+from tests.unit.protocols.golden import anthropic as golden_anthropic
+from tests.unit.protocols.golden.tgi import marked
+from tests.unit.protocols.openai_requests import NAME_IT, NAMED, TOOLS, completion, saying
+from tests.unit.protocols.openai_requests import chat as openai_chat_
 
 WRITTEN = "`pytest -n 0 tests/unit/protocols/test_golden.py --update-golden` writes it; read what it wrote"
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -63,9 +67,9 @@ INTERLEAVED = [delta for pair in itertools.zip_longest(deltas(0), shorter(1)) fo
 
 THOUGHTS = "<think>Hm. So</think>Yes."
 
-_FOLDERS = [path.parent.name for path in sorted(Path(__file__).parent.glob("*/golden.py"))]
-GOLDEN_CASES: list[Any] = [importlib.import_module(f"tests.unit.protocols.{folder}.golden") for folder in _FOLDERS]
-"""The modules `golden.py` beside the tests of each dialect."""
+_DIALECTS = [path.stem for path in sorted(Path(__file__).parent.glob("golden/[a-z]*.py"))]
+GOLDEN_CASES: list[Any] = [importlib.import_module(f"tests.unit.protocols.golden.{dialect}") for dialect in _DIALECTS]
+"""The modules of the folder `golden`, one for each dialect."""
 
 CASES: dict[str, tuple[str, Any, list[Delta] | None]] = {
     "lmi/plain": ("lmi", {"inputs": ASK}, None),
@@ -285,3 +289,96 @@ def test_a_streams_text_is_that_of_the_whole_answer(name: str, tops: int) -> Non
     found = json.loads(whole.body)
     last = json.loads(stream.body.splitlines()[-1 if name == "lmi" else -2].removeprefix(b"data:"))
     assert last["generated_text"] == (found[0] if isinstance(found, list) else found)["generated_text"]
+
+
+# -- openai ------------------------------------------------------------------------------------------------------------
+# Wire bytes of OpenAI's dialects, exactly; see test_golden.py. `--update-golden` writes them anew.
+
+
+OPENAI_GOLDEN = Path(__file__).parents[2] / "golden" / "openai"
+
+ARGUMENTS = '{"city": "Köln"}'
+STREAM = {"stream": True}
+USAGE = {"stream": True, "stream_options": {"include_usage": True}}
+ALWAYS = {"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+
+OPENAI_THOUGHTS = {
+    "deepseek_r1": "Hm.\n</think>\n\nYes.",
+    "deepseek_v3": "Yes.",
+    "qwen3": "<think>\nHm. So\n</think>\n\nYes.",
+    "glm45": "\n<think>Hm. So</think>\nYes.",
+    "glm47": "Hm. So</think>Yes.",
+    "minimax_m2": "Hm. So\n</think>\n\nYes.",
+    "minimax_m2_append_think": "Hm. So\n</think>\n\nYes.",
+    "kimi_k2": "<think>Hm. So </think>Yes.",
+    "mistral": "[THINK]Hm. So[/THINK]Yes.",
+    "gemma4": "<|channel>thought\nHm. So\n<channel|>Yes.",
+    "openai_gptoss": "<|channel|>analysis<|message|>Hm. So<|end|><|start|>assistant<|channel|>final<|message|>Yes.",
+    "granite": "Here is my thought process: Hm. So Here is my response: Yes.",
+    "nemotron_v3": "Hm. So\n</think>\nYes.",
+    "seed_oss": "<seed:think>Hm. So</seed:think>Yes.",
+}
+
+OPENAI_CASES: dict[str, tuple[Any, list[Delta] | None]] = {
+    "chat/plain": ({}, None),
+    "chat/logprobs": ({"logprobs": True}, None),
+    "chat/top_logprobs": ({"logprobs": True, "top_logprobs": 2}, with_tops()),
+    "chat/n": ({"n": 2}, [*deltas(0), *shorter(1)]),
+    "chat/stream": (STREAM, None),
+    "chat/stream_usage": (USAGE, None),
+    "chat/stream_usage_always": (ALWAYS, saying("ab cd")),
+    "chat/stream_logprobs": ({**STREAM, "logprobs": True, "top_logprobs": 2}, with_tops()),
+    "chat/stream_n": ({**USAGE, "n": 2}, INTERLEAVED),
+    "chat/stream_tgi": ({**STREAM, "model": "tgi"}, saying("ab cd")),
+    "chat/stream_fails": (STREAM, failing(2)),
+    "chat/fails": ({}, failing(2)),
+    "chat/bad_payload": ({"messages": [{"role": "user"}]}, None),
+    "chat/bad_parameter": ({"temperature": 3}, None),
+    "chat/unknown_model": ({"model": "other"}, None),
+    "chat/tools": ({"tools": TOOLS}, saying(CALL)),
+    "chat/stream_tools": ({**STREAM, "tools": TOOLS}, saying(CALL, 9)),
+    "chat/tools_unused": ({"tools": TOOLS}, saying("No.")),
+    "chat/tools_cut": ({"tools": TOOLS}, saying(CALL[:60], finish=Finish.LENGTH)),
+    "chat/named_tool": ({"tools": TOOLS, "tool_choice": NAME_IT}, saying(ARGUMENTS)),
+    "chat/stream_named_tool": ({**STREAM, "tools": TOOLS, "tool_choice": NAME_IT}, saying(ARGUMENTS, 9)),
+    **{f"chat/reasoning_{name}": ({}, saying(text)) for name, text in OPENAI_THOUGHTS.items()},
+    **{f"chat/stream_reasoning_{name}": (USAGE, saying(text, 9)) for name, text in OPENAI_THOUGHTS.items()},
+    "chat/stream_tgi_reasoning_qwen3": ({**STREAM, "model": "tgi"}, saying(OPENAI_THOUGHTS["qwen3"], 9)),
+    "completion/plain": ({}, None),
+    "completion/prompts": ({"prompt": ["a", "b"]}, None),
+    "completion/logprobs": ({"logprobs": 2}, with_tops()),
+    "completion/echo": ({"prompt": "What is", "echo": True, "logprobs": 0}, None),
+    "completion/token_ids": ({"return_token_ids": True}, None),
+    "completion/stream_token_ids": ({**STREAM, "return_token_ids": True}, None),
+    "completion/best_of": ({"n": 1, "best_of": 2}, [*shorter(0), *deltas(1)]),
+    "completion/stream": (STREAM, None),
+    "completion/stream_prompts": ({**USAGE, "prompt": ["a", "b"], "echo": True}, saying("ab cd")),
+    "completion/stream_logprobs": ({**STREAM, "logprobs": 2}, with_tops()),
+    "completion/stream_echo": ({**STREAM, "prompt": "What is", "echo": True, "logprobs": 0}, None),
+    "completion/stream_fails": (STREAM, failing(1)),
+    "completion/bad_payload": ({"prompt": []}, None),
+    "completion/bad_parameter": ({"suffix": "x"}, None),
+}
+
+
+@pytest.mark.parametrize("name", OPENAI_CASES)
+def test_openais_wire_bytes(name: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (openai_chat, completions):
+        monkeypatch.setattr(module, "identity", lambda prefix: (f"{prefix}-0", 1711997860))
+    monkeypatch.setattr(chat_response, "call_id", lambda: "call_0")
+    body, script = OPENAI_CASES[name]
+    family = name.partition("reasoning_")[2]
+    context = with_options(NAMED, reasoning_parser=family)
+    found: HttpResponse = {"chat": openai_chat_, "completion": completion}[name.split("/")[0]](body, script, context)
+    asked = json.dumps(body, ensure_ascii=False)
+    wire = f"> {asked}\n< {found.status} {found.content_type}\n".encode() + found.body
+    path = OPENAI_GOLDEN / f"{name}.txt"
+    if request.config.getoption("--update-golden"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(wire)
+    assert wire == path.read_bytes()
+
+
+def test_every_golden_file_of_openais_has_its_case() -> None:
+    files = {str(path.relative_to(OPENAI_GOLDEN).with_suffix("")) for path in OPENAI_GOLDEN.glob("*/*.txt")}
+    assert files == set(OPENAI_CASES)

@@ -1,10 +1,12 @@
-"""The parameter tables of docs/wire/: every cell of every engine is what its capabilities make of a request."""
+"""Parameters: the tables of docs/wire/, values that ask for nothing, and what is kept of them."""
 
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import namedtuple
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,14 +19,37 @@ from handler.core.text import Vocabulary
 from handler.core.values import BY_HANDLER, Adapter, Sampling
 from handler.engines.base import Capabilities, EngineConfig
 from handler.engines.openai.kinds import KINDS
+from handler.protocols.kernel import parameters, tensors
 from handler.protocols.kernel.dialect import Dialect, ServerContext
-from handler.protocols.kernel.parameters import Parameter
+from handler.protocols.kernel.parameters import LMI, PARAMETERS, REQUEST_FIELDS, Parameter, ParsedParameters, read_all
 from handler.protocols.kernel.readers import number
+from handler.protocols.lmi.chat import TABLE as CHAT_TABLE
 from handler.protocols.lmi.request import TABLE as LMI_TABLE
+from handler.protocols.openai import request as openai_parameters
+from handler.protocols.openai.completions import OpenAiEmbeddings
+from handler.protocols.openai.request import HARMLESS
 from handler.protocols.registry import INVOCATIONS, ROOTS
+from handler.protocols.rerank import request as rerank
+from handler.protocols.tei import request as tei
+from handler.protocols.tgi import mindie
+from handler.protocols.tgi import native as tgi_request
+from handler.protocols.triton.request import INPUTS
 from tests import parameter_matrix as matrix
 from tests.doubles import using
 from tests.one_test import in_one_test
+from tests.parameter_matrix import (
+    CHAT_VALUES,
+    MINDIE_VALUES,
+    TENSOR_VALUES,
+    TGI_VALUES,
+    VALUES,
+    section,
+    table,
+)
+from tests.unit.protocols.answers import CAPABLE, DIALECTS, with_options
+
+# -- the parameter tables of docs/wire/: every cell of every engine is what its capabilities make of a request ---------
+
 
 LORA = {"option.enable_lora": "true"}
 TRTLLM = {**LORA, "option.gather_generation_logits": "true"}
@@ -46,7 +71,7 @@ SETTINGS: dict[str, tuple[str, str, dict[str, str]]] = {
 """Engine, the version of its double, and options."""
 
 VOCABULARY = Vocabulary([b"%d" % number for number in range(10)])
-DIALECTS: dict[str, tuple[Dialect, matrix.Values]] = {
+PARAMETERS_DIALECTS: dict[str, tuple[Dialect, matrix.Values]] = {
     matrix.PARAMETERS: (INVOCATIONS["lmi"], matrix.VALUES),
     matrix.TENSORS: (INVOCATIONS["lmi"], matrix.TENSOR_VALUES),
     matrix.CHAT: (INVOCATIONS["lmi"], matrix.CHAT_VALUES),
@@ -90,7 +115,7 @@ def context(engine: str, options: Mapping[str, str]) -> ServerContext:
 
 
 def body(heading: str, name: str) -> dict[str, Any]:
-    value, beside = DIALECTS[heading][1][name]
+    value, beside = PARAMETERS_DIALECTS[heading][1][name]
     if heading == matrix.CHAT:
         return {"messages": [{"role": "user", "content": "a b c"}], "max_tokens": 4, **beside, name: value}
     if name == "embedding_bias":
@@ -106,15 +131,15 @@ def body(heading: str, name: str) -> dict[str, Any]:
 def outcome(heading: str, name: str, server: ServerContext) -> str:
     """What becomes of it: refused by name, reported as ignored, or accepted; else a message that names another."""
     try:
-        parsed = DIALECTS[heading][0].parse(body(heading, name), server)
+        parsed = PARAMETERS_DIALECTS[heading][0].parse(body(heading, name), server)
     except ServingError as error:
         message = str(error)
-        named = (name, *DIALECTS[heading][1][name][1])  # beams themselves, where there are none
+        named = (name, *PARAMETERS_DIALECTS[heading][1][name][1])  # beams themselves, where there are none
         return "refused" if any(f"{one}=" in message for one in named) else message
     return "ignored" if any(one.rpartition(".")[2] == name for one in parsed.ignored) else "accepted"
 
 
-@in_one_test("heading", DIALECTS)
+@in_one_test("heading", PARAMETERS_DIALECTS)
 @in_one_test("setting", SETTINGS)
 def test_every_cell_is_true(setting: str, heading: str) -> None:
     engine, version, options = SETTINGS[setting]
@@ -123,7 +148,7 @@ def test_every_cell_is_true(setting: str, heading: str) -> None:
         server = context(engine, options)
         missing = matrix.unmet(heading, engine, version, options)
         wrong = {}
-        for name in DIALECTS[heading][1]:
+        for name in PARAMETERS_DIALECTS[heading][1]:
             wanted = matrix.expected(heading, engine, name, missing)
             found = outcome(heading, name, server)
             if found != wanted:
@@ -172,3 +197,206 @@ def test_an_engine_names_fields_of_sampling_alone(engine: str) -> None:
         able = capabilities(engine, servers if engine == "openai" else {})
     assert {*able.supports, *able.reasons, *able.limits, *BY_HANDLER} <= set(Sampling._fields)
     assert BY_HANDLER.isdisjoint({*able.supports} - {"logprobs"}), "the handler does so"
+
+
+# -- the parameter tables of docs/wire/: no row is missing, and engines and notes are those that exist -----------------
+
+
+TRITON, OPENAI = "triton.md#inputs", "openai.md#request"
+EMBEDDINGS = ("embeddings.md#openais-embeddings", "embeddings.md#teis-routes", "embeddings.md#rerank")
+
+
+def check(rows: Collection[str], read: Collection[str], heading: str, values: Collection[str] | None = None) -> None:
+    """Check that a table has a row for each name that is read, once, and that `parameter_matrix.py` has its value."""
+    assert len(rows) == len(set(rows)), f"docs/wire/{heading} has a name twice: {sorted(rows)}"
+    missing, left = sorted(set(read) - set(rows)), sorted(set(rows) - set(read))
+    assert not missing, f"docs/wire/{heading} needs rows for {', '.join(missing)}"
+    assert not left, f"docs/wire/{heading} has rows for what is not read: {', '.join(left)}"
+    if values is not None:
+        unlike = sorted(set(read) ^ set(values))
+        assert not unlike, f"tests/parameter_matrix.py must have values of what is read, and of no other: {unlike}"
+
+
+def test_every_parameter_has_its_row() -> None:
+    rows, more = table(), table(matrix.TENSORS)
+    check(rows, (set(PARAMETERS) | set(REQUEST_FIELDS) | {"outputs"}) - {"stream"}, matrix.PARAMETERS, VALUES)
+    check(more, set(tensors.TENSORS) - set(PARAMETERS), matrix.TENSORS, TENSOR_VALUES)
+    assert set(rows) | set(more) | {"stream"} == set(LMI_TABLE.parameters) | set(REQUEST_FIELDS)
+
+
+def test_every_chat_parameter_has_its_row() -> None:
+    """In OpenAI's table; LMI's chats have no others."""
+    rows = set(table(matrix.CHAT))
+    assert {*CHAT_VALUES, *CHAT_TABLE.parameters} <= rows
+    assert set(CHAT_TABLE.parameters) < set(openai_parameters.CHAT.parameters) | {*HARMLESS, "model"}
+
+
+def test_every_parameter_of_tgis_and_mindies_has_its_row() -> None:
+    check(table(matrix.TGI), tgi_request.PARAMETERS, matrix.TGI, TGI_VALUES)
+    check(table(matrix.MINDIE), mindie.KINDS, matrix.MINDIE, MINDIE_VALUES)
+
+
+def test_every_input_of_triton_has_its_row_and_is_what_that_names() -> None:
+    rows = table(TRITON)
+    check(rows, INPUTS, TRITON)
+    for name, row in rows.items():
+        if known := row["as"].strip("`"):
+            known = name.removeprefix("sampling_param_") if known.startswith("the same name") else known
+            assert INPUTS[name].parameter.field == LMI_TABLE.parameters[known].field, name
+        assert row["meaning"].startswith("refused") == _refuses(name), name
+
+
+def test_every_field_of_openais_has_its_row() -> None:
+    found: dict[str, list[str]] = {"chat": [], "completions": []}
+    for cell in re.findall(r"^\| ([^|]*`[^|]*)\|", section(OPENAI), re.MULTILINE):
+        both, *others = re.split(r"\b(chat|completions): ", cell)
+        for route, names in [*((route, both) for route in found), *zip(others[::2], others[1::2], strict=True)]:
+            found[route] += re.findall(r"`(\w+)`", names)
+    every = {*HARMLESS, "model", "stream", "stream_options"}
+    tools = {"tools", "tool_choice", "parallel_tool_calls"}
+    check(found["chat"], {*openai_parameters.CHAT.parameters, *every, *tools, "messages"}, f"{OPENAI}, chats")
+    check(found["completions"], {*openai_parameters.COMPLETIONS.parameters, *every, "prompt"}, f"{OPENAI}, completions")
+
+
+def test_every_field_of_embeddings_and_rerank_has_its_row() -> None:
+    openai, tei_routes, ranking = (
+        re.findall(r"^\| (`.*?)\|(.*?)\|", section(heading), re.MULTILINE) for heading in EMBEDDINGS
+    )
+    fields = [name for names, _ in openai for name in re.findall(r"`(\w+)`", names)]
+    check(fields, {*OpenAiEmbeddings.table.parameters, "input", "model", "user"}, EMBEDDINGS[0])
+    fields = [name for names, _ in ranking for name in re.findall(r"`(\w+)`", names)]
+    check(fields, {*rerank.TABLE.parameters, "query", "documents", "model"}, EMBEDDINGS[2])
+    of_route: dict[str, set[str]] = {"/embed": set(), "/similarity": set(), "/rerank": set(), "/predict": set()}
+    for names, routes in tei_routes:
+        for route in of_route if routes.strip() == "all" else re.findall(r"`(/\w+)`", routes):
+            of_route[route] |= set(re.findall(r"`(\w+)`", names))
+    assert of_route == {
+        "/embed": {*tei.EMBED.parameters, "inputs"},
+        "/similarity": {*tei.SIMILARITY.parameters, "inputs", "parameters"},
+        "/rerank": {*tei.RERANK.parameters, "query", "texts"},
+        "/predict": {*tei.PREDICT.parameters, "inputs"},
+    }
+
+
+def _refuses(name: str) -> bool:
+    """Whether an input is there only to be refused."""
+    parameter = INPUTS[name].parameter
+    if parameter.field or name in ("guided_decoding_guide_type", "sampling_parameters"):  # which are joined before
+        return False
+    with pytest.raises(ValueError, match="is not supported"):
+        parameter.read("x")
+    return True
+
+
+@in_one_test("heading", [matrix.PARAMETERS, matrix.TENSORS])
+def test_engines_and_notes_are_those_that_exist(heading: str) -> None:
+    for name, row in table(heading).items():
+        found = matrix.refusing(heading, name)
+        assert found.keys() <= set(ENGINES) - {"openai"}, name  # docs/engines-by-url.md has those of servers
+        assert len(found) == len(row[matrix.REFUSED_BY].split(", ")) * bool(row[matrix.REFUSED_BY]), name
+
+
+def test_every_note_is_used() -> None:
+    cells = [
+        row[matrix.REFUSED_BY] for heading in (matrix.PARAMETERS, matrix.TENSORS) for row in table(heading).values()
+    ]
+    assert {letter for cell in cells for letter in cell if not letter.isascii()} == set(matrix.notes())
+
+
+# -- what `read_all` keeps of parameters changes no answer: others get what they would get first -----------------------
+
+
+def read(context: ServerContext, **given: Any) -> ParsedParameters:
+    return read_all(given, context, defaults={"max_new_tokens": 30}, table=LMI)
+
+
+def test_the_same_numbers_are_read_once() -> None:
+    context = ServerContext("echo")
+    first = read(context, max_new_tokens=5, temperature=0.5)
+    assert read(context, max_new_tokens=5, temperature=0.5) is first
+    assert (first.sampling.max_new_tokens, first.sampling.temperature) == (5, 0.5)
+    assert first.names == {"max_new_tokens": "parameters.max_new_tokens", "temperature": "parameters.temperature"}
+    assert read(context, max_new_tokens=5, top_p=0.5).sampling.top_p == 0.5
+
+
+@pytest.mark.parametrize("wrong", [True, 1.0])
+def test_equal_values_of_other_types_are_refused_all_the_same(wrong: Any) -> None:
+    context = ServerContext("echo")
+    assert read(context, max_new_tokens=1).sampling.max_new_tokens == 1
+    for _ in range(2):
+        with pytest.raises(InvalidParameter, match="must be an integer"):
+            read(context, max_new_tokens=wrong)
+
+
+def test_another_table_default_or_limit_counts() -> None:
+    context = ServerContext("echo")
+    read(context, top_k=5)
+    assert read_all({"top_k": 5}, context, defaults={"max_new_tokens": 9}, table=LMI).sampling.max_new_tokens == 9
+    longest = read_all({"top_k": 5}, context, defaults={"max_new_tokens": 30}, table=LMI, most_new_tokens=8)
+    assert longest.sampling.max_new_tokens == 8
+    other = parameters.Table(LMI.parameters, "p.")
+    assert read_all({"top_k": 5}, context, defaults={}, table=other).names == {"top_k": "p.top_k"}
+
+
+def test_a_context_made_of_another_has_its_own() -> None:
+    context = ServerContext("echo")
+    read(context, top_k=5)
+    without = replace(context, unsupported={"min_p": "it lacks it"})
+    read(context, min_p=0.5, do_sample=True)
+    with pytest.raises(InvalidParameter, match="lacks"):
+        read(without, min_p=0.5, do_sample=True)
+
+
+def test_texts_are_not_kept() -> None:
+    context = ServerContext("echo")
+    assert read(context, stop=["a"]).sampling.stop == ("a",)
+    assert not context.parsed
+
+
+def test_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parameters, "_MOST_PARSED", 4)
+    context = ServerContext("echo")
+    for limit in range(1, 20):
+        assert read(context, max_new_tokens=limit).sampling.max_new_tokens == limit
+        assert len(context.parsed) <= 4
+
+
+# -- values of sampling parameters that ask for nothing, in the dialects that lack these parameters --------------------
+
+
+NEUTRAL = {
+    **dict.fromkeys(("repetition_penalty", "length_penalty", "n", "best_of", "num_beams", "beam_width"), 1),
+    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "min_length", "min_tokens"), 0),
+    **dict.fromkeys(("early_stopping", "watermark", "decoder_input_details", "ignore_eos", "ignore_eos_token"), False),
+    **{key: [] for key in ("stop", "stop_token_ids", "bad_words", "bad_sequences")},
+    **{"use_beam_search": False, "no_repeat_ngram_size": 0, "skip_special_tokens": True, "logit_bias": {}},
+}
+ASKED: dict[str, dict[str, Any]] = {
+    **{key: {"inputs": "a"} for key in ("lmi", "tgi_compat", "lmi_async", "tgi", "mindie")},
+    "dynamic_batch": {"inputs": ["a"]},
+    "triton_generate": {"text_input": "a"},
+    "openai_chat": {"model": "model", "messages": [{"role": "user", "content": "a"}]},
+    "openai_completions": {"model": "model", "prompt": "a"},
+    "openai_responses": {"model": "model", "input": "a"},
+    "anthropic_messages": {"model": "model", "max_tokens": 4, "messages": [{"role": "user", "content": "a"}]},
+}
+
+
+@in_one_test("dialect", ASKED)
+def test_values_that_ask_for_nothing_are_ignored_by_no_dialect(dialect: str) -> None:
+    """A client that sends all defaults gets no header, and passes a server that refuses unknown names."""
+    context = with_options(CAPABLE, unknown_parameters="refuse")
+    for name, value in NEUTRAL.items():
+        if dialect == "triton_generate" and isinstance(value, list | dict) and name not in INPUTS:
+            continue  # Triton takes such values for its inputs alone
+        nested = "inputs" in ASKED[dialect]
+        body = {**ASKED[dialect], **({"parameters": {name: value}} if nested else {name: value})}
+        assert list(DIALECTS[dialect].parse(body, context).ignored) == [], name
+
+
+@in_one_test(
+    ("name", "value"), [("n", 2), ("n", True), ("min_p", 0.1), ("early_stopping", 0), ("stop_sequences", ["x"])]
+)
+def test_other_values_of_unknown_parameters_are_reported(name: str, value: Any) -> None:
+    found = DIALECTS["tgi"].parse({"inputs": "a", "parameters": {name: value}}, CAPABLE)
+    assert list(found.ignored) == [f"parameters.{name}"]

@@ -1,19 +1,29 @@
-"""The rolling batcher on a scripted engine: order, room, neighbours, failures."""
+"""The rolling batcher on a scripted engine: order, room, the queue, neighbours, failures."""
 
 from __future__ import annotations
 
+import itertools
+import random
 import time
 from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from handler.core.errors import GenerationFailed, Unavailable
 from handler.core.text import Prompt, Vocabulary
 from handler.core.values import Adapter, Delta, Finish, Request, Sampling
 from handler.engines.base import EngineRequest, Output, Step
-from handler.scheduler.batcher import Batcher
+from handler.protocols.registry import INVOCATIONS
+from handler.scheduler.batcher import MAX_OVERTAKES, Batcher, RequestQueue
+from handler.scheduler.engine import join
 from tests.one_test import in_one_test
+from tests.unit.protocols.answers import CONTEXT, DIALECTS
+
+# -- the rolling batcher on a scripted engine: order, room, neighbours, failures ---------------------------------------
+
 
 LETTERS = Vocabulary([bytes([code]) for code in range(256)])
 
@@ -366,3 +376,168 @@ def test_an_id_that_the_tokenizer_lacks_ends_its_request_alone(where: str, id: A
     assert len(found[bad]) == 1
     assert text(found[good]) == "abc"
     assert engine.cancelled == [1]
+
+
+# -- the order of the queue, its bound on waiting, and that nothing is lost, in any order of calls ---------------------
+
+
+ACTIONS = st.lists(
+    st.tuples(st.just("add"), st.integers(-(1 << 62), 1 << 62) | st.integers(-2, 2))
+    | st.tuples(st.just("take"), st.just(0))
+    | st.tuples(st.just("discard"), st.integers(0, 60)),
+    max_size=120,
+)
+
+
+@given(actions=ACTIONS)
+def test_order_bound_and_nothing_lost(actions: list[tuple[str, int]]) -> None:
+    queue = RequestQueue[int]()
+    waiting: dict[int, int] = {}  # id -> priority
+    most: dict[int, int] = {}  # id -> the number of the `take` by which it is taken
+    num_taken = overtakes = 0
+    for id, (action, value) in enumerate(actions):
+        if action == "add":
+            most[id] = num_taken + (len(waiting) + 1) * (MAX_OVERTAKES + 1)
+            queue.add(id, value, id)
+            waiting[id] = value
+        elif action == "discard":
+            queue.discard(value)
+            waiting.pop(value, None)
+        elif waiting:
+            oldest = min(waiting)
+            wanted = oldest if overtakes == MAX_OVERTAKES else min(waiting, key=lambda one: (waiting[one], one))
+            assert queue.first() == wanted == queue.take()
+            overtakes = 0 if wanted == oldest else overtakes + 1
+            num_taken += 1
+            assert num_taken <= most[wanted]
+            del waiting[wanted]
+        assert (list(queue), len(queue)) == (sorted(waiting), len(waiting))
+
+
+def test_an_endless_stream_of_urgent_requests_starves_nobody() -> None:
+    queue = RequestQueue[str]()
+    queue.add(0, 1 << 62, "patient")
+    taken = []
+    for id in range(1, 2 * MAX_OVERTAKES):
+        queue.add(id, -id, "urgent")
+        taken.append(queue.take())
+    assert taken.index("patient") == MAX_OVERTAKES
+
+
+def test_the_batcher_starts_the_lowest_priority_first_and_forgets_what_is_cancelled() -> None:
+    batcher = Batcher(Scripted(), max_active=1)
+    ids = [
+        batcher.submit(Request("a", Sampling(max_new_tokens=1), priority=priority), prompt("a"))
+        for priority in (0, 5, 0, -1, 5)
+    ]
+    batcher.cancel(ids[2])
+    assert list(run(batcher)) == [ids[0], ids[3], ids[1], ids[4]]
+    assert batcher.idle
+
+
+BODIES: dict[str, dict[str, Any]] = {
+    "lmi": {"inputs": "a", "parameters": {"priority": -3}},
+    "tgi_compat": {"inputs": "a", "parameters": {"priority": -3}},
+    "dynamic_batch": {"inputs": ["a", "b"], "parameters": {"priority": -3}},
+    "openai_chat": {"messages": [{"role": "user", "content": "a"}], "priority": -3},
+    "openai_completions": {"prompt": ["a", "b"], "priority": -3},
+}
+
+
+@in_one_test("dialect", BODIES)
+def test_a_request_has_the_priority_of_its_body(dialect: str) -> None:
+    body = BODIES[dialect]
+    assert {request.priority for request in DIALECTS[dialect].parse(body, CONTEXT).requests} == {-3}
+    if "messages" in body:
+        assert INVOCATIONS["lmi"].parse(body, CONTEXT).requests[0].priority == -3
+
+
+def test_bodies_of_many_texts_take_turns() -> None:
+    queue, ids = RequestQueue[str](), itertools.count()
+
+    def body(name: str, count: int, priority: int = 0) -> None:
+        for number in range(count):
+            queue.add(next(ids), priority, name, follows=number > 0)
+
+    body("a", 30)
+    taken = [queue.take() for _ in range(10)]
+    body("b", 3)
+    body("c", 1)
+    body("urgent", 1, priority=-1)
+    taken += [queue.take() for _ in range(len(queue))]
+    assert taken[:10] == ["a"] * 10
+    assert taken[10] == "urgent"
+    assert taken[11:18] == ["a", "b", "c", "a", "b", "a", "b"]
+    assert taken.count("a") == 30
+
+
+# -- steps that waited together lose, repeat and reorder nothing of any sequence ---------------------------------------
+
+
+def random_steps(rng: random.Random) -> list[Step]:
+    """Steps of a few sequences, each with a token in the columns, an output, or nothing; some of them end."""
+    steps = []
+    alive = set(range(5))
+    for number in range(rng.randrange(1, 6)):
+        step = Step([], [], [], [])
+        for key in sorted(alive):
+            token = 100 * key + number
+            kind = rng.choice(["column", "column", "column", "output", "end", "nothing"])
+            if kind == "column":
+                step.keys.append(key)
+                step.ids.append(token)
+                step.logprobs.append(-float(number))
+            elif kind != "nothing":
+                finish = Finish.STOP if kind == "end" else None
+                step.others.append(Output(key, (token,), (-float(number),), finish))
+            if kind == "end":
+                alive.remove(key)
+        steps.append(step)
+    return steps
+
+
+def histories(steps: list[Step]) -> dict[int, list[tuple[int, float | None] | Finish]]:
+    """What each sequence gets, in order; a step's columns come before its other outputs."""
+    found: dict[int, list[tuple[int, float | None] | Finish]] = {}
+    for step in steps:
+        for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
+            found.setdefault(key, []).append((id, logprob))
+        for output in step.others:
+            history = found.setdefault(output.key, [])
+            history += zip(output.ids, output.logprobs, strict=True)
+            history += [] if output.finish is None else [output.finish]
+    return found
+
+
+def test_joined_steps_bring_each_sequence_the_same_in_the_same_order() -> None:
+    rng = random.Random(0)
+    for _ in range(500):
+        steps = random_steps(rng)
+        joined = join(steps)
+        assert histories([joined]) == histories(steps)
+        assert len(set(joined.keys)) == len(joined.keys)
+        assert not {output.key for output in joined.others} & set(joined.keys), "a sequence comes in one way"
+
+
+def test_a_sequences_tokens_become_one_output() -> None:
+    steps = [Step([1, 2], [10, 20], [0.0, 0.0], []), Step([1], [11], [None], [])]
+    assert join(steps) == Step([2], [20], [0.0], [Output(1, [10, 11], [0.0, None])])
+
+
+def test_the_end_of_a_sequence_comes_with_the_tokens_before_it() -> None:
+    end = Output(1, (11,), (-1.0,), Finish.LENGTH)
+    steps = [Step([1], [10], [0.0], []), Step([], [], [], [end])]
+    assert join(steps).others == [Output(1, [10, 11], [0.0, -1.0], Finish.LENGTH)]
+
+
+@pytest.mark.parametrize(
+    "last",
+    [
+        Output(1, (11,), (-1.0,), Finish.LENGTH, tops=[[(11, -1.0)]]),
+        Output(1, (), (), Finish.ERROR, error="it broke"),
+    ],
+    ids=["more than tokens", "a failure"],
+)
+def test_what_brings_more_than_tokens_comes_after_those_before_it(last: Output) -> None:
+    steps = [Step([1], [10], [0.0], []), Step([], [], [], [last])]
+    assert join(steps).others == [Output(1, [10], [0.0]), last]

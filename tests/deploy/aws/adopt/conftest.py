@@ -14,7 +14,7 @@ from deploy.adopt.live import reading_policy
 from deploy.cli.main import main as run
 from deploy.spec.reading import read_spec
 from tests.deploy.doubles.aws import CALLER, Cloud
-from tests.deploy.doubles.deployer import printed
+from tests.deploy.doubles.deployments import printed
 from tests.deploy.doubles.endpoints import set_quotas
 from tests.deploy.public_endpoints import Public
 

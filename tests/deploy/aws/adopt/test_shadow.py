@@ -18,7 +18,7 @@ from deploy.spec.reading import read_spec
 from tests.deploy.aws.adopt.conftest import NAME, by_hand
 from tests.deploy.aws.test_killed import Killed, changing, killed_at
 from tests.deploy.doubles.aws import CALLER, Call, Cloud
-from tests.deploy.doubles.deployer import printed
+from tests.deploy.doubles.deployments import printed
 from tests.deploy.public_endpoints import PUBLIC
 
 CAPTURE = {

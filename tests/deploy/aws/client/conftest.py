@@ -10,8 +10,7 @@ import pytest
 
 from deploy.client import Patience, Predictor, Timeouts
 from tests.deploy.aws.client.double import Double, double
-from tests.deploy.doubles.deployer import printed
-from tests.deploy.doubles.deployments import PLAIN
+from tests.deploy.doubles.deployments import PLAIN, printed
 
 ENDPOINT: dict[str, Any] = {**PLAIN, "name": "e"}
 SCALED: dict[str, Any] = {

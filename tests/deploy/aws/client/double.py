@@ -18,7 +18,7 @@ from typing import Any
 from deploy.emulator.authorization import Need, Where, allowed, needs_of, needs_of_invocation, needs_of_s3
 from deploy.emulator.relay import CONTENT_TYPE, internal_stream_failure, model_stream_error, payload_part
 from tests.deploy.doubles.aws import ACCOUNT
-from tests.doubles.http_thread import serving
+from tests.doubles.downloads import serving
 
 Answer = Callable[["Handler"], None]
 

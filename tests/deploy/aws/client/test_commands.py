@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import signal
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from deploy.cli.main import main
+from deploy.cli.views import for_terminal
 from deploy.client import Predictor
 from tests.deploy.aws.client.double import Answer, Double, fails, model_answers, says, streams
 from tests.deploy.aws.client.wire import golden
+from tests.servers import PATIENCE
 
 LMI = golden("lmi/stream")
 CHAT = golden("chat/stream")
@@ -287,3 +292,65 @@ def test_bench_of_what_does_not_answer(aws: Double, capsys: pytest.CaptureFixtur
     assert main(["bench", "e"]) == 1
     assert "the request before the measurement failed: ModelRefused 400" in capsys.readouterr().err
     assert len(aws.requests) == 1
+
+
+# -- Ctrl-C in a real conversation, while nothing comes ----------------------------------------------------------------
+
+
+INTERRUPT_CHAT = golden("chat/stream").body
+
+
+def test_ctrl_c_ends_an_answer_that_does_not_come(aws: Double) -> None:
+    first, _, _ = INTERRUPT_CHAT.partition(b"\n")
+    aws.answers = [streams(first, then="stall"), streams(INTERRUPT_CHAT)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "deploy", "chat", "e"],
+        cwd=Path(__file__).parents[4],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONUTF8": "1"},
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"Hi\n")
+    process.stdin.flush()
+    assert process.stdout.read(4) == b"Deep"  # it comes before the answer ends
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(b"And?\n", timeout=PATIENCE)
+    assert (process.returncode, error) == (0, b"")
+    assert out.decode() == ' ...\nDeep "Learning" 😀\n\n'
+    assert [turn["content"] for turn in aws.requests[1].json["messages"]] == ["Hi", "Deep", "And?"]
+
+
+# -- what a hostile answer does to a terminal: nothing -----------------------------------------------------------------
+
+
+HOSTILE = "a\x1b]0;title\x07\x9b2J\r\x7f\u202eb\n\tc"
+
+
+class HostileTerminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_control_characters_are_seen_on_a_terminal() -> None:
+    assert for_terminal(HOSTILE, HostileTerminal()) == "a␛]0;title␇\ufffd2J␍\ufffd\ufffdb\n\tc"
+
+
+def test_elsewhere_an_answer_is_as_it_came() -> None:
+    assert for_terminal(HOSTILE, io.StringIO()) == HOSTILE
+
+
+def test_what_cannot_be_printed_is_replaced() -> None:
+    assert for_terminal("a\ud83db") == "a?b"
+    latin = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    assert for_terminal("é日", latin) == "é?"
+
+
+def test_half_a_character_in_an_answer(aws: Double, capsys: pytest.CaptureFixture[str]) -> None:
+    aws.answers = [says({"generated_text": "a\ud83d"})]
+    assert main(["invoke", "e", "x"]) == 0
+    assert '"a?"' in capsys.readouterr().out

@@ -1,7 +1,8 @@
-"""Whole answers: what is sent, what comes back, and what becomes of failures."""
+"""Whole answers: at once, in a session, or by S3; what is sent, and what becomes of failures."""
 
 from __future__ import annotations
 
+import datetime
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from botocore.exceptions import (
 )
 
 from deploy.client import (
+    AsyncAnswer,
     BytesDeserializer,
     Forbidden,
     ModelBusy,
@@ -30,10 +32,15 @@ from deploy.client import (
     TimedOut,
     Unreachable,
 )
+from deploy.client.asynchronous import split_s3
 from deploy.client.errors import failure
 from deploy.client.runtime import MAX_BYTES, WARN_BYTES, LargePayload, check_size
 from deploy.errors import DeployError, NotAllowed, NotThere
-from tests.deploy.aws.client.double import Answer, Double, fails, model_answers, says, stalls
+from tests.deploy.aws.client.double import Answer, Double, Handler, fails, model_answers, says, stalls, streams
+from tests.deploy.aws.client.wire import golden
+
+# -- whole answers: what is sent, what comes back, and what becomes of failures ----------------------------------------
+
 
 NO_CAPACITY = fails(400, "ValidationError", "Inference Component has no capacity to process this request.")
 NO_NAME = fails(400, "ValidationError",
@@ -279,3 +286,154 @@ def test_a_chat(predictor: Predictor, aws: Double) -> None:
     }  # fmt: skip
     predictor.chat([{"role": "system", "content": "x"}])
     assert aws.requests[1].json["messages"] == [{"role": "system", "content": "x"}]
+
+
+# -- stateful sessions -------------------------------------------------------------------------------------------------
+
+
+OPENED = says({}, New_Session_Id="abc; Expires=2026-11-20T00:00:00Z")
+CLOSED = says({}, Closed_Session_Id="abc")
+
+
+def ids(aws: Double) -> list[str | None]:
+    return [request.headers.get("x-amzn-sagemaker-session-id") for request in aws.requests]
+
+
+def test_requests_of_a_session_carry_its_id(predictor: Predictor, aws: Double) -> None:
+    aws.answers = [OPENED, says({"n": 1}), streams(golden("lmi/stream").body), CLOSED]
+    with predictor.session() as session:
+        assert session.id == "abc"
+        assert session.expires == datetime.datetime(2026, 11, 20, tzinfo=datetime.timezone.utc)
+        assert session.predict({"inputs": "x"}) == {"n": 1}
+        assert "".join(session.predict_stream({"inputs": "x"}).text()) == 'Deep "Learning" 😀\n'
+    assert ids(aws) == ["NEW_SESSION", "abc", "abc", "abc"]
+    assert aws.requests[0].json == {"requestType": "NEW_SESSION"}
+    assert aws.requests[3].json == {"requestType": "CLOSE"}
+    session.close()
+    assert len(aws.requests) == 4
+
+
+def test_a_container_without_sessions(predictor: Predictor, aws: Double) -> None:
+    aws.answers = [says({}), model_answers(400, "no sessions")]
+    with pytest.raises(ModelFailed, match="without a session's id"):
+        predictor.session()
+    with pytest.raises(ModelRefused, match="no sessions"):
+        predictor.session()
+
+
+def test_the_first_error_is_the_one_to_be_seen(predictor: Predictor, aws: Double) -> None:
+    aws.answers = [OPENED, model_answers(400, "session not found")]
+    with pytest.raises(ZeroDivisionError), predictor.session():
+        _ = 1 // 0
+    aws.answers = [OPENED, model_answers(400, "session not found")]
+    with pytest.raises(ModelRefused, match="session not found"), predictor.session():
+        pass
+    assert len(aws.requests) == 4
+
+
+# -- answers, and failures, that come to S3 ----------------------------------------------------------------------------
+
+
+def accepted(handler: Handler) -> None:
+    places = {"OutputLocation": "s3://b-1/out/1.out", "FailureLocation": "s3://b-1/bad/1.out"}
+    headers = {f"X-Amzn-SageMaker-{name}": place for name, place in places.items()}
+    handler.answer(202, b'{"InferenceId": "i-1"}', headers)
+
+
+def absent(handler: Handler) -> None:
+    body = b"<Error><Code>NoSuchKey</Code><Message>none</Message></Error>"
+    handler.answer(404, body, {"Content-Type": "application/xml"})
+
+
+def denied(handler: Handler) -> None:
+    body = b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>"
+    handler.answer(403, body, {"Content-Type": "application/xml"})
+
+
+def waited(answer: AsyncAnswer, answers: list[Answer], aws: Double) -> list[float]:
+    """What `aws` answers next; pauses are counted in place of being slept."""
+    pauses: list[float] = []
+    answer._clock = lambda: sum(pauses)
+    answer._sleep = pauses.append
+    aws.answers = answers
+    return pauses
+
+
+def test_an_answer_is_waited_for(predictor: Predictor, aws: Double) -> None:
+    aws.answers = [accepted]
+    answer = predictor.predict_async({"inputs": "x"}, inference_id="i-1")
+    assert (answer.id, answer.output, answer.failure) == ("i-1", "s3://b-1/out/1.out", "s3://b-1/bad/1.out")
+    request = aws.requests[0]
+    assert (request.path, request.json) == ("/endpoints/e/async-invocations", {"inputs": "x"})
+    assert request.headers["x-amzn-sagemaker-inference-id"] == "i-1"
+    pauses = waited(answer, [absent, absent, absent, absent, says({"generated_text": "ab"})], aws)
+    assert answer.wait(60) == {"generated_text": "ab"}
+    assert pauses == [0.5, 0.75]
+    assert [r.path.partition("?")[0] for r in aws.requests[1:]] == ["/b-1/out/1.out", "/b-1/bad/1.out"] * 2 + [
+        "/b-1/out/1.out"
+    ]
+    assert answer.ready()
+
+
+def test_a_failure_is_told(predictor: Predictor, aws: Double) -> None:
+    aws.answers = [accepted]
+    answer = predictor.predict_async({"inputs": "x"})
+    waited(answer, [absent, says(b"Received client error (400) from primary\n")], aws)
+    with pytest.raises(ModelFailed, match=r"^the model failed: Received client error \(400\) from primary$"):
+        answer.wait(60)
+
+
+def test_who_may_not_list_the_whole_bucket_waits_too(predictor: Predictor, aws: Double) -> None:
+    """S3 then answers 403 for what is not there yet; a list of the answer's own prefix tells."""
+    hidden: Answer = lambda handler: handler.answer(403, b"<Error><Code>AccessDenied</Code></Error>", {})  # noqa: E731
+    listed = says(b"<ListBucketResult><KeyCount>0</KeyCount></ListBucketResult>")
+    aws.answers = [accepted]
+    answer = predictor.predict_async({"inputs": "x"})
+    waited(answer, [hidden, listed, hidden, listed, says({"generated_text": "ab"})], aws)
+    assert answer.wait(60) == {"generated_text": "ab"}
+    assert "prefix=out%2F1.out" in aws.requests[2].path
+
+
+def test_waiting_ends(predictor: Predictor, aws: Double) -> None:
+    aws.answers = [accepted]
+    answer = predictor.predict_async({"inputs": "x"})
+    pauses = waited(answer, [absent], aws)
+    assert not answer.ready()
+    with pytest.raises(TimedOut, match=r"no answer at s3://b-1/out/1.out in 60 s"):
+        answer.wait(60)
+    assert sum(pauses) == 60
+    assert max(pauses) == 10
+
+
+def test_a_bucket_that_may_not_be_read_is_said(predictor: Predictor, aws: Double) -> None:
+    aws.answers = [accepted, denied]
+    with pytest.raises(Forbidden, match="AccessDenied") as caught:
+        predictor.predict_async({"inputs": "x"}).wait()
+    assert "s3:ListBucket" in caught.value.advice
+
+
+def test_large_data_goes_through_s3(predictor: Predictor, aws: Double) -> None:
+    with pytest.raises(NotSent, match="128,001 bytes") as caught:
+        predictor.predict_async(b"x" * 128_001)
+    assert "upload=" in caught.value.advice
+    aws.answers = [says(b""), accepted]
+    predictor.predict_async(b"x" * 128_001, upload="s3://b-1/in/1.json")
+    put, invoke = aws.requests
+    assert (put.method, put.path) == ("PUT", "/b-1/in/1.json")
+    assert b"x" * 1000 in put.body
+    assert invoke.headers["x-amzn-sagemaker-inputlocation"] == "s3://b-1/in/1.json"
+    assert invoke.body == b""
+
+
+def test_data_that_is_there_already(predictor: Predictor, aws: Double) -> None:
+    aws.answers = [accepted]
+    predictor.predict_async(input_location="s3://b-1/in/1.json")
+    assert aws.requests[0].headers["x-amzn-sagemaker-inputlocation"] == "s3://b-1/in/1.json"
+    with pytest.raises(NotSent, match="exactly one of data and input_location"):
+        predictor.predict_async()
+
+
+@pytest.mark.parametrize("uri", ["https://b/k", "s3://b", "s3://b/", "b/k"])
+def test_what_is_no_object(uri: str) -> None:
+    with pytest.raises(NotSent, match="is not s3://BUCKET/KEY"):
+        split_s3(uri)

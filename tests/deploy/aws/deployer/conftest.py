@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.deploy.doubles.aws import Cloud
-from tests.deploy.doubles.deployer import permit
-from tests.deploy.doubles.deployments import COMPONENTS, PLAIN
+from tests.deploy.doubles.deployments import COMPONENTS, PLAIN, permit
 
 CHAT = {**PLAIN, "name": "chat", "components": [{"name": "one"}, {"name": "two"}], "alarms": {}}
 """What tests of waiting make by hand."""

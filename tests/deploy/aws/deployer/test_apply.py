@@ -1,16 +1,22 @@
-"""Deployments put to AWS's double: made, made again, changed, failing, and taken away."""
+"""Deployments put to AWS's double: made, changed, failing, and taken away; what only looks like theirs stays."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from botocore.exceptions import ClientError
 
+from deploy.aws import Aws, is_missing
 from deploy.deployer.apply import Run
+from deploy.deployer.calls import CALLS, call, removal, show
 from deploy.deployer.plan import Plan, Verb
 from deploy.errors import DeployError, Failed, Refused
-from tests.deploy.doubles.aws import Cloud
+from deploy.resources.resource import TAG_DEPLOYMENT, Kind
+from tests.deploy.doubles.aws import Call, Cloud
 from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN, down, up, wanted_of
+
+# -- deployments put to AWS's double: made, made again, changed, failing, and taken away -------------------------------
 
 
 def verbs(plan: Plan) -> list[tuple[str, str]]:
@@ -221,3 +227,126 @@ def test_a_name_that_another_run_just_took_is_found_to_be_ours(cloud: Cloud) -> 
     assert f"endpoint/{NAME}" not in run.created
     assert f"endpoint/{NAME}" in run.serving
     assert len(cloud.everything()) == len(wanted)
+
+
+# -- what only looks like a deployment's own stays as it is ------------------------------------------------------------
+
+
+COPIED = [{"Key": TAG_DEPLOYMENT, "Value": NAME}]
+ROLE = "arn:aws:iam::123456789012:role/other"
+
+
+@pytest.mark.parametrize("name", ["llama-2-0000aaaa", "llama-production", "llama", "llama2-0000aaaa"])
+def test_a_tag_that_was_copied_by_hand_makes_nothing_ours(cloud: Cloud, name: str) -> None:
+    sagemaker = cloud.client("sagemaker")
+    sagemaker.create_model(ModelName=name, ExecutionRoleArn=ROLE, PrimaryContainer={"Image": "x"}, Tags=COPIED)
+    variant = {"VariantName": "a", "ModelName": name, "InstanceType": "ml.g5.xlarge", "InitialInstanceCount": 1}
+    sagemaker.create_endpoint_config(EndpointConfigName=name, ProductionVariants=[variant], Tags=COPIED)
+    up(wanted_of(PLAIN), keep=1)
+    up(wanted_of(PLAIN, options={"max_tokens": 2}), keep=1)
+    down()
+    assert set(cloud.everything()) == {f"model/{name}", f"endpoint-config/{name}"}
+
+
+def test_an_alarm_of_another_name_stays_whatever_its_tag_says(cloud: Cloud) -> None:
+    cloud.client("cloudwatch").put_metric_alarm(
+        AlarmName="on-call", Namespace="AWS/SageMaker", MetricName="Invocation5XXErrors", Statistic="Sum", Period=60,
+        Dimensions=[{"Name": "EndpointName", "Value": NAME}], EvaluationPeriods=1, Threshold=1.0,
+        ComparisonOperator="GreaterThanThreshold", Tags=COPIED,
+    )  # fmt: skip
+    up(wanted_of(PLAIN))
+    up(wanted_of(PLAIN))
+    down()
+    assert set(cloud.everything()) == {"alarm/on-call"}
+
+
+def test_a_policy_that_was_put_on_our_target_by_hand_is_not_taken_away(cloud: Cloud) -> None:
+    wanted = wanted_of(PLAIN)
+    up(wanted)
+    where = next(one.request for one in wanted if one.kind.value == "scaling-policy")
+    cloud.client("application-autoscaling").put_scaling_policy(**{**where, "PolicyName": "nights"})
+    assert up(wanted).changing == ()
+    assert "nights" in [key[-1] for key in cloud.scaling.policies]
+    down()
+    assert cloud.everything() == {}
+
+
+def test_another_s_component_that_goes_while_we_look_is_no_error(cloud: Cloud) -> None:
+    """Targets and tags are two questions: what was listed may be gone at the second."""
+    up(wanted_of(COMPONENTS))
+
+    def gone(call: Call) -> None:
+        if call.operation == "DescribeScalableTargets":
+            cloud.after = None
+            cloud.refuse("ListTagsForResource", "ResourceNotFoundException", "no such target")
+
+    cloud.after = gone
+    down()
+    assert cloud.sagemaker.names("endpoint") == []
+
+
+# -- what AWS is asked again for, what counts as missing, and fields that this boto3 does not have ---------------------
+
+
+def test_every_kind_is_in_the_table_and_boto3_has_its_calls() -> None:
+    assert set(CALLS) == set(Kind)
+    aws = Aws("us-east-1")
+    for calls in CALLS.values():
+        model = aws.client(calls.service).meta.service_model
+        operations = aws.client(calls.service).meta.method_to_api_mapping
+        made = model.operation_model(operations[calls.create]).input_shape
+        assert set(calls.identity) <= set(made.members)
+        shown = model.operation_model(operations[calls.describe])
+        if calls.list_field is None:
+            assert {*calls.identity, calls.arn} <= set(shown.output_shape.members)
+        else:
+            assert calls.names_argument in shown.input_shape.members
+            assert {*calls.identity, calls.arn} <= set(shown.output_shape.members[calls.list_field].member.members)
+        assert calls.delete in operations
+        assert calls.update is None or calls.update in operations
+
+
+@pytest.mark.parametrize("code", ["ThrottlingException", "ConflictException", "ConcurrentUpdateException"])
+def test_it_is_asked_again_for_five_minutes(cloud: Cloud, pauses: list[float], code: str) -> None:
+    cloud.refuse("ListModels", code, times=100)
+    with pytest.raises(ClientError, match=code):
+        call(Aws("us-east-1"), "sagemaker", "list_models", {})
+    assert 240 < sum(pauses) < 360
+
+
+def test_what_is_no_use_is_not_asked_again(cloud: Cloud, pauses: list[float]) -> None:
+    cloud.refuse("ListModels", "AccessDeniedException", "no")
+    with pytest.raises(ClientError):
+        call(Aws("us-east-1"), "sagemaker", "list_models", {})
+    assert pauses == []
+
+
+def test_what_is_missing_is_none_of_every_kind(cloud: Cloud) -> None:
+    aws = Aws("us-east-1")
+    for kind, calls in CALLS.items():
+        which = tuple({"ServiceNamespace": "sagemaker"}.get(name, f"endpoint/{name}") for name in calls.identity)
+        if "ScalableDimension" in calls.identity:
+            which = ("sagemaker", "sagemaker:variant:DesiredInstanceCount", *which[2:])
+        if kind in (Kind.MODEL, Kind.ENDPOINT_CONFIG):
+            which = (f"{NAME}-0123abcd",)
+        if kind in (Kind.ENDPOINT, Kind.COMPONENT):
+            which = ({Kind.ENDPOINT: NAME, Kind.COMPONENT: "base"}[kind],)
+        if kind is Kind.ALARM:
+            which = (f"{NAME}/nobody",)
+        assert show(aws, kind, which) is None
+        operation, request = removal(kind, which)
+        if kind is not Kind.ALARM:  # CloudWatch deletes what is not there without a word
+            with pytest.raises(ClientError) as raised:
+                call(aws, calls.service, operation, request)
+            assert is_missing(raised.value)
+
+
+def test_a_field_that_boto3_does_not_know_is_said_before_the_call(cloud: Cloud) -> None:
+    variant = {"VariantName": "v", "RoutingConfig": {"RoutingStrategy": "RANDOM", "FutureStrategy": {}}}
+    request = {"EndpointConfigName": "c", "ProductionVariants": [variant], "Another": 1}
+    with pytest.raises(
+        DeployError, match=r"Another, ProductionVariants\[0\]\.RoutingConfig\.FutureStrategy$"
+    ) as raised:
+        call(Aws("us-east-1"), "sagemaker", "create_endpoint_config", request)
+    assert "boto3" in raised.value.advice
+    assert cloud.calls == []

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from tests.deploy.doubles.aws import Cloud
-from tests.deploy.doubles.deployer import permit
-from tests.deploy.doubles.deployments import PLAIN
+from tests.deploy.doubles.deployments import PLAIN, permit
 
 CHAT: dict[str, Any] = {**PLAIN, "name": "chat"}
 COMPONENTS: dict[str, Any] = {

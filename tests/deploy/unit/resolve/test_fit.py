@@ -1,4 +1,4 @@
-"""What fits where: the arithmetic by hand, and what the advice makes of it."""
+"""What fits where: the arithmetic by hand, published sizes, and the advice on growth."""
 
 from __future__ import annotations
 
@@ -7,12 +7,19 @@ from typing import Any
 
 import pytest
 
-from deploy.errors import DoesNotFit
-from deploy.resolve.fit import COLUMNS, Candidates, Fit, Need, cheapest, fit, rank, rows, title, too_small
+from deploy.data import table
+from deploy.errors import DoesNotFit, SpecError
+from deploy.resolve.fit import COLUMNS, Candidates, Fit, Need, Resolution, cheapest, fit, rank, rows, title, too_small
 from deploy.resolve.instances import InstanceType, find
-from deploy.resolve.model.shape import known_model
+from deploy.resolve.model.shape import config_of, known_model, shape_of_config
+from deploy.resolve.resolver import advice, resolve
+from deploy.resources.environment import environment
 from deploy.spec.sections import Shape
+from tests.deploy.unit.resolve.test_resolver import GIVEN, spec
 from tests.one_test import in_one_test
+
+# -- what fits where: the arithmetic by hand, and what the advice makes of it ------------------------------------------
+
 
 GIB = 1 << 30
 
@@ -237,3 +244,198 @@ def test_the_title_says_what_was_asked() -> None:
     assert title(Candidates(LLAMA_8B, "known model", (), None)) == (
         "8.03 billion weights in bf16 (known model), context 8192: 15.0 GiB, and 0.125 MiB a token"
     )
+
+
+# -- engines and copies against GPUs, and the advice on growth ---------------------------------------------------------
+
+
+FOUR = {"type": "ml.g6e.12xlarge"}
+"""Four GPUs."""
+
+
+def resolution(**changes: Any) -> Resolution:
+    options = {**GIVEN["options"], **changes.pop("options", {})}
+    return resolve(spec(**{"model": {**GIVEN["model"], "context": 8192}, **changes, "options": options}), "us-east-1")
+
+
+def component(**changes: Any) -> list[dict[str, Any]]:
+    return [{"name": "chat", **changes}]
+
+
+@in_one_test(
+    ("options", "degree", "idle"),
+    [
+        ({}, 4, None),
+        ({"replicas": 4}, 1, None),
+        ({"replicas": "auto"}, 1, None),
+        ({"replicas": 2, "tensor_parallel_degree": 2}, 2, None),
+        ({"replicas": "auto", "tensor_parallel_degree": 2}, 2, None),
+        ({"replicas": 3}, 1, 1),
+        ({"tensor_parallel_degree": 1}, 1, 3),
+        ({"replicas": 2, "tensor_parallel_degree": "max"}, 4, None),
+    ],
+)
+def test_replicas_divide_an_instances_gpus(options: dict[str, Any], degree: int, idle: int | None) -> None:
+    found = resolution(instance=FOUR, options=options).decision
+    assert found.tensor_parallel == degree
+    said = [sentence for sentence in found.warnings if "stay idle" in sentence]
+    assert len(said) == (idle is not None)
+    assert all(f"{idle} of 4 GPUs" in sentence for sentence in said)
+
+
+@in_one_test(
+    ("changes", "message"),
+    [
+        ({"options": {"replicas": 5}}, "options.replicas: 5 engines of 1 GPU need 5 GPUs, and ml.g6e.12xlarge has 4"),
+        ({"options": {"replicas": 3, "tensor_parallel_degree": 2}}, "3 engines of 2 GPUs need 6 GPUs"),
+        ({"options": {"replicas": 2}, "components": component()}, "need 2 GPUs, and component chat has 1"),
+        (
+            {"options": {"tensor_parallel_degree": 2}, "components": component()},
+            "_parallel_degree: 1 engine of 2",
+        ),
+        ({"components": component(copies=3, accelerators=2)}, r"components\[\].copies: the first copies need 6 GPUs"),
+        (
+            {"instance": {**FOUR, "managed": {"max": 2}}, "components": component(copies=9)},
+            r"need 9 GPUs, and 2 x ml.g6e.12xlarge \(instance.managed.max\) have 8",
+        ),
+    ],
+)
+def test_engines_and_copies_without_gpus_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        resolution(**{"instance": FOUR, **changes})
+
+
+def test_copies_with_engines_of_their_own_fit() -> None:
+    found = resolution(
+        instance={**FOUR, "managed": {"max": 2}},
+        options={"replicas": 2},
+        components=component(copies=4, accelerators=2),
+        scaling={"max": 6, "concurrency": 8},
+    ).decision
+    assert found.tensor_parallel == 1
+    assert any("scaling.max: all components at their maximum need 12 GPUs" in sentence for sentence in found.warnings)
+
+
+def test_replicas_have_the_front_end_that_knows_them() -> None:
+    said = spec(options={**GIVEN["options"], "replicas": 2}, instance=FOUR)
+    assert environment(said, resolve(said, "us-east-1").decision)["LMI_FRONT"] == "embedded"
+    said = said.model_copy(update={"environment": {"LMI_FRONT": "djl"}})
+    with pytest.raises(SpecError, match=r"environment.LMI_FRONT and options.replicas contradict"):
+        environment(said, resolve(said, "us-east-1").decision)
+
+
+@in_one_test(
+    ("changes", "sentence"),
+    [
+        (
+            {"instance": {"type": "ml.g6e.xlarge"}},
+            "ml.g6e.xlarge holds 22 requests of the full context at once: for more",
+        ),
+        (
+            {"instance": {"type": "ml.g6e.12xlarge"}, "options": {"replicas": "auto"}},
+            "ml.g6e.12xlarge holds 88 requests of the full context at once: for more take more instances",
+        ),
+        (  # one engine on all GPUs
+            {
+                "instance": {"type": "ml.g6.48xlarge"},
+                "options": {"replicas": "auto", "tensor_parallel_degree": "max"},
+            },
+            "ml.g6.48xlarge holds 55 requests",
+        ),
+        ({"instance": {"type": "ml.g6.xlarge"}}, "or a shorter model.context"),
+        ({"instance": FOUR}, "One instance has no spare"),
+        (
+            {"instance": FOUR, "routing": {"concurrency_threshold": 8}, "scaling": {"max": 6, "concurrency": 8}},
+            "Dynamo on HyperPod routes by what each worker holds",
+        ),
+    ],
+)
+def test_advice_follows_from_the_specification(changes: dict[str, Any], sentence: str) -> None:
+    found = resolution(**changes)
+    options = {**GIVEN["options"], **changes.get("options", {})}
+    said = advice(spec(**{**changes, "options": options}), found.decision, found.candidates)
+    assert any(sentence in text for text in said), said
+
+
+def test_a_model_beyond_one_machine_is_sent_to_dynamo() -> None:
+    shape = {"parameters": 3e12, "layers": 120, "kv_heads": 8, "head_dim": 128}
+    with pytest.raises(DoesNotFit) as raised:
+        resolution(model={"id": "org/huge", "shape": shape})
+    assert "On HyperPod Dynamo does" in raised.value.advice
+
+
+# -- what `plan` counts for models of 2025 and 2026, beside the sizes that others publish ------------------------------
+# A size is one of
+# * the bytes in the checkpoint's own index (`metadata.total_size`), or the GB of its files that a reader of it tells,
+# * the number of weights that the model's card, its paper or vLLM's recipes (vllm-project/recipes, models/, read on
+#   2026-11-24) give, times the bytes of the checkpoint's precision. "Not looked up again": no page was at hand.
+# `deploy/data/models.json` has numbers of weights that transformers counted, and dimensions; no bytes.
+
+
+_GIB = 1 << 30
+_RECIPES = "vllm-project/recipes: parameter_count"
+
+PUBLISHED: tuple[tuple[str, float, str], ...] = (
+    (
+        "openai/gpt-oss-20b",
+        13_761_264_768,
+        "total_size of its index",
+    ),
+    ("openai/gpt-oss-120b", 60.8 * _GIB, "OpenAI's model card (arXiv 2508.10925), as fitmygpu.com tells it"),
+    ("deepseek-ai/DeepSeek-V3", 688_586_727_753, "total_size of its index"),
+    (
+        "deepseek-ai/DeepSeek-V3.1",
+        685e9,
+        "DeepSeek's card: 671 billion weights, and 14 of a further token's layer; FP8",
+    ),
+    ("deepseek-ai/DeepSeek-V3.2", 671e9, f"{_RECIPES}, without the layer of a further token; FP8"),
+    ("meta-llama/Llama-4-Scout-17B-16E-Instruct", 109e9 * 2, f"{_RECIPES}"),
+    ("meta-llama/Llama-4-Maverick-17B-128E-Instruct", 400e9 * 2, "Meta's 400B, not looked up again"),
+    ("meta-llama/Llama-4-Maverick-17B-128E-Instruct-FP8", 400e9, "Meta's 400B, not looked up again; FP8"),
+    ("Qwen/Qwen3-32B-FP8", 32.8e9, "Qwen's 32.8B, not looked up again; FP8"),
+    ("Qwen/Qwen3-235B-A22B-Instruct-2507", 235e9 * 2, f"{_RECIPES}"),
+    ("Qwen/Qwen3-Coder-480B-A35B-Instruct", 480e9 * 2, f"{_RECIPES}"),
+    ("Qwen/Qwen3-Next-80B-A3B-Instruct", 80e9 * 2, f"{_RECIPES}"),
+    ("Qwen/Qwen3-Next-80B-A3B-Instruct-FP8", 80e9, f"{_RECIPES}; FP8"),
+    ("Qwen/Qwen3-VL-235B-A22B-Instruct", 235e9 * 2, _RECIPES),
+    ("Qwen/Qwen3.5-27B", 27e9 * 2, _RECIPES),
+    ("Qwen/Qwen3.5-35B-A3B", 35e9 * 2, _RECIPES),
+    ("Qwen/Qwen3.5-122B-A10B", 122e9 * 2, _RECIPES),
+    ("Qwen/Qwen3.5-397B-A17B", 397e9 * 2, "the model's name"),
+    ("google/gemma-3-27b-it", 27.4e9 * 2, "the hub's count, in this table since 2025"),
+    ("google/gemma-4-31B-it", 31e9 * 2, _RECIPES),
+    ("google/gemma-4-26B-A4B-it", 26e9 * 2, _RECIPES),
+    ("mistralai/Mistral-Small-3.2-24B-Instruct-2506", 24e9 * 2, "the model's name"),
+    ("zai-org/GLM-4.5", 358e9 * 2, _RECIPES),
+    ("zai-org/GLM-4.5-FP8", 358e9, f"{_RECIPES}; FP8"),
+    ("zai-org/GLM-4.6", 357e9 * 2, _RECIPES),
+    ("zai-org/GLM-4.7", 358e9 * 2, _RECIPES),
+    ("zai-org/GLM-5", 754e9 * 2, "the card of a quantized copy of GLM-5.1: 754 billion, 1.4 TB in BF16"),
+    ("moonshotai/Kimi-K2-Instruct", 1026.5e9, "the hub's count of weights, as llmrun.dev repeats it; FP8"),
+    ("moonshotai/Kimi-K2-Thinking", 600e9, f"{_RECIPES.replace('parameter_count', 'vram_minimum_gb')}; INT4 experts"),
+    ("MiniMaxAI/MiniMax-M2", 230e9, f"{_RECIPES}; FP8"),
+    ("MiniMaxAI/MiniMax-M2.5", 228.7e9, "the hub's count of weights, as llmrun.dev repeats it; FP8"),
+    ("ByteDance-Seed/Seed-OSS-36B-Instruct", 36e9 * 2, _RECIPES),
+    ("XiaomiMiMo/MiMo-V2-Flash", 309e9, f"{_RECIPES}; FP8"),
+)
+
+
+def test_there_are_models_enough() -> None:
+    assert len({name for name, _, _ in PUBLISHED}) == len(PUBLISHED) >= 25
+
+
+@in_one_test(("name", "published", "source"), PUBLISHED, ids=lambda value: value if "/" in str(value) else "")
+def test_weights_are_within_a_twentieth_of_what_is_published(name: str, published: float, source: str) -> None:
+    shape = known_model(name)
+    assert shape is not None
+    need = Need(shape, shape.dtype or "bf16")
+    assert need.weight_gib * _GIB == pytest.approx(published, rel=0.05), source
+
+
+@in_one_test(("name", "published", "source"), PUBLISHED, ids=lambda value: value if "/" in str(value) else "")
+def test_so_are_those_of_the_dimensions_alone(name: str, published: float, source: str) -> None:
+    """As for a model that nobody listed, whose files are not at hand."""
+    rows = table("models")["models"]
+    row = next(row for row in rows if name in row["names"])
+    shape = shape_of_config(config_of(row, rows))
+    assert Need(shape, shape.dtype or "bf16").weight_gib * _GIB == pytest.approx(published, rel=0.05), source

@@ -11,12 +11,41 @@ from typing import Any
 
 import numpy
 from tensorrt_llm import inputs
-from tensorrt_llm._double import beams, errors, guide
-from tensorrt_llm._double.delivery import Delivery
-from tensorrt_llm._double.manners import MANNERS
+from tensorrt_llm._double import api, guide
+from tensorrt_llm._double.api import MANNERS
 from tensorrt_llm._double.model import Model, chosen, forbidden, log_softmax, penalized
 from tensorrt_llm._double.request import Request, Sequence, check_sampling
-from tensorrt_llm._double.result import Response, entry
+from tensorrt_llm._double.result import Delivery, Logprob, Response, entry
+
+# -- beam search, which the executor does at once ----------------------------------------------------------------------
+
+
+def search(engine: Any, request: Request) -> None:
+    params, width = request.params, request.params.best_of
+    alive: list[tuple[float, list[int], list[Any]]] = [(0.0, [], [])]
+    ended: list[tuple[float, list[int], list[Any], str]] = []
+    penalty = params.length_penalty or 0.0
+    while alive and len(ended) < width:
+        found: list[tuple[float, list[int], list[Any]]] = []
+        for total, ids, entries in alive:
+            logprobs = log_softmax(engine.model.logits([*request.prompt, *ids]))
+            for id in numpy.argsort(-logprobs, kind="stable")[: 2 * width].tolist():
+                found_entry = entry(logprobs, id, params.logprobs or 1)
+                found.append((total + float(logprobs[id]), [*ids, id], [*entries, found_entry]))
+        alive = []
+        for total, ids, entries in sorted(found, key=lambda one: -one[0])[: 2 * width]:
+            sequence = Sequence(None, ids)
+            if (finish := engine._finish(request, sequence)) is not None:
+                ended.append((total, ids, entries, finish))
+            elif len(alive) < width:
+                alive.append((total, ids, entries))
+    best = sorted(ended, key=lambda one: -one[0] / len(one[1]) ** penalty)[:width]
+    engine._active.pop(request.id, None)
+    for number, (total, ids, entries, finish) in enumerate(best):
+        engine._tokens += len(ids)
+        logprobs = entries if params.logprobs else None
+        last = number == len(best) - 1
+        engine._say(request, Response(number, ids, logprobs, finish, cumulative=total, last=last))
 
 
 class Engine:
@@ -234,7 +263,7 @@ class Engine:
                 return
             request.cancelled_in -= 1
         if request.params.use_beam_search and request.params.best_of > 1:
-            beams.search(self, request)
+            search(self, request)
             return
         stepped = [number for number, sequence in enumerate(request.sequences) if sequence.finish is None]
         for number in stepped:
@@ -318,9 +347,9 @@ class Engine:
 def _death() -> Exception:
     error: Exception = RuntimeError("the executor died")
     if MANNERS.death == "cpp":
-        error = errors.CppExecutorError("the executor died")
+        error = api.CppExecutorError("the executor died")
     elif MANNERS.death == "dead" or (not MANNERS.death and MANNERS.release >= (1, 3)):
-        error = errors.EngineDeadError(error)
+        error = api.EngineDeadError(error)
     return error
 
 
@@ -329,3 +358,19 @@ def _common(one: list[int], other: list[int]) -> int:
         if left != right:
             return at
     return min(len(one), len(other))
+
+
+# -- an executor whose tokens cost nothing, to load what lies between it and the adapter -------------------------------
+
+
+class FastEngine(Engine):
+    def _context(self, request: Request) -> Any:
+        return None
+
+    def _token(self, request: Request, sequence: Sequence) -> None:
+        id = 100 + (len(request.prompt) + len(sequence.ids)) % 100
+        self._tokens += 1
+        sequence.ids.append(id)
+        if request.params.logprobs:
+            sequence.logprobs.append({id: Logprob(logprob=-0.5, rank=1)})
+        sequence.finish = self._finish(request, sequence)

@@ -11,7 +11,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from tensorrt_llm._double.manners import MANNERS
+from tensorrt_llm._double.api import MANNERS
 
 # Open MPI starts a daemon, and this the worker. Open MPI 5 gives each a process group of its own, in our session.
 _DAEMON = """

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from tensorrt_llm._double.errors import CppExecutorError, EngineDeadError, RequestError
-from tensorrt_llm._double.manners import MANNERS
+from tensorrt_llm._double.api import MANNERS, CppExecutorError, EngineDeadError, RequestError
 
 __all__ = ["CppExecutorError", "RequestError"]
 

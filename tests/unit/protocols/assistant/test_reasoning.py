@@ -17,20 +17,21 @@ from handler.config.options.tables import REASONING_PARSERS
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload
 from handler.core.text import Prompt, SequenceState, Vocabulary
 from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Token
-from handler.protocols.assistant.answer import describe_parsers
+from handler.protocols.assistant.answer import AnswerForm, AnswerReader, answer_form, describe_parsers
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
 from handler.protocols.assistant.reasoning import Thinking, thinking_parser
 from handler.protocols.assistant.reasoning_families import ALIASES, FAMILIES, choose_family
 from handler.protocols.assistant.template import check_defaults
 from handler.protocols.assistant.tools.formats import FORMATS
+from handler.protocols.assistant.tools.request import Tools
 from handler.protocols.kernel.dialect import Dialect, ServerContext
 from handler.protocols.lmi.asynchronous import AsyncChat, AsyncPrompt
 from handler.protocols.registry import INVOCATIONS, ROUTES
 from tests.one_test import in_one_test
+from tests.unit.protocols.answers import CAPABLE, with_options
 from tests.unit.protocols.answers import answer as dialect_answer
-from tests.unit.protocols.answers import with_options
 from tests.unit.protocols.assistant import tool_texts
-from tests.unit.protocols.openai.requests import CHAT, NAMED, TOOLS, USER, chat, choices, events, saying
+from tests.unit.protocols.openai_requests import CHAT, NAMED, TOOLS, USER, chat, choices, events, saying
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 HARMONY = (
@@ -559,3 +560,52 @@ def test_default_arguments_of_the_renderer_are_refused_at_the_start() -> None:
     check_defaults(Config(default_chat_template_kwargs={"enable_thinking": False}))
     with pytest.raises(ConfigError, match=r"^default: .*kwargs: may not set 'tools'"):
         check_defaults(Config(default_chat_template_kwargs={"tools": []}))
+
+
+# -- white space at the ends of text and reasoning, however the answer is cut ------------------------------------------
+
+
+THINKING = {"reasoning_parser": "qwen3", "tool_call_parser": "hermes"}
+TRIMMED_CALL = '<tool_call>{"name": "f", "arguments": {"a": " 1 "}}</tool_call>'
+
+
+def reader(**options: Any) -> AnswerReader:
+    found = answer_form(Tools(), with_options(CAPABLE, trim_answers=True, **options)).reader()
+    assert found is not None
+    return found
+
+
+def trimmed_read(pieces: list[str], **options: Any) -> tuple[str, str]:
+    """Return the text and the reasoning of an answer that comes in pieces."""
+    answer = reader(**options)
+    events: list[Event] = [event for piece in pieces for event in answer.feed(Token(1, piece, 0.0, False))]
+    events += answer.flush(Finish.EOS)
+    assert all(event != "" for event in events)
+    return (
+        "".join(event for event in events if isinstance(event, str)),
+        "".join(event.text for event in events if isinstance(event, Reasoning)),
+    )
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "reasoning"),
+    [
+        ("<think>\n Well \n now.\n</think>\n\nIt is  \n so.\n", "It is  \n so.", "Well \n now."),
+        ("<think> \n</think>\n\n", "", ""),
+        ("<think>a</think>b", "b", "a"),
+    ],
+)
+def test_the_ends_of_text_and_reasoning_have_none(answer: str, text: str, reasoning: str) -> None:
+    for cut in range(len(answer)):
+        assert trimmed_read([answer[:cut], answer[cut:]], **THINKING) == (text, reasoning)
+    assert trimmed_read(list(answer), **THINKING) == (text, reasoning)
+
+
+@given(st.lists(st.text(alphabet="a \n\t", max_size=4)))
+def test_plain_text_is_trimmed_as_a_whole(pieces: list[str]) -> None:
+    assert trimmed_read(pieces) == ("".join(pieces).strip(), "")
+
+
+def test_without_the_option_plain_text_has_no_reader() -> None:
+    assert AnswerForm().reader() is None
+    assert answer_form(Tools(), CAPABLE) == AnswerForm()

@@ -28,7 +28,7 @@ from tests.one_test import in_one_test
 from tests.unit.protocols.answers import with_options
 from tests.unit.protocols.assistant.response_templates import TEMPLATES, Answer, answers
 from tests.unit.protocols.assistant.test_reasoning import parts
-from tests.unit.protocols.openai.requests import NAMED, TOOLS, chat, choices, events, saying
+from tests.unit.protocols.openai_requests import NAMED, TOOLS, chat, choices, events, saying
 
 ANSWERS = answers()
 READ = {name: read_response_template(template) for name, template in TEMPLATES.items()}

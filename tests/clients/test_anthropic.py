@@ -1,0 +1,212 @@
+"""anthropic, Anthropic's own client, on Anthropic's routes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.clients.driver import Driver
+from tests.servers import LiveServer
+
+pytestmark = pytest.mark.clients
+
+QUESTION = "What is the capital of France?"
+ANSWER = "The capital of France is Paris."
+GREEDY: dict[str, Any] = {"extra_body": {"temperature": 0}}
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"name": "weather", "description": "The weather.", "input_schema": CITY}
+CALL = '<tool_call>[{"name": "weather", "arguments": {"city": "Paris"}}]</tool_call>'
+GOLDEN = Path(__file__).parents[1] / "golden" / "anthropic"
+
+_REFUSED = 'lmi_requests_total{outcome="refused"}'
+
+_both = pytest.mark.parametrize("how", ["generate", "stream"])
+
+
+@pytest.fixture(scope="session")
+def root(echo_url: str) -> str:
+    return echo_url.removesuffix("/invocations")
+
+
+def text(events: list[dict[str, Any]]) -> str:
+    """The text of a stream of one block."""
+    return "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta")
+
+
+def test_a_message(anthropic: Driver, openai_server: LiveServer) -> None:
+    for what in ("message", "gathered"):
+        found = anthropic.generate(openai_server.url, QUESTION, what=what, **GREEDY)
+        assert [(block["type"], block["text"]) for block in found["content"]] == [("text", ANSWER)]
+        assert (found["role"], found["model"], found["stop_reason"]) == ("assistant", "model", "end_turn")
+        assert found["id"].startswith("msg_")
+        assert (found["usage"]["input_tokens"], found["usage"]["output_tokens"]) == (37, 8)
+
+
+def test_its_models(anthropic: Driver, openai_server: LiveServer) -> None:
+    assert anthropic.generate(openai_server.url, "", what="models") == ["model"]
+
+
+def test_a_messages_stream(anthropic: Driver, openai_server: LiveServer) -> None:
+    events = anthropic.stream(openai_server.url, QUESTION, **GREEDY)
+    first, *_, delta, last = events
+    assert (first["type"], first["message"]["usage"]["input_tokens"]) == ("message_start", 37)
+    assert text(events) == ANSWER
+    assert (delta["delta"]["stop_reason"], delta["usage"]["output_tokens"]) == ("end_turn", 8)
+    assert last == {"type": "message_stop"}
+
+
+def test_a_count_of_tokens(anthropic: Driver, openai_server: LiveServer) -> None:
+    """SmolLM2's template has a system message of its own, which is in the place of none."""
+    assert anthropic.generate(openai_server.url, QUESTION, what="count")["input_tokens"] == 37
+    counted = anthropic.generate(openai_server.url, QUESTION, what="count", system="Be brief.", tools=[WEATHER])
+    asked = anthropic.generate(openai_server.url, QUESTION, system="Be brief.", tools=[WEATHER], max_tokens=1)
+    assert counted["input_tokens"] == asked["usage"]["input_tokens"] > 60
+
+
+@_both
+def test_a_stop_sequence_is_named(anthropic: Driver, openai_server: LiveServer, how: str) -> None:
+    outcome = anthropic.call(how, openai_server.url, QUESTION, stop_sequences=["x", "France"], **GREEDY)
+    end = outcome.answer or outcome.events[-2]["delta"]
+    said = outcome.answer["content"][0]["text"] if how == "generate" else text(outcome.events)
+    assert (said, end["stop_reason"], end["stop_sequence"]) == ("The capital of ", "stop_sequence", "France")
+
+
+@pytest.mark.parametrize("what", ["message", "gathered"])
+def test_a_tool_and_its_result(anthropic: Driver, root: str, what: str) -> None:
+    """The echo engine says the prompt's words; the first cut of them is the call."""
+    found = anthropic.generate(root, f"So {CALL}", what=what, tools=[WEATHER], stop_sequences=["assistant:"],
+                               system=[{"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}],
+                               max_tokens=4000)  # fmt: skip
+    calls = [block for block in found["content"] if block["type"] == "tool_use"]
+    assert calls[-1]["name"] == "weather"
+    assert calls[-1]["input"] == {"city": "Paris"}
+    turns = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": found["content"]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "tool_result", "tool_use_id": call["id"], "content": [{"type": "text", "text": "12 °C"}]}
+                for call in calls
+            ],
+        },
+    ]
+    counted = anthropic.generate(root, "", what="count", messages=turns, tools=[WEATHER])
+    assert counted["input_tokens"] > 20
+
+
+@_both
+def test_the_tool_runner_sends_everything_where_no_threads_are_kept(
+    anthropic: Driver, openai_server: LiveServer, how: str
+) -> None:
+    """The client asks for a thread first. The second request has the first one's call and its result."""
+    choice = {"type": "tool", "name": "weather"}
+    outcome = anthropic.call(how, openai_server.url, QUESTION, what="runner", tool_choice=choice, max_iterations=2,
+                             max_tokens=100, **GREEDY)  # fmt: skip
+    assert outcome.error is None, outcome.message
+    first, second = outcome.answer or outcome.events
+    for turn in (first, second):
+        (call,), (result,) = turn["message"]["content"], turn["results"]["content"]
+        assert (turn["message"]["stop_reason"], call["name"], result["tool_use_id"]) == (
+            "tool_use",
+            "weather",
+            call["id"],
+        )
+        assert result["content"] == f"12 °C in {call['input']['city']}"
+    tokens = [turn["message"]["usage"]["input_tokens"] for turn in (first, second)]
+    assert tokens[1] > tokens[0] + 10
+
+
+@_both
+def test_the_tool_runner_goes_on_in_a_thread_where_threads_are_kept(
+    anthropic: Driver, openai_server: LiveServer, storing_server: LiveServer, how: str
+) -> None:
+    """The second request has the results of the first one's calls alone; the prompt has all."""
+
+    def run(server: LiveServer) -> tuple[list[Any], float]:
+        before = server.metric(_REFUSED)
+        choice = {"type": "tool", "name": "weather"}
+        outcome = anthropic.call(how, server.url, QUESTION, what="runner", tool_choice=choice, max_iterations=2,
+                                 max_tokens=100, **GREEDY)  # fmt: skip
+        assert outcome.error is None, outcome.message
+        return outcome.answer or outcome.events, server.metric(_REFUSED) - before
+
+    (whole, refused), (kept, none) = run(openai_server), run(storing_server)
+    assert (refused, none) == (1, 0)
+    for one, other in zip(whole, kept, strict=True):
+        assert one["message"]["usage"] == other["message"]["usage"]
+        assert one["message"]["content"][0]["input"] == other["message"]["content"][0]["input"]
+
+
+@_both
+def test_the_tool_runner_calls_nothing_with_half_an_input(
+    anthropic: Driver, openai_server: LiveServer, how: str
+) -> None:
+    choice = {"type": "tool", "name": "weather"}
+    outcome = anthropic.call(
+        how, openai_server.url, QUESTION, what="runner", tool_choice=choice, max_tokens=19, **GREEDY
+    )
+    assert outcome.error is None, outcome.message
+    (turn,) = outcome.answer or outcome.events
+    assert (turn["message"]["stop_reason"], turn["results"]) == ("max_tokens", None)
+    (block,) = turn["message"]["content"]
+    assert block["type"] == ("text" if how == "generate" else "tool_use")
+
+
+@_both
+def test_the_tool_runner_ends_with_an_answer(anthropic: Driver, openai_server: LiveServer, how: str) -> None:
+    outcome = anthropic.call(how, openai_server.url, QUESTION, what="runner", **GREEDY)
+    assert outcome.error is None, outcome.message
+    (turn,) = outcome.answer or outcome.events
+    assert turn["message"]["stop_reason"] in ("end_turn", "max_tokens")
+    assert [block["type"] for block in turn["message"]["content"]] == ["text"]
+
+
+@_both
+@pytest.mark.parametrize(
+    ("options", "error", "words"),
+    [
+        ({"extra_body": {"temperature": 3}}, "BadRequestError", "temperature=3: must be a number"),
+        ({"model": "other"}, "NotFoundError", "Model not found: other"),
+        ({"messages": []}, "BadRequestError", "'messages' must be a non-empty list"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "BadRequestError", "server tools run at"),
+        ({"messages": [{"role": "user", "content": "word " * 9000}]}, "BadRequestError", "prompt is too long: "),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_refusals(
+    anthropic: Driver, openai_server: LiveServer, how: str, options: dict[str, Any], error: str, words: str
+) -> None:
+    outcome = anthropic.call(how, openai_server.url, QUESTION, **options)
+    assert (outcome.error or "").split(".")[-1] == error
+    assert words in outcome.message
+
+
+@_both
+def test_a_full_queue(anthropic: Driver, busy_url: str, how: str) -> None:
+    outcome = anthropic.call(how, busy_url.removesuffix("/invocations"), QUESTION)
+    assert (outcome.error or "").split(".")[-1] == "OverloadedError"
+
+
+def test_an_engine_that_raises_amid_a_stream(anthropic: Driver, root: str) -> None:
+    outcome = anthropic.call("stream", root, "a b <raise>", max_tokens=20)
+    assert (outcome.error or "").split(".")[-1] == "APIStatusError"
+    assert "engine failure" in outcome.message
+    assert text(outcome.events).startswith(" user: a b")
+
+
+def test_golden_files_fit_the_clients_types(anthropic: Driver) -> None:
+    values = []
+    for path in sorted(GOLDEN.glob("*.txt")):
+        _, _, answered = path.read_text().partition("\n< ")
+        lines = answered.partition("\n")[2].splitlines()
+        values += [json.loads(line.removeprefix("data: ")) for line in lines if line and not line.startswith("event: ")]
+    kinds = anthropic.generate("", "", what="check", values=values)
+    assert set(kinds) == {
+        "Message", "MessageTokensCount", "ErrorResponse", "RawMessageStartEvent", "RawContentBlockStartEvent",
+        "RawContentBlockDeltaEvent", "RawContentBlockStopEvent", "RawMessageDeltaEvent", "RawMessageStopEvent",
+    }  # fmt: skip

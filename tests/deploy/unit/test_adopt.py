@@ -1,0 +1,334 @@
+"""What is adopted: files of JSON, and a container's variables."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.adopt.files import read_file, written
+from deploy.adopt.specification import Wishes, adopted
+from deploy.adopt.variables import Container, Variables, container_kind, typed, variables
+from deploy.errors import DeployError, Refused, SpecError
+from deploy.spec.options import settings_of
+from deploy.spec.reading import read_spec
+from tests.deploy.public_endpoints import PUBLIC, ROLE
+from tests.one_test import in_one_test
+
+# -- files of JSON: CreateModel's, a package's, JumpStart's, recommendations, and files that are none of these ---------
+
+
+PLAIN = PUBLIC["Phi-3-mini"]
+WISHES = Wishes(name="chat", role=ROLE)
+
+
+def file(tmp_path: Path, content: Any) -> Path:
+    path = tmp_path / "model.json"
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+    return path
+
+
+def made(path: Path, wishes: Wishes = WISHES, number: int = 1) -> dict[str, Any]:
+    """The specification, which is read as every other."""
+    text = written(adopted(read_file(path, number), wishes), "lmi deploy adopt --file model.json")
+    out = path.with_suffix(".yaml")
+    out.write_text(text)
+    read_spec(out)
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found
+
+
+def test_a_model_alone(tmp_path: Path) -> None:
+    said = made(file(tmp_path, PLAIN.model))
+    assert said["model"] == {"id": "microsoft/Phi-3-mini-4k-instruct", "context": 4096}
+    assert said["options"]["max_rolling_batch_size"] == 8
+    assert said["options"]["lmi_version"] == "0.32"
+
+
+def test_a_model_with_its_configuration_and_tags(tmp_path: Path) -> None:
+    content = {"Model": PLAIN.model, "EndpointConfig": PLAIN.endpoint_config, "Tags": [{"Key": "a", "Value": "b"}]}
+    said = made(file(tmp_path, content), Wishes(name="chat"))
+    assert said["instance"]["type"] == "ml.g5.2xlarge"
+    assert said["timeouts"] == {"download": 900, "startup": 600}
+    assert (said["role"], said["tags"]) == (ROLE, {"a": "b"})
+
+
+def test_a_package_of_a_registry_and_one_of_the_marketplace(tmp_path: Path) -> None:
+    container = {"Image": PLAIN.model["PrimaryContainer"]["Image"], "Environment": PLAIN.environment}
+    content = {
+        "ModelPackageArn": "arn:aws:sagemaker:eu-west-1:123456789012:model-package/phi/1",
+        "InferenceSpecification": {
+            "Containers": [container],
+            "SupportedRealtimeInferenceInstanceTypes": ["ml.g5.2xlarge"],
+            "SupportedContentTypes": [],
+            "SupportedResponseMIMETypes": [],
+        },
+    }
+    said = made(file(tmp_path, content))
+    assert (said["region"], said["instance"]["type"]) == ("eu-west-1", "ml.g5.2xlarge")
+    container["ProductId"] = "prod-1"
+    with pytest.raises(Refused, match="is the Marketplace product prod-1"):
+        read_file(file(tmp_path, content))
+
+
+JUMPSTART: dict[str, Any] = {
+    "model_id": "meta-textgeneration-llama-3-1-8b",
+    "hosting_ecr_uri": "763104351884.dkr.ecr.us-west-2.amazonaws.com/djl-inference:0.31.0-lmi13.0.0-cu124",
+    "default_inference_instance_type": "ml.g5.4xlarge",
+    "hosting_artifact_uri": "s3://jumpstart-private/meta-textgeneration/artifacts/1.0.0/",
+    "inference_environment_variables": [
+        {"name": "OPTION_MAX_MODEL_LEN", "type": "text", "default": "8192", "scope": "container"},
+        {"name": "HF_MODEL_ID", "type": "text", "default": "/opt/ml/model", "scope": "container"},
+        {"name": "SAGEMAKER_PROGRAM", "type": "text", "default": "inference.py", "scope": "container"},
+        {"name": "region", "type": "text", "default": "x", "scope": "algorithm"},
+    ],
+    "deploy_kwargs": {"container_startup_health_check_timeout": 1200, "model_data_download_timeout": 1200},
+}
+
+
+def test_a_specification_of_jumpstart_and_its_form_in_a_hub(tmp_path: Path) -> None:
+    said = made(file(tmp_path, JUMPSTART))
+    assert said["model"] == {"s3": JUMPSTART["hosting_artifact_uri"], "context": 8192}
+    assert said["instance"]["type"] == "ml.g5.4xlarge"
+    assert said["timeouts"] == {"download": 1200, "startup": 1200}
+    assert "environment" not in said
+    document = {
+        "HostingEcrUri": JUMPSTART["hosting_ecr_uri"],
+        "DefaultInferenceInstanceType": "ml.g5.4xlarge",
+        "HostingArtifactUri": JUMPSTART["hosting_artifact_uri"],
+        "InferenceEnvironmentVariables": [{"Name": "OPTION_MAX_MODEL_LEN", "Default": "8192", "Scope": "container"}],
+    }
+    answer = {
+        "HubContentArn": "arn:aws:sagemaker:us-west-2:aws:hub-content/SageMakerPublicHub/Model/llama/1",
+        "HubContentDocument": json.dumps(document),
+    }
+    again = made(file(tmp_path, answer))
+    assert (again["model"], again["region"]) == (said["model"], "us-west-2")
+
+
+def test_the_second_recommendation_of_a_job(tmp_path: Path) -> None:
+    def one(kind: str, batch: str) -> dict[str, Any]:
+        tuned = [{"Key": "OPTION_MAX_ROLLING_BATCH_SIZE", "ValueType": "String", "Value": batch}]
+        endpoint = {"EndpointName": "e", "VariantName": "v", "InstanceType": kind, "InitialInstanceCount": 2}
+        return {"EndpointConfiguration": endpoint, "ModelConfiguration": {"EnvironmentParameters": tuned}}
+
+    content = {
+        "JobArn": "arn:aws:sagemaker:us-east-1:123456789012:inference-recommendations-job/x",
+        "RoleArn": ROLE,
+        "InferenceRecommendations": [one("ml.g5.2xlarge", "16"), one("ml.g6e.xlarge", "64")],
+    }
+    path = file(tmp_path, content)
+    said = made(path, Wishes(name="chat", container="lmi", model="Qwen/Qwen3-8B"), 2)
+    assert (said["instance"]["type"], said["instance"]["count"]) == ("ml.g6e.xlarge", 2)
+    assert said["options"]["max_rolling_batch_size"] == 64
+    with pytest.raises(SpecError, match="--recommendation 3: the job has 2"):
+        read_file(path, 3)
+    with pytest.raises(Refused, match="not one that lmi deploy can replace"):
+        adopted(read_file(path), Wishes(name="chat", model="Qwen/Qwen3-8B"))
+
+
+def test_a_recommendation_with_image_and_variables_of_its_own(tmp_path: Path) -> None:
+    content = {
+        "AIRecommendationJobArn": "arn:aws:sagemaker:us-east-1:123456789012:ai-recommendation-job/x",
+        "RoleArn": ROLE,
+        "ModelSource": {"S3": {"S3Uri": "s3://by-hand/qwen/"}},
+        "Recommendations": [
+            {
+                "DeploymentConfiguration": {
+                    "ImageUri": PLAIN.model["PrimaryContainer"]["Image"],
+                    "InstanceType": "ml.g6e.2xlarge",
+                    "InstanceCount": 1,
+                    "EnvironmentVariables": {"OPTION_MAX_ROLLING_BATCH_SIZE": "32", "HF_MODEL_ID": "/opt/ml/model"},
+                }
+            }
+        ],
+    }
+    said = made(file(tmp_path, content), Wishes(name="chat"))
+    assert said["model"] == {"s3": "s3://by-hand/qwen/"}
+    assert said["options"]["max_rolling_batch_size"] == 32
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "must be a JSON object"),
+        ("[" * 100_000, "is not JSON"),
+        ({"a": 1}, "is none of the forms"),
+        ({"PrimaryContainer": []}, "Model.PrimaryContainer: must be an object"),
+        ({"PrimaryContainer": {"Environment": {"A": 1}}}, "Model.PrimaryContainer.Environment.A: must be a text"),
+        ({"Model": PLAIN.model, "EndpointConfig": {"ProductionVariants": {}}}, "ProductionVariants: must be an array"),
+        ({"Model": PLAIN.model, "Components": [{}]}, "Components.InferenceComponentName: must be given"),
+        ({"Model": PLAIN.model, "Tags": [{"Key": "a"}]}, "Tags[0].Value: must be given"),
+        ({"Model": 3}, "Model: must be an object"),
+        ({"Models": 3}, "Models: must be an array"),
+        ({"HubContentDocument": "{"}, "HubContentDocument is not JSON"),
+        (
+            {**JUMPSTART, "inference_environment_variables": [3]},
+            "inference_environment_variables[0]: must be an object",
+        ),
+        ({"InferenceRecommendations": 3}, "InferenceRecommendations: must be an array"),
+        ({"Recommendations": []}, "the job has 0"),
+    ],
+)
+def test_a_file_with_something_wrong_is_refused_with_its_place(tmp_path: Path, content: Any, why: str) -> None:
+    with pytest.raises(DeployError) as caught:
+        made(file(tmp_path, content))
+    assert why in str(caught.value)
+
+
+def test_what_the_file_does_not_tell_must_be_said(tmp_path: Path) -> None:
+    path = file(tmp_path, {"PrimaryContainer": PLAIN.model["PrimaryContainer"]})
+    with pytest.raises(SpecError, match="names no endpoint"):
+        made(path, Wishes())
+    with pytest.raises(SpecError, match="no execution role is known"):
+        made(path, Wishes(name="chat"))
+
+
+def test_a_file_that_is_too_long_or_not_there(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="has more than 4 MiB"):
+        read_file(file(tmp_path, " " * (5 << 20)))
+    with pytest.raises(SpecError, match="No such file"):
+        read_file(tmp_path / "none.json")
+
+
+# -- what becomes of a container's variables ---------------------------------------------------------------------------
+
+
+LMI = Container("lmi", "vllm", "0.36")
+TGI = Container("tgi", "vllm")
+VLLM = Container("vllm", "vllm")
+
+
+def names(items: list[tuple[str, str]]) -> list[str]:
+    return [what.partition("=")[0] for what, _ in items]
+
+
+def everywhere(found: Variables) -> str:
+    return repr(found)
+
+
+def test_options_keep_their_values_and_lmi_s_release_is_written() -> None:
+    given = {"OPTION_MAX_ROLLING_BATCH_SIZE": "64", "OPTION_DTYPE": "bf16", "SERVING_JOB_QUEUE_SIZE": "500"}
+    found = variables({**given, "HF_MODEL_ID": "Qwen/Qwen3-8B", "OPTION_MAX_MODEL_LEN": "8192"}, LMI)
+    assert found.options == {
+        "lmi_version": "0.36", "max_rolling_batch_size": 64, "dtype": "bf16", "job_queue_size": 500,
+        "llm_engine": "vllm",
+    }  # fmt: skip
+    assert (found.model_id, found.context, found.unmapped, found.idle) == ("Qwen/Qwen3-8B", 8192, [], [])
+    written = {setting.name: setting.value for setting in settings_of(found.options, {})}
+    assert {name: written[name] for name in given} == given
+
+
+def test_a_release_that_is_given_stays() -> None:
+    assert variables({"OPTION_LMI_VERSION": "0.30"}, LMI).options["lmi_version"] == "0.30"
+
+
+def test_names_of_tgi_become_options() -> None:
+    given = {"MODEL_ID": "a/b", "NUM_SHARD": "4", "MAX_INPUT_TOKENS": "1024", "MAX_TOTAL_TOKENS": "2048"}
+    found = variables({**given, "QUANTIZE": "awq", "CUDA_MEMORY_FRACTION": "0.8"}, TGI)
+    assert found.options == {
+        "tensor_parallel_degree": 4, "max_input_len": 1024, "quantize": "awq", "gpu_memory_utilization": 0.8,
+        "llm_engine": "vllm",
+    }  # fmt: skip
+    assert (found.model_id, found.context) == ("a/b", 2048)
+
+
+def test_variables_of_vllm_s_image_become_options_and_what_they_set_beside() -> None:
+    found = variables({"SM_VLLM_MODEL": "a/b", "SM_VLLM_MAX_NUM_SEQS": "32", "VLLM_USE_V1": "1"}, VLLM)
+    assert found.options["openai_compat"] is True
+    assert found.options["llm_engine"] == "vllm"
+    assert found.environment == {"VLLM_USE_V1": "1"}
+    assert found.model_id == "a/b"
+
+
+def test_a_handler_of_lmi_tells_its_mode() -> None:
+    found = variables({"OPTION_ENTRYPOINT": "djl_python.lmi_vllm.vllm_async_service"}, LMI)
+    assert found.options["async_mode"] is True
+
+
+def test_an_engine_that_the_container_names_is_not_named_twice() -> None:
+    found = variables({"OPTION_ROLLING_BATCH": "trtllm", "OPTION_MAX_NUM_TOKENS": "8192"}, LMI)
+    assert found.options == {"lmi_version": "0.36", "rolling_batch": "trtllm", "max_num_tokens": 8192}
+
+
+def test_what_is_refused_unknown_or_wrong_does_not_map_with_the_reason() -> None:
+    given = {
+        "ROPE_SCALING": "dynamic",  # refused
+        "OPTION_NO_SUCH_THING": "1",  # nobody's
+        "OPTION_MAX_ROLLING_BATCH": "32",  # near a known one
+        "OPTION_DTYPE": "fp17",  # a wrong value
+        "OPTION_MAX_BEAM_WIDTH": "2",  # another engine's
+        "SERVING_NO_SUCH_THING": "1",
+    }
+    found = variables(given, LMI)
+    assert sorted(names(found.unmapped)) == sorted(given)
+    assert all(why for _, why in found.unmapped)
+    assert set(found.options) == {"lmi_version", "llm_engine"}
+
+
+def test_what_has_no_effect_is_listed_and_left_out() -> None:
+    given = {
+        "SERVING_FAIL_FAST": "true",
+        "MAX_BATCH_TOTAL_TOKENS": "8192",
+        "SAGEMAKER_PROGRAM": "inference.py",
+        "OPTION_PARALLEL_LOADING": "true",
+    }
+    found = variables(given, LMI)
+    assert sorted(names(found.idle)) == sorted(given)
+    assert (found.unmapped, found.environment) == ([], {})
+
+
+def test_two_names_of_one_option_with_two_values_are_said() -> None:
+    found = variables({"SM_NUM_GPUS": "8", "OPTION_TENSOR_PARALLEL_DEGREE": "4"}, LMI)
+    assert found.options["tensor_parallel_degree"] == 4
+    assert names(found.idle) == ["SM_NUM_GPUS"]
+
+
+def test_no_secret_is_written_anywhere() -> None:
+    token, key, address = "hf_0123456789abcdefghijklmn", "sk-0123456789abcdefghijklmn", "https://me:secret@host/"
+    found = variables(
+        {"HF_TOKEN": token, "HUGGING_FACE_HUB_TOKEN": token, "OPENAI_API_KEY": key, "PROXY": address, "NOTE": token},
+        TGI,
+    )
+    assert found.hub_token == ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"]
+    assert names(found.unmapped) == ["OPENAI_API_KEY", "PROXY", "NOTE"]
+    said = everywhere(found)
+    assert not [secret for secret in (token, key, "secret@host") if secret in said]
+
+
+@in_one_test("text", ["0", "8", "0.9", "0.90", "007", "1e3", "true", "True", "-1", "9" * 20, "max", "1_000", ""])
+def test_a_typed_value_gives_the_same_variable(text: str) -> None:
+    ((_, value, _),) = settings_of({"dtype": typed(text)}, {})
+    assert value == text
+
+
+@in_one_test(
+    ("image", "kind", "engine", "release"),
+    [
+        ("763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.36.0-lmi20.0.0-cu128", "lmi", "vllm", "0.36"),
+        ("763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.30.0-tensorrtllm0.12.0-cu125", "lmi", "trtllm",
+         "0.30"),
+        ("1.dkr.ecr.us-east-1.amazonaws.com/huggingface-pytorch-tgi-inference:2.4.0-tgi2.3.1-gpu", "tgi", "vllm", ""),
+        ("1.dkr.ecr.us-east-1.amazonaws.com/vllm:0.19.0-gpu", "vllm", "vllm", ""),
+        ("1.dkr.ecr.us-east-1.amazonaws.com/mirror/vllm-openai@sha256:00", "vllm", "vllm", ""),
+        ("1.dkr.ecr.us-east-1.amazonaws.com/lmi-handler:1", "ours", "vllm", ""),
+    ],
+)  # fmt: skip
+def test_a_container_is_known_by_its_image(image: str, kind: str, engine: str, release: str) -> None:
+    assert container_kind(image, None) == Container(kind, engine, release)
+
+
+@in_one_test("image", ["x/sglang:1", "x/huggingface-pytorch-inference:2", "x/tritonserver:24", "", "vllmish:1"])
+def test_another_container_is_refused_unless_the_user_says_what_it_is(image: str) -> None:
+    with pytest.raises(Refused, match="not one that lmi deploy can replace"):
+        container_kind(image, None)
+    assert container_kind(image, "vllm").kind == "vllm"
+
+
+def test_neuron_is_refused_whatever_the_user_says() -> None:
+    with pytest.raises(Refused, match="Neuron"):
+        container_kind("x/djl-inference:0.30.0-neuronx-sdk2.20.1", "lmi")

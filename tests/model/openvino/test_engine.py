@@ -1,0 +1,109 @@
+"""The engine: log-probabilities, equal beginnings of prompts, and the usage of its KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from handler.config.config import Config
+from handler.core.values import Sampling
+from handler.engines.base import EngineConfig, EngineRequest, EngineStatistics
+from handler.engines.openvino.engine import OpenVino, prepare
+
+pytestmark = pytest.mark.model
+
+# -- log-probabilities come where they are asked for, and change no token ----------------------------------------------
+
+
+PROMPT = list(range(100, 120))
+SAMPLINGS = {
+    "greedy": Sampling(max_new_tokens=12, ignore_eos=True),
+    "penalties": Sampling(max_new_tokens=12, ignore_eos=True, repetition_penalty=1.3, frequency_penalty=0.5),
+    "drawn": Sampling(max_new_tokens=12, ignore_eos=True, do_sample=True, seed=7, temperature=1.5, top_p=0.9),
+    "one of few": Sampling(max_new_tokens=12, ignore_eos=True, do_sample=True, seed=7, temperature=1.5, top_k=20),
+    "beams": Sampling(max_new_tokens=4, ignore_eos=True, num_beams=2),
+}
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path) -> Iterator[OpenVino]:
+    engine = OpenVino(EngineConfig(Config(dtype="fp32"), model=model))
+    yield engine
+    engine.close()
+
+
+def answer(engine: OpenVino, sampling: Sampling) -> tuple[list[int], list[float | None]]:
+    engine.add(EngineRequest(1, PROMPT, sampling))
+    ids: list[int] = []
+    logprobs: list[float | None] = []
+    while True:
+        step = engine.step()
+        ids += step.ids
+        logprobs += step.logprobs
+        for output in step.others:
+            ids += output.ids
+            logprobs += output.logprobs
+            if output.finish is not None:
+                return ids, logprobs
+
+
+@pytest.mark.parametrize("kind", SAMPLINGS)
+def test_tokens_are_the_same_without_log_probabilities(engine: OpenVino, kind: str) -> None:
+    ids, logprobs = answer(engine, SAMPLINGS[kind])
+    assert all(logprob is not None and logprob < 0 for logprob in logprobs)
+    assert answer(engine, SAMPLINGS[kind]._replace(logprobs=False)) == (ids, [None] * len(ids))
+
+
+# -- equal beginnings of prompts are computed once, and answers stay the same ------------------------------------------
+
+
+GREEDY = Sampling(max_new_tokens=8, ignore_eos=True, logprobs=False)
+TOKENS_PER_STEP = 32
+
+
+def answers(model: Path, prompts: list[list[int]], enable_prefix_caching: bool | None) -> list[tuple[int, list[int]]]:
+    """Return each answer's number of steps and ids, asked one after the other."""
+    config = Config(dtype="fp32", max_num_batched_tokens=TOKENS_PER_STEP, enable_prefix_caching=enable_prefix_caching)
+    engine = OpenVino(EngineConfig(config, model=model))
+    found = []
+    for key, prompt in enumerate(prompts):
+        engine.add(EngineRequest(key, prompt, GREEDY))
+        ids: list[int] = []
+        steps = 0
+        while len(ids) < GREEDY.max_new_tokens:
+            step = engine.step()
+            steps += 1
+            ids += [*step.ids, *(id for output in step.others for id in output.ids)]
+        found.append((steps, ids))
+    engine.close()
+    return found
+
+
+def test_an_equal_beginning_is_computed_once(model: Path) -> None:
+    turn = list(range(100, 230))
+    other, next_turn = list(range(99, 229)), [*turn, *range(500, 520)]
+    prompts = [turn, turn, next_turn, other]
+    cached, computed = answers(model, prompts, True), answers(model, prompts, None)
+    assert [ids for _, ids in cached] == [ids for _, ids in computed]
+    saved = [without - with_cache for (with_cache, _), (without, _) in zip(cached, computed, strict=True)]
+    assert saved == [0, 4, 4, 0], "steps of 32 tokens"
+
+
+# -- the usage of OpenVINO's KV cache, where it has a size -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("gib", [0, 1])
+def test_a_cache_with_a_size_is_used_while_a_request_runs(gib: int) -> None:
+    engine = OpenVino(EngineConfig(Config(kv_cache_gib=gib), model=prepare("demo", EngineConfig())))
+    idle = EngineStatistics(kv_cache_usage=0.0) if gib else EngineStatistics()
+    assert engine.statistics() == idle
+    engine.add(EngineRequest(1, list(range(100, 200)), Sampling(max_new_tokens=4, ignore_eos=True)))
+    engine.step()
+    usage = engine.statistics().kv_cache_usage
+    assert usage is None if not gib else 0 < (usage or 0) < 0.1
+    while not engine.step().others:
+        pass
+    assert engine.statistics() == idle
+    engine.close()

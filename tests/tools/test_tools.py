@@ -1,0 +1,228 @@
+"""The tools: the files that a request walks through, its frames, the table of instances, and mutations."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.tools.code_size import ROOT, code_lines
+from tests.tools.instances import CPU_FAMILIES, FILE, news, of_ec2, of_sagemaker, render, table
+from tests.tools.mutate import Clone, Place, Recorded, check, covering, draw, places
+
+# -- the files that one request walks through: a reader has to follow them all -----------------------------------------
+
+
+MOST = {"LMI by HTTP": 38, "TGI by HTTP": 38, "OpenAI by HTTP": 40, "Anthropic by HTTP": 44, "LMI in DJL Serving": 32}
+
+
+def test_a_streamed_request_walks_through_few_files() -> None:
+    """In a process of its own, where no other server runs."""
+    command = [sys.executable, "-m", "tests.tools.code_size", "--json"]
+    walks = json.loads(subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout)["walks"]
+    assert walks.keys() == MOST.keys()
+    assert {name: files for name, files in walks.items() if len(files) > MOST[name]} == {}
+    assert all("core/text.py" in files and "scheduler/batcher.py" in files for files in walks.values())
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("x = 1\n", 1),
+        ('"""A docstring\nof two lines."""\n\nx = 1  # a comment\n', 1),
+        ("import os\nfrom a import (\n    b,\n)\nx = os\n", 1),
+        ('x = """a text\nof two lines"""\n', 2),
+        ("def f():\n    # a comment\n\n    return (\n        1\n    )\n", 4),
+    ],
+)
+def test_code_is_counted_without_imports_comments_and_docstrings(source: str, lines: int) -> None:
+    assert code_lines(source) == lines
+
+
+FRAMES_MOST = 12
+"""Frames between a plain stream's bytes and the engine's command. What only forwards belongs into what it calls."""
+
+
+def test_few_frames_lie_between_the_socket_and_the_engines_command() -> None:
+    command = [sys.executable, "-m", "tests.tools.frames", "--json"]
+    done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True)
+    walks = json.loads(done.stdout)
+    assert walks.keys() == {"LMI stream, HTTP", "LMI stream, DJL", "chat with tools, HTTP", "embeddings, HTTP"}
+    too_deep = {name: walk["stack"] for name, walk in walks.items() if len(walk["stack"]) > FRAMES_MOST}
+    assert too_deep == {}
+    assert all(
+        walk["stack"][-2:] == ["engines/process/supervisor._send", "engines/process/instance.put"]
+        for walk in walks.values()
+    )
+
+
+# -- the script that renews the table of instances ---------------------------------------------------------------------
+
+
+def described(gpu: str = "L4", architecture: str = "x86_64") -> dict[str, Any]:
+    return {
+        "VCpuInfo": {"DefaultVCpus": 8},
+        "MemoryInfo": {"SizeInMiB": 32768},
+        "ProcessorInfo": {"SupportedArchitectures": [architecture]},
+        "GpuInfo": {"Gpus": [{"Name": gpu, "Manufacturer": "NVIDIA", "Count": 1, "MemoryInfo": {"SizeInMiB": 22888}}]},
+    }
+
+
+def test_the_shipped_table_is_what_the_script_writes() -> None:
+    """But for what a newer botocore or moto adds, which running it again says."""
+    shipped = json.loads(FILE.read_text())
+    gpu, cpu, _ = table(of_sagemaker(), of_ec2())
+    assert {name: gpu[name] for name in shipped["gpu"]} == shipped["gpu"]
+    assert {name: cpu[name] for name in shipped["cpu"]} == shipped["cpu"]
+    assert len(shipped["gpu"]) >= 50
+    assert {name.split(".")[1] for name in shipped["cpu"]} == set(CPU_FAMILIES)
+
+
+def test_what_is_new_is_said() -> None:
+    rows = {"ml.a.xlarge": {"vcpu": 4, "ram": 8}, "ml.b.xlarge": {"vcpu": 4, "ram": 8}}
+    new = {"ml.b.xlarge": {"vcpu": 4, "ram": 16}, "ml.c.xlarge": {"vcpu": 1, "ram": 2}}
+    assert list(news(rows, new)) == [
+        "gone     ml.a.xlarge",
+        "changed  ml.b.xlarge: ram 8 -> 16",
+        "new      ml.c.xlarge: {'vcpu': 1, 'ram': 2}",
+    ]
+    assert list(news(rows, rows)) == []
+
+
+def test_a_gpu_of_unknown_capability_and_a_type_without_description_are_left_out_by_name() -> None:
+    names = ["ml.g9.xlarge", "ml.p9.48xlarge", "ml.g6.xlarge", "ml.g5g.xlarge", "ml.c7i.large", "ml.p3.2xlarge"]
+    ec2 = {
+        "g9.xlarge": described("X100"),
+        "g6.xlarge": described(),
+        "g5g.xlarge": described("L4", "arm64"),
+        "c7i.large": described() | {"GpuInfo": {}},
+        "p3.2xlarge": described("V100"),
+    }
+    gpu, cpu, missing = table(names, ec2)
+    row = {"gpu": "L4", "count": 1, "mib": 22888, "vcpu": 8, "ram": 32, "nvme": 0, "sm": "8.9"}
+    assert gpu == {"ml.g6.xlarge": row}
+    assert cpu == {"ml.c7i.large": {"vcpu": 8, "ram": 32}}
+    assert missing == {
+        "ml.g9.xlarge": "CAPABILITIES has no X100",
+        "ml.p9.48xlarge": "EC2's description is not at hand",
+    }
+    assert json.loads(render(gpu, cpu, missing))["gpu"] == gpu
+
+
+SOURCE = '''"""Say 1 == 1."""
+
+def top(values: list[1]) -> int:
+    """Return 2."""
+    best = 0
+    for value in values:
+        if value > best and not (
+            value == 7
+        ):
+            best = value
+    print(f"{best + 1}")
+    return best
+
+def unused():
+    return True
+'''
+
+
+def changed(place: Place) -> str:
+    whole = SOURCE.encode()
+    return (whole[: place.begin] + place.text.encode() + whole[place.end :]).decode()
+
+
+def test_each_place_is_one_change_of_code_that_still_parses() -> None:
+    found = list(places("a.py", SOURCE))
+    assert [(place.lines[0], place.text) for place in found] == [
+        (5, "(1)"),
+        (7, "(value > best or not value == 7)"),
+        (7, "(value >= best)"),
+        (7, "(value == 7)"),
+        (8, "(value != 7)"),
+        (8, "(8)"),
+        (11, "pass"),
+        (12, "return None"),
+        (15, "return None"),
+        (15, "False"),
+    ]
+    for place in found:
+        compile(changed(place), "a.py", "exec")
+        assert changed(place) != SOURCE
+
+
+@pytest.fixture
+def clone(tmp_path: Path) -> Clone:
+    """A repository with a module and a test of half of it, cloned."""
+    repository = tmp_path / "repository"
+    for name, text in {
+        "handler/a.py": SOURCE,
+        "tests/test_a.py": "from handler.a import top\n\ndef test_top():\n    assert top([3, 9, 7]) == 9\n\n"
+        "def test_bad():\n    assert top([]) == 1\n",
+    }.items():
+        (repository / name).parent.mkdir(parents=True)
+        (repository / name).write_text(text)
+    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
+    for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "a"]):
+        subprocess.run([*git, *command], cwd=repository, check=True)
+    return Clone(tmp_path / "clone", "HEAD", repository)
+
+
+def test_a_change_is_caught_by_a_test_that_executes_its_line(clone: Clone) -> None:
+    recorded = clone.record(["tests"])
+    assert {name: test.passed for name, test in recorded.items()} == {
+        "tests/test_a.py::test_top": True,
+        "tests/test_a.py::test_bad": False,
+    }
+    check(clone, recorded)
+    drawn = draw(clone.root, 100, 1)
+    assert sorted(drawn, key=str) == sorted(places("handler/a.py", SOURCE), key=str)
+    assert drawn == draw(clone.root, 100, 1) != draw(clone.root, 100, 2)
+    tests = {place.text: covering(place, recorded, 10) for place in drawn}
+    assert tests["False"] == []
+    assert tests["(value != 7)"] == ["tests/test_a.py::test_top"]
+    by_text = {place.text: place for place in drawn}
+    assert clone.catches(by_text["(value != 7)"], tests["(value != 7)"], 60)
+    assert not clone.catches(by_text["(8)"], tests["(8)"], 60)
+    assert (clone.root / "handler/a.py").read_text() == SOURCE
+
+
+def test_the_fastest_tests_run_first_within_the_budget() -> None:
+    place = Place("a.py", range(3, 5), 0, 0, "")
+    recorded = {
+        "slow": Recorded(True, 9, {"a.py": [3]}),
+        "fast": Recorded(True, 1, {"a.py": [4]}),
+        "failed": Recorded(False, 0, {"a.py": [4]}),
+        "elsewhere": Recorded(True, 0, {"a.py": [5], "b.py": [3]}),
+    }
+    assert covering(place, recorded, 10) == ["fast", "slow"]
+    assert covering(place, recorded, 9) == ["fast"]
+    assert covering(place, recorded, 0.5) == ["fast"]
+
+
+def test_a_table_is_held_against_the_tests_of_its_module() -> None:
+    source = "TABLE = {1: True}\n\ndef look(key: int = 3) -> bool:\n    return TABLE[key + 5]\n"
+    places_of = {place.text: place for place in places("a.py", source)}
+    assert {text: place.at_import for text, place in places_of.items()} == {
+        "(2)": True, "False": True, "(4)": True, "return None": False, "(key - 5)": False, "(6)": False,
+    }  # fmt: skip
+    recorded = {"of a": Recorded(True, 1, {"a.py": [4]}), "of b": Recorded(True, 1, {"b.py": [1]})}
+    assert covering(places_of["False"], recorded, 10) == ["of a"]
+    assert covering(Place("a.py", range(2, 3), 0, 0, ""), recorded, 10) == []
+
+
+def test_places_that_two_commits_share_are_drawn_alike(tmp_path: Path) -> None:
+    """Though other lines were added before them, one was changed, and one is there a second time."""
+    new = SOURCE.replace("    best = 0\n", "    other = 7\n    best = 3\n") + "\ndef more():\n    return True\n"
+    for name, source in (("old", SOURCE), ("new", new)):
+        (tmp_path / name / "handler").mkdir(parents=True)
+        (tmp_path / name / "handler" / "a.py").write_text(source)
+    old, new_root = tmp_path / "old", tmp_path / "new"
+    before, after = draw(old, 100, 1, new_root), draw(new_root, 100, 1, old)
+    assert [place.text for place in before] == [place.text for place in after]
+    assert {after.lines[0] - before.lines[0] for before, after in zip(before, after, strict=True)} == {1}
+    assert len(before) == len(list(places("a.py", SOURCE))) - 1

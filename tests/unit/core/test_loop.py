@@ -1,0 +1,126 @@
+"""Coroutines that begin at once, and programs that run beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+
+import pytest
+
+from handler.core.loop import start_now
+from tests.doubles import terminal
+
+# -- a coroutine that begins at once: no task where it does not wait, and an ordinary one where it does ----------------
+
+
+async def _double(future: asyncio.Future[int]) -> int:
+    return 2 * await future
+
+
+def test_what_does_not_wait_needs_no_task() -> None:
+    async def story() -> None:
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        future.set_result(3)
+        begun = start_now(_double(future))
+        assert begun.done()
+        assert not isinstance(begun, asyncio.Task)
+        assert begun.result() == 6
+
+    asyncio.run(story())
+
+
+def test_what_waits_goes_on_with_what_it_waited_for() -> None:
+    async def story() -> None:
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        begun = start_now(_double(future))
+        assert not begun.done()
+        future.set_result(4)
+        assert await begun == 8
+
+    asyncio.run(story())
+
+
+def test_an_error_reaches_the_coroutine() -> None:
+    caught: list[BaseException] = []
+
+    async def careful(future: asyncio.Future[int]) -> str:
+        try:
+            await future
+        except (ValueError, asyncio.CancelledError) as error:
+            caught.append(error)
+            await asyncio.sleep(0.001)  # not for what it waited for before
+        return "went on"
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[int]] = [loop.create_future() for _ in range(3)]
+        failed, cancelled, early = map(start_now, map(careful, futures))
+        early.cancel()  # before the task has run at all
+        await asyncio.sleep(0)
+        futures[0].set_exception(ValueError("no"))
+        cancelled.cancel()
+        assert await failed == await cancelled == await early == "went on"
+
+    asyncio.run(story())
+    assert [type(error) for error in caught] == [asyncio.CancelledError, ValueError, asyncio.CancelledError]
+
+
+def test_a_cancelled_coroutine_frees_what_it_has_at_once() -> None:
+    """A request that its client has dropped may have a large body."""
+
+    class Body:
+        pass
+
+    async def read(body: Body, future: asyncio.Future[int]) -> None:
+        await future
+
+    async def story() -> None:
+        body = Body()
+        kept = weakref.ref(body)
+        begun = start_now(read(body, asyncio.get_running_loop().create_future()))
+        del body
+        await asyncio.sleep(0)
+        begun.cancel()
+        del begun
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert kept() is None
+
+    gc.disable()
+    try:
+        asyncio.run(story())
+    finally:
+        gc.enable()
+
+
+def test_an_error_before_the_first_wait_is_raised_at_once() -> None:
+    async def fail() -> None:
+        raise ValueError("no")
+
+    async def story() -> None:
+        with pytest.raises(ValueError, match="no"):
+            start_now(fail())
+
+    asyncio.run(story())
+
+
+# -- what is shown while a helper program runs -------------------------------------------------------------------------
+
+
+_CODE = """
+import sys
+from handler.core import child_processes
+assert child_processes.run([sys.executable, "-c", ""], doing="converting [a] model").returncode == 0
+"""
+
+
+def test_a_terminal_shows_what_is_done_and_clears_it() -> None:
+    shown = terminal.shown(_CODE)
+    assert "converting [a] model" in shown
+    assert "0:00:00" in shown
+    assert shown.rstrip("\r\n").endswith("\x1b[2K")
+
+
+def test_a_pipe_gets_nothing() -> None:
+    assert terminal.piped(_CODE) == ""

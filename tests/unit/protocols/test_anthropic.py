@@ -1,0 +1,399 @@
+"""Anthropic's messages: what a body becomes for the chat's readers, and what answers and refusals say."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from handler.core.framing import dumps
+from handler.core.text import Vocabulary
+from handler.core.values import Delta, Extras, Finish, Sampling, StructuredOutput, Token
+from handler.protocols.anthropic.response import Blocks, gather
+from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
+from handler.protocols.kernel.dialect import ParsedRequest
+from tests.one_test import in_one_test
+from tests.unit.protocols.answers import CAPABLE, CONTEXT, DIALECTS, answer, deltas, value, with_options
+from tests.unit.protocols.golden.anthropic import ASK, CALL, TOOLS, body
+from tests.unit.protocols.openai_requests import CITY, saying
+
+HERMES = replace(CAPABLE, chat_template="{{ tools }} <tool_call> {{ tool_calls }}")
+USE = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Köln"}}
+
+THOUGHT = {"type": "thinking", "thinking": "Hm.", "signature": "x"}
+
+
+def text(value: str) -> dict[str, Any]:
+    return {"type": "text", "text": value}
+
+
+def result(content: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": "toolu_1", "content": content, **more}
+
+
+def talk(*contents: Any, **more: Any) -> dict[str, Any]:
+    """Messages of user and assistant in turns, the user's first."""
+    roles = ["user", "assistant"] * len(contents)
+    return body(messages=[{"role": role, "content": each} for role, each in zip(roles, contents, strict=False)], **more)
+
+
+def parse(asked: dict[str, Any], schema: str = "anthropic_messages", context: Any = HERMES) -> ParsedRequest:
+    return DIALECTS[schema].parse(json.loads(json.dumps(asked)), context)
+
+
+# -- requests ----------------------------------------------------------------------------------------------------
+
+
+def test_blocks_become_the_messages_of_a_chat() -> None:
+    asked = talk(
+        [{**text("A"), "cache_control": {"type": "ephemeral"}}, text("B")],
+        [text("So."), USE],
+        [result([text("1"), text("2")]), text("Then?")],
+        system=[text("Be brief."), {**text("Be kind."), "cache_control": {"type": "ephemeral", "ttl": "1h"}}],
+        tools=TOOLS,
+    )
+    parsed = parse(asked)
+    function = {"name": "weather", "arguments": {"city": "Köln"}}
+    assert parsed.requests[0].messages == (
+        {"role": "system", "content": "Be brief.\nBe kind."},
+        {"role": "user", "content": "A\nB"},
+        {
+            "role": "assistant",
+            "content": "So.",
+            "tool_calls": [{"id": "toolu_1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "content": "1\n2", "tool_call_id": "toolu_1", "name": "weather"},
+        {"role": "user", "content": "Then?"},
+    )
+    shown = {"name": "weather", "description": "The weather.", "parameters": CITY}
+    assert parsed.requests[0].tools == ({"type": "function", "function": shown},)
+    assert parsed.ignored == []
+
+
+def test_messages_of_one_role_in_a_row_are_joined() -> None:
+    messages = [{"role": role, "content": role[0]} for role in ("user", "user", "assistant", "assistant", "user")]
+    joined = [(message["role"], message["content"]) for message in parse(body(messages=messages)).requests[0].messages]
+    assert joined == [("user", "u\nu"), ("assistant", "a\na"), ("user", "u")]
+
+
+def test_many_blocks_take_no_more_time_each_than_few() -> None:
+    """By adding one to another, these took minutes."""
+    blocks = [text(f"{number:2000}") for number in range(10_000)]
+    (message,) = parse(talk(blocks)).requests[0].messages
+    assert message == {"role": "user", "content": "\n".join(block["text"] for block in blocks)}
+
+
+def test_a_system_message_amid_the_others_is_the_users() -> None:
+    messages = [{"role": role, "content": role[0]} for role in ("system", "user", "system", "assistant", "system")]
+    found = parse(body(messages=messages, system="S")).requests[0].messages
+    assert [tuple(message.values()) for message in found] == [
+        ("system", "S\ns"),
+        ("user", "u\n<system>\ns\n</system>"),
+        ("assistant", "a"),
+        ("user", "<system>\ns\n</system>"),
+    ]
+
+
+@in_one_test(
+    ("template", "thinking", "arguments", "listed"),
+    [
+        ("{% if enable_thinking %}<think></think>", {"type": "disabled"}, {"enable_thinking": False}, []),
+        ("{% if not thinking is defined %}", {"type": "disabled"}, {"thinking": False}, []),
+        ("{% if enable_thinking %}", {"type": "adaptive"}, {}, []),
+        ("<think></think>", {"type": "adaptive", "display": "omitted"}, {}, []),
+        ("<think></think>", {"type": "adaptive", "display": "updates"}, {}, []),
+        ("<think></think>", {"type": "disabled"}, {}, ["thinking"]),
+        ("{{ message.thinking }}", {"type": "disabled"}, {}, []),
+        ("", {"type": "enabled", "budget_tokens": 1024}, {}, ["thinking.budget_tokens", "thinking"]),
+    ],
+)
+def test_thinking_is_the_templates_switch(
+    template: str, thinking: dict[str, Any], arguments: dict[str, Any], listed: list[str]
+) -> None:
+    parsed = parse(body(thinking=thinking), context=replace(CAPABLE, chat_template=template))
+    assert (dict(parsed.requests[0].template.arguments), parsed.ignored) == (arguments, listed)
+
+
+def test_a_budget_of_thoughts_is_kept_where_it_can_be() -> None:
+    asked = body(thinking={"type": "enabled", "budget_tokens": 1024})
+    able = replace(CAPABLE, chat_template="<think></think>", vocabulary=Vocabulary([b"<"]))
+    lacks = replace(able, unsupported={"thinking_token_budget": "no"})
+    gpt = replace(able, chat_template="<|channel|>analysis")
+    for context, budget in ((able, 1024), (lacks, None), (gpt, None), (replace(able, vocabulary=None), None)):
+        parsed = parse(asked, context=context)
+        assert parsed.requests[0].sampling.thinking_token_budget == budget
+        assert parsed.ignored == ([] if budget else ["thinking.budget_tokens"])
+
+
+def test_thoughts_and_effort_go_to_the_template() -> None:
+    asked = talk("a", [THOUGHT, text("b")], "c", output_config={"effort": "high"})
+    parsed = parse(
+        asked, context=replace(CAPABLE, chat_template="{{ tools, reasoning_effort, message.reasoning_content }}")
+    )
+    assert parsed.requests[0].messages[1]["reasoning_content"] == "Hm."
+    assert (dict(parsed.requests[0].template.arguments), parsed.ignored) == ({"reasoning_effort": "high"}, [])
+    names = ["output_config.effort", "messages[].content[].thinking"]
+    assert sorted(parse(asked, context=CAPABLE).ignored) == sorted(names)
+
+
+def test_an_answer_continues_the_assistants_last_message() -> None:
+    (request,) = parse(talk("a", [text("So")])).requests
+    assert (request.template.continue_final_message, request.messages[-1]["content"]) == (True, "So")
+    assert not parse(ASK).requests[0].template.continue_final_message
+
+
+def test_parameters() -> None:
+    schema = {"type": "object"}
+    asked = body(
+        temperature=0.5, top_k=3, top_p=0.9, stop_sequences=["x"],
+        output_config={"format": {"type": "json_schema", "schema": schema}},
+    )  # fmt: skip
+    (request,) = parse(asked).requests
+    sampling = request.sampling
+    assert (sampling.max_new_tokens, sampling.do_sample, sampling.temperature) == (16, True, 0.5)
+    assert (sampling.top_k, sampling.top_p, sampling.stop, sampling.include_stop) == (3, 0.9, ("x",), True)
+    assert sampling.structured_output == StructuredOutput("json_schema", json.dumps(schema))
+    assert request.min_free_tokens == 1
+    assert not parse(body(temperature=0)).requests[0].sampling.do_sample
+
+
+@in_one_test("stream", [False, True])
+@in_one_test(
+    "more",
+    [
+        {},
+        {"stop_sequences": ["x"]},
+        {"thinking": {"type": "enabled", "budget_tokens": 1024}},
+        {"tools": TOOLS, "tool_choice": {"type": "any"}},
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "object"}}}},
+    ],
+)
+def test_without_tokens_the_prompt_is_read_and_the_answer_is_empty(more: dict[str, Any], stream: bool) -> None:
+    """Engines make one token at least: it is not shown, nor counted. The prompt is that of the same request."""
+    template = f"{HERMES.chat_template} {{{{ enable_thinking }}}}<think></think>"
+    context = replace(HERMES, chat_template=template, vocabulary=Vocabulary([b"</think>"], {0}))
+    asked = body(max_tokens=0, stream=stream, **more)
+    (request,), (usual,) = (parse(one, context=context).requests for one in (asked, {**asked, "max_tokens": 2048}))
+    assert (request.messages, request.tools, request.template) == (usual.messages, usual.tools, usual.template)
+    assert (request.sampling, request.read_prompt) == (Sampling(max_new_tokens=1), None)
+    deltas = [
+        Delta(1, 0, (Token(1, "No", -1.0, False),), extras=Extras(num_cached_tokens=1)),
+        Delta(1, 0, (), Finish.STOP),
+    ]
+    found = answer("anthropic_messages", asked, deltas, context).body.decode()
+    values = [json.loads(line.removeprefix("data: ")) for line in found.splitlines() if line[:1] in ("{", "d")]
+    if stream:
+        assert [value["type"] for value in values] == ["message_start", "message_delta", "message_stop"]
+        values = [values[0]["message"] | values[1]["delta"] | {"usage": values[1]["usage"]}]
+    (message,) = values
+    assert (message["content"], message["stop_reason"], message["stop_sequence"]) == ([], "max_tokens", None)
+    counts = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+    assert [message["usage"][name] for name in counts] == [1, 0, 1, 0]
+
+
+@in_one_test("limit", [0, -1, "many", None])
+def test_a_count_does_not_read_the_limit_of_an_answer(limit: Any) -> None:
+    assert value("anthropic_count", {"messages": ASK["messages"], "max_tokens": limit}, deltas()[:1]) == {
+        "input_tokens": 2
+    }
+
+
+@in_one_test(
+    ("more", "listed"),
+    [
+        ({"metadata": {"user_id": "u"}, "service_tier": "auto"}, ["metadata", "service_tier"]),
+        ({"anthropic_version": "2023-06-01", "cache_control": {"type": "ephemeral"}, "speed": "standard"}, []),
+        ({"seed": 1, "context_management": {"edits": []}}, ["seed"]),
+        ({"tools": [{**TOOLS[0], "defer_loading": True, "strict": True}]}, ["tools[].defer_loading", "tools[].strict"]),
+        ({"tools": [{**TOOLS[0], "allowed_callers": ["direct"], "cache_control": {}, "type": "custom"}]}, []),
+        ({"messages": [{"role": "user", "content": [{**text("a"), "citations": [1]}], "name": "me"}]},
+         ["messages[].name", "messages[].content[].citations"]),
+        ({"messages": [ASK["messages"][0], {"role": "assistant", "content": [USE]},
+                       {"role": "user", "content": [result(None, is_error=True)]}]},
+         ["messages[].content[].is_error"]),
+    ],
+)  # fmt: skip
+def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]) -> None:
+    assert parse(body(**more)).ignored == listed
+
+
+@in_one_test(
+    ("asked", "message"),
+    [
+        ({"messages": ASK["messages"]}, "'max_tokens' is required"),
+        (body(max_tokens=-1), "max_tokens=-1: must be an integer from 0"),
+        (body(messages=[]), "'messages' must be a non-empty list"),
+        (body(messages=[{"role": "tool", "content": ""}]), "messages[0].role must be one of user, assistant, system"),
+        (talk([]), "messages[0].content must be a string or a non-empty list of blocks"),
+        (talk([{"type": "text"}]), "messages[0].content[0].text must be a string"),
+        (talk([{"type": "image", "source": {}}]), "messages[0].content[0]: 'image' is not supported: the engine"),
+        (talk([{"type": "document"}]), "messages[0].content[0]: 'document' is not supported: send its text in a block"),
+        (talk([{"type": "search_result"}]), "'search_result' is not supported: send its text in a block"),
+        (talk([{"type": "sound"}]), "'sound' is not supported: it must be text, image or tool_result"),
+        (
+            talk([{"type": "redacted_thinking", "data": ""}]),
+            "'redacted_thinking' is not supported: it must be text, image or tool_result",
+        ),
+        (
+            talk("a", [{"type": "server_tool_use"}]),
+            "messages[1].content[0]: 'server_tool_use' is not supported: server",
+        ),
+        (talk("a", [{"type": "web_search_tool_result"}]), "'web_search_tool_result' is not supported: server tools"),
+        (talk("a", [{**USE, "input": "x"}]), "messages[1].content[0].input must be an object"),
+        (talk("a", [USE]), "messages[1]: an answer continues its text; it must have some, and no tool_use"),
+        (talk([result("x")]), 'messages[0].content[0].tool_use_id="toolu_1": no tool_use before it'),
+        (
+            talk("a", [USE], [result([{"type": "image"}])]),
+            "messages[2].content[0].content[0]: 'image' is not supported",
+        ),
+        (body(system=[{"type": "image"}]), "system[0]: 'image' is not supported"),
+        (
+            body(tools=[{"type": "web_search_20250305", "name": "s"}]),
+            'tools[0].type="web_search_20250305": is not supp',
+        ),
+        (
+            body(tools=[{"type": "bash_20250124", "name": "bash"}]),
+            'tools[0].type="bash_20250124": is not supported: send',
+        ),
+        (body(tools=[{"name": "a b", "input_schema": {}}]), "tools[0].name: must be 1 to 64 letters"),
+        (body(tools=[{"name": "a"}]), "tools[0].input_schema: must be a JSON schema"),
+        (body(tool_choice={"type": "any"}), 'tool_choice={"type": "any"}: needs tools'),
+        (body(tools=TOOLS, tool_choice={"type": "tool", "name": "x"}), "'name' must be that of one of the tools"),
+        (body(tools=TOOLS, tool_choice={"type": "required"}), "'type' that is auto, any, tool or none"),
+        (body(thinking={"type": "enabled"}), "'budget_tokens' is required"),
+        (
+            body(thinking={"type": "adaptive", "display": "all"}),
+            "'display' must be summarized, updates or omitted",
+        ),
+        (body(thinking={"type": "much"}), 'thinking={"type": "much"}: must be an object with a \'type\''),
+        (body(output_config={"effort": "huge"}), "must have an 'effort' that is one of low"),
+        (body(stop=["x"]), 'stop=["x"]: is not supported: write stop_sequences'),
+        (body(mcp_servers=[{}]), "mcp_servers=[{}]: is not supported"),
+        (body(context_management={"edits": [{"type": "clear_tool_uses_20250919"}]}), "only edit here is clear_think"),
+        (body(context_management={"edits": [{"type": "compact_20260112"}]}), "the only edit here is clear_thinking_"),
+        (body(context_management={"edits": {}}), "must be an object with 'edits', a list of objects"),
+        (body(context_management="x"), "must be an object with 'edits', a list of objects"),
+        (body(context_management={"edits": [{"type": "clear_thinking_20251015", "keep": 2}]}), "'keep' must be all"),
+        (body(stream=2), "stream=2: must be true or false"),
+    ],
+)
+def test_refusals_name_what_is_wrong(asked: dict[str, Any], message: str) -> None:
+    found = answer("anthropic_messages", asked, context=HERMES)
+    value = json.loads(found.body)
+    assert found.status == 400
+    assert value["error"]["type"] == "invalid_request_error"
+    assert message in value["error"]["message"]
+
+
+@in_one_test("thread", [{"type": "create"}, {"type": "continue", "previous_message_id": "msg_1"}])
+@in_one_test("schema", ["anthropic_messages", "anthropic_count"])
+@in_one_test("stream", [True, False])
+def test_a_thread_is_refused_as_anthropics_client_recovers_from(
+    schema: str, thread: dict[str, Any], stream: bool
+) -> None:
+    found = answer(schema, body(thread=thread, stream=stream), context=HERMES)
+    details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
+    message = "thread: is not supported: no conversations are kept (option.responses_store); send all messages"
+    error = {"type": "invalid_request_error", "message": message, "details": details}
+    assert (found.status, json.loads(found.body)) == (400, {"type": "error", "error": error})
+    assert answer(schema, body(thread=None), context=HERMES).status == 200
+
+
+@in_one_test(
+    ("edit", "kept"),
+    [
+        ({"keep": "all"}, [True, True, True]),
+        ({"keep": {"type": "all"}}, [True, True, True]),
+        ({"keep": {"type": "thinking_turns", "value": 2}}, [False, True, True]),
+        ({"keep": {"type": "thinking_turns", "value": 9}}, [True, True, True]),
+        ({}, [False, False, True]),
+    ],
+)
+def test_thoughts_are_cleared_but_the_last(edit: dict[str, Any], kept: list[bool]) -> None:
+    turns = ["a", [THOUGHT, text("A")], "b", [THOUGHT, text("B")], "c", "C", "d", [THOUGHT, text("D")], "e"]
+    edits = [{"type": "clear_thinking_20251015", **edit}]
+    (request,) = parse(talk(*turns, context_management={"edits": edits})).requests
+    said = [message for message in request.messages or () if message["content"] in ("A", "B", "D")]
+    assert ["reasoning_content" in message for message in said] == kept
+    assert [message["content"] for message in request.messages or ()] == [*"aAbBcCdDe"]
+
+
+def test_a_strict_server_refuses_unknown_names() -> None:
+    strict = with_options(HERMES, unknown_parameters="refuse")
+    assert parse(body(metadata={}), context=strict).ignored == ["metadata"]
+    for more, name in (
+        ({"seed": 1}, "seed"),
+        ({"tools": [{**TOOLS[0], "defer_loading": True}]}, "tools[].defer_loading"),
+        ({"output_config": {"effort": "low"}}, "output_config.effort"),
+    ):
+        found = json.loads(answer("anthropic_messages", body(**more), context=strict).body)
+        assert found["error"]["message"] == f"unknown names: {name} (option.unknown_parameters=refuse)"
+
+
+# -- answers -----------------------------------------------------------------------------------------------------
+
+EVENTS: tuple[Event, ...] = (
+    Reasoning("Hm"), Reasoning("."), "\n\n", "So", " it is", "\n", CallStart(0, "a"), Arguments(0, '{"b"'),
+    Arguments(0, ": 1}"), CallEnd(0), "\n", CallStart(1, "c"), Arguments(1, "{}"), CallEnd(1), "Done",
+)  # fmt: skip
+
+
+def test_events_become_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handler.protocols.anthropic.response.tool_use_id", lambda: "toolu_0")
+    thought = {"type": "thinking", "thinking": "Hm.", "signature": "lmi"}
+    calls = [{"type": "tool_use", "id": "toolu_0", "name": name, "input": input} for name, input in
+             (("a", {"b": 1}), ("c", {}))]  # fmt: skip
+    said = [text("\n\nSo it is\n"), calls[0], calls[1], text("Done")]
+    for blocks, content in (
+        (Blocks(), [thought, *said]),
+        (Blocks(show_thoughts=False), [{**thought, "thinking": ""}, *said]),
+        (Blocks(single=True), [thought, said[0], calls[0], text("\nDone")]),
+        (Blocks(["Done"]), [thought, *said[:3]]),
+    ):
+        found = [*blocks.feed(EVENTS), *blocks.end()]
+        assert json.loads(dumps(gather(found))) == content
+        order = [(event["type"].removeprefix("content_block_"), event["index"]) for event in found]
+        assert [index for kind, index in order if kind == "start"] == [*range(len(content))]
+        assert order == sorted(order, key=lambda pair: (pair[1], ["start", "delta", "stop"].index(pair[0])))
+
+
+def test_a_stop_string_is_held_back_within_its_block() -> None:
+    blocks = Blocks(["ab"])
+    assert gather([*blocks.feed(["xa", Reasoning("b"), "a"]), *blocks.end()]) == [
+        text("xa"), {"type": "thinking", "thinking": "b", "signature": "lmi"}, text("a"),
+    ]  # fmt: skip
+
+
+@in_one_test(
+    ("said", "finish", "stop", "which"),
+    [
+        ("One.", Finish.EOS, "end_turn", None),
+        (CALL, Finish.EOS, "tool_use", None),
+        ("One END", Finish.STOP, "stop_sequence", "END"),
+        ("One XEND", Finish.STOP, "stop_sequence", "XEND"),
+        (CALL, Finish.LENGTH, "model_context_window_exceeded", None),
+    ],
+)
+@in_one_test("stream", [False, True])
+def test_why_an_answer_ends(said: str, finish: Finish, stop: str, which: str | None, stream: bool) -> None:
+    asked = body(tools=TOOLS, stop_sequences=["END", "XEND"], max_tokens=100, stream=stream)
+    found = answer("anthropic_messages", asked, saying(said, 5, finish)).body.decode()
+    if stream:
+        (line,) = [line for line in found.splitlines() if line.startswith('data: {"type":"message_delta"')]
+        value = json.loads(line.removeprefix("data: "))["delta"]
+    else:
+        value = json.loads(found)
+    assert (value["stop_reason"], value["stop_sequence"]) == (stop, which)
+    assert "END" not in found.replace('"stop_sequence":"XEND"', "").replace('"stop_sequence":"END"', "")
+
+
+@in_one_test("city", ['"Kö', *("[" * depth + "]" * depth + "}}]</tool_call>" for depth in (250, 251, 252, 999))])
+def test_arguments_that_are_cut_off_or_too_deep_are_text(city: str) -> None:
+    said = f'<tool_call>[{{"name": "weather", "arguments": {{"city": {city}'
+    asked = body(tools=TOOLS, max_tokens=4)
+    value = json.loads(answer("anthropic_messages", asked, saying(said, 20, Finish.LENGTH), CONTEXT).body)
+    assert [block["type"] for block in value["content"]] == ["text"]
+    assert value["content"][0]["text"].startswith('weather {"city": ')
+    assert value["stop_reason"] in ("max_tokens", "model_context_window_exceeded")

@@ -1,0 +1,375 @@
+"""OpenAI's responses: what a body becomes, what is refused, and Open Responses' public cases."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from handler.core.values import Delta, StructuredOutput
+from handler.protocols.kernel.dialect import ParsedRequest
+from handler.protocols.kernel.schema import COUNT, FLAG, NULL, NUMBER, TEXT, Shape, listing, nullable, record
+from tests.one_test import in_one_test
+from tests.unit.protocols.answers import CAPABLE, CONTEXT, DIALECTS, answer, deltas
+from tests.unit.protocols.golden.responses import ASK, CALL, TOOLS, WEATHER, body
+from tests.unit.protocols.openai_requests import CITY, saying
+
+# -- OpenAI's responses: what a body becomes for the chat's readers, and what is refused -------------------------------
+
+
+HERMES = replace(CAPABLE, chat_template="{{ tools, tool_calls, message.reasoning, reasoning_effort }} <tool_call>")
+
+
+def parse(asked: dict[str, Any], context: Any = HERMES) -> ParsedRequest:
+    return DIALECTS["openai_responses"].parse(json.loads(json.dumps(asked)), context)
+
+
+def call(**more: Any) -> dict[str, Any]:
+    return {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": '{"city": "Köln"}', **more}
+
+
+def output(content: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "function_call_output", "call_id": "call_1", "output": content, **more}
+
+
+def said(role: str, *texts: str) -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": [{"type": "input_text", "text": text} for text in texts]}
+
+
+def test_items_become_the_messages_of_a_chat() -> None:
+    thought = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm."}]}
+    items = [
+        said("developer", "A"), said("user", "B", "C"), said("developer", "D"), thought, said("assistant", "So."),
+        call(id="fc_1", status="completed"), output([{"type": "input_text", "text": "12"}]), said("user", "E"),
+    ]  # fmt: skip
+    parsed = parse({"input": items, "instructions": "Be brief.", "tools": [WEATHER]})
+    (request,) = parsed.requests
+    function = {"name": "weather", "arguments": {"city": "Köln"}}
+    thoughts = dict.fromkeys(("reasoning", "reasoning_content", "thinking"), "Hm.")
+    assert request.messages == (
+        {"role": "system", "content": "Be brief.\nA"},
+        {"role": "user", "content": "B\nC\n<system>\nD\n</system>"},
+        {
+            "role": "assistant",
+            "content": "So.",
+            **thoughts,
+            "tool_calls": [{"id": "call_1", "type": "function", "function": function}],
+        },
+        {"role": "tool", "content": "12", "tool_call_id": "call_1"},
+        {"role": "user", "content": "E"},
+    )
+    shown = {"name": "weather", "description": "The weather.", "parameters": CITY}
+    assert request.tools == ({"type": "function", "function": shown},)
+    assert parsed.ignored == ["tools[].strict"], "the engine has no structural tags"
+
+
+def test_parameters() -> None:
+    schema = {"type": "object"}
+    format = {"type": "json_schema", "name": "x", "schema": schema, "strict": True}
+    (request,) = parse(
+        body(max_output_tokens=5, temperature=0.5, top_p=0.9, text={"format": format}, reasoning={"effort": "low"})
+    ).requests
+    sampling = request.sampling
+    assert (sampling.max_new_tokens, sampling.temperature, sampling.top_p, sampling.do_sample) == (5, 0.5, 0.9, True)
+    assert sampling.structured_output == StructuredOutput("json_schema", json.dumps(schema))
+    assert dict(request.template.arguments) == {"reasoning_effort": "low"}
+    assert parse(ASK).requests[0].fill_context
+
+
+def test_allowed_tools_alone_are_shown() -> None:
+    other = {"type": "function", "name": "other"}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [other]}
+    (request,) = parse(body(tools=[WEATHER, other], tool_choice=choice)).requests
+    assert [tool["function"]["name"] for tool in request.tools] == ["other"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_of_a_tool_that_is_not_allowed_is_text(stream: bool) -> None:
+    other = {"type": "function", "name": "other"}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [other]}
+    said = '<tool_call>[{"name": "weather", "arguments": {"a": 1}}, {"name": "other", "arguments": {}}]</tool_call>'
+    asked = body(tools=[WEATHER, other], tool_choice=choice, stream=stream)
+    found = answer(DIALECTS["openai_responses"], asked, saying(said), HERMES).body
+    last = found.decode().rstrip().rpartition("\ndata: ")[2] if stream else found
+    message, made = (json.loads(last)["response"] if stream else json.loads(last))["output"]
+    assert message["content"][0]["text"] == 'weather {"a": 1}'
+    assert (made["type"], made["name"], made["status"]) == ("function_call", "other", "completed")
+
+
+@in_one_test(
+    ("more", "listed"),
+    [
+        ({"store": False, "truncation": "disabled", "include": ["reasoning.encrypted_content"]}, []),
+        ({"metadata": {"a": "b"}, "prompt_cache_key": "k"}, ["metadata", "prompt_cache_key"]),
+        ({"seed": 1, "input": [{"role": "user", "content": "a", "name": "b"}]}, ["seed", "input[].name"]),
+        ({"reasoning": {"effort": "low", "summary": "auto"}}, []),
+        ({"tools": [{**WEATHER, "output_schema": {}}]}, ["tools[].output_schema", "tools[].strict"]),
+    ],
+)
+def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]) -> None:
+    assert parse(body(**more)).ignored == listed
+
+
+@in_one_test(
+    ("asked", "message", "param"),
+    [
+        ({}, "'input' must be a non-empty string or list of items", "input"),
+        (body(store=True), "store=true: is not supported: nothing is kept", "store"),
+        (body(previous_response_id="resp_1"), "previous_response_id=", "previous_response_id"),
+        (body(conversation="c"), "conversation=", "conversation"),
+        (body(background=True), "background=true: is not supported", "background"),
+        (body(truncation="auto"), "truncation=", "truncation"),
+        (body(include=["message.output_text.logprobs"]), "include=", "include"),
+        (body(messages=[]), "messages: is not supported: write input", "messages"),
+        (body(max_tokens=3), "max_tokens=3: is not supported: write max_output_tokens", "max_tokens"),
+        (body(reasoning={"effort": "huge"}), "'effort' must be one of none, minimal", "reasoning"),
+        (body(reasoning="much"), "reasoning=", "reasoning"),
+        (body(tools=[{**WEATHER, "name": "a b"}]), "tools[0].name: must be 1 to 64 letters", None),
+        (body(text="x"), "text=", "text"),
+        (body(tools=[{"type": "web_search"}]), 'tools[0].type="web_search": is not supported: hosted tools', None),
+        (body(tools=[{"type": "custom", "name": "a"}]), 'tools[0].type="custom": is not supported: it must be', None),
+        (body(tools=TOOLS, tool_choice={"type": "function", "name": "x"}), "tool_choice=", "tool_choice"),
+        (body(tools=TOOLS, tool_choice={"type": "allowed_tools"}), "tool_choice.allowed_tools=", None),
+        (
+            {"input": [{"type": "item_reference", "id": "x"}]},
+            "'item_reference' is not supported: nothing is kept",
+            None,
+        ),
+        ({"input": [output("x")]}, 'input[0].call_id="call_1": no function_call before it', None),
+        ({"input": [call(arguments="[" * 1_048_577)]}, "input[0].arguments has 1048577 characters; at most", None),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]: ", None),
+    ],
+)
+def test_refusals_name_what_is_wrong(asked: dict[str, Any], message: str, param: str | None) -> None:
+    found = answer("openai_responses", asked, context=HERMES)
+    error = json.loads(found.body)["error"]
+    assert (found.status, error["type"]) == (400, "invalid_request_error")
+    assert message in error["message"]
+    assert param is None or error["param"] == param
+
+
+@in_one_test("stream", [True, False])
+@in_one_test("levels", [190, 200, 248, 254, 400])
+def test_what_is_too_deep_to_be_repeated_is_refused_at_once(levels: int, stream: bool) -> None:
+    deep: Any = {}
+    for _ in range(levels):
+        deep = {"a": deep}
+    tool = {"type": "function", "name": "f", "parameters": deep}
+    found = answer("openai_responses", body(tools=[tool], stream=stream), context=HERMES)
+    assert found.status == (200 if levels == 190 else 400)
+    assert levels == 190 or "nested too deeply" in json.loads(found.body)["error"]["message"]
+
+
+# -- open responses ----------------------------------------------------------------------------------------------------
+# The cases of Open Responses' public compliance suite, and the fields that its schema requires of each response.
+#
+# Source: Open Responses' specification and OpenAPI document, read in November 2026. The words here are our own.
+
+
+SEEING = replace(CAPABLE, no_media={"image": ""}, chat_template="{{ tools }} <tool_call>")
+PNG = "data:image/png;base64,aQ=="
+
+_TOOL = record(
+    {"type": {"const": "function"}, "name": TEXT, "description": nullable(TEXT),
+     "parameters": {"type": ["object", "null"]}, "strict": nullable(FLAG)}
+)  # fmt: skip
+_TEXT_PART = record(
+    {"type": {"const": "output_text"}, "text": TEXT, "annotations": listing({}), "logprobs": listing({})}
+)
+_STATUS: Shape = {"enum": ["in_progress", "completed", "incomplete"]}
+_ITEMS: list[Shape] = [
+    record({"type": {"const": "message"}, "id": TEXT, "status": _STATUS, "role": {"const": "assistant"},
+            "content": listing(_TEXT_PART)}),
+    record({"type": {"const": "function_call"}, "id": TEXT, "call_id": TEXT, "name": TEXT, "arguments": TEXT,
+            "status": _STATUS}),
+    record({"type": {"const": "reasoning"}, "id": TEXT, "summary": listing({}), "content": listing({})}),
+]  # fmt: skip
+_USAGE = record(
+    {"input_tokens": COUNT, "output_tokens": COUNT, "total_tokens": COUNT,
+     "input_tokens_details": record({"cached_tokens": COUNT}),
+     "output_tokens_details": record({"reasoning_tokens": COUNT})}
+)  # fmt: skip
+_FORMAT: Shape = {
+    "oneOf": [
+        record({"type": {"enum": ["text", "json_object"]}}),
+        record(
+            {
+                "type": {"const": "json_schema"},
+                "name": TEXT,
+                "description": nullable(TEXT),
+                "schema": {},
+                "strict": FLAG,
+            }
+        ),
+    ]
+}
+REQUIRED: dict[str, Shape] = {
+    "id": TEXT, "object": {"const": "response"}, "created_at": COUNT, "completed_at": nullable(COUNT),
+    "status": {"enum": ["in_progress", "completed", "incomplete", "failed"]},
+    "incomplete_details": {"anyOf": [record({"reason": TEXT}), NULL]}, "model": TEXT,
+    "previous_response_id": nullable(TEXT), "instructions": nullable(TEXT), "output": listing({"anyOf": _ITEMS}),
+    "error": {"anyOf": [record({"code": TEXT, "message": TEXT}), NULL]}, "tools": listing(_TOOL),
+    "tool_choice": {
+        "anyOf": [{"enum": ["none", "auto", "required"]}, record({"type": {"const": "function"}, "name": TEXT})]
+    },
+    "truncation": {"enum": ["auto", "disabled"]}, "parallel_tool_calls": FLAG,
+    "text": record({"format": _FORMAT}), "top_p": NUMBER, "presence_penalty": NUMBER, "frequency_penalty": NUMBER,
+    "top_logprobs": COUNT, "temperature": NUMBER,
+    "reasoning": {"anyOf": [record({"effort": nullable(TEXT), "summary": nullable(TEXT)}), NULL]},
+    "usage": {"anyOf": [_USAGE, NULL]}, "max_output_tokens": nullable(COUNT), "max_tool_calls": nullable(COUNT),
+    "store": FLAG, "background": FLAG, "service_tier": TEXT, "metadata": {"type": "object"},
+    "safety_identifier": nullable(TEXT), "prompt_cache_key": nullable(TEXT),
+}  # fmt: skip
+"""What Open Responses requires of a response."""
+
+RESPONSE = Draft202012Validator(record(REQUIRED))
+
+
+def message(role: str, content: Any) -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": content}
+
+
+def user(content: Any = "Say hello.") -> dict[str, Any]:
+    return message("user", content)
+
+
+SIGHT = [{"type": "input_text", "text": "What is it?"}, {"type": "input_image", "image_url": PNG}]
+PLAIN_TOOL = {name: value for name, value in WEATHER.items() if name != "strict"}
+
+CASES: dict[str, tuple[dict[str, Any], list[Delta] | None, list[str]]] = {
+    "basic text": ({"input": [user()]}, None, ["message"]),
+    "system prompt": ({"input": [message("system", "Be a pirate."), user()]}, None, ["message"]),
+    "tools": ({"input": [user()], "tools": [PLAIN_TOOL]}, saying(CALL), ["message", "function_call"]),
+    "images": ({"input": [user(SIGHT)]}, None, ["message"]),
+    "multi-turn": ({"input": [user("I am Ann."), message("assistant", "Hello!"), user("Who?")]}, None, ["message"]),
+    "instructions": ({"input": "Hello", "instructions": "Be brief."}, None, ["message"]),
+    "include": ({"input": [user()], "include": ["reasoning.encrypted_content"]}, None, ["message"]),
+    "truncation": ({"input": [user()], "truncation": "disabled"}, None, ["message"]),
+    "schema": (
+        {"input": [user()], "text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": "object"}}}},
+        None,
+        ["message"],
+    ),
+    "everything": (
+        {
+            "input": [user()], "tools": [WEATHER], "max_tool_calls": 3, "metadata": {"a": "b"}, "presence_penalty": 0.5,
+            "frequency_penalty": -0.5, "prompt_cache_key": "k", "safety_identifier": "s", "service_tier": "flex",
+            "user": "u", "top_logprobs": 0, "background": False, "store": False, "max_output_tokens": 16,
+        },
+        None,
+        ["message"],
+    ),
+}  # fmt: skip
+
+
+def events(body: bytes) -> list[dict[str, Any]]:
+    lines = (line for line in body.decode().splitlines() if line.startswith("data: "))
+    return [json.loads(line.removeprefix("data: ")) for line in lines]
+
+
+@in_one_test("stream", [False, True])
+@in_one_test("name", CASES)
+def test_every_response_has_what_is_required(name: str, stream: bool) -> None:
+    asked, script, kinds = CASES[name]
+    found = answer("openai_responses", {"model": "model", **asked, "stream": stream}, script, SEEING)
+    assert found.status == 200, found.body
+    if not stream:
+        responses = [json.loads(found.body)]
+    else:
+        responses = [event["response"] for event in events(found.body) if "response" in event]
+        assert [one["status"] for one in responses] == ["in_progress", "in_progress", "completed"]
+    for response in responses:
+        RESPONSE.validate(response)
+    last = responses[-1]
+    assert [item["type"] for item in last["output"]] == kinds
+    assert last["created_at"] <= last["completed_at"] < last["created_at"] + 60
+    assert all(one["completed_at"] is None for one in responses[:-1])
+
+
+def test_a_streamed_call_has_all_its_events() -> None:
+    asked = {"input": [user()], "tools": [PLAIN_TOOL], "stream": True}
+    found = events(answer("openai_responses", asked, saying(CALL, 9), SEEING).body)
+    of_calls = [
+        one["type"] for one in found if one.get("item", {}).get("type") == "function_call" or "call" in one["type"]
+    ]
+    assert of_calls[0] == "response.output_item.added"
+    assert of_calls[-2:] == ["response.function_call_arguments.done", "response.output_item.done"]
+    assert set(of_calls[1:-2]) == {"response.function_call_arguments.delta"}
+    arguments = "".join(one["delta"] for one in found if one["type"] == "response.function_call_arguments.delta")
+    assert json.loads(arguments) == {"city": "Köln"}
+
+
+def test_what_a_request_sets_is_repeated() -> None:
+    asked = CASES["everything"][0]
+    found = json.loads(answer("openai_responses", asked, context=SEEING).body)
+    same = ("max_tool_calls", "metadata", "presence_penalty", "frequency_penalty", "prompt_cache_key", "user",
+            "safety_identifier", "max_output_tokens")  # fmt: skip
+    assert {name: found[name] for name in same} == {name: asked[name] for name in same}
+    assert found["service_tier"] == "default", "there is one tier"
+
+
+def test_strict_is_told_as_it_is_held() -> None:
+    asked = {"input": "a", "tools": [WEATHER, {**WEATHER, "name": "other", "strict": None}]}
+    held = replace(SEEING, structural_tags=frozenset({"json"}))
+    for context, told in ((held, [True, False]), (SEEING, [False, False])):
+        found = json.loads(answer("openai_responses", asked, deltas(), context).body)
+        assert [tool["strict"] for tool in found["tools"]] == told
+
+
+@in_one_test(("most", "kept"), [(None, 3), (1, 1), (2, 2), (5, 3)])
+@in_one_test("stream", [False, True])
+def test_calls_beyond_max_tool_calls_are_left_out(most: int | None, kept: int, stream: bool) -> None:
+    call = '{"name": "weather", "arguments": {"city": "Köln"}}'
+    said = saying(f"<tool_call>[{call}, {call}, {call}]</tool_call>", 7)
+    asked = {"input": "a", "tools": [PLAIN_TOOL], "max_tool_calls": most, "stream": stream}
+    found = answer("openai_responses", asked, said, SEEING)
+    response = events(found.body)[-1]["response"] if stream else json.loads(found.body)
+    assert [item["type"] for item in response["output"]] == ["function_call"] * kept
+    assert response["max_tool_calls"] == most
+    if stream:
+        done = [one for one in events(found.body) if one["type"] == "response.function_call_arguments.done"]
+        assert len(done) == kept
+
+
+def test_penalties_reach_the_engine_or_are_refused_by_name() -> None:
+    asked = {"input": "a", "presence_penalty": 0.5, "frequency_penalty": 0.25}
+    sampling = DIALECTS["openai_responses"].parse(asked, CAPABLE).requests[0].sampling
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (0.5, 0.25)
+    lacking = replace(CONTEXT, unsupported={"presence_penalty": "it has none"})
+    found = json.loads(answer("openai_responses", asked, context=lacking).body)["error"]
+    assert found["param"] == "presence_penalty"
+
+
+@in_one_test(
+    ("more", "words"),
+    [
+        ({"include": ["message.output_text.logprobs"]}, "ask for logprobs on /v1/chat/completions"),
+        ({"include": ["everything"]}, "include=[\"everything\"]: must be a list of"),
+        ({"include": "all"}, "include=\"all\": must be a list of"),
+        ({"truncation": "auto"}, "truncation=\"auto\": is not supported: the input is not cut"),
+        ({"top_logprobs": 3}, "top_logprobs=3: is not supported"),
+        ({"background": True}, "background=true: is not supported"),
+        ({"max_tool_calls": 0}, "max_tool_calls=0: must be an integer from 1"),
+        ({"max_tool_calls": "all"}, "max_tool_calls=\"all\": must be an integer from 1"),
+        ({"metadata": ["a"]}, "metadata=[\"a\"]: must be an object of at most 16 pairs"),
+        ({"metadata": {f"k{number}": "" for number in range(17)}}, "must be an object of at most 16 pairs"),
+        ({"metadata": {"k" * 65: "v"}}, "must have keys of at most 64 characters"),
+        ({"metadata": {"k": "v" * 513}}, "and strings of at most 512"),
+        ({"metadata": {"k": 1}}, "and strings of at most 512"),
+        ({"user": "u" * 65}, ": must have at most 64 characters"),
+        ({"safety_identifier": "s" * 65}, ": must have at most 64 characters"),
+        ({"prompt_cache_key": "p" * 65}, ": must have at most 64 characters"),
+        ({"prompt_cache_key": 7}, "prompt_cache_key=7: must be a string"),
+        ({"safety_identifier": {}}, "safety_identifier={}: must be a string"),
+        ({"service_tier": 1}, "service_tier=1: must be a string"),
+        ({"user": []}, "user=[]: must be a string"),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_field(more: dict[str, Any], words: str) -> None:
+    found = answer("openai_responses", {"input": "a", **more}, context=SEEING)
+    error = json.loads(found.body)["error"]
+    assert (found.status, error["param"]) == (400, next(iter(more)))
+    assert words in error["message"]

@@ -1,0 +1,211 @@
+"""What a server records: its requests, and histograms of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import threading
+from pathlib import Path
+from typing import Any
+
+import prometheus_client
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from handler.config.loader import read_config
+from handler.core.errors import ConfigError
+from handler.serving import request_log
+from handler.serving.metrics.prometheus import Histogram
+from handler.serving.request_log import Answer, Captured, RequestLog, configured_log
+from proof.replay.exchange import Recorded, Request
+from proof.replay.sources import open_requests
+from tests.stepped import Bench, ask, benches, item
+
+__all__ = ["benches"]
+# -- request log -------------------------------------------------------------------------------------------------------
+# `option.capture_requests`: its files are bounded, its thread never holds anybody up, and no key is written.
+
+
+BIG = 1 << 30
+
+
+def captured(number: int = 0, size: int = 10, **more: Any) -> Captured:
+    answer = Answer(200, "application/json", [b'{"a": ', b"1}"])
+    made = Captured(f"r{number}", 12.5, "/invocations", {"content-type": "application/json"}, b"x" * size, answer)
+    return made._replace(**more)
+
+
+def read(directory: Path) -> list[Request]:
+    found = list(open_requests(str(directory)))
+    assert [one for one in found if not isinstance(one, Request)] == []
+    return [one for one in found if isinstance(one, Request)]
+
+
+def make(directory: Path, file_bytes: int = BIG, total_bytes: int = 9 * BIG, percent: float = 100) -> RequestLog:
+    return RequestLog(directory, percent=percent, file_bytes=file_bytes, total_bytes=total_bytes)
+
+
+def test_what_is_written_is_read_without_keys(tmp_path: Path) -> None:
+    headers = {
+        "authorization": "Bearer sk-secret",
+        "x-api-key": "secret",
+        "cookie": "secret",
+        "x-of-somebodys-own": "secret",
+        "content-type": "application/json",
+        "x-amzn-sagemaker-session-id": "s",
+    }
+    answer = Answer(200, "text/event-stream", [b"data: \xe2\x98", b"\x83\n\n"])
+    log = make(tmp_path)
+    log.put(captured(0, headers=headers, path="/v1/completions?api_key=secret&adapter=a", body="☃".encode()))
+    log.put(captured(1, body=b"\xff\x00", answer=answer))
+    log.put(captured(2, answer=None))
+    log.close()
+    assert b"secret" not in b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    first, second, third = read(tmp_path)
+    assert first == Request(
+        "r0", "/v1/completions?adapter=a", {"content-type": "application/json", "x-amzn-sagemaker-session-id": "s"},
+        "☃".encode(), "POST", 12.5, Recorded(200, "application/json", b'{"a": 1}'),
+    )  # fmt: skip
+    assert second.body == b"\xff\x00"
+    assert second.answer == Recorded(200, "text/event-stream", "data: ☃\n\n".encode())
+    assert third.answer is None
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+
+
+def test_the_oldest_files_go_and_nobody_elses(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_bytes(b"x" * 50_000)
+    (tmp_path / "requests-20200101T000000Z-1-000001.jsonl").write_bytes(b"x" * 15_000)  # of an earlier run
+    log = make(tmp_path, file_bytes=5_000, total_bytes=20_000)
+    for number in range(100):
+        log.put(captured(number, 900))
+    log.close()
+    (tmp_path / "mine.jsonl").unlink()
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert max(sizes) <= 5_000
+    assert 10_000 < sum(sizes) <= 20_000
+    assert [request.id for request in read(tmp_path)] == [f"r{n}" for n in range(100 - len(read(tmp_path)), 100)]
+    assert (log.num_written, log.num_dropped) == (100, 0)
+
+
+def test_what_is_larger_than_a_file_is_dropped(tmp_path: Path) -> None:
+    log = make(tmp_path, file_bytes=5_000)
+    for size in (10, 6_000, 10):
+        log.put(captured(size, size, id=str(size)))
+    log.close()
+    assert (log.num_written, log.num_dropped) == (2, 1)
+
+
+def test_a_slow_disk_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    goes_on, write = threading.Event(), os.write
+
+    def slow(descriptor: int, data: bytes) -> int:
+        goes_on.wait(60)
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", slow)
+    monkeypatch.setattr(request_log, "_MOST_WAITING", 100_000)
+    log = make(tmp_path)
+    for number in range(100):
+        log.put(captured(number, 10_000))
+    assert log.num_dropped > 80
+    goes_on.set()
+    log.close()
+    assert log.num_written + log.num_dropped == 100
+    assert len(read(tmp_path)) == log.num_written
+    assert caplog.text.count("requests are not captured, 1 so far: the disk is too slow") == 1
+
+
+def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, calls = os.write, iter(range(1000))
+
+    def full(descriptor: int, data: bytes) -> int:
+        number = next(calls)
+        if number in (2, 4):  # half of the second and the third line
+            return write(descriptor, data[: len(data) // 2])
+        if number in (3, 5):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", full)
+    log = make(tmp_path)
+    for number in range(5):
+        log.put(captured(number))
+    log.close()
+    assert (log.num_written, log.num_dropped) == (3, 2)
+    assert [request.id for request in read(tmp_path)] == ["r0", "r1", "r4"]
+
+
+def test_a_share_is_chosen(tmp_path: Path) -> None:
+    logs = [make(tmp_path, percent=percent) for percent in (0, 20, 100)]
+    chosen = [sum(log.chooses() for _ in range(2_000)) for log in logs]
+    for log in logs:
+        log.close()
+    assert (chosen[0], chosen[2]) == (0, 2_000)
+    assert 280 < chosen[1] < 520
+
+
+def test_it_is_off_by_default_and_refuses_what_it_cannot_use(tmp_path: Path) -> None:
+    def configured(*options: str) -> RequestLog | None:
+        overrides = ["option.llm_engine=echo", *(f"option.{one}" for one in options)]
+        return configured_log(read_config(overrides=overrides, environ={}).checked())
+
+    assert configured() is None
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=r"capture_requests=.*file: requests cannot be captured there"):
+        configured(f"capture_requests={tmp_path / 'file'}")
+    with pytest.raises(ConfigError, match=r"capture_total_mb=9: must be at least option.capture_file_mb=10"):
+        configured(f"capture_requests={tmp_path / 'new'}", "capture_total_mb=9", "capture_file_mb=10")
+    assert (tmp_path / "new").stat().st_mode & 0o777 == 0o700
+
+
+def test_requests_of_djl_serving_are_captured(tmp_path: Path) -> None:
+    """Its steps take the bytes by a way of their own."""
+    log = make(tmp_path)
+    bench = Bench(request_log=log)
+    bodies = bench.finish(bench.step(ask("a b", 3, stream=True), ask("c d e", 2), {"nope": 1}))
+    bench.model.close()
+    requests = sorted(read(tmp_path), key=lambda request: request.body)
+    assert [request.body for request in requests] == sorted(
+        item(body).body for body in (ask("a b", 3, stream=True), ask("c d e", 2), {"nope": 1})
+    )
+    answers = [request.answer for request in requests]
+    assert {answer.body for answer in answers if answer} == set(bodies)
+    assert {request.path for request in requests} == {"/invocations"}
+    assert sorted(answer.status for answer in answers if answer) == [200, 200, 424]
+
+
+# -- our histogram is rendered as prometheus_client's own --------------------------------------------------------------
+
+
+BOUNDS = (0.00015, 0.005, 0.5, 1, 60, 2560.0)
+
+
+def test_it_is_rendered_as_the_librarys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 1700000000.5)
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    labels = {"model_name": 'a "b"\n', "engine": "0"}
+    mine = Histogram("vllm:time", "Times", BOUNDS, ours, labels)
+    its = prometheus_client.Histogram("vllm:time", "Times", [*labels], buckets=BOUNDS, registry=theirs)
+    rng = random.Random(0)
+    for value in (0.0, *BOUNDS, *(rng.expovariate(1) for _ in range(200)), 1e9):
+        mine.observe(value)
+        its.labels(*labels.values()).observe(value)
+    assert generate_latest(ours) == generate_latest(theirs)
+
+
+def test_without_labels_and_values() -> None:
+    registry = CollectorRegistry()
+    Histogram("times", "Times", (1.0,), registry)
+    text = generate_latest(registry).decode()
+    assert 'times_bucket{le="+Inf"} 0.0\ntimes_count 0.0\ntimes_sum 0.0\n' in text
+
+
+def test_a_value_counts_several_times() -> None:
+    registry = CollectorRegistry()
+    Histogram("times", "Times", (1.0, 2.0), registry).observe(1.5, 3)
+    assert registry.get_sample_value("times_bucket", {"le": "1.0"}) == 0
+    assert registry.get_sample_value("times_bucket", {"le": "2.0"}) == 3
+    assert registry.get_sample_value("times_sum") == 4.5

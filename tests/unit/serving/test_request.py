@@ -1,0 +1,441 @@
+"""One request in every host: before the engine, and in flight."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+
+from handler.config.config import Config
+from handler.core.errors import (
+    AnswerTooLong,
+    GenerationFailed,
+    InvalidParameter,
+    InvalidPayload,
+    PromptTooLong,
+    ServingError,
+    Unavailable,
+)
+from handler.core.framing import dumps
+from handler.core.media import MediaTokens
+from handler.core.text import Prompt, Vocabulary
+from handler.core.values import (
+    PLAIN_TEMPLATE,
+    Adapter,
+    Delta,
+    Finish,
+    Objects,
+    Pooling,
+    Request,
+    Sampling,
+    TemplateOptions,
+    Token,
+    Truncation,
+)
+from handler.engines.base import EngineInfo
+from handler.engines.echo.engine import EchoTokenizer
+from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
+from handler.protocols.registry import INVOCATIONS, ROUTES
+from handler.serving.call import MAX_LOGITS, Preprocessor
+from handler.serving.head import ATTRIBUTES, QUERY_ADAPTER, Head, request_id
+from handler.serving.task import RequestTask
+from handler.serving.turns import LONG, is_long
+from tests.one_test import in_one_test
+from tests.stepped import Bench, ask, benches, text_of
+
+__all__ = ["benches"]
+# -- preprocess --------------------------------------------------------------------------------------------------------
+# What every host does with a request: adapters in headers, prompts as ids, ids that no vocabulary has, sizes.
+
+
+IDENTIFIER = "x-amzn-sagemaker-adapter-identifier"
+BIG = Vocabulary([b"a", b"b"] * 10_000)
+
+
+class Letters:
+    """A tokenizer whose tokens are letters."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self.vocabulary: Vocabulary | None = vocabulary
+        self.chat_template = ""
+        self.media_tokens: Mapping[str, MediaTokens] = {}
+
+    def encode(self, text: str) -> Prompt:
+        assert self.vocabulary is not None
+        return Prompt(text, [self.vocabulary.pieces.index(letter.encode()) for letter in text], self.vocabulary)
+
+    def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
+        return self.encode(messages[-1]["content"])
+
+
+class Adapters:
+    """Two adapters."""
+
+    one, two = Adapter("one", 1, "/one"), Adapter("two", 2, "/two")
+
+    def find(self, name: str) -> Adapter | None:
+        return {"one": self.one, "two": self.two}.get(name)
+
+    def by_number(self, number: int) -> Adapter | None:
+        return {1: self.one, 2: self.two}.get(number)
+
+    def names(self) -> list[str]:
+        return []
+
+
+CONTEXT = ServerContext(engine="able", adapters=Adapters(), no_adapters="")
+
+
+def intake(schema: str = "lmi", vocabulary: Vocabulary = BIG, **context: Any) -> Preprocessor:
+    info = EngineInfo("able", "1", "none", "none", 1000)
+    return Preprocessor(INVOCATIONS[schema], replace(CONTEXT, **context), Letters(vocabulary), lambda: info)
+
+
+def parse(preprocessor: Preprocessor, body: bytes, headers: Mapping[str, str] = MappingProxyType({})) -> ParsedRequest:
+    head = preprocessor.read_head(Head(headers))
+    return preprocessor.parse(preprocessor.decode(body, head), head)
+
+
+def adapters(body: dict[str, Any], headers: dict[str, str], schema: str = "lmi") -> list[str | None]:
+    requests = parse(intake(schema), json.dumps(body).encode(), headers).requests
+    return [request.adapter.name if request.adapter else None for request in requests]
+
+
+@pytest.mark.parametrize("name", [IDENTIFIER, "adapter"])
+def test_a_header_names_the_adapter(name: str) -> None:
+    assert adapters({"inputs": "a"}, {name: "one"}) == ["one"]
+    assert adapters({"inputs": "a", "adapters": "one"}, {name: "one"}) == ["one"]
+    assert adapters({"inputs": "a"}, {name: ""}) == [None]
+    assert adapters({"messages": [{"role": "user", "content": "a"}]}, {name: "two"}) == ["two"]
+    assert adapters({"inputs": ["a", "b"]}, {name: "two"}, "dynamic_batch") == ["two", "two"]
+
+
+@pytest.mark.parametrize("attributes", ["adapter=one", "a=b; adapter=one", "adapter=one;route=/generate"])
+def test_custom_attributes_name_the_adapter(attributes: str) -> None:
+    assert adapters({"inputs": "a"}, {ATTRIBUTES: attributes}) == ["one"]
+    assert adapters({"inputs": "a"}, {ATTRIBUTES: "my-adapter=one"}) == [None]
+
+
+def test_a_query_names_the_adapter() -> None:
+    assert adapters({"inputs": "a"}, {QUERY_ADAPTER: "one"}) == ["one"]
+
+
+BODIES: dict[str, list[dict[str, Any]]] = {
+    "lmi_async": [{"prompt": "a"}, {"messages": [{"role": "user", "content": "a"}]}],
+    "lmi": [{"messages": [{"role": "user", "content": "a"}]}, {"inputs": "a"}],
+    "/v1/completions": [{"prompt": "a"}],
+    "/v1/chat/completions": [{"messages": [{"role": "user", "content": "a"}]}],
+}
+
+
+@in_one_test(("schema", "body"), [(schema, body) for schema, bodies in BODIES.items() for body in bodies])
+@in_one_test("model", [{}, {"model": "model"}, {"model": "one"}, {"model": "other"}])
+def test_the_adapter_of_a_header_is_the_answers_model(schema: str, body: dict[str, Any], model: dict[str, str]) -> None:
+    """LMI puts it in the place of the body's `model`, whatever that says."""
+    dialect = {**INVOCATIONS, **ROUTES}[schema]
+    made = Preprocessor(dialect, CONTEXT, Letters(BIG), lambda: EngineInfo("able", "1", "none", "none", 1000))
+    for headers in ({IDENTIFIER: "one"}, {"adapter": "one"}):
+        parsed = parse(made, json.dumps({**body, **model}).encode(), headers)
+        (request,) = parsed.requests
+        assert request.adapter == Adapters.one
+        reply = parsed.as_openai() if parsed.as_openai is not None else parsed.reply
+        reply.start(0, 1)
+        answer = reply.feed(0, Delta(0, 0, [Token(0, "a", -0.5, False)], Finish.LENGTH))
+        assert json.loads(answer)["model"] == "one"
+
+
+@pytest.mark.parametrize("schema", ["lmi_async", "lmi"])
+def test_a_model_that_is_another_adapter_contradicts_the_header(schema: str) -> None:
+    body = {"messages": [{"role": "user", "content": "a"}], "model": "two"}
+    with pytest.raises(InvalidPayload, match=r"^model: 'two' contradicts the adapter 'one'$"):
+        adapters(body, {IDENTIFIER: "one"}, schema)
+
+
+@in_one_test(
+    ("body", "headers", "wanted"),
+    [
+        ({}, {IDENTIFIER: "three"}, f"header {IDENTIFIER}: 'three': no adapter of that name is registered"),
+        (
+            {},
+            {"adapter": "\t" + "x" * 1000},
+            f"header adapter: '\\t{'x' * 79}...': no adapter of that name is registered",
+        ),
+        ({}, {IDENTIFIER: "one", "adapter": "two"}, "header adapter: 'two' contradicts the adapter 'one'"),
+        ({}, {ATTRIBUTES: "adapter=three"}, "header adapter: 'three': no adapter of that name is registered"),
+        ({}, {QUERY_ADAPTER: "three"}, "query parameter adapter: 'three': no adapter of that name is registered"),
+        ({}, {QUERY_ADAPTER: "one", "adapter": "two"}, "query parameter adapter: 'one' contradicts the adapter 'two'"),
+        ({"adapters": "two"}, {IDENTIFIER: "one"}, "the body: 'two' contradicts the adapter 'one'"),
+        (
+            {"parameters": {"lora_task_id": 2}},
+            {"adapter": "one"},
+            "parameters.lora_task_id: 'two' contradicts the adapter 'one'",
+        ),
+    ],
+)
+def test_what_no_adapter_has_or_another_place_denies_is_refused(
+    body: dict[str, Any], headers: dict[str, str], wanted: str
+) -> None:
+    with pytest.raises(InvalidPayload) as caught:
+        adapters({"inputs": "a", **body}, headers)
+    assert str(caught.value) == wanted
+
+
+def test_where_there_are_no_adapters_a_header_is_refused_before_the_body_is_read() -> None:
+    with pytest.raises(
+        InvalidPayload, match=rf"^header {IDENTIFIER}: 'one': the engine able serves no LoRA adapters: no\.$"
+    ):
+        intake(no_adapters="no.").read_head(Head({IDENTIFIER: "one"}))
+
+
+# -- prompts -----------------------------------------------------------------------------------------------------
+
+
+def encode(request: Request, vocabulary: Vocabulary = BIG) -> Prompt:
+    return intake(vocabulary=vocabulary).encode(request)[1]
+
+
+def refusal(request: Request, vocabulary: Vocabulary = BIG) -> str:
+    with pytest.raises(ServingError) as caught:
+        encode(request, vocabulary)
+    return caught.value.message
+
+
+def test_ids_are_the_prompt_as_they_are() -> None:
+    found = encode(Request("as shown", prompt_ids=(1, 0, 1)))
+    assert (found.text, found.ids, found.vocabulary) == ("as shown", [1, 0, 1], BIG)
+    assert encode(Request("", prompt_ids=(1, 0, 1), truncation=Truncation(2))).ids == [0, 1]
+
+
+def test_a_body_of_ids_goes_through_to_the_prompt() -> None:
+    made = intake()
+    (request,) = parse(made, b'{"parameters": {"input_ids": [[0, 1, 0]]}}').requests
+    assert request.prompt == "aba"
+    assert made.encode(request)[1].ids == [0, 1, 0]
+
+
+def test_ids_that_are_none_are_refused() -> None:
+    assert refusal(Request("", prompt_ids=())) == "'inputs' has no tokens"
+    assert "inputs: 20000 is not in the vocabulary" in refusal(Request("", prompt_ids=(20_000,)))
+    assert "inputs: -1 is not in the vocabulary" in refusal(Request("", prompt_ids=(-1,)))
+    bare = Preprocessor(INVOCATIONS["lmi"], CONTEXT, EchoTokenizer(), lambda: None)
+    with pytest.raises(InvalidPayload, match="no vocabulary of its own; send text"):
+        bare.encode(Request("", prompt_ids=(1,)))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "wanted"),
+    [
+        (Sampling(stop_token_ids=(20_000,)), "parameters.stop_token_ids: 20000 is not in the vocabulary of 20000"),
+        (Sampling(bad_token_ids=(20_000,)), "parameters.bad_words_list: 20000 is not"),
+        (Sampling(logit_bias=((20_000, 1.0),)), "parameters.logit_bias: 20000 is not"),
+    ],
+)
+def test_ids_beyond_the_vocabulary_are_refused_by_name(sampling: Sampling, wanted: str) -> None:
+    assert refusal(Request("a", sampling)).startswith(wanted)
+
+
+def test_the_context_holds_prompt_and_answer_to_the_last_token() -> None:
+    """The engine of `intake` has 1000 tokens."""
+
+    def new_tokens(num_prompt: int, wanted: int, **request: Any) -> int:
+        found, _ = intake().encode(Request("a" * num_prompt, Sampling(max_new_tokens=wanted), **request))
+        return found.sampling.max_new_tokens
+
+    assert new_tokens(990, 10) == 10
+    assert new_tokens(990, 1 << 30, fill_context=True) == new_tokens(990, 30, fill_context=True) == 10
+    assert new_tokens(990, 3, fill_context=True) == 3  # generation_config.json's, say
+    assert new_tokens(990, 30, min_free_tokens=10) == 10
+    assert new_tokens(999, 30, fill_context=True) == 1
+    for num_prompt, request in ((990, {}), (990, {"min_free_tokens": 11})):
+        with pytest.raises(AnswerTooLong):
+            new_tokens(num_prompt, 11, **request)
+    for fill in (False, True):
+        with pytest.raises(PromptTooLong, match="999"):
+            new_tokens(1000, 1, fill_context=fill)
+
+
+def test_a_prompt_may_have_a_limit_of_its_own() -> None:
+    limited = intake(config=Config(max_input_len=10))
+    assert limited.encode(Request("a" * 10, Sampling(max_new_tokens=500)))
+    with pytest.raises(PromptTooLong, match="at most 10"):
+        limited.encode(Request("a" * 11, Sampling(max_new_tokens=1)))
+
+
+def test_more_logits_than_an_answer_can_hold_are_refused() -> None:
+    rows = MAX_LOGITS // len(BIG)
+    generation: dict[str, Any] = {"return_generation_logits": True}
+    encode(Request("a", Sampling(max_new_tokens=rows, **generation)))
+    even = Vocabulary([b"a", b"b"] * (MAX_LOGITS // 64))
+    encode(Request("a", Sampling(max_new_tokens=32, **generation)), even)  # exactly as many
+    message = refusal(Request("a", Sampling(max_new_tokens=rows + 1, **generation)))
+    assert message == (
+        f"parameters.outputs: {rows + 1} rows of 20000 logits are too many for an answer; at most {rows} "
+        "by a shorter prompt or a smaller parameters.max_new_tokens"
+    )
+    assert f"{2 * rows} rows" in refusal(Request("a", Sampling(max_new_tokens=rows, n=2, **generation)))
+    both = Sampling(max_new_tokens=rows, return_context_logits=True, **generation)
+    assert f"{rows + 1} rows" in refusal(Request("a", both))
+    assert f"{rows + 1} rows" in refusal(Request("a" * (rows + 1), Sampling(return_context_logits=True)))
+    body = {"inputs": "a" * 60, "parameters": {"return_context_logits": [True]}}
+    (request,) = parse(intake(), json.dumps(body).encode()).requests
+    with pytest.raises(InvalidParameter, match=r"^parameters\.return_context_logits: 60 rows"):
+        encode(request)
+
+
+# -- ids of requests -----------------------------------------------------------------------------------------------
+
+
+def test_djls_id_goes_before_sagemakers_and_that_before_the_clients() -> None:
+    headers = {"x-request-id": "client", "x-amzn-sagemaker-inference-id": "sagemaker", "requestid": "djl"}
+    for name, wanted in (
+        ("requestid", "djl"),
+        ("x-amzn-sagemaker-inference-id", "sagemaker"),
+        ("x-request-id", "client"),
+    ):
+        assert request_id(headers) == wanted
+        headers[name] = "not\nharmless"
+    assert request_id(headers) != request_id(headers), "each gets one of its own"
+
+
+@pytest.mark.parametrize(
+    "long",
+    [
+        Request("a" * LONG),
+        Request("query", pooling=Pooling("score"), pair="a" * LONG),
+        Request("", messages=({"role": "user", "content": [{"type": "text", "text": "a" * LONG}]},)),
+    ],
+)
+def test_long_texts_are_told_wherever_they_stand(long: Request) -> None:
+    assert is_long(long)
+    assert not is_long(long._replace(prompt="", pair="a", messages=()))
+
+
+# -- one request in flight: what its host is told and may take, however it ends ----------------------------------------
+
+
+OUTCOMES = ("ok", "failed", "refused", "overloaded", "cancelled")
+
+
+class Begun:
+    """A request that has begun: its first token has come. `told` counts the host's callbacks."""
+
+    def __init__(self, bench: Bench, body: Any, schema: Dialect | None = None) -> None:
+        self.bench = bench
+        self.told = 0
+        self.task = bench.model.open({}, schema, on_bytes=self._on_bytes)
+        self.task.start(body if isinstance(body, bytes) else dumps(body))
+        while not self.task.begun:
+            bench.loop.wait(0.05)
+
+    def _on_bytes(self, task: RequestTask) -> None:
+        self.told += 1
+        self.bench.loop.stop()
+
+    def end(self) -> bytes:
+        while not self.task.finished:
+            self.bench.loop.wait(0.05)
+        return self.task.take()
+
+
+def test_the_host_of_a_whole_answer_is_told_when_it_begins_and_when_it_ends() -> None:
+    request = Begun(Bench(), ask("a b", 8))
+    assert (request.told, request.task.finished, request.task.unsent) == (1, False, [])
+    assert json.loads(request.end()) == {"generated_text": " a b" * 4}
+    assert request.told == 2
+
+
+def test_a_stream_that_fails_before_its_bytes_are_taken_keeps_them() -> None:
+    request = Begun(Bench(), ask("a b", 8, stream=True))
+    request.task.fail(GenerationFailed("gone"))
+    token, error = map(json.loads, request.end().splitlines())
+    assert token["token"]["text"] == " a"
+    assert error["details"]["finish_reason"] == "error"
+    assert (request.task.status, request.task.error) == (200, None)
+
+
+def test_a_whole_answer_that_fails_is_a_refusal_alone() -> None:
+    request = Begun(Bench(), ask("a b", 8))
+    request.task.fail(GenerationFailed("gone"))
+    assert request.told == 2, "not at the engine's next step"
+    answer = json.loads(request.end())
+    assert (answer["code"], answer["error"], answer["generated_text"]) == (424, "gone", "")
+    assert request.task.status == 424
+
+
+def test_a_refusal_takes_the_place_of_bytes_that_nobody_took() -> None:
+    request = Begun(Bench(), ask("a b", 8, stream=True))
+    assert request.task.unsent
+    request.task.refuse(GenerationFailed("gone"))
+    assert request.told == 2
+    (line,) = request.end().splitlines()
+    assert (json.loads(line)["error"], request.task.status) == ("gone", 424)
+
+
+def test_a_refusal_while_the_body_is_parsed_on_a_thread_stands() -> None:
+    bench = Bench()
+    task = bench.model.open({})
+    task.start(dumps(ask("word " * 20_000, 2, stream=True)))
+    bench.loop.poll()
+    task.refuse(GenerationFailed("gone"))
+    assert task._background is not None
+    while not task._background.done():
+        bench.loop.wait(0.05)
+    assert (task.parsed, task.status, json.loads(task.take())["error"]) == (None, 424, "gone")
+
+
+def test_a_refusal_has_none_of_the_dialects_headers() -> None:
+    request = Begun(Bench(), ask("a b", 8), ROUTES["/generate"])
+    assert dict(request.task.dialect_headers())["x-compute-characters"] == "3"
+    request.task.fail(GenerationFailed("gone"))
+    assert request.task.dialect_headers() == ()
+
+
+@in_one_test(
+    ("body", "error", "outcome"),
+    [
+        (b"{", None, "refused"),
+        (ask("a b", 8), GenerationFailed("gone"), "failed"),
+        (ask("a b", 8, stream=True), GenerationFailed("gone"), "failed"),
+        (ask("a b", 8), Unavailable("stopping"), "overloaded"),
+        (ask("a b", 2), None, "ok"),
+    ],
+)
+def test_each_request_is_counted_once_by_its_outcome(body: Any, error: ServingError | None, outcome: str) -> None:
+    bench = Bench()
+    request = Begun(bench, body)
+    if error is not None:
+        request.task.fail(error)
+    request.end()
+    requests = bench.model.metrics.requests
+    counts = {label: int(requests.labels(label)._value.get()) for label in OUTCOMES}
+    assert counts == {label: int(label == outcome) for label in OUTCOMES}
+
+
+def test_the_tokens_of_all_prompts_are_counted() -> None:
+    bench = Bench("disable")
+    Begun(bench, ask(["a b", "c d e"], 2)).end()
+    assert bench.model.metrics.prompt_tokens._value.get() == 5
+
+
+def test_nothing_comes_after_the_end() -> None:
+    for stream in (True, False):
+        request = Begun(Bench(), ask("a b", 2, stream=stream))
+        body, told = request.end(), request.told
+        assert text_of(body) == " a b"
+        for end in (request.task.fail, request.task.refuse):
+            end(GenerationFailed("gone"))
+        request.task.close()
+        assert (request.task.take(), request.task.status, request.task.error, request.told) == (b"", 200, None, told)
+
+
+def test_a_cancelled_request_leaves_the_engine() -> None:
+    bench = Bench()
+    request = Begun(bench, ask("a b", 8, stream=True))
+    request.task.close()
+    bench.loop.poll()
+    assert bench.batcher.idle
+    assert bench.model.metrics.requests.labels("cancelled")._value.get() == 1

@@ -1,0 +1,470 @@
+"""The store of answers: whose they are, how long, how many, and where a host steps the event loop."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler.config.config import Config
+from handler.core.errors import ConfigError, Overloaded, Unavailable
+from handler.djl.batches import Item
+from handler.protocols.kernel.dialect import KeptAnswer, Recalled, Wanted, kept_items
+from handler.serving import stored_responses
+from handler.serving.head import owner_by_key, owner_of
+from handler.serving.stored_responses import ResponseDatabase, ResponseStore, configured_store
+from tests.one_test import in_one_test
+from tests.stepped import Bench, benches
+
+__all__ = ["benches"]
+# -- the store of answers: whose they are, how long and how many, in memory and in a file that processes share ---------
+
+
+ANN, BOB = owner_by_key("ann"), owner_by_key("bob")
+
+
+class Clock:
+    now = 1_000_000.0
+
+    def __call__(self) -> float:
+        self.now += 0.001
+        return self.now
+
+
+def open_store(directory: Path | None, clock: Clock | None = None, **limits: Any) -> ResponseStore:
+    limits = {"lifetime": 100, "most": 100, "most_bytes": 1 << 20, "total_bytes": 1 << 30, **limits}
+    limits = {"most_recalled": 1 << 20, **limits}
+    return ResponseStore(ResponseDatabase(directory, clock=clock or Clock(), **limits))
+
+
+@pytest.fixture(params=["memory", "directory"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    return None if request.param == "memory" else tmp_path / "kept"
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(place: Path | None, clock: Clock) -> Iterator[ResponseStore]:
+    store = open_store(place, clock)
+    yield store
+    store.close()
+
+
+def item(id: str, text: str = "") -> dict[str, Any]:
+    return {"id": id, "type": "message", "text": text}
+
+
+def answer(id: str, previous: str = "", *, text: str = "", failed: bool = False, kind: Any = "response") -> KeptAnswer:
+    given = kept_items([item(f"in_{id}", text)])
+    return KeptAnswer(id, kind, previous, failed, {"id": id, "object": "response"}, given, [item(f"out_{id}")])
+
+
+def keep(store: ResponseStore, *answers: KeptAnswer, owner: str = ANN) -> list[bool]:
+    """Return which of them were kept."""
+    return [store.write(partial(store.keep, owner, one)).result(20) for one in answers]
+
+
+def recall(store: ResponseStore, previous: str = "", *items: str, owner: str = ANN, kind: Any = "response") -> Recalled:
+    return store.recall(owner, Wanted(kind, True, previous, items)).result(10)
+
+
+def ids(items: Sequence[Any]) -> list[str]:
+    return [one["id"] for one in items]
+
+
+def test_a_conversation_is_recalled_in_order(store: ResponseStore) -> None:
+    keep(store, answer("a"), answer("b", "a"), answer("c", "b"), answer("other", "a"))
+    found = recall(store, "c")
+    assert ids(found.history) == ["in_a", "out_a", "in_b", "out_b", "in_c", "out_c"]
+    assert (found.state, found.head["id"]) == ("found", "a")
+    assert ids(recall(store, "other").history) == ["in_a", "out_a", "in_other", "out_other"]
+    assert recall(store, "", "out_b", "in_a", "none").items == {"out_b": item("out_b"), "in_a": item("in_a")}
+    assert store.response(ANN, "b").result(10) == {"id": "b", "object": "response", "output": [item("out_b")]}
+
+
+def test_what_is_another_owners_does_not_exist(store: ResponseStore) -> None:
+    keep(store, answer("a"))
+    keep(store, answer("b", "a"), owner=BOB)
+    assert recall(store, "a", owner=BOB).state == "missing"
+    assert recall(store, "b", owner=BOB).state == "broken", "it cannot be gone on from by another's"
+    assert recall(store, "", "in_a", owner=BOB).items == {}
+    assert store.response(BOB, "a").result(10) is None
+    assert store.input_items(BOB, "a", limit=9, after="", newest_first=True).result(10) is None
+    assert store.delete(BOB, "a").result(10) is False
+    assert recall(store, "a").state == "found"
+    assert recall(store, "a", kind="thread").state == "missing"
+
+
+def test_pages_of_the_input(store: ResponseStore) -> None:
+    given = [item(f"i{number}") for number in range(5)]
+    keep(store, KeptAnswer("a", "response", "", False, {}, kept_items(given), [item("out")]))
+
+    def page(limit: int, after: str = "", *, newest: bool = False) -> tuple[list[str], bool]:
+        found = store.input_items(ANN, "a", limit=limit, after=after, newest_first=newest).result(10)
+        assert found is not None
+        return ids(found.items), found.has_more
+
+    assert page(9) == (["i0", "i1", "i2", "i3", "i4"], False)
+    assert page(2, newest=True) == (["i4", "i3"], True)
+    assert page(2, "i3", newest=True) == (["i2", "i1"], True)
+    assert page(2, "i2") == (["i3", "i4"], False)
+    assert store.input_items(ANN, "a", limit=1, after="none", newest_first=True).result(10) is None
+
+
+def test_deleted_expired_and_failed_ones(store: ResponseStore, clock: Clock) -> None:
+    keep(store, answer("a"), answer("b", "a"), answer("f", "a", failed=True))
+    assert recall(store, "f").state == "failed"
+    assert store.delete(ANN, "a").result(10) is True
+    assert store.delete(ANN, "a").result(10) is False
+    assert (recall(store, "a").state, recall(store, "b").state) == ("missing", "broken")
+    assert recall(store, "", "in_a").items == {}
+    clock.now += 99
+    assert store.response(ANN, "b").result(10) is not None
+    clock.now += 2
+    assert store.response(ANN, "b").result(10) is None
+
+
+def test_what_is_gone_on_from_lives_on_with_all_before(store: ResponseStore, clock: Clock) -> None:
+    keep(store, answer("a"), answer("b", "a"), answer("idle"))
+    assert recall(store, "idle").state == "found"
+    clock.now += 60
+    recall(store, "b")
+    clock.now += 60
+    recall(store, "b")
+    clock.now += 60
+    assert recall(store, "idle").state == "missing"
+    assert recall(store, "b").state == "found"
+
+
+def test_the_least_recently_used_go_first(place: Path | None) -> None:
+    store = open_store(place, most=3)
+    keep(store, answer("a"), answer("b"), answer("c"))
+    recall(store, "a")
+    keep(store, answer("d"), answer("e"))
+    found = {id for id in "abcde" if store.response(ANN, id).result(10) is not None}
+    assert found == {"a", "d", "e"}
+    store.close()
+
+
+def _pragma(store: ResponseStore, name: str) -> int:
+    (value,) = store._submit(lambda: store._database._database.execute(f"PRAGMA {name}").fetchone()).result(10)
+    return int(value)
+
+
+def test_bytes_are_bounded_in_memory_and_on_disk(place: Path | None) -> None:
+    store = open_store(place, most=10_000, most_bytes=1 << 20)
+    for number in range(60):
+        keep(store, answer(f"r{number}", text="x" * 100_000))
+    kept = [number for number in range(60) if store.response(ANN, f"r{number}").result(10) is not None]
+    assert kept == [*range(50, 60)]
+    pages, size = (_pragma(store, name) for name in ("page_count", "page_size"))
+    assert pages * size < 2 << 20
+    if place is not None:
+        assert sum(path.stat().st_size for path in place.iterdir()) < 3 << 20
+    keep(store, answer("huge", text="x" * (2 << 20)))
+    assert store.response(ANN, "huge").result(10) is None
+    store.close()
+
+
+def test_a_conversation_is_bounded(place: Path | None) -> None:
+    store = open_store(place, most_recalled=1000)
+    keep(store, answer("a", text="x" * 600), answer("b", "a", text="x" * 600))
+    assert recall(store, "a").state == "found"
+    assert recall(store, "b").state == "too_long"
+    assert recall(store, "", "in_a", "in_b").state == "too_long"
+    store.close()
+
+
+def test_a_long_conversation_costs_what_it_holds(store: ResponseStore) -> None:
+    """Four times the answers take about four times the time."""
+    store._database._most = 5000
+    for number in range(400):
+        keep(store, answer(f"r{number}", f"r{number - 1}" if number else ""))
+        if number % 100 == 0:
+            recall(store, f"r{number}")
+
+    def seconds(last: str) -> float:
+        best = 9.9
+        for _ in range(3):
+            began = time.perf_counter()
+            recall(store, last)
+            best = min(best, time.perf_counter() - began)
+        return best
+
+    assert len(recall(store, "r399").history) == 800
+    assert seconds("r399") < 4 * 1.5 * seconds("r99") + 0.02
+
+
+def test_a_file_survives_a_restart_and_is_shared(tmp_path: Path) -> None:
+    first, second = open_store(tmp_path), open_store(tmp_path)
+    keep(first, answer("a"))
+    assert first.response(ANN, "a").result(10) is not None
+    keep(second, answer("b", "a"))
+    assert ids(recall(second, "b").history) == ["in_a", "out_a", "in_b", "out_b"]
+    assert recall(first, "b").state == "found"
+    first.close()
+    second.close()
+    third = open_store(tmp_path)
+    assert recall(third, "b").state == "found"
+    third.close()
+    assert (tmp_path / "responses.sqlite3").stat().st_mode & 0o077 == 0
+
+
+def test_what_is_deleted_is_not_in_the_file(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    keep(store, answer("a", text="a secret of Ann's"))
+    store.response(ANN, "a").result(10)
+    assert b"a secret of Ann's" in (tmp_path / "responses.sqlite3").read_bytes()
+    assert store.delete(ANN, "a").result(10)
+    assert b"a secret of Ann's" not in (tmp_path / "responses.sqlite3").read_bytes()
+    assert b"ann" not in (tmp_path / "responses.sqlite3").read_bytes().lower()
+    store.close()
+
+
+def test_expired_ones_go_without_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_responses, "_PERIOD", 0.05)
+    clock = Clock()
+    store = open_store(tmp_path, clock)
+    keep(store, answer("a", text="a secret of Ann's"))
+    store.response(ANN, "a").result(10)
+    clock.now += 200
+    deadline = time.monotonic() + 10
+    while b"a secret of Ann's" in (tmp_path / "responses.sqlite3").read_bytes():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    store.close()
+
+
+def test_an_answer_in_progress_is_known_while_it_is_held(store: ResponseStore) -> None:
+    held = store.begin(ANN, "a", {"id": "a", "status": "in_progress"})
+    assert recall(store, "a").state == "in_progress"
+    assert recall(store, "a", owner=BOB).state == "missing"
+    assert store.response(ANN, "a").result(10) == {"id": "a", "status": "in_progress"}
+    assert store.response(BOB, "a").result(10) is None
+    keep(store, answer("a"))
+    assert recall(store, "a").state == "found"
+    assert held is not None
+    gone: Any = store.begin(ANN, "b", {})
+    del gone
+    gc.collect()
+    assert recall(store, "b").state == "missing"
+
+
+def test_calls_that_wait_are_bounded(store: ResponseStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stored_responses, "_MOST_WAITING", 3)
+    gate = threading.Event()
+    store._submit(gate.wait)
+    time.sleep(0.05)
+    waiting = [store.response(ANN, "a") for _ in range(3)]
+    with pytest.raises(Overloaded, match="3 calls wait for the stored responses"):
+        store.response(ANN, "a")
+    gate.set()
+    assert [one.result(10) for one in waiting] == [None] * 3
+
+
+def test_an_owner_cannot_empty_the_store_of_another(place: Path | None) -> None:
+    store = open_store(place, most=3, most_bytes=100_000)
+    keep(store, answer("bobs"), owner=BOB)
+    keep(store, *(answer(f"r{number}") for number in range(9)), answer("long", text="x" * 90_000))
+    assert recall(store, "bobs", owner=BOB).state == "found"
+    assert recall(store, "long").state == "found"
+    assert recall(store, "r5").state == "missing"
+    store.close()
+
+
+def test_a_full_store_takes_nothing_from_others(place: Path | None) -> None:
+    store = open_store(place, most_bytes=60_000, total_bytes=100_000)
+    text = "x" * 50_000
+    assert keep(store, answer("a", text=text)) == [True]
+    assert keep(store, answer("b1"), answer("b2", text=text), owner=BOB) == [True, False]
+    with pytest.raises(Unavailable, match=r"all stored responses have 100000 bytes, .*responses_total_bytes"):
+        store.check_room(BOB, 50_000).result(10)
+    store.check_room(BOB, 30_000).result(10)
+    assert recall(store, "b1", owner=BOB).state == "found", "what does not fit costs its owner nothing"
+    store.check_room(ANN, 50_000).result(10)
+    assert keep(store, answer("c", text=text)) == [True], "it has an older one that makes room"
+    assert (recall(store, "a").state, recall(store, "b1", owner=BOB).state) == ("missing", "found")
+    store.close()
+
+
+def test_it_is_said_whether_an_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that wait for a file that another process holds do so together, not one after the other."""
+    monkeypatch.setattr(stored_responses, "BUSY_SECONDS", 0.2)
+    store = open_store(tmp_path)
+    other = sqlite3.connect(tmp_path / "responses.sqlite3", isolation_level=None)
+    with contextlib.closing(other):
+        other.execute("BEGIN IMMEDIATE")
+        waiting = [store.write(partial(store.keep, ANN, answer(f"r{number}"))) for number in range(100)]
+        assert [one.result(10) for one in waiting] == [False] * 100
+        other.execute("ROLLBACK")
+        assert keep(store, answer("a")) == [True]
+    assert keep(store, answer("a")) == [False], "its id is taken"
+    store.close()
+
+
+def test_a_disk_that_is_full_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = open_store(tmp_path)
+    (pages,) = store._database._database.execute("PRAGMA page_count").fetchone()
+    store._database._database.execute(f"PRAGMA max_page_count = {pages}")
+    assert keep(store, answer("a", text="x" * 100_000)) == [False]
+    assert "a response could not be stored: database or disk is full" in caplog.text
+    assert recall(store, "a").state == "missing"
+    store.close()
+
+
+def test_a_response_is_read_as_it_is_at_one_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another server that shares the directory deletes it amid the reading."""
+    one = open_store(tmp_path)
+    keep(one, answer("a"), answer("b", "a"))
+    assert recall(one, "b").state == "found"
+    with sqlite3.connect(
+        tmp_path / "responses.sqlite3", timeout=0.1, isolation_level=None, check_same_thread=False
+    ) as other:
+        other.execute("PRAGMA foreign_keys = ON")
+        items = one._database._items
+
+        def disturbed(id: str, **keywords: Any) -> Any:
+            with contextlib.suppress(sqlite3.OperationalError):  # it is locked
+                other.execute("DELETE FROM answers")
+            return items(id, **keywords)
+
+        monkeypatch.setattr(one._database, "_items", disturbed)
+        found = one.response(ANN, "a").result(10)
+        assert found is not None
+        assert ids(found["output"]) == ["out_a"]
+        assert ids(recall(one, "b").history) == ["in_a", "out_a", "in_b", "out_b"]
+    other.close()
+    one.close()
+
+
+def test_ids_that_are_no_texts_are_left_out() -> None:
+    assert [one.id for one in kept_items([{"id": {"a": 1}}, {"id": None}, {"id": 5}, {}, {"id": "a"}])] == [
+        *[""] * 4,
+        "a",
+    ]
+
+
+def test_a_file_that_breaks_fails_calls_and_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store = open_store(tmp_path)
+    store._submit(lambda: store._database._database.execute("DROP TABLE items")).result(10)
+    assert keep(store, answer("a")) == [False]
+    with pytest.raises(Unavailable, match="the stored responses cannot be read"):
+        recall(store, "", "x")
+    assert "a response could not be stored: no such table" in caplog.text
+    assert store.response(ANN, "a").result(10) is None
+    store.close()
+
+
+def _garbage(directory: Path) -> None:
+    (directory / "responses.sqlite3").write_bytes(b"no database" * 100)
+
+
+def _newer(directory: Path) -> None:
+    with contextlib.closing(sqlite3.connect(directory / "responses.sqlite3", isolation_level=None)) as database:
+        database.execute("PRAGMA user_version = 7")
+
+
+def _another(directory: Path) -> None:
+    with contextlib.closing(sqlite3.connect(directory / "responses.sqlite3", isolation_level=None)) as database:
+        database.execute("CREATE TABLE notes (id)")
+
+
+def _another_of_version_1(directory: Path) -> None:
+    with contextlib.closing(sqlite3.connect(directory / "responses.sqlite3", isolation_level=None)) as database:
+        database.execute("PRAGMA user_version = 1")
+
+
+def _directory(directory: Path) -> None:
+    (directory / "responses.sqlite3").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (_garbage, "not a database"),
+        (_newer, "have version 7"),
+        (_directory, "Is a directory"),
+        (_another, "another program's database"),
+        (_another_of_version_1, "no such table: answers"),
+    ],
+)
+def test_a_place_that_cannot_be_used_stops_the_start(tmp_path: Path, spoil: Any, why: str) -> None:
+    spoil(tmp_path)
+    with pytest.raises(ConfigError, match=rf"option\.responses_store=.*: no responses can be stored there: .*{why}"):
+        configured_store(Config(responses_store=str(tmp_path)))
+
+
+def test_off_is_no_store() -> None:
+    assert configured_store(Config()) is None
+
+
+@in_one_test(
+    ("headers", "owner"),
+    [
+        ({}, ""),
+        ({"authorization": "Bearer ann"}, ANN),
+        ({"authorization": "bearer  ann "}, ANN),
+        ({"x-api-key": "ann", "authorization": "Bearer bob"}, ANN),
+        ({"authorization": "AWS4-HMAC-SHA256 Credential=x, Signature=y"}, ""),
+        ({"?owner": BOB, "x-api-key": "ann"}, BOB),
+    ],
+)
+def test_an_owner_is_a_key(headers: dict[str, str], owner: str) -> None:
+    assert owner_of(headers) == owner
+
+
+# -- stored in steps ---------------------------------------------------------------------------------------------------
+# Stored responses where a host steps the event loop, as DJL Serving does: by `route`, with a client's own key.
+
+
+KEY = {"authorization": "Bearer ann"}
+
+
+@pytest.fixture
+def bench() -> Bench:
+    most = 1 << 20
+    database = ResponseDatabase(None, lifetime=100, most=100, most_bytes=most, total_bytes=most, most_recalled=most)
+    return Bench(store=ResponseStore(database))
+
+
+def send(bench: Bench, body: Any, route: str = "/v1/responses", headers: dict[str, str] = KEY) -> Any:
+    item = Item(json.dumps(body).encode(), {"route": route, **headers})
+    pieces: Sequence[Any] = bench.batch.step(1, {0: item})
+    (whole,) = bench.finish([*pieces])
+    return json.loads(whole)
+
+
+def test_a_conversation_goes_on_by_its_id(bench: Bench) -> None:
+    first = send(bench, {"input": "one two", "max_output_tokens": 2})
+    assert first["store"] is True
+    second = send(bench, {"input": "three", "max_output_tokens": 2, "previous_response_id": first["id"]})
+    assert second["previous_response_id"] == first["id"]
+    assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+
+
+def test_another_key_finds_nothing(bench: Bench) -> None:
+    first = send(bench, {"input": "one two", "max_output_tokens": 2})
+    again = {"input": "three", "previous_response_id": first["id"]}
+    found = send(bench, again, headers={"authorization": "Bearer bob"})
+    assert found["error"]["code"] == "previous_response_not_found"
+
+
+def test_a_thread_goes_on_by_its_id(bench: Bench) -> None:
+    asked = {"messages": [{"role": "user", "content": "one two"}], "max_tokens": 2}
+    first = send(bench, {**asked, "thread": {"type": "create"}}, "/v1/messages")
+    more = {"thread": {"type": "continue", "previous_message_id": first["id"]}}
+    second = send(bench, {**asked, **more}, "/v1/messages")
+    assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
