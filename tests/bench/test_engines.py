@@ -43,7 +43,7 @@ def test_ours_and_two_others_in_turns(capsys: pytest.CaptureFixture[str]) -> Non
         servers = value["servers"]
         ours = servers.pop(engines.OURS)
         assert list(servers) == list(value["over"]) == ["vllm serve", "llama.cpp"]
-        assert ours["itl_ms"]["p50"] > 2.5, "milliseconds, at 5 or more each"
+        assert 0 < ours["tokens_per_second"] < 1.5 * 200 * value["clients"], "no more than its pace, on any machine"
         for name, other in servers.items():
             assert ours["errors"] == other["errors"] == {}
             assert ours["engine_cpu_us"] == 0 <= other["engine_cpu_us"] < other["host_cpu_us"]
