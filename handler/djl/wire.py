@@ -1,6 +1,6 @@
 """DJL's worker protocol: the requests in an Input, and answers as bytes.
 
-As ai.djl.python 0.25 to 0.36 writes and reads it; `wire.py` holds what differs.
+As ai.djl.python 0.25 to 0.36 writes and reads it; `DjlVersion` holds what differs.
 """
 
 from __future__ import annotations

@@ -101,7 +101,7 @@ class Watch:
             self._calls[thread] += 1
 
     def _see(self, frame: types.FrameType | None) -> None:
-        stack = ["engines/process/instance.put"]
+        stack = ["engines/process/supervisor.put"]
         while frame is not None and stack[-1] not in _FIRST:
             stack.append(f"{_place(frame)}.{frame.f_code.co_name}")
             frame = frame.f_back

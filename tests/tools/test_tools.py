@@ -55,7 +55,7 @@ def test_few_frames_lie_between_the_socket_and_the_engines_command() -> None:
     too_deep = {name: walk["stack"] for name, walk in walks.items() if len(walk["stack"]) > FRAMES_MOST}
     assert too_deep == {}
     assert all(
-        walk["stack"][-2:] == ["engines/process/supervisor._send", "engines/process/instance.put"]
+        walk["stack"][-2:] == ["engines/process/supervisor._send", "engines/process/supervisor.put"]
         for walk in walks.values()
     )
 

@@ -58,7 +58,7 @@ from handler.protocols.openai.request import CHAT, COMPLETIONS, MODEL, REASONS, 
 
 
 class AsyncFormat:
-    """The values of LMI's async mode; see `reply.ResponseFormat`. It shows one sequence, no alternatives or tensors."""
+    """The values of LMI's async mode; see `ResponseFormat`. It shows one sequence, no alternatives or tensors."""
 
     special_in_text = True
 

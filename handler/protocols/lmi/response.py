@@ -197,7 +197,7 @@ _SPECIAL_SLOTS = TOKEN_SLOTS._replace(special=True)
 
 
 class LmiFormat:
-    """LMI's values; see `reply.ResponseFormat`."""
+    """LMI's values; see `ResponseFormat`."""
 
     special_in_text = True
 
