@@ -149,7 +149,7 @@ class InvalidPayload(_OfTheClient):
 
 
 class InvalidParameter(_OfTheClient):
-    """The message begins with the client's `NAME=VALUE`, as in `parameters.top_p=2: …`; or with the names and a colon."""
+    """The message begins with the client's `NAME=VALUE`, as in `parameters.top_p=2: …`, or with names alone."""
 
     @property
     def public(self) -> str:

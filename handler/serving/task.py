@@ -270,7 +270,7 @@ class RequestTask:
             self._receiver.channel = channel
 
     def feed(self, index: int, delta: Delta) -> None:
-        """Write one delta of request number `index`. Belongs to the driver's step; most tokens of a stream pass it by."""
+        """Write one delta of request number `index`. Belongs to the driver's step; most tokens pass it by."""
         stats = self._stats
         stats.num_tokens += len(delta.tokens)
         if not stats.engine_answered:

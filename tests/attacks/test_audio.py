@@ -44,19 +44,19 @@ FILES: dict[str, tuple[Callable[[], bytes], set[int]]] = {
     "a WAV that names more than follows": (lambda: wav(bytes(99), named=1 << 30), {400}),
     "a WAV of a billion samples a second": (lambda: wav(bytes(1 << 16), rate=1_000_000_000), {400}),
     "a WAV of no samples": (lambda: wav(b""), {400}),
-    "a WAV of 8 MB": (lambda: wav(bytes(8 << 20)), {200, 429}),
+    "a WAV of 8 MB": (lambda: wav(bytes(8 << 20)), {200}),
     "a FLAC that names 2^36 samples": (lambda: flac((1 << 36) - 1), {400}),
     "an hour of silence": (lambda: silence(3600, "FLAC"), {400}),
-    "half an hour of silence": (lambda: silence(1790, "FLAC"), {200, 429}),
-    "an hour of MP3": (lambda: mp3(3600), {200, 400, 429}),
+    "half an hour of silence": (lambda: silence(1790, "FLAC"), {200}),
+    "an hour of MP3": (lambda: mp3(3600), {200, 400}),
     "an Ogg that names an hour": (lambda: ogg(3600 * 48_000, opus(1)), {400}),
     "an Ogg that names fewer than it has": (lambda: ogg(48, opus(20)), {200, 400}),
     "an Ogg of heads of pages": (lambda: opus(1) + b"OggS" * (1 << 19), {400}),
     "an MP3 of many texts": (lambda: id3(80_000, b"TXXX", b"\0%\0a"), {400}),
-    "a FLAC of nothing but padding": (lambda: clip_file(kind="FLAC")[:42] + b"\1\0\0\0" * (1 << 20), {400, 429}),
+    "a FLAC of nothing but padding": (lambda: clip_file(kind="FLAC")[:42] + b"\1\0\0\0" * (1 << 20), {400}),
     "bytes after a head": (lambda: b"OggS" + bytes(range(256)) * 4096, {400}),
 }  # fmt: skip
-"""Each with the statuses that it may have."""
+"""Each with the statuses that it may have, beside 429 on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +86,7 @@ def attack(server: LiveServer, name: str) -> None:
         return http.post(url, files=files, headers=headers, timeout=300).status_code
 
     with ThreadPoolExecutor(REQUESTS) as clients:
-        assert set(clients.map(send, range(REQUESTS))) <= statuses
+        assert set(clients.map(send, range(REQUESTS))) <= {*statuses, 429}
 
 
 @pytest.mark.parametrize("name", FILES)
