@@ -339,7 +339,7 @@ class TokenStream(Reply, ABC):
 
     @abstractmethod
     def _last(self, place: int, token: Token, finish: Finish) -> bytes:
-        """Render the last token of a sequence, NO_TOKEN where nothing but its end has come."""
+        """Render the last token of a sequence, NO_TOKEN where nothing but its end has come; possibly nothing."""
 
     def _finish(self, delta: Delta) -> Finish:
         """Return the reason that the client sees for the end of the delta's sequence."""
