@@ -368,13 +368,13 @@ _SHORTEST_KEY = 4  # characters; masking a shorter one would spoil other words
 
 _KEY = "[key]"
 _KEYS = re.compile(
-    rf"{TOKENS}"
-    r"|(?i:\b(?:bearer|basic)\s+)[\w.~+/=-]{4,}"
+    r"(?i:\b(?:bearer|basic)\s+)[\w.~+/=-]{4,}"
     r"|\b(?:sk|pk|hf|rk|gsk|ghp|xox[abp])[-_][\w-]{8,}"
     r"|\beyJ[\w-]{8,}(?:\.[\w-]*){0,2}"
     r"|(?i:\b(?:x-)?(?:api[-_ ]?key|access[-_ ]?token|authorization|password|secret|signature)\b['\"]?\s*[:=]\s*['\"]?"
     r"(?:(?:bearer|basic)\s+)?)"
     r"(?!\[key\])[^\s'\",;&}]{4,}"
+    rf"|{TOKENS}"  # last: the wider forms above hide a longer word whole
 )
 _CREDENTIALS = re.compile(r"(?<=://)[^\s/@]{1,500}@")
 

@@ -148,7 +148,7 @@ _NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*/?|(?!.*\.gguf$)\w[\w.-]*", re.ASCII)
 _GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.gguf)", re.ASCII)
 
 _ERRNO = re.compile(r"^\[Errno -?\d+\] ")
-_SECRET = re.compile(rf"{TOKENS}|\bhf_\w{{8,}}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)")
+_SECRET = re.compile(rf"\bhf_\w{{8,}}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)|{TOKENS}")
 """Tokens, which a hub may repeat in its answer, and names with passwords in addresses."""
 
 
