@@ -115,7 +115,7 @@ class Admission:
             memory.set(len(body) + decoded_size(body))
             return self.preprocessor.decode(body, head)
 
-        if head.dialect is None and (title := self.preprocessor.input_formatter):
+        if title := self.preprocessor.input_formatter(head):
             decoded: Decoded = await self._end(self.formatters.submit(title, decode))
             return decoded
         return await self.run(len(body), decode)

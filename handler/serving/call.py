@@ -141,12 +141,14 @@ class Preprocessor:
     def _is_form(self, head: Head) -> bool:
         return head.media_type == _FORM and self.dialect_of(head).forms
 
-    @property
-    def input_formatter(self) -> str:
-        """The title of the input formatter, for messages; "" where none reads bodies."""
+    def input_formatter(self, head: Head) -> str:
+        """Return the title of the input formatter, for messages; "" where none reads the body."""
+        if head.dialect is not None:
+            return ""
         if self.of_adapters.read:
             return "input formatter of an adapter's model.py"
-        return "" if self.formatters.input is None else self.formatters.input.title
+        formatter = head.formatters.input  # also that of an adapter which has gone since
+        return "" if formatter is None else formatter.title
 
     def decode(self, body: bytes, head: Head) -> Decoded:
         """Decode a body. Call it for a large one by `large_bodies.submit`. No model.py reads that of a route's dialect.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -516,6 +517,28 @@ def test_an_adapters_input_formatter_reads_its_requests_alone(formatters_server:
     found = ask(formatters_server, {}, "asks")
     assert (found.status_code, "input formatter 'read' of model.py raised KeyError" in found.text) == (424, True)
     assert ask(formatters_server, {}, "own").status_code == 200
+
+
+def test_an_input_formatter_runs_on_its_thread_though_its_adapter_has_gone(tmp_path: Path) -> None:
+    properties = write_model(tmp_path, "")
+    properties.write_text("option.llm_engine=echo\noption.enable_lora=true\n")
+    path, ran_on = write_adapter(tmp_path / "asks"), tmp_path / "thread"
+    note = f"    pathlib.Path({str(ran_on)!r}).write_text(threading.current_thread().name)\n    return"
+    (path / "model.py").write_text("import pathlib, threading\n" + INPUT.replace("    return", note))
+    body = b'{"question": "a b"}'
+    head = ("POST /invocations HTTP/1.1", "Host: localhost", f"{HEADER}: asks", "Content-Type: application/json")
+    more = (f"Content-Length: {len(body)}", "Expect: 100-continue", "Connection: close", "", "")
+    with serve("--properties", str(properties)) as server:
+        server.wait_ready()
+        assert register(server, "asks", path).status_code == 200
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+            connection.sendall("\r\n".join((*head, *more)).encode())
+            assert connection.recv(100).startswith(b"HTTP/1.1 100"), "its head has been read"
+            assert call(server, "DELETE", "/asks").status_code == 200
+            connection.sendall(body)
+            while connection.recv(4096):
+                pass
+    assert ran_on.read_text() == "formatter"
 
 
 def test_a_broken_one_is_not_registered_and_an_update_runs_it_again(
