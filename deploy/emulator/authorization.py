@@ -397,10 +397,11 @@ class RoleStore:
         bucket, key = bucket_and_key(uri)
         return bytes(self._s3.get_object(Bucket=bucket, Key=key)["Body"].read())
 
-    def write(self, uri: str, content: bytes) -> None:
+    def write(self, uri: str, content: bytes, **metadata: str) -> None:
+        """Write an object, with metadata such as its ContentType."""
         self.check(*self.writing(uri))
         bucket, key = bucket_and_key(uri)
-        self._s3.put_object(Bucket=bucket, Key=key, Body=content, ContentType="application/json")
+        self._s3.put_object(Bucket=bucket, Key=key, Body=content, **metadata)
 
     @property
     def _s3(self) -> Any:

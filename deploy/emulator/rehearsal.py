@@ -66,23 +66,25 @@ class Accepted:
         """
         if self.waits:
             return
-        why, data = self._asked(ask)
-        with contextlib.suppress(PermissionError):  # of a failure: that of an answer is asked for before
-            self.store.write(self.failure if data is None else self.output, why.encode() if data is None else data)
-        topic = self.topics.get("ErrorTopic" if data is None else "SuccessTopic")
+        failure = self._answered(ask)
+        if failure:
+            with contextlib.suppress(PermissionError):
+                self.store.write(self.failure, failure.encode(), ContentType="application/json")
+        topic = self.topics.get("ErrorTopic" if failure else "SuccessTopic")
         with contextlib.suppress(PermissionError):
             if topic is not None:
                 self.store.check(*self._telling(topic))
                 self._sns.publish(TopicArn=topic, Message="{}")
 
-    def _asked(self, ask: Callable[[bytes], bytes]) -> tuple[str, bytes | None]:
-        """Return the container's answer, or why there is none."""
+    def _answered(self, ask: Callable[[bytes], bytes]) -> str:
+        """Write the container's answer; return why there is none, or ""."""
         try:
             body = self.body if self.location is None else self.store.read(self.location)
             self.store.check(*self.store.writing(self.output))
-            return "", ask(body)
+            self.store.write(self.output, ask(body), ContentType="application/json")
         except (PermissionError, RuntimeError) as error:
-            return str(error), None
+            return str(error)
+        return ""
 
     def _telling(self, topic: str) -> Iterator[Need]:
         where = self.store.where
