@@ -1,6 +1,6 @@
 """Types of the specification's values: patterns of AWS's names, and the base of all sections.
 
-Limits and patterns are those of botocore 1.44's service model; tests/deploy/unit/spec checks them against it.
+Limits and patterns are those of botocore 1.44's service model; tests/deploy/unit/test_spec.py checks them against it.
 """
 
 from __future__ import annotations

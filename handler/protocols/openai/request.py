@@ -6,7 +6,7 @@ import functools
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from handler.core.errors import InvalidParameter, InvalidPayload, ModelNotFound
@@ -440,11 +440,6 @@ def _find(name: str, context: ServerContext) -> Adapter | None:
 
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
 """`include_obfuscation` has no effect: this server pads no chunk."""
-
-
-def unknown_fields(body: Mapping[str, Any], read: Collection[str]) -> list[str]:
-    """List the body's names that no table knows; null means absent."""
-    return [name for name, value in body.items() if value is not None and name not in read and name not in HARMLESS]
 
 
 def names(prompt: str, parameters: ParsedParameters) -> FieldNames:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
@@ -18,7 +18,7 @@ from handler.protocols.kernel.reply import PreparedDocument, PromptDocument, lis
 from handler.protocols.kernel.schema import COUNT, FLAG, Shape, listing
 from handler.protocols.kernel.texts import read_list
 from handler.protocols.openai.chat import OpenAiChat, ParsedChat
-from handler.protocols.openai.request import CHAT, COMPLETIONS, Usage, read_model, unknown_fields
+from handler.protocols.openai.request import CHAT, COMPLETIONS, HARMLESS, Usage, read_model
 from handler.protocols.vllm.api import ERRORS, VllmText
 
 MAX_IDS = 1 << 20
@@ -31,6 +31,11 @@ _SHAPING = (
 
 _SPECIAL, _STRINGS = "add_special_tokens", "return_token_strs"
 _relax = relaxed_by(PYDANTIC, {_SPECIAL: FLAG, _STRINGS: FLAG, "tokens": listing(COUNT)})
+
+
+def _unknown(body: Mapping[str, Any], read: Collection[str]) -> list[str]:
+    """List the body's names that no table knows; null means absent."""
+    return [name for name, value in body.items() if value is not None and name not in read and name not in HARMLESS]
 
 
 class VllmTokenize(Dialect):
@@ -49,7 +54,7 @@ class VllmTokenize(Dialect):
         if (given := body.get(_SPECIAL)) is not None:
             _read(COMPLETIONS.parameters[_SPECIAL].read, _SPECIAL, given)
         reply = PromptDocument(_tokens_of(body, context))
-        ignored = report_unknown(unknown_fields(body, self.fields), body, context)
+        ignored = report_unknown(_unknown(body, self.fields), body, context)
         request = Request(prompt, names=FieldNames(prompt="prompt"))
         return ParsedRequest((request,), reply, self.errors, ignored, take_prompt=reply.take)
 
@@ -69,7 +74,7 @@ class VllmTokenizeChat(OpenAiChat):
         parsed = super().parse(given, context)
         render = _tokens_of(body, context)
         reply = PromptDocument(render)
-        others = report_unknown(unknown_fields(body, {*read, _STRINGS}), body, context)
+        others = report_unknown(_unknown(body, {*read, _STRINGS}), body, context)
         return parsed._replace(reply=reply, ignored=[*parsed.ignored, *others], take_prompt=reply.take)
 
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
@@ -91,7 +96,7 @@ class VllmDetokenize(Dialect):
         body = _relax(body)
         read_model(body, context)
         text: VllmText = {"prompt": _text_of(body.get("tokens"), context)}
-        ignored = report_unknown(unknown_fields(body, {"model", "tokens"}), body, context)
+        ignored = report_unknown(_unknown(body, {"model", "tokens"}), body, context)
         return ParsedRequest((), PreparedDocument(JSON.encode(text)), self.errors, ignored)
 
 

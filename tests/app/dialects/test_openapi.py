@@ -251,7 +251,7 @@ DIALECT_OF_FILE = {
 def test_every_dialect_has_golden_files() -> None:
     without = set(dialects()) - set(DIALECT_OF_FILE.values())
     assert not without, (
-        f"no golden case asks {', '.join(sorted(without))}: write tests/unit/protocols/NAME/golden.py, "
+        f"no golden case asks {', '.join(sorted(without))}: write tests/unit/protocols/golden/NAME.py, "
         "as handler/protocols/README.md says"
     )
 

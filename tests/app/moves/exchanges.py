@@ -108,11 +108,6 @@ def record(name: str) -> dict[str, dict[str, Any]]:
     return found
 
 
-def write_record(name: str, answers: Mapping[str, Mapping[str, Any]]) -> None:
-    lines = (f"{json.dumps(name)}: {json.dumps(answer, separators=(',', ':'))}" for name, answer in answers.items())
-    (RECORDS / f"{name}.json").write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-
-
 _PLACES = ((), ("$",), ("first", "last"), ("first", "between", "last"))
 
 

@@ -129,11 +129,6 @@ def test_every_place_of_another_setting_is_a_field_of_the_api(part: str, place: 
         shape = inner.members[step]
 
 
-PASSTHROUGH_CAPTURE = {
-    "InitialSamplingPercentage": 1,
-    "DestinationS3Uri": "s3://b/x",
-    "CaptureOptions": [{"CaptureMode": "Input"}],
-}
 PASSTHROUGH_SHADOW = {
     "VariantName": "Shadow",
     "ModelName": "other",

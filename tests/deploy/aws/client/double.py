@@ -1,6 +1,6 @@
 """AWS as the client sees it, on loopback: a server whose answers a test lays out, faults included.
 
-It answers by HTTP itself, unlike the emulator in deploy/local: what the client must bear is not only what that does.
+It answers by HTTP itself, unlike deploy/emulator: what the client must bear is not only what that does.
 The caller may do what `Double.policies` allow, and nothing else.
 """
 

@@ -566,7 +566,6 @@ def test_default_arguments_of_the_renderer_are_refused_at_the_start() -> None:
 
 
 THINKING = {"reasoning_parser": "qwen3", "tool_call_parser": "hermes"}
-TRIMMED_CALL = '<tool_call>{"name": "f", "arguments": {"a": " 1 "}}</tool_call>'
 
 
 def reader(**options: Any) -> AnswerReader:
