@@ -240,11 +240,11 @@ _TOLD = ("info", "info_once", "debug", "debug_once", "warning", "warning_once")
 def test_what_vllm_logs_of_a_start_that_goes_well_gives_none(sources: Path) -> None:
     def told(file: Path) -> Iterator[str]:
         for node in ast.walk(ast.parse(file.read_bytes())):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.args:
-                yield _text(node.args[0]) if node.func.attr in _TOLD else ""
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _TOLD:
+                yield from map(_text, node.args[:1])
 
-    wrong = [(str(file), text, names(text)) for file in sources.rglob("*.py") for text in told(file) if names(text)]
-    assert not wrong
+    texts = ((file, text) for file in sources.rglob("*.py") for text in told(file))
+    assert not [(str(file), text, found) for file, text in texts if (found := names(text))]
 
 
 def test_the_advice_names_options_that_there_are() -> None:
