@@ -549,8 +549,8 @@ class OpenAiDialect(Dialect):
 
     def unknown(self, body: Mapping[str, Any], context: ServerContext, *others: str) -> list[str]:
         """List the names that nobody knows, with others; null means absent."""
-        known = self._known() | self._harmless()
-        names = [name for name, value in body.items() if value is not None and name not in known]
+        known, harmless = self._known(), self._harmless()
+        names = [key for key, value in body.items() if value is not None and key not in known and key not in harmless]
         return report_unknown([*names, *others], body, context)
 
     def no_effect(self, body: Mapping[str, Any]) -> list[str]:
