@@ -9,7 +9,7 @@ import pytest
 from tests.clients.agents.scripted import Model, scripted
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     with scripted(tmp_path_factory.mktemp("model")) as model:
         yield model
