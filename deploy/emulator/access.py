@@ -22,19 +22,22 @@ _PRESIGNED = ("Credential", "Algorithm", "SignedHeaders", "Signature")
 _SIGNED = re.compile(r"AWS4-HMAC-SHA256 Credential=([^\s,]+),\s*SignedHeaders=\S+,\s*Signature=[0-9a-f]{64}")
 
 
-def check_host(host: str, origin: str | None, address: str) -> None:
+def check_host(host: str, origin: str | None, address: str, site: str | None = None) -> None:
     """Refuse what a page in a browser sends, also by a name of its own that leads to this machine (DNS rebinding).
 
     Args:
         host: the Host header; behind a loopback address it must name this machine, as for `lmi serve` without keys.
         origin: the Origin header of a page; pages of this machine may call.
         address: the local one of the connection.
+        site: the Sec-Fetch-Site header, all that tells of an image or a link in a page.
 
     Raises:
         ApiError: it is refused.
     """
     if origin is not None and not _is_loopback(urlsplit(origin).hostname or ""):
         raise ApiError(403, "AccessDeniedException", f"Pages of {origin[:100]!r} may not call this endpoint.")
+    if origin is None and site == "cross-site":
+        raise ApiError(403, "AccessDeniedException", "Pages of other sites may not call this endpoint.")
     if _is_loopback(address) and not _is_loopback(urlsplit(f"//{host}").hostname or ""):
         raise ApiError(403, "AccessDeniedException", f"Host {host[:100]!r} does not name this machine.")
 

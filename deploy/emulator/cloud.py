@@ -29,7 +29,8 @@ from moto.server import DomainDispatcherApplication, MotoRequestHandler, create_
 from werkzeug.serving import make_server
 
 from deploy.emulator import autoscaling, sagemaker, transform_jobs
-from deploy.emulator.access import TOKEN_PREFIX
+from deploy.emulator.access import TOKEN_PREFIX, check_host
+from deploy.emulator.answers import ApiError
 from deploy.emulator.authorization import Need, Unexplained, Where, allowed, needs_of, needs_of_invocation, needs_of_s3
 from deploy.emulator.sagemaker import ACCOUNT, SageMaker
 from deploy.service_model import Malformed, wrong_with
@@ -225,8 +226,12 @@ class _Front:
 
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start = _with_request_id(start_response)
-        try:
+        origin, site = environ.get("HTTP_ORIGIN"), environ.get("HTTP_SEC_FETCH_SITE")
+        try:  # anybody's page could sign, as the keys are public
+            check_host(environ.get("HTTP_HOST", ""), origin, "127.0.0.1", site)
             call = _call(environ)
+        except ApiError as error:
+            return refuse(error.code, str(error), start, "403 Forbidden")
         except Malformed as error:
             return refuse("SerializationException", str(error), start)
         try:
@@ -237,6 +242,8 @@ class _Front:
             return _error(environ, call, "500 Internal Server Error", "InternalFailure", text, start)
 
     def _answer(self, environ: dict[str, Any], call: Call, start: Any) -> Iterable[bytes]:
+        if environ["PATH_INFO"].lstrip("/").startswith("moto-api"):  # moto's own, which also writes files
+            return refuse("UnknownOperationException", "The rehearsal has AWS's operations only.", start)
         self._cloud.on_call(call)
         if call.caller and call.caller not in self._cloud.trusted and self._cloud.arn_of(call.caller) is None:
             return self._denied(environ, call, "", start)
@@ -337,9 +344,9 @@ def _with_request_id(start_response: Any) -> Any:
     return start
 
 
-def refuse(code: str, message: str, start_response: Any) -> list[bytes]:
+def refuse(code: str, message: str, start_response: Any, status: str = "400 Bad Request") -> list[bytes]:
     """Answer a call of a JSON service with an error of the caller's."""
-    start_response("400 Bad Request", [("Content-Type", "application/x-amz-json-1.1"), ("x-amzn-ErrorType", code)])
+    start_response(status, [("Content-Type", "application/x-amz-json-1.1"), ("x-amzn-ErrorType", code)])
     return [json.dumps({"__type": code, "message": message}).encode()]
 
 

@@ -298,7 +298,8 @@ async def _respond(
     began, answer = time.monotonic(), None
     try:
         address = request.transport.get_extra_info("sockname")[0] if request.transport else ""
-        check_host(request.host, request.headers.get("Origin"), address)
+        headers = request.headers
+        check_host(request.host, headers.get("Origin"), address, headers.get("Sec-Fetch-Site"))
         answer = await handler(request)
         return answer
     except ApiError as error:

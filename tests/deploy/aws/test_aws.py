@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -456,3 +457,38 @@ def test_a_start_needs_the_image_of_each_model(cloud: Cloud, wanted: dict[str, A
     assert Starts(cloud)(thing, wanted) == Fate("Failed", f"The requested image '{ABSENT}' could not be found.")
     del things["model", "absent"]
     assert Starts(cloud)(thing, wanted) == Fate("InService")
+
+
+# -- who may call ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Host": "evil.example"},
+        {"Host": "127.0.0.1.evil.example"},
+    ],
+)
+def test_a_page_of_another_site_may_not_call(cloud: Cloud, headers: dict[str, str]) -> None:
+    """Its signature would do: the rehearsal's access keys are public."""
+    scope = f"Credential={OWN}/20260101/us-east-1/s3/aws4_request"
+    signed = {"Authorization": f"AWS4-HMAC-SHA256 {scope}, SignedHeaders=host, Signature={64 * '0'}"}
+    assert put(cloud, "/mine", signed) == 200
+    assert put(cloud, "/theirs", {**signed, **headers}) == 403
+    names = [bucket["Name"] for bucket in cloud.client("s3").list_buckets()["Buckets"]]
+    assert names == ["mine"]
+
+
+@pytest.mark.parametrize("path", ["/moto-api/recorder/start-recording", "//moto-api/data.json", "/%6doto-api/"])
+def test_moto_s_own_operations_are_refused(cloud: Cloud, path: str) -> None:
+    assert put(cloud, path, {}) == 400
+
+
+def put(cloud: Cloud, path: str, headers: dict[str, str]) -> int:
+    """Return the answer's status."""
+    with closing(HTTPConnection(cloud.url.removeprefix("http://"))) as connection:
+        connection.request("PUT", path, headers=headers)
+        return connection.getresponse().status

@@ -342,6 +342,8 @@ def test_an_answer_without_end_is_given_up(local: Local, monkeypatch: pytest.Mon
         ({"Host": ""}, 403),
         ({"Origin": "https://evil.example"}, 403),
         ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Sec-Fetch-Site": "none"}, 200),
         ({"Host": "localhost:1"}, 200),
         ({"Host": "[::1]:8081"}, 200),
         ({"Origin": "http://localhost:3000"}, 200),
