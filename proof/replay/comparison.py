@@ -29,7 +29,9 @@ from proof.replay.content import (
     merged,
     name_of,
     parted_at,
+    public_name,
     read_documents,
+    root_of,
     scalars_by_place,
     shape,
     tokens_by_choice,
@@ -37,6 +39,7 @@ from proof.replay.content import (
     without_indexes,
 )
 from proof.replay.exchange import Answer, Request
+from proof.replay.structure import event_names, indexes, links, misplaced, spans, types
 
 
 class Class(str, Enum):
@@ -181,9 +184,15 @@ _FINISH = {"finish_reason", "stop_reason", "stop_sequence"}
 _TOOLS = re.compile(r"\.(tool_calls|function|function_call)\b|\(.*function_call.*\)|tool_use")
 _ALTERNATIVES = re.compile(r"\.(top_logprobs|top_tokens|prompt_logprobs)\b")
 _WORD = re.compile(r"\S*")
+_UNSAMPLED = re.compile(
+    r"\.(object|role|model|model_name|model_version|seed|inputs|prompt|input_length|prompt_tokens|input_tokens)$"
+    r"|\.prefill\[\]\.(id|text)$|^\$(\([^)]*\))?\.id$"
+)
+"""What a sampled answer has from its request or its model; `id` may be either's."""
 VALUES = ("value", "error's value")
 """Kinds of findings about values that have no meaning here."""
 _MAX_SEEN = 20_000  # characters of a shape that grows with each answer
+_MAX_TYPES = 256  # of documents, which grow too
 
 
 class _Documents:
@@ -198,7 +207,7 @@ class _Documents:
 
     @cached_property
     def scalars(self) -> dict[str, list[Any]]:
-        return scalars_by_place(self.values)
+        return scalars_by_place(self.values, by_index=len(self.values) > 1)
 
     @cached_property
     def places(self) -> Mapping[str, list[Any]]:
@@ -206,21 +215,38 @@ class _Documents:
 
     @cached_property
     def shapes(self) -> dict[str, Any]:
-        parts = frames(self.values).items()
-        return {name: merged([shape(value) for value in part]) for name, part in parts}
+        """The shapes of the first document, of the last one, and of all between, by their types."""
+        parts: dict[str, list[Any]] = {}
+        for name, part in frames(self.values).items():
+            for value in part:
+                root = without_indexes(root_of(value)).removesuffix("[]") if name == "between" else "$"
+                parts.setdefault(f"$({name})" if root == "$" else root, []).append(shape(value))
+        return {name: merged(part) for name, part in parts.items()}
+
+    @cached_property
+    def types(self) -> set[str]:
+        return types(self.values)
+
+    @cached_property
+    def spans(self) -> dict[str, tuple[int, int]]:
+        return spans(self.values)
 
 
 class Seen:
-    """The shapes that the old side's answers of one kind have had, merged."""
+    """The types that the old side's answers of one kind have had, and their shapes, merged."""
 
     def __init__(self) -> None:
+        self.types: set[str] = set()
         self.shapes: dict[str, Any] = {}
 
-    def add(self, shapes: Mapping[str, Any]) -> None:
-        for part, one in shapes.items():
+    def add(self, documents: _Documents) -> None:
+        if len(self.types) < _MAX_TYPES:
+            self.types |= documents.types
+        for part, one in documents.shapes.items():
             known = self.shapes.get(part)
             if known is None:
-                self.shapes[part] = one
+                if len(self.shapes) < _MAX_TYPES:
+                    self.shapes[part] = one
             elif known != one and len(repr(both := merged([known, one]))) < _MAX_SEEN:
                 self.shapes[part] = both
 
@@ -246,16 +272,20 @@ def findings(old: Answer, new: Answer, traits: Traits, seen: Seen, near: float =
         return [*found, *_texts(old.body, new.body, traits)]
     if old.status >= 400:
         return [*found, *_errors(before, after)]
-    found += _glue(before, after)
+    found += [*_glue(before, after), *_event_names(before, after, strict=traits.greedy)]
     said = list(_said(before, after, near)) if traits.greedy else []
     if said or not traits.greedy:
+        seen.add(before)
         loose = (*_loose_shapes(before, after, seen), *_cuts(before, after), *_schemas(before, after, traits))
-        return [*found, *loose, *said]
-    seen.add(before.shapes)
+        return [*found, *loose, *_unsampled(before, after, near), *_places(before, after, strict=False), *said]
+    seen.add(before)
     if len(before.values) != len(after.values):
         change = f"{len(before.values)} -> {len(after.values)}"
         found.append(Finding(Class.FRAMING, "documents", change=change))
-    return [*found, *_strict_shapes(before, after), *_values(before, after, near)]
+    elif place := misplaced(before.spans, after.spans):
+        found.append(Finding(Class.FRAMING, "order", _public(without_indexes(place))))
+    strict = (*_strict_shapes(before, after), *_places(before, after, strict=True))
+    return [*found, *strict, *_values(before, after, near)]
 
 
 # -- framing ---------------------------------------------------------------------------------------------------------
@@ -315,6 +345,21 @@ def _cuts(old: _Documents, new: _Documents) -> Iterator[Finding]:
         yield Finding(Class.FRAMING, "events", change=change)
 
 
+def _event_names(old: _Documents, new: _Documents, *, strict: bool) -> Iterator[Finding]:
+    """Compare the names of server-sent events.
+
+    Args:
+        strict: they come in the same order; else any name that the old side has will do.
+    """
+    before, after = (event_names(one.values, one.glue) for one in (old, new))
+    for root in sorted(before.keys() & after.keys()):
+        was, now = before[root], after[root]
+        if was != now if strict else not set(now) <= set(was):
+            change = next((pair for pair in zip_longest(was, now) if pair[0] != pair[1]), ("", ""))
+            names = [public_name(name) if name else "none" for name in change]
+            yield Finding(Class.FRAMING, "event name", _public(root), " -> ".join(names))
+
+
 def _numberless(glue: Sequence[str]) -> list[str]:
     """Return the text around documents without numbers, and without comments: a busy server's signs of life."""
     texts = (_COMMENT.sub("", text) if text.startswith(":") or "\n:" in text else text for text in glue)
@@ -330,19 +375,23 @@ def framing_text(text: str) -> str:
 
 
 def _strict_shapes(old: _Documents, new: _Documents) -> Iterator[Finding]:
+    for root in sorted(old.types ^ new.types):
+        change = "present -> absent" if root in old.types else "absent -> present"
+        yield Finding(Class.SHAPE, "type", _public(root), change)
     yield from _shape_findings(old.shapes, new.shapes)
 
 
 def _loose_shapes(old: _Documents, new: _Documents, seen: Seen) -> Iterator[Finding]:
     """Compare with all shapes that the old side has shown: what is said differs, so the fields that it needs do."""
-    seen.add(old.shapes)
+    for root in sorted(new.types - seen.types):
+        yield Finding(Class.SHAPE, "type", _public(root), "absent -> present")
     yield from _shape_findings(seen.shapes, new.shapes, one_of_many=True)
 
 
 def _shape_findings(old: Mapping[str, Any], new: Mapping[str, Any], *, one_of_many: bool = False) -> Iterator[Finding]:
     changes = {}
     for part in old.keys() & new.keys():
-        for change in differences(old[part], new[part], f"$({part})", one_of_many=one_of_many):
+        for change in differences(old[part], new[part], part, one_of_many=one_of_many):
             where, _, what = change.partition(": ")
             changes[_public(where)] = what
     for where, what in sorted(changes.items()):
@@ -443,6 +492,36 @@ def _values(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
         finding = _value_finding(place, name, was, now, near)
         found.setdefault(finding.key, finding)
     yield from found.values()
+
+
+def _unsampled(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
+    """Compare values that do not depend on what was said, such as the prompt's tokens."""
+    before, after = (
+        {place: one.places[place] for place in one.places if _UNSAMPLED.search(place)} for one in (old, new)
+    )
+    for place in sorted(before.keys() & after.keys()):
+        was, now = (list(dict.fromkeys(values)) for values in (before[place], after[place]))
+        if was != now:
+            yield _value_finding(place, name_of(place), was, now, near)
+
+
+def _places(old: _Documents, new: _Documents, *, strict: bool) -> Iterator[Finding]:
+    """Compare the indexes of choices, blocks and tool calls, and which ids are the same.
+
+    Args:
+        strict: both say the same; else the one may have more of them than the other one.
+    """
+    before, after = indexes(old.scalars), indexes(new.scalars)
+    for place in sorted(before.keys() | after.keys() if strict else before.keys() & after.keys()):
+        was, now = before.get(place, []), after.get(place, [])
+        length = None if strict else min(len(was), len(now))
+        if was[:length] != now[:length]:
+            yield Finding(Class.TEXT, "index", _public(place), content=_both(was, now))
+    common = old.places.keys() & new.places.keys()
+    one, other = (links(side.places, common, first=not strict) for side in (old, new))
+    differing = {without_indexes(place) for place in one.keys() & other.keys() if one[place] != other[place]}
+    for place in sorted(differing):
+        yield Finding(Class.TEXT, "links", _public(place))
 
 
 def changing_values(last: Answer, now: Answer, near: float) -> set[tuple[str, str, str]]:

@@ -2,7 +2,7 @@
 
 Content is kept by the places of its values, so that streams which are cut otherwise compare as equal. A place is a
 path as `$.choices[0].delta.content`. Texts of a stream are joined by place, other values are kept where they change.
-Items of a list are told apart by their own `index`.
+Items of a list in a stream are told apart by their own `index`.
 
 A shape is JSON itself. A scalar is the name of its type, or several as `null|string`; `{"a": …, "b?": …}` is an object,
 where `b` is not always there; `[…]` is a list, of one shape for all its items.
@@ -95,7 +95,7 @@ def _by_place(body: bytes) -> Documents:
 
 # -- what an answer says, by the places of its values, so that streams which are cut otherwise compare as equal --------
 # A place is a path as `$.choices[0].delta.content`. Texts of a stream are joined by place, other values of it are kept
-# where they change. Items of a list are told apart by their own `index`.
+# where they change. Items of a list in a stream are told apart by their own `index`.
 
 TEXTS = frozenset(
     [
@@ -123,13 +123,19 @@ _FEW = 6  # tokens
 _INDEX = re.compile(r"\[\d+\]")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,63}")
 """A field's name; others are a client's or a model's words, as in a completion's `top_logprobs`."""
+_TYPE = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
+"""The type of an event or a message."""
 
 
-def scalars_by_place(documents: list[Any]) -> dict[str, list[Any]]:
-    """Return all scalars of an answer, in order, by place."""
+def scalars_by_place(documents: Sequence[Any], *, by_index: bool) -> dict[str, list[Any]]:
+    """Return all scalars of an answer, in order, by place.
+
+    Args:
+        by_index: items are told apart by their own `index`, as in a stream, which may have them in any order.
+    """
     found: dict[str, list[Any]] = {}
     for document in documents:
-        _walk(document, _root(document), found)
+        _walk(document, root_of(document), found, by_index)
     return found
 
 
@@ -149,25 +155,26 @@ def without_indexes(place: str) -> str:
     return _INDEX.sub("[]", place)
 
 
-def _root(document: Any) -> str:
+def root_of(document: Any) -> str:
     """Return the place of a document: events of Anthropic and Responses say which part of the answer they belong to."""
-    if isinstance(document, dict) and isinstance(document.get("type"), str):
+    if isinstance(document, dict) and isinstance(kind := document.get("type"), str):
         index = document.get("index", document.get("output_index"))
-        return f"$({document['type']})" + (f"[{index}]" if isinstance(index, int) else "")
+        kind = kind if _TYPE.fullmatch(kind) else "<name>"
+        return f"$({kind})" + (f"[{index}]" if isinstance(index, int) else "")
     return "$"
 
 
-def _walk(value: Any, place: str, found: dict[str, list[Any]]) -> None:
+def _walk(value: Any, place: str, found: dict[str, list[Any]], by_index: bool) -> None:
     if isinstance(value, dict):
         if value.get("type") == "tool_use" and "input" in value:
             value = {**value, "input": orjson.dumps(value["input"], option=orjson.OPT_SORT_KEYS).decode()}
         parts = [(f"{place}.{public_name(name)}", part) for name, part in value.items()]
     else:
         item = f"{place}[]"
-        parts = [(_item(part, place) if isinstance(part, dict) else item, part) for part in value]
+        parts = [(_item(part, place) if by_index and isinstance(part, dict) else item, part) for part in value]
     for where, part in parts:
         if isinstance(part, (dict, list)):
-            _walk(part, where, found)
+            _walk(part, where, found, by_index)
         elif where in found:
             found[where].append(part)
         else:

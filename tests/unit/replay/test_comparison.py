@@ -83,7 +83,7 @@ def test_a_stream_that_is_cut_otherwise_says_the_same() -> None:
 
 def test_answers_of_several_choices_may_come_in_any_order() -> None:
     events = [{"choices": [{"index": index, "text": text}]} for index, text in ((0, "a"), (1, "b"), (0, "c"), (1, "d"))]
-    assert values_by_place(scalars_by_place(events), len(events))["$.choices[0].text"] == ["ac"]
+    assert values_by_place(scalars_by_place(events, by_index=True), len(events))["$.choices[0].text"] == ["ac"]
     other = [events[1], events[0], events[3], events[2]]
     assert class_between(answer(*events), answer(*other)) is Class.EQUAL
 

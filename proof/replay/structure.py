@@ -1,0 +1,102 @@
+"""What holds the documents of an answer together: types, names of events, indexes, ids that link, and order.
+
+Each function takes time in proportion to the answer, whose author may be hostile.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from proof.replay.content import name_of, root_of, scalars_by_place, without_indexes
+
+_INDEXES = frozenset(("index", "output_index", "content_index", "sequence_index"))
+_ID = re.compile(r"(\w*_)?id")
+_EVENT = re.compile(r"^event ?: ?(.*?)\r?$", re.MULTILINE)
+_CHOICE = re.compile(r"\[\d+\]")
+_PING = "$(ping)"
+"""The root of Anthropic's signs of life, which come at any time."""
+
+
+def types(documents: Iterable[Any]) -> set[str]:
+    """Return the roots of the documents, which name their types."""
+    return {without_indexes(root_of(document)).removesuffix("[]") for document in documents} - {_PING}
+
+
+def event_names(documents: Sequence[Any], glue: Sequence[str]) -> dict[str, list[str]]:
+    """Return the names of server-sent events, by the type of the document that each has; what repeats, once.
+
+    Args:
+        glue: the text before each document.
+    """
+    found: dict[str, list[str]] = {}
+    for document, text in zip(documents, glue, strict=False):
+        names = found.setdefault(without_indexes(root_of(document)).removesuffix("[]"), [])
+        name = (_EVENT.findall(text) or [""])[-1]
+        if names[-1:] != [name]:
+            names.append(name)
+    return found
+
+
+def indexes(scalars: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
+    """Return the indexes that choices, blocks, tool calls and events have, each once and in ascending order."""
+    found: dict[str, set[int]] = {}
+    for place, values in scalars.items():
+        if name_of(place) in _INDEXES:
+            found.setdefault(without_indexes(place), set()).update(one for one in values if isinstance(one, int))
+    return {place: sorted(numbers) for place, numbers in found.items()}
+
+
+def links(places: Mapping[str, Sequence[Any]], common: Iterable[str], *, first: bool) -> dict[str, list[int]]:
+    """Return which ids are the same: each is numbered by the first place where it stands.
+
+    Args:
+        common: places that both answers have.
+        first: the first id of a place alone, and whether a stream keeps its own.
+    """
+    numbers: dict[str, int] = {}
+    found: dict[str, list[int]] = {}
+    for place in sorted(common):
+        values = [value for value in places[place] if isinstance(value, str)] if _ID.fullmatch(name_of(place)) else []
+        if values:
+            several = [int(len(values) > 1)] if first and place == "$.id" else []
+            found[place] = several + [
+                numbers.setdefault(value, len(numbers)) for value in values[: 1 if first else None]
+            ]
+    return found
+
+
+def spans(documents: Sequence[Any]) -> dict[str, tuple[int, int]]:
+    """Return the numbers of the first and the last document that has each place."""
+    found: dict[str, tuple[int, int]] = {}
+    for number, document in enumerate(documents):
+        for place in scalars_by_place([document], by_index=True):
+            found[place] = found.get(place, (number, 0))[0], number
+    return found
+
+
+def misplaced(old: Mapping[str, tuple[int, int]], new: Mapping[str, tuple[int, int]]) -> str | None:
+    """Return a place that begins or ends before or with another one, which it did not; None: there is none.
+
+    Choices of a stream may come in any order.
+    """
+    groups: dict[str, list[str]] = {}
+    for place in sorted(old.keys() & new.keys()):
+        if not place.startswith(_PING):
+            choice = _CHOICE.search(place) if place.startswith("$.") else None
+            groups.setdefault(choice.group() if choice else "", []).append(place)
+    for places in groups.values():
+        for end in (0, 1):
+            was, now = (_ranks([spans[place][end] for place in places]) for spans in (old, new))
+            if found := next(
+                (place for place, *ranks in zip(places, was, now, strict=True) if ranks[0] != ranks[1]), ""
+            ):
+                return found
+    return None
+
+
+def _ranks(numbers: Sequence[int]) -> list[int]:
+    """Return each number's place among all of them; equal numbers have one."""
+    rank = {number: at for at, number in enumerate(sorted(set(numbers)))}
+    return [rank[number] for number in numbers]
