@@ -35,8 +35,8 @@ HOSTILE = {
     "interim answers": (b"HTTP/1.1 103 Early Hints\r\n\r\n" * 50_000,),
     "a status without end": (b"HTTP/1.1 " + b"2" * (4 * MB),),
     "a line without end": (HEAD + b"data: " + b"x" * (8 * MB),),
-    "lines without end": (HEAD + b"data: x\n" * MB,),
-    "comments": (HEAD + b": x\n\n" * MB,),
+    "lines without end": (HEAD + b"data: x\n" * (MB // 8),),
+    "comments": (HEAD + b": x\n\n" * (MB // 8),),
     "events without tokens": (HEAD + event() * 20_000,),
     "counts without end": (HEAD + b'data: {"choices": [], "usage": {"completion_tokens": -1}}\n\n' * 50_000,),
     "an event of ids": (HEAD + event(*[1] * 500_000),),
@@ -63,7 +63,7 @@ AFTER_A_TOKEN = {
     "tokens without end": (HEAD + event(5) * 20_000,),
     "a page amid": (HEAD + event(5) + PAGE.encode() * 10_000,),
     "the end again and again": (HEAD + event(5, finish="length") * 20_000,),
-    "much after the end": (HEAD + event(5, finish="length") + b": x\n\n" * MB,),
+    "much after the end": (HEAD + event(5, finish="length") + b": x\n\n" * (MB // 8),),
     "silence amid": (HEAD + event(5), HANG),
 }
 
@@ -85,7 +85,7 @@ def front(hostile: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         good.wait_ready()
         own = options(
             f"option.base_url={hostile.url},{good.url}/v1",
-            "option.base_url_timeout=5",
+            "option.base_url_timeout=10",
             "option.engine_isolation=thread",
         )
         with serve(str(model), "--engine", "openai", *own) as server:
