@@ -1,0 +1,254 @@
+"""docs/sagemaker-sdk.md: every block of it, by SageMaker's SDKs, against `lmi deploy local --aws`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import boto3
+import pytest
+from botocore.exceptions import ClientError
+
+from handler.config.loader import read_config
+from tests.clients import venvs
+from tests.clients.driver import Driver, Outcome, Script
+from tests.docs.aws import rehearsal
+from tests.docs.blocks import Block, parse
+
+pytestmark = pytest.mark.clients
+
+_TESTS = Path(__file__).parent
+PAGE = (_TESTS.parents[1] / "docs" / "sagemaker-sdk.md").read_text()
+SAYS = " one two three"
+_NOWHERE = "http://127.0.0.1:9"
+STEPS = ("create", "wait", "invoke", "stream", "delete")
+
+
+class Sdk(NamedTuple):
+    """How the page calls one.
+
+    Attributes:
+        block: the first words of its first block.
+        component: what its block of components has, and no other's.
+    """
+
+    name: str
+    environment: str
+    package: str
+    block: str
+    component: str
+
+
+SDKS = (
+    Sdk("v2", "sagemaker", "sagemaker", "from sagemaker import Model, Session", "EndpointType"),
+    Sdk("core", "sagemaker-3", "sagemaker-core", "import json\n\nfrom deploy.client", "shared-core"),
+    Sdk("serve", "sagemaker-3", "sagemaker-serve", "import json\n\nimport boto3", "shared-serve"),
+)
+
+
+def version(package: str) -> str:
+    """The tested one. sagemaker-core 1 comes with version 2."""
+    name = "sagemaker" if package == "sagemaker" else "sagemaker-3"
+    found = re.search(rf"^{package}==(.*)$", (_TESTS / f"requirements-{name}.txt").read_text(), re.M)
+    assert found is not None
+    return found[1]
+
+
+def block(having: str) -> str:
+    """The block of the page that has a text."""
+    (found,) = (item.text for item in parse(PAGE).items if isinstance(item, Block) and having in item.text)
+    return found
+
+
+class Program:
+    """A block of the page, run step by step in the environment of its SDK."""
+
+    def __init__(self, sdk: Sdk, variables: dict[str, str]) -> None:
+        python = str(venvs.python(sdk.environment))
+        scripts = _TESTS / "scripts"
+        search = {"PYTHONPATH": str(scripts), "PYTHONUTF8": "1", "HTTPS_PROXY": _NOWHERE}
+        self._script = Script([python, str(scripts / "sagemaker" / "drive_page.py")], {**variables, **search})
+        self._driver = Driver(self._script)
+        head, *steps = re.split(r"^# (?=[A-Z][a-z]+$)", block(sdk.block), flags=re.M)
+        self._steps = {name.lower(): code for name, _, code in (step.partition("\n") for step in steps)}
+        assert tuple(self._steps) == STEPS
+        self._printed = {"": self.run(head)}
+
+    def run(self, code: str) -> str:
+        return str(self._driver.generate("", code))
+
+    def call(self, code: str) -> Outcome:
+        return self._driver.call("generate", "", code)
+
+    def upto(self, step: str) -> str:
+        """Run what has not been run before a step, and it; return what it prints."""
+        for name in STEPS[: STEPS.index(step) + 1]:
+            if name not in self._printed:
+                self._printed[name] = self.run(self._steps[name])
+        return self._printed[step]
+
+    def close(self) -> None:
+        self._script.close()
+
+
+@pytest.fixture(scope="module")
+def variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """AWS, with the bucket, the model and the role that the page names."""
+    with rehearsal(tmp_path_factory.mktemp("rehearsal"), "--engine", "echo", "--image", "lmi-handler:1.0.0") as (
+        _,
+        own,
+    ):
+        s3, iam = client("s3", own), client("iam", own)
+        s3.create_bucket(Bucket="my-bucket")
+        for key in ("model.tar.gz", "model/config.json"):
+            s3.put_object(Bucket="my-bucket", Key=key, Body=b"{}")
+        principal = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
+        iam.create_role(RoleName="lmi", AssumeRolePolicyDocument=policy(principal))
+        may = policy({"Effect": "Allow", "Action": "*", "Resource": "*"})
+        iam.put_role_policy(RoleName="lmi", PolicyName="lmi", PolicyDocument=may)
+        yield own
+
+
+def policy(statement: dict[str, Any]) -> str:
+    return json.dumps({"Version": "2012-10-17", "Statement": [statement]})
+
+
+def client(service: str, variables: dict[str, str]) -> Any:
+    session = boto3.Session(variables["AWS_ACCESS_KEY_ID"], variables["AWS_SECRET_ACCESS_KEY"])
+    return session.client(service, variables["AWS_REGION"], endpoint_url=variables["AWS_ENDPOINT_URL"])
+
+
+@pytest.fixture(scope="module", params=SDKS, ids=lambda sdk: sdk.name)
+def sdk(request: pytest.FixtureRequest) -> Sdk:
+    found: Sdk = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def program(sdk: Sdk, variables: dict[str, str]) -> Iterator[Program]:
+    with contextlib.closing(Program(sdk, variables)) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def control(variables: dict[str, str]) -> Any:
+    return client("sagemaker", variables)
+
+
+def test_create(sdk: Sdk, program: Program, control: Any) -> None:
+    program.upto("create")
+    config = control.describe_endpoint_config(EndpointConfigName=f"chat-{sdk.name}")
+    (variant,) = config["ProductionVariants"]
+    assert variant["ContainerStartupHealthCheckTimeoutInSeconds"] == 1200
+    container = control.describe_model(ModelName=variant["ModelName"])["PrimaryContainer"]
+    assert container["Image"].endswith("/lmi-handler:1.0.0")
+    assert container["Environment"] == {"OPTION_MAX_MODEL_LEN": "8192"}
+    if sdk.name == "serve":
+        assert container["ModelDataUrl"] == "s3://my-bucket/model.tar.gz"
+    else:
+        assert container["ModelDataSource"]["S3DataSource"]["S3Uri"] == "s3://my-bucket/model/"
+
+
+def test_wait(sdk: Sdk, program: Program, control: Any) -> None:
+    program.upto("wait")
+    (found,) = control.list_endpoints(NameContains=f"chat-{sdk.name}")["Endpoints"]
+    assert found["EndpointStatus"] == "InService"
+
+
+def test_invoke(program: Program) -> None:
+    assert program.upto("invoke") == f"{SAYS}\n"
+
+
+def test_stream(sdk: Sdk, program: Program) -> None:
+    """Version 3's own fails. Where it no longer does, it is mended, and the page's sentence goes."""
+    printed = program.upto("stream")
+    if sdk.name == "v2":
+        *_, last = map(json.loads, printed.splitlines())
+        assert last["generated_text"] == SAYS
+        return
+    assert printed == SAYS
+    own = program.call('endpoint.invoke_with_response_stream(body=json.dumps(body), content_type="application/json")')
+    assert own.error == "builtins.AttributeError"
+    assert f"`Endpoint.invoke_with_response_stream` of sagemaker-core {version('sagemaker-core')} fails" in PAGE
+    assert f"`{own.message}`" in PAGE
+
+
+def test_component(sdk: Sdk, program: Program, control: Any) -> None:
+    """Its block takes the model, or what made it, from the blocks above."""
+    program.upto("create")
+    assert program.run(block(sdk.component)).endswith(f"{SAYS}\n")
+    found = control.describe_inference_component(InferenceComponentName=f"a-{sdk.name}")
+    assert found["InferenceComponentStatus"] == "InService"
+    assert found["EndpointName"] == f"shared-{sdk.name}"
+
+
+def djl_model(program: Program) -> None:
+    """The table has each of the variables, and this server reads all of them."""
+    code = """
+import json
+from sagemaker.djl_inference import DJLModel
+print(json.dumps(DJLModel(
+    model_id="org/name", image_uri=model.image_uri, role=model.role, sagemaker_session=session, engine="Python",
+    dtype="bf16", task="text-generation", tensor_parallel_degree=2, job_queue_size=100, model_loading_timeout=600,
+    prediction_timeout=60, huggingface_hub_token="hf_token", min_workers=1, max_workers=1, parallel_loading=False,
+).env))
+"""
+    environ = json.loads(program.run(code).splitlines()[-1])
+    found = read_config(environ=environ)
+    assert not found.problems
+    without_effect = {name for name in environ if any(name in warning for warning in found.config.warnings)}
+    table = PAGE.partition("| argument of `DJLModel`")[2].partition("\n\n")[0]
+    assert set(re.findall("`([A-Z_]+)`", table)) == environ.keys() - without_effect
+
+
+def serializers(program: Program) -> None:
+    assert program.run(block("sagemaker.core.serializers")) == f"{SAYS}\n"
+
+
+def model_builder(program: Program) -> None:
+    """It names a prefix where it got no archive, and drops the timeout whose name is its own."""
+    code = """
+requests = []
+own = Session(default_bucket="my-bucket")
+own.create_model = lambda **request: requests.append(request["container_defs"]["ModelDataUrl"]) or 1 / 0
+own.endpoint_from_production_variants = lambda **request: requests.append(request["production_variants"][0]) or 1 / 0
+bare = ModelBuilder(
+    image_uri=builder.image_uri, role_arn=builder.role_arn, instance_type="ml.g6.xlarge", sagemaker_session=own
+)
+try:
+    bare.build(model_name="bare")
+except ZeroDivisionError:
+    bare.built_model, bare.model_name = builder.built_model, "bare"
+try:
+    bare.deploy(endpoint_name="bare", container_timeout_in_seconds=1200)
+except ZeroDivisionError:
+    print(json.dumps(requests))
+"""
+    location, variant = json.loads(program.run(code).splitlines()[-1])
+    assert re.fullmatch("s3://my-bucket/model-builder/.*/", location)
+    assert not [name for name in variant if "Timeout" in name]
+
+
+NOTES = {"v2": djl_model, "core": serializers, "serve": model_builder}
+
+
+def test_notes(sdk: Sdk, program: Program) -> None:
+    """What the page says of each beside its program."""
+    program.upto("invoke")
+    NOTES[sdk.name](program)
+
+
+def test_delete(sdk: Sdk, program: Program, control: Any) -> None:
+    program.upto("delete")
+    for kind in ("endpoint", "endpoint_config", "model"):
+        name = "".join(word.capitalize() for word in kind.split("_"))
+        with pytest.raises(ClientError, match="Could not find"):
+            getattr(control, f"describe_{kind}")(**{f"{name}Name": f"chat-{sdk.name}"})
+
+
+def test_the_tested_versions_are_on_the_page(sdk: Sdk) -> None:
+    assert f"{sdk.package} {version(sdk.package)} |" in PAGE
