@@ -159,6 +159,7 @@ class Options:
     output_formatter: str | None = option(string, None, "framing of answers to prompts: json, jsonlines or sse; by default json, for streams jsonlines (tgi_compat: sse); or the name of a model.py's output formatter (formatters.md)")
     input_formatter: str | None = option(string, None, "the name of a model.py's input formatter (formatters.md)")
     tgi_compat: bool = option(boolean, False, "answers in TGI's format")
+    keep_anthropic_lines: bool = option(boolean, False, "keep the lines x-anthropic-...: of a system prompt at /v1/messages, which differ by session, so that no prefix is cached")
     openai_compat: bool = option(boolean, False, "chats on /invocations are answered as on /v1/chat/completions")
     root_schema: str = option(one_of("tgi", "mindie"), "tgi", "the embedded server's route /: tgi or mindie")
     enable_streaming: bool = option(_streaming, False, "dynamic batching only: answers as {\"outputs\": [...]} lines")

@@ -138,6 +138,9 @@ _WHY: Mapping[str, str] = {
 }
 
 
+_HEADER_LINE = re.compile(r"^x-anthropic-[^:\n]*:.*\n?", re.MULTILINE)
+"""A line that Claude Code writes into its system prompt for Anthropic's servers: it differs by session."""
+
 _BLOCK = record({"type": {"enum": [*_FIELDS]}})
 _CONTENT: Shape = {"anyOf": [TEXT, listing(_BLOCK, minItems=1)]}
 MESSAGES: Mapping[str, Shape] = {
@@ -187,6 +190,8 @@ class MessagesReader:
                 raise InvalidPayload(f"{at}.role must be one of {', '.join(_ROLES)}")
             self._note("messages[]", message, frozenset({"role", "content"}))
             self._read_content(message["role"], message.get("content"), f"{at}.content")
+        if not self.chat:
+            raise InvalidPayload("'messages' must contain more than x-anthropic-… lines")
         join_turns(self.chat)
         self.continues = self.chat[-1]["role"] == "assistant"
         if self.continues and ("tool_calls" in self.chat[-1] or not self.chat[-1]["content"].strip()):
@@ -200,7 +205,7 @@ class MessagesReader:
 
     def _read_content(self, role: str, content: Any, at: str) -> None:
         if isinstance(content, str):
-            return add_to_turn(self.chat, role, content=content)
+            return self._add_text(role, content)
         if not isinstance(content, list) or not content:
             raise InvalidPayload(f"{at} must be a string or a non-empty list of blocks")
         for index, block in enumerate(content):
@@ -213,7 +218,7 @@ class MessagesReader:
         if kind != "tool_result":
             self._add_shown()
         if kind == "text":
-            add_to_turn(self.chat, role, content=string_at(block.get("text"), f"{at}.text"))
+            self._add_text(role, string_at(block.get("text"), f"{at}.text"))
         elif kind == "image":
             add_to_turn(self.chat, role, content=self._read_image(block, at))
         elif kind == "thinking":
@@ -225,6 +230,15 @@ class MessagesReader:
             add_to_turn(self.chat, role, tool_calls=self._read_call(block, at))
         else:
             self.chat.append(self._read_result(block, at))
+
+    def _add_text(self, role: str, text: str) -> None:
+        """Add a text, of `system` without the lines for Anthropic's servers, with which no two prompts begin alike."""
+        if role == "system" and not self._context.config.keep_anthropic_lines:
+            shorter = _HEADER_LINE.sub("", text)
+            if text and not shorter:
+                return
+            text = shorter
+        add_to_turn(self.chat, role, content=text)
 
     def _add_shown(self) -> None:
         for image in self._shown:

@@ -60,6 +60,44 @@ def test_a_message_is_whole_or_events(echo_server: LiveServer) -> None:
     ]  # fmt: skip
 
 
+BILLING = "x-anthropic-billing-header: cc_version=2.1.330; cch=1f3a;"
+
+
+@pytest.mark.parametrize(
+    "system",
+    [
+        f"{BILLING}\nBe kind.",
+        f"Be kind.\n{BILLING}",
+        [{"type": "text", "text": BILLING}, {"type": "text", "text": "Be kind."}],
+        [{"type": "text", "text": f"{BILLING}\nBe kind."}],
+    ],
+)
+def test_lines_for_anthropics_servers_are_no_part_of_a_prompt(echo_server: LiveServer, system: Any) -> None:
+    def ask(system: Any) -> list[str]:
+        body = {**ASK, "max_tokens": 50, "system": system}
+        return str(http.post(echo_server.url + MESSAGES, json=body).json()["content"][0]["text"]).split()
+
+    assert ask(system) == ask("Be kind.")
+
+
+def test_a_system_prompt_for_anthropics_servers_only_is_none(echo_server: LiveServer) -> None:
+    def ask(**more: Any) -> Any:
+        return http.post(echo_server.url + COUNT, json={**ASK, **more})
+
+    assert ask(system=BILLING).json() == ask().json()
+    inside = "say x-anthropic-billing-header: 1"
+    assert ask(system=inside).json()["input_tokens"] > ask().json()["input_tokens"]
+    only = ask(messages=[{"role": "system", "content": BILLING}])
+    assert only.status_code == 400
+    assert "more than x-anthropic" in only.text
+
+
+def test_an_option_keeps_the_lines_for_anthropics_servers() -> None:
+    with serve("--engine", "echo", *options("option.keep_anthropic_lines=true")) as server:
+        answer = http.post(server.url + MESSAGES, json={**ASK, "max_tokens": 50, "system": BILLING}).json()
+        assert BILLING in answer["content"][0]["text"]
+
+
 @pytest.mark.parametrize("route", [MESSAGES, COUNT])
 def test_invocations_take_them_by_route(echo_server: LiveServer, route: str) -> None:
     direct = http.post(echo_server.url + route, json=ASK).json()
