@@ -6,13 +6,13 @@ import sys
 from pathlib import Path
 
 from tests.accept import python_versions, vllm_environment
-from tests.clients import toolchains, venvs
+from tests.clients import toolchains
 from tests.examples import kubernetes_environment
 
 
 def main(prefix: str) -> None:
-    for name in venvs.environments():
-        print(venvs.python(name), flush=True)
+    for name in toolchains.environments():
+        print(toolchains.python(name), flush=True)
     print(kubernetes_environment.python(), flush=True)
     for build in (toolchains.node_modules, toolchains.claude_code, toolchains.codex, toolchains.java_classpath):
         try:

@@ -19,7 +19,7 @@ import pytest
 from proof.compare import busy_host
 from proof.compare.clients import PINGS, Asking, Pings, Streaming
 from proof.compare.processes import cpu_seconds
-from tests.bench.front import Front
+from tests.bench.rust_front_end import Front
 
 pytestmark = [
     pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, binds processes to cores"),

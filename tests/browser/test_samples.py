@@ -14,9 +14,9 @@ import pytest
 
 from tests.browser.conftest import Open
 from tests.browser.test_page import code, ready
-from tests.clients import venvs
-from tests.clients.emulator import emulated
+from tests.clients import toolchains
 from tests.clients.toolchains import Unavailable
+from tests.deploy.local.servers import emulated
 from tests.environment import skipped_on
 from tests.servers import LiveServer
 
@@ -46,7 +46,7 @@ def run(client: str, text: str, directory: Path, **environment: str) -> str:
         with skipped_on(Unavailable):
             program = node()
     elif client in ("openai", "huggingface"):
-        program = str(venvs.python({"openai": "openai", "huggingface": "huggingface-hub"}[client]))
+        program = str(toolchains.python({"openai": "openai", "huggingface": "huggingface-hub"}[client]))
     else:
         program = {"curl": "bash", "boto3": sys.executable}[client]
     given = {"PATH": os.environ["PATH"], "HOME": str(directory), **environment}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.clients.driver import HUBS, Driver, drivers, python_client
-from tests.clients.emulator import emulated
+from tests.deploy.local.servers import emulated
 from tests.servers import LiveServer, serve, wait_for
 
 _ECHO = ("--engine", "echo", "-o", "option.tgi_compat=true")

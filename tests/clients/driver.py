@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tests.clients import toolchains, venvs
+from tests.clients import toolchains
 from tests.environment import skipped_on
 
 _SCRIPTS = Path(__file__).parent / "scripts"
@@ -118,7 +118,7 @@ def python_client(environment: str, script: str, mode: str = "sync") -> Driver:
 @functools.cache
 def _python_script(environment: str, name: str) -> Script:
     """One for both modes, up until the run ends: importing a library takes seconds of computing."""
-    python = venvs.python(environment)
+    python = toolchains.python(environment)
     variables = {"PYTHONUTF8": "1", "PYTHONPATH": str(_SCRIPTS), "HF_HOME": str(python.parents[1] / "hub")}
     variables["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else LiteLLM asks GitHub for prices first
     [path] = _SCRIPTS.rglob(f"{name}.py")

@@ -14,7 +14,7 @@ import pytest
 from tests.clients import toolchains
 from tests.clients.checks import PARIS, UNICODE
 from tests.clients.driver import Driver, driving_node, java_client, skipped_without
-from tests.clients.emulator import OTHER
+from tests.deploy.local.servers import OTHER
 
 pytestmark = pytest.mark.clients
 

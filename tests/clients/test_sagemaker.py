@@ -15,8 +15,7 @@ from deploy.emulator.runtime import Runtime
 from tests.clients.checks import PARIS, UNICODE
 from tests.clients.documents import SAYS, example
 from tests.clients.driver import Driver, drivers, python_client
-from tests.clients.emulator import OTHER, emulated
-from tests.deploy.local.servers import Loop
+from tests.deploy.local.servers import OTHER, Loop, emulated
 from tests.servers import LiveServer, serve
 
 pytestmark = pytest.mark.clients

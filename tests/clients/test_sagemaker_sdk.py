@@ -14,9 +14,9 @@ import pytest
 from botocore.exceptions import ClientError
 
 from handler.config.loader import read_config
-from tests.clients import venvs
+from tests.clients import toolchains
 from tests.clients.driver import Driver, Outcome, Script
-from tests.docs.aws import rehearsal
+from tests.deploy.local.servers import rehearsal
 from tests.docs.blocks import Block, parse
 
 pytestmark = pytest.mark.clients
@@ -68,7 +68,7 @@ class Program:
     """A block of the page, run step by step in the environment of its SDK."""
 
     def __init__(self, sdk: Sdk, variables: dict[str, str]) -> None:
-        python = str(venvs.python(sdk.environment))
+        python = str(toolchains.python(sdk.environment))
         scripts = _TESTS / "scripts"
         search = {"PYTHONPATH": str(scripts), "PYTHONUTF8": "1", "HTTPS_PROXY": _NOWHERE}
         self._script = Script([python, str(scripts / "sagemaker" / "drive_page.py")], {**variables, **search})

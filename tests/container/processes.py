@@ -13,8 +13,7 @@ from pathlib import Path
 import httpx
 
 from tests.environment import clean_environment
-from tests.ports import free_port
-from tests.servers import http, wait_for
+from tests.servers import free_port, http, wait_for
 
 
 class Container:

@@ -21,8 +21,7 @@ from handler.core.devices import Driver
 from handler.core.errors import ConfigError
 from tests.container.processes import container, model_data
 from tests.environment import clean_environment
-from tests.ports import free_port
-from tests.servers import http, wait_for
+from tests.servers import free_port, http, wait_for
 
 # -- what the entry point starts, and how it ends: prepared values, and the embedded server as a real process ----------
 

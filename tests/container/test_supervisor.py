@@ -17,8 +17,7 @@ import pytest
 from handler.container import supervisor
 from handler.container.supervisor import Connection, WorkerWatch, connections
 from tests.djl.processes import group_members
-from tests.ports import free_port
-from tests.servers import wait_for
+from tests.servers import free_port, wait_for
 
 # -- a server that would drop its answers at SIGTERM, under the supervisor: real processes -----------------------------
 

@@ -18,12 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.deploy.local.processes import local_process
+from tests.deploy.local.servers import local_process
 from tests.docs.blocks import Block, Command, Server, difference, json_difference, parse
 from tests.docs.pages import ROOT
 from tests.environment import clean_environment
-from tests.ports import free_port
-from tests.servers import serve
+from tests.servers import free_port, serve
 
 LIMIT = 120.0
 """Seconds for a command of a console block, or for a whole other block."""
@@ -76,7 +75,7 @@ class Servers:
     def serving(self, server: Server, directory: Path) -> Iterator[Started]:
         """Start a server of a page's own in a directory."""
         if server.kind == "aws":
-            from tests.docs.aws import for_readers
+            from tests.deploy.local.servers import for_readers
 
             with for_readers(directory, self._demo_model) as variables:
                 yield Started({}, variables)

@@ -18,7 +18,7 @@ _ASYNC = "docs/wire/async.md"
 
 _PROTOCOLS = "tests/unit/protocols/"
 _VERSIONS = _PROTOCOLS + "test_lmi_versions.py::"
-_CONFIG = "tests/unit/config/test_lmi_version.py::"
+_CONFIG = "tests/unit/config/test_loader.py::"
 _LOADER = "tests/unit/config/test_loader.py::"
 _LMI = "tests/golden/lmi/"
 _LINES = "tests/golden/async/"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.doubles import tiny, using
-from tests.doubles.double import Double
+from tests.doubles.using import Double
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pydantic
 import pytest
 
 from tests.doubles import using
-from tests.doubles.double import PROMPT, Double
+from tests.doubles.using import PROMPT, Double
 
 # -- the double against the API's list of names; what it takes and refuses ---------------------------------------------
 

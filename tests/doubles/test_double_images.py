@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.doubles import tiny, using
-from tests.doubles.double import Double
+from tests.doubles.using import Double
 
 TEXT = "<|vision_start|><|image_pad|><|vision_end|>What is it?"
 PAD = 6

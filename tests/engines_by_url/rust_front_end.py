@@ -17,8 +17,7 @@ import pytest
 from tests.app.server import AppServer, serve
 from tests.engines_by_url import streams
 from tests.engines_by_url.vllm_server import metric
-from tests.ports import free_port
-from tests.servers import http, options, wait_for
+from tests.servers import free_port, http, options, wait_for
 
 IDS = range(257, 321)
 """What the core says, one after the other and again, to all requests at once."""

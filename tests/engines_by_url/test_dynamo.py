@@ -20,8 +20,7 @@ from tests.app.server import AppServer, serve
 from tests.app.test_http import CANCELLED
 from tests.doubles import tiny
 from tests.engines_by_url import golden, streams
-from tests.ports import free_port
-from tests.servers import http, options, wait_for
+from tests.servers import free_port, http, options, wait_for
 
 # -- dynamo's front end with its KV router, and workers, as processes on this machine; no etcd, no NATS ----------------
 

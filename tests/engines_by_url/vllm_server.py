@@ -22,8 +22,7 @@ import httpx
 from handler.core.child_processes import die_with_parent
 from tests import process_tree
 from tests.doubles import tiny
-from tests.ports import free_port
-from tests.servers import http, wait_for
+from tests.servers import free_port, http, wait_for
 
 MOST_LOGPROBS = 19
 """Of a token; one less than we take."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from handler.config.model_files import cache_directory
 from tests import install
-from tests.clients.venvs import built_once
+from tests.clients.toolchains import built_once
 
 _REQUIREMENTS = Path(__file__).with_name("requirements-kubernetes.txt")
 

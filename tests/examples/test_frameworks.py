@@ -10,12 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.app.server import serve
-from tests.clients import venvs
+from tests.clients import toolchains
 from tests.clients.agents.scripted import Model, call, said_by, scripted
 from tests.environment import clean_environment
 from tests.examples.programs import APPLICATIONS, run
-from tests.ports import free_port
-from tests.servers import PATIENCE, options
+from tests.servers import PATIENCE, free_port, options
 
 pytestmark = pytest.mark.clients
 
@@ -61,14 +60,14 @@ def test_an_agent_calls_its_tool(model: Model, program: Path, environment: str, 
         return f"It is {float(found[0]):g}." if found else call("multiply", a=12, b=24)
 
     model.says(answer)
-    output = run(program, _ASKED, python=str(venvs.python(environment)), LMI_URL=model.url)
+    output = run(program, _ASKED, python=str(toolchains.python(environment)), LMI_URL=model.url)
     assert output.split("\n") == [*before, "It is 288.", ""]
     assert "Multiply two numbers." in model.prompts[0], "the model is told of its tool"
     assert said_by("user", model.prompts[-1])[-1] == _ASKED
 
 
 def test_a_page_streams_answers_and_sends_the_conversation() -> None:
-    python, port = str(venvs.python("gradio")), free_port()
+    python, port = str(toolchains.python("gradio")), free_port()
     quiet = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1"}
     with serve("--engine", "echo", *options("option.echo_tokens_per_second=50")) as server:
         environment = {**clean_environment(), **quiet, "LMI_URL": server.url, "PORT": str(port)}

@@ -21,7 +21,7 @@ from deploy.resources.build import resources
 from deploy.resources.environment import environment
 from deploy.resources.resource import Kind
 from deploy.spec.reading import read_spec
-from tests.clients import toolchains, venvs
+from tests.clients import toolchains
 from tests.clients.driver import skipped_without
 from tests.container.images.dockerfile import ROOT, read
 from tests.docs.blocks import programs
@@ -127,7 +127,7 @@ def test_terraforms_policy_refers_to_what_is_exported() -> None:
     text = (TERRAFORM / "callers.tf").read_text()
     program = "import hcl2, json, sys; print(json.dumps(hcl2.load(sys.stdin)))"
     done = subprocess.run(
-        [str(venvs.python("infrastructure")), "-c", program], input=text, capture_output=True, text=True
+        [str(toolchains.python("infrastructure")), "-c", program], input=text, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     blocks = json.loads(done.stdout)
@@ -146,7 +146,7 @@ def test_cdk_synthesizes_what_is_exported(template: tuple[Path, dict[str, Any]],
     with skipped_without():
         toolchains.require("node", "nodejs")
     path, expected = template
-    program, python = INFRASTRUCTURE / "cdk" / "app.py", str(venvs.python("infrastructure"))
+    program, python = INFRASTRUCTURE / "cdk" / "app.py", str(toolchains.python("infrastructure"))
     run(program, path, "--stack", "endpoint", python=python, CDK_OUTDIR=str(tmp_path / "out"))
     found = json.loads((tmp_path / "out" / "endpoint.template.json").read_text())
     resources = found["Resources"]

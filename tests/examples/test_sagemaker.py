@@ -13,14 +13,12 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.clients import venvs
-from tests.deploy.local.processes import aws_variables, local_process
-from tests.deploy.local.servers import Loop, Relay
+from tests.clients import toolchains
+from tests.deploy.local.servers import Loop, Relay, aws_variables, local_process
 from tests.deploy.local.servers import local as make_local
 from tests.environment import clean_environment
 from tests.examples.programs import EXAMPLES, finished, run
-from tests.ports import free_port
-from tests.servers import PATIENCE
+from tests.servers import PATIENCE, free_port
 
 pytestmark = pytest.mark.model
 
@@ -127,5 +125,5 @@ def test_openai_s_client(lmi: Served, loop: Loop, tmp_path: Path) -> None:
         path = Path(found.origin)
         path = path.parent if path.name == "__init__.py" else path
         (tmp_path / path.name).symlink_to(path)
-    python = str(venvs.python("openai"))
+    python = str(toolchains.python("openai"))
     assert run_held("openai_client.py", loop, lmi, python, PYTHONPATH=str(tmp_path)) == f"{CHAT}\n"

@@ -14,8 +14,7 @@ from pathlib import Path
 import httpx
 
 from tests.environment import skipped_on
-from tests.ports import free_port
-from tests.servers import PATIENCE, http, wait_for
+from tests.servers import PATIENCE, free_port, http, wait_for
 
 NGINX = {
     "nginx": "",  # HTTP/1.0 to the server, a connection for each request, and answers buffered

@@ -28,11 +28,10 @@ from handler.protocols.assistant.tools.request import choose_format, read_tools
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.errors import HttpResponse
 from tests.one_test import in_one_test
-from tests.unit.protocols.answers import CAPABLE, DIALECTS, answer, with_options
+from tests.unit.protocols.answers import CAPABLE, DIALECTS, answer, saying, with_options
 from tests.unit.protocols.assistant.test_reasoning import COMPANIES
 from tests.unit.protocols.assistant.test_response_template import READ
 from tests.unit.protocols.assistant.tool_texts import TOOLS, read
-from tests.unit.protocols.openai_requests import saying
 
 Call = tuple[str, dict[str, Any]]
 

@@ -15,7 +15,7 @@ from handler.core.errors import InvalidPayload
 from handler.core.values import Request
 from handler.protocols.vllm.tokenize import TOKENIZE_CHAT
 from tests.app.server import serve
-from tests.clients import venvs
+from tests.clients import toolchains
 from tests.one_test import in_one_test
 from tests.servers import LiveServer
 from tests.unit.protocols.answers import CAPABLE, DIALECTS
@@ -201,7 +201,7 @@ print(json.dumps({
 @pytest.fixture(scope="module")
 def declared() -> dict[str, list[str]]:
     """The types of parts that the clients' own parameters have, each client in its environment."""
-    found = subprocess.run([venvs.python("openai"), "-c", _DECLARED], check=True, capture_output=True, text=True)
+    found = subprocess.run([toolchains.python("openai"), "-c", _DECLARED], check=True, capture_output=True, text=True)
     types: dict[str, list[str]] = json.loads(found.stdout)
     return types
 

@@ -13,8 +13,7 @@ from typing import Any
 import httpx
 
 from handler.config.model_files import cache_directory
-from tests.ports import free_port
-from tests.servers import http, wait_for
+from tests.servers import free_port, http, wait_for
 
 
 def programs() -> Path:

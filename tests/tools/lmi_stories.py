@@ -34,8 +34,7 @@ import huggingface_hub
 import pytest
 import requests
 
-from tests.ports import free_port
-from tests.servers import serve
+from tests.servers import free_port, serve
 from tests.user_files import write_adapter
 
 ADDRESS = "127.0.0.1:8080"

@@ -31,7 +31,7 @@ from proof.bench.cli import counts
 from proof.bench.client import Closed, Target
 from proof.bench.processes import measure
 from proof.compare.processes import cpu_seconds
-from tests.clients import venvs
+from tests.clients import toolchains
 from tests.djl.servers import DjlServer, newer
 from tests.environment import clean_environment
 
@@ -91,7 +91,7 @@ def handlers(pace: float) -> dict[str, Handler]:
 
 def worker_python() -> Path:
     """Return the Python of all workers: it has upstream's packages, and behind them this one's, with our handler."""
-    python = venvs.python("djl", _HERE)
+    python = toolchains.python("djl", _HERE)
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
     # not the bare path: then an editable install in it, a .pth file itself, would not be followed

@@ -18,8 +18,7 @@ import httpx
 from botocore.exceptions import ClientError
 
 from proof.replay.content import NotJson, differences, frames, merged, read_documents, shape
-from tests.clients.emulator import emulated
-from tests.deploy.local.servers import client
+from tests.deploy.local.servers import client, emulated
 from tests.servers import ANSWER_LIMIT, LiveServer, http
 
 RECORDS = Path(__file__).parents[2] / "golden" / "moves"

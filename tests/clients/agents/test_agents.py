@@ -19,7 +19,7 @@ import pytest
 from tests.clients import toolchains
 from tests.clients.agents.scripted import Model, call, said_by
 from tests.clients.driver import Driver, python_client, skipped_without
-from tests.clients.emulator import emulated
+from tests.deploy.local.servers import emulated
 from tests.docs.blocks import Block, parse
 
 pytestmark = pytest.mark.clients

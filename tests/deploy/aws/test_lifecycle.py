@@ -18,8 +18,7 @@ from tests.deploy.cases import LLAMA_CONFIG
 from tests.deploy.doubles.aws import ACCOUNT, Call, Cloud
 from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN, Deployer
 from tests.deploy.doubles.endpoints import listed_price, set_quotas
-from tests.deploy.doubles.hub import serving
-from tests.deploy.unit.resolve.safetensors_files import header
+from tests.deploy.doubles.hub import safetensors_header, serving
 from tests.servers import PATIENCE
 
 ROOT = Path(__file__).parents[3]
@@ -351,7 +350,7 @@ def test_plan_asks_the_hub_for_a_model_that_nobody_listed(
     main.takes(file(tmp_path, model={"id": "me/mine"}, scaling=None))  # the policies are those of any type
     given = file(tmp_path, model={"id": "me/mine", "context": 2048}, instance={"type": "auto"}, scaling=None)
     with serving() as hub:
-        hub.add("me/mine", LLAMA_CONFIG, **{"model.safetensors": header(tensors)})
+        hub.add("me/mine", LLAMA_CONFIG, **{"model.safetensors": safetensors_header(tensors)})
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         monkeypatch.setenv("HF_HUB_OFFLINE", "0")
         assert main(["plan", given]) == 0

@@ -17,7 +17,7 @@ from deploy.spec.sections import Image
 from tests.deploy.cases import LLAMA_CONFIG
 from tests.deploy.doubles.aws import ACCOUNT, Cloud
 from tests.deploy.doubles.deployments import PLAIN, permit
-from tests.deploy.unit.resolve.safetensors_files import header
+from tests.deploy.doubles.hub import safetensors_header
 from tests.deploy.unit.resolve.test_model_shape import gguf
 
 # -- resolving with AWS's answers --------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ def test_a_prefix_of_a_large_model_of_which_headers_are_read(cloud: Cloud) -> No
     aws, s3 = Aws("us-east-1"), cloud.client("s3")
     s3.create_bucket(Bucket="models")
     s3.put_object(Bucket="models", Key="llama/config.json", Body=json.dumps(LLAMA_CONFIG).encode())
-    start, size = header({f"model.layers.{number}.w": ("BF16", (64, 1024)) for number in range(32)})
+    start, size = safetensors_header({f"model.layers.{number}.w": ("BF16", (64, 1024)) for number in range(32)})
     s3.put_object(Bucket="models", Key="llama/model.safetensors", Body=start + bytes(size))
     notes: list[str] = []
     shape = shape_in_s3(aws, "s3://models/llama/", notes)

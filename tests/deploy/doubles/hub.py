@@ -1,15 +1,18 @@
-"""A hub on loopback: the list of a model's files, pieces of them, and what goes wrong with both."""
+"""A hub on loopback: a model's files, headers of safetensors of any size, and what goes wrong with both."""
 
 from __future__ import annotations
 
 import json
+import math
 import re
+import struct
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
@@ -117,3 +120,30 @@ def _send(request: BaseHTTPRequestHandler, status: int, body: bytes, headers: Ma
         request.send_header(name, value)
     request.end_headers()
     request.wfile.write(body)
+
+
+BYTES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "U8": 1, "I32": 4}
+
+Tensors = Mapping[str, tuple[str, Sequence[int]]]
+"""Types and shapes by name."""
+
+
+def safetensors_header(tensors: Tensors) -> tuple[bytes, int]:
+    """Return a file's beginning, and the bytes of all tensors."""
+    said: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, (dtype, shape) in tensors.items():
+        end = at + math.prod(shape) * BYTES[dtype]
+        said[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
+        at = end
+    content = json.dumps(said).encode()
+    return struct.pack("<Q", len(content)) + content, at
+
+
+def write_safetensors(path: Path, tensors: Tensors) -> int:
+    """Write a file, and return the bytes of its tensors."""
+    start, size = safetensors_header(tensors)
+    with path.open("wb") as file:
+        file.write(start)
+        file.truncate(len(start) + size)
+    return size

@@ -1,15 +1,22 @@
-"""A container that does as each request's body says, the emulator before it, and stock boto3 before that."""
+"""A container that does as each request says, the emulators before it, and `lmi deploy local` as a process."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import IO, Any, TypeVar
 
 import aiohttp
 import boto3
@@ -19,7 +26,9 @@ from botocore.config import Config
 from deploy.emulator.endpoint import Endpoint
 from deploy.emulator.runtime import Runtime
 from deploy.emulator.store import Store
-from tests.servers import PATIENCE
+from tests.environment import clean_environment
+from tests.install import environment
+from tests.servers import PATIENCE, LiveServer, wait_for
 
 T = TypeVar("T")
 ACCOUNT = "000000000000"
@@ -221,3 +230,149 @@ def local(loop: Loop, store: Store | None = None, at: str | None = None, **endpo
             with contextlib.closing(client(url)) as runtime:
                 yield Local(container, served, url, runtime)
             container.may_go_on.set()
+
+
+class LocalProcess:
+    """What it has written so far is in `out` (standard output) and `log` (standard error)."""
+
+    def __init__(self, *arguments: str, directory: Path | None = None) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "deploy", "local", "--port", "0", *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=clean_environment(), cwd=directory,
+        )  # fmt: skip
+        self._lines: dict[str, list[str]] = {"out": [], "log": []}
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self._pipes = {"out": self.process.stdout, "log": self.process.stderr}
+        self._readers = [
+            threading.Thread(target=self._read, args=(name, pipe), daemon=True) for name, pipe in self._pipes.items()
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    @property
+    def out(self) -> str:
+        return "".join(self._lines["out"])
+
+    @property
+    def log(self) -> str:
+        return "".join(self._lines["log"])
+
+    @property
+    def url(self) -> str:
+        found = re.search(r"InService: (http://\S+)", self.out)
+        assert found is not None, self.log
+        return found[1]
+
+    def container_pid(self) -> int:
+        children = subprocess.run(["pgrep", "-P", str(self.process.pid)], capture_output=True, text=True)
+        return int(children.stdout.split()[0])
+
+    def wait_ready(self) -> None:
+        def ready() -> bool:
+            assert self.process.poll() is None, self.log
+            return "Body=" in self.out
+
+        wait_for(ready, PATIENCE, "the endpoint is not in service")
+
+    def wait_said(self, text: str) -> None:
+        wait_for(lambda: text in self.log, PATIENCE, f"it does not say {text!r}")
+
+    def end(self, number: int = signal.SIGINT) -> int:
+        """A signal, and the exit status."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        self.process.wait(PATIENCE)
+        for reader in self._readers:
+            reader.join(PATIENCE)
+        for pipe in self._pipes.values():
+            pipe.close()
+        return self.process.returncode
+
+    def _read(self, name: str, pipe: IO[str]) -> None:
+        for line in pipe:
+            self._lines[name].append(line)
+
+
+@contextlib.contextmanager
+def local_process(*arguments: str, directory: Path | None = None) -> Iterator[LocalProcess]:
+    """In service.
+
+    Args:
+        directory: where it runs, if not here.
+    """
+    local = LocalProcess(*arguments, directory=directory)
+    try:
+        local.wait_ready()
+        yield local
+    finally:
+        local.end()
+
+
+def aws_variables(url: str) -> dict[str, str]:
+    """What a script needs to take it for AWS."""
+    return {
+        "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME": url,
+        "AWS_REGION": "us-east-1",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "x",
+        "AWS_SECRET_ACCESS_KEY": "x",
+        "ENDPOINT_NAME": "local",
+    }
+
+
+OTHER = "Endpoint other of account 000000000000 not found."
+"""What SageMaker says of one that there is not."""
+
+
+@contextlib.contextmanager
+def emulated(server: LiveServer, **endpoint: Any) -> Iterator[str]:
+    """The runtime's URL; the endpoint is called `local`."""
+    server.wait_ready()
+    loop = Loop()
+    try:
+        with loop.serving(Runtime(Endpoint(server.url, **endpoint)).app()) as url:
+            yield url
+    finally:
+        loop.close()
+
+
+_NOWHERE = "http://127.0.0.1:9"
+_END = "Ctrl-C ends it"
+
+
+@contextlib.contextmanager
+def rehearsal(directory: Path, *arguments: str) -> Iterator[tuple[LocalProcess, dict[str, str]]]:
+    """Start it; yield it with the variables that it tells to export."""
+    local = LocalProcess("--aws", *arguments, directory=directory)
+    try:
+
+        def ready() -> bool:
+            assert local.process.poll() is None, local.log
+            return _END in local.out
+
+        wait_for(ready, PATIENCE, "the rehearsal does not start")
+        lines = re.findall(r"^export (\w+)=(.*)$", local.out, re.MULTILINE)
+        yield local, {name: shlex.split(value)[0] for name, value in lines}
+    finally:
+        local.end()
+
+
+@contextlib.contextmanager
+def for_readers(directory: Path, *arguments: str) -> Iterator[dict[str, str]]:
+    """Start a rehearsal, and install AWS's command line beside it; yield a reader's variables."""
+    commands = environment(directory / "awscli", "awscli").parent
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}:{commands}"
+    with rehearsal(directory, *arguments) as (_, variables):
+        yield {
+            **variables,
+            "PATH": path,
+            "AWS_PAGER": "",
+            "AWS_CONFIG_FILE": "/dev/null",
+            "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
+            "HF_HUB_OFFLINE": "1",
+            "HTTPS_PROXY": _NOWHERE,
+        }

@@ -21,8 +21,7 @@ from deploy.cli.main import main
 from deploy.emulator.endpoint import Endpoint
 from deploy.emulator.serving import Plan, load_adapters
 from deploy.errors import Failed
-from tests.deploy.local.processes import LocalProcess, aws_variables, local_process
-from tests.deploy.local.servers import Container, Loop, client
+from tests.deploy.local.servers import Container, LocalProcess, Loop, aws_variables, client, local_process
 from tests.environment import clean_environment
 from tests.process_tree import alive, descendants
 from tests.servers import PATIENCE, wait_for

@@ -20,8 +20,7 @@ from deploy.emulator.specification import Machine, started, this_machine
 from deploy.errors import SpecError
 from deploy.spec import Spec
 from handler.core.devices import Driver
-from tests.deploy.local.processes import LocalProcess, local_process
-from tests.deploy.local.servers import client
+from tests.deploy.local.servers import LocalProcess, client, local_process
 from tests.process_tree import alive, descendants
 from tests.servers import wait_for
 from tests.user_files import write_adapter

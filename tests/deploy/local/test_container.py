@@ -29,9 +29,8 @@ from deploy.errors import DeployError, Failed
 from tests.deploy.local.servers import Container as HealthContainer
 from tests.deploy.local.servers import Loop
 from tests.environment import clean_environment
-from tests.ports import free_port
 from tests.process_tree import alive
-from tests.servers import PATIENCE, http, wait_for
+from tests.servers import PATIENCE, free_port, http, wait_for
 
 # -- the container's process: what it is started with, its log, and its end --------------------------------------------
 

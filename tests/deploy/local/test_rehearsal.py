@@ -20,7 +20,7 @@ from handler.cli import main as lmi
 from handler.core.errors import ConfigError
 from proof.replay.exchange import Request
 from proof.replay.sources import open_requests
-from tests.docs.aws import rehearsal
+from tests.deploy.local.servers import rehearsal
 from tests.process_tree import alive, descendants
 from tests.servers import PATIENCE, wait_for
 

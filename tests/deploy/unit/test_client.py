@@ -20,7 +20,7 @@ from deploy.client import NoCapacity, NotStarted, Patience, Throttled
 from deploy.client.errors import ModelFailed, RequestFailed, StreamBroken
 from deploy.client.runtime import Runtime, with_retries
 from deploy.client.streaming import AnswerReader, Event, Finish, Raw, Token
-from tests.deploy.aws.client.wire import Wire, golden, golden_streams
+from tests.deploy.aws.client.double import Wire, golden, golden_streams
 from tests.one_test import in_one_test
 
 # -- streamed answers, read in pieces of every size --------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's adapter on the double, in the process of the test, where one can look inside."""
+"""TensorRT-LLM's adapter on the double: in the process of the test, where one can look inside, or in one of its own."""
 
 from __future__ import annotations
 
@@ -9,12 +9,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from handler import engines
 from handler.config.config import Config
 from handler.core.media import MediaSource, Medium
-from handler.core.values import Adapter, Finish, Request, Sampling
+from handler.core.values import Adapter, Delta, Finish, Request, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, Output
 from handler.engines.huggingface.tokenizer import HfTokenizer
+from handler.engines.process.engine_process import Spec
+from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.engines.trtllm import engine as trtllm
+from handler.scheduler.batcher import Batcher
 from handler.serving.media.loader import place_media
 from tests.doubles import using
 
@@ -129,3 +133,36 @@ def one_eos(model: Path, target: Path) -> Path:
         (target / file.name).write_bytes(file.read_bytes())
     (target / "generation_config.json").write_text(json.dumps({"eos_token_id": 3}))
     return target
+
+
+class Served:
+    def __init__(self, engine: EngineSupervisor, config: EngineConfig) -> None:
+        self.engine = engine
+        self.batcher = Batcher(engine, max_active=16)
+        self.tokenizer = engines.load_tokenizer("trtllm", config)
+
+    def submit(self, **sampling: Any) -> int:
+        prompt = "Once upon a time"
+        return self.batcher.submit(Request(prompt, Sampling(**sampling)), self.tokenizer.encode(prompt))
+
+    def run(self, seconds: float = 30) -> dict[int, list[Delta]]:
+        found: dict[int, list[Delta]] = {}
+        deadline = time.monotonic() + seconds
+        while not self.batcher.idle:
+            assert time.monotonic() < deadline, "it does not end"
+            for delta in self.batcher.step(timeout=0.5):
+                found.setdefault(delta.id, []).append(delta)
+        return found
+
+
+@contextlib.contextmanager
+def served(model: Path, manners: str, timeout: float = 60.0, **options: Any) -> Iterator[Served]:
+    config = EngineConfig(Config(max_rolling_batch_size=16, engine_options=options), model=model)
+    with using.tensorrt_llm(manners):
+        engine = EngineSupervisor(Spec("trtllm", config), timeout=timeout, load_timeout=60)
+        try:
+            while engine.state is State.LOADING:
+                engine.step(timeout=1)
+            yield Served(engine, config)
+        finally:
+            engine.close()

@@ -16,7 +16,7 @@ from handler.engines.base import EngineConfig
 from handler.engines.trtllm import engine as trtllm
 from handler.engines.trtllm.arguments import leave_mpi
 from tests.doubles import tiny, using
-from tests.doubles.double import reference
+from tests.doubles.using import reference
 from tests.gpu.trtllm.cases import PROMPT, Loaded, joined, loaded, one_eos
 from tests.user_files import write_adapter
 

@@ -17,7 +17,7 @@ from handler.engines.base import EngineConfig
 from handler.engines.process.supervisor import EngineSupervisor
 from handler.engines.trtllm.arguments import environment
 from handler.engines.trtllm.engine import RequestOptions, RunningRequest, TrtLlm
-from tests.gpu.trtllm.served import served
+from tests.gpu.trtllm.cases import served
 from tests.process_tree import in_session
 
 # -- faults ------------------------------------------------------------------------------------------------------------

@@ -27,8 +27,7 @@ from tests.app.server import serve
 from tests.doubles.downloads import serving
 from tests.moving.conform.mutants import ELSEWHERE, MUTANTS
 from tests.moving.conform.scripted import Scripted
-from tests.ports import free_port
-from tests.servers import options
+from tests.servers import free_port, options
 
 LIMITS = Limits(answer=20, long=1.5, payload=300_000, abandoned=3)
 """Of servers that hold all rules: SageMaker's, but for what would last long."""

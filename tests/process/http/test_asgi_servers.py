@@ -20,9 +20,8 @@ from tests.app.server import AppServer, serve
 from tests.app.test_http import CANCELLED
 from tests.engines_by_url.golden import GOLDEN, ask, assert_equal, one_of_each
 from tests.environment import clean_environment
-from tests.ports import free_port
 from tests.process_tree import descendants
-from tests.servers import ServerProcess, http, wait_for
+from tests.servers import ServerProcess, free_port, http, wait_for
 from tests.servers import options as given
 
 ECHO = ("option.llm_engine=echo", "option.max_model_len=256")

@@ -19,9 +19,8 @@ from tests.app.server import run_to_end
 from tests.doubles.downloads import Bucket, Hub, serve_bucket, serve_hub
 from tests.environment import clean_environment
 from tests.model.openvino.test_gguf_weights import write_small
-from tests.ports import free_port
 from tests.process_tree import alive, descendants
-from tests.servers import PATIENCE, http, wait_for
+from tests.servers import PATIENCE, free_port, http, wait_for
 
 # -- the embedded server while a slow hub sends its model: a signal ends it at once, and whole files stay --------------
 

@@ -24,7 +24,7 @@ from handler.engines.huggingface.files import eos_ids, gguf_file, is_hub_name, p
 from handler.engines.openvino import ir_files
 from tests.doubles.downloads import COMMIT, Hub, serve_hub
 from tests.environment import clean_environment
-from tests.ports import free_port
+from tests.servers import free_port
 
 Fetch = Callable[..., Path]
 MODULES = {name: engines.module(name) for name in ENGINES}

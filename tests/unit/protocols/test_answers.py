@@ -26,10 +26,21 @@ from handler.protocols.responses import response
 from handler.protocols.responses import response as items
 from tests.one_test import in_one_test
 from tests.unit.protocols import answers
-from tests.unit.protocols.answers import CAPABLE, DIALECTS, STREAMED, answer, deltas, with_options
+from tests.unit.protocols.answers import (
+    CAPABLE,
+    CITY,
+    DIALECTS,
+    NAME_IT,
+    STREAMED,
+    TOOLS,
+    USER,
+    answer,
+    deltas,
+    saying,
+    with_options,
+)
 from tests.unit.protocols.golden.anthropic import TOOLS as ANTHROPIC_TOOLS
 from tests.unit.protocols.golden.responses import TOOLS as RESPONSES_TOOLS
-from tests.unit.protocols.openai_requests import CITY, NAME_IT, TOOLS, USER, saying
 
 # -- a delta of several tokens is rendered as one delta a token would be, in every dialect and format ------------------
 

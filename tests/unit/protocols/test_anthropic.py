@@ -15,9 +15,8 @@ from handler.protocols.anthropic.response import Blocks, gather
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Event, Reasoning
 from handler.protocols.kernel.dialect import ParsedRequest
 from tests.one_test import in_one_test
-from tests.unit.protocols.answers import CAPABLE, CONTEXT, DIALECTS, answer, deltas, value, with_options
+from tests.unit.protocols.answers import CAPABLE, CITY, CONTEXT, DIALECTS, answer, deltas, saying, value, with_options
 from tests.unit.protocols.golden.anthropic import ASK, CALL, TOOLS, body
-from tests.unit.protocols.openai_requests import CITY, saying
 
 HERMES = replace(CAPABLE, chat_template="{{ tools }} <tool_call> {{ tool_calls }}")
 USE = {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Köln"}}

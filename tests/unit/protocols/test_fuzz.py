@@ -20,9 +20,8 @@ from handler.protocols.openai.request import COMPLETIONS as COMPLETIONS_TABLE
 from handler.protocols.rerank import request as rerank
 from handler.protocols.responses.request import TABLE as RESPONSES
 from handler.protocols.tei import request as tei
-from tests.unit.protocols.answers import CAPABLE, DIALECTS, answer
+from tests.unit.protocols.answers import CAPABLE, CHAT, COMPLETIONS, DIALECTS, NAMED, answer, saying
 from tests.unit.protocols.golden.anthropic import THOUGHT, TWO
-from tests.unit.protocols.openai_requests import CHAT, COMPLETIONS, NAMED, saying
 
 # -- chat --------------------------------------------------------------------------------------------------------------
 # Whatever is sent to OpenAI's dialects, they read it or refuse it; whatever a model says, none of it is lost.

@@ -33,20 +33,24 @@ from handler.protocols.vllm import pooling
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import (
     CONTEXT,
+    NAME_IT,
+    NAMED,
+    TOOLS,
     VOCABULARY,
     answer,
+    completion,
     deltas,
     failing,
     refused,
+    saying,
     shorter,
     with_logits,
     with_options,
     with_tops,
 )
+from tests.unit.protocols.answers import chat as openai_chat_
 from tests.unit.protocols.golden import anthropic as golden_anthropic
 from tests.unit.protocols.golden.tgi import marked
-from tests.unit.protocols.openai_requests import NAME_IT, NAMED, TOOLS, completion, saying
-from tests.unit.protocols.openai_requests import chat as openai_chat_
 
 WRITTEN = "`pytest -n 0 tests/unit/protocols/test_golden.py --update-golden` writes it; read what it wrote"
 GOLDEN = Path(__file__).parents[2] / "golden"

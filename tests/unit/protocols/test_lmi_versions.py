@@ -13,8 +13,7 @@ from handler.core.values import Request
 from handler.protocols.kernel.dialect import GenerationDefaults, Notices, ParsedRequest, ServerContext
 from handler.protocols.registry import INVOCATIONS
 from tests.one_test import in_one_test
-from tests.unit.protocols.answers import CAPABLE, CONTEXT, answer, value, with_options
-from tests.unit.protocols.openai_requests import TOOLS, saying
+from tests.unit.protocols.answers import CAPABLE, CONTEXT, TOOLS, answer, saying, value, with_options
 
 BEFORE = ["0.28", "0.29", "0.30", "0.31"]
 SINCE = [str(version) for version in VERSIONS if str(version) not in BEFORE]

@@ -13,9 +13,8 @@ from handler.core.values import Delta, StructuredOutput
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.schema import COUNT, FLAG, NULL, NUMBER, TEXT, Shape, listing, nullable, record
 from tests.one_test import in_one_test
-from tests.unit.protocols.answers import CAPABLE, CONTEXT, DIALECTS, answer, deltas
+from tests.unit.protocols.answers import CAPABLE, CITY, CONTEXT, DIALECTS, answer, deltas, saying
 from tests.unit.protocols.golden.responses import ASK, CALL, TOOLS, WEATHER, body
-from tests.unit.protocols.openai_requests import CITY, saying
 
 # -- OpenAI's responses: what a body becomes for the chat's readers, and what is refused -------------------------------
 

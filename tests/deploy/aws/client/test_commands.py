@@ -15,8 +15,7 @@ import pytest
 from deploy.cli.main import main
 from deploy.cli.views import for_terminal
 from deploy.client import Predictor
-from tests.deploy.aws.client.double import Answer, Double, fails, model_answers, says, streams
-from tests.deploy.aws.client.wire import golden
+from tests.deploy.aws.client.double import Answer, Double, fails, golden, model_answers, says, streams
 from tests.servers import PATIENCE
 
 LMI = golden("lmi/stream")

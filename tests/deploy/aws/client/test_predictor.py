@@ -36,8 +36,7 @@ from deploy.client.asynchronous import split_s3
 from deploy.client.errors import failure
 from deploy.client.runtime import MAX_BYTES, WARN_BYTES, LargePayload, check_size
 from deploy.errors import DeployError, NotAllowed, NotThere
-from tests.deploy.aws.client.double import Answer, Double, Handler, fails, model_answers, says, stalls, streams
-from tests.deploy.aws.client.wire import golden
+from tests.deploy.aws.client.double import Answer, Double, Handler, fails, golden, model_answers, says, stalls, streams
 
 # -- whole answers: what is sent, what comes back, and what becomes of failures ----------------------------------------
 

@@ -17,8 +17,7 @@ from deploy.client import (
     Token,
 )
 from deploy.emulator.relay import payload_part
-from tests.deploy.aws.client.double import Answer, Double, Handler, fails, model_answers, stalls, streams
-from tests.deploy.aws.client.wire import golden
+from tests.deploy.aws.client.double import Answer, Double, Handler, fails, golden, model_answers, stalls, streams
 from tests.servers import PATIENCE
 
 SHOWN = 'Deep "Learning" 😀\n'

@@ -21,8 +21,7 @@ from deploy.resolve.model.shape import known_model, read_shape, shape_in_directo
 from deploy.resolve.resolver import find_size, resolve
 from deploy.spec import Spec
 from tests.deploy.cases import LLAMA_CONFIG
-from tests.deploy.doubles.hub import HubDouble, serving
-from tests.deploy.unit.resolve.safetensors_files import Tensors, header, write
+from tests.deploy.doubles.hub import HubDouble, Tensors, safetensors_header, serving, write_safetensors
 from tests.deploy.unit.resolve.test_model_shape import gguf
 
 # -- models that nobody listed: their size by their files on a hub, which a double on loopback plays -------------------
@@ -50,7 +49,7 @@ def spec(model: str = "me/mine", **options: Any) -> Spec:
 
 
 def file(tensors: Tensors) -> tuple[bytes, int]:
-    return header(tensors)
+    return safetensors_header(tensors)
 
 
 LLAMA = {"model_type": "llama", "vocab_size": 1000, "hidden_size": 256, "intermediate_size": 512,
@@ -246,7 +245,7 @@ def test_a_header_that_lies_leaves_the_files_sizes(double: HubDouble) -> None:
 def test_a_hub_without_ranges(double: HubDouble) -> None:
     """It sends a file from its beginning, of which no more than was asked is read; a later piece is refused."""
     long: Tensors = {f"model.layers.{number}.weight": ("BF16", (2,)) for number in range(4000)}
-    double.add("me/mine", LLAMA, **{"model.safetensors": (header(long)[0], 0)})
+    double.add("me/mine", LLAMA, **{"model.safetensors": (safetensors_header(long)[0], 0)})
     double.ranges = False
     with pytest.raises(HubError, match="gives no pieces of files"):
         read_shape(Hub().files("me/mine"))
@@ -278,7 +277,7 @@ NAME = "model.safetensors"
 
 
 def counted(path: Path, tensors: Tensors, bits: int | None = None) -> Contents:
-    write(path / NAME, tensors)
+    write_safetensors(path / NAME, tensors)
     return contents(Directory(path), [NAME], bits)
 
 
@@ -308,7 +307,7 @@ def test_weights_of_16_bits(tmp_path: Path) -> None:
 def test_packed_weights_are_counted_singly(tmp_path: Path, tensors: Tensors, bits: int, weights: int) -> None:
     found = counted(tmp_path, tensors, bits)
     assert found.parameters == weights
-    assert found.stored == header(tensors)[1]
+    assert found.stored == safetensors_header(tensors)[1]
 
 
 def test_layers_of_encoders_and_drafts_are_none_of_the_models(tmp_path: Path) -> None:
@@ -366,7 +365,7 @@ def test_headers_of_hundreds_of_files_are_not_read(tmp_path: Path) -> None:
 
 def test_a_long_header_is_read_to_its_end(tmp_path: Path) -> None:
     tensors = {f"model.layers.{number}.weight": ("BF16", (2,)) for number in range(4000)}
-    assert len(header(tensors)[0]) > 200_000
+    assert len(safetensors_header(tensors)[0]) > 200_000
     assert counted(tmp_path, tensors) == Contents(8000, 16000, 4000)
 
 
@@ -384,7 +383,9 @@ def test_a_header_that_lies_leaves_the_files_sizes_with_a_note(tmp_path: Path) -
 @pytest.mark.parametrize(("said", "held", "counts"), [(4, 32, 32), (60, 32, 60), (32, 32, 32), (31, 32, 32)])
 def test_a_config_that_lies_about_its_layers(tmp_path: Path, said: int, held: int, counts: int) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG | {"num_hidden_layers": said}))
-    write(tmp_path / NAME, {f"model.layers.{number}.mlp.up_proj.weight": ("BF16", (2,)) for number in range(held)})
+    write_safetensors(
+        tmp_path / NAME, {f"model.layers.{number}.mlp.up_proj.weight": ("BF16", (2,)) for number in range(held)}
+    )
     notes: list[str] = []
     shape = shape_in_directory(tmp_path, notes)
     assert shape is not None
@@ -395,7 +396,9 @@ def test_a_config_that_lies_about_its_layers(tmp_path: Path, said: int, held: in
 
 def test_a_layer_that_predicts_further_tokens_is_no_lie(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG | {"num_nextn_predict_layers": 1}))
-    write(tmp_path / NAME, {f"model.layers.{number}.mlp.up_proj.weight": ("BF16", (2,)) for number in range(33)})
+    write_safetensors(
+        tmp_path / NAME, {f"model.layers.{number}.mlp.up_proj.weight": ("BF16", (2,)) for number in range(33)}
+    )
     notes: list[str] = []
     shape = shape_in_directory(tmp_path, notes)
     assert shape is not None

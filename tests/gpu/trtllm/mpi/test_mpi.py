@@ -17,8 +17,8 @@ import pytest
 from handler.core.errors import GenerationFailed
 from handler.core.values import Finish
 from handler.engines.process.supervisor import EngineSupervisor
-from tests.clients import venvs
-from tests.gpu.trtllm.served import Served, served
+from tests.clients import toolchains
+from tests.gpu.trtllm.cases import Served, served
 from tests.process_tree import descendants
 
 _ASK = """
@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 def mpi(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """mpi4py can be imported, and finds this Open MPI."""
     version: int = request.param
-    python = venvs.python(f"openmpi{version}", Path(__file__).parent)
+    python = toolchains.python(f"openmpi{version}", Path(__file__).parent)
     if version == 4:
         _need_debians()
         monkeypatch.setenv("PATH", f"/usr/bin:{os.environ['PATH']}")

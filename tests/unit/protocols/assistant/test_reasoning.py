@@ -28,10 +28,9 @@ from handler.protocols.kernel.dialect import Dialect, ServerContext
 from handler.protocols.lmi.asynchronous import AsyncChat, AsyncPrompt
 from handler.protocols.registry import INVOCATIONS, ROUTES
 from tests.one_test import in_one_test
-from tests.unit.protocols.answers import CAPABLE, with_options
+from tests.unit.protocols.answers import CAPABLE, CHAT, NAMED, TOOLS, USER, chat, choices, events, saying, with_options
 from tests.unit.protocols.answers import answer as dialect_answer
 from tests.unit.protocols.assistant import tool_texts
-from tests.unit.protocols.openai_requests import CHAT, NAMED, TOOLS, USER, chat, choices, events, saying
 
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
 HARMONY = (

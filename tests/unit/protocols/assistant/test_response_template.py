@@ -25,10 +25,9 @@ from handler.protocols.assistant.tools.parsing import CheckedCalls
 from handler.protocols.assistant.tools.request import Tools, choose_format
 from handler.protocols.kernel.dialect import ServerContext
 from tests.one_test import in_one_test
-from tests.unit.protocols.answers import with_options
+from tests.unit.protocols.answers import NAMED, TOOLS, chat, choices, events, saying, with_options
 from tests.unit.protocols.assistant.response_templates import TEMPLATES, Answer, answers
 from tests.unit.protocols.assistant.test_reasoning import parts
-from tests.unit.protocols.openai_requests import NAMED, TOOLS, chat, choices, events, saying
 
 ANSWERS = answers()
 READ = {name: read_response_template(template) for name, template in TEMPLATES.items()}

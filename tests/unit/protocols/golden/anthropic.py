@@ -6,8 +6,7 @@ from typing import Any
 
 from handler.core.errors import PromptTooLong
 from handler.core.values import Delta, Finish
-from tests.unit.protocols.answers import deltas, failing, refused, shorter
-from tests.unit.protocols.openai_requests import CITY, saying
+from tests.unit.protocols.answers import CITY, deltas, failing, refused, saying, shorter
 
 ASK: dict[str, Any] = {"model": "model", "max_tokens": 16, "messages": [{"role": "user", "content": "What is"}]}
 TOOLS = [{"name": "weather", "description": "The weather.", "input_schema": CITY}]

@@ -6,8 +6,7 @@ from typing import Any
 
 from handler.core.errors import AnswerTooLong, PromptTooLong
 from handler.core.values import Delta, Finish
-from tests.unit.protocols.answers import deltas, failing, refused, shorter
-from tests.unit.protocols.openai_requests import TOOLS, saying
+from tests.unit.protocols.answers import TOOLS, deltas, failing, refused, saying, shorter
 
 ASK = "What is"
 CHAT = {"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": ASK}]}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from handler.core.values import Delta, Finish
-from tests.unit.protocols.answers import deltas, failing
-from tests.unit.protocols.openai_requests import CITY, saying
+from tests.unit.protocols.answers import CITY, deltas, failing, saying
 
 ASK: dict[str, Any] = {"model": "model", "input": "What is"}
 WEATHER = {"type": "function", "name": "weather", "description": "The weather.", "parameters": CITY, "strict": True}
