@@ -8,5 +8,5 @@ _SLOW = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]  # an exampl
 
 settings.register_profile("fewest", max_examples=5, derandomize=True, deadline=None, suppress_health_check=_SLOW)
 settings.register_profile("few", max_examples=20, derandomize=True, deadline=None, suppress_health_check=_SLOW)
-settings.register_profile("many", max_examples=200, deadline=None, suppress_health_check=_SLOW)
+settings.register_profile("many", max_examples=100, deadline=None, suppress_health_check=_SLOW)
 settings.load_profile("few")  # `pytest --hypothesis-profile many` for another
