@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from deploy.adopt.jumpstart import read_jumpstart, snake
 from deploy.adopt.live import Source
 from deploy.adopt.specification import Adopted, check
 from deploy.errors import Refused, SpecError
@@ -21,11 +21,12 @@ _MOST = 4 << 20  # bytes of a file
 Content = dict[str, Any]
 
 
-def read_file(path: Path, number: int = 1) -> Source:
+def read_file(path: Path, number: int = 1, region: str = "") -> Source:
     """Read a file.
 
     Args:
         number: which of a job's recommendations, from 1.
+        region: the endpoint's, where the file tells none.
 
     Raises:
         SpecError: it cannot be read, or is none of the forms.
@@ -35,7 +36,7 @@ def read_file(path: Path, number: int = 1) -> Source:
         if has(content):
             if operation:
                 check(path.name, operation.removeprefix("Describe"), operation, content)
-            return read(content, path.name, number)
+            return read(content, path.name, number, region)
     raise SpecError(
         f"{path}: is none of the forms that adopt reads",
         "They are: CreateModel's or DescribeModel's fields, alone or as Model: beside EndpointConfig:, Endpoint:, "
@@ -60,7 +61,7 @@ def _json(path: Path) -> Content:
     return content
 
 
-def _parts(content: Content, file: str, number: int) -> Source:
+def _parts(content: Content, file: str, number: int, region: str) -> Source:
     """Endpoint, EndpointConfig, Model and Components, each as AWS describes it or as it is created."""
     endpoint, config = content.get("Endpoint", {}), content.get("EndpointConfig", {})
     models = _list(file, "Models", content.get("Models", [content["Model"]] if "Model" in content else []))
@@ -96,11 +97,11 @@ def _region(arn: str) -> str:
     return found[1] if found else ""
 
 
-def _model(content: Content, file: str, number: int) -> Source:
+def _model(content: Content, file: str, number: int, region: str) -> Source:
     return Source("", file, _region(str(content.get("ModelArn", ""))), models={"": content})
 
 
-def _package(content: Content, file: str, number: int) -> Source:
+def _package(content: Content, file: str, number: int, region: str) -> Source:
     """DescribeModelPackage's answer, of a registry or of the Marketplace."""
     package = content["InferenceSpecification"]
     products = [one.get("ProductId") for one in package["Containers"]]
@@ -137,7 +138,7 @@ def _one(found: list[Any], file: str, number: int) -> Any:
     return found[number - 1]
 
 
-def _recommended(content: Content, file: str, number: int) -> Source:
+def _recommended(content: Content, file: str, number: int, region: str) -> Source:
     """A recommendation of DescribeInferenceRecommendationsJob."""
     chosen = _one(content["InferenceRecommendations"], file, number)
     endpoint, model = chosen.get("EndpointConfiguration", {}), chosen.get("ModelConfiguration", {})
@@ -153,7 +154,7 @@ def _recommended(content: Content, file: str, number: int) -> Source:
     return Source("", origin, _region(str(content.get("JobArn", ""))), config=_variant(fields), models={"": made})
 
 
-def _ai_recommended(content: Content, file: str, number: int) -> Source:
+def _ai_recommended(content: Content, file: str, number: int, region: str) -> Source:
     """A recommendation of DescribeAIRecommendationJob."""
     chosen = _one(content["Recommendations"], file, number)
     said = chosen.get("DeploymentConfiguration", {})
@@ -171,59 +172,31 @@ def _ai_recommended(content: Content, file: str, number: int) -> Source:
     return Source("", origin, region, config=config, models={"": {**role, "PrimaryContainer": container}})
 
 
-def _hub_content(content: Content, file: str, number: int) -> Source:
+def _hub_content(content: Content, file: str, number: int, region: str) -> Source:
     """DescribeHubContent's answer, whose document is a JSON text."""
     try:
         document = json.loads(content["HubContentDocument"])
     except (ValueError, TypeError, RecursionError) as error:
         raise SpecError(f"{file}: HubContentDocument is not JSON: {error}") from None
-    made = _jumpstart(document if isinstance(document, dict) else {}, file, number)
-    return replace(made, region=_region(str(content.get("HubContentArn", ""))))
+    region = _region(str(content.get("HubContentArn", ""))) or region
+    return read_jumpstart(document if isinstance(document, dict) else {}, file, region)
 
 
-def _jumpstart(content: Content, file: str, number: int) -> Source:
-    """JumpStart's specification, whose names are in snake case in its bucket and in Pascal case in a hub."""
-    fields = {_snake(name): value for name, value in content.items()}
-    environ: dict[str, str] = {}
-    for place, item in enumerate(_list(file, "inference_environment_variables", _given(fields))):
-        one = {_snake(name): value for name, value in item.items()} if isinstance(item, dict) else {}
-        if "name" not in one:
-            raise SpecError(f"{file}: inference_environment_variables[{place}]: must be an object with a name")
-        if one.get("scope", "container") == "container" and one.get("default") is not None:
-            environ[str(one["name"])] = str(one["default"])
-    container: Content = {"Image": str(fields.get("hosting_ecr_uri") or ""), "Environment": environ}
-    uri = str(fields.get("hosting_artifact_uri") or fields.get("hosting_prepacked_artifact_uri") or "")
-    if uri:
-        is_prefix = uri.endswith("/")
-        data = {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
-        container |= {"ModelDataSource": {"S3DataSource": data}} if is_prefix else {"ModelDataUrl": uri}
-    variant: Content = {"InstanceType": fields.get("default_inference_instance_type")}
-    said = fields.get("deploy_kwargs")
-    timeouts = {_snake(name): value for name, value in said.items()} if isinstance(said, dict) else {}
-    variant["ModelDataDownloadTimeoutInSeconds"] = timeouts.get("model_data_download_timeout")
-    variant["ContainerStartupHealthCheckTimeoutInSeconds"] = timeouts.get("container_startup_health_check_timeout")
-    config = _variant({key: value for key, value in variant.items() if value})
-    origin = f"{file} (JumpStart's {fields.get('model_id') or fields.get('url') or 'model'})"
-    return Source("", origin, config=config, models={"": {"PrimaryContainer": container}})
-
-
-def _given(fields: Content) -> Any:
-    return fields.get("inference_environment_variables") or []
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+def _jumpstart(content: Content, file: str, number: int, region: str) -> Source:
+    return read_jumpstart(content, file, region)
 
 
 def _has(*names: str) -> Callable[[Mapping[str, Any]], bool]:
     return lambda content: any(name in content for name in names)
 
 
-_FORMS: tuple[tuple[Callable[[Mapping[str, Any]], bool], str, Callable[[Content, str, int], Source]], ...] = (
+_OF_JUMPSTART = ("InferenceEnvironmentVariables", "HostingEcrUri", "HostingEcrSpecs", "InferenceConfigs")
+
+_FORMS: tuple[tuple[Callable[[Mapping[str, Any]], bool], str, Callable[[Content, str, int, str], Source]], ...] = (
     (_has("InferenceRecommendations"), "DescribeInferenceRecommendationsJob", _recommended),
     (_has("Recommendations"), "DescribeAIRecommendationJob", _ai_recommended),
     (_has("HubContentDocument"), "DescribeHubContent", _hub_content),
-    (_has("InferenceEnvironmentVariables", "inference_environment_variables", "hosting_ecr_uri"), "", _jumpstart),
+    (_has(*(name for one in _OF_JUMPSTART for name in (one, snake(one)))), "", _jumpstart),
     (_has("InferenceSpecification"), "DescribeModelPackage", _package),
     (_has("EndpointConfig", "Model", "Models"), "", _parts),
     (_has("PrimaryContainer", "Containers"), "DescribeModel", _model),
@@ -253,6 +226,7 @@ def written(adopted: Adopted, command: str) -> str:
         if (note := _NOTES.get(name)) is not None:
             lines.append(_comment(note))
         lines.append(yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True, width=120).rstrip("\n"))
+    lines += _listed("Nothing said these: they are the origin's defaults, written down", adopted.defaults)
     lines += _listed("Does not map", adopted.unmapped)
     lines += _listed("Has no effect here, and is left out", adopted.idle)
     return "\n".join(lines) + "\n"

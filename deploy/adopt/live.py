@@ -27,6 +27,7 @@ class Source:
         components: DescribeInferenceComponent's answers.
         targets, policies: Application Auto Scaling's.
         tags: the endpoint's.
+        notes: `(field, what to do)` for what the source has beside these.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Source:
     targets: Sequence[Json] = ()
     policies: Sequence[Json] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[tuple[str, str]] = ()
 
     def model(self, name: str) -> Json:
         """Return a model by its name, or the only one."""

@@ -99,6 +99,7 @@ class Adopted:
         head: sentences for its beginning.
         unmapped: `(field or NAME=value, why)`.
         idle: the same for what has no effect here.
+        defaults: `(field, whose default it is)` for what the source leaves to its origin.
         passed: fields that go into the requests as they are.
     """
 
@@ -106,6 +107,7 @@ class Adopted:
     head: list[str] = field(default_factory=list)
     unmapped: list[tuple[str, str]] = field(default_factory=list)
     idle: list[tuple[str, str]] = field(default_factory=list)
+    defaults: list[tuple[str, str]] = field(default_factory=list)
     passed: list[str] = field(default_factory=list)
 
 
@@ -158,8 +160,9 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
         content["sagemaker"] = fields
     if tags := {key: value for key, value in source.tags.items() if not key.lower().startswith(("aws:", "lmi:"))}:
         content["tags"] = tags
-    result.unmapped += found.unmapped
+    result.unmapped += [*found.unmapped, *source.notes]
     result.idle += found.idle
+    result.defaults += found.defaults
     release = f" {container.release}" if container.release else ""
     result.head.append(f"from {source.origin}; its container is {KINDS[container.kind]}{release}")
     return _checked(result)
@@ -349,7 +352,9 @@ def _times(variant: Json, bases: Sequence[Json]) -> dict[str, int]:
 
 def _routing(result: Adopted, variant: Json) -> Any:
     routing = variant.get("RoutingConfig", {})
-    strategy = routing.get("RoutingStrategy", "RANDOM")  # SageMaker's own default
+    if (strategy := routing.get("RoutingStrategy")) is None:
+        strategy = "RANDOM"
+        result.defaults.append(("routing: random", "SageMaker's own"))
     if strategy == "PREFIX_AWARE":
         prefix = routing.get("PrefixAwareRoutingConfig", {})
         names = {"PrefixLength": "prefix_length", "ConcurrencyThreshold": "concurrency_threshold"}

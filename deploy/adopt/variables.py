@@ -14,6 +14,7 @@ from typing import NamedTuple
 from deploy.errors import Refused
 from deploy.redaction import HIDDEN, is_secret, redact
 from deploy.spec.options import Value, settings_of, variable_of, wrong_options
+from handler.config.environment import CONTEXTS, STAGES
 from handler.config.lmi_version import KEY, release_of
 from handler.config.loader import Setting, as_lmi_reads, named_engine
 from handler.config.options import ENVIRONMENT, SERVER_ENVIRONMENT
@@ -87,6 +88,8 @@ def container_kind(image: str, said: str | None) -> Container:
 _MODEL_ID = "option.model_id"
 _LENGTH = "option.max_model_len"
 _ASYNC = "option.async_mode"
+_DEGREES = {f"option.{name}" for name in ("tensor_parallel_degree", "tensor_parallel_size", *STAGES, *CONTEXTS)}
+"""Options that decide how many GPUs a model takes."""
 
 _OF_SDK: Mapping[str, str] = {
     "SAGEMAKER_PROGRAM": "the Hugging Face toolkit's script; the user's own code is model.py (documents: custom-code)",
@@ -120,6 +123,7 @@ class Variables:
         context: `model.context`.
         unmapped: `(NAME=value, why)` for each variable that does not map.
         idle: the same, for those that have no effect here.
+        defaults: `(option, whose default it is)` for each option that no variable says.
         hub_token: the variables that hold a token of the Hugging Face hub, by name.
         origins: which variable each option comes from.
         keys: the options that a variable has set, with their texts.
@@ -131,6 +135,7 @@ class Variables:
     context: int | None = None
     unmapped: list[tuple[str, str]] = field(default_factory=list)
     idle: list[tuple[str, str]] = field(default_factory=list)
+    defaults: list[tuple[str, str]] = field(default_factory=list)
     hub_token: list[str] = field(default_factory=list)
     origins: dict[str, str] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
@@ -166,6 +171,9 @@ def variables(environ: Mapping[str, str], container: Container) -> Variables:
     if settings.get(_ASYNC) == "true":  # told by the name of LMI's handler
         found.options.setdefault(_ASYNC.removeprefix("option."), True)
     _checked(found)
+    if container.kind == "lmi" and not found.keys.keys() & _DEGREES:
+        found.options["tensor_parallel_degree"] = "max"
+        found.defaults.append(("options.tensor_parallel_degree: max", "LMI's: it takes all GPUs that it sees"))
     rolling = Setting("option.rolling_batch", str(found.options.get("rolling_batch", "auto")), "")
     if "llm_engine" not in found.options and not named_engine([rolling], ""):
         found.options["llm_engine"] = engine
@@ -176,8 +184,8 @@ def _taken_out(name: str, value: str, found: Variables) -> bool:
     """Return whether the variable is a secret, or empty: it is not written anywhere."""
     line = VARIABLES.get(name)
     is_token = name == "HF_TOKEN" or (line is not None and line.same == "HF_TOKEN")
-    if is_token and value:
-        found.hub_token.append(name)
+    if is_token:
+        found.hub_token += [name] if value else []
         return True
     if is_secret(name, value):
         why = "a secret: anybody who may describe the model can read it; give it to the container in another way"

@@ -53,7 +53,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if arguments.output is not None and arguments.output.exists():
         raise _there_already(arguments.output)
     if arguments.file is not None:
-        source = read_file(arguments.file, arguments.recommendation)
+        source = read_file(arguments.file, arguments.recommendation, arguments.region or "")
     else:
         source = read_endpoint(Aws(arguments.region), arguments.endpoint)
     is_uri = ECR_URI.fullmatch(arguments.image) is not None

@@ -109,6 +109,116 @@ def test_a_specification_of_jumpstart_and_its_form_in_a_hub(tmp_path: Path) -> N
     assert (again["model"], again["region"]) == (said["model"], "us-west-2")
 
 
+def _component(framework: str, version: str, draft: str, **more: Any) -> dict[str, Any]:
+    """A configuration's fields, as JumpStart's bucket has them."""
+    data = {"s3_uri": draft, "s3_data_type": "S3Prefix", "compression_type": "None"}
+    provider = {"name": "JumpStart", "classification": "gated"}
+    source = {"channel_name": "draft", "provider": provider, "s3_data_source": data}
+    return {
+        "hosting_ecr_specs": {"framework": framework, "framework_version": version, "py_version": "py312"},
+        "hosting_prepacked_artifact_key": "llama/inference-prepack/v2.0.0/",
+        "hosting_additional_data_sources": {"speculative_decoding": [source]},
+        **more,
+    }
+
+
+IN_ITS_BUCKET: dict[str, Any] = {
+    "model_id": "meta-llama",
+    "gated_bucket": True,
+    "hosting_eula_key": "eula.txt",
+    "hosting_artifact_key": "llama/inference/v2.0.0/",
+    "hosting_ecr_specs": {"framework": "huggingface-llm", "framework_version": "2.0.0"},
+    "inference_volume_size": 256,
+    "inference_enable_network_isolation": True,
+    "inference_environment_variables": [
+        {"name": "OPTION_MAX_MODEL_LEN", "default": 4096, "scope": "container"},
+        {"name": "OPTION_DTYPE", "default": None, "scope": "container"},
+        {"name": "OPTION_TENSOR_PARALLEL_DEGREE", "default": "1", "scope": "container"},
+    ],
+    "inference_configs": {"slow": {"component_names": ["slow"]}, "fast": {"component_names": ["fast"]}},
+    "inference_config_rankings": {"overall": {"rankings": ["fast", "slow"]}},
+    "inference_config_components": {
+        "slow": _component("huggingface-llm", "2.0.0", "slow/"),
+        "fast": _component(
+            "djl-lmi",
+            "0.28.0",
+            "draft/",
+            default_inference_instance_type="ml.g5.48xlarge",
+            gated_bucket=False,
+            hosting_instance_type_variants={
+                "regional_aliases": {
+                    "us-west-2": {"one": "763104351884.dkr.ecr.us-west-2.amazonaws.com/djl-inference:0.36.0-lmi18"}
+                },
+                "variants": {
+                    "g5": {
+                        "regional_properties": {"image_uri": "$one"},
+                        "properties": {
+                            "environment_variables": {"OPTION_TENSOR_PARALLEL_DEGREE": "4", "OPTION_DTYPE": "bf16"}
+                        },
+                    },
+                    "ml.g5.48xlarge": {"properties": {"environment_variables": {"OPTION_TENSOR_PARALLEL_DEGREE": "8"}}},
+                },
+            },
+        ),
+    },
+}
+
+
+def in_region(path: Path, region: str) -> tuple[dict[str, Any], str]:
+    found = adopted(read_file(path, region=region), WISHES)
+    return found.content, written(found, "x")
+
+
+def test_jumpstart_s_own_document_gives_its_first_configuration_on_its_default_type(tmp_path: Path) -> None:
+    content, text = in_region(file(tmp_path, IN_ITS_BUCKET), "us-west-2")
+    bucket = "s3://jumpstart-private-cache-prod-us-west-2/"
+    assert content["model"] == {"s3": f"{bucket}llama/inference-prepack/v2.0.0/", "context": 4096}
+    assert (content["region"], content["network"]) == ("us-west-2", {"isolated": True})
+    assert content["options"] == {
+        "lmi_version": "0.36", "dtype": "bf16", "tensor_parallel_degree": 8, "llm_engine": "vllm"
+    }  # fmt: skip
+    assert content["instance"] == {"type": "ml.g5.48xlarge", "unchecked": True}  # NVMe: no volume
+    (source,) = content["sagemaker"]["model"]["PrimaryContainer"]["AdditionalModelDataSources"]
+    assert (source["ChannelName"], source["S3DataSource"]["S3Uri"]) == ("draft", f"{bucket}draft/")
+    assert "JumpStart's hosting_eula_key: read the licence" in text
+
+
+def test_jumpstart_s_image_is_known_by_its_framework_where_no_variant_names_it(tmp_path: Path) -> None:
+    content = json.loads(json.dumps(IN_ITS_BUCKET))
+    del content["inference_config_components"]["fast"]["hosting_instance_type_variants"]
+    assert in_region(file(tmp_path, content), "eu-west-1")[0]["options"]["lmi_version"] == "0.28"
+    del content["inference_config_rankings"]  # without one, the first by name
+    assert "container is LMI" in in_region(file(tmp_path, content), "eu-west-1")[1]
+    content["inference_config_components"]["fast"]["hosting_ecr_specs"] = {"framework": "huggingface"}
+    with pytest.raises(Refused, match=r"the image huggingface:2\.0\.0 is not one that"):
+        in_region(file(tmp_path, content), "eu-west-1")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ({"hosting_ecr_specs": {}, "hosting_artifact_key": "a/"}, "the document names no image"),
+        (
+            {"hosting_ecr_specs": {}, "hosting_model_package_arns": {"us-east-1": "arn"}},
+            "container and weights are a package of the Marketplace",
+        ),
+        (IN_ITS_BUCKET, "each region has a bucket of its own"),
+        ({**IN_ITS_BUCKET, "inference_configs": [3]}, "inference_configs: must be an object"),
+        ({**IN_ITS_BUCKET, "inference_config_components": {"fast": 3}}, "components.fast: must be an object"),
+        (
+            {
+                "hosting_ecr_specs": {"framework": "vllm"},
+                "hosting_additional_data_sources": {"speculative_decoding": 1},
+            },
+            "speculative_decoding: must be an array",
+        ),
+    ],
+)
+def test_a_jumpstart_document_that_lacks_something_is_refused_by_name(tmp_path: Path, content: Any, why: str) -> None:
+    with pytest.raises(DeployError, match=why):
+        in_region(file(tmp_path, content), "")
+
+
 def test_the_second_recommendation_of_a_job(tmp_path: Path) -> None:
     def one(kind: str, batch: str) -> dict[str, Any]:
         tuned = [{"Key": "OPTION_MAX_ROLLING_BATCH_SIZE", "ValueType": "String", "Value": batch}]
@@ -216,7 +326,7 @@ def test_options_keep_their_values_and_lmi_s_release_is_written() -> None:
     found = variables({**given, "HF_MODEL_ID": "Qwen/Qwen3-8B", "OPTION_MAX_MODEL_LEN": "8192"}, LMI)
     assert found.options == {
         "lmi_version": "0.36", "max_rolling_batch_size": 64, "dtype": "bf16", "job_queue_size": 500,
-        "llm_engine": "vllm",
+        "llm_engine": "vllm", "tensor_parallel_degree": "max",
     }  # fmt: skip
     assert (found.model_id, found.context, found.unmapped, found.idle) == ("Qwen/Qwen3-8B", 8192, [], [])
     written = {setting.name: setting.value for setting in settings_of(found.options, {})}
@@ -251,8 +361,26 @@ def test_a_handler_of_lmi_tells_its_mode() -> None:
 
 
 def test_an_engine_that_the_container_names_is_not_named_twice() -> None:
-    found = variables({"OPTION_ROLLING_BATCH": "trtllm", "OPTION_MAX_NUM_TOKENS": "8192"}, LMI)
-    assert found.options == {"lmi_version": "0.36", "rolling_batch": "trtllm", "max_num_tokens": 8192}
+    given = {"OPTION_ROLLING_BATCH": "trtllm", "OPTION_MAX_NUM_TOKENS": "8192", "TENSOR_PARALLEL_DEGREE": "2"}
+    found = variables(given, LMI)
+    assert found.options == {
+        "lmi_version": "0.36", "rolling_batch": "trtllm", "max_num_tokens": 8192, "tensor_parallel_degree": 2,
+    }  # fmt: skip
+    assert found.defaults == []
+
+
+def test_lmi_takes_all_gpus_where_no_variable_says_how_many() -> None:
+    found = variables({"HF_MODEL_ID": "a/b"}, LMI)
+    assert found.options["tensor_parallel_degree"] == "max"
+    assert [name for name, _ in found.defaults] == ["options.tensor_parallel_degree: max"]
+    for given in ({"OPTION_PIPELINE_PARALLEL_DEGREE": "2"}, {"OPTION_TENSOR_PARALLEL_SIZE": "4"}):
+        assert variables(given, LMI).options.get("tensor_parallel_degree") != "max"
+    assert "tensor_parallel_degree" not in variables({"HF_MODEL_ID": "a/b"}, VLLM).options
+
+
+def test_an_empty_token_is_dropped() -> None:
+    found = variables({"HF_MODEL_ID": "a/b", "HF_TOKEN": "", "HUGGING_FACE_HUB_TOKEN": ""}, LMI)
+    assert (found.hub_token, found.unmapped, found.environment) == ([], [], {})
 
 
 def test_what_is_refused_unknown_or_wrong_does_not_map_with_the_reason() -> None:
@@ -267,7 +395,7 @@ def test_what_is_refused_unknown_or_wrong_does_not_map_with_the_reason() -> None
     found = variables(given, LMI)
     assert sorted(names(found.unmapped)) == sorted(given)
     assert all(why for _, why in found.unmapped)
-    assert set(found.options) == {"lmi_version", "llm_engine"}
+    assert set(found.options) == {"lmi_version", "llm_engine", "tensor_parallel_degree"}
 
 
 def test_what_has_no_effect_is_listed_and_left_out() -> None:

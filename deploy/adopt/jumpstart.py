@@ -1,0 +1,213 @@
+"""Read JumpStart's document of a model: its bucket writes names in snake case, a hub in Pascal case."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from deploy.adopt.live import Source
+from deploy.errors import Refused, SpecError
+from deploy.resolve.instances import find
+
+_IMAGES = {
+    "djl-lmi": "djl-inference:{}",
+    "djl-deepspeed": "djl-inference:{}-deepspeed",
+    "djl-fastertransformer": "djl-inference:{}-fastertransformer",
+    "djl-tensorrtllm": "djl-inference:{}-tensorrtllm",
+    "djl-neuronx": "djl-inference:{}-neuronx",
+    "huggingface-llm": "huggingface-pytorch-tgi-inference:{}",
+    "vllm": "vllm:{}",
+}
+"""The SDK's frameworks and their images, where a document names no image."""
+
+_ONE_MODEL = ("model_id", "url", "version", "gated_bucket")  # of the document, whatever a configuration says
+
+_DRAFT = "speculative_decoding"
+
+_LICENCE = (
+    "read the licence; if you accept it, write `ModelAccessConfig: {AcceptEula: true}` into each gated S3DataSource of "
+    "sagemaker.model"
+)
+
+
+def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source:
+    """Read a document as the SDK does: the first configuration of its ranking, and its default instance type.
+
+    Args:
+        region: whose bucket has the weights; "" where it is not known.
+
+    Raises:
+        SpecError: a field has another type, or the region must be said.
+        Refused: the document has no image.
+    """
+    fields = _chosen(_section(content, file, "document"), file)
+    kind = str(fields.get("default_inference_instance_type") or "")
+    variants = _section(fields.get("hosting_instance_type_variants"), file, "hosting_instance_type_variants")
+    special = [*_special(variants, kind, file)]
+    container: dict[str, Any] = {
+        "Image": _image(fields, variants, special, file, region),
+        "Environment": _environment(fields, special, file),
+    }
+    uri = _weights(fields, special, file, region)
+    if uri.endswith("/"):
+        data = {"S3Uri": uri, "S3DataType": "S3Prefix", "CompressionType": "None"}
+        container["ModelDataSource"] = {"S3DataSource": data}
+    elif uri:
+        container["ModelDataUrl"] = uri
+    sources = fields.get("hosting_additional_data_sources")
+    if drafts := _list(_section(sources, file, "hosting_additional_data_sources").get(_DRAFT), file, _DRAFT):
+        container["AdditionalModelDataSources"] = [_draft(one, file, region) for one in drafts]
+    times = {**fields, **_section(fields.get("deploy_kwargs"), file, "deploy_kwargs")}
+    instance = find(kind)
+    variant = {
+        "VariantName": "AllTraffic",
+        "InstanceType": kind,
+        "ModelDataDownloadTimeoutInSeconds": times.get("model_data_download_timeout"),
+        "ContainerStartupHealthCheckTimeoutInSeconds": times.get("container_startup_health_check_timeout"),
+        "VolumeSizeInGB": None if instance is None or instance.nvme_gb else fields.get("inference_volume_size"),
+    }
+    model: dict[str, Any] = {"PrimaryContainer": container}
+    if fields.get("inference_enable_network_isolation") and uri:
+        model["EnableNetworkIsolation"] = True
+    return Source(
+        "",
+        f"{file} (JumpStart's {fields.get('model_id') or fields.get('url') or 'model'})",
+        region,
+        config={"ProductionVariants": [{name: value for name, value in variant.items() if value}]},
+        models={"": model},
+        notes=[("JumpStart's hosting_eula_key", _LICENCE)] if fields.get("hosting_eula_key") else [],
+    )
+
+
+def _chosen(fields: dict[str, Any], file: str) -> dict[str, Any]:
+    """Lay the first configuration of the ranking over the document's own fields."""
+    configs = _map(fields, file, "inference_configs")
+    ranking = _section(
+        _map(fields, file, "inference_config_rankings").get("overall"), file, "inference_config_rankings"
+    )
+    names = [name for name in _list(ranking.get("rankings"), file, "rankings") if name in configs] or sorted(configs)
+    components = _map(fields, file, "inference_config_components")
+    for config in names[:1]:
+        own = _section(configs[config], file, f"inference_configs.{config}")
+        for name in _list(own.get("component_names"), file, "component_names"):
+            component = _section(components.get(name), file, f"inference_config_components.{name}")
+            fields = _over(fields, {key: value for key, value in component.items() if key not in _ONE_MODEL})
+    return fields
+
+
+def _over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Lay one object over another; objects within are laid over each other, and everything else is replaced."""
+    laid = dict(base)
+    for name, value in own.items():
+        before = laid.get(name)
+        laid[name] = _over(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+    return laid
+
+
+def _special(variants: Mapping[str, Any], kind: str, file: str) -> Iterator[dict[str, Any]]:
+    """Yield what the document says of the instance type, and then of its family."""
+    found = _map(variants, file, "variants")
+    for name in (kind, kind.removeprefix("ml.").partition(".")[0]):
+        yield _section(found.get(name), file, f"variants.{name}")
+
+
+def _of_type(special: list[dict[str, Any]], file: str, name: str) -> Any:
+    values = (_section(one.get("properties"), file, "properties").get(name) for one in special)
+    return next((value for value in values if value), None)
+
+
+def _image(
+    fields: Mapping[str, Any], variants: Mapping[str, Any], special: list[dict[str, Any]], file: str, region: str
+) -> str:
+    regions = _map(variants, file, "regional_aliases")
+    aliases = _map(regions, file, region if region in regions else next(iter(regions), ""))
+    places = (_section(one.get("regional_properties"), file, "regional_properties").get("image_uri") for one in special)
+    alias = next((str(place) for place in places if place), "")
+    if image := aliases.get(alias.removeprefix("$")) or _of_type(special, file, "image_uri"):
+        return str(image)
+    if image := fields.get("hosting_ecr_uri"):
+        return str(image)
+    specs = _section(fields.get("hosting_ecr_specs"), file, "hosting_ecr_specs")
+    if not specs.get("framework"):
+        if fields.get("hosting_model_package_arns"):
+            why = "its container and weights are a package of the Marketplace"
+            raise Refused(f"{file}: {why}", "Deploy it as it is sold; lmi deploy serves weights that you have.")
+        raise Refused(f"{file}: the document names no image: no hosting_ecr_uri, and no hosting_ecr_specs", "")
+    return _IMAGES.get(str(specs["framework"]), f"{specs['framework']}:{{}}").format(specs.get("framework_version", ""))
+
+
+def _environment(fields: Mapping[str, Any], special: list[dict[str, Any]], file: str) -> dict[str, str]:
+    environ: dict[str, Any] = {}
+    place = "inference_environment_variables"
+    for number, item in enumerate(_list(fields.get(place), file, place)):
+        one = _section(item, file, f"{place}[{number}]")
+        if "name" not in one:
+            raise SpecError(f"{file}: {place}[{number}]: must be an object with a name")
+        if one.get("scope", "container") == "container":
+            environ[str(one["name"])] = one.get("default")
+    for one in reversed(special):
+        properties = _section(one.get("properties"), file, "properties")
+        environ |= _map(properties, file, "environment_variables")
+    return {name: str(value) for name, value in environ.items() if value is not None}
+
+
+def _weights(fields: Mapping[str, Any], special: list[dict[str, Any]], file: str, region: str) -> str:
+    """Return where the weights are: prepacked, that is with their script, where the document has them so."""
+    kinds = ("prepacked_artifact", "artifact") if _is_prepacked(fields) else ("artifact",)
+    for kind in kinds:
+        if uri := _of_type(special, file, f"{kind}_uri") or fields.get(f"hosting_{kind}_uri"):
+            return str(uri)
+        if key := _of_type(special, file, f"{kind}_key") or fields.get(f"hosting_{kind}_key"):
+            return _in_bucket(str(key), file, region, gated=bool(fields.get("gated_bucket")))
+    return ""
+
+
+def _draft(item: Any, file: str, region: str) -> dict[str, Any]:
+    """Return further model data as CreateModel takes it."""
+    source = _section(item, file, _DRAFT)
+    data = _section(source.get("s3_data_source"), file, f"{_DRAFT}: s3_data_source")
+    provider = _section(source.get("provider"), file, f"{_DRAFT}: provider")
+    uri = str(data.get("s3_uri", ""))
+    if not uri.startswith("s3://"):
+        uri = _in_bucket(uri, file, region, gated=provider.get("classification") == "gated")
+    made = {"S3Uri": uri, "S3DataType": data.get("s3_data_type"), "CompressionType": data.get("compression_type")}
+    return {"ChannelName": source.get("channel_name"), "S3DataSource": made}
+
+
+def _in_bucket(key: str, file: str, region: str, *, gated: bool) -> str:
+    if not region:
+        raise SpecError(f"{file}: each region has a bucket of its own with the weights", "Give it: --region REGION.")
+    return f"s3://jumpstart-{'private-' * gated}cache-prod-{region}/{key}"
+
+
+def _is_prepacked(fields: Mapping[str, Any]) -> bool:
+    has = any(fields.get(f"hosting_prepacked_artifact_{what}") for what in ("key", "uri"))
+    return has or not fields.get("hosting_use_script_uri", True)
+
+
+def _section(value: Any, file: str, place: str) -> dict[str, Any]:
+    """Return an object whose names are the document's own, in snake case; nothing is an empty one."""
+    return {snake(name): item for name, item in _object(value, file, place).items()}
+
+
+def _map(fields: Mapping[str, Any], file: str, name: str) -> dict[str, Any]:
+    """Return an object whose names are values: of variables, instance types, regions."""
+    return _object(fields.get(name), file, name)
+
+
+def _object(value: Any, file: str, place: str) -> dict[str, Any]:
+    if value is not None and not isinstance(value, dict):
+        raise SpecError(f"{file}: {place}: must be an object")
+    return value or {}
+
+
+def _list(value: Any, file: str, place: str) -> list[Any]:
+    if value is not None and not isinstance(value, list):
+        raise SpecError(f"{file}: {place}: must be an array")
+    return value or []
+
+
+def snake(name: str) -> str:
+    """Return a name in snake case."""
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
