@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
@@ -49,7 +50,9 @@ class Setting(NamedTuple):
     origin: str
 
 
-_MOST_BYTES = 1 << 20  # of a file of options
+MOST_BYTES = 1 << 20
+"""Bytes of a file of options."""
+
 _HANDLERS = {"trtllm": "trtllm", "tensorrt_llm": "trtllm", "vllm": "vllm"}
 """Words in the names of djl_python's modules, and their engines."""
 
@@ -62,17 +65,29 @@ def from_file(path: Path) -> Iterator[Setting | Problem]:
     """Read a Java properties file; the last value of a key counts, as in Java."""
     try:
         with path.open("rb") as file:
-            data = file.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise ValueError(f"it has more than {_MOST_BYTES} bytes")
+            data = file.read(MOST_BYTES + 1)
+        if len(data) > MOST_BYTES:
+            raise ValueError(f"it has more than {MOST_BYTES} bytes")
         text = decode_properties(data)
     except (OSError, ValueError) as error:
         yield Problem("", "", f"cannot read {path}: {error}")
         return
+    yield from settings_of(text, path.name)
+
+
+def settings_of(text: str, name: str) -> Iterator[Setting | Problem]:
+    """Read the text of a Java properties file.
+
+    Args:
+        text: by `decode_properties`.
+        name: of the file, for origins.
+    """
     stream = io.StringIO(text)
     elements = javaproperties.parse(stream)
+    line, read = 1, 0
     while True:
-        origin = f"{path.name}, line {text.count(chr(10), 0, stream.tell()) + 1}"
+        line, read = line + text.count("\n", read, stream.tell()), stream.tell()
+        origin = f"{name}, line {line}"
         try:
             element = next(elements, None)
         except javaproperties.InvalidUEscapeError as error:
@@ -88,10 +103,28 @@ def from_file(path: Path) -> Iterator[Setting | Problem]:
 def decode_properties(data: bytes) -> str:
     """Return the text of a properties file: UTF-8, else ISO 8859-1, as Java's `Properties.load` reads it.
 
+    A line that goes on is joined with the next ones, in whose place blank lines stay: javaproperties takes a time that
+    grows with the square of their number.
+
     Raises:
         ValueError: it is UTF-16.
     """
-    return text_files.decode(data, otherwise="iso-8859-1")
+    lines: list[str] = []
+    parts: list[str] = []  # of a line that goes on
+    for line in _LINE_END.split(text_files.decode(data, otherwise="iso-8859-1")):
+        text = line.lstrip(_BLANK)
+        if (parts or not text.startswith(("#", "!"))) and (len(line) - len(line.rstrip("\\"))) % 2:
+            parts.append((text if parts else line)[:-1])
+        elif parts:
+            lines += ["".join([*parts, text]), *[""] * len(parts)]
+            parts = []
+        else:
+            lines.append(line)
+    return "\n".join([*lines, "".join(parts)] if parts else lines)
+
+
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_BLANK = " \t\f"  # what Java skips at the beginning of a line
 
 
 def from_overrides(overrides: Iterable[str]) -> Iterator[Setting | Problem]:

@@ -12,7 +12,7 @@ from handler import engines
 from handler.config.config import Config
 from handler.config.engines import ENGINES, LLM_ENGINES
 from handler.config.lmi_version import VERSIONS, LmiVersion, release_of
-from handler.config.loader import read_config
+from handler.config.loader import Setting, decode_properties, from_file, read_config, settings_of
 from handler.config.options import KNOWN, OPTIONS
 from handler.config.options.names import Unknown, unknown_option
 from handler.config.options.option import Gone, shown
@@ -497,6 +497,33 @@ def test_a_value_is_shown_on_one_line_and_in_utf_8() -> None:
     for said in (*reading.config.warnings, *map(str, (*reading.problems, *from_environment.problems))):
         assert said.isprintable()
         assert "=\\x1b[31ma\\nb\\udcff" in said
+
+
+@in_one_test(
+    ("text", "value", "line"),
+    [
+        ("a=1\\\n  2\\\n3\noption.dtype=bf16\n", "bf16", 4),
+        ("option.dtype=b\\\r\n\t f16\r\n", "bf16", 1),
+        ("# a comment does not go on\\\noption.dtype=bf16", "bf16", 2),
+        ("a=b\\\\\noption.dtype=bf16", "bf16", 2),  # a backslash that is a backslash
+        ("a=b\\\n# no comment\noption.dtype=bf16", "bf16", 3),
+        ("option.dtype=bf16\\", "bf16", 1),
+        ("a=b\\\n\noption.dtype=bf16", "bf16", 3),
+    ],
+)
+def test_a_line_that_goes_on_is_one_and_those_below_keep_their_numbers(text: str, value: str, line: int) -> None:
+    settings = list(settings_of(decode_properties(text.encode()), "serving.properties"))
+    assert settings[-1] == Setting("option.dtype", value, f"serving.properties, line {line}")
+
+
+def test_a_file_of_many_lines_that_go_on_is_read_in_a_time_that_grows_with_its_length(tmp_path: Path) -> None:
+    """It was the square of their number, half an hour for this file: the test's own limit ends such a reader."""
+    path = tmp_path / "serving.properties"
+    path.write_text("x\\\n" * 150_000 + "x\nb=1")
+    assert list(from_file(path)) == [
+        Setting("x" * 150_001, "", "serving.properties, line 1"),
+        Setting("b", "1", "serving.properties, line 150002"),
+    ]
 
 
 def test_a_file_without_end_is_not_read_to_its_end() -> None:
