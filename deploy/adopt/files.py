@@ -225,6 +225,8 @@ def written(adopted: Adopted, command: str) -> str:
     for name, value in adopted.content.items():
         if (note := _NOTES.get(name)) is not None:
             lines.append(_comment(note))
+        if name == "instance" and "ami" in value:
+            lines.append(_comment("Its ami is the endpoint's: with an image of another CUDA, write ami: auto."))
         lines.append(yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True, width=120).rstrip("\n"))
     lines += _listed("Nothing said these: they are the origin's defaults, written down", adopted.defaults)
     lines += _listed("Does not map", adopted.unmapped)

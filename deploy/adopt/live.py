@@ -1,4 +1,4 @@
-"""Read an endpoint from AWS. Only Describe and List calls, which `reading_policy` allows."""
+"""Read an endpoint from AWS. Only Describe, List and GetObject calls, which `reading_policy` allows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from deploy.adopt.artifact import OPTIONS_FILE, Artifact, read_artifact
 from deploy.aws import Aws, components_of
 from deploy.deployer.calls import call, show, tags_of
 from deploy.errors import NotThere, Refused
@@ -27,6 +28,7 @@ class Source:
         components: DescribeInferenceComponent's answers.
         targets, policies: Application Auto Scaling's.
         tags: the endpoint's.
+        artifacts: what model data holds beside the variables, by its URI.
         notes: `(field, what to do)` for what the source has beside these.
     """
 
@@ -40,6 +42,7 @@ class Source:
     targets: Sequence[Json] = ()
     policies: Sequence[Json] = ()
     tags: Mapping[str, str] = field(default_factory=dict)
+    artifacts: Mapping[str, Artifact] = field(default_factory=dict)
     notes: Sequence[tuple[str, str]] = ()
 
     def model(self, name: str) -> Json:
@@ -77,6 +80,14 @@ def container_of(model: Json, name: str) -> dict[str, Any]:
     return dict(container)
 
 
+def data_of(container: Json) -> tuple[str, bool]:
+    """Return where the container's model data is, and whether it is a prefix, which then ends in a slash."""
+    data = container.get("ModelDataSource", {}).get("S3DataSource", {})
+    uri = str(container.get("ModelDataUrl") or container.get("ArtifactUrl") or data.get("S3Uri") or "")
+    is_prefix = data.get("CompressionType") == "None" and data.get("S3DataType") == "S3Prefix" and bool(uri)
+    return (uri if uri.endswith("/") else f"{uri}/") if is_prefix else uri, is_prefix
+
+
 def read_endpoint(aws: Aws, name: str) -> Source:
     """Read an endpoint with everything that belongs to it.
 
@@ -98,7 +109,15 @@ def read_endpoint(aws: Aws, name: str) -> Source:
     targets, policies = _scaling(aws, name, config, components)
     origin = f"endpoint {name} in {aws.region} (configuration {config_name})"
     tags = tags_of(aws, Kind.ENDPOINT, endpoint)
-    return Source(name, origin, aws.region, endpoint, config, models, components, targets, policies, tags)
+    served = [container for model in models.values() for container in containers(model)]
+    served += [one.get("Specification", {}).get("Container", {}) for one in components if not is_adapter(one)]
+    artifacts = {uri: read_artifact(aws, uri) for uri in {data_of(one)[0] for one in served} if uri}
+    return Source(name, origin, aws.region, endpoint, config, models, components, targets, policies, tags, artifacts)
+
+
+def is_adapter(component: Json) -> bool:
+    """Return whether the component is an adapter on another one."""
+    return "BaseInferenceComponentName" in component.get("Specification", {})
 
 
 def _components(aws: Aws, endpoint: str) -> Iterator[Json]:
@@ -133,7 +152,7 @@ def _scaling(aws: Aws, name: str, config: Json, components: list[Json]) -> tuple
 def reading_policy(name: str, region: str, partition: str = "aws") -> Policy:
     """Return what somebody needs to be allowed who adopts the endpoint: to read it, and nothing else.
 
-    The configuration, the model and the components have names that only the endpoint tells.
+    The configuration, the model, the components and their data have names that only the endpoint tells.
     """
     head = f"arn:{partition}:sagemaker:{region}:*"
     endpoints = [f"{head}:endpoint/{one}" for one in dict.fromkeys((name, name.lower()))]
@@ -146,6 +165,7 @@ def reading_policy(name: str, region: str, partition: str = "aws") -> Policy:
     return policy([
         allow("Endpoint", ["sagemaker:DescribeEndpoint", "sagemaker:ListTags"], endpoints),
         allow("Parts", [f"sagemaker:Describe{kind}" for kind in kinds], [f"{head}:{one}/*" for one in kinds.values()]),
+        allow("ModelData", ["s3:GetObject"], [f"arn:{partition}:s3:::*/{one}" for one in ("*.tar.gz", OPTIONS_FILE)]),
         allow("General", general, ["*"]),
     ])  # fmt: skip
 

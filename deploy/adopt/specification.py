@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from deploy.adopt.live import Source, container_of, refuse_owned, refuse_unsettled
-from deploy.adopt.variables import KINDS, Variables, container_kind, variables
+from deploy.adopt.artifact import Artifact
+from deploy.adopt.live import Source, container_of, data_of, is_adapter, refuse_owned, refuse_unsettled
+from deploy.adopt.variables import KINDS, Container, Variables, container_kind, variables
 from deploy.errors import Refused, SpecError
+from deploy.resolve.images import image_cuda
 from deploy.resources.environment import MODEL_DATA
 from deploy.resources.resource import Json
 from deploy.service_model import sagemaker
 from deploy.spec.passthrough import OWNED, TYPES, problems, shape_of
 from deploy.spec.reading import content_problems
+from deploy.spec.sections import Image
 
 _BY_CONCURRENCY = (
     "SageMakerVariantConcurrentRequestsPerModelHighResolution",
@@ -126,17 +129,17 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
         refuse_owned(source)
         refuse_unsettled(source)
     variant = _variant(source, wishes, beside=beside)
-    bases = [one for one in source.components if "BaseInferenceComponentName" not in one.get("Specification", {})]
-    served, model = _served(source, variant, bases)
-    container = container_kind(str(served.get("Image", "")), wishes.container)
-    found = variables(served.get("Environment", {}), container)
+    bases = [one for one in source.components if not is_adapter(one)]
+    first, *others = _served(source, variant, bases)
+    model = first.model
+    container, found, artifact = _read(source, first, wishes)
     result = Adopted({"name": name})
     content = result.content
     if region := wishes.region or source.region:
         content["region"] = region
     content["role"] = _role(source, model, wishes)
     content["image"] = dict(wishes.image)
-    content["model"] = _model(result, served, found, wishes)
+    content["model"] = _model(result, first.container, artifact, found, wishes)
     if found.options:
         content["options"] = found.options
     if found.environment:
@@ -146,7 +149,10 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
         content["timeouts"] = times
     content["routing"] = _routing(result, variant)
     if bases:
-        content["components"] = _components(result, source, bases)
+        own = {one.component: _own_parts(result, source, one, wishes) for one in others}
+        content["components"] = _components(result, source, bases, own)
+    if wishes.token_secret is not None and not any("token_secret" in one for one in _models(content)):
+        raise SpecError("--token-secret is for a model of the hub", "This one is in S3: leave it out.")
     if scaling := scaling_of(source, variant, bases, result.unmapped):
         content["scaling"] = scaling
     content["alarms"] = None
@@ -156,7 +162,7 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
         content["encryption"] = {"volume_key": key}
     if (asynchronous := source.config.get("AsyncInferenceConfig")) is not None:
         _asynchronous(content, asynchronous)
-    if fields := _passed(result, source, variant, model, served):
+    if fields := _passed(result, source, variant, model, first.container):
         content["sagemaker"] = fields
     if tags := {key: value for key, value in source.tags.items() if not key.lower().startswith(("aws:", "lmi:"))}:
         content["tags"] = tags
@@ -193,11 +199,19 @@ def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
     return dict(chosen)
 
 
-def _served(source: Source, variant: Json, bases: Sequence[Json]) -> tuple[dict[str, Any], Json]:
-    """Return the container that serves, and its model.
+class Served(NamedTuple):
+    """A container that serves: whose component it is ("" without components), its fields, and its model."""
+
+    component: str
+    container: dict[str, Any]
+    model: Json
+
+
+def _served(source: Source, variant: Json, bases: Sequence[Json]) -> list[Served]:
+    """Return the containers that serve: the first, and those that differ from it.
 
     Raises:
-        Refused: components have several models, or specifications by instance type.
+        Refused: nothing serves, or a component has specifications by instance type.
     """
     if not bases:
         name = str(variant.get("ModelName", ""))
@@ -207,8 +221,8 @@ def _served(source: Source, variant: Json, bases: Sequence[Json]) -> tuple[dict[
                 "Adopt it when it has one, or write its file by hand (documents: deploy).",
             )
         model = source.model(name)
-        return container_of(model, name), model
-    served: list[tuple[str, dict[str, Any], Json]] = []
+        return [Served("", container_of(model, name), model)]
+    served: list[Served] = []
     for item in bases:
         component = str(item["InferenceComponentName"])
         if item.get("Specifications"):
@@ -219,7 +233,7 @@ def _served(source: Source, variant: Json, bases: Sequence[Json]) -> tuple[dict[
         specification = item.get("Specification", {})
         if (name := specification.get("ModelName")) is not None:
             model = source.model(str(name))
-            served.append((component, container_of(model, str(name)), model))
+            served.append(Served(component, container_of(model, str(name)), model))
         else:
             container = dict(specification.get("Container", {}))
             image = container.pop("DeployedImage", {}).get("SpecifiedImage")
@@ -229,13 +243,53 @@ def _served(source: Source, variant: Json, bases: Sequence[Json]) -> tuple[dict[
                 **container,
                 **({"ModelDataUrl": artifact} if artifact else {}),
             }
-            served.append((component, made, {}))
-    if other := [name for name, container, _ in served[1:] if container != served[0][1]]:
-        raise Refused(
-            f"components {served[0][0]} and {other[0]} have different models or settings",
-            "Adopt each for an endpoint of its own: a file with its model (--file), and --name ANOTHER.",
-        )
-    return served[0][1], served[0][2]
+            served.append(Served(component, made, {}))
+    return [served[0], *(one for one in served[1:] if one.container != served[0].container)]
+
+
+def _read(source: Source, served: Served, wishes: Wishes) -> tuple[Container, Variables, Artifact]:
+    """Return the container's kind, its settings, and what lies in its data.
+
+    A prefix that stays the container's comes along, with its serving.properties; an archive does not.
+    """
+    container = container_kind(str(served.container.get("Image", "")), wishes.container)
+    environ = served.container.get("Environment", {})
+    uri, is_prefix = data_of(served.container)
+    artifact = source.artifacts.get(uri, Artifact())
+    found = variables(environ, container)
+    if not (is_prefix and _stays(wishes.model or found.model_id)):
+        found = variables({**environ, **artifact.variables}, container)
+    return container, found, artifact
+
+
+def _own_parts(result: Adopted, source: Source, served: Served, wishes: Wishes) -> dict[str, Any]:
+    """Return what a component has in place of the top level's model, options and environment."""
+    if wishes.model is not None:
+        raise SpecError("--model is for one model", f"Component {served.component} has another: leave it out.")
+    _, found, artifact = _read(source, served, wishes)
+    others = len(result.unmapped), len(result.idle)
+    own: dict[str, Any] = {}
+    if (model := _model(result, served.container, artifact, found, wishes)) != result.content["model"]:
+        own["model"] = model
+    for name, mine in (("options", found.options), ("environment", found.environment)):
+        whole = result.content.get(name, {})
+        over = {key: mine.get(key) for key in (*mine, *whole) if mine.get(key) != whole.get(key)}
+        if over:
+            own[name] = over
+    result.unmapped += found.unmapped
+    result.idle += found.idle
+    kept = _kept(served.container, model)
+    fields = _without_owned(shape_of("model"), {"PrimaryContainer": kept}, OWNED["model"], "")
+    result.unmapped += [
+        (name, "sagemaker.model is all components' alike") for name in fields.get("PrimaryContainer", {})
+    ]
+    for items, start in zip((result.unmapped, result.idle), others, strict=True):
+        items[start:] = [(f"components {served.component}: {what}", why) for what, why in items[start:]]
+    return own
+
+
+def _models(content: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [content["model"], *(one["model"] for one in content.get("components", ()) if "model" in one)]
 
 
 def _role(source: Source, model: Json, wishes: Wishes) -> str:
@@ -245,39 +299,61 @@ def _role(source: Source, model: Json, wishes: Wishes) -> str:
     return str(role)
 
 
-def _model(result: Adopted, served: Json, found: Variables, wishes: Wishes) -> dict[str, Any]:
-    """Return `model`, and put what the container has beside it into the comments."""
-    data = served.get("ModelDataSource", {}).get("S3DataSource", {})
-    prefix = (
-        data.get("S3Uri") if data.get("CompressionType") == "None" and data.get("S3DataType") == "S3Prefix" else None
-    )
-    archive = served.get("ModelDataUrl") or (data.get("S3Uri") if prefix is None else None)
+def _stays(said: str) -> bool:
+    """Return whether the model is the data that SageMaker lays in the container, and no other that is named."""
+    return not said or said.startswith("/")
+
+
+def _model(result: Adopted, served: Json, artifact: Artifact, found: Variables, wishes: Wishes) -> dict[str, Any]:
+    """Return `model`, and put what the container has beside it into the comments.
+
+    Raises:
+        Refused: no place is known from which this project's image could load it.
+    """
+    uri, is_prefix = data_of(served)
     said = wishes.model or found.model_id
     model: dict[str, Any] = {}
     if said.startswith("s3://"):
         model["s3"] = _slash(said)
-    elif said and not said.startswith("/"):
+    elif not _stays(said):
         model["id"] = said
-    elif prefix is not None:
-        model["s3"] = _slash(str(prefix))
+    elif is_prefix:
+        model["s3"] = uri
         if said.rstrip("/").startswith(f"{MODEL_DATA}/"):
             found.environment["OPTION_MODEL_ID"] = said
     else:
-        where = f"the archive {archive}" if archive else f"{said or 'nothing'}, which is in no place that AWS names"
+        where = f"the archive {uri}" if uri else f"{said or 'nothing'}, which is in no place that AWS names"
+        why = artifact.problem or (f"it holds weights ({artifact.weights})" if artifact.weights else "")
         raise Refused(
-            f"the container's model is {where}",
+            f"the container's model is {where}{': ' * bool(why)}{why}",
             "Unpack it into a prefix of S3 and say which, --model s3://BUCKET/PREFIX/; or the hub's name, --model ID.",
         )
-    if archive:
-        why = "an archive is not unpacked here; its serving.properties, model.py and weights do not come along"
-        result.unmapped.append((f"ModelDataUrl={archive}", why))
-    elif prefix is not None and model.get("s3") != _slash(str(prefix)):
-        why = "the model is elsewhere; its serving.properties and model.py do not come along"
-        result.unmapped.append((f"ModelDataSource={prefix}", why))
+    if uri and model.get("s3") != uri:
+        result.unmapped += [*_left_behind(uri, is_prefix, artifact)]
     if found.context is not None:
         model["context"] = found.context
     _token(result, model, found, wishes)
     return model
+
+
+def _left_behind(uri: str, is_prefix: bool, artifact: Artifact) -> Iterator[tuple[str, str]]:
+    """Say what of the container's data does not come along."""
+    field_name = "ModelDataSource" if is_prefix else "ModelDataUrl"
+    if artifact.problem:
+        yield f"{field_name}={uri}", f"it was not read ({artifact.problem}); nothing of it comes along"
+    elif artifact.weights:
+        yield f"{field_name}={uri}", f"it holds weights ({artifact.weights}); nothing of it comes along"
+    elif is_prefix:
+        yield (
+            f"{field_name}={uri}",
+            "the model is elsewhere; the other files there, such as model.py, do not come along",
+        )
+    elif artifact.others:
+        names = ", ".join(artifact.others[:_MOST_NAMES]) + ", ..." * (len(artifact.others) > _MOST_NAMES)
+        yield f"{field_name}={uri}", f"{names} do not come along (documents: custom-code)"
+
+
+_MOST_NAMES = 5  # of files in a comment
 
 
 def _slash(uri: str) -> str:
@@ -286,9 +362,7 @@ def _slash(uri: str) -> str:
 
 def _token(result: Adopted, model: dict[str, Any], found: Variables, wishes: Wishes) -> None:
     """Move the hub's token to `model.token_secret`, which takes no token but the ARN of its secret."""
-    if wishes.token_secret is not None:
-        if "id" not in model:
-            raise SpecError("--token-secret is for a model of the hub", "This one is in S3: leave it out.")
+    if wishes.token_secret is not None and "id" in model:
         model["token_secret"] = wishes.token_secret
     elif found.hub_token:
         why = "in S3 the model needs none"
@@ -324,13 +398,16 @@ def _instance(result: Adopted, source: Source, variant: Json, bases: Sequence[Js
             instance["managed"] = {"min": managed.get("MinInstanceCount", 1), "max": most}
             instance["count"] = min(instance.get("count", 1), most)
         else:
-            result.unmapped.append(("ManagedInstanceScaling", "instance.managed is for components"))
+            why = "AWS refuses it for a variant that has a model itself; instance.managed is for components"
+            result.unmapped.append(("ManagedInstanceScaling", why))
     if (volume := variant.get("VolumeSizeInGB")) is not None:
         instance["volume_gb"] = volume
     if (ami := variant.get("InferenceAmiVersion")) is not None:
-        result.idle.append(
-            (f"InferenceAmiVersion={ami}", "the host belongs to the image: instance.ami: auto chooses it")
-        )
+        if image_cuda(Image(**result.content["image"])) is None:
+            instance["ami"] = ami
+        else:
+            why = "the image's tag tells its CUDA, by which instance.ami: auto chooses the host"
+            result.idle.append((f"InferenceAmiVersion={ami}", why))
     return instance
 
 
@@ -366,7 +443,9 @@ def _routing(result: Adopted, variant: Json) -> Any:
     return "random" if strategy == "RANDOM" else "least_outstanding"
 
 
-def _components(result: Adopted, source: Source, bases: Sequence[Json]) -> list[dict[str, Any]]:
+def _components(
+    result: Adopted, source: Source, bases: Sequence[Json], own: Mapping[str, Json]
+) -> list[dict[str, Any]]:
     found = []
     for item in bases:
         name, specification = str(item["InferenceComponentName"]), item.get("Specification", {})
@@ -375,7 +454,10 @@ def _components(result: Adopted, source: Source, bases: Sequence[Json]) -> list[
         runtime = item.get("RuntimeConfig", {})
         copies = runtime.get("DesiredCopyCount", runtime.get("CopyCount"))
         if copies is not None:
-            component["copies"] = copies
+            component["copies"] = max(copies, 1)
+        if copies == 0:
+            why = "AWS creates no component with 0 copies, so the file says 1"
+            result.unmapped.append((f"components {name}: 0 copies", why))
         if (gpus := needs.get("NumberOfAcceleratorDevicesRequired")) is not None:
             component["accelerators"] = int(gpus)
         if (memory := needs.get("MinMemoryRequiredInMb")) is not None:
@@ -385,6 +467,7 @@ def _components(result: Adopted, source: Source, bases: Sequence[Json]) -> list[
         component["cache"] = bool(specification.get("DataCacheConfig", {}).get("EnableCaching", False))
         if adapters := [*_adapters(source, name)]:
             component["adapters"] = adapters
+        component |= own.get(name, {})
         if fields := _rest(result, "component", item, f"components {name}"):
             component["sagemaker"] = fields
         found.append(component)
@@ -426,11 +509,9 @@ def _asynchronous(content: dict[str, Any], config: Json) -> None:
 
 def _passed(result: Adopted, source: Source, variant: Json, model: Json, served: Json) -> dict[str, Any]:
     """Return `sagemaker`: the fields without a setting of their own."""
-    container = {name: value for name, value in served.items() if name != "ImageConfig"}
     if "ImageConfig" in served:
         result.idle.append(("ImageConfig", "it belongs to the image"))
-    if "s3" not in result.content["model"] or not served.get("ModelDataSource"):
-        container.pop("ModelDataSource", None)
+    container = _kept(served, result.content["model"])
     parts = {
         "endpoint_config": source.config,
         "variant": variant,
@@ -440,6 +521,12 @@ def _passed(result: Adopted, source: Source, variant: Json, model: Json, served:
     if "instance" in result.content and "managed" not in result.content["instance"]:
         found.get("variant", {}).pop("ManagedInstanceScaling", None)
     return {part: fields for part, fields in found.items() if fields}
+
+
+def _kept(container: Json, model: Json) -> dict[str, Any]:
+    """Return the container's fields without those of its image, and without its data where the model is elsewhere."""
+    left_out = ("ImageConfig",) if "s3" in model else ("ImageConfig", "ModelDataSource")
+    return {name: value for name, value in container.items() if name not in left_out}
 
 
 def _rest(result: Adopted, part: str, content: Json, place: str) -> dict[str, Any]:

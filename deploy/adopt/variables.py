@@ -126,7 +126,7 @@ class Variables:
         defaults: `(option, whose default it is)` for each option that no variable says.
         hub_token: the variables that hold a token of the Hugging Face hub, by name.
         origins: which variable each option comes from.
-        keys: the options that a variable has set, with their texts.
+        keys: the options that a variable has set, by their own names, with their texts.
     """
 
     options: dict[str, Value] = field(default_factory=dict)
@@ -220,12 +220,14 @@ def _own(found: Variables, origin: str, given: str, key: str, value: str, engine
     if origin.startswith("SERVING_") and key in SERVER_ENVIRONMENT:
         found.idle.append((shown(origin, given), "only DJL Serving's Java side reads it"))
         return
-    if key in found.keys:
-        if found.keys[key] != value:
-            found.idle.append((shown(origin, given), f"another variable says {key}, and beats it"))
+    option = find_option(key, engine)
+    same = option.key if option is not None else key  # several names have one option
+    if same in found.keys:
+        if found.keys[same] != value:
+            found.idle.append((shown(origin, given), f"another variable says {same}, and beats it"))
         return
-    found.keys[key] = value
-    if key == _MODEL_ID:
+    found.keys[same] = value
+    if same == _MODEL_ID:
         found.model_id = value
         return
     if (why := _unknown(origin, key, engine)) is not None:
@@ -235,7 +237,7 @@ def _own(found: Variables, origin: str, given: str, key: str, value: str, engine
         found.unmapped.append((shown(origin, given), refusal))
     elif no_effect := _no_effect(key, engine):
         found.idle.append((shown(origin, given), no_effect))
-    elif key == _LENGTH and value.isdecimal() and int(value):
+    elif same == _LENGTH and value.isdecimal() and int(value):
         found.context = int(value)
     elif variable_of(name) not in (variable(key), origin):
         found.environment[origin] = given

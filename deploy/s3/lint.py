@@ -32,7 +32,8 @@ _SKIPPED_NAMES = (".DS_Store", ".gitattributes", ".gitignore", "Thumbs.db", "des
 _APPLE_DOUBLE = "._"  # begins the files in which macOS keeps what other systems do not
 _POINTER = 200  # bytes that a Git LFS pointer has at most
 _DUPLICATES = (".bin", ".pth", ".pt", ".h5", ".msgpack", ".ckpt")  # formats that safetensors replace
-_WEIGHTS = (".safetensors", ".gguf", ".bin", ".pth", ".pt", ".engine")
+WEIGHTS = (".safetensors", ".gguf", ".bin", ".pth", ".pt", ".engine")
+"""How the names of files with weights end."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json", "vocab.txt")
 _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 _ELSEWHERE = re.compile(r"demo|\w[\w.-]*/\w[\w.-]*(/[\w./-]+\.gguf)?", re.ASCII)  # a hub's model, or one of its files
@@ -204,11 +205,11 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) 
         yield Finding(Level.ERROR, "", "there is nothing", "See that model.path or model.s3 is right.")
         return
     top = {name for name in sizes if "/" not in name}
-    has_weights = any(name.endswith(_WEIGHTS) for name in sizes)
+    has_weights = any(name.endswith(WEIGHTS) for name in sizes)
     may_name_model = "serving.properties" in top and "config.json" not in top
     elsewhere = _model_elsewhere(read) if may_name_model else None
     for name, size in sizes.items():
-        if 0 < size <= _POINTER and name.endswith((*_WEIGHTS, *_TOKENIZERS)) and (why := placeholder(read(name))):
+        if 0 < size <= _POINTER and name.endswith((*WEIGHTS, *_TOKENIZERS)) and (why := placeholder(read(name))):
             yield Finding(Level.ERROR, name, why, "Its directory is a clone without Git LFS: run `git lfs pull` in it.")
     if not has_weights and elsewhere is None:
         yield Finding(Level.ERROR, "", "there are no weights", "Put *.safetensors (or a .gguf file) there.")

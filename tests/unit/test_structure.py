@@ -112,8 +112,11 @@ OF_DEPLOY = {
         "errors",
         "iam.policies",
         "redaction",
+        "resolve.images",
+        "resolve.instances",
         "resources.environment",
         "resources.resource",
+        "s3",
         "spec",
     },
     "batch": {

@@ -56,6 +56,23 @@ def test_a_model_with_its_configuration_and_tags(tmp_path: Path) -> None:
     assert (said["role"], said["tags"]) == (ROLE, {"a": "b"})
 
 
+def test_a_component_without_copies_gets_one_as_aws_creates_none_with_0(tmp_path: Path) -> None:
+    component = {
+        "InferenceComponentName": "ic",
+        "Specification": {"ModelName": "by-hand-model", "ComputeResourceRequirements": {"MinMemoryRequiredInMb": 1024}},
+        "RuntimeConfig": {"CopyCount": 0},
+    }
+    config = {"ProductionVariants": [{"VariantName": "AllTraffic", "InstanceType": "ml.g5.2xlarge"}]}
+    path = file(tmp_path, {"Model": PLAIN.model, "EndpointConfig": config, "Components": [component]})
+    assert made(path)["components"][0]["copies"] == 1
+    assert "#   components ic: 0 copies: AWS creates no component" in path.with_suffix(".yaml").read_text()
+
+
+def test_names_of_one_option_are_compared_as_that_option() -> None:
+    found = variables({"OPTION_MODEL": "a/b", "HF_MODEL_ID": "c/d", "OPTION_DTYPE": "bf16"}, LMI)
+    assert (found.model_id, names(found.idle)) == ("a/b", ["HF_MODEL_ID"])
+
+
 def test_a_package_of_a_registry_and_one_of_the_marketplace(tmp_path: Path) -> None:
     container = {"Image": PLAIN.model["PrimaryContainer"]["Image"], "Environment": PLAIN.environment}
     content = {

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import re
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +14,13 @@ from typing import Any
 import pytest
 import yaml
 
+from deploy.adopt.artifact import read_artifact
 from deploy.adopt.live import reading_policy
+from deploy.adopt.variables import container_kind, variables
+from deploy.aws import Aws
 from deploy.cli.main import main as run
+from deploy.spec.components import servers
+from deploy.spec.reading import read_spec
 from tests.deploy.aws.adopt.conftest import NAME, by_hand
 from tests.deploy.doubles.aws import CALLER, Cloud
 from tests.deploy.public_endpoints import OTHERS, PUBLIC, ROLE, Public
@@ -56,7 +64,7 @@ def test_only_describe_and_list_calls_are_made_and_the_printed_policy_has_no_oth
     printed = json.loads(capsys.readouterr().out)
     assert printed == reading_policy(NAME, "us-east-1")
     actions = [action for statement in printed["Statement"] for action in statement["Action"]]
-    assert all(action.partition(":")[2].startswith(("Describe", "List")) for action in actions)
+    assert all(action.partition(":")[2].startswith(("Describe", "List", "GetObject")) for action in actions)
 
 
 def test_without_output_the_file_is_printed(
@@ -236,19 +244,161 @@ def test_components_with_an_adapter(cloud: Cloud, adopt: Callable[..., int], pat
     ]  # fmt: skip
 
 
-def test_components_of_several_models_are_refused(
+def test_a_component_with_a_model_of_its_own_says_what_differs(
     cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    by_hand(cloud, PUBLIC["Kimi-K2.5, component"])
+    first = PUBLIC["Kimi-K2.5, component"]
+    by_hand(cloud, first)
     sagemaker = cloud.client("sagemaker")
-    sagemaker.create_model(**{**PLAIN.model, "ModelName": "another"})
+    environment = {**PLAIN.environment, "HF_TOKEN": "hf_0123456789abcdefghijklmn", "NO_SUCH": "1"}
+    sagemaker.create_model(**{**PLAIN.but(environment=environment).model, "ModelName": "another"})
     sagemaker.create_inference_component(
         InferenceComponentName="ic-other", EndpointName=NAME, VariantName="AllTraffic", RuntimeConfig={"CopyCount": 1},
         Specification={"ModelName": "another", "ComputeResourceRequirements": {"MinMemoryRequiredInMb": 1024}},
     )  # fmt: skip
+    while sagemaker.describe_inference_component(InferenceComponentName="ic-other")["InferenceComponentStatus"] != (
+        "InService"
+    ):
+        pass
     cloud.calls.clear()
-    said = refused(cloud, adopt, path, capsys)
-    assert "components ic-kimi and ic-other have different models or settings" in said
+    assert adopt("--output", str(path)) == 0
+    whole, (kimi, other) = content(path), content(path)["components"]
+    assert "model" not in kimi
+    assert other["model"] == {"id": "HuggingFaceH4/zephyr-7b-beta", "context": 2048}
+    assert {name for name, value in other["options"].items() if value is None} <= whole["options"].keys()
+    (server,) = [one for one in servers(read_spec(path)) if one.components[0].name == "ic-other"]
+    alone = variables(environment, container_kind(PLAIN.model["PrimaryContainer"]["Image"], None))
+    assert (server.options, server.environment) == (alone.options, {"NO_SUCH": "1"})
+    assert "#   components ic-other: HF_TOKEN=***: put the token" in path.read_text()
+    path.unlink()
+    assert "--model is for one model" in refused(cloud, adopt, path, capsys, "--model", "a/b")
+
+
+# -- model data: archives, and prefixes with a serving.properties ------------------------------------------------------
+
+
+PROPERTIES = b"""engine=Python
+option.model_id=Qwen/Qwen3-8B
+option.tensor_parallel_degree=2
+option.max_model_len=8192
+option.hf_token=hf_0123456789abcdefghijklmn
+minWorkers=1
+"""
+
+
+def archive(**files: bytes) -> bytes:
+    """A tar.gz of files, whose names have `__` for a slash and `_` for a dot before the suffix."""
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+        for name, data in files.items():
+            member = tarfile.TarInfo(name.replace("__", "/").replace("_", "."))
+            member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return packed.getvalue()
+
+
+def with_data(cloud: Cloud, key: str, data: bytes | None, environment: dict[str, str]) -> None:
+    """An endpoint whose container has an archive or, where the key is of a prefix's file, that prefix."""
+    s3 = cloud.client("s3")
+    s3.create_bucket(Bucket="by-hand")
+    if data is not None:
+        s3.put_object(Bucket="by-hand", Key=key, Body=data)
+    uri = f"s3://by-hand/{key}"
+    prefix = {"S3Uri": uri.rpartition("/")[0] + "/", "S3DataType": "S3Prefix", "CompressionType": "None"}
+    container: dict[str, Any] = {"ModelDataUrl": uri}
+    if not key.endswith(".tar.gz"):
+        container = {"ModelDataSource": {"S3DataSource": prefix}}
+    by_hand(cloud, PLAIN.but(environment=environment, container=container))
+
+
+@pytest.mark.parametrize("place", ["serving_properties", "mymodel__serving_properties"])
+def test_an_archive_s_options_and_model_are_taken_and_beat_the_variables(
+    cloud: Cloud, adopt: Callable[..., int], path: Path, place: str
+) -> None:
+    data = archive(**{"mymodel__model_py": b"x", place: PROPERTIES})
+    with_data(cloud, "m/model.tar.gz", data, {"HF_MODEL_ID": "/opt/ml/model", "OPTION_TENSOR_PARALLEL_DEGREE": "8"})
+    assert adopt("--output", str(path)) == 0
+    said, text = content(path), path.read_text()
+    assert said["model"] == {"id": "Qwen/Qwen3-8B", "context": 8192}
+    assert said["options"]["tensor_parallel_degree"] == 2
+    assert "#   ModelDataUrl=s3://by-hand/m/model.tar.gz: model.py do not come along" in text
+    assert "SERVING_MINWORKERS=1" in text
+    assert "hf_0123" not in text
+    assert "HF_TOKEN=***" in text
+
+
+ARCHIVES: dict[str, tuple[Callable[[], bytes | None], str]] = {
+    "weights": (
+        lambda: archive(serving_properties=PROPERTIES, model_safetensors=b"x"),
+        r"it holds weights \(model.safetensors\)",
+    ),
+    "much": (lambda: archive(weights_dat=bytes(65 << 20)), r"it holds weights \(more than 64 MiB\)"),
+    "zeros": (lambda: gzip.compress(bytes(65 << 20), 1), "the container's model is the archive"),
+    "no archive": (lambda: b"no archive", "it cannot be read as a tar.gz"),
+    "cut": (lambda: archive(serving_properties=PROPERTIES)[:60], "it cannot be read as a tar.gz"),
+    "utf-16": (lambda: archive(serving_properties=b"\xff\xfea\0"), "its serving.properties cannot be read"),
+    "escape": (lambda: archive(serving_properties=b"a=\\u12"), "serving.properties, line 1"),
+    "long": (lambda: archive(serving_properties=bytes((1 << 20) + 1)), "has more than 1048576 bytes"),
+    "no model": (lambda: archive(model_py=b"x"), "the container's model is the archive"),
+    "absent": (lambda: None, "not there"),
+}
+
+
+@pytest.mark.parametrize("name", ARCHIVES)
+def test_an_archive_with_weights_or_that_cannot_be_read_is_refused_unless_the_model_is_said(
+    cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    data, why = ARCHIVES[name]
+    with_data(cloud, "m/model.tar.gz", data(), {})
+    assert re.search(why, refused(cloud, adopt, path, capsys))
+    assert adopt("--output", str(path), "--model", "a/b") == 0
+    assert content(path)["model"] == {"id": "a/b"}
+    assert name == "zeros" or "#   ModelDataUrl=s3://by-hand/m/model.tar.gz: " in path.read_text()
+
+
+def test_an_archive_of_many_gigabytes_is_not_fetched() -> None:
+    class Body(io.BytesIO):
+        def read(self, size: int | None = -1) -> bytes:
+            raise AssertionError("read")
+
+    class Client:
+        def get_object(self, **_: str) -> dict[str, Any]:
+            return {"ContentLength": 20 * 10**9, "Body": Body()}
+
+    class Account(Aws):
+        def __init__(self) -> None: ...
+
+        def client(self, service: str) -> Any:
+            return Client()
+
+    assert read_artifact(Account(), "s3://by-hand/model.tar.gz").weights == "20.0 GB"
+
+
+def test_a_prefix_stays_with_its_file_unless_the_variables_name_a_model_elsewhere(
+    cloud: Cloud, adopt: Callable[..., int], path: Path
+) -> None:
+    with_data(cloud, "m/serving.properties", PROPERTIES, {"HF_MODEL_ID": "/opt/ml/model"})
+    assert adopt("--output", str(path)) == 0
+    assert content(path)["model"] == {"s3": "s3://by-hand/m/"}
+    model = cloud.sagemaker.things["model", "by-hand-model"].request
+    model["PrimaryContainer"]["Environment"] = {"HF_MODEL_ID": "a/b"}
+    path.unlink()
+    assert adopt("--output", str(path)) == 0
+    assert content(path)["model"]["id"] == "Qwen/Qwen3-8B"  # the file beats the variable
+    assert content(path)["options"]["tensor_parallel_degree"] == 2
+
+
+def test_the_host_s_ami_stays_unless_the_image_s_tag_tells_its_cuda(
+    cloud: Cloud, adopt: Callable[..., int], path: Path
+) -> None:
+    ami = "al2-ami-sagemaker-inference-gpu-3-1"
+    by_hand(cloud, PLAIN.but(variant={"InferenceAmiVersion": ami}))
+    assert adopt("--output", str(path)) == 0
+    assert content(path)["instance"]["ami"] == ami
+    path.unlink()
+    assert adopt("--output", str(path), "--image", "lmi-handler:1-cu128") == 0
+    assert "ami" not in content(path)["instance"]
+    assert f"InferenceAmiVersion={ami}: the image's tag tells its CUDA" in path.read_text()
 
 
 def two_variants(cloud: Cloud) -> None:
@@ -312,7 +462,6 @@ def test_an_endpoint_that_is_changing_is_refused(
     ("container", "why"),
     [
         ({"Mode": "MultiModel"}, "is a multi-model endpoint's"),
-        ({"ModelDataUrl": "s3://by-hand/model.tar.gz", "Environment": {}}, "is the archive s3://by-hand/model.tar.gz"),
         ({"Environment": {}}, "the container's model is nothing"),
         ({"Image": "1.dkr.ecr.us-east-1.amazonaws.com/mine:1"}, "mine:1 is not one that"),
     ],
