@@ -1,4 +1,4 @@
-"""What processes under test are started with."""
+"""The environment of processes under test."""
 
 from __future__ import annotations
 

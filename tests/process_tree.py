@@ -1,4 +1,4 @@
-"""Who is there, as the kernel knows it. Those that have ended and wait for their parents are left out."""
+"""Lists living processes, as the kernel knows them. Those that have ended and wait for their parents are left out."""
 
 from __future__ import annotations
 

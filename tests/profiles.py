@@ -1,4 +1,4 @@
-"""How many examples hypothesis tries: `make test` the same few each time, `make test-fuzz` many, at random."""
+"""Numbers of examples that hypothesis tries: `make test` the same few each time, `make test-fuzz` many, at random."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tests of models with random weights share, whatever media these take: cases, tokens, and the comparison.
+"""Shared parts of tests of models with random weights, whatever media these take: cases, tokens, the comparison.
 
 Tests compare greedy tokens. Two engines never compute the same last bits, so weights and media are such that the first
 two logits differ by at least `GAP` at each position.

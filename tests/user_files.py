@@ -1,4 +1,4 @@
-"""What a user gives, for tests: the text of a model.py with formatters, and directories with an adapter."""
+"""A user's files, for tests: the text of a model.py with formatters, and directories with an adapter."""
 
 from __future__ import annotations
 

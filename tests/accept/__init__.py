@@ -1,1 +1,1 @@
-"""What can only be seen on machines that the tests do not have."""
+"""Programs that check on other machines: with a GPU, another Python, or an AWS account."""

@@ -1,4 +1,4 @@
-"""What `.ci/run` says of tests that fail at first, by a Makefile of the test's own."""
+"""`.ci/run`'s words on tests that fail at first, by a Makefile of the test's own."""
 
 from __future__ import annotations
 

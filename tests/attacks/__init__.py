@@ -1,1 +1,1 @@
-"""What hostile clients and models send: the work is linear in its length, and the event loop goes on turning."""
+"""Hostile clients and models: the work is linear in what they send, and the event loop goes on turning."""

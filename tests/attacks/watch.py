@@ -1,4 +1,4 @@
-"""How long a server's event loop stands still while it is attacked, and how many go before a neighbour."""
+"""Measures how long a server's event loop stands still under attack, and how many go before a neighbour."""
 
 from __future__ import annotations
 

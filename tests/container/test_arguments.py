@@ -1,4 +1,4 @@
-"""What may stand behind the image's name, and TGI's and SageMaker's names for the handler's options."""
+"""Arguments behind the image's name, and TGI's and SageMaker's names for the handler's options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which model is served, and what the driver says of the GPUs."""
+"""The choice of the model to serve, and the driver's words on the GPUs."""
 
 from __future__ import annotations
 

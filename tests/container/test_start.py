@@ -1,4 +1,4 @@
-"""What the entry point starts, how it ends, and what it does as process 1."""
+"""The entry point: the processes it starts, its end, and its work as process 1."""
 
 from __future__ import annotations
 

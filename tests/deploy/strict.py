@@ -1,4 +1,4 @@
-"""What AWS would not take of a request: botocore's own validation, and what its model says beyond that."""
+"""Checks requests as AWS would: botocore's own validation, and rules of its model beyond that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a whole DJL Serving would be started, on a directory that only looks like one."""
+"""The start of a whole DJL Serving, on a directory that only looks like one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests in front of other systems share: a model whose echo does not end, and echo itself."""
+"""Fixtures of the tests in front of other systems: a model whose echo does not end, and echo itself."""
 
 from __future__ import annotations
 

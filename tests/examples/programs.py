@@ -1,4 +1,4 @@
-"""Where the examples are, and how the tests run or import one."""
+"""The examples' folders, and ways to run or import one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What reads a request: parts of contents, and numbers that are of another type."""
+"""Readers of requests: parts of contents, and numbers that are of another type."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engines are given to serve."""
+"""Models for engines to serve."""
 
 from __future__ import annotations
 

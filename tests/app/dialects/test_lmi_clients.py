@@ -1,4 +1,4 @@
-"""What the clients of LMI's integration tests and documents send, and what they read of the answers."""
+"""Requests that the clients of LMI's integration tests and documents send, and the parts of answers that they read."""
 
 from __future__ import annotations
 

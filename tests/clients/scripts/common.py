@@ -1,4 +1,4 @@
-"""What every client script does: read a call a line, make it, write a line of JSON with what came of it.
+"""The loop of every client script: read a call a line, make it, write a line of JSON with what came of it.
 
 Runs in the client's environment, so it imports the standard library only.
 """

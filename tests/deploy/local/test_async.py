@@ -1,4 +1,4 @@
-"""What goes by S3: InvokeEndpointAsync and batch transform by stock boto3, and data capture."""
+"""Requests and answers by way of S3: InvokeEndpointAsync and batch transform by stock boto3, and data capture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is adopted: files of JSON, and a container's variables."""
+"""Adoption of endpoints: files of JSON, and a container's variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a transform job is made of, and what of it botocore's own validation takes."""
+"""Transform jobs: their parts, and which of those botocore's own validation takes."""
 
 from __future__ import annotations
 

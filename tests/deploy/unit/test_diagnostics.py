@@ -1,4 +1,4 @@
-"""What a user reads of a failure: advice, and no secret."""
+"""A user's view of a failure: advice, and no secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a deployment needs to be allowed: by AWS's authorization reference, and by IAM's simulation."""
+"""Permissions that a deployment needs: by AWS's authorization reference, and by IAM's simulation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one client, or a dead engine, may do to the others under DJL: nothing but what it must."""
+"""Isolation under DJL: one client, or a dead engine, does to the others nothing but what it must."""
 
 from __future__ import annotations
 

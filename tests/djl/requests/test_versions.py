@@ -1,4 +1,4 @@
-"""What DJL Serving itself brings: its release, the options that it sets, and its metrics."""
+"""DJL Serving's own parts: its release, the options that it sets, and its metrics."""
 
 from __future__ import annotations
 

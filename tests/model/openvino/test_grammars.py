@@ -1,4 +1,4 @@
-"""What OpenVINO GenAI's xgrammar lets a model say: calls of tools, and each keyword of a JSON schema."""
+"""Answers that OpenVINO GenAI's xgrammar lets a model give: calls of tools, and each keyword of a JSON schema."""
 
 from __future__ import annotations
 

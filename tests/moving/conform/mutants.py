@@ -1,4 +1,4 @@
-"""What breaks a rule: a change to one answer of the scripted server, a function a rule."""
+"""Mutants for each rule: a function that changes one answer of the scripted server."""
 
 from __future__ import annotations
 

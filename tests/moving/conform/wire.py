@@ -1,4 +1,4 @@
-"""What the scripted server reads and writes: the APIs of all profiles, at their smallest."""
+"""The scripted server's requests and answers: the APIs of all profiles, at their smallest."""
 
 from __future__ import annotations
 

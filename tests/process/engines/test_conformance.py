@@ -1,4 +1,4 @@
-"""What every engine must do, the same tests for each: alone or in company, cancelled, stopped, seeded, limited."""
+"""Duties of every engine, the same tests for each: alone or in company, cancelled, stopped, seeded, limited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How djl_python is made to read: without Java, from a connection that brings bytes in any pieces."""
+"""Versions of djl_python made to read: without Java, from a connection that brings bytes in any pieces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tries guides in tests: it does what the guide says."""
+"""Tries guides in tests by doing what the guide says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of each keyword of a JSON schema: draft 2020-12's, and older ones that clients still send.
+"""Cases for each keyword of a JSON schema: draft 2020-12's, and older ones that clients still send.
 
 A case has an instance that the schema allows and one that it does not, or NONE where there is none to show. An engine
 either takes the schema, and then the first instance and not the second, or refuses it by the name that stands here.

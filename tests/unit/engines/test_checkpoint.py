@@ -1,4 +1,4 @@
-"""Which directory a model id names, with a hub of our own in the place of Hugging Face's."""
+"""The directory that a model id names, with a hub of our own in the place of Hugging Face's."""
 
 from __future__ import annotations
 

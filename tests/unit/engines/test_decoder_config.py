@@ -1,4 +1,4 @@
-"""What is read of a decoder's config.json and safetensors, and what is refused before a weight is read."""
+"""A decoder's config.json and safetensors: what is read, and what is refused before a weight is read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model.py imports of djl_python where DJL Serving is not installed."""
+"""Stand-ins for djl_python's names that a model.py imports where DJL Serving is not installed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which adapter a request is for, wherever its body names it."""
+"""The adapter that a request is for, wherever its body names it."""
 
 from __future__ import annotations
 

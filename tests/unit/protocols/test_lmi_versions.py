@@ -1,4 +1,4 @@
-"""What differs between LMI's releases in rolling and dynamic batch (option.lmi_version); docs/migrating has it too."""
+"""Differences of LMI's releases in rolling and dynamic batch (option.lmi_version); docs/migrating has them too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is a difference, and what a tie, by the answers alone."""
+"""Differences and ties, by the answers alone."""
 
 from __future__ import annotations
 

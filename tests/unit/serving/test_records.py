@@ -1,4 +1,4 @@
-"""What a server records: its requests, and histograms of them."""
+"""A server's records: of its requests, and histograms of them."""
 
 from __future__ import annotations
 

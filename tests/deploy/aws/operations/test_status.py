@@ -1,4 +1,4 @@
-"""How an endpoint is: values, tables, JSON, and an exit status that a script can ask."""
+"""An endpoint's status: values, tables, JSON, and an exit status that a script can ask."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What fits where: the arithmetic by hand, published sizes, and the advice on growth."""
+"""Fit of models on instances: the arithmetic by hand, published sizes, and the advice on growth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which image, from which registry, and on which host."""
+"""The choice of an image, its registry and its host."""
 
 from __future__ import annotations
 

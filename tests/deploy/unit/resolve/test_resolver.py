@@ -1,4 +1,4 @@
-"""What a specification leaves open, decided."""
+"""Decisions on all that a specification leaves open."""
 
 from __future__ import annotations
 

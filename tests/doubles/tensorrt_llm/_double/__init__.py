@@ -1,1 +1,1 @@
-"""What the double does behind the names that TensorRT-LLM has too."""
+"""The double's own parts, behind the names that TensorRT-LLM has too."""
