@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from handler.engines.openai import client
+from handler.engines.remote import servers
 from tests.app.server import AppServer, serve
 from tests.attacks.watch import answering
 from tests.doubles import tiny
@@ -80,8 +80,8 @@ def front(hostile: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     model = tiny.make(tmp_path_factory.mktemp("tiny"))
     echo = options(f"option.echo_tokenizer={model}", f"option.max_model_len={tiny.CONTEXT}")
     with pytest.MonkeyPatch.context() as patch, serve("--engine", "echo", *echo) as good:
-        patch.setattr(client, "_PAUSE", 0.01)
-        patch.setattr(client, "_MOST_PAUSE", 0.01)  # else the hostile one would hardly be asked
+        patch.setattr(servers, "_PAUSE", 0.01)
+        patch.setattr(servers, "_MOST_PAUSE", 0.01)  # else the hostile one would hardly be asked
         good.wait_ready()
         own = options(
             f"option.base_url={hostile.url},{good.url}/v1",

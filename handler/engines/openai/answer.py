@@ -6,7 +6,6 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from types import MappingProxyType
@@ -16,6 +15,7 @@ import orjson
 
 from handler.core.values import Finish
 from handler.engines.base import Alternatives
+from handler.engines.remote.servers import Failed, Part, Refused
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MOST = 1 << 22  # bytes of an event
@@ -103,60 +103,6 @@ _BUSY_WORDS = ("rate_limit_exceeded", "rate_limit_error", "overloaded_error")
 """A `code` or `type` of an error's JSON that says so: OpenAI's and Anthropic's."""
 _MOST_WAIT = 60.0  # seconds that a client is told to wait: whatever a server says, it may have room long before
 _MOST_HEADER = 64  # characters of a Retry-After
-
-
-class Refused(Exception):
-    """The server finds fault with the request, so that no other would take it.
-
-    Attributes:
-        status: an HTTP status.
-        words: the server's own.
-    """
-
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(f"refused it with {status}")
-        self.status, self.words = status, words
-
-
-class Failed(Exception):
-    """The server failed, or cannot serve: another may, or the same one later.
-
-    Attributes:
-        plain: what happened, in words for a client.
-        detail: what the log says beside that: the server's words, and what the operator should change.
-        lasts: it stays so until the operator changes something.
-        broke_off: the connection ended under the request, which may be the reason.
-        busy: it has too much to do, and takes requests again without anybody's help.
-        retry_after: seconds for which the server wants to be left alone; 0 where it does not say so.
-    """
-
-    def __init__(
-        self,
-        plain: str,
-        detail: str = "",
-        *,
-        lasts: bool = False,
-        broke_off: bool = False,
-        busy: bool = False,
-        retry_after: float = 0.0,
-    ) -> None:
-        super().__init__(f"{plain}: {detail}" if detail else plain)
-        self.plain, self.detail, self.lasts = plain, detail, lasts
-        self.broke_off, self.busy, self.retry_after = broke_off, busy, retry_after
-
-
-@dataclass
-class Part:
-    """The part of one answer that came since the last step."""
-
-    ids: list[int] = field(default_factory=list)
-    logprobs: list[float | None] = field(default_factory=list)
-    tops: list[Alternatives] = field(default_factory=list)
-    finish: Finish | None = None
-    error: str | None = None
-    refused: bool = False
-    detail: str = ""
-    retry_after: float | None = None  # the servers are busy
 
 
 class Answer:

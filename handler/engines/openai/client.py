@@ -7,26 +7,22 @@ import contextlib
 import functools
 import json
 import ssl
-import sys
-import time
-from collections import Counter
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import orjson
 
 from handler.config.environment import secrets, server_key
 from handler.core.errors import ConfigError, log_words
-from handler.engines.openai.answer import Event, EventReader, Failed, status_error, status_in
+from handler.engines.openai.answer import Event, EventReader, status_error, status_in
 from handler.engines.openai.kinds import KINDS
+from handler.engines.remote.servers import Failed, first_found
 
 _MOST_BODY = 1 << 20  # bytes that are read of an error or of the models
 _MOST_NAME = 1000  # characters
 _MODELS_TIMEOUT = 5.0  # seconds for /models
-_POLL_INTERVAL = 0.5  # seconds between looks at a server that is not ready
-_LOG_INTERVAL = 10.0  # seconds between messages about it
 _MOST_STALE = 4  # idle connections that one request tries
 _PLAIN = ("", "identity")
 
@@ -145,7 +141,7 @@ class Found:
 
     model: str
     max_tokens: int | None = None
-    out: dict[str, Failed] = field(default_factory=dict)
+    out: Mapping[str, Failed] = field(default_factory=dict)
 
 
 def suitable(models: Sequence[Model], name: str | None, kind: str | None) -> Model:
@@ -174,8 +170,8 @@ async def find_model(client: Client, urls: Sequence[str], name: str | None, kind
     Raises:
         ConfigError: none will ever have it.
     """
-    logged_at = time.monotonic()
-    while True:
+
+    async def look() -> tuple[Found | None, dict[str, Failed]]:
         found: Found | None = None
         failed: dict[str, Failed] = {}
         for url, models in zip(urls, await _all_models(client, urls), strict=True):
@@ -189,16 +185,10 @@ async def find_model(client: Client, urls: Sequence[str], name: str | None, kind
             found = found or Found(model.name)
             if model.max_tokens is not None:
                 found.max_tokens = min(model.max_tokens, found.max_tokens or model.max_tokens)
-        if found is not None:
-            found.out = failed
-            return found
-        reasons = log_words("; ".join(f"option.base_url={url}: {error}" for url, error in failed.items()), secrets())
-        if all(error.lasts for error in failed.values()):
-            raise ConfigError(reasons)
-        if time.monotonic() - logged_at >= _LOG_INTERVAL:
-            logged_at = time.monotonic()
-            print(f"waiting for {repr(name) if name else 'a model'}: {reasons}", file=sys.stderr, flush=True)
-        await asyncio.sleep(_POLL_INTERVAL)
+        return found, failed
+
+    found, failed = await first_found(look, repr(name) if name else "a model")
+    return replace(found, out=failed)
 
 
 def _noting_reuse() -> Any:
@@ -311,71 +301,3 @@ async def _ask_once(urls: Sequence[str]) -> list[list[Model] | Failed]:
         return await _all_models(client, urls)
     finally:
         await client.close()
-
-
-# -- servers of option.base_url, and the choice of one for a request ---------------------------------------------------
-
-
-_PAUSE, _MOST_PAUSE = 1.0, 30.0  # seconds that a server is left out; doubled by each failure in a row
-
-
-class Server:
-    """One server.
-
-    After a failure it is left out for a pause. Then it is asked what it serves, and gets one request. The first token
-    of that brings it back.
-
-    Attributes:
-        outstanding: tokens of its requests, those of the prompts and the longest answers.
-        known: it has said that it serves the model, and has not failed since.
-        asked_at: the time when it last said so.
-        asking: the question that is under way; its result is the reason why the server cannot serve.
-    """
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.outstanding = 0
-        self.known = False
-        self.asked_at = 0.0
-        self.asking: asyncio.Task[Failed | None] | None = None
-        self._on_trial = False
-        self._num_failures = 0
-        self._out_until = 0.0
-
-    def failed(self, now: float, retry_after: float = 0.0) -> float:
-        """Leave it out for a while; return for how long, or 0 where it was out already: all its requests fail then.
-
-        Args:
-            retry_after: seconds for which it wants to be left alone.
-        """
-        if self.is_out(now):
-            return 0.0
-        pause = min(max(_PAUSE * (1 << self._num_failures), retry_after), _MOST_PAUSE)
-        self._out_until = now + pause
-        self._num_failures = min(self._num_failures + 1, 8)
-        self.known, self._on_trial = False, True
-        return pause
-
-    def begun(self) -> None:
-        """Note a first token."""
-        self._on_trial = False
-
-    def answered(self) -> None:
-        """Note a whole answer: what failed before no longer counts."""
-        self._num_failures, self._out_until = 0, 0.0
-
-    def is_out(self, now: float) -> bool:
-        return now < self._out_until
-
-    def serves(self, now: float) -> bool:
-        """Return whether it gets requests while others do."""
-        return self.known and not self.is_out(now) and not (self._on_trial and self.outstanding)
-
-
-def choose(servers: Iterable[Server], tries: Counter[Server], now: float) -> Server:
-    """Return the server with the least outstanding tokens; one that does not serve only where none does.
-
-    Args:
-        tries: those of this request; a server that it has not tried comes first.
-    """
-    return min(servers, key=lambda server: (not server.serves(now), tries[server], server.outstanding))

@@ -19,9 +19,9 @@ from handler.core.errors import ConfigError
 from handler.core.values import Finish, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, Output
 from handler.engines.openai import answer as events
-from handler.engines.openai import client
 from handler.engines.openai.client import find_kind
 from handler.engines.openai.engine import UrlEngine
+from handler.engines.remote import servers
 from tests.app.server import AppServer, serve
 from tests.doubles import tiny
 from tests.one_test import in_one_test
@@ -43,7 +43,7 @@ def engine(*servers: Server, timeout: float = PATIENCE, **options: Any) -> Itera
     }
     found = UrlEngine(EngineConfig(Config(engine_options=given)))
     try:
-        with mock.patch("handler.engines.openai.engine._PAUSE", 0.01):
+        with mock.patch("handler.engines.remote.engine._PAUSE", 0.01):
             yield found
     finally:
         found.close()
@@ -372,7 +372,7 @@ def test_who_leaves_is_left_there_too() -> None:
 def test_a_server_that_fails_is_left_out_for_a_pause(
     monkeypatch: pytest.MonkeyPatch, pause: float, count: int, received: tuple[int, int]
 ) -> None:
-    monkeypatch.setattr(client, "_PAUSE", pause)
+    monkeypatch.setattr(servers, "_PAUSE", pause)
     down = (status(503, DOWN),)
     with listening(down, down) as first, listening() as second, engine(first, second) as found:
         for key in range(count):

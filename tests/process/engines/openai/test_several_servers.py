@@ -12,11 +12,11 @@ from handler.core.errors import ConfigError
 from handler.core.values import Finish
 from handler.engines.base import EngineRequest
 from handler.engines.openai import client
-from handler.engines.openai import client as servers
-from handler.engines.openai import engine as url_engine
 from handler.engines.openai.answer import EventReader
 from handler.engines.openai.client import find_kind
 from handler.engines.openai.engine import UrlEngine
+from handler.engines.remote import engine as remote_engine
+from handler.engines.remote import servers
 from tests.one_test import in_one_test
 from tests.process.engines.openai.server import CHUNKED, GOOD, HANG, HEAD, event, listening, status
 from tests.process.engines.openai.test_bad_servers import PATIENCE, SAMPLING, engine, failed, one, run
@@ -101,7 +101,7 @@ def test_a_server_that_comes_back_as_another_stays_out(monkeypatch: pytest.Monke
 
 
 def test_a_request_that_another_model_refuses_goes_to_the_right_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(url_engine, "_ASK_AGAIN", 0.0)
+    monkeypatch.setattr(remote_engine, "_ASK_AGAIN", 0.0)
     refusal = (status(400, {"error": {"message": "maximum context length is 32"}}),)
     with listening(refusal) as ill, listening() as well, engine(ill, well) as found:
         ill.models = models(most=32)
@@ -295,7 +295,7 @@ def test_an_idle_connection_that_is_reset_is_no_failure() -> None:
 
 
 def test_what_follows_the_end_is_read_for_a_second_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(url_engine, "_LINGER", 0.3)
+    monkeypatch.setattr(remote_engine, "_LINGER", 0.3)
     with listening((HEAD, event(5, finish="length"), HANG)) as server, engine(server, timeout=60.0) as found:
         assert one(found)[:2] == ([5], Finish.LENGTH)
         settle(found)

@@ -1,0 +1,401 @@
+"""An engine whose steps are done by servers elsewhere. All requests share one event loop, which runs in `step`."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from handler.config.environment import secrets
+from handler.core.errors import client_words, log_words
+from handler.core.values import Adapter, Finish
+from handler.engines.base import EngineRequest, Interrupted, Output, Silence, Step
+from handler.engines.remote.servers import Failed, Part, Refused, Server, choose
+
+_IDLE = 0.05  # seconds without news after which a step is empty: the supervisor counts silence as a hang
+_ATTEMPTS = 3  # of one server; further ones have one each
+_MOST_BROKEN = 2  # servers whose connections may end under one request: it may be the reason
+_PAUSE = 0.1  # seconds before the second attempt at the same server, doubled for the third
+_ASK_AGAIN = 1.0  # seconds between questions what a server serves, of those who were refused there
+_LINGER = 1.0  # seconds in which a stream has to end after its finish_reason
+TLS_CLOSE = 0.25  # seconds in which TLS connections close; uvloop's loop cannot be closed before
+SPINS = 16  # rounds of the event loop, in which connections close
+
+
+class Call(Protocol):
+    """One request, as the engine's servers get it and answer it."""
+
+    @property
+    def begun(self) -> bool:
+        """Return whether a token has come: then nobody else may be asked."""
+
+
+C = TypeVar("C", bound=Call)
+T = TypeVar("T")
+
+
+@dataclass
+class Running(Generic[C]):
+    """A request at a server.
+
+    Attributes:
+        silence: since the last token, or the start.
+        silent: it was given up for its silence.
+        left: nobody waits for it any more.
+        ended: its caller has all; what is left frees its connection.
+    """
+
+    key: int
+    call: C
+    task: asyncio.Task[None]
+    silence: Silence
+    silent: bool = False
+    left: bool = False
+    ended: bool = False
+
+
+class RemoteEngine(ABC, Generic[C]):
+    """See `engines.base.Engine`. A subclass knows the servers' protocol.
+
+    Args:
+        kind: what a client is told the servers are.
+        max_silence: seconds without a token after which a request fails.
+        close_seconds: in which connections close.
+    """
+
+    def __init__(self, kind: str, urls: Sequence[str], max_silence: float, close_seconds: float = 0.0) -> None:
+        self._loop = _new_loop()
+        self._kind = kind
+        self._max_silence = max_silence
+        self._close_seconds = close_seconds
+        self._servers = [Server(url) for url in urls]
+        self._secrets = (*secrets(), *_names(urls))
+        self._running: dict[int, Running[C]] = {}
+        self._parts: dict[int, Part] = {}  # by key; what came since the last step
+        self._interrupted = False
+        self._listen_at = 0.0  # the time of the next look for silent servers
+
+    # -- of a protocol ---------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def new_call(self, request: EngineRequest) -> C:
+        """Translate a request.
+
+        Raises:
+            ValueError: no server can do what it says.
+        """
+
+    @abstractmethod
+    async def stream(self, server: Server, running: Running[C]) -> None:
+        """Read an answer to its end, and give all of it to `take`.
+
+        Raises:
+            Refused, Failed: it is none.
+        """
+
+    @abstractmethod
+    async def check(self, server: Server) -> None:
+        """Ask a server whether it serves the model.
+
+        Raises:
+            Failed: it does not.
+        """
+
+    @abstractmethod
+    async def disconnect(self) -> None:
+        """Close all connections."""
+
+    def take(self, server: Server, running: Running[C], part: Part) -> None:
+        """Keep what came of an answer for the next step."""
+        running.silence.begin()
+        running.ended = part.finish is not None
+        self._parts[running.key] = part
+        server.begun()
+        self._loop.stop()
+
+    def interrupt_on(self, fd: int) -> bool:
+        self._loop.add_reader(fd, self._interrupt)
+        return True
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def add(self, request: EngineRequest) -> None:
+        call = self.new_call(request)
+        if all(running.ended for running in self._running.values()):
+            for _ in range(SPINS):  # while the loop rested, servers may have closed connections
+                self._run_once()
+        key = request.key
+        task = self._loop.create_task(self._serve(key, len(request.ids) + request.sampling.max_new_tokens))
+        self._running[key] = Running(key, call, task, Silence())
+        task.add_done_callback(lambda _: self._running.pop(key, None))
+
+    def cancel(self, key: int) -> None:
+        self._parts.pop(key, None)
+        running = self._running.pop(key, None)
+        if running is None:
+            return
+        running.left = True
+        running.task.cancel()
+        for _ in range(SPINS):  # nothing else runs the loop where this was the last request
+            self._run_once()
+            if running.task.done():
+                break
+        self._run_once()  # the connection closes one round later
+
+    def step(self) -> Step:
+        if self._parts:
+            self._run_once()
+        else:
+            timer = self._loop.call_later(_IDLE, self._loop.stop)
+            self._loop.run_forever()
+            timer.cancel()
+        now = self._loop.time()
+        if now >= self._listen_at:
+            self._listen_at = now + min(1.0, self._max_silence / 4)
+            for running in self._running.values():
+                most = min(_LINGER, self._max_silence) if running.ended else self._max_silence
+                if running.silence.look() > most and not running.silent:
+                    running.silent = True
+                    running.task.cancel()
+        if self._interrupted:
+            self._interrupted = False
+            raise Interrupted
+        parts, self._parts = self._parts, {}
+        keys: list[int] = []
+        ids: list[int] = []
+        logprobs: list[float | None] = []
+        others: list[Output] = []
+        for key, part in parts.items():
+            if _is_plain(part):  # nearly every one
+                keys.append(key)
+                ids.append(part.ids[0])
+                logprobs.append(part.logprobs[0])
+                continue
+            finish = None if part.error is not None else part.finish
+            if part.ids or finish is not None:
+                others.append(_output(key, part, finish))
+            if part.error is not None:
+                others.append(_error(key, part))
+        return Step(keys, ids, logprobs, others)
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        raise ValueError("its adapters are loaded at option.base_url")
+
+    def drop_adapter(self, adapter: Adapter) -> None:
+        pass
+
+    def close(self) -> None:
+        for key in list(self._running):
+            self.cancel(key)
+        for server in self._servers:
+            if server.asking is not None:
+                server.asking.cancel()
+        self.complete(self.disconnect())
+        self.complete(asyncio.sleep(self._close_seconds))
+        self._loop.close()
+
+    # -- on the loop ---------------------------------------------------------------------------------------------
+
+    async def _serve(self, key: int, num_tokens: int) -> None:
+        """Get the answer from one server; after a failure before the first token, from another."""
+        running = self._running[key]
+        tries: Counter[Server] = Counter()
+        broken: set[Server] = set()
+        busy: dict[Server, Failed] = {}  # those that had no room when they were last asked
+        for attempt in range(len(self._servers) + _ATTEMPTS - 1, 0, -1):
+            server = self._choose(tries, busy)
+            if tries[server]:
+                await asyncio.sleep(_PAUSE * 2 ** (tries[server] - 1))
+            tries[server] += 1
+            server.outstanding += num_tokens
+            try:
+                await self.ask(server)
+                await self.stream(server, running)
+            except Refused as error:
+                self._refuse(running, server, error)
+            except Failed as error:
+                if running.ended:
+                    return
+                self.leave_out(server, error)
+                if error.broke_off:
+                    broken.add(server)
+                busy.pop(server, None)
+                if error.busy:
+                    busy[server] = error
+                ends = running.call.begun or len(broken) >= _MOST_BROKEN
+                if not ends and attempt > 1 and any(_may_be_asked(one, busy) for one in self._servers):
+                    continue
+                if busy and not ends:
+                    self._turn_away(running, busy)
+                else:
+                    self._fail(running, server, error)
+            except asyncio.CancelledError:
+                if not running.silent or running.ended:
+                    raise
+                silent = Failed(f"sent no token for {self._max_silence:g} s (option.base_url_timeout)")
+                self.leave_out(server, silent)
+                self._fail(running, server, silent)
+            except Exception as error:  # a fault of ours ends this request only
+                self._fail(running, server, Failed("has sent what this server cannot read", repr(error)))
+            else:
+                server.answered()
+            finally:
+                server.outstanding -= num_tokens
+            return
+
+    # -- servers -------------------------------------------------------------------------------------------------
+
+    def _choose(self, tries: Counter[Server], busy: Mapping[Server, Failed]) -> Server:
+        """Choose a server for a request; those whose pause is over are asked meanwhile what they serve.
+
+        Args:
+            busy: those that had no room for it.
+        """
+        now = self._loop.time()
+        for server in self._servers:
+            if not server.known and not server.is_out(now):
+                self._question(server)
+        return choose([server for server in self._servers if _may_be_asked(server, busy)], tries, now)
+
+    async def ask(self, server: Server, *, again: bool = False) -> None:
+        """Make sure that a server serves the model; ask it where it has failed since it last said so.
+
+        Raises:
+            Failed: it does not.
+        """
+        if server.known and not (again and self._loop.time() - server.asked_at > _ASK_AGAIN):
+            return
+        error = await asyncio.shield(self._question(server))
+        if error is not None:
+            raise error
+
+    def _question(self, server: Server) -> asyncio.Task[Failed | None]:
+        """Return the question that is under way, or a new one."""
+        if server.asking is None or server.asking.done():
+            server.asking = self._loop.create_task(self._check(server))
+        return server.asking
+
+    async def _check(self, server: Server) -> Failed | None:
+        """Ask a server; return why it cannot serve."""
+        try:
+            await self.check(server)
+        except Failed as error:
+            self.leave_out(server, error)
+            return error
+        server.known, server.asked_at = True, self._loop.time()
+        return None
+
+    def leave_out(self, server: Server, error: Failed) -> None:
+        """Give a server no requests for a while."""
+        if pause := server.failed(self._loop.time(), error.retry_after):
+            reason = log_words(str(error), secrets())
+            print(f"{server.url} gets no requests for {pause:g} s: it {reason}", file=sys.stderr, flush=True)
+
+    # -- the ends of requests ------------------------------------------------------------------------------------
+
+    def _refuse(self, running: Running[C], server: Server, error: Refused) -> None:
+        """End a request that the server finds fault with: its words are for a client who has no token yet."""
+        if running.call.begun:
+            return self._fail(running, server, Failed(str(error), error.words))
+        words = client_words(error.words, self._secrets) or f"its server answered {error.status}"
+        self._end(running, words, f"{server.url} {error}", refused=True)
+
+    def _turn_away(self, running: Running[C], busy: dict[Server, Failed]) -> None:
+        """End a request for which no server has room; it may come again when the first of them wants it."""
+        server, error = next(reversed(busy.items()))
+        detail = log_words(f"{server.url} {error}", secrets())
+        waits = [one.retry_after for one in busy.values() if one.retry_after]
+        self._end(
+            running, f"the {self._kind} server is busy: it {error.plain}", detail, retry_after=min(waits, default=0.0)
+        )
+
+    def _fail(self, running: Running[C], server: Server, error: Failed) -> None:
+        detail = log_words(f"{server.url} {error}", secrets())
+        self._end(running, f"the {self._kind} server {error.plain}", detail)
+
+    def _end(
+        self, running: Running[C], error: str, detail: str, *, refused: bool = False, retry_after: float | None = None
+    ) -> None:
+        """End a request with an error; one that has ended needs none."""
+        if not running.ended:
+            running.ended = True
+            part = self._parts.setdefault(running.key, Part())
+            part.error, part.detail, part.refused, part.retry_after = error, detail, refused, retry_after
+            self._loop.stop()
+
+    # -- the loop ------------------------------------------------------------------------------------------------
+
+    def _interrupt(self) -> None:
+        self._interrupted = True
+        self._loop.stop()
+
+    def _run_once(self) -> None:
+        """Do what is ready now."""
+        self._loop.call_soon(self._loop.stop)
+        self._loop.run_forever()
+
+    def complete(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run the loop until `work` is done."""
+        task = self._loop.create_task(work)
+        task.add_done_callback(lambda _: self._loop.stop())
+        while not task.done():  # an earlier stop may still be due
+            self._loop.run_forever()
+        return task.result()
+
+
+def _may_be_asked(server: Server, busy: Mapping[Server, Failed]) -> bool:
+    """Return whether a request may be tried at a server: not again at one that wants to be left alone for a while."""
+    return server not in busy or not busy[server].retry_after
+
+
+def _is_plain(part: Part) -> bool:
+    """Return whether nothing came but one token."""
+    beside = (part.tops, part.finish, part.error, part.prompt_logprobs, part.extras)
+    return len(part.ids) == 1 and not any(one for one in beside)
+
+
+def _output(key: int, part: Part, finish: Finish | None) -> Output:
+    return Output(
+        key,
+        part.ids,
+        part.logprobs,
+        finish,
+        prompt_logprobs=part.prompt_logprobs,
+        tops=part.tops or None,
+        prompt_tops=part.prompt_tops,
+        extras=part.extras,
+    )
+
+
+def _error(key: int, part: Part) -> Output:
+    """Return the output that ends a request with an error."""
+    return Output(
+        key,
+        (),
+        (),
+        Finish.ERROR,
+        error=part.error,
+        refused=part.refused,
+        detail=part.detail,
+        retry_after=part.retry_after,
+    )
+
+
+def _names(urls: Sequence[str]) -> list[str]:
+    """Return the servers' names, as a message may have them; a plain word is none that could be told from others."""
+    hosts = [urlsplit(url) for url in urls]
+    names = [host.hostname for host in hosts if host.hostname and not host.hostname.isalpha()]
+    return [*(host.netloc for host in hosts), *names]
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # not for Windows
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

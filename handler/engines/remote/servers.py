@@ -1,0 +1,169 @@
+"""Servers of `option.base_url`: their errors, what comes of a request there, and the choice of one."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from handler.config.environment import secrets
+from handler.core.errors import ConfigError, log_words
+from handler.core.values import Extras, Finish
+from handler.engines.base import Alternatives
+
+
+class Refused(Exception):
+    """The server finds fault with the request, so that no other would take it.
+
+    Attributes:
+        status: an HTTP status, or a gRPC status by name.
+        words: the server's own.
+    """
+
+    def __init__(self, status: int | str, words: str) -> None:
+        super().__init__(f"refused it with {status}")
+        self.status, self.words = status, words
+
+
+class Failed(Exception):
+    """The server failed, or cannot serve: another may, or the same one later.
+
+    Attributes:
+        plain: what happened, in words for a client.
+        detail: what the log says beside that: the server's words, and what the operator should change.
+        lasts: it stays so until the operator changes something.
+        broke_off: the connection ended under the request, which may be the reason.
+        busy: it has too much to do, and takes requests again without anybody's help.
+        retry_after: seconds for which the server wants to be left alone; 0 where it does not say so.
+    """
+
+    def __init__(
+        self,
+        plain: str,
+        detail: str = "",
+        *,
+        lasts: bool = False,
+        broke_off: bool = False,
+        busy: bool = False,
+        retry_after: float = 0.0,
+    ) -> None:
+        super().__init__(f"{plain}: {detail}" if detail else plain)
+        self.plain, self.detail, self.lasts = plain, detail, lasts
+        self.broke_off, self.busy, self.retry_after = broke_off, busy, retry_after
+
+
+@dataclass
+class Part:
+    """The part of one answer that came since the last step; the prompt's come with its first."""
+
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
+    tops: list[Alternatives] = field(default_factory=list)
+    finish: Finish | None = None
+    prompt_logprobs: list[float | None] | None = None
+    prompt_tops: list[Alternatives] | None = None
+    extras: Extras | None = None
+    error: str | None = None
+    refused: bool = False
+    detail: str = ""
+    retry_after: float | None = None  # the servers are busy
+
+
+_PAUSE, _MOST_PAUSE = 1.0, 30.0  # seconds that a server is left out; doubled by each failure in a row
+
+
+class Server:
+    """One server.
+
+    After a failure it is left out for a pause. Then it is asked what it serves, and gets one request. The first token
+    of that brings it back.
+
+    Attributes:
+        outstanding: tokens of its requests, those of the prompts and the longest answers.
+        known: it has said that it serves the model, and has not failed since.
+        asked_at: the time when it last said so.
+        asking: the question that is under way; its result is the reason why the server cannot serve.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.outstanding = 0
+        self.known = False
+        self.asked_at = 0.0
+        self.asking: asyncio.Task[Failed | None] | None = None
+        self._on_trial = False
+        self._num_failures = 0
+        self._out_until = 0.0
+
+    def failed(self, now: float, retry_after: float = 0.0) -> float:
+        """Leave it out for a while; return for how long, or 0 where it was out already: all its requests fail then.
+
+        Args:
+            retry_after: seconds for which it wants to be left alone.
+        """
+        if self.is_out(now):
+            return 0.0
+        pause = min(max(_PAUSE * (1 << self._num_failures), retry_after), _MOST_PAUSE)
+        self._out_until = now + pause
+        self._num_failures = min(self._num_failures + 1, 8)
+        self.known, self._on_trial = False, True
+        return pause
+
+    def begun(self) -> None:
+        """Note a first token."""
+        self._on_trial = False
+
+    def answered(self) -> None:
+        """Note a whole answer: what failed before no longer counts."""
+        self._num_failures, self._out_until = 0, 0.0
+
+    def is_out(self, now: float) -> bool:
+        return now < self._out_until
+
+    def serves(self, now: float) -> bool:
+        """Return whether it gets requests while others do."""
+        return self.known and not self.is_out(now) and not (self._on_trial and self.outstanding)
+
+
+def choose(servers: Iterable[Server], tries: Counter[Server], now: float) -> Server:
+    """Return the server with the least outstanding tokens; one that does not serve only where none does.
+
+    Args:
+        tries: those of this request; a server that it has not tried comes first.
+    """
+    return min(servers, key=lambda server: (not server.serves(now), tries[server], server.outstanding))
+
+
+_T = TypeVar("_T")
+_POLL_INTERVAL = 0.5  # seconds between looks at a server that is not ready
+_LOG_INTERVAL = 10.0  # seconds between messages about it
+
+
+async def first_found(
+    look: Callable[[], Awaitable[tuple[_T | None, Mapping[str, Failed]]]], wanted: str
+) -> tuple[_T, Mapping[str, Failed]]:
+    """Look at all servers until one can serve.
+
+    Args:
+        look: returns what the usable ones serve, None without any, and by address why others are unusable.
+        wanted: what is waited for, for the log.
+
+    Raises:
+        ConfigError: none will ever serve.
+    """
+    logged_at = time.monotonic()
+    while True:
+        found, failed = await look()
+        if found is not None:
+            return found, failed
+        reasons = log_words("; ".join(f"option.base_url={url}: {error}" for url, error in failed.items()), secrets())
+        if all(error.lasts for error in failed.values()):
+            raise ConfigError(reasons)
+        if time.monotonic() - logged_at >= _LOG_INTERVAL:
+            logged_at = time.monotonic()
+            print(f"waiting for {wanted}: {reasons}", file=sys.stderr, flush=True)
+        await asyncio.sleep(_POLL_INTERVAL)
