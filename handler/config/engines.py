@@ -32,6 +32,7 @@ ENGINES = {
     "trtllm": EngineEntry("tensorrt_llm", "pip install tensorrt-llm", spreads=True, caches_prefixes=True),
     "vllm": EngineEntry("vllm", "pip install vllm", pools=True, transcribes=True, spreads=True, caches_prefixes=True),
     "openai": EngineEntry("aiohttp", "pip install 'lmi-handler[openai]'"),
+    "grpc": EngineEntry("smg_grpc_proto", "pip install 'lmi-handler[grpc]'"),
     "echo": EngineEntry(None, "", isolated=False, pools=True, transcribes=True),
 }
 """By name, which is that of the folder in `engines/`."""

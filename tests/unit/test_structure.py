@@ -56,6 +56,7 @@ ONLY_IN_HANDLER = {
     "javaproperties": {"config"},
     "orjson": {"core/framing", "engines/openai", "protocols/kernel/body"},
     "aiohttp": {"engines/openai", "serving/media"},
+    "grpc": {"engines/grpc"},
     "yarl": {"serving/media"},
     "PIL": {"serving/media/image_decoder", "engines/huggingface/media"},
     "boto3": {"container", "engines/s3"},

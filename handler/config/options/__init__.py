@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from handler.config.options.foreign import ENVIRONMENT, FOREIGN, JAVA, SERVER_ENVIRONMENT
 from handler.config.options.option import Option, declared
-from handler.config.options.tables import ECHO, GPU, GUIDED, MEDIA, OPENAI, OPENVINO, TRTLLM, VLLM, Options
+from handler.config.options.tables import ECHO, GPU, GUIDED, MEDIA, OPENVINO, REMOTE, TRTLLM, VLLM, Options
 
 __all__ = ["COMMON", "ENVIRONMENT", "KNOWN", "OPTIONS", "SERVER_ENVIRONMENT", "Option"]
 
 COMMON = declared(Options)
 
-OPTIONS = (*COMMON, *ECHO, *GUIDED, *MEDIA, *GPU, *OPENVINO, *VLLM, *TRTLLM, *OPENAI, *JAVA, *FOREIGN)
+OPTIONS = (*COMMON, *ECHO, *GUIDED, *MEDIA, *GPU, *OPENVINO, *VLLM, *TRTLLM, *REMOTE, *JAVA, *FOREIGN)
 
 KNOWN: dict[str, list[Option]] = {}
 """Options by name and alias; two engines may have different options of one name."""

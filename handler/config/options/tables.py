@@ -198,7 +198,7 @@ class Options:
     max_audio_seconds: int = option(integer(1, 14_400), 1800, "seconds of an audio clip")
     audio_fetch_timeout: float = option(number(0.1, 600), 10.0, "seconds that fetching an audio clip may take")
     # how much at once
-    max_rolling_batch_size: int = option(integer(1, 4096), 32, "sequences in the engine at once", "option.max_num_seqs", by_engine={"vllm": 256, "trtllm": 256, "openai": 256})
+    max_rolling_batch_size: int = option(integer(1, 4096), 32, "sequences in the engine at once", "option.max_num_seqs", by_engine={"vllm": 256, "trtllm": 256, "openai": 256, "grpc": 256})
     job_queue_size: int = option(integer(1), 1000, "requests that may wait; others get 503, 429 or 529, depending on the API", prefix="")
     batch_size: int = option(integer(1, 4096), 1, "dynamic batching: requests in a batch", "max_dynamic_batch_size", prefix="")
     max_batch_delay: int = option(integer(0, 3_600_000), 100, "dynamic batching: milliseconds to wait for a full batch", prefix="")
@@ -266,7 +266,7 @@ MEDIA = (
 )
 
 GPU = (
-    Option("option.trust_remote_code", "trust_remote_code", boolean, False, "run code from the model's directory", engines=(*_GPU, "openai"), idle="no code that comes with a model is run"),
+    Option("option.trust_remote_code", "trust_remote_code", boolean, False, "run code from the model's directory", engines=(*_GPU, "openai", "grpc"), idle="no code that comes with a model is run"),
     Option("option.revision", "revision", string, None, "branch, tag or commit of a model on the Hugging Face hub", engines=LLM_ENGINES[1:], idle="echo has no model"),
     Option("option.pipeline_parallel_degree", "pipeline_parallel_size", integer(1), None, "number of stages for a model's layers", engines=_GPU, harmless=("1",)),
     Option("option.enable_chunked_prefill", "enable_chunked_prefill", boolean, None, "compute long prompts in parts, alongside other requests' tokens", engines=_GPU),
@@ -436,10 +436,11 @@ TRTLLM = (
 )  # fmt: skip
 
 
-# -- options of the engine that is a server of OpenAI's API ------------------------------------------------------------
+# -- options of the engines that are servers elsewhere -----------------------------------------------------------------
 
 
 _OPENAI = ("openai",)
+_GRPC = ("grpc",)
 
 
 def urls(text: str) -> tuple[str, ...]:
@@ -455,10 +456,23 @@ def urls(text: str) -> tuple[str, ...]:
     return found
 
 
-OPENAI = (
+def grpc_urls(text: str) -> tuple[str, ...]:
+    """Parse addresses separated by commas."""
+    found = tuple(name.strip().rstrip("/") for name in text.split(","))
+    for url in found:
+        parts = urlsplit(url)
+        is_whole = parts.hostname and parts.port and not (parts.path or parts.query or parts.fragment)
+        if parts.scheme not in ("grpc", "grpcs") or not is_whole or parts.username or parts.password:
+            raise ValueError("must be grpc or grpcs addresses separated by commas: grpc://host:50051")
+    return found
+
+
+REMOTE = (
     Option("option.base_url", "base_url", urls, None, "address of the server, such as http://host:8000/v1; several, comma-separated, are replicas (engines-by-url.md)", engines=_OPENAI),
     Option("option.base_url_kind", "base_url_kind", one_of("auto", "vllm", "dynamo", "lmi"), "auto", "what the server is; auto: what its /models says when this one starts; lmi: this handler", engines=_OPENAI),
     Option("option.base_url_model", "base_url_model", string, None, "the model's name there; by default the first in /models", engines=_OPENAI),
-    Option("option.base_url_connect_timeout", "base_url_connect_timeout", number(0.1), 5.0, "seconds to connect", engines=_OPENAI),
-    Option("option.base_url_timeout", "base_url_timeout", number(0.1), 120.0, "seconds without a token after which a request fails", engines=_OPENAI),
+    Option("option.base_url", "base_url", grpc_urls, None, "address of the server, such as grpc://host:50051, or grpcs:// over TLS; several, comma-separated, are replicas (engines-by-url.md)", engines=_GRPC),
+    Option("option.base_url_kind", "base_url_kind", one_of("auto", "vllm", "sglang", "trtllm"), "auto", "the gRPC contract that the server speaks; auto: it is asked when this one starts", engines=_GRPC),
+    Option("option.base_url_connect_timeout", "base_url_connect_timeout", number(0.1), 5.0, "seconds to connect", engines=(*_OPENAI, *_GRPC)),
+    Option("option.base_url_timeout", "base_url_timeout", number(0.1), 120.0, "seconds without a token after which a request fails", engines=(*_OPENAI, *_GRPC)),
 )  # fmt: skip

@@ -1,14 +1,16 @@
-"""docs/engines-by-url.md; `python -m tests.unit.engines.test_url_document` rewrites its table."""
+"""docs/engines-by-url.md; `python -m tests.unit.engines.test_url_document` rewrites its tables."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from handler.config.config import Config
-from handler.config.options.tables import OPENAI
+from handler.config.options.tables import REMOTE
 from handler.core.values import Sampling, StructuredOutput
-from handler.engines.base import EngineConfig
+from handler.engines.base import Capabilities, EngineConfig
+from handler.engines.grpc.client import CONTRACTS
 from handler.engines.openai.engine import capabilities
 from handler.engines.openai.kinds import KINDS, completion
 from tests.docs.pages import fill, table
@@ -37,31 +39,34 @@ VALUES: dict[str, Any] = {
 GUIDES = {"json_schema": "{}", "json_object": "", "regex": "a", "grammar": "root ::= a", "choice": '["a"]'}
 
 
-def _able(kind: str) -> tuple[dict[str, str], dict[str, float]]:
-    found = capabilities(EngineConfig(Config(engine_options={"base_url": ("http://x/v1",), "base_url_kind": kind})))
-    return dict(found.unsupported), dict(found.limits)
+def _able(kind: str) -> Capabilities:
+    return capabilities(EngineConfig(Config(engine_options={"base_url": ("http://x/v1",), "base_url_kind": kind})))
 
 
-def _cell(kind: str, field: str) -> str:
-    unsupported, limits = _able(kind)
-    if field in unsupported:
-        return f"refused: {unsupported[field]}"
-    return f"yes, up to {limits[field]:g}" if field in limits else "yes"
+def _cell(able: Capabilities, field: str) -> str:
+    if field in able.unsupported:
+        return f"refused: {able.unsupported[field]}"
+    return f"yes, up to {able.limits[field]:g}" if field in able.limits else "yes"
 
 
-def render() -> str:
-    """Return the page with what all kinds have, what all refuse, and a table of the others."""
+def _tables(kinds: Mapping[str, Capabilities]) -> str:
+    """Return what all kinds have or refuse, and a table of the other fields."""
     same: dict[str, list[str]] = {}
     rows = []
     for field in [field for field in Sampling._fields if field not in HANDLERS_OWN]:
-        name, cells = f"`{NAMES.get(field, field)}`", [_cell(kind, field) for kind in KINDS]
+        name, cells = f"`{NAMES.get(field, field)}`", [_cell(able, field) for able in kinds.values()]
         if len({*cells}) == 1:
             same.setdefault(cells[0], []).append(name)
         else:
             rows.append((name, *cells))
     lines = [f"| {', '.join(names)} | {cell} |" for cell, names in same.items()]
-    part = "\n".join(["| parameters | all three |", "|---|---|", *lines, "", table(("others", *KINDS), rows)])
-    return fill(DOCUMENT.read_text(), "parameters", part)
+    return "\n".join(["| parameters | all three |", "|---|---|", *lines, "", table(("others", *kinds), rows)])
+
+
+def render() -> str:
+    """Return the page with the tables of both engines."""
+    page = fill(DOCUMENT.read_text(), "parameters", _tables({kind: _able(kind) for kind in KINDS}))
+    return fill(page, "grpc parameters", _tables({name: one.capabilities for name, one in CONTRACTS.items()}))
 
 
 def test_the_document_has_every_parameter_as_the_code_has_it() -> None:
@@ -69,13 +74,13 @@ def test_the_document_has_every_parameter_as_the_code_has_it() -> None:
 
 
 def test_the_document_names_every_option() -> None:
-    assert all(f"`{option.key}`" in DOCUMENT.read_text() for option in OPENAI)
+    assert all(f"`{option.key}`" in DOCUMENT.read_text() for option in REMOTE)
 
 
 def test_what_is_not_refused_changes_the_request() -> None:
     base: dict[str, Any] = {"max_new_tokens": 5, "do_sample": True, "logprobs": False}
     for kind in KINDS:
-        unsupported, _ = _able(kind)
+        unsupported = _able(kind).unsupported
         plain = completion(kind, "m", [1], Sampling(**base))
         taken = {field: value for field, value in VALUES.items() if field not in unsupported}
         assert taken.keys() | unsupported.keys() | HANDLERS_OWN | {"structured_output"} == set(Sampling._fields)
@@ -86,6 +91,23 @@ def test_what_is_not_refused_changes_the_request() -> None:
             for guide in GUIDES.items()
         ]
         assert len({str(body) for body in (plain, *guided)}) == 1 + len(GUIDES)
+
+
+def test_what_a_contract_does_not_refuse_changes_the_message() -> None:
+    base: dict[str, Any] = {"max_new_tokens": 5, "do_sample": True, "logprobs": False}
+    more = {"no_repeat_ngram_size": 2, "bad_token_ids": (3,), "prompt_logprobs": True}
+    for contract in CONTRACTS.values():
+        unsupported = contract.capabilities.unsupported
+        plain = contract.request("", [1], Sampling(**base))
+        taken = {field: value for field, value in {**VALUES, **more}.items() if field not in unsupported}
+        assert taken.keys() | unsupported.keys() | HANDLERS_OWN | {"structured_output"} == set(Sampling._fields)
+        for field, value in taken.items():
+            assert contract.request("", [1], Sampling(**{**base, field: value})) != plain, field
+        guided = [
+            contract.request("", [1], Sampling(**base, structured_output=StructuredOutput(*guide)))
+            for guide in {**GUIDES, "regex": "b"}.items()  # a choice is a regular expression too
+        ]
+        assert len({str(message) for message in (plain, *guided)}) == 1 + len(GUIDES)
 
 
 if __name__ == "__main__":

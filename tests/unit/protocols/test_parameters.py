@@ -192,9 +192,9 @@ def test_a_field_that_no_engine_maps_is_refused_by_name(setting: str, monkeypatc
 
 @in_one_test("engine", ENGINES)
 def test_an_engine_names_fields_of_sampling_alone(engine: str) -> None:
-    servers = {"option.base_url": "http://x/v1", "option.base_url_kind": "vllm"}
+    url = {"openai": "http://x/v1", "grpc": "grpc://x:1"}.get(engine)
     with using.tensorrt_llm("version=1.3.0"):
-        able = capabilities(engine, servers if engine == "openai" else {})
+        able = capabilities(engine, {"option.base_url": url, "option.base_url_kind": "vllm"} if url else {})
     assert {*able.supports, *able.reasons, *able.limits, *BY_HANDLER} <= set(Sampling._fields)
     assert BY_HANDLER.isdisjoint({*able.supports} - {"logprobs"}), "the handler does so"
 
@@ -292,7 +292,7 @@ def _refuses(name: str) -> bool:
 def test_engines_and_notes_are_those_that_exist(heading: str) -> None:
     for name, row in table(heading).items():
         found = matrix.refusing(heading, name)
-        assert found.keys() <= set(ENGINES) - {"openai"}, name  # docs/engines-by-url.md has those of servers
+        assert found.keys() <= set(ENGINES) - {"openai", "grpc"}, name  # docs/engines-by-url.md has those of servers
         assert len(found) == len(row[matrix.REFUSED_BY].split(", ")) * bool(row[matrix.REFUSED_BY]), name
 
 

@@ -90,7 +90,8 @@ def of(sampling: Sampling, names: Mapping[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_it_fills_what_the_client_leaves_out(tmp_path: Path, engine: str, caplog: pytest.LogCaptureFixture) -> None:
-    url = ("option.base_url=http://127.0.0.1:1/v1", "option.base_url_kind=vllm") if engine == "openai" else ()
+    address = {"openai": "http://127.0.0.1:1/v1", "grpc": "grpc://127.0.0.1:1"}.get(engine)
+    url = (f"option.base_url={address}", "option.base_url_kind=vllm") if address else ()
     with caplog.at_level(logging.INFO, "handler.launch"):
         context = served(tmp_path, {**ALL, "eos_token_id": 2, "transformers_version": "4"}, *url, engine=engine)
     wanted = {name: value for name, value in ALL.items() if name not in context.unsupported}

@@ -22,6 +22,7 @@ from handler.engines.openai import answer as events
 from handler.engines.openai.client import find_kind
 from handler.engines.openai.engine import UrlEngine
 from handler.engines.remote import servers
+from handler.engines.remote.engine import RemoteEngine
 from tests.app.server import AppServer, serve
 from tests.doubles import tiny
 from tests.one_test import in_one_test
@@ -69,7 +70,7 @@ def failed(*ids: int, error: str) -> Result:
     return Result(list(ids), Finish.ERROR, Words(error))
 
 
-def run(found: UrlEngine, *keys: int) -> dict[int, Result]:
+def run(found: RemoteEngine[Any], *keys: int) -> dict[int, Result]:
     """Step until each of the requests has ended."""
     ids: dict[int, list[int]] = {key: [] for key in keys}
     results: dict[int, Result] = {}
@@ -92,7 +93,7 @@ def _words(output: Output) -> Words:
     return words
 
 
-def one(found: UrlEngine, sampling: Sampling = SAMPLING, key: int = 1) -> Result:
+def one(found: RemoteEngine[Any], sampling: Sampling = SAMPLING, key: int = 1) -> Result:
     found.add(EngineRequest(key, [1, 2], sampling))
     return run(found, key)[key]
 

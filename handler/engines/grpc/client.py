@@ -1,0 +1,222 @@
+"""gRPC client of one server, by grpc.aio."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+from collections.abc import AsyncGenerator
+from typing import Any
+from urllib.parse import urlsplit
+
+from handler.config.environment import secrets
+from handler.core.errors import ConfigError, log_words
+from handler.engines.grpc.contract import MOST_BYTES, Contract, Model
+from handler.engines.grpc.sglang import Sglang
+from handler.engines.grpc.trtllm import TrtLlm
+from handler.engines.grpc.vllm import Vllm
+from handler.engines.remote.servers import Failed, Refused
+
+CONTRACTS: dict[str, Contract] = {contract.name: contract for contract in (Vllm(), Sglang(), TrtLlm())}
+"""By the value of option.base_url_kind."""
+
+INFO_TIMEOUT = 5.0  # seconds for a description
+_HEALTH_TIMEOUT = 25.0  # SGLang computes a token for an answer, and itself waits 20 s for it
+_ABORT_TIMEOUT = 5.0
+_CONSTRAINT_FAILED = "smg-constraint-failed"
+"""A trailer by which the servicers say that the request's own rule ended it."""
+_FOREIGN = ("handshake", "http1.x server", "Expected SETTINGS frame")
+"""Words of gRPC where the other side speaks another protocol, or TLS where it does not."""
+_OF_THE_REQUEST = ("INVALID_ARGUMENT", "OUT_OF_RANGE")
+_OF_THE_OPERATOR = ("UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND")
+_MOST_WORDS = 4096
+
+
+def status_error(code: str, details: str, *, connected: bool, constraint_failed: bool = False) -> Refused | Failed:
+    """Return the error of a gRPC status.
+
+    Args:
+        connected: the connection has outlived it.
+        constraint_failed: the trailer says so.
+    """
+    words = details[:_MOST_WORDS] or "no message"
+    if code in _OF_THE_REQUEST or (code == "FAILED_PRECONDITION" and constraint_failed):
+        return Refused(code, words)
+    if code == "RESOURCE_EXHAUSTED" and "larger than max" in details:  # of gRPC on this side
+        return Failed("sent too large a message", words)
+    if code == "UNAVAILABLE" and not connected:
+        if any(word in details for word in _FOREIGN):
+            return Failed("speaks another protocol", f"{words}; grpcs:// is gRPC over TLS", lasts=True)
+        unreachable = "failed to connect" in details
+        return Failed("cannot be reached" if unreachable else "broke off", words, broke_off=not unreachable)
+    busy = code in ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
+    return Failed(f"answered {code}", words, lasts=code in _OF_THE_OPERATOR, busy=busy)
+
+
+class Client:
+    """A server, by one connection; made and used on one event loop.
+
+    A connection that ends comes back by itself with the next request, perhaps to another server.
+    So `connected` has to be looked at before each.
+    """
+
+    def __init__(self, url: str, contract: Contract, connect_timeout: float) -> None:
+        os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # each connection that ends would be a line
+        import grpc.aio
+
+        self._ready = grpc.ChannelConnectivity.READY
+        self._error = grpc.aio.AioRpcError
+        self._contract = contract
+        address, credentials = _address(url)
+        settings = _settings(connect_timeout)
+        self._channel = (
+            grpc.aio.insecure_channel(address, settings)
+            if credentials is None
+            else grpc.aio.secure_channel(address, credentials, settings)
+        )
+        self._stub = contract.stub(self._channel)
+        self._aborts: set[asyncio.Task[None]] = set()
+
+    @property
+    def connected(self) -> bool:
+        return bool(self._channel.get_state() is self._ready)
+
+    async def model(self) -> Model:
+        """Ask the server for its model, and whether it is well.
+
+        Raises:
+            Failed: it has not said so.
+        """
+        messages = self._contract.messages
+        info = await self._ask(self._stub.GetModelInfo(messages.GetModelInfoRequest(), timeout=INFO_TIMEOUT))
+        model = self._contract.model(info)
+        health = await self._ask(self._stub.HealthCheck(messages.HealthCheckRequest(), timeout=_HEALTH_TIMEOUT))
+        if illness := self._contract.illness(health):
+            raise Failed("is not healthy", illness[:_MOST_WORDS])
+        return model
+
+    async def generate(self, message: Any) -> AsyncGenerator[Any, None]:
+        """Send a request; its answer's messages come as they arrive, None for one that cannot be decoded.
+
+        Leaving before the end aborts it there.
+
+        Raises:
+            Refused, Failed: also while messages are read.
+        """
+        call, ended = self._stub.Generate(message), False
+        try:
+            async for response in call:
+                yield response
+            ended = True
+        except self._error as error:
+            ended = True
+            raise self._translated(error) from None
+        finally:
+            if not ended:
+                call.cancel()
+                task = asyncio.get_running_loop().create_task(self._abort(message.request_id))
+                self._aborts.add(task)
+                task.add_done_callback(self._aborts.discard)
+
+    async def close(self) -> None:
+        if self._aborts:
+            await asyncio.wait(self._aborts, timeout=_ABORT_TIMEOUT)
+        await self._channel.close()
+
+    async def _abort(self, id: str) -> None:
+        with contextlib.suppress(self._error):
+            await self._stub.Abort(self._contract.abort(id), timeout=_ABORT_TIMEOUT)
+
+    async def _ask(self, call: Any) -> Any:
+        try:
+            answer = await call
+        except self._error as error:
+            failed = self._translated(error)
+            raise failed if isinstance(failed, Failed) else Failed(f"answered {failed.status}", failed.words) from None
+        if answer is None:  # gRPC could not decode it
+            raise Failed("sent a message that cannot be read", lasts=True)
+        return answer
+
+    def _translated(self, error: Any) -> Refused | Failed:
+        trailers = error.trailing_metadata() or ()
+        return status_error(
+            error.code().name,
+            error.details() or "",
+            connected=self.connected,
+            constraint_failed=any(key == _CONSTRAINT_FAILED for key, _ in trailers),
+        )
+
+
+def _address(url: str) -> tuple[str, Any]:
+    """Return a server's host and port, and the credentials of TLS, by the authorities known here."""
+    import grpc
+
+    parts = urlsplit(url)
+    if parts.scheme == "grpc":
+        return parts.netloc, None
+    roots = os.environ.get("SSL_CERT_FILE")
+    if roots is None:
+        return parts.netloc, grpc.ssl_channel_credentials()
+    with open(roots, "rb") as file:
+        return parts.netloc, grpc.ssl_channel_credentials(file.read())
+
+
+def _settings(connect_timeout: float) -> list[tuple[str, int]]:
+    return [
+        ("grpc.max_receive_message_length", MOST_BYTES),
+        ("grpc.max_send_message_length", MOST_BYTES),
+        ("grpc.min_reconnect_backoff_ms", int(connect_timeout * 1000)),  # in which a connection is made
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_reconnect_backoff_ms", 1000),
+        ("grpc.enable_http_proxy", 0),
+        ("grpc.enable_retries", 0),
+        ("grpc.use_local_subchannel_pool", 1),
+    ]
+
+
+@functools.lru_cache
+def find_contract(urls: tuple[str, ...]) -> str:
+    """Ask all servers which contract they speak; blocks for some seconds at most.
+
+    Raises:
+        ConfigError: none answers, one speaks none, or they speak several.
+    """
+    found: dict[str, str] = {}
+    reasons: list[str] = []
+    for url in urls:
+        try:
+            found[url] = _contract_of(url)
+        except Failed as error:
+            reasons.append(f"{url}: {error}")
+    if len(set(found.values())) == 1:
+        return next(iter(found.values()))
+    said = log_words("; ".join([*(f"{url}: {name}" for url, name in found.items()), *reasons]), secrets())
+    problem = "the servers are of different kinds" if found else "a server has to run, and to say what it is"
+    remedy = (
+        "Leave those of other kinds out" if found else f"Otherwise set option.base_url_kind to {', '.join(CONTRACTS)}"
+    )
+    raise ConfigError(f"option.base_url_kind=auto: {problem}: {said}. {remedy}")
+
+
+def _contract_of(url: str) -> str:
+    import grpc
+
+    address, credentials = _address(url)
+    settings = _settings(INFO_TIMEOUT)
+    make = (
+        grpc.insecure_channel
+        if credentials is None
+        else functools.partial(grpc.secure_channel, credentials=credentials)
+    )
+    with make(address, options=settings) as channel:
+        for name, contract in CONTRACTS.items():
+            try:
+                contract.stub(channel).GetModelInfo(contract.messages.GetModelInfoRequest(), timeout=INFO_TIMEOUT)
+            except grpc.RpcError as error:
+                if error.code() is grpc.StatusCode.UNIMPLEMENTED:
+                    continue
+                raised = status_error(error.code().name, error.details() or "", connected=False)
+                raise Failed(str(raised)) from None
+            return name
+    raise Failed(f"speaks none of the contracts {', '.join(CONTRACTS)}")

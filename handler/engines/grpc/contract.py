@@ -1,0 +1,282 @@
+"""A contract: the protocol of one system's servers, as the package smg-grpc-proto publishes it.
+
+Two of three agree on most messages, and what they share is here.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+from handler.core.media import MEDIA
+from handler.core.values import Extras, Finish, Sampling
+from handler.engines.base import Alternatives, Capabilities, EngineRequest
+from handler.engines.remote.servers import Failed, Part
+
+MOST_BYTES = 1 << 22
+"""Of a message; prompts whose log-probabilities would not fit are refused."""
+_BYTES_A_SCORE = 12  # of an id and its log-probability, with lengths and tags
+_NAME = 1000  # characters of a model's name
+
+NO_FIELD = "the servers' gRPC contract has no field for it"
+REASONS = {
+    "num_beams": "there is no beam search in a stream",
+    "typical_p": "there is no typical decoding",
+    "return_context_logits": "a stream has no logits",
+    "return_generation_logits": "a stream has no logits",
+}
+"""Why no contract has these fields of Sampling."""
+
+
+class Model(NamedTuple):
+    """A server's description of its model.
+
+    Attributes:
+        max_tokens: of prompt and answer together; None where it does not say so.
+        vocabulary: number of the model's ids; None where it does not say so.
+        eos: ids that end an answer; empty where it does not say so.
+        num_pieces: number of the tokenizer's ids but those added to it; None where it does not say so.
+    """
+
+    name: str
+    max_tokens: int | None
+    vocabulary: int | None = None
+    eos: frozenset[int] = frozenset()
+    num_pieces: int | None = None
+
+
+class News(NamedTuple):
+    """One message of an answer.
+
+    Attributes:
+        request_id: whose it is; None where the contract does not say so.
+        finish: why the answer ended; None in a chunk.
+        matched: the id that ended it.
+    """
+
+    ids: Sequence[int] = ()
+    logprobs: Sequence[float | None] = ()
+    tops: Sequence[Alternatives] = ()
+    prompt_logprobs: Sequence[float | None] = ()
+    prompt_tops: Sequence[Alternatives] = ()
+    num_cached: int = 0
+    request_id: str | None = None
+    finish: str | None = None
+    matched: int | None = None
+
+
+class Contract(ABC):
+    """One protocol.
+
+    Attributes:
+        name: value of option.base_url_kind.
+        module: its generated module, without `_pb2`.
+        service: the name of its service there.
+        reasons, limits, supports: as in `Capabilities`.
+    """
+
+    name: str
+    module: str
+    service: str
+    supports: frozenset[str]
+    reasons: ClassVar[Mapping[str, str]]
+    limits: ClassVar[Mapping[str, float]] = {}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(
+            self.supports,
+            {**REASONS, **self.reasons},
+            limits=self.limits,
+            no_adapters="adapters cannot be loaded by gRPC here",
+            no_media=dict.fromkeys(MEDIA, "the server at option.base_url gets tokens only"),
+        )
+
+    @cached_property
+    def messages(self) -> Any:
+        return importlib.import_module(f"smg_grpc_proto.generated.{self.module}_pb2")
+
+    def stub(self, channel: Any) -> Any:
+        module = importlib.import_module(f"smg_grpc_proto.generated.{self.module}_pb2_grpc")
+        return getattr(module, f"{self.service}Stub")(channel)
+
+    @abstractmethod
+    def request(self, id: str, ids: Sequence[int], sampling: Sampling) -> Any:
+        """Make the message of Generate; it names neutral values too, as the server may have defaults of its own.
+
+        Raises:
+            ValueError: the server would not do what `sampling` says; the message says why.
+        """
+
+    @abstractmethod
+    def abort(self, id: str) -> Any:
+        """Make the message of Abort."""
+
+    def model(self, info: Any) -> Model:
+        """Read the answer to GetModelInfo.
+
+        Raises:
+            Failed: the model is for something else than text.
+        """
+        if not info.is_generation:
+            raise Failed("has a model that generates no text", lasts=True)
+        name = info.served_model_name or info.model_path
+        eos = frozenset(info.eos_token_ids)
+        return Model(name[:_NAME], info.max_context_length or None, info.vocab_size or None, eos)
+
+    def illness(self, health: Any) -> str:
+        """Read the answer to HealthCheck; return why the server is not well, "" where it is."""
+        return "" if health.healthy else health.message or "it is not healthy"
+
+    def news(self, response: Any, num_tops: int, num_prompt_tops: int) -> News:
+        """Read a message of an answer. The last one repeats the ids of the chunk before it."""
+        if response.HasField("complete"):
+            last = response.complete
+            matched = last.matched_token_id if last.HasField("matched_token_id") else None
+            return News(finish=last.finish_reason, matched=matched)
+        chunk = response.chunk
+        scores, prompt = chunk.output_logprobs, chunk.input_logprobs
+        return News(
+            chunk.token_ids,
+            scores.token_logprobs,
+            [ranked(zip(one.token_ids, one.values, strict=True), num_tops) for one in scores.top_logprobs]
+            if num_tops
+            else (),
+            [one.value if one.HasField("value") else None for one in prompt.token_logprobs],
+            [ranked(zip(one.token_ids, one.values, strict=True), num_prompt_tops) for one in prompt.top_logprobs]
+            if num_prompt_tops
+            else (),
+            chunk.cached_tokens,
+        )
+
+
+def ranked(pairs: Any, count: int) -> Alternatives:
+    """Return the best of some ids with their log-probabilities. The chosen token is among them, whatever its rank."""
+    return sorted(pairs, key=lambda pair: -pair[1])[:count]
+
+
+class GrpcCall:
+    """One request, and the reader of its answer.
+
+    Args:
+        most_id: ids are below that.
+        eos: ids that end an answer.
+
+    Attributes:
+        message: to the server; each attempt has an id of its own.
+
+    Raises:
+        ValueError: the server would not do what the request says.
+    """
+
+    def __init__(self, contract: Contract, request: EngineRequest, most_id: int, eos: frozenset[int]) -> None:
+        check_size(request)
+        self._contract = contract
+        self._sampling = request.sampling
+        self._num_prompt = len(request.ids)
+        self.message = contract.request("", request.ids, request.sampling)
+        self._stops = frozenset(self._sampling.stop_token_ids)
+        self._ends = self._stops if self._sampling.ignore_eos else self._stops | eos
+        self._most = max(self._sampling.max_new_tokens, 1)
+        self._most_id = most_id
+        self._num_ids = 0
+        self._last = -1
+        self._scored = self._sampling.logprobs or bool(self._sampling.top_logprobs)
+
+    @property
+    def begun(self) -> bool:
+        return self._num_ids > 0
+
+    @property
+    def awaits_end(self) -> bool:
+        """Return whether the last token has come, as it seems; the answer's last message follows it at once."""
+        return self._num_ids == self._most or self._last in self._ends
+
+    def read(self, response: Any, part: Part) -> bool:
+        """Add a message to `part`; return whether anything came.
+
+        Raises:
+            Failed: it is not of this answer, or cannot be read.
+        """
+        if response is None:
+            raise Failed("sent a message that cannot be read")
+        sampling = self._sampling
+        try:
+            news = self._contract.news(response, sampling.top_logprobs, sampling.prompt_top_logprobs)
+            if news.request_id not in (None, self.message.request_id):
+                raise Failed("sent another request's message")
+            if news.ids:
+                self._take(news, part)
+        except ValueError as error:
+            raise Failed("sent a message that cannot be read", str(error)) from None
+        if news.finish is not None:
+            part.finish = self._finish(news)
+        return bool(news.ids) or news.finish is not None
+
+    def _take(self, news: News, part: Part) -> None:
+        ids = list(news.ids)
+        if max(ids) >= self._most_id:
+            raise Failed("sent an id beyond the vocabulary", f"{max(ids)} of {self._most_id}")
+        if self._num_ids + len(ids) > self._most:
+            raise Failed(f"sent more tokens than max_tokens={self._most}")
+        logprobs: list[float | None] = [None] * len(ids)
+        if self._scored:
+            logprobs = [None if one is None else _score(one) for one in news.logprobs]
+            if len(logprobs) != len(ids):
+                raise ValueError("a token's log-probability is missing")
+        if self._sampling.top_logprobs:
+            if len(news.tops) != len(ids):
+                raise ValueError("a token's alternatives are missing")
+            part.tops += map(self._checked, news.tops)
+        if self._sampling.prompt_logprobs and not self._num_ids:
+            self._take_prompt(news, part)
+        if news.num_cached and not self._num_ids:
+            part.extras = Extras(num_cached_tokens=min(news.num_cached, self._num_prompt))
+        self._num_ids += len(ids)
+        self._last = ids[-1]
+        part.ids += ids
+        part.logprobs += logprobs
+
+    def _take_prompt(self, news: News, part: Part) -> None:
+        count = self._num_prompt
+        tops = self._sampling.prompt_top_logprobs
+        if len(news.prompt_logprobs) != count or (tops and len(news.prompt_tops) != count):
+            raise ValueError("log-probabilities of the prompt are missing")
+        scores = news.prompt_logprobs[1:]
+        part.prompt_logprobs = [None, *(None if one is None else _score(one) for one in scores)]
+        if tops:
+            part.prompt_tops = [(), *map(self._checked, news.prompt_tops[1:])]
+
+    def _checked(self, tops: Alternatives) -> Alternatives:
+        if any(id >= self._most_id for id, _ in tops):
+            raise ValueError("an alternative is beyond the vocabulary")
+        return [(id, _score(logprob)) for id, logprob in tops]
+
+    def _finish(self, news: News) -> Finish:
+        match news.finish:
+            case "length":
+                return Finish.LENGTH
+            case "stop":
+                last = self._last if news.matched is None else news.matched
+                return Finish.STOP if last in self._stops else Finish.EOS
+        raise Failed("ended the request for a reason of its own", f"finish_reason={str(news.finish)[:100]!r}")
+
+
+def check_size(request: EngineRequest) -> None:
+    """Refuse a prompt whose log-probabilities are too large for a message."""
+    sampling = request.sampling
+    size = len(request.ids) * (2 + sampling.prompt_top_logprobs) * _BYTES_A_SCORE
+    if sampling.prompt_logprobs and size > MOST_BYTES:
+        raise ValueError(
+            f"prompt_logprobs: those of {len(request.ids)} tokens do not fit into a message of {MOST_BYTES} bytes"
+        )
+
+
+def _score(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError("a log-probability is not a number")
+    return value

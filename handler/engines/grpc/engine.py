@@ -1,0 +1,208 @@
+"""Servers of vLLM, SGLang or TensorRT-LLM as an engine, by the gRPC contract that they publish.
+
+Text, stop strings, templates and errors stay this handler's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, aclosing
+from pathlib import Path
+from typing import NamedTuple
+from uuid import uuid4
+
+from handler.config import model_files
+from handler.core.errors import ConfigError, Problem, Problems
+from handler.engines.base import Capabilities, EngineConfig, EngineInfo, EngineRequest
+from handler.engines.grpc.client import CONTRACTS, Client, find_contract
+from handler.engines.grpc.contract import GrpcCall, Model
+from handler.engines.huggingface.files import check_tokenizer, eos_ids, is_fetched, load_tokenizer
+from handler.engines.huggingface.files import fetch_descriptions as fetch
+from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
+from handler.engines.remote.servers import Failed, Part, Server, first_found
+
+__all__ = ["GrpcEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
+
+
+class OwnFiles(NamedTuple):
+    """Facts of the model's files here, with which a server's model is compared.
+
+    Attributes:
+        vocabulary: number of the model's ids; None where config.json does not say so.
+        num_pieces: number of the tokenizer's ids but those added to it; None where tokenizer.json does not say so.
+        eos: ids that end an answer.
+    """
+
+    vocabulary: int | None
+    num_pieces: int | None
+    eos: frozenset[int]
+
+    @classmethod
+    def read(cls, config: EngineConfig) -> OwnFiles:
+        assert config.model is not None
+        values = model_files.read_json(config.model / "config.json")
+        text = {**values, **(values.get("text_config") or {})}
+        pieces = (model_files.read_json(config.model / "tokenizer.json").get("model") or {}).get("vocab")
+        ends = text.get("eos_token_id")
+        of_config = frozenset(ends if isinstance(ends, list) else () if ends is None else (ends,))
+        return cls(text.get("vocab_size"), len(pieces) if pieces else None, eos_ids(config) | of_config)
+
+    def compare(self, model: Model) -> None:
+        """Compare with a server's model.
+
+        Raises:
+            Failed: its tokenizer is another.
+        """
+        for theirs, own in ((model.vocabulary, self.vocabulary), (model.num_pieces, self.num_pieces)):
+            if theirs and own and theirs != own:
+                raise Failed("has another tokenizer", f"it has {theirs} ids, and option.model_id {own}", lasts=True)
+        if self.eos and not model.eos <= self.eos:
+            detail = f"its answers end with {sorted(model.eos)}, and those of option.model_id with {sorted(self.eos)}"
+            raise Failed("has another tokenizer", detail, lasts=True)
+
+
+class GrpcEngine(RemoteEngine[GrpcCall]):
+    """See `engines.base.Engine`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        options = config.options.engine_options
+        urls: Sequence[str] = options["base_url"]
+        kind = options["base_url_kind"]
+        kind = find_contract(tuple(urls)) if kind == "auto" else kind
+        tls = any(url.startswith("grpcs:") for url in urls)
+        super().__init__(kind, urls, float(options["base_url_timeout"]), TLS_CLOSE if tls else 0.0)
+        self._contract = CONTRACTS[kind]
+        self._files = OwnFiles.read(config)
+        self._clients: dict[str, Client] = {}
+        with ExitStack() as on_failure:
+            on_failure.callback(self.close)
+            self.complete(self._connect(urls, float(options["base_url_connect_timeout"])))
+            self._model, failed = self.complete(first_found(self._look, "a model"))
+            limits = [limit for limit in (self._model.max_tokens, config.options.max_model_len) if limit]
+            if not limits:
+                raise ConfigError(f"{urls[0]} does not say how many tokens it takes: set option.max_model_len")
+            on_failure.pop_all()
+        self._most_id = max(self._files.vocabulary or 0, self._model.vocabulary or 0) or (1 << 31)
+        self.info = EngineInfo("grpc", kind, ", ".join(urls), "remote", min(limits))
+        for server in self._servers:
+            if (error := failed.get(server.url)) is not None:
+                self.leave_out(server, error)
+            else:
+                server.known = True
+
+    async def _connect(self, urls: Sequence[str], timeout: float) -> None:
+        self._clients = {url: Client(url, self._contract, timeout) for url in urls}
+
+    async def _look(self) -> tuple[Model | None, Mapping[str, Failed]]:
+        """Ask all servers at once for their models; the usable ones have the same."""
+        answers = await asyncio.gather(*(client.model() for client in self._clients.values()), return_exceptions=True)
+        found: Model | None = None
+        failed: dict[str, Failed] = {}
+        for url, answer in zip(self._clients, answers, strict=True):
+            try:
+                if isinstance(answer, BaseException):
+                    raise answer
+                self._files.compare(answer)
+                _same(answer, found)
+            except Failed as error:
+                failed[url] = error
+                continue
+            most = [one.max_tokens for one in (found, answer) if one is not None and one.max_tokens]
+            found = answer._replace(max_tokens=min(most, default=None))
+        return found, failed
+
+    def new_call(self, request: EngineRequest) -> GrpcCall:
+        return GrpcCall(self._contract, request, self._most_id, self._files.eos)
+
+    def cancel(self, key: int) -> None:
+        super().cancel(key)
+        self._run_once()  # the server is told of it
+        self._run_once()
+
+    async def ask(self, server: Server, *, again: bool = False) -> None:
+        """Ask after each new connection: another model may be there."""
+        if not self._clients[server.url].connected:
+            server.known = False
+        await super().ask(server, again=again)
+
+    async def stream(self, server: Server, running: Running[GrpcCall]) -> None:
+        call = running.call
+        call.message.request_id = uuid4().hex  # SGLang aborts all requests whose ids begin with the given one
+        held: Part | None = None  # the last token waits for the reason of the end
+        async with aclosing(self._clients[server.url].generate(call.message)) as responses:
+            async for response in responses:
+                if running.ended:
+                    continue
+                part = held or self._parts.get(running.key) or Part()
+                came = call.read(response, part)
+                held = part if call.awaits_end and part.finish is None else None
+                if held is not None:
+                    self._parts.pop(running.key, None)
+                elif came:
+                    self.take(server, running, part)
+        if not running.ended:
+            raise Failed("ended its answer without a last message")
+
+    async def check(self, server: Server) -> None:
+        """Ask a server whether it serves the model, and as many tokens as this one promises."""
+        model = await self._clients[server.url].model()
+        self._files.compare(model)
+        _same(model, self._model)
+        if model.max_tokens is not None and model.max_tokens < self.info.max_total_tokens:
+            detail = f"it takes {model.max_tokens}, and {self.info.max_total_tokens} were promised at the start"
+            raise Failed("takes fewer tokens than the others", f"{detail}: start again to use it")
+
+    async def disconnect(self) -> None:
+        await asyncio.gather(*(client.close() for client in self._clients.values()))
+
+
+def _same(model: Model, first: Model | None) -> None:
+    """Raise Failed where a server's model is not that of the first one."""
+    if first is not None and model._replace(max_tokens=None) != first._replace(max_tokens=None):
+        raise Failed("has another model", f"it has {model.name!r}")
+
+
+def check(model_id: str | None, config: EngineConfig) -> None:
+    problems = Problems()
+    with problems:
+        _urls(config)
+    with problems:
+        if not is_fetched(model_id):
+            prepare(model_id, config)
+    problems.check()
+
+
+def prepare(model_id: str | None, config: EngineConfig) -> Path:
+    """Return the directory of `option.model_id`, of which tokenizer, template and config are read.
+
+    Raises:
+        ConfigError: there is none, or it has no tokenizer.
+    """
+    if model_id is None or not Path(model_id).is_dir():
+        given = "" if model_id is None else f"; {model_id!r} is none"
+        raise ConfigError(f"the engine grpc needs option.model_id, the model's directory or hub name{given}")
+    check_tokenizer(Path(model_id))
+    return Path(model_id)
+
+
+def capabilities(config: EngineConfig) -> Capabilities:
+    """Return those of the contract; for `auto` the servers are asked for it.
+
+    Raises:
+        ConfigError: they do not answer, or speak none that is known.
+    """
+    kind = config.options.engine_options.get("base_url_kind", "auto")
+    return CONTRACTS[find_contract(_urls(config)) if kind == "auto" else kind].capabilities
+
+
+def _urls(config: EngineConfig) -> tuple[str, ...]:
+    urls: tuple[str, ...] = config.options.engine_options.get("base_url", ())
+    if not urls:
+        key = "option.base_url"
+        raise ConfigError(Problem("", key, f"the engine grpc needs {key}, as -o {key}=grpc://host:50051"))
+    return urls
+
+
+def load(config: EngineConfig) -> GrpcEngine:
+    return GrpcEngine(config)

@@ -1,0 +1,128 @@
+"""TensorRT-LLM's contract: trtllm_service.proto as `trtllm-serve --grpc` of 1.3 serves it (tensorrt_llm/grpc/smg)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from handler.core.values import Sampling
+from handler.engines.base import Rule, arguments, unless_neutral
+from handler.engines.grpc.contract import Contract, Model, News, ranked
+from handler.engines.grpc.sglang import either
+from handler.engines.remote.servers import Failed
+
+_COLDEST = 1e-5  # a lower temperature is greedy: logits divided by it may be infinite
+
+
+def _choice(sampling: Sampling) -> dict[str, Any]:
+    greedy = not sampling.do_sample or sampling.temperature < _COLDEST or sampling.top_p == 0 or sampling.top_k == 1
+    return {"temperature": 1.0, "top_p": 1.0, "top_k": 1} if greedy else arguments(_DRAWN, sampling)
+
+
+_DRAWN: Mapping[str, Rule] = {
+    "temperature": "temperature",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": unless_neutral("min_p"),
+}
+"""Fields that count where tokens are drawn."""
+
+_TABLE: Mapping[str, Rule] = {
+    "do_sample": _choice,
+    "min_new_tokens": unless_neutral("min_new_tokens", "min_tokens"),
+    "repetition_penalty": unless_neutral("repetition_penalty"),
+    "presence_penalty": unless_neutral("presence_penalty"),
+    "frequency_penalty": unless_neutral("frequency_penalty"),
+    "no_repeat_ngram_size": unless_neutral("no_repeat_ngram_size"),
+}
+
+_OF_THE_REQUEST = frozenset(
+    {"max_new_tokens", "ignore_eos", "stop_token_ids", "logprobs", "top_logprobs", "structured_output"}
+)
+"""Fields that are not of its sampling configuration, but beside it."""
+
+_GUIDES = {
+    "json_schema": "GUIDE_TYPE_JSON_SCHEMA",
+    "json_object": "GUIDE_TYPE_JSON",
+    "regex": "GUIDE_TYPE_REGEX",
+    "choice": "GUIDE_TYPE_REGEX",
+    "grammar": "GUIDE_TYPE_EBNF_GRAMMAR",
+}
+
+
+class TrtLlm(Contract):
+    name = "trtllm"
+    module = "trtllm_service"
+    service = "TrtllmService"
+    supports = frozenset({*_TABLE, *_DRAWN, *_OF_THE_REQUEST})
+    reasons: ClassVar[Mapping[str, str]] = {
+        "seed": "one generator serves all requests",
+        "bad_sequences": "TorchSampler cannot forbid sequences of tokens",
+        "bad_token_ids": "TorchSampler cannot forbid tokens",
+        "logit_bias": "the servers' gRPC contract wants a number for each token of the vocabulary",
+        "prompt_logprobs": "they come with the answer's last message",
+    }
+
+    def request(self, id: str, ids: Sequence[int], sampling: Sampling) -> Any:
+        if sampling.min_new_tokens and sampling.stop_token_ids:
+            raise ValueError("min_new_tokens and stop_token_ids together: it would not hold the stop tokens back")
+        scored = sampling.logprobs or sampling.top_logprobs
+        return self.messages.GenerateRequest(
+            request_id=id,
+            tokenized=self.messages.TokenizedInput(input_token_ids=ids),
+            sampling_config=self.messages.SamplingConfig(
+                beam_width=1, num_return_sequences=1, **arguments(_TABLE, sampling)
+            ),
+            output_config=self.messages.OutputConfig(
+                logprobs=max(sampling.top_logprobs, 1) if scored else None,  # 0 gives none
+                exclude_input_from_output=True,
+            ),
+            max_tokens=max(sampling.max_new_tokens, 1),
+            streaming=True,
+            stop_token_ids=sampling.stop_token_ids,
+            ignore_eos=sampling.ignore_eos,
+            include_stop_token_in_output=True,
+            guided_decoding=self._guide(sampling),
+        )
+
+    def _guide(self, sampling: Sampling) -> Any:
+        rule = sampling.structured_output
+        if rule is None:
+            return None
+        if rule.kind not in _GUIDES:
+            raise ValueError(f"structured_output: there is no {rule.kind}")
+        params = self.messages.GuidedDecodingParams
+        guide = either(rule.value) if rule.kind == "choice" else rule.value or "{}"  # it skips an empty one
+        return params(guide_type=params.GuideType.Value(_GUIDES[rule.kind]), guide=guide)
+
+    def abort(self, id: str) -> Any:
+        return self.messages.AbortRequest(request_id=id)
+
+    def model(self, info: Any) -> Model:
+        if not info.model_id:
+            raise Failed("does not say what it serves")
+        return Model(info.model_id, max(info.max_seq_len, 0) or None, num_pieces=max(info.vocab_size, 0) or None)
+
+    def illness(self, health: Any) -> str:
+        return "" if health.status == "OK" else health.status or "it is not healthy"
+
+    def news(self, response: Any, num_tops: int, num_prompt_tops: int) -> News:
+        """Read a message of an answer. The last one repeats all ids."""
+        if response.HasField("complete"):
+            last = response.complete
+            matched = last.matched_token_id if last.HasField("matched_token_id") else None
+            return News(request_id=response.request_id, finish=last.finish_reason, matched=matched)
+        chunk = response.chunk
+        tops = [[(one.token_id, one.logprob) for one in token.top_logprobs] for token in chunk.logprobs]
+        return News(
+            chunk.token_ids,
+            [_own(token.token_id, token.logprob, best) for token, best in zip(chunk.logprobs, tops, strict=True)],
+            [ranked(best, num_tops) for best in tops] if num_tops else (),
+            num_cached=chunk.cached_tokens,
+            request_id=response.request_id,
+        )
+
+
+def _own(id: int, logprob: float, best: Sequence[tuple[int, float]]) -> float | None:
+    """Return a token's log-probability: the server writes 0 where it is not among those that it knows."""
+    return logprob if not best or any(id == one for one, _ in best) else None

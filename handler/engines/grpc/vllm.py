@@ -1,0 +1,109 @@
+"""vLLM's contract: vllm_engine.proto as smg-grpc-servicer serves it (smg_grpc_servicer/vllm/servicer.py, 0.14)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from handler.core.values import Sampling
+from handler.engines.base import Rule, arguments, unless_neutral
+from handler.engines.grpc.contract import NO_FIELD, Contract
+
+_MOST_TOPS = 19  # vLLM's own limit is 20, and the chosen token takes a place
+
+
+def _choice(sampling: Sampling) -> dict[str, Any]:
+    neutral = {"temperature": 0.0, "top_p": 1.0}
+    drawn = sampling.do_sample and sampling.temperature > 0
+    return neutral | (arguments(_DRAWN, sampling) if drawn else {})
+
+
+def _top(sampling: Sampling) -> dict[str, Any]:
+    if sampling.top_p == 0:  # the smallest nucleus is one token
+        return {"top_k": 1, "top_p": 1.0}
+    return {"top_k": sampling.top_k, "top_p": sampling.top_p}
+
+
+def _seed(sampling: Sampling) -> dict[str, Any]:
+    """Fold a seed of 64 bits into the 31 that the contract has above -1, which is none."""
+    if sampling.seed is None:
+        return {}
+    return {"seed": (sampling.seed ^ sampling.seed >> 31 ^ sampling.seed >> 62) & 0x7FFFFFFF}
+
+
+def _logprobs(sampling: Sampling) -> dict[str, Any]:
+    """Ask for one more than needed: the chosen token comes first, in the place of the last of the best."""
+    if not (sampling.logprobs or sampling.top_logprobs):
+        return {}
+    return {"logprobs": sampling.top_logprobs and sampling.top_logprobs + 1}  # 0: the chosen token's alone
+
+
+def _prompt_logprobs(sampling: Sampling) -> dict[str, Any]:
+    if not sampling.prompt_logprobs:
+        return {}
+    return {"prompt_logprobs": sampling.prompt_top_logprobs and sampling.prompt_top_logprobs + 1}
+
+
+def _guide(sampling: Sampling) -> dict[str, Any]:
+    rule = sampling.structured_output
+    if rule is None:
+        return {}
+    match rule.kind:
+        case "json_object":
+            return {"json_object": True}
+        case "choice":
+            return {"choice": {"choices": json.loads(rule.value)}}
+        case kind:
+            return {kind: rule.value}
+
+
+_DRAWN: Mapping[str, Rule] = {
+    "temperature": "temperature",
+    "top_k": _top,
+    "top_p": _top,
+    "min_p": "min_p",
+    "seed": _seed,
+}
+"""Fields that count where tokens are drawn."""
+
+_TABLE: Mapping[str, Rule] = {
+    "max_new_tokens": lambda sampling: {"max_tokens": max(sampling.max_new_tokens, 1)},
+    "min_new_tokens": "min_tokens",
+    "do_sample": _choice,
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "ignore_eos": "ignore_eos",
+    "logprobs": _logprobs,
+    "top_logprobs": _logprobs,
+    "prompt_logprobs": _prompt_logprobs,
+    "prompt_top_logprobs": _prompt_logprobs,
+    "stop_token_ids": unless_neutral("stop_token_ids", make=list),
+    "logit_bias": unless_neutral("logit_bias", make=dict),
+    "structured_output": _guide,
+}
+
+
+class Vllm(Contract):
+    name = "vllm"
+    module = "vllm_engine"
+    service = "VllmEngine"
+    supports = frozenset({*_TABLE, *_DRAWN})
+    reasons: ClassVar[Mapping[str, str]] = {
+        "no_repeat_ngram_size": "repeated n-grams cannot be forbidden",
+        "bad_sequences": NO_FIELD,
+        "bad_token_ids": f"{NO_FIELD}; a bias of -100 nearly does so",
+    }
+    limits: ClassVar[Mapping[str, float]] = {"top_logprobs": _MOST_TOPS, "prompt_top_logprobs": _MOST_TOPS}
+
+    def request(self, id: str, ids: Sequence[int], sampling: Sampling) -> Any:
+        return self.messages.GenerateRequest(
+            request_id=id,
+            tokenized=self.messages.TokenizedInput(input_ids=ids),
+            sampling_params=self.messages.SamplingParams(n=1, **arguments(_TABLE, sampling)),
+            stream=True,
+        )
+
+    def abort(self, id: str) -> Any:
+        return self.messages.AbortRequest(request_ids=[id])

@@ -1,0 +1,460 @@
+"""The engine grpc in front of doubles of three systems' servers: each request ends as it should, and alone."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from handler.config.config import Config
+from handler.core.errors import ConfigError
+from handler.core.values import Finish, Sampling, StructuredOutput
+from handler.engines.base import EngineConfig, EngineRequest
+from handler.engines.grpc import client
+from handler.engines.grpc.client import CONTRACTS, find_contract, status_error
+from handler.engines.grpc.contract import GrpcCall
+from handler.engines.grpc.engine import GrpcEngine
+from handler.engines.remote import engine as remote_engine
+from handler.engines.remote import servers
+from handler.engines.remote.servers import Failed, Refused
+from tests.doubles import tiny
+from tests.doubles.grpc_servers import HANG, SERVERS, GrpcServer, Status, best, listening, score
+from tests.one_test import in_one_test
+from tests.process.engines.openai.test_bad_servers import PATIENCE, Result, failed, run
+from tests.servers import wait_for
+
+KINDS = ("vllm", "sglang", "trtllm")
+SAMPLING = Sampling(max_new_tokens=8, logprobs=False, stop_token_ids=(9,))
+PROMPT = [301, 302, 303]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_engine, "_PAUSE", 0.01)
+    monkeypatch.setattr(servers, "_PAUSE", 0.01)
+
+
+@contextlib.contextmanager
+def engine(model: Path, *found: GrpcServer | str, timeout: float = PATIENCE, **options: Any) -> Iterator[GrpcEngine]:
+    given = {
+        "base_url": tuple(one if isinstance(one, str) else one.url for one in found),
+        "base_url_kind": next((kind for one in found for kind in KINDS if isinstance(one, SERVERS[kind])), "vllm"),
+        "base_url_connect_timeout": 5.0,
+        "base_url_timeout": timeout,
+        **options,
+    }
+    made = GrpcEngine(EngineConfig(Config(engine_options=given), model=model))
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def ask(found: GrpcEngine, sampling: Sampling = SAMPLING, key: int = 1) -> Result:
+    found.add(EngineRequest(key, PROMPT, sampling))
+    return run(found, key)[key]
+
+
+def outputs(found: GrpcEngine, sampling: Sampling, prompt: Sequence[int] = PROMPT) -> dict[str, list[Any]]:
+    """All that comes of a request, by what it is."""
+    found.add(EngineRequest(1, prompt, sampling))
+    got: dict[str, list[Any]] = {name: [] for name in ("ids", "logprobs", "tops", "prompt_logprobs", "prompt_tops")}
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        step = found.step()
+        got["ids"] += step.ids
+        got["logprobs"] += step.logprobs
+        for output in step.others:
+            for name, values in got.items():
+                values += getattr(output, name) or ()
+            if output.finish is not None:
+                return {**got, "error": [output.error], "finish": [output.finish]}
+    raise AssertionError(got)
+
+
+ANSWER = ([301, 302, 303, 301, 302, 303, 301, 302], Finish.LENGTH, "")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestEachContract:
+    @pytest.fixture
+    def server(self, kind: str) -> Iterator[GrpcServer]:
+        with listening(kind) as found:
+            yield found
+
+    @pytest.fixture
+    def found(self, server: GrpcServer, model: Path) -> Iterator[GrpcEngine]:
+        with engine(model, server) as made:
+            yield made
+
+    def test_an_answer_is_read_once_though_its_last_message_repeats_it(self, found: GrpcEngine) -> None:
+        assert ask(found) == ANSWER
+
+    def test_the_kind_is_found_by_asking(self, kind: str, server: GrpcServer) -> None:
+        find_contract.cache_clear()
+        assert find_contract((server.url,)) == kind
+
+    def test_the_id_that_ends_an_answer_says_how(self, found: GrpcEngine) -> None:
+        for stops, ignore, ids, finish in (
+            ((9,), False, [301, 9], Finish.STOP),
+            ((), False, [301, 9, 2], Finish.EOS),
+            ((), True, [301, 9, 2, 301], Finish.LENGTH),
+        ):
+            sampling = Sampling(max_new_tokens=4, stop_token_ids=stops, ignore_eos=ignore)
+            found.add(EngineRequest(1, [301, 9, 2], sampling))
+            assert run(found, 1)[1] == (ids, finish, "")
+
+    @pytest.mark.parametrize("prompt", [[301, 302], [301, 9], [301, 3]], ids=["length", "stop", "eos"])
+    def test_the_last_token_comes_with_the_reason_of_the_end(
+        self, server: GrpcServer, found: GrpcEngine, prompt: list[int]
+    ) -> None:
+        server.eos = frozenset(tiny.EOS)
+        found.add(EngineRequest(1, prompt, Sampling(max_new_tokens=2, stop_token_ids=(9,))))
+        last = None
+        while last is None:
+            last = next((output for output in found.step().others if output.finish is not None), None)
+        assert last.ids[-1:] == prompt[1:]
+
+    def test_alternatives_are_the_best_and_in_order(self, found: GrpcEngine) -> None:
+        got = outputs(found, Sampling(max_new_tokens=2, top_logprobs=3))
+        assert got["ids"] == [301, 302]
+        assert got["logprobs"] == [score(301), score(302)]
+        assert got["tops"] == [best(301, 3), best(302, 3)]
+
+    def test_a_token_that_is_not_among_the_best_has_its_log_probability_or_none(
+        self, kind: str, found: GrpcEngine
+    ) -> None:
+        got = outputs(found, Sampling(max_new_tokens=1, top_logprobs=1))
+        assert got["logprobs"] == [None if kind == "trtllm" else score(301)]
+        assert got["tops"] == [best(301, 1)]
+
+    def test_log_probabilities_of_the_prompt(self, kind: str, found: GrpcEngine) -> None:
+        if "prompt_logprobs" in CONTRACTS[kind].capabilities.unsupported:
+            pytest.skip("it has none")
+        got = outputs(found, Sampling(max_new_tokens=2, prompt_logprobs=True, prompt_top_logprobs=2))
+        assert got["prompt_logprobs"] == [None, score(302), score(303)]
+        assert got["prompt_tops"] == [(), best(302, 2), best(303, 2)]
+        assert got["ids"] == [301, 302]
+
+    def test_what_nobody_asked_for_is_dropped(self, kind: str, server: GrpcServer, found: GrpcEngine) -> None:
+        asked = server.asked(CONTRACTS[kind].request("x", PROMPT, Sampling(max_new_tokens=1, top_logprobs=5)))
+        chunk = server.chunk("", asked, [301], is_first=True)
+        server.script = lambda id: [_named(chunk, id), server.complete(id, None, [301], "length")]
+        got = outputs(found, Sampling(max_new_tokens=1, logprobs=False))
+        assert (got["ids"], got["logprobs"], got["tops"]) == ([301], [None], [])
+
+    def test_who_leaves_is_aborted_there_by_name(self, server: GrpcServer, found: GrpcEngine) -> None:
+        server.script = lambda id: [server.chunk(id, None, [301]), HANG]
+        for key in (1, 2):
+            found.add(EngineRequest(key, [300 + key], SAMPLING))
+        begun = 0
+        while begun < 2:
+            begun += len(found.step().keys)
+        server.script = None
+        found.cancel(1)
+        wait_for(lambda: len(server.aborted) == 1, PATIENCE, "it is not told")
+        named = next(one for one in server.received if one.request_id == server.aborted[0])
+        assert 301 in (getattr(named.tokenized, "input_ids", ()) or named.tokenized.input_token_ids)
+        assert server.left.acquire(timeout=PATIENCE)
+        assert not server.left.acquire(timeout=0.05), "the other goes on"
+        assert ask(found, key=3) == ANSWER
+
+    def test_what_the_engine_refuses_is_the_clients_own_fault(self, kind: str, found: GrpcEngine) -> None:
+        result = ask(found, Sampling(max_new_tokens=2, repetition_penalty=-1.0))
+        assert result == failed(error=f"to the client: {result.error.removeprefix('to the client: ')}")
+        assert "repetition_penalty" in result.error
+        assert ask(found, key=2) == ANSWER
+
+    def test_another_model_after_a_restart_is_not_served(
+        self, kind: str, server: GrpcServer, found: GrpcEngine
+    ) -> None:
+        assert ask(found) == ANSWER
+        server.stop()
+        name = "model_id" if kind == "trtllm" else "served_model_name"
+        server.model[name] = "another"
+        server.start()
+        result = ask(found, key=2)
+        assert result == failed(error=f"the {kind} server has another model")
+        assert len(server.received) == 1, "the other model was not asked"
+        server.model[name] = type(server).usual_model[name]
+        wait_for(lambda: ask(found, key=3) == ANSWER, PATIENCE, "it is left out for ever")
+
+    def test_many_requests_and_aborts_none_lost_none_crossed(self, server: GrpcServer, found: GrpcEngine) -> None:
+        total, at_once = 1600, 64
+        prompts = {key: [300 + key % 97, 300 + key % 89] for key in range(1, total + 1)}
+        waiting, running, ids, whole, gone = list(prompts)[::-1], set[int](), dict[int, list[int]](), 0, 0
+        deadline = time.monotonic() + 100
+        while (waiting or running) and time.monotonic() < deadline:
+            while waiting and len(running) < at_once:
+                key = waiting.pop()
+                found.add(EngineRequest(key, prompts[key], Sampling(max_new_tokens=3, logprobs=False)))
+                running.add(key)
+                ids[key] = []
+                if key % 5 == 0:
+                    found.cancel(key)
+                    running.discard(key)
+                    gone += 1
+            step = found.step()
+            assert {*step.keys, *(output.key for output in step.others)} <= running, "no output after a cancel"
+            for key, id in zip(step.keys, step.ids, strict=True):
+                ids[key].append(id)
+            for output in step.others:
+                ids[output.key] += output.ids
+                if output.finish is not None:
+                    first, second = prompts[output.key]
+                    assert (ids[output.key], output.error) == ([first, second, first], None)
+                    running.discard(output.key)
+                    whole += 1
+        assert (whole, gone) == (total * 4 // 5, total // 5)
+        wait_for(lambda: found.step() and found._servers[0].outstanding == 0, PATIENCE, "streams are left open")
+
+
+def _named(message: Any, id: str) -> Any:
+    if hasattr(message, "request_id"):
+        message.request_id = id
+    return message
+
+
+# -- faults ----------------------------------------------------------------------------------------------------------
+
+
+def chunks(server: GrpcServer, *ids: int) -> list[Any]:
+    return [server.chunk("", None, [id]) for id in ids]
+
+
+UNREADABLE = "sent a message that cannot be read"
+NO_END = "ended its answer without a last message"
+
+
+@in_one_test(
+    ("script", "plain"),
+    [
+        (lambda server: [b"\xff\xff\xff"], UNREADABLE),
+        (lambda server: [], NO_END),
+        (lambda server: [server.chunk("", None, [])], NO_END),
+        (lambda server: [server.chunk("", None, [1 << 20])], "sent an id beyond the vocabulary"),
+        (lambda server: [server.chunk("", None, [5] * 9)], "sent more tokens than max_tokens=8"),
+        (lambda server: [server.complete("", None, [], "abort")], "ended the request for a reason of its own"),
+        (lambda server: [server.complete("", None, [], "error")], "ended the request for a reason of its own"),
+        (lambda server: [b"\x0a" + b"\xff" * 3 + b"\x02" + b"x" * (5 << 20)], "sent too large a message"),
+        (lambda server: [Status(grpc.StatusCode.INTERNAL, "down")], "answered INTERNAL"),
+        (lambda server: [Status(grpc.StatusCode.CANCELLED, "down")], "answered CANCELLED"),
+        (lambda server: [Status(grpc.StatusCode.DATA_LOSS, "down")], "answered DATA_LOSS"),
+    ],
+)
+def test_before_the_first_token_another_server_is_asked_and_after_it_the_request_fails(
+    model: Path, script: Any, plain: str
+) -> None:
+    with listening() as ill, listening() as well, engine(model, ill, well) as found:
+        ill.scripts = [script(ill)]
+        assert ask(found) == ANSWER
+        assert (len(ill.received), len(well.received)) == (1, 1)
+    if plain != "sent more tokens than max_tokens=8":
+        with listening() as ill, engine(model, ill) as found:
+            ill.scripts = [[*chunks(ill, 301), *script(ill)]]
+            result = ask(found)
+            assert result == failed(301, error=f"the vllm server {plain}")
+            assert ask(found, key=2) == ANSWER
+
+
+@pytest.mark.parametrize("kind", ["sglang", "trtllm"])
+def test_a_message_of_another_request_is_none_of_this_one(model: Path, kind: str) -> None:
+    with listening(kind) as server, engine(model, server) as found:
+        server.scripts = [chunks(server, 301)] * 3
+        assert ask(found) == failed(error=f"the {kind} server sent another request's message")
+
+
+@in_one_test("scores", ["none", "short", "nan"])
+def test_a_log_probability_is_a_number_for_each_token(model: Path, scores: str) -> None:
+    with listening() as server, engine(model, server) as found:
+        values = {"none": [], "short": [-1.0], "nan": [-1.0, float("nan")]}[scores]
+        chunk = server.chunk("", None, [301, 302])
+        chunk.chunk.output_logprobs.token_logprobs.extend(values)
+        server.scripts = [[chunk]] * 3
+        assert ask(found, Sampling(max_new_tokens=8)) == failed(error=f"the vllm server {UNREADABLE}")
+
+
+def test_a_server_that_dies_amid_answers_fails_these_and_comes_back(model: Path) -> None:
+    with listening() as server, engine(model, server) as found:
+        server.scripts = [[*chunks(server, 301), HANG]] * 2
+        for key in (1, 2):
+            found.add(EngineRequest(key, PROMPT, SAMPLING))
+        begun = 0
+        while begun < 2:
+            begun += len(found.step().keys)
+        server.stop()
+        for result in run(found, 1, 2).values():
+            assert result.finish is Finish.ERROR
+            assert result.error.startswith("the vllm server ")
+        assert ask(found, key=3).error == "the vllm server cannot be reached"
+        server.start()
+        wait_for(lambda: ask(found, key=4) == ANSWER, PATIENCE, "it does not come back")
+
+
+def test_silence_ends_a_request_and_aborts_it(model: Path) -> None:
+    with listening() as server, engine(model, server, timeout=0.3) as found:
+        server.scripts = [[*chunks(server, 301), HANG]]
+        assert ask(found) == failed(301, error="the vllm server sent no token for 0.3 s (option.base_url_timeout)")
+        assert server.left.acquire(timeout=PATIENCE)
+        wait_for(lambda: found.step() is not None and server.aborted, PATIENCE, "it is not told")
+
+
+def test_a_server_that_accepts_and_says_nothing_is_left_out(monkeypatch: pytest.MonkeyPatch, model: Path) -> None:
+    monkeypatch.setattr(client, "INFO_TIMEOUT", 0.3)
+    with contextlib.ExitStack() as stack:
+        mute = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        well = stack.enter_context(listening())
+        found = stack.enter_context(engine(model, f"grpc://127.0.0.1:{mute.getsockname()[1]}", well))
+        assert ask(found) == ANSWER
+
+
+STATUSES: dict[str, Any] = {
+    **dict.fromkeys(("INVALID_ARGUMENT", "OUT_OF_RANGE"), Refused),
+    **dict.fromkeys(("UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND"), "lasts"),
+    **dict.fromkeys(("RESOURCE_EXHAUSTED", "UNAVAILABLE"), "busy"),
+    **dict.fromkeys(("CANCELLED", "UNKNOWN", "DEADLINE_EXCEEDED", "ALREADY_EXISTS", "ABORTED", "INTERNAL"), "plain"),
+    **dict.fromkeys(("DATA_LOSS", "FAILED_PRECONDITION"), "plain"),
+}
+
+
+def test_each_status_is_an_error_of_its_own_kind(model: Path) -> None:
+    assert {*STATUSES, "OK"} == {code.name for code in grpc.StatusCode}
+    with listening() as server, engine(model, server) as found:
+        for key, (code, kind) in enumerate(STATUSES.items(), 1):
+            server.scripts = [[Status(grpc.StatusCode[code], "no such thing")]] * 4
+            found.add(EngineRequest(key, PROMPT, SAMPLING))
+            result = run(found, key)[key]
+            if kind is Refused:
+                assert result == failed(error="to the client: no such thing"), code
+            elif kind == "busy":
+                assert result == failed(error=f"the vllm server is busy: it answered {code}"), code
+                assert result.error.retry_after is not None
+            else:
+                assert result == failed(error=f"the vllm server answered {code}"), code
+                assert result.error.log.endswith(f"answered {code}: no such thing")
+            error = status_error(code, "", connected=True)
+            assert isinstance(error, Refused) if kind is Refused else isinstance(error, Failed)
+            assert getattr(error, "lasts", False) == (kind == "lasts")
+
+
+def test_a_rule_that_ends_a_request_is_the_clients_own_fault(model: Path) -> None:
+    status = Status(grpc.StatusCode.FAILED_PRECONDITION, "no such thing", (("smg-constraint-failed", "engine"),))
+    with listening("sglang") as server, engine(model, server) as found:
+        server.scripts = [[status]]
+        assert ask(found) == failed(error="to the client: no such thing")
+
+
+# -- the start -------------------------------------------------------------------------------------------------------
+
+
+@in_one_test(
+    ("change", "words"),
+    [
+        ({"vocab_size": 7}, "has another tokenizer: it has 7 ids"),
+        ({"eos_token_ids": [77]}, "has another tokenizer: its answers end with [77]"),
+        ({"is_generation": False}, "has a model that generates no text"),
+    ],
+)
+def test_a_model_that_is_not_ours_is_refused_at_the_start(model: Path, change: dict[str, Any], words: str) -> None:
+    with listening() as server:
+        server.model |= change
+        with pytest.raises(ConfigError) as raised, engine(model, server):
+            pass
+        assert words in str(raised.value)
+
+
+def test_another_tokenizer_of_tensorrt_llm_is_refused_at_the_start(model: Path) -> None:
+    with listening("trtllm") as server:
+        server.model["vocab_size"] = 7
+        with pytest.raises(ConfigError, match="has another tokenizer"), engine(model, server):
+            pass
+
+
+def test_another_contract_is_refused_at_the_start(model: Path) -> None:
+    with (
+        listening("sglang") as server,
+        pytest.raises(ConfigError, match="answered UNIMPLEMENTED"),
+        engine(model, server, base_url_kind="vllm"),
+    ):
+        pass
+
+
+def test_tls_where_there_is_none_is_refused_at_the_start(model: Path) -> None:
+    with listening() as server:
+        url = server.url.replace("grpc:", "grpcs:")
+        with pytest.raises(ConfigError, match="speaks another protocol"), engine(model, url):
+            pass
+
+
+def test_a_server_of_another_protocol_is_refused_at_the_start(model: Path) -> None:
+    def answer() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = web.accept()
+                connection.recv(1000)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+                connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as web:
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        url = f"grpc://127.0.0.1:{web.getsockname()[1]}"
+        with pytest.raises(ConfigError, match="speaks another protocol"), engine(model, url):
+            pass
+        web.shutdown(socket.SHUT_RDWR)
+    thread.join(PATIENCE)
+
+
+def test_servers_of_several_contracts_are_refused_by_name() -> None:
+    find_contract.cache_clear()
+    with listening("vllm") as first, listening("trtllm") as second:
+        urls = first.url, second.url
+        with pytest.raises(ConfigError, match=r"of different kinds: .*: vllm; .*: trtllm"):
+            find_contract(urls)
+
+
+def test_a_server_that_is_ill_waits_beside_a_good_one(model: Path) -> None:
+    with listening() as ill, listening() as well:
+        ill.health = {"healthy": False, "message": "Engine is not alive"}
+        with engine(model, ill, well) as found:
+            assert ask(found) == ANSWER
+            assert not ill.received
+
+
+def test_the_least_context_counts(model: Path) -> None:
+    with listening() as first, listening() as second:
+        second.model["max_context_length"] = 48
+        with engine(model, first, second) as found:
+            assert found.info.max_total_tokens == 48
+
+
+# -- requests --------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_contract_cannot_do_is_refused() -> None:
+    large = EngineRequest(1, [1] * 200_000, Sampling(prompt_logprobs=True))
+    with pytest.raises(ValueError, match="prompt_logprobs: those of 200000 tokens"):
+        GrpcCall(CONTRACTS["vllm"], large, 460, frozenset())
+    with pytest.raises(ValueError, match="min_new_tokens and stop_token_ids together"):
+        CONTRACTS["trtllm"].request("", [1], Sampling(min_new_tokens=2, stop_token_ids=(9,)))
+    with pytest.raises(ValueError, match="there is no structural_tag"):
+        CONTRACTS["trtllm"].request("", [1], Sampling(structured_output=StructuredOutput("structural_tag", "{}")))
+
+
+def test_a_large_seed_is_folded_and_never_none() -> None:
+    seeds = [0, 1, 2**31 - 1, 2**31, 2**53, 2**64 - 1]
+    sent = [CONTRACTS["vllm"].request("", [1], Sampling(do_sample=True, seed=seed)).sampling_params for seed in seeds]
+    assert [one.seed for one in sent[:3]] == seeds[:3]
+    assert all(one.HasField("seed") and one.seed >= 0 for one in sent)
