@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from functools import cached_property
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 import orjson
@@ -175,7 +175,7 @@ def _at(value: Any, *names: str) -> Any:
 
 
 _RELATIVE, _ABSOLUTE = 0.01, 1e-3  # of other numbers with fractions, such as embeddings
-_FRAMING = re.compile(r"[\s:,\[\]]*((data|event|id|retry) ?:[ \w.-]*[\s:]*)*(\[DONE\])?\s*")
+_FRAMING_LINE = re.compile(r"[\s:,\[\]]*|((data|event|id|retry) ?:[ \w.-]*)?(\[DONE\])?\s*")
 _COMMENT = re.compile(r"^:[^\r\n]*(\r\n|\n){1,2}", re.MULTILINE)
 """Of an event stream, with the empty line behind it."""
 _DIGITS = re.compile(r"\d+")
@@ -192,6 +192,7 @@ _UNSAMPLED = re.compile(
 VALUES = ("value", "error's value")
 """Kinds of findings about values that have no meaning here."""
 _MAX_SEEN = 20_000  # characters of a shape that grows with each answer
+_MAX_CHECKED = 64  # texts of an answer that are checked by its schema
 _MAX_TYPES = 256  # of documents, which grow too
 
 
@@ -368,7 +369,8 @@ def _numberless(glue: Sequence[str]) -> list[str]:
 
 def framing_text(text: str) -> str:
     """Return text around documents, if it is framing for sure."""
-    return json.dumps(text) if len(text) <= 120 and _FRAMING.fullmatch(text) else f"<{len(text)} characters>"
+    is_framing = len(text) <= 120 and all(map(_FRAMING_LINE.fullmatch, text.splitlines()))
+    return json.dumps(text) if is_framing else f"<{len(text)} characters>"
 
 
 # -- shape -----------------------------------------------------------------------------------------------------------
@@ -570,10 +572,14 @@ def _schemas(old: _Documents, new: _Documents, traits: Traits) -> Iterator[Findi
     if not traits.json:
         return
     before, after = (_answers(documents) for documents in (old, new))
-    for place in sorted(before.keys() & after.keys()):
-        for was, now in zip(before[place], after[place], strict=False):
-            if fits(was, traits.schema) and not fits(now, traits.schema):
-                yield Finding(Class.TEXT, "schema", without_indexes(place), content=_both(was, now), learnable=False)
+    texts = (
+        (place, was, now)
+        for place in sorted(before.keys() & after.keys())
+        for was, now in zip(before[place], after[place], strict=False)
+    )
+    for place, was, now in islice(texts, _MAX_CHECKED):
+        if fits(was, traits.schema) and not fits(now, traits.schema):
+            yield Finding(Class.TEXT, "schema", without_indexes(place), content=_both(was, now), learnable=False)
 
 
 def _answers(documents: _Documents) -> dict[str, list[str]]:

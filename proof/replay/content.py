@@ -306,23 +306,18 @@ def _alternatives(shape: Any) -> list[Any]:
 
 
 def _different(shapes: Sequence[Any]) -> Sequence[Any]:
-    """Return each shape once."""
-    found: list[Any] = []
-    for one in shapes:
-        if one not in found:
-            found.append(one)
-    return found
+    """Return each shape once, as far as its names have the same order."""
+    return list({repr(one): one for one in shapes}.values())
 
 
 def _merged_objects(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    names = dict.fromkeys(name.removesuffix("?") for one in objects for name in one)
-    always = [name for name in names if all(name in one for one in objects)]
-    return {
-        name if name in always else f"{name}?": merged(
-            [one[key] for one in objects for key in (name, f"{name}?") if key in one]
-        )
-        for name in names
-    }
+    always: Counter[str] = Counter()
+    found: dict[str, list[Any]] = {}
+    for one in objects:
+        for key, part in one.items():
+            found.setdefault(key.removesuffix("?"), []).append(part)
+            always[key] += 1
+    return {name if always[name] == len(objects) else f"{name}?": merged(parts) for name, parts in found.items()}
 
 
 def differences(old: Any, new: Any, path: str = "$", *, one_of_many: bool = False) -> Iterator[str]:
@@ -370,7 +365,10 @@ def _name(shape: Any) -> str:
 # -- whether a text is the JSON that its request asked for -------------------------------------------------------------
 
 
-_SLOW = ("pattern", "patternProperties")  # somebody's regular expressions, which may take for ever
+_UNCHECKED = ("pattern", "patternProperties", "unevaluatedItems", "unevaluatedProperties", "uniqueItems")
+"""Keywords that may take for ever: somebody's regular expressions, and what compares everything with everything."""
+_MAX_STEPS = 20_000
+"""Steps of a check: keywords, and the members of what they look at. References may double them at each level."""
 
 
 def has_validator() -> bool:
@@ -379,8 +377,9 @@ def has_validator() -> bool:
 
 
 def fits(text: str, schema: Mapping[str, Any] | None) -> bool:
-    """Return whether a text is JSON, and has the schema. Regular expressions in it are not checked; a broken schema
-    fits.
+    """Return whether a text is JSON, and has the schema, as far as its keywords are checked.
+
+    A broken schema fits, and so does one that takes too many steps.
     """
     try:
         value = json.loads(text)
@@ -388,8 +387,7 @@ def fits(text: str, schema: Mapping[str, Any] | None) -> bool:
         return False
     if schema is None or not has_validator():
         return True
-    check = _validator(orjson.dumps(schema, option=orjson.OPT_SORT_KEYS))
-    return check is None or bool(check(value))
+    return bool(_validator(orjson.dumps(schema, option=orjson.OPT_SORT_KEYS))(value))
 
 
 @functools.lru_cache(maxsize=256)
@@ -397,17 +395,33 @@ def _validator(schema: bytes) -> Any:
     import jsonschema
     import referencing
 
-    validator = jsonschema.validators.extend(jsonschema.Draft202012Validator, {name: lambda *_: () for name in _SLOW})(
+    steps = 0
+
+    def counted(keyword: str, check: Any) -> Any:
+        def spend(validator: Any, wanted: Any, value: Any, schema: Any) -> Iterator[Any]:
+            nonlocal steps
+            steps += 1 + sum(len(one) for one in (wanted, value) if isinstance(one, dict | list))
+            if steps > _MAX_STEPS:
+                raise OverflowError(f"more than {_MAX_STEPS} steps")
+            if keyword not in _UNCHECKED and not (keyword == "additionalProperties" and "patternProperties" in schema):
+                yield from check(validator, wanted, value, schema) or ()
+
+        return spend
+
+    base = jsonschema.Draft202012Validator
+    validator = jsonschema.validators.extend(base, {name: counted(name, one) for name, one in base.VALIDATORS.items()})(
         orjson.loads(schema), registry=referencing.Registry()
     )
 
-    def check(value: Any) -> bool:
+    def fits(value: Any) -> bool:
+        nonlocal steps
+        steps = 0
         try:
             return bool(validator.is_valid(value))
         except Exception:  # the schema is foreign: a reference that leads nowhere, a type that does not exist
             return True
 
-    return check
+    return fits
 
 
 # -- the generated tokens of an answer, where it has them, and whether two texts part at a near tie --------------------
