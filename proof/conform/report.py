@@ -58,7 +58,7 @@ def markdown(report: Mapping[str, Any]) -> str:
         for result in failed:
             source = result["source"]
             lines += ["", f"**{result['rule']}** ({result['profile']}): {result['sentence']} "]
-            lines[-1] += f"[{source['title']}]({source['url']})"
+            lines[-1] += _link(source["title"], source["url"])
             lines += ["", f"* wanted: {_plain(result['wanted'])}"]
             lines += [f"* {name}: {_code(result[name])}" for name in ("asked", "got") if result.get(name)]
     lines += ["", "## Rules", "", "| rule | profile | what holds | result |", "|---|---|---|---|"]
@@ -86,8 +86,13 @@ def rules_table(profiles: Iterable[str] = PROFILES) -> str:
     for rule in RULES.values():
         if wanted & set(rule.profiles):
             names = "all" if rule.profiles == PROFILES else ", ".join(rule.profiles)
-            lines.append(f"| [{rule.id}]({rule.source.url}) | {rule.sentence} | {names} |")
+            source = _link(rule.id, rule.source.url) + ("" if rule.source.url else f" ({rule.source.title})")
+            lines.append(f"| {source} | {rule.sentence} | {names} |")
     return "\n".join(lines) + "\n"
+
+
+def _link(text: str, url: str) -> str:
+    return f"[{text}]({url})" if url else text
 
 
 def read(paths: Sequence[Path]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ LMI = ("lmi-0.28", "lmi-0.38")
 
 
 class Source(NamedTuple):
-    """A public document."""
+    """A public document, or ourselves where none says it: then `url` is empty."""
 
     title: str
     url: str
@@ -102,13 +102,25 @@ async def expect_details(server: Server, **parameters: Any) -> tuple[Answer, dic
     return answer, details
 
 
+async def greedy(server: Server, tokens: int) -> Answer:
+    """Return a greedy answer.
+
+    Raises:
+        NotAsked: a second one has another text.
+    """
+    answer, again = [expect_answer(await server.generate(tokens=tokens)) for _ in range(2)]
+    if text_of(answer.value) != text_of(again.value):
+        skip("two greedy answers differ")
+    return answer
+
+
 async def stop_word(server: Server) -> tuple[str, str]:
     """Return the text of a greedy answer, and its third word, which can stop it.
 
     Raises:
-        NotAsked: it has too few words, or that one stands in the first two.
+        NotAsked: it has too few words, that one stands in the first two, or two greedy answers differ.
     """
-    text = text_of(expect_answer(await server.generate(tokens=16)).value) or ""
+    text = text_of((await greedy(server, 16)).value) or ""
     words = text.split()
     if len(words) < 4 or words[2] in "".join(words[:2]):
         skip(f"no word of {text!r} can stop it")

@@ -126,17 +126,22 @@ async def _ask(rule: Rule, server: Server, plan: Plan) -> Result:
     if named(rule, plan.left_out):
         return result("not asked", "left out by --skip")
     limit = _RULE * (10 if plan.asking.slow else 1)
+    check = asyncio.ensure_future(rule.check(server))
     try:
-        await asyncio.wait_for(rule.check(server), limit)
+        done, _ = await asyncio.wait([check], timeout=limit)
+        if not done:
+            return result("not asked", f"it did not end within {limit:g} s")
+        check.result()
     except NotAsked as why:
         return result("not asked", str(why))
     except Failed as failed:
         return result("failed", failed.wanted, failed.asked, failed.got)
-    except asyncio.TimeoutError:
-        return result("failed", f"an end within {limit:.0f} s")
-    except OSError as error:
-        return result("failed", "a connection", "", str(error))
+    except (OSError, asyncio.TimeoutError) as error:
+        return result("failed", "a connection", "", str(error) or "no connection in time")
     except _UNREADABLE as error:
         broken = Failed(f"an answer of its API's form ({type(error).__name__}: {error})", server.last)
         return result("failed", broken.wanted, broken.asked, broken.got)
+    finally:
+        check.cancel()
+        await asyncio.wait([check])
     return result("passed")

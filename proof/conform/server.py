@@ -457,6 +457,8 @@ class Server:
     async def _tokens_per_second(self) -> float:
         if not self._rate:
             answer = await self.generate(tokens=64, stream=True)
+            if answer.failure == "timeout":
+                skip(f"64 tokens, which would show the speed, took over {self.limits.answer:g} s (--timeout)")
             if not answer.ok or not (tokens := sum(map(bool, map(piece_of, answer.events)))):
                 raise Failed("a stream with text", answer)
             self._rate = max(tokens / max(answer.seconds, 1e-3), 0.1)

@@ -70,7 +70,7 @@ async def start_ready(server: Server) -> None:
     expect(answer.ok, "an answer to the first request after /ping had said 200", answer)
 
 
-@rule("start.early", "Before that, a request gets a status of 500 to 599.", sources.HTTP, SAGEMAKER)
+@rule("start.early", "Before that, a request gets a status of 500 to 599.", sources.OURS, SAGEMAKER)
 async def start_early(server: Server) -> None:
     answer = _started(server).early
     if answer is None:

@@ -132,7 +132,12 @@ async def last_details(server: Server) -> None:
     expect(isinstance(details, dict) and wanted <= set(details), f"details with {', '.join(sorted(wanted))}", answer)
 
 
-@rule("lmi.blank-lines", "Two empty lines end a stream.", sources.LMI_ASYNC, _0_38)
+@rule(
+    "lmi.blank-lines",
+    "Two empty lines end a stream: its count of tokens and [DONE], which are not sent.",
+    sources.LMI_ASYNC,
+    _0_38,
+)
 async def blank_lines(server: Server) -> None:
     answer, _ = await _lines(server)
     expect(answer.body.endswith(b"}\n\n\n"), "two empty lines at the end", answer)

@@ -19,6 +19,8 @@ import pytest
 
 from handler.cli import main
 from handler.core.errors import ConfigError
+from proof.conform import run as running
+from proof.conform import sources
 from proof.conform.dialects import PROFILES
 from proof.conform.rule import RULES
 from proof.conform.run import Plan, Result, run
@@ -27,6 +29,7 @@ from tests.app.server import serve
 from tests.doubles.downloads import serving
 from tests.moving.conform.mutants import ELSEWHERE, MUTANTS
 from tests.moving.conform.scripted import Scripted
+from tests.moving.conform.wire import Reply
 from tests.servers import free_port, options
 
 LIMITS = Limits(answer=20, long=1.5, payload=300_000, abandoned=3)
@@ -77,7 +80,7 @@ def test_a_rule_is_a_sentence_with_a_source() -> None:
     for rule in RULES.values():
         assert rule.sentence.endswith("."), rule.id
         assert "|" not in rule.sentence, rule.id
-        assert rule.source.url.startswith("https://"), rule.id
+        assert rule.source.url.startswith("https://") or rule.source is sources.OURS, rule.id
         assert {*rule.profiles} <= {*PROFILES}, rule.id
 
 
@@ -89,6 +92,49 @@ def test_a_server_that_breaks_a_rule_fails_it(rule: str, profile: str) -> None:
     assert result.wanted, result
     assert result.got, result
     assert "a-key" not in result.asked
+
+
+class Restless(Scripted):
+    """Gives each answer another text, though it is greedy."""
+
+    _answered = 0
+
+    async def _send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
+        self._answered += 1
+        text = str(self._answered).encode()
+        if reply.events is not None:
+            reply.events = [reply.encode(event).replace(b" three", b" t" + text) for event in reply.events]
+        else:
+            reply.value = reply.body.replace(b" three", b" t" + text)
+        await super()._send(reply, writer)
+
+
+class Silent(Scripted):
+    """Streams nothing."""
+
+    async def _send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
+        if reply.events is not None:
+            await asyncio.Event().wait()
+        await super()._send(reply, writer)
+
+
+@pytest.mark.parametrize("profile", ["lmi-0.28", "lmi-0.38", "tgi", "openai", "anthropic"])
+def test_rules_that_need_one_greedy_text_are_not_asked_where_it_changes(profile: str) -> None:
+    rules = ["stream.same-text", "bad.alone", f"{profile.partition('-')[0]}.stop"]
+    results = ask(Restless("", profile), profile, *rules, limits=LIMITS)
+    assert {rule: result.verdict for rule, result in results.items()} == dict.fromkeys(rules, "not asked")
+    assert all("greedy answers differ" in result.wanted for result in results.values())
+
+
+def test_rules_that_need_the_speed_are_not_asked_where_it_cannot_be_measured() -> None:
+    result = ask(Silent(), "sagemaker", "disconnect.stream", limits=replace(LIMITS, answer=1.0))["disconnect.stream"]
+    assert (result.verdict, result.wanted[:9]) == ("not asked", "64 tokens")
+
+
+def test_a_rule_that_takes_too_long_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "_RULE", 0.1)
+    result = ask(Silent(), "sagemaker", "stream.chunked", limits=LIMITS)["stream.chunked"]
+    assert (result.verdict, result.wanted) == ("not asked", "it did not end within 0.1 s")
 
 
 def test_an_answer_that_ends_with_its_connection_is_whole() -> None:
