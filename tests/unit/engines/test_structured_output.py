@@ -18,7 +18,7 @@ from handler.engines.structured_output import schema_keywords
 from handler.engines.structured_output.ebnf import Unreadable, abridged_expression, abridged_parts, acyclic
 from handler.engines.structured_output.json_grammar import json_grammar
 from handler.engines.structured_output.schema_keywords import XgrammarSupport, cyclic_reference, ignored
-from handler.engines.structured_output.xgrammar import with_schemas, without_text
+from handler.engines.structured_output.xgrammar import Walker, with_schemas, without_text
 from handler.engines.trtllm.sampling import check
 from handler.protocols.assistant.tools.formats import FORMATS
 from handler.protocols.assistant.tools.grammar import calls, calls_in_text
@@ -371,3 +371,56 @@ def test_a_check_leaves_out_the_text_before_a_call() -> None:
     assert json.loads(ruled.value)["format"] == {**format, "at_least_one": True}
     assert not ruled.allows_text
     assert without_text(ruled) is ruled
+
+
+# -- a walk -----------------------------------------------------------------------------------------------------------
+# The walk through an answer, with a matcher whose steps take what a test says.
+
+
+class Mask:
+    """A tensor of one row."""
+
+    def __init__(self, size: int) -> None:
+        numpy = pytest.importorskip("numpy")
+        self.row = numpy.zeros((size + 31) // 32, numpy.int32)
+
+    def __getitem__(self, index: int) -> Mask:
+        return self
+
+    def numpy(self) -> Any:
+        return self.row
+
+
+def steps_of_a_walk(monkeypatch: pytest.MonkeyPatch, allowed: int, seconds: Callable[[int], float]) -> int:
+    """Return after how many tokens a walk ends that may choose between so many at each step."""
+    now, steps, size = 0.0, 0, 96
+    monkeypatch.setattr(time, "process_time", lambda: now)
+
+    def fill(matcher: None, mask: Mask) -> None:
+        mask.row[:] = 0
+        mask.row.view("uint8")[: allowed // 8] = 255
+        mask.row.view("uint8")[allowed // 8] = (1 << allowed % 8) - 1
+
+    def accept(matcher: None, id: int) -> bool:
+        nonlocal now, steps
+        assert id < allowed
+        now += seconds(steps)
+        steps += 1
+        return True
+
+    walker = Walker({f"{id}": id for id in range(size)}, size, Mask(size), fill, accept)
+    walker._walk(None)
+    return steps
+
+
+@pytest.mark.parametrize(("allowed", "steps"), [(0, 0), (1, 512), (64, 512), (65, 64)])
+def test_a_walk_is_longer_where_few_tokens_are_allowed(
+    monkeypatch: pytest.MonkeyPatch, allowed: int, steps: int
+) -> None:
+    """A literal's many tokens cost little; 64 of 65 and more are enough."""
+    assert steps_of_a_walk(monkeypatch, allowed, lambda step: 1e-5) == steps
+
+
+def test_a_walk_whose_steps_become_slower_goes_on_until_it_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match="after 2000 tokens"):
+        steps_of_a_walk(monkeypatch, 65, lambda step: 1e-4 if step < 45 else 1e-3 if step < 120 else 4e-3)
