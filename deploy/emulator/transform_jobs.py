@@ -8,10 +8,12 @@ that server says in /execution-parameters.
 from __future__ import annotations
 
 import copy
+import logging
 import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from botocore.exceptions import ClientError
 from moto.core.exceptions import ServiceException
 from moto.sagemaker.responses import SageMakerResponse
 
@@ -21,6 +23,8 @@ from deploy.s3.prefix import bucket_and_key
 
 if TYPE_CHECKING:
     from deploy.emulator.cloud import Cloud
+
+log = logging.getLogger("deploy.rehearsal")
 
 KIND = "transform-job"
 _MB = 2**20
@@ -57,7 +61,8 @@ class Calls:
             raise Invalid(f"{', '.join(absent)}: the rehearsal has S3Prefix, and splits by Line only.")
         made = self._jobs.create(KIND, name, p, region)
         made.status, made.left = "InProgress", self._jobs.polls
-        made.end = lambda: self._run(made, region)
+        role = model.request["ExecutionRoleArn"]  # a model may go while its jobs run
+        made.end = lambda: self._run(made, role, region)
         return {"TransformJobArn": made.arn}
 
     def describe_transform_job(self, p: dict[str, Any], region: str) -> dict[str, Any]:
@@ -90,32 +95,40 @@ class Calls:
             raise Invalid(f"Could not find requested job with name: {name}")
         return self._jobs.things[KIND, name]
 
-    def _run(self, job: Thing, region: str) -> None:
-        """Transform each object; one that fails leaves no output, and the others theirs."""
-        job.status = "Completed"
-        where, output = Where(region, ACCOUNT), job.request["TransformOutput"]
-        role = self._jobs.get("model", job.request["ModelName"]).request["ExecutionRoleArn"]
-        store = RoleStore(self._cloud, role, where, output.get("KmsKeyId"))
-        source = job.request["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"]
-        bucket, prefix = bucket_and_key(source)
+    def _run(self, job: Thing, role: str, region: str) -> None:
+        """Do the work, and say only then how it ended: another look may come meanwhile."""
         try:
-            store.check(Need("s3:ListBucket", f"arn:{where.partition}:s3:::{bucket}", {"s3:prefix": prefix}))
-            listed = self._cloud.client("s3", region).list_objects_v2(Bucket=bucket, Prefix=prefix)
-            there = [item["Key"] for item in listed.get("Contents", ())]
-            if not there:
-                _fail(job, f"No objects found at {source}")
-            for key in there:
-                target = _target(output["S3OutputPath"], prefix, key)
-                body = store.read(f"s3://{bucket}/{key}")
-                store.check(*store.writing(target))
-                try:
-                    answers = self._answers(body, job.request)
-                except ValueError as error:
-                    _fail(job, f"{key}: {error}")
-                    continue
-                store.write(target, answers)
+            reason = self._transform(job.request, role, region)
         except PermissionError as error:
-            _fail(job, str(error))
+            reason = f"ClientError: {error}"
+        except ClientError as error:  # there is no such bucket, say
+            reason = f"ClientError: {error.response['Error']['Message']}"
+        except Exception:
+            log.exception("the transform job %s failed", job.name)
+            reason = "InternalServerError: We encountered an internal error. Please try again."
+        job.status, job.reason = ("Failed", reason) if reason else ("Completed", None)
+
+    def _transform(self, request: dict[str, Any], role: str, region: str) -> str:
+        """Transform each object; one that fails leaves no output, and the others theirs. Return why one failed."""
+        where, output = Where(region, ACCOUNT), request["TransformOutput"]
+        store = RoleStore(self._cloud, role, where, output.get("KmsKeyId"))
+        source, failed = request["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"], ""
+        bucket, prefix = bucket_and_key(source)
+        store.check(Need("s3:ListBucket", f"arn:{where.partition}:s3:::{bucket}", {"s3:prefix": prefix}))
+        listed = self._cloud.client("s3", region).list_objects_v2(Bucket=bucket, Prefix=prefix)
+        if not (there := [item["Key"] for item in listed.get("Contents", ())]):
+            return f"ClientError: No objects found at {source}"
+        for key in there:
+            target = _target(output["S3OutputPath"], prefix, key)
+            body = store.read(f"s3://{bucket}/{key}")
+            store.check(*store.writing(target))
+            try:
+                answers = self._answers(body, request)
+            except ValueError as error:
+                failed = f"ClientError: {key}: {error}"
+                continue
+            store.write(target, answers)
+        return failed
 
     def _answers(self, body: bytes, request: dict[str, Any]) -> bytes:
         """Return what the container answers to an object's payloads, in their order.
@@ -164,10 +177,6 @@ def _payloads(body: bytes, request: dict[str, Any]) -> Iterator[bytes]:
 def _target(output: str, prefix: str, key: str) -> str:
     below = key.removeprefix(prefix.rpartition("/")[0]).lstrip("/")
     return f"{output.rstrip('/')}/{below}.out"
-
-
-def _fail(job: Thing, reason: str) -> None:
-    job.status, job.reason = "Failed", f"ClientError: {reason}"
 
 
 def _summary(job: Thing) -> dict[str, Any]:
