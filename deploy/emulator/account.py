@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 import time
+import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,24 +27,29 @@ from deploy.emulator.serving import Front, Log, Plan, cannot_listen
 from deploy.operations.logs import component_group, endpoint_group
 from deploy.s3.prefix import bucket_and_key
 from deploy.service_model import instance_types
+from deploy.spec.options import Setting, wrong_options
 
 _LINES = 10_000  # to keep for endpoints that are created later
 _READS = ("FilterLogEvents", "GetLogEvents", "DescribeLogStreams", "DescribeLogGroups", "StartQuery")
-_INSTANCE = "i-0123456789abcdef0"
 _AT_A_TIME = 500  # lines of one call
 
 
 class ContainerLog:
-    """One container's lines, copied into CloudWatch when somebody reads there."""
+    """One container's lines, copied into CloudWatch when somebody reads there; those of a failed start apart."""
 
     def __init__(self) -> None:
         self._lines: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_LINES)
         self._count = 0
         self._written: dict[str, int] = {}  # by ARN, how many
+        self._failed: dict[str, list[dict[str, Any]]] = {}  # by ARN
 
     def add(self, line: str) -> None:
-        self._lines.append((self._count, {"timestamp": int(time.time() * 1000), "message": line}))
+        self._lines.append((self._count, _event(line)))
         self._count += 1
+
+    def add_failed(self, thing: Thing, line: str) -> None:
+        """Add a line of an instance that an endpoint or a component does not get."""
+        self._failed.setdefault(thing.arn, []).append(_event(line))
 
     def on_call(self, cloud: Cloud, call: Call) -> None:
         """Bring the log groups up to date before they are read."""
@@ -53,19 +59,30 @@ class ContainerLog:
                     self._copy(cloud, thing)
 
     def _copy(self, cloud: Cloud, thing: Thing) -> None:
-        group = endpoint_group(thing.name) if thing.kind == "endpoint" else component_group(thing.name)
-        stream, logs = f"AllTraffic/{_INSTANCE}", cloud.client("logs", thing.arn.split(":")[3])
-        key = f"{thing.arn} {thing.created}"
-        if key not in self._written:
-            if not logs.describe_log_groups(logGroupNamePrefix=group)["logGroups"]:
-                logs.create_log_group(logGroupName=group)
-            if not logs.describe_log_streams(logGroupName=group, logStreamNamePrefix=stream)["logStreams"]:
-                logs.create_log_stream(logGroupName=group, logStreamName=stream)
-        events = [event for number, event in list(self._lines) if number >= self._written.get(key, 0)]
-        self._written[key] = self._count
-        for first in range(0, len(events), _AT_A_TIME):
-            part = events[first : first + _AT_A_TIME]
-            logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=part)
+        if failed := self._failed.pop(thing.arn, None):
+            _write(cloud, thing, str(uuid.uuid4()), failed)
+        if thing.status != "Failed":
+            key = f"{thing.arn} {thing.created}"
+            _write(cloud, thing, key, [event for number, event in self._lines if number >= self._written.get(key, 0)])
+            self._written[key] = self._count
+
+
+def _event(line: str) -> dict[str, Any]:
+    return {"timestamp": int(time.time() * 1000), "message": line}
+
+
+def _write(cloud: Cloud, thing: Thing, instance: str, events: list[dict[str, Any]]) -> None:
+    """Write an instance's lines into its stream."""
+    group = endpoint_group(thing.name) if thing.kind == "endpoint" else component_group(thing.name)
+    stream = f"AllTraffic/i-{hashlib.sha256(instance.encode()).hexdigest()[:17]}"
+    logs = cloud.client("logs", thing.arn.split(":")[3])
+    with contextlib.suppress(logs.exceptions.ResourceAlreadyExistsException):
+        logs.create_log_group(logGroupName=group)
+    with contextlib.suppress(logs.exceptions.ResourceAlreadyExistsException):
+        logs.create_log_stream(logGroupName=group, logStreamName=stream)
+    for first in range(0, len(events), _AT_A_TIME):
+        part = events[first : first + _AT_A_TIME]
+        logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=part)
 
 
 # -- Service Quotas of SageMaker, which moto lacks: two of each instance type, or what was asked for -------------------
@@ -101,6 +118,10 @@ class Quotas:
         asked = {"DesiredValue": quota["Value"], "Status": "APPROVED", **{name: quota[name] for name in names}}
         return {"RequestedQuota": asked}
 
+    def of(self, instance_type: str) -> float:
+        """Return how many instances endpoints may have."""
+        return float(self._quotas[_code(f"{instance_type} for endpoint usage")]["Value"])
+
     def _named(self, p: Mapping[str, Any]) -> dict[str, Any]:
         code = p["QuotaCode"]
         if p["ServiceCode"] != "sagemaker" or code not in self._quotas:
@@ -131,25 +152,40 @@ def _method(call: Any) -> Any:
 # -- start of endpoints and components: with an image and model data that are there, by what the role may do -----------
 
 
+REHEARSAL = "LMI_REHEARSAL"
+"""The variable of a model by which its start fails."""
+_ENDS = {
+    "exit": "the container ends with status 1",
+    "no-ping": "the container never answers /ping",
+    "ping-500": "the container answers /ping with 500",
+}
+"""Ends of a start, as lines of the container's log tell them; SageMaker has one reason for all."""
+_NO_CAPACITY, _NO_QUOTA = "no-capacity", "no-quota"
+FAILURES = (*_ENDS, _NO_CAPACITY, _NO_QUOTA)
 _OWN_IMAGE = re.compile(rf"{ACCOUNT}\.dkr\.ecr\.([a-z0-9-]+)\.[a-z.]+/([^:@]+)(?::([^@]+))?(?:@(.+))?")
 _PULLS = ("ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLayerAvailability")
 
 
 class Starts:
-    """Decides how creations and updates end (`SageMaker.fate_of`), in the words by which AWS tells it."""
+    """Decides how creations and updates end (`SageMaker.fate_of`), in the words by which AWS tells it.
 
-    def __init__(self, cloud: Cloud) -> None:
-        self._cloud = cloud
+    Args:
+        log: takes lines of the log of a container that does not get ready.
+    """
+
+    def __init__(self, cloud: Cloud, log: Callable[[Thing, str], None]) -> None:
+        self._cloud, self._log = cloud, log
 
     def __call__(self, thing: Thing, wanted: Mapping[str, Any]) -> Fate:
         where = Where(thing.arn.split(":")[3], ACCOUNT)
-        reason = next((why for model in self._models(thing, wanted) if (why := self._fault(model, where))), None)
+        faults = (self._fault(thing, model, variant, where) for variant, model in self._models(thing, wanted))
+        reason = next(filter(None, faults), None)
         if reason is None:
             return Fate("InService")
         return Fate("RolledBack" if thing.before is not None else "Failed", reason)
 
-    def _models(self, thing: Thing, wanted: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-        """Yield the models that it is to serve."""
+    def _models(self, thing: Thing, wanted: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        """Yield the models that it is to serve, each with its variant's name."""
         things = self._cloud.sagemaker.things
         if thing.kind == "inference-component":
             every = [wanted.get("Specification", {}), *wanted.get("Specifications", ())]
@@ -158,13 +194,43 @@ class Starts:
             request = config.request if config else {}
             fields = ("ProductionVariants", "ShadowProductionVariants")
             every = [variant for field in fields for variant in request.get(field, ())]
-        names = [one.get("ModelName") for one in every]
-        names += [pool.get("ModelNameOverride") for one in every for pool in one.get("InstancePools", ())]
-        yield from (things["model", name].request for name in names if ("model", name) in things)
+        for one in every:
+            variant = one.get("VariantName") or thing.request.get("VariantName", "")
+            names = [one.get("ModelName"), *(pool.get("ModelNameOverride") for pool in one.get("InstancePools", ()))]
+            yield from ((variant, things["model", name].request) for name in names if ("model", name) in things)
 
-    def _fault(self, model: Mapping[str, Any], where: Where) -> str | None:
+    def _fault(self, thing: Thing, model: Mapping[str, Any], variant: str, where: Where) -> str | None:
         container, role = model.get("PrimaryContainer", {}), model["ExecutionRoleArn"]
-        return self._image(container.get("Image", ""), role, where) or self._data(container, role, where)
+        environment = container.get("Environment", {})
+        if _rehearsed(model) == _NO_CAPACITY:
+            return (
+                "Unable to provision requested ML compute capacity due to InsufficientInstanceCapacity error. "
+                "Please retry using a different ML instance type."
+            )
+        image = container.get("Image", "")
+        return (
+            self._image(image, role, where)
+            or self._data(container, role, where)
+            or (
+                f"The primary container for production variant {variant} did not pass the ping health check."
+                if self._ends(thing, environment, is_own=_OWN_IMAGE.fullmatch(image) is not None)
+                else None
+            )
+        )
+
+    def _ends(self, thing: Thing, environment: Mapping[str, str], *, is_own: bool) -> bool:
+        """Return whether the container does not get ready, and write its log.
+
+        Args:
+            is_own: the image is in this account, so it reads its options as this package's server does.
+        """
+        settings = [Setting(name, value, f"environment variable {name}") for name, value in environment.items()]
+        lines = [f"cannot start: {problem}" for problem in wrong_options(settings, None)] if is_own else []
+        if end := _ENDS.get(environment.get(REHEARSAL, "")):
+            lines.append(f"{REHEARSAL}={environment[REHEARSAL]}: {end}")
+        for line in lines:
+            self._log(thing, line)
+        return bool(lines)
 
     def _image(self, image: str, role: str, where: Where) -> str | None:
         own = _OWN_IMAGE.fullmatch(image)
@@ -200,6 +266,12 @@ class Starts:
         return None
 
 
+def _rehearsed(model: Mapping[str, Any]) -> str | None:
+    """Return the failure that a model's environment asks for."""
+    value: str | None = model.get("PrimaryContainer", {}).get("Environment", {}).get(REHEARSAL)
+    return value
+
+
 OWNER = "owner"
 """The access key of the account's owner, who may do everything."""
 _OWNER_ARN = f"arn:aws:sts::{ACCOUNT}:user/moto"  # as moto's STS names whom it does not know
@@ -232,9 +304,11 @@ class Account(Cloud):
         self.trusted.add(OWNER)
         self.sagemaker.polls = 0  # nothing takes time: `lmi deploy up` looks every 15 s
         self.sagemaker.may_take = authorization.trusts_sagemaker
-        self.sagemaker.fate_of = Starts(self)
+        self.sagemaker.fate_of = Starts(self, log.add_failed)
         authorization.install(_OWNER_ARN)
-        Quotas().install()
+        quotas = Quotas()
+        quotas.install()
+        self.sagemaker.quota_of = lambda type, model: 0 if _rehearsed(model) == _NO_QUOTA else quotas.of(type)
         # The ending of secrets' ARNs, which AWS draws: the one that the documents have.
         moto.secretsmanager.utils.generate_str_id = lambda *args, **more: "AbCdEf"
 
@@ -262,6 +336,9 @@ class Account(Cloud):
     def refusal(self, call: Call) -> tuple[str, str] | None:
         if call.service == "sagemaker" and (why := _UNPLAYED.get(call.operation)):
             return "ValidationException", f"{call.operation} is not rehearsed: {why}."
+        if call.operation == "CreateModel" and (_rehearsed(call.parameters) or FAILURES[0]) not in FAILURES:
+            text = f"{REHEARSAL}={_rehearsed(call.parameters)}: must be one of {', '.join(FAILURES)}."
+            return "ValidationException", text
         return None
 
     def invoked(self, call: Call, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

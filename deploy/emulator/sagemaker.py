@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import copy
 import datetime
+import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -31,6 +33,10 @@ class Invalid(ServiceException):
 
 class Missing(ServiceException):
     code = "ResourceNotFound"
+
+
+class TooMany(ServiceException):
+    code = "ResourceLimitExceeded"
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,7 @@ class SageMaker:
 
     Attributes:
         may_take: whether SageMaker may take a role, by its ARN.
+        quota_of: how many instances of a type endpoints may have, by a model that is to run on it.
         fate_of: how a creation or update ends that `fate` says nothing of, by what was asked for.
     """
 
@@ -104,6 +111,7 @@ class SageMaker:
     fates: dict[str, list[Fate]] = field(default_factory=dict)
     on_endpoint_gone: Callable[[str], None] = lambda name: None
     may_take: Callable[[str], bool] = lambda role: True
+    quota_of: Callable[[str, Mapping[str, Any]], float] = lambda instance_type, model: math.inf
     fate_of: Callable[[Thing, Mapping[str, Any]], Fate] = lambda thing, wanted: Fate("InService")
     _ticks: int = 0
 
@@ -298,7 +306,7 @@ class Calls:
     # Endpoints
 
     def create_endpoint(self, p: dict[str, Any], region: str) -> dict[str, Any]:
-        self._cloud.get("endpoint-config", p["EndpointConfigName"])
+        self._check_quota(self._cloud.get("endpoint-config", p["EndpointConfigName"]), p["EndpointName"])
         made = self._cloud.create("endpoint", p["EndpointName"], p, region)
         self._cloud.begin(made, "Creating", wanted=p)
         return {"EndpointArn": made.arn}
@@ -308,7 +316,7 @@ class Calls:
         if endpoint.status == "Failed":
             raise Invalid(f'Cannot update failed endpoint "{endpoint.arn}".')
         self._cloud.get("endpoint-config", endpoint.request["EndpointConfigName"])  # terraform-provider-aws#40048
-        self._cloud.get("endpoint-config", p["EndpointConfigName"])
+        self._check_quota(self._cloud.get("endpoint-config", p["EndpointConfigName"]), endpoint.name)
         for alarm in p.get("DeploymentConfig", {}).get("AutoRollbackConfiguration", {}).get("Alarms", ()):
             if alarm["AlarmName"] not in _alarms(region):
                 raise Invalid(f"CloudWatch alarm {alarm['AlarmName']} does not exist.")
@@ -325,6 +333,27 @@ class Calls:
         self._cloud.begin(endpoint, "Updating", done, p)
         endpoint.coming = p["EndpointConfigName"]
         return {"EndpointArn": endpoint.arn}
+
+    def _check_quota(self, config: Thing, name: str) -> None:
+        """Check the instances of an endpoint's new configuration, beside those of all others.
+
+        What an update starts before it stops the old ones is not counted.
+        """
+        used = Counter[str]()
+        for (kind, other), endpoint in self._cloud.things.items():
+            if kind == "endpoint" and other != name and endpoint.status != "Failed":
+                used += _instances(self._config_of(endpoint), endpoint.request.get("Counts", {}))
+        for variant in _variants(config.request):
+            model = self._cloud.things.get(("model", variant.get("ModelName", "")))
+            for instance, count in _instances({"ProductionVariants": [variant]}, {}).items():
+                quota = self._cloud.quota_of(instance, model.request if model else {})
+                if used[instance] + count > quota:
+                    raise TooMany(
+                        f"The account-level service limit '{instance} for endpoint usage' is {quota:g} Instances, with "
+                        f"current utilization of {used[instance]} Instances and a request delta of {count} Instances. "
+                        "Please contact AWS support to request an increase for this limit."
+                    )
+                used[instance] += count
 
     def _check_batch(self, endpoint: Thing, rolling: dict[str, Any]) -> None:
         """5 to 50 % of the variant's instances."""
@@ -455,6 +484,9 @@ class Calls:
         return said
 
     def list_kind(self, kind: str, p: dict[str, Any]) -> dict[str, Any]:
+        for (of, _), thing in list(self._cloud.things.items()):
+            if of == kind and not self._cloud.polls:  # nothing takes time
+                thing.look()
         things = [thing for (of, _), thing in sorted(self._cloud.things.items()) if of == kind]
         things = [thing for thing in things if p.get("NameContains", "") in thing.name]
         if "EndpointNameEquals" in p:
@@ -476,8 +508,7 @@ class Calls:
         return said
 
     def _variants(self, endpoint: Thing, field: str = "ProductionVariants") -> list[dict[str, Any]]:
-        config = self._cloud.things.get(("endpoint-config", endpoint.request["EndpointConfigName"]))
-        variants = config.request.get(field, []) if config is not None else []
+        variants = self._config_of(endpoint).get(field, [])
         counts, weights = (endpoint.request.get(name, {}) for name in _LIVE)
         return [
             {
@@ -491,10 +522,14 @@ class Calls:
             for variant in variants
         ]
 
+    def _config_of(self, endpoint: Thing) -> dict[str, Any]:
+        """Return an endpoint's configuration; empty once it is deleted."""
+        config = self._cloud.things.get(("endpoint-config", endpoint.request["EndpointConfigName"]))
+        return {} if config is None else config.request
+
     def _of_configuration(self, endpoint: Thing) -> dict[str, Any]:
         """Return what AWS shows of an endpoint's configuration with the endpoint."""
-        config = self._cloud.things.get(("endpoint-config", endpoint.request["EndpointConfigName"]))
-        request = config.request if config is not None else {}
+        request = self._config_of(endpoint)
         shown = {name: request[name] for name in _SHOWN_WITH_ENDPOINT if name in request}
         if (capture := request.get("DataCaptureConfig")) is not None:
             shown["DataCaptureConfig"] = {
@@ -528,6 +563,21 @@ def _specifications(request: dict[str, Any]) -> list[dict[str, Any]]:
     if (one is None) == (not several):
         raise Invalid("Exactly one of Specification and Specifications must be given.")
     return several or [one]
+
+
+def _variants(config: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*config.get("ProductionVariants", ()), *config.get("ShadowProductionVariants", ())]
+
+
+def _instances(config: dict[str, Any], counts: Mapping[str, int]) -> Counter[str]:
+    """Return how many instances of each type a configuration has; all are of the pool that is tried first."""
+    found = Counter[str]()
+    for variant in _variants(config):
+        pools = sorted(variant.get("InstancePools", ()), key=lambda pool: int(pool["Priority"]))
+        instance = pools[0]["InstanceType"] if pools else variant.get("InstanceType")
+        if instance is not None and "ServerlessConfig" not in variant:
+            found[instance] += counts.get(variant["VariantName"], variant.get("InitialInstanceCount", 1))
+    return found
 
 
 def _in_pools(variant: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]:

@@ -454,9 +454,9 @@ def test_a_start_needs_the_image_of_each_model(cloud: Cloud, wanted: dict[str, A
         sagemaker.create_endpoint_config(EndpointConfigName="first", **wanted)
         wanted = {"EndpointConfigName": "first"}
     thing = cloud.sagemaker.create(kind, "new", dict(wanted), "us-east-1")
-    assert Starts(cloud)(thing, wanted) == Fate("Failed", f"The requested image '{ABSENT}' could not be found.")
+    assert Starts(cloud, print)(thing, wanted) == Fate("Failed", f"The requested image '{ABSENT}' could not be found.")
     del things["model", "absent"]
-    assert Starts(cloud)(thing, wanted) == Fate("InService")
+    assert Starts(cloud, print)(thing, wanted) == Fate("InService")
 
 
 # -- who may call ------------------------------------------------------------------------------------------------------

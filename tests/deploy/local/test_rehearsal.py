@@ -304,6 +304,97 @@ def test_a_missing_image_fails_the_endpoint(account: Path) -> None:
     assert updated["EndpointConfigName"].startswith("chat-"), "it is not as before the update"
 
 
+@pytest.mark.parametrize(
+    ("variable", "said"),
+    [
+        (
+            "exit",
+            ["did not pass the ping health check", "LMI_REHEARSAL=exit: the container ends with status 1"],
+        ),
+        ("no-ping", ["did not pass the ping health check", "the container never answers /ping"]),
+        ("ping-500", ["did not pass the ping health check", "the container answers /ping with 500"]),
+        ("no-capacity", ["InsufficientInstanceCapacity error", "AWS has no such instance free now"]),
+        ("no-quota", ["The account-level service limit 'ml.g6.xlarge for endpoint usage' is 0 Instances"]),
+    ],
+)
+def test_a_start_fails_as_its_model_s_environment_says(
+    account: Path, variable: str, said: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    account.write_text(json.dumps({**FILE, "environment": {"LMI_REHEARSAL": variable}}))
+    assert up(account) == (1 if variable == "no-quota" else 5)
+    told = capsys.readouterr().err
+    assert [text for text in said if text not in told] == []
+    assert "ready after" not in told, "the log is another container's"
+    assert boto3.client("sagemaker").list_endpoints(NameContains="chat")["Endpoints"] == []
+
+
+def test_an_update_with_a_wrong_option_is_rolled_back(account: Path) -> None:
+    """`lmi deploy` refuses it before; other clients of AWS do not read options."""
+    assert up(account) == 0
+    sagemaker = boto3.client("sagemaker")
+    wrong = {"Image": IMAGE, "Environment": {"OPTION_MAX_ROLLING_BATCH_SIZE": "many"}}
+    sagemaker.create_model(ModelName="wrong", ExecutionRoleArn=ROLE, PrimaryContainer=wrong)
+    variant = {"VariantName": "v", "ModelName": "wrong", "InstanceType": "ml.g6.xlarge", "InitialInstanceCount": 1}
+    sagemaker.create_endpoint_config(EndpointConfigName="wrong", ProductionVariants=[variant])
+    sagemaker.update_endpoint(EndpointName="chat", EndpointConfigName="wrong")
+    assert sagemaker.list_endpoints(NameContains="chat")["Endpoints"][0]["EndpointStatus"] == "InService"
+    updated = sagemaker.describe_endpoint(EndpointName="chat")
+    assert (
+        updated["FailureReason"] == "The primary container for production variant v did not pass the ping health check."
+    )
+    assert updated["EndpointConfigName"].startswith("chat-")
+    events = boto3.client("logs").filter_log_events(logGroupName="/aws/sagemaker/Endpoints/chat")["events"]
+    assert "OPTION_MAX_ROLLING_BATCH_SIZE: max_rolling_batch_size=many: must be" in "".join(
+        event["message"] for event in events
+    )
+    sagemaker.delete_endpoint_config(EndpointConfigName="wrong")
+    sagemaker.delete_model(ModelName="wrong")
+
+
+def test_an_unknown_failure_is_refused(variables: dict[str, str]) -> None:
+    container = {"Image": IMAGE, "Environment": {"LMI_REHEARSAL": "no-luck"}}
+    with pytest.raises(ClientError, match="LMI_REHEARSAL=no-luck: must be one of exit, no-ping, ping-500, no-capacity"):
+        boto3.client("sagemaker").create_model(ModelName="m", ExecutionRoleArn=ROLE, PrimaryContainer=container)
+
+
+def test_instances_are_counted_against_the_quota(account: Path) -> None:
+    """Two of each type, by all endpoints together; a deleted endpoint is not listed."""
+    account.write_text(json.dumps({**FILE, "instance": {"type": "ml.g6.xlarge", "count": 2}}))
+    assert up(account) == 0
+    sagemaker = boto3.client("sagemaker")
+    config = sagemaker.describe_endpoint(EndpointName="chat")["EndpointConfigName"]
+    with pytest.raises(ClientError) as raised:
+        sagemaker.create_endpoint(EndpointName="second", EndpointConfigName=config)
+    assert raised.value.response["Error"]["Code"] == "ResourceLimitExceeded"
+    assert "is 2 Instances, with current utilization of 2 Instances and a request delta of 2" in str(raised.value)
+    sagemaker.delete_endpoint(EndpointName="chat")
+    assert sagemaker.list_endpoints(NameContains="chat")["Endpoints"] == []
+
+
+@pytest.mark.parametrize(
+    ("places", "reason"),
+    [
+        (("s3://nobody-has-it/in/", "s3://models/out"), "The specified bucket does not exist"),
+        (("s3://models/llama/", "s3://nobody-has-it/out"), "The specified bucket does not exist"),
+    ],
+)
+def test_a_transform_job_that_could_do_nothing_is_not_completed(
+    account: Path, places: tuple[str, str], reason: str
+) -> None:
+    allowed = {"Version": "2012-10-17", "Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}
+    boto3.client("iam").put_role_policy(RoleName="lmi", PolicyName="lmi", PolicyDocument=json.dumps(allowed))
+    sagemaker, name = boto3.client("sagemaker"), f"job-{uuid.uuid4()}"
+    sagemaker.create_model(ModelName="batch", ExecutionRoleArn=ROLE, PrimaryContainer={"Image": IMAGE})
+    sagemaker.create_transform_job(
+        TransformJobName=name, ModelName="batch", TransformOutput={"S3OutputPath": places[1]},
+        TransformInput={"DataSource": {"S3DataSource": {"S3DataType": "S3Prefix", "S3Uri": places[0]}}},
+        TransformResources={"InstanceType": "ml.g6.xlarge", "InstanceCount": 1},
+    )  # fmt: skip
+    sagemaker.delete_model(ModelName="batch")
+    said = sagemaker.describe_transform_job(TransformJobName=name)
+    assert (said["TransformJobStatus"], said["FailureReason"]) == ("Failed", f"ClientError: {reason}")
+
+
 def test_an_access_key_that_nobody_has_gets_each_services_error(account: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIANOBODYHASTHISONE")
     calls: dict[str, tuple[Callable[[Any], Any], str, int]] = {
