@@ -1,4 +1,4 @@
-"""`lmi deploy export`: write a deployment as CloudFormation or Terraform."""
+"""`lmi deploy export`: write a deployment for another tool."""
 
 from __future__ import annotations
 
@@ -13,21 +13,25 @@ import yaml
 from deploy.aws import Aws
 from deploy.cli.arguments import add_spec, spec_of
 from deploy.export.cloudformation import cloudformation_template, template_notes, terraform_configuration
+from deploy.export.sdk import sdk_program
 from deploy.resolve.model.files import hub_to_ask
 from deploy.resolve.resolver import resolve
 from deploy.resources.build import resources, warnings
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("export", help="write the deployment for another tool: CloudFormation, Terraform")
+    parser = commands.add_parser(
+        "export", help="write the deployment for another tool: CloudFormation, Terraform, SageMaker's SDK"
+    )
     add_spec(parser)
     parser.add_argument(
         "--format",
         "--to",
         dest="format",
-        choices=("cloudformation", "cloudformation-json", "terraform"),
+        choices=("cloudformation", "cloudformation-json", "terraform", "sdk"),
         default="cloudformation",
-        help="format (default: cloudformation, in YAML; terraform: a main.tf.json with the template in it)",
+        help="format (default: cloudformation, in YAML; terraform: a main.tf.json with the template in it; sdk: a "
+        "program of SageMaker's Python SDK 3)",
     )
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
     parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
@@ -39,13 +43,18 @@ def _run(arguments: argparse.Namespace) -> int:
     region = Aws(spec.region).region
     decision = resolve(spec, region, hub=hub_to_ask()).decision
     built = resources(spec, decision, allow_plaintext_secret=arguments.allow_plaintext_secret)
-    if arguments.format == "terraform":
+    notes = [*warnings(spec, decision)]
+    if arguments.format == "sdk":
+        text = sdk_program(built, decision.region)
+    elif arguments.format == "terraform":
         text = json.dumps(terraform_configuration(built, decision.region), indent=2)
     elif arguments.format == "cloudformation-json":
         text = json.dumps(cloudformation_template(built), indent=2)
     else:
         text = yaml.safe_dump(cloudformation_template(built), sort_keys=False, width=120).rstrip("\n")
-    for note in (*warnings(spec, decision), *template_notes(built)):
+    if arguments.format != "sdk":
+        notes += template_notes(built)
+    for note in notes:
         print(f"note: {note}", file=sys.stderr)
     if arguments.output is None:
         print(text)

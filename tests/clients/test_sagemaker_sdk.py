@@ -13,9 +13,14 @@ import boto3
 import pytest
 from botocore.exceptions import ClientError
 
+from deploy.deployer.calls import CALLS
+from deploy.export.sdk import sdk_program
+from deploy.resources.build import resources
+from deploy.resources.resource import resolved
 from handler.config.loader import read_config
 from tests.clients import toolchains
 from tests.clients.driver import Driver, Outcome, Script
+from tests.deploy.cases import CASES, decision, spec
 from tests.deploy.local.servers import rehearsal
 from tests.docs.blocks import Block, parse
 
@@ -25,6 +30,12 @@ _TESTS = Path(__file__).parent
 PAGE = (_TESTS.parents[1] / "docs" / "sagemaker-sdk.md").read_text()
 SAYS = " one two three"
 _NOWHERE = "http://127.0.0.1:9"
+IMAGE = "123456789012.dkr.ecr.us-east-1.amazonaws.com/lmi-handler:1.0.0"
+OBJECTS = [
+    ("my-bucket", "model.tar.gz", "model/config.json"),
+    ("models", "llama-3-8b/config.json", "adapters/french.tar.gz", "adapters/legal.tar.gz"),
+]
+"""Of the page, and of the deployment that is exported: buckets with their objects."""
 STEPS = ("create", "wait", "invoke", "stream", "delete")
 
 
@@ -103,9 +114,10 @@ def variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
         own,
     ):
         s3, iam = client("s3", own), client("iam", own)
-        s3.create_bucket(Bucket="my-bucket")
-        for key in ("model.tar.gz", "model/config.json"):
-            s3.put_object(Bucket="my-bucket", Key=key, Body=b"{}")
+        for bucket, *keys in OBJECTS:
+            s3.create_bucket(Bucket=bucket)
+            for key in keys:
+                s3.put_object(Bucket=bucket, Key=key, Body=b"{}")
         principal = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
         iam.create_role(RoleName="lmi", AssumeRolePolicyDocument=policy(principal))
         may = policy({"Effect": "Allow", "Action": "*", "Resource": "*"})
@@ -145,7 +157,7 @@ def test_create(sdk: Sdk, program: Program, control: Any) -> None:
     (variant,) = config["ProductionVariants"]
     assert variant["ContainerStartupHealthCheckTimeoutInSeconds"] == 1200
     container = control.describe_model(ModelName=variant["ModelName"])["PrimaryContainer"]
-    assert container["Image"].endswith("/lmi-handler:1.0.0")
+    assert container["Image"] == IMAGE
     assert container["Environment"] == {"OPTION_MAX_MODEL_LEN": "8192"}
     if sdk.name == "serve":
         assert container["ModelDataUrl"] == "s3://my-bucket/model.tar.gz"
@@ -209,6 +221,56 @@ def serializers(program: Program) -> None:
     assert program.run(block("sagemaker.core.serializers")) == f"{SAYS}\n"
 
 
+def zeros(program: Program) -> None:
+    """Where this fails, the SDK is mended: the page's sentence goes, and what the export does about it."""
+    code = "from sagemaker.core.utils.utils import serialize\n"
+    code += 'print(serialize(ProductionVariant(variant_name="a", initial_instance_count=0)))'
+    assert program.run(code) == "{'VariantName': 'a'}\n"
+    assert f"sagemaker-core {version('sagemaker-core')} drops" in PAGE
+
+
+def exports(program: Program) -> None:
+    """`lmi deploy export --format sdk` of each kind of deployment makes the calls that `up` makes, and no other."""
+    program.run(
+        """
+import contextlib
+from unittest import mock
+import boto3
+from sagemaker.core import resources
+
+class Recorder:
+    def __init__(self, calls):
+        self._calls = calls
+
+    def __getattr__(self, name):
+        return lambda **given: self._calls.append([name, given]) or {"PolicyARN": "the policy's"}
+
+def print_calls(program):
+    recorder = Recorder([])
+    with contextlib.ExitStack() as stack:
+        for name in ("Model", "EndpointConfig", "Endpoint", "InferenceComponent"):
+            stack.enter_context(mock.patch.object(getattr(resources, name), "get"))
+        stack.enter_context(mock.patch.object(resources.Base, "get_sagemaker_client", return_value=recorder))
+        stack.enter_context(mock.patch.object(boto3, "client", return_value=recorder))
+        exec(program, {})
+    print(json.dumps(recorder._calls))
+"""
+    )
+    for case in CASES:
+        made = resources(spec(case), decision(case))
+        printed = program.run(f"print_calls({sdk_program(made, 'eu-west-1')!r})")
+        wanted = [[CALLS[one.kind].create, resolved(one.request, lambda _: "the policy's")] for one in made]
+        assert json.loads(printed.splitlines()[-1]) == wanted, case
+
+
+def an_export(program: Program) -> None:
+    """It creates an endpoint, waits for it before its components and for these before their adapters, and scales."""
+    decided = decision("components", region="us-east-1", image=IMAGE)
+    program.run(f"exec({sdk_program(resources(spec('components'), decided), 'us-east-1')!r}, {{}})")
+    call = """print(Predictor("llama", component="llama-chat").predict(body)["generated_text"])"""
+    assert program.run(call) == f"{SAYS}\n"
+
+
 def model_builder(program: Program) -> None:
     """It names a prefix where it got no archive, and drops the timeout whose name is its own."""
     code = """
@@ -233,13 +295,14 @@ except ZeroDivisionError:
     assert not [name for name in variant if "Timeout" in name]
 
 
-NOTES = {"v2": djl_model, "core": serializers, "serve": model_builder}
+NOTES = {"v2": [djl_model], "core": [serializers, zeros, exports, an_export], "serve": [model_builder]}
 
 
 def test_notes(sdk: Sdk, program: Program) -> None:
     """What the page says of each beside its program."""
     program.upto("invoke")
-    NOTES[sdk.name](program)
+    for note in NOTES[sdk.name]:
+        note(program)
 
 
 def test_delete(sdk: Sdk, program: Program, control: Any) -> None:

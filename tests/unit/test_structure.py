@@ -79,7 +79,7 @@ OF_DEPLOY = {
     "s3": {"aws", "errors"},
     "resolve": {"service_model", "aws", "data", "errors", "s3.prefix", "spec"},
     "resources": {"errors", "redaction", "resolve.decision", "spec"},
-    "export": {"errors", "resolve.decision", "resources", "spec"},
+    "export": {"errors", "resolve.decision", "resources", "service_model", "spec"},
     "iam": {"aws", "errors", "resolve.decision", "resolve.images", "resources.resource", "s3.prefix", "spec"},
     "preflight": {
         "aws",

@@ -59,6 +59,14 @@ def test_terraform_has_what_cloudformation_has(capsys: pytest.CaptureFixture[str
     assert "PrefixAwareRoutingConfig" in found
 
 
+def test_a_program_of_the_sdk(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", LLAMA, "--format", "sdk"]) == 0
+    told = capsys.readouterr()
+    assert 'endpoint_name="llama-3-8b",' in told.out
+    assert "note: a single instance cannot be updated in batches" in told.err
+    assert "CloudFormation" not in told.err
+
+
 def test_a_stack_of_it_is_made(cloud: Cloud) -> None:
     """moto knows SageMaker's three, no alarms, and only instance types without a GPU."""
     said = spec("cpu", instance={"type": "ml.c5.2xlarge"}, alarms=None)

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from deploy.errors import Refused
 from deploy.export.cloudformation import cloudformation_template, terraform_configuration
+from deploy.export.sdk import sdk_program, snake_case
 from deploy.resources.build import resources
 from tests.deploy.cases import CASES, decision, spec
 from tests.one_test import in_one_test
@@ -90,3 +92,54 @@ def test_a_template_above_the_inline_limit_is_refused() -> None:
     with pytest.raises(Refused, match="a stack takes 51,200 inline") as raised:
         terraform("components", components=many, scaling=None)
     assert "CloudFormation" in raised.value.advice
+
+
+# -- a program of SageMaker's SDK --------------------------------------------------------------------------------------
+
+
+def program(case: str, **changes: Any) -> str:
+    return sdk_program(resources(spec(case, **changes), decision(case)), "eu-west-1")
+
+
+@in_one_test("case", CASES)
+def test_a_program_creates_each_resource_once(case: str) -> None:
+    text = program(case)
+    compile(text, case, "exec")
+    made = resources(spec(case), decision(case))
+    created = re.findall(r"^(?:\w+ = )?(?:\w+\.(?:create|create_\w+|put_\w+|register_\w+))\(", text, re.M)
+    assert len(created) == len(made)
+
+
+def test_requests_are_objects_that_are_built_first() -> None:
+    head, _, calls = program("single").partition("\n\nModel.create(")
+    assert "model = dict(\n    model_name=" in head
+    assert "primary_container=ContainerDefinition(" in head
+    assert '            "OPTION_LLM_ENGINE": "trtllm",\n' in head
+    assert calls.splitlines()[1:] == [
+        "EndpointConfig.create(**config, region=REGION)",
+        "Endpoint.create(**endpoint, region=REGION)",
+        'Endpoint.get("llama", region=REGION).wait_for_status("InService")',
+    ]
+    assert "boto3" not in head + calls
+
+
+def test_what_the_sdk_drops_is_left_to_boto3() -> None:
+    text = program("components")
+    assert "drops values of 0 and False: MinInstanceCount\ncontrol.create_endpoint_config(\n" in text
+    assert "drops values of 0 and False: EnableCaching\ncontrol.create_inference_component(\n" in text
+    assert '"MinInstanceCount": 0' in text
+    assert 'InferenceComponent.get("llama-batch", region=REGION).wait_for_status("InService")' in text
+
+
+def test_a_policys_arn_is_taken_from_its_answer() -> None:
+    text = program("components")
+    variable = re.search(r'AlarmActions=\[(\w+)\["PolicyARN"\]\]', text)
+    assert variable is not None
+    assert f"{variable[1]} = scaling.put_scaling_policy(" in text
+
+
+def test_names_in_snake_case() -> None:
+    names = ["S3DataSource", "KmsKeyId", "MinMemoryRequiredInMb", "ManifestS3Uri", "VPCConfig"]
+    assert [*map(snake_case, names)] == [
+        "s3_data_source", "kms_key_id", "min_memory_required_in_mb", "manifest_s3_uri", "vpc_config",
+    ]  # fmt: skip

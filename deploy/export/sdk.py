@@ -1,0 +1,191 @@
+"""Export a deployment as a program: SageMaker's resources by its Python SDK 3, scaling and alarms by boto3."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from botocore.model import Shape
+
+from deploy.resources.resource import Kind, Ref, Resource, refs
+from deploy.service_model import sagemaker
+
+OLDEST = "2.27"
+"""The version of sagemaker-core that tests run."""
+
+_CLASSES = {
+    Kind.MODEL: ("model", "Model"),
+    Kind.ENDPOINT_CONFIG: ("config", "EndpointConfig"),
+    Kind.ENDPOINT: ("endpoint", "Endpoint"),
+    Kind.COMPONENT: ("component", "InferenceComponent"),
+}
+"""A variable, and a class of `sagemaker.core.resources`, whose `create` has the API's arguments in snake case."""
+
+_BOTO3 = {
+    Kind.SCALABLE_TARGET: ("target", "scaling", "register_scalable_target"),
+    Kind.SCALING_POLICY: ("policy", "scaling", "put_scaling_policy"),
+    Kind.ALARM: ("alarm", "alarms", "put_metric_alarm"),
+}
+"""A variable, and a method of a client of boto3."""
+
+_CLIENTS = {"control": "sagemaker", "scaling": "application-autoscaling", "alarms": "cloudwatch"}
+_WAITED_FOR = (Kind.ENDPOINT, Kind.COMPONENT)
+_WIDTH = 120
+
+
+@dataclass(frozen=True)
+class _Expression:
+    """Python's text of a value: `opening`, then items with what stands before them, then `closing`."""
+
+    opening: str
+    items: tuple[tuple[str, _Expression], ...] = ()
+    closing: str = ""
+
+    @property
+    def line(self) -> str:
+        return self.opening + ", ".join(name + item.line for name, item in self.items) + self.closing
+
+    def after(self, before: str, indent: int = 0) -> str:
+        """Return it behind `before`: on one line if it fits, else with a line for each item."""
+        if not self.items or indent + len(before) + len(self.line) < _WIDTH:
+            return before + self.line
+        space = " " * indent
+        items = "".join(f"{space}    {item.after(name, indent + 4)},\n" for name, item in self.items)
+        return f"{before}{self.opening}\n{items}{space}{self.closing}"
+
+
+def sdk_program(resources: Sequence[Resource], region: str) -> str:
+    """Return a program that creates the resources.
+
+    It builds all requests of SageMaker's first: the SDK checks their fields before anything is created. What the SDK
+    would change is left to boto3.
+    """
+    names = _variables(resources)
+    shapes: set[str] = set()
+    built, created = [], []
+    for resource in resources:
+        name = names[resource.key]
+        if resource.kind not in _CLASSES:
+            created.append(_call(resource, *_BOTO3[resource.kind][1:], resources, names))
+        elif dropped := sorted(set(_dropped(resource.request))):
+            created.append(f"# By boto3, as sagemaker-core {OLDEST} drops values of 0 and False: {', '.join(dropped)}")
+            operation = f"create_{snake_case(_CLASSES[resource.kind][1])}"
+            created += [_call(resource, "control", operation, resources, names), *_waiting(resource)]
+        else:
+            built.append(_request(resource, shapes).after(f"{name} = "))
+            created += [f"{_CLASSES[resource.kind][1]}.create(**{name}, region=REGION)", *_waiting(resource)]
+    clients = [client for client in _CLIENTS if any(f"{client}." in line for line in created)]
+    classes = sorted({name for _, name in _CLASSES.values() if any(f"{name}." in line for line in created)})
+    return "\n".join(
+        [
+            f"# Written by `lmi deploy export --format sdk`. It needs: pip install 'sagemaker-core>={OLDEST}'",
+            *(["import boto3"] if clients else []),
+            _import("resources", classes),
+            *([_import("shapes", sorted(shapes))] if shapes else []),
+            "",
+            f"REGION = {_scalar(region)}",
+            *(f"{client} = boto3.client({_scalar(_CLIENTS[client])}, REGION)" for client in clients),
+            "",
+            *built,
+            "",
+            *created,
+        ]
+    )
+
+
+def _dropped(value: Any) -> Iterator[str]:
+    """Yield the fields whose values the SDK leaves out, as they are false in Python."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            if not item:
+                yield name
+            yield from _dropped(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _dropped(item)
+
+
+def _waiting(resource: Resource) -> list[str]:
+    """Return the line that waits until others can use a resource, if there is something to wait for."""
+    if resource.kind not in _WAITED_FOR:
+        return []
+    return [f'{_CLASSES[resource.kind][1]}.get({_scalar(resource.name)}, region=REGION).wait_for_status("InService")']
+
+
+def _variables(resources: Sequence[Resource]) -> Mapping[str, str]:
+    """Return the variable of each resource by its key: `model`, then `model_2`."""
+    seen: Counter[Kind] = Counter()
+    found = {}
+    for resource in resources:
+        seen[resource.kind] += 1
+        name = {**_CLASSES, **_BOTO3}[resource.kind][0]
+        found[resource.key] = name if seen[resource.kind] == 1 else f"{name}_{seen[resource.kind]}"
+    return found
+
+
+def _import(module: str, names: Sequence[str]) -> str:
+    opening = f"from sagemaker.core.{module} import "
+    line = opening + ", ".join(names)
+    return line if len(line) < _WIDTH else f"{opening}(\n" + "".join(f"    {name},\n" for name in names) + ")"
+
+
+def _request(resource: Resource, shapes: set[str]) -> _Expression:
+    """Return the arguments of `create`, and add the shapes that they name."""
+    operation = sagemaker().operation_model(f"Create{_CLASSES[resource.kind][1]}")
+    shape: Any = operation.input_shape
+    items = (
+        (f"{snake_case(name)}=", _value(shape.members[name], value, shapes)) for name, value in resource.request.items()
+    )
+    return _Expression("dict(", tuple(items), ")")
+
+
+def _value(shape: Shape, value: Any, shapes: set[str]) -> _Expression:
+    """Return a value of the API as the SDK takes it: structures as objects of its shapes."""
+    members: Any = shape
+    match shape.type_name:
+        case "structure":
+            shapes.add(shape.name)
+            items = (
+                (f"{snake_case(name)}=", _value(members.members[name], item, shapes)) for name, item in value.items()
+            )
+            return _Expression(f"{shape.name}(", tuple(items), ")")
+        case "list":
+            return _Expression("[", tuple(("", _value(members.member, item, shapes)) for item in value), "]")
+        case "map":
+            pairs = ((f"{_scalar(name)}: ", _value(members.value, item, shapes)) for name, item in value.items())
+            return _Expression("{", tuple(pairs), "}")
+    return _Expression(_scalar(value))
+
+
+def _call(resource: Resource, client: str, method: str, resources: Sequence[Resource], names: Mapping[str, str]) -> str:
+    """Return a call of boto3, whose answer is kept where another one needs a value of it."""
+    items = tuple((f"{name}=", _plain(value, names)) for name, value in resource.request.items())
+    needed = {ref.key for other in resources for ref in refs(other.request)}
+    before = f"{names[resource.key]} = " if resource.key in needed else ""
+    return _Expression(f"{client}.{method}(", items, ")").after(before)
+
+
+def _plain(value: Any, names: Mapping[str, str]) -> _Expression:
+    """Return a value as boto3 takes it."""
+    if isinstance(value, Ref):
+        return _Expression(f"{names[value.key]}[{_scalar(value.attribute)}]")
+    if isinstance(value, Mapping):
+        pairs = ((f"{_scalar(name)}: ", _plain(item, names)) for name, item in value.items())
+        return _Expression("{", tuple(pairs), "}")
+    if isinstance(value, list | tuple):
+        return _Expression("[", tuple(("", _plain(item, names)) for item in value), "]")
+    return _Expression(_scalar(value))
+
+
+def _scalar(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
+
+
+def snake_case(name: str) -> str:
+    """Return a field of the API as the SDK names it: `S3DataSource` is `s3_data_source`."""
+    words = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
+    return re.sub("([a-z0-9])([A-Z])", r"\1_\2", words).lower()
