@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from tests.clients.driver import Driver, Outcome, Script
 from tests.deploy.cases import CASES, decision, spec
 from tests.deploy.local.servers import rehearsal
 from tests.docs.blocks import Block, parse
+from tests.examples.programs import EXAMPLES
 
 pytestmark = pytest.mark.clients
 
@@ -271,6 +273,27 @@ def an_export(program: Program) -> None:
     assert program.run(call) == f"{SAYS}\n"
 
 
+def example(name: str, program: Program) -> None:
+    """It creates an endpoint, prints a streamed answer, and deletes all of it."""
+    settings = {
+        "IMAGE": IMAGE,
+        "ROLE": "arn:aws:iam::123456789012:role/lmi",
+        "BUCKET": "my-bucket",
+        "MODEL": "s3://my-bucket/model.tar.gz",
+        "HF_MODEL_ID": "org/name",
+        "ENDPOINT_NAME": "example",
+        "INSTANCE_TYPE": "ml.g5.xlarge",
+    }
+    code = (EXAMPLES / "sagemaker" / name).read_text()
+    printed = program.run(f"import os; os.environ |= {settings}; exec({code!r}, {{}})")
+    assert " The capital of France is The" in printed
+    left = """
+for kind, names in (("models", "Models"), ("endpoints", "Endpoints"), ("endpoint_configs", "EndpointConfigs")):
+    print(getattr(boto3.client("sagemaker"), f"list_{kind}")(NameContains="example")[names])
+"""
+    assert program.run(f"import boto3{left}") == "[]\n[]\n[]\n"
+
+
 def model_builder(program: Program) -> None:
     """It names a prefix where it got no archive, and drops the timeout whose name is its own."""
     code = """
@@ -295,7 +318,11 @@ except ZeroDivisionError:
     assert not [name for name in variant if "Timeout" in name]
 
 
-NOTES = {"v2": [djl_model], "core": [serializers, zeros, exports, an_export], "serve": [model_builder]}
+NOTES: dict[str, list[Callable[[Program], None]]] = {
+    "v2": [djl_model],
+    "core": [serializers, zeros, exports, an_export, partial(example, "sdk_resources.py")],
+    "serve": [model_builder, partial(example, "sdk_model_builder.py")],
+}
 
 
 def test_notes(sdk: Sdk, program: Program) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -21,6 +23,7 @@ from deploy.client.errors import ModelFailed, RequestFailed, StreamBroken
 from deploy.client.runtime import Runtime, with_retries
 from deploy.client.streaming import AnswerReader, Event, Finish, Raw, Token
 from tests.deploy.aws.client.double import Wire, golden, golden_streams
+from tests.examples.programs import ROOT
 from tests.one_test import in_one_test
 
 # -- streamed answers, read in pieces of every size --------------------------------------------------------------------
@@ -384,3 +387,16 @@ def test_threads_make_one_client_at_a_time() -> None:
         thread.join()
     assert len(made) == 2
     assert len(found) == 8
+
+
+# -- what it brings along ----------------------------------------------------------------------------------------------
+
+
+def test_the_predictor_needs_boto3_and_nothing_else_of_ours() -> None:
+    """So that an environment of SageMaker's SDK, whose packages are others, can import it."""
+    code = "import json, sys, deploy.client; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    names = {name.partition(".")[0] for name in json.loads(done.stdout)}
+    assert not names & {"handler", "yaml", "pydantic", "moto", "httpx", "aiohttp", "requests"}
+    ours = {name for name in json.loads(done.stdout) if name.startswith("deploy.")}
+    assert {name.split(".")[1] for name in ours} == {"client", "credentials", "errors", "web_pages"}
