@@ -341,7 +341,7 @@ class Calls:
         """
         used = Counter[str]()
         for (kind, other), endpoint in self._cloud.things.items():
-            if kind == "endpoint" and other != name and endpoint.status != "Failed":
+            if kind == "endpoint" and other != name and endpoint.status not in ("Failed", "Deleting"):
                 used += _instances(self._config_of(endpoint), endpoint.request.get("Counts", {}))
         for variant in _variants(config.request):
             model = self._cloud.things.get(("model", variant.get("ModelName", "")))

@@ -368,7 +368,10 @@ def test_instances_are_counted_against_the_quota(account: Path) -> None:
     assert raised.value.response["Error"]["Code"] == "ResourceLimitExceeded"
     assert "is 2 Instances, with current utilization of 2 Instances and a request delta of 2" in str(raised.value)
     sagemaker.delete_endpoint(EndpointName="chat")
+    sagemaker.create_endpoint(EndpointName="second", EndpointConfigName=config)
     assert sagemaker.list_endpoints(NameContains="chat")["Endpoints"] == []
+    assert sagemaker.describe_endpoint(EndpointName="second")["EndpointStatus"] == "InService"
+    sagemaker.delete_endpoint(EndpointName="second")
 
 
 @pytest.mark.parametrize(
