@@ -16,6 +16,7 @@ from deploy.cli.views import (
     candidates_table,
     checks_as_json,
     components_as_json,
+    fit_as_json,
     out,
     plan_as_json,
     print_checks,
@@ -114,6 +115,9 @@ def _print(
             "account": decision.account,
             "instance_type": decision.instance_type,
         }
+        if (candidates := resolution.candidates) is not None and (chosen := candidates.chosen) is not None:
+            price = {"usd_per_hour": chosen.price.usd, "exact": chosen.price.exact}
+            more |= {"fit": {**fit_as_json(chosen), "remarks": chosen.remarks}, "price": price}
         if sums is not None:
             more |= {"components": components_as_json(sums)}
         verdicts = checks_as_json(checks)

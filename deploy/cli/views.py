@@ -27,7 +27,7 @@ from deploy.preflight.check import Check, Verdict
 from deploy.preflight.checks import lines
 from deploy.redaction import HIDDEN, is_secret, redact
 from deploy.resolve.components import Placed, Sums
-from deploy.resolve.fit import COLUMNS, Candidates, rows, title
+from deploy.resolve.fit import COLUMNS, Candidates, Fit, rows, title
 from deploy.resolve.prices import Prices
 from deploy.resources.resource import FAILED, MIXED, READY, Json, Ref, resolved
 from deploy.s3.upload import UploadProgress, human
@@ -143,18 +143,20 @@ def _sum(sums: Sums) -> str:
 
 
 def _as_json(item: Placed) -> dict[str, Any]:
-    fit = item.fit
-    memory = None
-    if fit is not None:
-        memory = {
-            "weights_gib": fit.weights,
-            "kv_gib": max(0.0, fit.room),
-            "kv_tokens": fit.tokens,
-            "requests": fit.sequences,
-            "problem": fit.problem,
-        }
+    memory = None if item.fit is None else fit_as_json(item.fit)
     asked = {"copies": item.copies, "gpus": item.gpus, "memory_mb": item.memory_mb, "cpus": item.cpus}
     return {"name": item.name, "model": item.model, **asked, "fit": memory}
+
+
+def fit_as_json(fit: Fit) -> dict[str, Any]:
+    """Return a model's memory on an instance type."""
+    return {
+        "weights_gib": fit.weights,
+        "kv_gib": max(0.0, fit.room),
+        "kv_tokens": fit.tokens,
+        "requests": fit.sequences,
+        "problem": fit.problem,
+    }
 
 
 # -- print a plan, or write it as JSON. Secrets are hidden in both -----------------------------------------------------

@@ -37,6 +37,9 @@ LEAST_CAPABILITIES: dict[str, tuple[int, int]] = {"fp4": (10, 0), "fp8": (8, 9),
 CHUNK = 8192
 """Tokens of a prompt that one step computes, at most by default: a layer with a window holds them beside it."""
 
+_IN_16_BITS = ("fp8", "fp4")
+"""Precisions that vLLM's Marlin kernels compute in 16 bits on GPUs from Ampere on that lack them."""
+
 _BLACKWELL_CUDA = (12, 8)
 _AMPERE = (8, 0)
 _BUS_LIMIT = 4
@@ -57,6 +60,7 @@ class Need:
         cuda: the image's CUDA version, e.g. (12, 8); None: unknown.
         built_for: the least compute capability that the image has kernels for; None: unknown.
         windows: whether the engine frees what is outside of a sliding window.
+        weight_only: whether the engine computes weights in 16 bits where the GPU lacks their precision: vLLM does.
     """
 
     shape: Shape
@@ -68,6 +72,7 @@ class Need:
     cuda: tuple[int, int] | None = None
     built_for: tuple[int, int] | None = None
     windows: bool = False
+    weight_only: bool = False
 
     @property
     def weight_gib(self) -> float:
@@ -219,7 +224,7 @@ def _problem(
 ) -> str:
     if problem := too_old(instance, need.built_for):
         return problem
-    least = LEAST_CAPABILITIES.get(need.dtype)
+    least = _AMPERE if need.weight_only and need.dtype in _IN_16_BITS else LEAST_CAPABILITIES.get(need.dtype)
     if instance.gpus and least is not None and instance.compute < least:
         return (
             f"{need.dtype} needs compute capability {least[0]}.{least[1]}, "
@@ -264,6 +269,8 @@ def _remarks(need: Need, instance: InstanceType, degree: int) -> tuple[str, ...]
         remarks.append("needs an image of CUDA 12.8 or newer (image.cuda)")
     if instance.gpus and instance.compute < _AMPERE and need.built_for is None:
         remarks.append(f"the {instance.gpu} is older than Ampere, for which AWS's vLLM is built")
+    if instance.gpus and need.dtype in _IN_16_BITS and instance.compute < LEAST_CAPABILITIES[need.dtype]:
+        remarks.append(f"the {instance.gpu} has no {need.dtype}: it saves memory, and is computed in 16 bits")
     if not instance.gpus and not instance.family.endswith("7i"):
         remarks.append("no AMX: bf16 is slow")
     if not instance.gpus and instance.vcpus < 4:

@@ -347,6 +347,7 @@ def _need(spec: Spec, shape: Shape | None, image: images.ResolvedImage) -> tuple
         cuda=image.cuda,
         built_for=image.built_for,
         windows=_frees_windows(spec),
+        weight_only=_is_vllm(spec),
     )
     return need, tuple(warnings)
 
@@ -355,10 +356,13 @@ def _frees_windows(spec: Spec) -> bool:
     """Return whether the engine frees what is outside of a sliding window: vLLM does, if its option is not turned
     off.
     """
-    engine = spec.options.get("llm_engine") or spec.options.get("rolling_batch", "auto")
-    vllm = engine == "vllm" or (engine == "auto" and spec.image.aws == "djl-lmi")
     off = str(spec.options.get("disable_hybrid_kv_cache_manager", "false")).lower()
-    return vllm and off == "false" and "kv_transfer_config" not in spec.options
+    return _is_vllm(spec) and off == "false" and "kv_transfer_config" not in spec.options
+
+
+def _is_vllm(spec: Spec) -> bool:
+    engine = spec.options.get("llm_engine") or spec.options.get("rolling_batch", "auto")
+    return engine == "vllm" or (engine == "auto" and spec.image.aws == "djl-lmi")
 
 
 def _precision(spec: Spec, shape: Shape) -> Precision:

@@ -165,8 +165,8 @@ def full_attention(config: Config) -> tuple[int, int]:
     """Return KV heads and head size of a layer with full attention; K and V of different sizes: the mean."""
     if "kv_lora_rank" in config:  # latent attention: one vector for K and V together, on every GPU
         values = config.number("kv_lora_rank") + config.number("qk_rope_head_dim")
-        if "index_head_dim" in config:  # sparse attention also keeps its indexer's keys, in 8 bits with a scale
-            values += config.number("index_head_dim") + 4
+        if "index_head_dim" in config:  # sparse attention also keeps its indexer's keys: bytes, half of a value each
+            values += (config.number("index_head_dim") + 4) // 2
         return 1, (values + 1) // 2
     heads = config.number("num_global_key_value_heads", default=0) or kv_heads(config)
     return heads, _mean(config.number("global_head_dim", default=0) or head_size(config), config.get("v_head_dim"))

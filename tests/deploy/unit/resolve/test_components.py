@@ -217,3 +217,20 @@ def test_plan_shows_the_fit_of_each_and_the_sum(tmp_path: Path, capsys: pytest.C
     told = json.loads(capsys.readouterr().out)["components"]
     assert told["sums"]["accelerators"] == {"taken": 3, "of": 4}
     assert [one["fit"]["problem"] for one in told["placed"]] == ["", ""]
+
+
+def test_the_plan_of_one_model_as_json_has_its_memory_and_price(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "chat.yaml"
+    path.write_text(
+        "name: chat\nregion: us-east-1\nrole: arn:aws:iam::123456789012:role/model\n"
+        "image: {repository: lmi-handler}\nmodel: {id: Qwen/Qwen3-8B, context: 8192}\n"
+        "instance: {type: ml.g6e.xlarge, price: 2.5}\n"
+    )
+    assert main(["plan", str(path), "--offline", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["price"] == {"usd_per_hour": 2.5, "exact": True}
+    assert said["fit"]["problem"] == ""
+    assert said["fit"]["kv_tokens"] > 8192
+    assert said["fit"]["requests"] == said["fit"]["kv_tokens"] // 8192

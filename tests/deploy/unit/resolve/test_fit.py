@@ -101,6 +101,18 @@ def test_precisions_that_a_gpu_lacks(name: str, dtype: Any, problem: str) -> Non
     assert fit(replace(LLAMA_8B, dtype=dtype), instance(name)).problem == problem
 
 
+def test_vllm_computes_a_precision_that_the_gpu_lacks_in_16_bits_which_a_remark_says() -> None:
+    cases: list[tuple[str, Any]] = [("ml.g5.xlarge", "fp8"), ("ml.p5.48xlarge", "fp4"), ("ml.g5.xlarge", "fp4")]
+    for name, dtype in cases:
+        found = fit(replace(LLAMA_8B, dtype=dtype, weight_only=True), instance(name))
+        assert found.fits
+        assert [line for line in found.remarks if f"has no {dtype}: it saves memory" in line]
+    old = fit(replace(LLAMA_8B, dtype="fp8", weight_only=True), instance("ml.g4dn.xlarge"))
+    assert old.problem == "fp8 needs compute capability 8.0, the T4 has 7.5"
+    best = cheapest(rank(replace(LLAMA_8B, dtype="fp8", weight_only=True)))
+    assert best.instance.compute >= (8, 9)  # without remarks come first
+
+
 @pytest.mark.parametrize(
     ("name", "dtype"), [("ml.g6.2xlarge", "fp8"), ("ml.g7e.2xlarge", "fp4"), ("ml.p5.4xlarge", "fp8")]
 )

@@ -381,7 +381,7 @@ def test_kinds_of_layers(config: dict[str, Any], expected: dict[Kind, int]) -> N
         ("google/gemma-4-31B-it",
          Cache(4, 512, window_layers=50, window=1024, window_kv_heads=16, window_head_dim=256)),
         ("deepseek-ai/DeepSeek-V3.1", Cache(1, 288)),
-        ("deepseek-ai/DeepSeek-V3.2", Cache(1, 354)),  # and the indexer's keys: 128 bytes, and a scale of 4
+        ("deepseek-ai/DeepSeek-V3.2", Cache(1, 321)),  # and the indexer's keys: 128 bytes, and a scale of 4
         # 36 layers of Gated DeltaNet: 32 heads of 128 x 128 in 32 bits, and three columns of 8192 in 16
         ("Qwen/Qwen3-Next-80B-A3B-Instruct",
          Cache(2, 256, uncached=36, state=36 * (32 * 128 * 128 * 4 + 3 * 8192 * 2.0))),
