@@ -75,7 +75,7 @@ async def max_tokens(server: Server) -> None:
 
 @rule(
     "anthropic.order",
-    "A stream's events come in their order, from message_start to message_stop.",
+    "A stream's events come in their order, from message_start to message_stop, and count the blocks from 0.",
     sources.ANTHROPIC_STREAM,
     ANTHROPIC,
 )
@@ -83,6 +83,19 @@ async def order(server: Server) -> None:
     answer, events = await _events(server)
     kinds = "".join(f"{event.get('type')} " for event in events)
     expect(_ORDER.fullmatch(kinds), "message_start, blocks, message_delta, message_stop", answer)
+    block = -1
+    for event in events:
+        block += event.get("type") == "content_block_start"
+        match event:
+            case {"type": "content_block_start", "content_block": {"type": "text", "text": str()}} | {
+                "type": "content_block_start",
+                "content_block": {"type": "thinking"},
+            }:
+                expect(event.get("index") == block, f"index {block}", answer)
+            case {"type": "content_block_delta", "delta": {"type": str()}} | {"type": "content_block_stop"}:
+                expect(event.get("index") == block, f"index {block}", answer)
+            case {"type": "content_block_start" | "content_block_delta"}:
+                expect(False, "a content_block of text, and deltas with a type", answer)
 
 
 @rule("anthropic.event-names", "The line event: has the type of the data.", sources.ANTHROPIC_STREAM, ANTHROPIC)
@@ -96,9 +109,18 @@ async def event_names(server: Server) -> None:
 async def start(server: Server) -> None:
     answer, events = await _events(server)
     match _of(events, "message_start"):
-        case {"message": {"id": str(), "content": [], "usage": {"input_tokens": int()}}}:
+        case {
+            "message": {
+                "id": str(),
+                "type": "message",
+                "role": "assistant",
+                "model": str(),
+                "content": [],
+                "usage": {"input_tokens": int(), "output_tokens": int()},
+            }
+        }:
             return
-    expect(False, "a message with id, no content, usage", answer)
+    expect(False, "a message with id, type, role, model, no content, usage", answer)
 
 
 @rule("anthropic.end", "message_delta has the stop_reason and output_tokens.", sources.ANTHROPIC_STREAM, ANTHROPIC)

@@ -95,11 +95,21 @@ async def max_completion_tokens(server: Server) -> None:
     expect(isinstance(count, int) and count <= 3, "at most 3 completion_tokens", answer)
 
 
-@rule("openai.chunks", "A chunk is a chat.completion.chunk with the id that all have.", sources.OPENAI_STREAM, OPENAI)
+@rule(
+    "openai.chunks",
+    "A chunk is a chat.completion.chunk with the id that all have, created, model and choices.",
+    sources.OPENAI_STREAM,
+    OPENAI,
+)
 async def chunks(server: Server) -> None:
     answer, found = await _chunks(server)
     expect(all(event.get("object") == "chat.completion.chunk" for event in found), "chat.completion.chunk", answer)
     expect(len({event.get("id") for event in found}) == 1 and found[0].get("id"), "one id in all chunks", answer)
+    for event in found:
+        match event:
+            case {"created": int(), "model": str(), "choices": [{"index": 0, "delta": dict()}] | []}:
+                continue
+        expect(False, "created, model, and choices with index and delta", answer)
 
 
 @rule("openai.role", "The first chunk has the role assistant.", sources.OPENAI_STREAM, OPENAI)
@@ -181,9 +191,16 @@ async def content_parts(server: Server) -> None:
 async def completion(server: Server) -> None:
     answer = await _complete(server)
     match answer.value:
-        case {"id": str(), "object": "text_completion", "choices": [{"index": 0, "text": str()}], "usage": dict()}:
+        case {
+            "id": str(),
+            "object": "text_completion",
+            "created": int(),
+            "model": str(),
+            "choices": [{"index": 0, "text": str(), "finish_reason": str()}],
+            "usage": {"prompt_tokens": int(), "completion_tokens": int(), "total_tokens": int()},
+        }:
             return
-    expect(False, "a text_completion with choices and usage", answer)
+    expect(False, "a text_completion with id, created, model, choices and usage", answer)
 
 
 @rule(

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -92,6 +93,47 @@ def test_a_server_that_breaks_a_rule_fails_it(rule: str, profile: str) -> None:
     assert result.wanted, result
     assert result.got, result
     assert "a-key" not in result.asked
+
+
+class Lacking(Scripted):
+    """Leaves a field out of every answer."""
+
+    def __init__(self, profile: str, *path: Any) -> None:
+        super().__init__("", profile)
+        self.path = path
+
+    async def _send(self, reply: Reply, writer: asyncio.StreamWriter) -> None:
+        for document in reply.events or [reply.value]:
+            with contextlib.suppress(LookupError, TypeError):  # it has no such place
+                place = document
+                for name in self.path[:-1]:
+                    place = place[name]
+                del place[self.path[-1]]
+        await super()._send(reply, writer)
+
+
+CHAT, COMPLETION, MESSAGE = ("openai.chat",), ("openai.completion",), ("anthropic.message", "anthropic.usage")
+CHUNKS, EVENTS = ("openai.chunks",), ("anthropic.order", "anthropic.start", "anthropic.end", "anthropic.event-names")
+REQUIRED: dict[tuple[str, ...], str] = {
+    CHAT: "id object created model choices choices.0.index choices.0.message choices.0.finish_reason",
+    CHUNKS: "id object created model choices choices.0.index choices.0.delta",
+    COMPLETION: "id object created model choices choices.0.index choices.0.text choices.0.finish_reason "
+    "usage.prompt_tokens usage.completion_tokens usage.total_tokens",
+    MESSAGE: "id type role model content content.0.type content.0.text usage usage.input_tokens usage.output_tokens",
+    EVENTS: "type index message.id message.type message.role message.model message.content message.usage.input_tokens "
+    "message.usage.output_tokens content_block content_block.type content_block.text delta.type usage.output_tokens",
+}
+"""What the types of the packages openai 3.57 and anthropic 2.14 require, by the rules of one of which it must be."""
+
+
+@pytest.mark.parametrize(
+    ("rules", "field"), [(rules, field) for rules, fields in REQUIRED.items() for field in fields.split()]
+)
+def test_a_field_that_sdks_require_has_a_rule(rules: tuple[str, ...], field: str) -> None:
+    profile = rules[0].partition(".")[0]
+    path = [int(name) if name.isdecimal() else name for name in field.split(".")]
+    results = ask(Lacking(profile, *path), profile, *rules, limits=SHORT)
+    assert "failed" in {result.verdict for result in results.values()}
 
 
 class Restless(Scripted):

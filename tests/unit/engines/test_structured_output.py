@@ -301,7 +301,7 @@ def test_types_are_looked_up_within_a_budget(monkeypatch: pytest.MonkeyPatch, na
     assert lookups(monkeypatch, schema) <= 20_000
     began = time.process_time()
     ignored(schema, ALL)
-    assert time.process_time() - began < 0.1
+    assert time.process_time() - began < 0.5
 
 
 def test_a_type_that_is_too_costly_to_look_up_is_refused_by_its_name() -> None:
