@@ -248,7 +248,8 @@ class Starts:
         return None
 
     def _data(self, container: Mapping[str, Any], role: str, where: Where) -> str | None:
-        uri = container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri") or container.get("ModelDataUrl")
+        archive = container.get("ModelDataUrl")  # an object; only a ModelDataSource may be a prefix
+        uri = container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri") or archive
         if uri is None:
             return None
         bucket, prefix = bucket_and_key(uri)
@@ -256,7 +257,8 @@ class Starts:
             found = self._cloud.client("s3", where.region).list_objects_v2(Bucket=bucket, Prefix=prefix, MaxKeys=1)
         except ClientError:
             found = {}
-        if not (keys := [item["Key"] for item in found.get("Contents", ())]):
+        keys = [item["Key"] for item in found.get("Contents", ())]
+        if not keys or (uri == archive and keys[0] != prefix):
             return f"Could not find model data at {uri}."
         encrypted = self._cloud.keys.get(bucket)
         lists = needs_of_s3("GET", bucket, "", {"list-type": "2", "prefix": prefix}, b"", where, encrypted)

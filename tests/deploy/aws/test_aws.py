@@ -459,6 +459,20 @@ def test_a_start_needs_the_image_of_each_model(cloud: Cloud, wanted: dict[str, A
     assert Starts(cloud, print)(thing, wanted) == Fate("InService")
 
 
+def test_model_data_by_url_are_an_object(cloud: Cloud) -> None:
+    s3, role = cloud.client("s3"), f"arn:aws:iam::{ACCOUNT}:role/model"
+    s3.create_bucket(Bucket="models")
+    s3.put_object(Bucket="models", Key="llama/model.tar.gz")
+    cloud.policies[role] = [{"Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}]
+    for name, url in (("object", "s3://models/llama/model.tar.gz"), ("prefix", "s3://models/llama/")):
+        container = {"Image": FROM_AWS, "ModelDataUrl": url}
+        cloud.client("sagemaker").create_model(ModelName=name, PrimaryContainer=container, ExecutionRoleArn=role)
+    thing = cloud.sagemaker.create("inference-component", "new", {}, "us-east-1")
+    fates = [Starts(cloud, print)(thing, {"Specification": {"ModelName": name}}) for name in ("object", "prefix")]
+    del cloud.policies[role]
+    assert fates == [Fate("InService"), Fate("Failed", "Could not find model data at s3://models/llama/.")]
+
+
 # -- who may call ------------------------------------------------------------------------------------------------------
 
 
