@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from jsonschema import validate
 
-from tests.servers import LiveServer
+from tests.servers import LiveServer, events
 
 pytestmark = pytest.mark.model
 
@@ -66,3 +67,44 @@ def test_a_strict_tool_leaves_the_text_as_it_is(model_server: LiveServer) -> Non
     free, ruled = (ask(model_server, strict=strict)["message"] for strict in (False, True))
     assert free == ruled
     assert free["content"]
+
+
+def arguments_of(messages: list[Any]) -> str:
+    return "".join(call["function"]["arguments"] for each in messages for call in each.get("tool_calls", ()))
+
+
+SHORT = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
+SCHEMA = {
+    "type": "object",
+    "properties": {"certain": {"type": "boolean"}},
+    "required": ["certain"],
+    "additionalProperties": False,
+}
+EITHER: dict[str, Any] = {
+    "tools": [tool("weather", SHORT), tool("time", SHORT)],
+    "response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA}},
+    "parallel_tool_calls": False,
+    "temperature": 1,
+}
+
+
+def test_an_answer_is_a_call_by_its_schema_or_a_text_by_the_format(model_server: LiveServer) -> None:
+    kinds = set()
+    for seed in range(6):
+        messages = [[{"role": "user", "content": 'Say {"certain": true}'}], REPEAT][seed % 2]
+        choice = ask(model_server, *messages, **EITHER, seed=seed)
+        kinds.add(choice["finish_reason"])
+        for _, arguments in calls(choice):
+            validate(arguments, SHORT)
+        if choice["finish_reason"] == "stop":
+            validate(json.loads(choice["message"]["content"]), SCHEMA)
+        streamed = events(
+            model_server,
+            "/v1/chat/completions",
+            {"messages": messages, "max_tokens": 80, **EITHER, "seed": seed},
+            end=("data: [DONE]",),
+        )
+        deltas = [choice["delta"] for event in streamed for choice in event["choices"]]
+        assert "".join(delta.get("content") or "" for delta in deltas) == (choice["message"]["content"] or "")
+        assert arguments_of(deltas) == arguments_of([choice["message"]])
+    assert kinds == {"stop", "tool_calls"}, "neither is forced"

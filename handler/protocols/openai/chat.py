@@ -373,6 +373,10 @@ CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "Name the capital of Fr
 """A body of any dialect of chats, for the API's document."""
 
 
+_ANSWER_RULES = ("response_format", "text", "output_config")
+"""The APIs' own names of a rule for the answer, which they take beside a call that must come."""
+
+
 class OpenAiChat(OpenAiDialect):
     """It samples unless `temperature` is 0.
 
@@ -407,7 +411,7 @@ class OpenAiChat(OpenAiDialect):
         messages, media, unknown = read_messages(body.get("messages"), context)
         tools = read_tools(body, context)
         framing, usage = self.read_framing(body, context)
-        parameters = self._read_parameters(body, tools, context)
+        parameters, tools = self._read_parameters(body, tools, context)
         template, unread = read_template(parameters.others, messages, context)
         ignored = [*self.ignored(body, context, *unknown, *tools.unknown, *unread), *tools.unheeded]
         prefix = messages[-1]["content"] if template.continue_final_message else None
@@ -462,10 +466,15 @@ class OpenAiChat(OpenAiDialect):
         stream = ChatStream(chat.head, chat.format, num_sequences, chat.usage, chat.framing, self.errors)
         return streaming(requests, stream, self.errors, chat.ignored, chat.framing)
 
-    def _read_parameters(self, body: Mapping[str, Any], tools: Tools, context: ServerContext) -> ParsedParameters:
-        table, rule = self.table, tools.structured_output
-        if rule is not None and not rule.allows_text:
-            table = Table({**table.parameters, "tool_choice": Parameter("structured_output", lambda value: rule)})
+    def _read_parameters(
+        self, body: Mapping[str, Any], tools: Tools, context: ServerContext
+    ) -> tuple[ParsedParameters, Tools]:
+        """Read the parameters, and join their rule for the answer with that of the tools."""
+        rule, table = tools.structured_output, self.table
+        if rule is not None and not rule.allows_text:  # each answer is a call: a rule for others sets nothing
+            others = {name: Parameter("", one.read) for name, one in table.parameters.items() if name in _ANSWER_RULES}
+            ruled = Parameter("structured_output", lambda value: rule)
+            table = Table({**table.parameters, **others, "tool_choice": ruled})
         parameters = read_sampled(
             body,
             context,
@@ -476,4 +485,9 @@ class OpenAiChat(OpenAiDialect):
         )
         if (count := body.get("top_logprobs")) and not body.get("logprobs"):
             raise InvalidParameter(f"top_logprobs={count}: needs logprobs=true")
-        return parameters
+        given, own = parameters.names.get("structured_output"), parameters.sampling.structured_output
+        if tools.choice == "auto" and given is not None and own is not None:
+            tools = tools.with_answer(own, given)
+            sampling = parameters.sampling._replace(structured_output=tools.structured_output or own)
+            parameters = parameters._replace(sampling=sampling)
+        return parameters, tools

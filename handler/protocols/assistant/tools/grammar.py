@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from handler.core.values import StructuredOutput
 from handler.protocols.assistant.tools.json_text import dumps
 
 Tag = Mapping[str, Any]
@@ -34,6 +36,11 @@ class Notation(NamedTuple):
     style: str = "json"
     several: bool = True
     arguments: Callable[[Mapping[str, Any]], str] = dumps
+
+    @property
+    def begin(self) -> str:
+        """The text with which every answer of calls begins."""
+        return self.block[0] or self.call[0].partition(_NAME)[0].partition(_NUMBER)[0]
 
 
 def pairs(begin: str, middle: str, end: str) -> Callable[[Mapping[str, Any]], str]:
@@ -75,6 +82,28 @@ def calls(notation: Notation, tools: Iterable[Mapping[str, Any]], *, single: boo
     """
     tags = [_tag(notation, tool["function"]["name"], tool["function"]["parameters"]) for tool in tools]
     return _block(notation, tags, single=single)
+
+
+def calls_or_answer(
+    notation: Notation, tools: Iterable[Mapping[str, Any]], answer: StructuredOutput, *, single: bool
+) -> Tag:
+    """Return the rule that an answer is calls of these tools, as by `calls`, or follows a rule of its own."""
+    return {"type": "or", "elements": [calls(notation, tools, single=single), _answer(answer)]}
+
+
+def _answer(rule: StructuredOutput) -> Tag:
+    match rule.kind:
+        case "json_object":
+            return {"type": "json_schema", "json_schema": _ANY_OBJECT}
+        case "json_schema":
+            return {"type": "json_schema", "json_schema": json.loads(rule.value)}
+        case "regex":
+            return {"type": "regex", "pattern": rule.value}
+        case "choice":
+            texts = json.loads(rule.value)
+            return {"type": "or", "elements": [{"type": "const_string", "value": text} for text in texts]}
+        case _:
+            return {"type": "grammar", "grammar": rule.value}
 
 
 def calls_in_text(

@@ -9,7 +9,17 @@ from typing import Any, NamedTuple, TypeVar
 
 from handler.core.text import Vocabulary
 from handler.core.values import Finish
-from handler.protocols.assistant.events import Arguments, CallEnd, CallStart, Ending, Event, Parser, Reasoning, pieces
+from handler.protocols.assistant.events import (
+    Arguments,
+    CallEnd,
+    CallStart,
+    Ending,
+    Event,
+    Parser,
+    PlainText,
+    Reasoning,
+    pieces,
+)
 from handler.protocols.assistant.tools.grammar import Notation, ToolSchema
 from handler.protocols.assistant.tools.json_text import ControlEscapes, JsonEnd, is_object
 
@@ -72,6 +82,35 @@ class NamedCall:
 
     def flush(self) -> list[Event]:
         return [] if self._begun else [CallEnd(0, Ending.OPEN)]
+
+
+class CallsOrText:
+    """The parser of an answer that structured output makes either calls from its beginning on, or a text without any.
+
+    Args:
+        begin: with which an answer of calls begins.
+        calls: reads such an answer.
+    """
+
+    def __init__(self, begin: str, calls: Parser) -> None:
+        self._begin, self._calls = begin, calls
+        self._held = ""
+        self._parser: Parser | None = None  # once it is known which of the two it is
+
+    def feed(self, text: str) -> list[Event]:
+        if self._parser is not None:
+            return self._parser.feed(text)
+        self._held += text
+        begun = self._held.lstrip()[: len(self._begin)]
+        if begun != self._begin and self._begin.startswith(begun):
+            return []
+        self._parser = self._calls if begun == self._begin else PlainText()
+        return self._parser.feed(self._held)
+
+    def flush(self) -> list[Event]:
+        if self._parser is not None:
+            return self._parser.flush()
+        return [self._held] if self._held else []
 
 
 class Broken(Exception):

@@ -16,9 +16,9 @@ from handler.protocols.assistant.template import THOUGHTS
 from handler.protocols.assistant.tools.formats import find, named
 from handler.protocols.assistant.tools.formats.hf import HF
 from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2, List
-from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text, write_calls
+from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text, calls_or_answer, write_calls
 from handler.protocols.assistant.tools.json_text import dumps
-from handler.protocols.assistant.tools.parsing import Format, NamedCall
+from handler.protocols.assistant.tools.parsing import CallsOrText, Format, NamedCall
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.readers import Named, json_schema, structural_tag
 from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, listing, nullable, record
@@ -256,7 +256,9 @@ class Tools(NamedTuple):
         single: at most one call.
         allowed: names of the tools that may be called, where the request allows these alone; None: any name is a call.
         format: the format in which the model writes calls; None where structured output makes the answer JSON.
+        notation: how structured output writes the format's calls; None where the format or the engine has no way.
         structured_output: makes the answer a call; with the choice auto, each call one of a tool.
+        answer: the request has a rule for an answer that is no call.
         unknown: names that no table knows.
         unheeded: names that have no effect here.
     """
@@ -267,17 +269,43 @@ class Tools(NamedTuple):
     single: bool = False
     allowed: frozenset[str] | None = None
     format: Format | None = None
+    notation: Notation | None = None
     structured_output: StructuredOutput | None = None
+    answer: bool = False
     unknown: Sequence[str] = ()
     unheeded: Sequence[str] = ()
 
     def parser(self) -> Parser | None:
         """Return a new parser for one answer; None where there are no calls to read."""
         if self.format is not None:
-            return self.format.make(self.shown)
+            parser = self.format.make(self.shown)
+            return CallsOrText(self.notation.begin, parser) if self.answer and self.notation else parser
         if self.name:
             return NamedCall(self.name)
         return None if self.structured_output is None else List(self.shown)
+
+    def with_answer(self, rule: StructuredOutput, name: str) -> Tools:
+        """Return the tools of the choice auto where an answer without calls has to follow this rule.
+
+        Structured output has the model write nothing but calls, by the tools' schemas, or answer by the rule.
+
+        Args:
+            name: the client's name of the rule.
+
+        Raises:
+            InvalidParameter: the engine or the format has no rule for calls, or none that tells them from the answer.
+        """
+        if self.format is None:
+            return self
+        notation = self.notation
+        if notation is None or not notation.mark:
+            raise InvalidParameter(
+                f"{name}: structured output of this engine cannot offer the model its own format of calls as well; "
+                "set tool_choice to none or required"
+            )
+        tag = calls_or_answer(notation, self.shown, rule, single=self.single)
+        ruled = _rule(f"with {name}", lambda: structural_tag(tag))
+        return self._replace(structured_output=ruled, answer=True, unheeded=())
 
 
 def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
@@ -310,7 +338,7 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
                 "tools: the model's chat template shows calls of a form that is not known here; "
                 "option.tool_call_parser may name one"
             )
-        return _with_strict(result._replace(format=format), notation, strict)
+        return _with_strict(result._replace(format=format, notation=notation), strict)
     called = [tool for tool in tools if name in ("", tool["function"]["name"])]
     if notation is not None:
         rule = calls(notation, called, single=result.single or bool(name))
@@ -328,10 +356,11 @@ def _ruled_notation(format: Format | None, context: ServerContext) -> Notation |
     return found if found is not None and found.style in context.structural_tags else None
 
 
-def _with_strict(tools: Tools, notation: Notation | None, strict: Collection[str]) -> Tools:
+def _with_strict(tools: Tools, strict: Collection[str]) -> Tools:
     """Rule the calls in an answer's text where a tool is `strict`, or report that nothing does."""
     if not strict:
         return tools
+    notation = tools.notation
     if notation is None or not notation.mark:
         return tools._replace(unheeded=["tools[].function.strict"])
     rule = calls_in_text(notation, tools.shown, strict, single=tools.single)

@@ -111,10 +111,86 @@ def chat(**body: Any) -> Any:
     return OpenAiChat().parse({"model": "model", "messages": messages, "tools": [STRICT], **body}, TAGS).requests[0]
 
 
-def test_another_guide_precedes_strict() -> None:
+ANSWERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "a schema": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": PLAIN}}},
+        {"type": "json_schema", "json_schema": PLAIN},
+    ),
+    "an object": ({"response_format": {"type": "json_object"}}, {"type": "json_schema", "json_schema": PLAIN}),
+    "an expression": ({"guided_regex": "a"}, {"type": "regex", "pattern": "a"}),
+    "a grammar": ({"guided_grammar": 'root ::= "a"'}, {"type": "grammar", "grammar": 'root ::= "a"'}),
+    "a choice": (
+        {"guided_choice": ["a", "b"]},
+        {"type": "or", "elements": [{"type": "const_string", "value": value} for value in "ab"]},
+    ),
+}
+
+
+@in_one_test("name", ANSWERS)
+def test_an_answer_is_calls_or_follows_its_own_rule(name: str) -> None:
+    body, wanted = ANSWERS[name]
+    for tools in [STRICT], [TOOLS[0]]:
+        request = chat(tools=tools, **body)
+        ruled = request.sampling.structured_output
+        assert not ruled.allows_text
+        calling, answer = json.loads(ruled.value)["format"]["elements"]
+        assert answer == wanted
+        assert tags(calling) == [WEATHER]
+        assert request.names.structured_output == next(iter(body))
+
+
+def test_calls_that_must_come_leave_no_other_answer() -> None:
+    schema = ANSWERS["a schema"][0]
+    assert chat(tool_choice="required", **schema).sampling == chat(tool_choice="required").sampling
+    assert chat(tool_choice="weather", **schema).sampling == chat(tool_choice="weather").sampling
+    assert chat(tool_choice="none", **schema).sampling.structured_output.kind == "json_schema"
+    with pytest.raises(InvalidParameter, match="response_format"):
+        chat(tool_choice="required", response_format={"type": "json_schema"})
+    with pytest.raises(InvalidParameter, match="contradicts"):
+        chat(tool_choice="required", guided_regex="a")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"structural_tags": frozenset()},
+        {"config": Config(tool_call_parser="pythonic")},
+        {"config": Config(tool_call_parser="llama3_json")},
+    ],
+    ids=["the engine has none", "the format has none", "no mark"],
+)
+def test_calls_and_an_answer_without_a_rule_for_both_are_refused(changes: dict[str, Any]) -> None:
+    body = {"model": "model", "messages": [{"role": "user", "content": "a"}], "tools": TOOLS, "guided_regex": "a"}
+    with pytest.raises(InvalidParameter, match=r"guided_regex: .* set tool_choice to none or required"):
+        OpenAiChat().parse(body, replace(TAGS, **changes))
+    plain = with_options(TAGS, tool_call_parser="none")
+    found = OpenAiChat().parse(body, plain).requests[0].sampling.structured_output
+    assert found == StructuredOutput("regex", "a"), "calls stay in the text"
+
+
+@pytest.mark.parametrize("size", [1, 3, 100])
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ('{"a": "<tool_call>"}', 0),
+        ('\n<tool_call>\n{"name": "weather", "arguments": {}}\n</tool_call>', 1),
+        ("<tool", 0),
+        ("", 0),
+    ],
+)
+def test_an_answer_by_its_own_rule_has_no_calls(text: str, number: int, size: int) -> None:
+    found = read_tools({"tools": TOOLS}, TAGS).with_answer(StructuredOutput("regex", "a"), "guided_regex")
+    parser = found.parser()
+    assert parser is not None
+    events = read(parser, [text[at : at + size] for at in range(0, len(text), size)])
+    assert len([one for one in events if not isinstance(one, str)]) == number
+    if not number:
+        assert "".join(map(str, events)) == text
+
+
+def test_strict_alone_rules_calls() -> None:
     assert chat().sampling.structured_output.allows_text
     assert chat().names.structured_output == "tools"
-    assert chat(guided_regex="a").sampling.structured_output == StructuredOutput("regex", "a")
     assert chat(response_format={"type": "text"}).sampling.structured_output.allows_text
     with pytest.raises(InvalidParameter, match=r"ignore_eos=true: .* leave out tools\[\]\.function\.strict"):
         chat(ignore_eos=True)
