@@ -247,6 +247,9 @@ def _served(source: Source, variant: Json, bases: Sequence[Json]) -> list[Served
     return [served[0], *(one for one in served[1:] if one.container != served[0].container)]
 
 
+_UNREAD = Artifact(problem="only an endpoint's data is read")  # a file may be of another account
+
+
 def _read(source: Source, served: Served, wishes: Wishes) -> tuple[Container, Variables, Artifact]:
     """Return the container's kind, its settings, and what lies in its data.
 
@@ -255,7 +258,7 @@ def _read(source: Source, served: Served, wishes: Wishes) -> tuple[Container, Va
     container = container_kind(str(served.container.get("Image", "")), wishes.container)
     environ = served.container.get("Environment", {})
     uri, is_prefix = data_of(served.container)
-    artifact = source.artifacts.get(uri, Artifact())
+    artifact = source.artifacts.get(uri, _UNREAD) if uri else Artifact()
     found = variables(environ, container)
     if not (is_prefix and _stays(wishes.model or found.model_id)):
         found = variables({**environ, **artifact.variables}, container)

@@ -48,6 +48,12 @@ def test_a_model_alone(tmp_path: Path) -> None:
     assert said["options"]["lmi_version"] == "0.32"
 
 
+def test_the_data_of_a_file_s_model_is_said_to_stay_behind(tmp_path: Path) -> None:
+    container = {**PLAIN.model["PrimaryContainer"], "ModelDataUrl": "s3://data/code.tar.gz"}
+    made(file(tmp_path, {**PLAIN.model, "PrimaryContainer": container}))
+    assert "#   ModelDataUrl=s3://data/code.tar.gz: it was not read" in (tmp_path / "model.yaml").read_text()
+
+
 def test_a_model_with_its_configuration_and_tags(tmp_path: Path) -> None:
     content = {"Model": PLAIN.model, "EndpointConfig": PLAIN.endpoint_config, "Tags": [{"Key": "a", "Value": "b"}]}
     said = made(file(tmp_path, content), Wishes(name="chat"))
