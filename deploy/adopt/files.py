@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from botocore import xform_name
 
-from deploy.adopt.jumpstart import read_jumpstart, snake
+from deploy.adopt.jumpstart import read_jumpstart
 from deploy.adopt.live import Source
 from deploy.adopt.specification import Adopted, check
 from deploy.errors import Refused, SpecError
@@ -196,7 +197,7 @@ _FORMS: tuple[tuple[Callable[[Mapping[str, Any]], bool], str, Callable[[Content,
     (_has("InferenceRecommendations"), "DescribeInferenceRecommendationsJob", _recommended),
     (_has("Recommendations"), "DescribeAIRecommendationJob", _ai_recommended),
     (_has("HubContentDocument"), "DescribeHubContent", _hub_content),
-    (_has(*(name for one in _OF_JUMPSTART for name in (one, snake(one)))), "", _jumpstart),
+    (_has(*(name for one in _OF_JUMPSTART for name in (one, xform_name(one)))), "", _jumpstart),
     (_has("InferenceSpecification"), "DescribeModelPackage", _package),
     (_has("EndpointConfig", "Model", "Models"), "", _parts),
     (_has("PrimaryContainer", "Containers"), "DescribeModel", _model),

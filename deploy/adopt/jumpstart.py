@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from botocore import xform_name
 
 from deploy.adopt.live import Source
 from deploy.errors import Refused, SpecError
@@ -188,7 +189,7 @@ def _is_prepacked(fields: Mapping[str, Any]) -> bool:
 
 def _section(value: Any, file: str, place: str) -> dict[str, Any]:
     """Return an object whose names are the document's own, in snake case; nothing is an empty one."""
-    return {snake(name): item for name, item in _object(value, file, place).items()}
+    return {xform_name(name): item for name, item in _object(value, file, place).items()}
 
 
 def _map(fields: Mapping[str, Any], file: str, name: str) -> dict[str, Any]:
@@ -206,8 +207,3 @@ def _list(value: Any, file: str, place: str) -> list[Any]:
     if value is not None and not isinstance(value, list):
         raise SpecError(f"{file}: {place}: must be an array")
     return value or []
-
-
-def snake(name: str) -> str:
-    """Return a name in snake case."""
-    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()

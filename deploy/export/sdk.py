@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from botocore import xform_name
 from botocore.model import Shape
 
 from deploy.resources.resource import Kind, Ref, Resource, refs
@@ -73,7 +73,7 @@ def sdk_program(resources: Sequence[Resource], region: str) -> str:
             created.append(_call(resource, *_BOTO3[resource.kind][1:], resources, names))
         elif dropped := sorted(set(_dropped(resource.request))):
             created.append(f"# By boto3, as sagemaker-core {OLDEST} drops values of 0 and False: {', '.join(dropped)}")
-            operation = f"create_{snake_case(_CLASSES[resource.kind][1])}"
+            operation = f"create_{xform_name(_CLASSES[resource.kind][1])}"
             created += [_call(resource, "control", operation, resources, names), *_waiting(resource)]
         else:
             built.append(_request(resource, shapes).after(f"{name} = "))
@@ -138,7 +138,7 @@ def _request(resource: Resource, shapes: set[str]) -> _Expression:
     operation = sagemaker().operation_model(f"Create{_CLASSES[resource.kind][1]}")
     shape: Any = operation.input_shape
     items = (
-        (f"{snake_case(name)}=", _value(shape.members[name], value, shapes)) for name, value in resource.request.items()
+        (f"{xform_name(name)}=", _value(shape.members[name], value, shapes)) for name, value in resource.request.items()
     )
     return _Expression("dict(", tuple(items), ")")
 
@@ -150,7 +150,7 @@ def _value(shape: Shape, value: Any, shapes: set[str]) -> _Expression:
         case "structure":
             shapes.add(shape.name)
             items = (
-                (f"{snake_case(name)}=", _value(members.members[name], item, shapes)) for name, item in value.items()
+                (f"{xform_name(name)}=", _value(members.members[name], item, shapes)) for name, item in value.items()
             )
             return _Expression(f"{shape.name}(", tuple(items), ")")
         case "list":
@@ -183,9 +183,3 @@ def _plain(value: Any, names: Mapping[str, str]) -> _Expression:
 
 def _scalar(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
-
-
-def snake_case(name: str) -> str:
-    """Return a field of the API as the SDK names it: `S3DataSource` is `s3_data_source`."""
-    words = re.sub("(.)([A-Z][a-z]+)", r"\1_\2", name)
-    return re.sub("([a-z0-9])([A-Z])", r"\1_\2", words).lower()

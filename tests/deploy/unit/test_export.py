@@ -8,7 +8,7 @@ import pytest
 
 from deploy.errors import Refused
 from deploy.export.cloudformation import cloudformation_template, terraform_configuration
-from deploy.export.sdk import sdk_program, snake_case
+from deploy.export.sdk import sdk_program
 from deploy.resources.build import resources
 from tests.deploy.cases import CASES, decision, spec
 from tests.one_test import in_one_test
@@ -136,10 +136,3 @@ def test_a_policys_arn_is_taken_from_its_answer() -> None:
     variable = re.search(r'AlarmActions=\[(\w+)\["PolicyARN"\]\]', text)
     assert variable is not None
     assert f"{variable[1]} = scaling.put_scaling_policy(" in text
-
-
-def test_names_in_snake_case() -> None:
-    names = ["S3DataSource", "KmsKeyId", "MinMemoryRequiredInMb", "ManifestS3Uri", "VPCConfig"]
-    assert [*map(snake_case, names)] == [
-        "s3_data_source", "kms_key_id", "min_memory_required_in_mb", "manifest_s3_uri", "vpc_config",
-    ]  # fmt: skip
