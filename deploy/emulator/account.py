@@ -338,9 +338,8 @@ class Account(Cloud):
     def refusal(self, call: Call) -> tuple[str, str] | None:
         if call.service == "sagemaker" and (why := _UNPLAYED.get(call.operation)):
             return "ValidationException", f"{call.operation} is not rehearsed: {why}."
-        if call.operation == "CreateModel" and (_rehearsed(call.parameters) or FAILURES[0]) not in FAILURES:
-            text = f"{REHEARSAL}={_rehearsed(call.parameters)}: must be one of {', '.join(FAILURES)}."
-            return "ValidationException", text
+        if call.operation == "CreateModel" and (failure := _rehearsed(call.parameters)) and failure not in FAILURES:
+            return "ValidationException", f"{REHEARSAL}={failure}: must be one of {', '.join(FAILURES)}."
         return None
 
     def invoked(self, call: Call, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

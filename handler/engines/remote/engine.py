@@ -24,7 +24,7 @@ _PAUSE = 0.1  # seconds before the second attempt at the same server, doubled fo
 _ASK_AGAIN = 1.0  # seconds between questions what a server serves, of those who were refused there
 _LINGER = 1.0  # seconds in which a stream has to end after its finish_reason
 TLS_CLOSE = 0.25  # seconds in which TLS connections close; uvloop's loop cannot be closed before
-SPINS = 16  # rounds of the event loop, in which connections close
+_SPINS = 16  # rounds of the event loop, in which connections close
 
 
 class Call(Protocol):
@@ -46,7 +46,6 @@ class Running(Generic[C]):
     Attributes:
         silence: since the last token, or the start.
         silent: it was given up for its silence.
-        left: nobody waits for it any more.
         ended: its caller has all; what is left frees its connection.
     """
 
@@ -55,7 +54,6 @@ class Running(Generic[C]):
     task: asyncio.Task[None]
     silence: Silence
     silent: bool = False
-    left: bool = False
     ended: bool = False
 
 
@@ -127,7 +125,7 @@ class RemoteEngine(ABC, Generic[C]):
     def add(self, request: EngineRequest) -> None:
         call = self.new_call(request)
         if all(running.ended for running in self._running.values()):
-            for _ in range(SPINS):  # while the loop rested, servers may have closed connections
+            for _ in range(_SPINS):  # while the loop rested, servers may have closed connections
                 self._run_once()
         key = request.key
         task = self._loop.create_task(self._serve(key, len(request.ids) + request.sampling.max_new_tokens))
@@ -139,9 +137,8 @@ class RemoteEngine(ABC, Generic[C]):
         running = self._running.pop(key, None)
         if running is None:
             return
-        running.left = True
         running.task.cancel()
-        for _ in range(SPINS):  # nothing else runs the loop where this was the last request
+        for _ in range(_SPINS):  # nothing else runs the loop where this was the last request
             self._run_once()
             if running.task.done():
                 break
@@ -355,8 +352,7 @@ def _may_be_asked(server: Server, busy: Mapping[Server, Failed]) -> bool:
 
 def _is_plain(part: Part) -> bool:
     """Return whether nothing came but one token."""
-    beside = (part.tops, part.finish, part.error, part.prompt_logprobs, part.extras)
-    return len(part.ids) == 1 and not any(one for one in beside)
+    return len(part.ids) == 1 and not any((part.tops, part.finish, part.error, part.prompt_logprobs, part.extras))
 
 
 def _output(key: int, part: Part, finish: Finish | None) -> Output:
