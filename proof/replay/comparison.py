@@ -31,10 +31,10 @@ from proof.replay.content import (
     parted_at,
     public_name,
     read_documents,
-    root_of,
     scalars_by_place,
     shape,
     tokens_by_choice,
+    type_of,
     values_by_place,
     without_indexes,
 )
@@ -220,7 +220,7 @@ class _Documents:
         parts: dict[str, list[Any]] = {}
         for name, part in frames(self.values).items():
             for value in part:
-                root = without_indexes(root_of(value)).removesuffix("[]") if name == "between" else "$"
+                root = type_of(value) if name == "between" else "$"
                 parts.setdefault(f"$({name})" if root == "$" else root, []).append(shape(value))
         return {name: merged(part) for name, part in parts.items()}
 

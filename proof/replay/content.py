@@ -164,6 +164,11 @@ def root_of(document: Any) -> str:
     return "$"
 
 
+def type_of(document: Any) -> str:
+    """Return the place of a document without its index, which names its type: `$(content_block_delta)`."""
+    return without_indexes(root_of(document)).removesuffix("[]")
+
+
 def _walk(value: Any, place: str, found: dict[str, list[Any]], by_index: bool) -> None:
     if isinstance(value, dict):
         if value.get("type") == "tool_use" and "input" in value:

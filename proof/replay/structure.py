@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from proof.replay.content import name_of, root_of, scalars_by_place, without_indexes
+from proof.replay.content import name_of, scalars_by_place, type_of, without_indexes
 
 _INDEXES = frozenset(("index", "output_index", "content_index", "sequence_index"))
 _ID = re.compile(r"(\w*_)?id")
@@ -21,7 +21,7 @@ _PING = "$(ping)"
 
 def types(documents: Iterable[Any]) -> set[str]:
     """Return the roots of the documents, which name their types."""
-    return {without_indexes(root_of(document)).removesuffix("[]") for document in documents} - {_PING}
+    return {type_of(document) for document in documents} - {_PING}
 
 
 def event_names(documents: Sequence[Any], glue: Sequence[str]) -> dict[str, list[str]]:
@@ -32,7 +32,7 @@ def event_names(documents: Sequence[Any], glue: Sequence[str]) -> dict[str, list
     """
     found: dict[str, list[str]] = {}
     for document, text in zip(documents, glue, strict=False):
-        names = found.setdefault(without_indexes(root_of(document)).removesuffix("[]"), [])
+        names = found.setdefault(type_of(document), [])
         name = (_EVENT.findall(text) or [""])[-1]
         if names[-1:] != [name]:
             names.append(name)
