@@ -207,6 +207,8 @@ class Starts:
                 "Unable to provision requested ML compute capacity due to InsufficientInstanceCapacity error. "
                 "Please retry using a different ML instance type."
             )
+        if _rehearsed(model) == _NO_QUOTA and thing.kind == "inference-component":
+            return f"{REHEARSAL}={_NO_QUOTA}: quotas count instances of endpoints, and not components."
         image = container.get("Image", "")
         return (
             self._image(image, role, where)

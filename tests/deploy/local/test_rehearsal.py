@@ -328,6 +328,15 @@ def test_a_start_fails_as_its_model_s_environment_says(
     assert boto3.client("sagemaker").list_endpoints(NameContains="chat")["Endpoints"] == []
 
 
+def test_a_quota_that_no_component_is_counted_against_is_not_rehearsed_by_one(
+    account: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = {**FILE, "environment": {"LMI_REHEARSAL": "no-quota"}, "components": [{"name": "a"}]}
+    account.write_text(json.dumps(content))
+    assert up(account) == 5
+    assert "LMI_REHEARSAL=no-quota: quotas count instances of endpoints" in capsys.readouterr().err
+
+
 def test_an_update_with_a_wrong_option_is_rolled_back(account: Path) -> None:
     """`lmi deploy` refuses it before; other clients of AWS do not read options."""
     assert up(account) == 0
