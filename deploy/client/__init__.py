@@ -3,6 +3,7 @@
 from deploy.client.asynchronous import AsyncAnswer
 from deploy.client.errors import (
     Broken,
+    ComponentFailed,
     Forbidden,
     ModelBusy,
     ModelFailed,
@@ -28,6 +29,7 @@ __all__ = [
     "AsyncAnswer",
     "Broken",
     "BytesDeserializer",
+    "ComponentFailed",
     "Event",
     "Finish",
     "Forbidden",

@@ -7,7 +7,8 @@
     │   ├── NotReady             the model is loading, or SageMaker has no healthy instance
     │   └── Unreachable          no connection to SageMaker
     ├── NotSent                  SageMaker does not accept it: too large, a wrong parameter, an unknown endpoint
-    │   └── NoSuchEndpoint
+    │   ├── NoSuchEndpoint
+    │   └── ComponentFailed      the inference component has failed, so no copy of it will come
     ├── Forbidden                AWS denies the call
     ├── ModelRefused             the container answered 4xx: the request is wrong (LMI: 424, also used for others)
     ├── ModelFailed              the container answered 5xx, its engine failed, or it failed within a stream
@@ -43,7 +44,7 @@ from urllib3.exceptions import HTTPError
 from urllib3.exceptions import ReadTimeoutError as StreamStalled
 
 from deploy.credentials import NOT_SIGNED_IN, NOT_VALID, SIGN_IN, SIGN_IN_AGAIN
-from deploy.errors import DeployError, NotAllowed, NotThere
+from deploy.errors import DeployError, Failed, NotAllowed, NotThere
 
 if TYPE_CHECKING:
     from deploy.client.streaming import Event
@@ -95,6 +96,9 @@ class NotSent(RequestFailed): ...
 
 
 class NoSuchEndpoint(NotSent, NotThere): ...
+
+
+class ComponentFailed(NotSent, Failed): ...
 
 
 class Forbidden(RequestFailed, NotAllowed): ...

@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, TypeVar
 from urllib.parse import urlsplit
 
@@ -22,6 +23,7 @@ from botocore.exceptions import UnknownServiceError
 from deploy import web_pages
 from deploy.client.errors import (
     FROM_AWS,
+    ComponentFailed,
     Forbidden,
     NoCapacity,
     NotSent,
@@ -101,6 +103,25 @@ def only_component(session: Any, region: str, endpoint_name: str) -> str:
 def _is_adapter(client: Any, name: str) -> bool:
     specification = client.describe_inference_component(InferenceComponentName=name).get("Specification", {})
     return "BaseInferenceComponentName" in specification
+
+
+def check_component(client: Any, name: str) -> None:
+    """Check that an inference component without a copy may still get one.
+
+    Args:
+        client: boto3's of SageMaker. Where it may not call DescribeInferenceComponent, nothing is checked.
+
+    Raises:
+        ComponentFailed: it has failed.
+    """
+    try:
+        found = client.describe_inference_component(InferenceComponentName=name)
+    except FROM_AWS:
+        return
+    if found["InferenceComponentStatus"] == "Failed":
+        advice = "`lmi deploy up` makes it anew; `lmi deploy logs NAME` shows what its container wrote."
+        reason = found.get("FailureReason", "SageMaker gives no reason")
+        raise ComponentFailed(f"the inference component {name} has failed: {reason}", advice)
 
 
 def _cannot_list(error: RequestFailed, endpoint_name: str) -> RequestFailed:
@@ -289,22 +310,31 @@ class Runtime:
         arguments = {"EndpointName": self.endpoint_name, **request}
         if self.component is not None:
             arguments.setdefault("InferenceComponentName", self.component)
+        component = arguments.get("InferenceComponentName")
         try:
-            return self._with_retries(lambda: call(arguments))
+            return self._with_retries(lambda: call(arguments), component)
         except _NeedsComponent:
-            self.component = only_component(self.session, self.region, self.endpoint_name)
-            return self._with_retries(lambda: call({**arguments, "InferenceComponentName": self.component}))
+            self.component = found = only_component(self.session, self.region, self.endpoint_name)
+            return self._with_retries(lambda: call({**arguments, "InferenceComponentName": found}), found)
 
-    def _with_retries(self, call: Callable[[], _T]) -> _T:
+    def _with_retries(self, call: Callable[[], _T], component: str | None = None) -> _T:
         def attempt() -> _T:
             try:
                 return call()
             except FROM_AWS as error:
                 if needs_component(error):
                     raise _NeedsComponent(str(failure(error))) from error
-                raise failure(error) from error
+                failed = failure(error)
+                if isinstance(failed, NoCapacity) and component is not None and self._endpoint_url is None:
+                    check_component(self._control, component)
+                raise failed from error
 
         return with_retries(attempt, self._patience, self._report)
+
+    @cached_property
+    def _control(self) -> Any:
+        with self._lock:
+            return web_pages.refused(self.session.client("sagemaker", region_name=self.region))
 
     @property
     def _client(self) -> Any:
@@ -458,6 +488,11 @@ class RouterRuntime(Runtime):
     @property
     def base_url(self) -> str:
         raise NotSent("an inference router has no OpenAI route", "Use predict or chat, or the route of an endpoint.")
+
+    @cached_property
+    def _control(self) -> Any:
+        with self._lock:
+            return web_pages.refused(self.session.client("sagemaker", region_name=self.region))
 
     @property
     def _client(self) -> Any:

@@ -18,6 +18,7 @@ from botocore.exceptions import (
 from deploy.client import (
     AsyncAnswer,
     BytesDeserializer,
+    ComponentFailed,
     Forbidden,
     ModelBusy,
     ModelFailed,
@@ -200,6 +201,26 @@ def test_patience_ends(aws: Double) -> None:
     with pytest.raises(NoCapacity, match="no capacity"):
         Predictor("e", patience=Patience(busy=100, cold=0)).predict({})
     assert len(aws.requests) == 1
+
+
+@pytest.mark.parametrize("names", [["base"], []])
+def test_no_copy_of_a_failed_component_is_waited_for(aws: Double, names: list[str]) -> None:
+    """Also where the component is found only by asking."""
+    state = says({"InferenceComponentStatus": "Failed", "FailureReason": "it did not pass the ping health check"})
+    aws.answers = [*([] if names else [NO_NAME, listed("base")]), NO_CAPACITY, state]
+    with pytest.raises(ComponentFailed, match="component base has failed: it did not pass the ping health check"):
+        Predictor("e", component=next(iter(names), None), patience=Patience(first=0.01, cold=0.1)).predict({})
+    assert ComponentFailed("x").status == 5
+
+
+def test_a_copy_of_a_component_that_is_being_made_is_waited_for(aws: Double) -> None:
+    aws.answers = [NO_CAPACITY, says({"InferenceComponentStatus": "Creating"}), says({"n": 1})]
+    assert Predictor("e", component="base", patience=Patience(first=0.01)).predict({}) == {"n": 1}
+
+
+def test_a_copy_is_waited_for_where_the_component_may_not_be_described(aws: Double) -> None:
+    aws.answers = [NO_CAPACITY, fails(400, "AccessDeniedException", "not authorized"), says({"n": 1})]
+    assert Predictor("e", component="base", patience=Patience(first=0.01)).predict({}) == {"n": 1}
 
 
 def test_a_slow_answer_is_asked_for_once(impatient: Predictor, aws: Double) -> None:
