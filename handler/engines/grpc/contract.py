@@ -126,7 +126,7 @@ class Contract(ABC):
             raise Failed("has a model that generates no text", lasts=True)
         name = info.served_model_name or info.model_path
         eos = frozenset(info.eos_token_ids)
-        return Model(name[:_NAME], info.max_context_length or None, info.vocab_size or None, eos)
+        return Model(name[:_NAME], max(info.max_context_length, 0) or None, max(info.vocab_size, 0) or None, eos)
 
     def illness(self, health: Any) -> str:
         """Read the answer to HealthCheck; return why the server is not well, "" where it is."""

@@ -375,6 +375,14 @@ def test_a_model_that_is_not_ours_is_refused_at_the_start(model: Path, change: d
         assert words in str(raised.value)
 
 
+@pytest.mark.parametrize("kind", ["sglang", "trtllm"])
+def test_a_negative_context_is_none(model: Path, kind: str) -> None:
+    with listening(kind) as server:
+        server.model |= {"max_seq_len" if kind == "trtllm" else "max_context_length": -5}
+        with pytest.raises(ConfigError, match="does not say how many tokens it takes"), engine(model, server):
+            pass
+
+
 def test_another_tokenizer_of_tensorrt_llm_is_refused_at_the_start(model: Path) -> None:
     with listening("trtllm") as server:
         server.model["vocab_size"] = 7
