@@ -80,7 +80,7 @@ def unpacked(packed: Any) -> Artifact:
                     names.append(place.name)
     except _TooLongError:
         return Artifact(weights=f"more than {_MOST >> 20} MiB")
-    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError) as error:
+    except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
         return Artifact(problem=f"it cannot be read as a tar.gz: {error}")
     others = tuple(dict.fromkeys(names))
     if not found:

@@ -327,6 +327,9 @@ def test_an_archive_s_options_and_model_are_taken_and_beat_the_variables(
     assert "HF_TOKEN=***" in text
 
 
+LONG_NAME = tarfile.TarInfo("n" * 200).tobuf(tarfile.GNU_FORMAT)[:1024]
+"""A member that names the next one."""
+
 ARCHIVES: dict[str, tuple[Callable[[], bytes | None], str]] = {
     "weights": (
         lambda: archive(serving_properties=PROPERTIES, model_safetensors=b"x"),
@@ -339,6 +342,7 @@ ARCHIVES: dict[str, tuple[Callable[[], bytes | None], str]] = {
     "utf-16": (lambda: archive(serving_properties=b"\xff\xfea\0"), "its serving.properties cannot be read"),
     "escape": (lambda: archive(serving_properties=b"a=\\u12"), "serving.properties, line 1"),
     "long": (lambda: archive(serving_properties=bytes((1 << 20) + 1)), "has more than 1048576 bytes"),
+    "nested": (lambda: gzip.compress(LONG_NAME * 5000), "it cannot be read as a tar.gz"),
     "no model": (lambda: archive(model_py=b"x"), "the container's model is the archive"),
     "absent": (lambda: None, "not there"),
 }
