@@ -87,11 +87,13 @@ def _chosen(fields: dict[str, Any], file: str) -> dict[str, Any]:
     ranking = _section(
         _map(fields, file, "inference_config_rankings").get("overall"), file, "inference_config_rankings"
     )
-    names = [name for name in _list(ranking.get("rankings"), file, "rankings") if name in configs] or sorted(configs)
+    names = [name for name in map(str, _list(ranking.get("rankings"), file, "rankings")) if name in configs] or sorted(
+        configs
+    )
     components = _map(fields, file, "inference_config_components")
     for config in names[:1]:
         own = _section(configs[config], file, f"inference_configs.{config}")
-        for name in _list(own.get("component_names"), file, "component_names"):
+        for name in map(str, _list(own.get("component_names"), file, "component_names")):
             component = _section(components.get(name), file, f"inference_config_components.{name}")
             fields = _over(fields, {key: value for key, value in component.items() if key not in _ONE_MODEL})
     return fields

@@ -226,6 +226,8 @@ def test_jumpstart_s_image_is_known_by_its_framework_where_no_variant_names_it(t
             "container and weights are a package of the Marketplace",
         ),
         (IN_ITS_BUCKET, "each region has a bucket of its own"),
+        ({**IN_ITS_BUCKET, "inference_config_rankings": {"overall": {"rankings": [{}]}}}, "a bucket of its own"),
+        ({**IN_ITS_BUCKET, "inference_configs": {"fast": {"component_names": [{}]}}}, "a bucket of its own"),
         ({**IN_ITS_BUCKET, "inference_configs": [3]}, "inference_configs: must be an object"),
         ({**IN_ITS_BUCKET, "inference_config_components": {"fast": 3}}, "components.fast: must be an object"),
         (
