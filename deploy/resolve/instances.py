@@ -65,7 +65,7 @@ class InstanceType:
 
 def family(name: str) -> str:
     """Return `g6e` for `ml.g6e.xlarge`."""
-    return name.split(".")[1]
+    return name.removeprefix("ml.").partition(".")[0]
 
 
 @cache

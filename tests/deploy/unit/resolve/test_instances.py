@@ -32,6 +32,12 @@ def test_every_type_is_one_that_sagemaker_serves_on(of_sagemaker: set[str]) -> N
     assert set(names) <= of_sagemaker
 
 
+@pytest.mark.parametrize("name", ["g5", "ml.g5", "foo"])
+def test_a_name_without_a_size_is_no_known_type(name: str) -> None:
+    assert find(name) is None
+    refuse_mistyped(name)
+
+
 def test_every_nvidia_type_of_sagemaker_since_turing_is_known(of_sagemaker: set[str]) -> None:
     known = {one.name for one in all_types()}
     gpus = {name for name in of_sagemaker if name.split(".")[1].startswith(("g", "p"))}
