@@ -26,10 +26,10 @@ def run(program: Path, *arguments: object, python: str = sys.executable, **varia
 def finished(
     program: Path, *arguments: object, python: str = sys.executable, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, whatever its status."""
+    """Run a program to its end, whatever its status: the first import of its libraries may take long."""
     command = [python, str(program), *map(str, arguments)]
     environment = {**clean_environment(), **variables}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2.5 * PATIENCE)
     assert "Traceback" not in done.stderr, done.stderr
     return done
 

@@ -73,8 +73,8 @@ def test_a_page_streams_answers_and_sends_the_conversation() -> None:
         environment = {**clean_environment(), **quiet, "LMI_URL": server.url, "PORT": str(port)}
         page = subprocess.Popen([python, str(GRADIO)], env=environment, stdout=subprocess.DEVNULL)
         try:
-            ask = [python, "-c", _ASK_GRADIO, f"http://127.0.0.1:{port}", str(PATIENCE), "a b c", "d"]
-            done = subprocess.run(ask, env=environment, capture_output=True, text=True, timeout=2 * PATIENCE)
+            ask = [python, "-c", _ASK_GRADIO, f"http://127.0.0.1:{port}", str(2 * PATIENCE), "a b c", "d"]
+            done = subprocess.run(ask, env=environment, capture_output=True, text=True, timeout=2.5 * PATIENCE)
         finally:
             page.terminate()
             page.wait()
