@@ -94,23 +94,29 @@ class CallsOrText:
 
     def __init__(self, begin: str, calls: Parser) -> None:
         self._begin, self._calls = begin, calls
+        self._space: list[str] = []  # before anything else
         self._held = ""
         self._parser: Parser | None = None  # once it is known which of the two it is
 
     def feed(self, text: str) -> list[Event]:
         if self._parser is not None:
             return self._parser.feed(text)
+        if not self._held:
+            shown = text.lstrip()
+            self._space.append(text[: len(text) - len(shown)])
+            text = shown
         self._held += text
-        begun = self._held.lstrip()[: len(self._begin)]
+        begun = self._held[: len(self._begin)]
         if begun != self._begin and self._begin.startswith(begun):
             return []
         self._parser = self._calls if begun == self._begin else PlainText()
-        return self._parser.feed(self._held)
+        return self._parser.feed("".join([*self._space, self._held]))
 
     def flush(self) -> list[Event]:
         if self._parser is not None:
             return self._parser.flush()
-        return [self._held] if self._held else []
+        rest = "".join([*self._space, self._held])
+        return [rest] if rest else []
 
 
 class Broken(Exception):
