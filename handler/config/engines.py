@@ -15,6 +15,7 @@ class EngineEntry(NamedTuple):
         pools: computes embeddings, scores and classifications too.
         transcribes: writes what an audio clip says.
         caches_prefixes: reuses the KV cache of equal prompt beginnings by default.
+        remote: its models run at the servers of option.base_url.
         spreads: can spread a model over several devices, as every GPU engine can and no CPU engine.
     """
 
@@ -23,6 +24,7 @@ class EngineEntry(NamedTuple):
     isolated: bool = True
     pools: bool = False
     transcribes: bool = False
+    remote: bool = False
     spreads: bool = False
     caches_prefixes: bool = False
 
@@ -31,8 +33,8 @@ ENGINES = {
     "openvino": EngineEntry("openvino_genai", "pip install 'lmi-handler[cpu]'", pools=True, transcribes=True),
     "trtllm": EngineEntry("tensorrt_llm", "pip install tensorrt-llm", spreads=True, caches_prefixes=True),
     "vllm": EngineEntry("vllm", "pip install vllm", pools=True, transcribes=True, spreads=True, caches_prefixes=True),
-    "openai": EngineEntry("aiohttp", "pip install 'lmi-handler[openai]'"),
-    "grpc": EngineEntry("smg_grpc_proto", "pip install 'lmi-handler[grpc]'"),
+    "openai": EngineEntry("aiohttp", "pip install 'lmi-handler[openai]'", remote=True),
+    "grpc": EngineEntry("smg_grpc_proto", "pip install 'lmi-handler[grpc]'", remote=True),
     "echo": EngineEntry(None, "", isolated=False, pools=True, transcribes=True),
 }
 """By name, which is that of the folder in `engines/`."""

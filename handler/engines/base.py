@@ -415,6 +415,41 @@ def unless_neutral(field: str, name: str = "", make: Callable[[Any], Any] = lamb
     return rule
 
 
+def top_choice(sampling: Sampling, no_top_k: int = 0) -> dict[str, Any]:
+    """Make top_k and top_p.
+
+    Args:
+        no_top_k: the engine's value for all tokens.
+    """
+    if sampling.top_p == 0:  # the smallest nucleus is one token
+        return {"top_k": 1, "top_p": 1.0}
+    return {"top_k": sampling.top_k or no_top_k, "top_p": sampling.top_p}
+
+
+def drawn_or(greedy: Mapping[str, Any], drawn: Mapping[str, Rule]) -> Rule:
+    """Make a rule for `do_sample`.
+
+    Args:
+        greedy: arguments that choose the most likely token.
+        drawn: the table of fields that count where tokens are drawn; its arguments replace those of `greedy`.
+    """
+
+    def rule(sampling: Sampling, *more: Any) -> dict[str, Any]:
+        return {**greedy, **(arguments(drawn, sampling) if sampling.do_sample and sampling.temperature > 0 else {})}
+
+    return rule
+
+
+COMMON_RULES: Mapping[str, Rule] = {
+    "repetition_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "ignore_eos": "ignore_eos",
+    "stop_token_ids": unless_neutral("stop_token_ids", make=list),
+}
+"""Fields that vLLM, SGLang and servers of OpenAI's API take by these names."""
+
+
 # -- for engines: log-probabilities of given tokens, and the most likely alternatives, of logits -----------------------
 
 

@@ -162,7 +162,7 @@ def check_replicas(config: Config) -> None:
     Raises:
         ConfigError: replicas are to run on threads, or the engine is one by URL.
     """
-    if config.replicas != "1" and config.engine in ("openai", "grpc"):
+    if config.replicas != "1" and config.engine and ENGINES[config.engine].remote:
         _refuse(
             config, "for several servers by URL, list their addresses in option.base_url; leave option.replicas out"
         )

@@ -92,8 +92,8 @@ class Client:
         info = await self._ask(self._stub.GetModelInfo(messages.GetModelInfoRequest(), timeout=INFO_TIMEOUT))
         model = self._contract.model(info)
         health = await self._ask(self._stub.HealthCheck(messages.HealthCheckRequest(), timeout=_HEALTH_TIMEOUT))
-        if illness := self._contract.illness(health):
-            raise Failed("is not healthy", illness[:_MOST_WORDS])
+        if reason := self._contract.unhealthy_reason(health):
+            raise Failed("is not healthy", reason[:_MOST_WORDS])
         return model
 
     async def generate(self, message: Any) -> AsyncGenerator[Any, None]:

@@ -6,7 +6,9 @@ Two of three agree on most messages, and what they share is here.
 from __future__ import annotations
 
 import importlib
+import json
 import math
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -14,7 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from handler.core.media import MEDIA
 from handler.core.values import Extras, Finish, Sampling
-from handler.engines.base import Alternatives, Capabilities, EngineRequest
+from handler.engines.base import Alternatives, Capabilities, EngineRequest, Rule, arguments
 from handler.engines.remote.servers import Failed, Part
 
 MOST_BYTES = 1 << 22
@@ -49,14 +51,8 @@ class Model(NamedTuple):
     num_pieces: int | None = None
 
 
-class News(NamedTuple):
-    """One message of an answer.
-
-    Attributes:
-        request_id: whose it is; None where the contract does not say so.
-        finish: why the answer ended; None in a chunk.
-        matched: the id that ended it.
-    """
+class Chunk(NamedTuple):
+    """Tokens of an answer that came in one message."""
 
     ids: Sequence[int] = ()
     logprobs: Sequence[float | None] = ()
@@ -64,9 +60,6 @@ class News(NamedTuple):
     prompt_logprobs: Sequence[float | None] = ()
     prompt_tops: Sequence[Alternatives] = ()
     num_cached: int = 0
-    request_id: str | None = None
-    finish: str | None = None
-    matched: int | None = None
 
 
 class Contract(ABC):
@@ -76,12 +69,14 @@ class Contract(ABC):
         name: value of option.base_url_kind.
         module: its generated module, without `_pb2`.
         service: the name of its service there.
+        table: rules of its SamplingParams.
         reasons, limits, supports: as in `Capabilities`.
     """
 
     name: str
     module: str
     service: str
+    table: ClassVar[Mapping[str, Rule]]
     supports: frozenset[str]
     reasons: ClassVar[Mapping[str, str]]
     limits: ClassVar[Mapping[str, float]] = {}
@@ -104,13 +99,23 @@ class Contract(ABC):
         module = importlib.import_module(f"smg_grpc_proto.generated.{self.module}_pb2_grpc")
         return getattr(module, f"{self.service}Stub")(channel)
 
-    @abstractmethod
     def request(self, id: str, ids: Sequence[int], sampling: Sampling) -> Any:
         """Make the message of Generate; it names neutral values too, as the server may have defaults of its own.
 
         Raises:
             ValueError: the server would not do what `sampling` says; the message says why.
         """
+        return self.messages.GenerateRequest(
+            request_id=id,
+            tokenized=self.messages.TokenizedInput(input_ids=ids),
+            sampling_params=self.messages.SamplingParams(n=1, **arguments(self.table, sampling)),
+            stream=True,
+            **self.beside(sampling),
+        )
+
+    def beside(self, sampling: Sampling) -> dict[str, Any]:
+        """Make the fields of Generate beside its SamplingParams."""
+        return {}
 
     @abstractmethod
     def abort(self, id: str) -> Any:
@@ -128,19 +133,15 @@ class Contract(ABC):
         eos = frozenset(info.eos_token_ids)
         return Model(name[:_NAME], max(info.max_context_length, 0) or None, max(info.vocab_size, 0) or None, eos)
 
-    def illness(self, health: Any) -> str:
+    def unhealthy_reason(self, health: Any) -> str:
         """Read the answer to HealthCheck; return why the server is not well, "" where it is."""
         return "" if health.healthy else health.message or "it is not healthy"
 
-    def news(self, response: Any, num_tops: int, num_prompt_tops: int) -> News:
-        """Read a message of an answer. The last one repeats the ids of the chunk before it."""
-        if response.HasField("complete"):
-            last = response.complete
-            matched = last.matched_token_id if last.HasField("matched_token_id") else None
-            return News(finish=last.finish_reason, matched=matched)
+    def chunk(self, response: Any, num_tops: int, num_prompt_tops: int) -> Chunk:
+        """Read a message of an answer that is not its last, which repeats ids."""
         chunk = response.chunk
         scores, prompt = chunk.output_logprobs, chunk.input_logprobs
-        return News(
+        return Chunk(
             chunk.token_ids,
             scores.token_logprobs,
             [ranked(zip(one.token_ids, one.values, strict=True), num_tops) for one in scores.top_logprobs]
@@ -152,6 +153,14 @@ class Contract(ABC):
             else (),
             chunk.cached_tokens,
         )
+
+
+_SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
+
+
+def one_of(choices: str) -> str:
+    """Return the regular expression of a JSON list of texts."""
+    return "|".join(_SPECIAL.sub(r"\\\g<0>", choice) for choice in json.loads(choices))
 
 
 def ranked(pairs: Any, count: int) -> Alternatives:
@@ -192,7 +201,7 @@ class GrpcCall:
         return self._num_ids > 0
 
     @property
-    def awaits_end(self) -> bool:
+    def awaits_finish_reason(self) -> bool:
         """Return whether the last token has come, as it seems; the answer's last message follows it at once."""
         return self._num_ids == self._most or self._last in self._ends
 
@@ -205,65 +214,66 @@ class GrpcCall:
         if response is None:
             raise Failed("sent a message that cannot be read")
         sampling = self._sampling
+        if getattr(response, "request_id", self.message.request_id) != self.message.request_id:
+            raise Failed("sent another request's message")
+        if response.HasField("complete"):
+            part.finish = self._finish(response.complete)
+            return True
         try:
-            news = self._contract.news(response, sampling.top_logprobs, sampling.prompt_top_logprobs)
-            if news.request_id not in (None, self.message.request_id):
-                raise Failed("sent another request's message")
-            if news.ids:
-                self._take(news, part)
+            chunk = self._contract.chunk(response, sampling.top_logprobs, sampling.prompt_top_logprobs)
+            if chunk.ids:
+                self._take(chunk, part)
         except ValueError as error:
             raise Failed("sent a message that cannot be read", str(error)) from None
-        if news.finish is not None:
-            part.finish = self._finish(news)
-        return bool(news.ids) or news.finish is not None
+        return bool(chunk.ids)
 
-    def _take(self, news: News, part: Part) -> None:
-        ids = list(news.ids)
+    def _take(self, chunk: Chunk, part: Part) -> None:
+        ids = list(chunk.ids)
         if max(ids) >= self._most_id:
             raise Failed("sent an id beyond the vocabulary", f"{max(ids)} of {self._most_id}")
         if self._num_ids + len(ids) > self._most:
             raise Failed(f"sent more tokens than max_tokens={self._most}")
         logprobs: list[float | None] = [None] * len(ids)
         if self._scored:
-            logprobs = [None if one is None else _score(one) for one in news.logprobs]
+            logprobs = [None if one is None else _score(one) for one in chunk.logprobs]
             if len(logprobs) != len(ids):
                 raise ValueError("a token's log-probability is missing")
         if self._sampling.top_logprobs:
-            if len(news.tops) != len(ids):
+            if len(chunk.tops) != len(ids):
                 raise ValueError("a token's alternatives are missing")
-            part.tops += map(self._checked, news.tops)
+            part.tops += map(self._checked, chunk.tops)
         if self._sampling.prompt_logprobs and not self._num_ids:
-            self._take_prompt(news, part)
-        if news.num_cached and not self._num_ids:
-            part.extras = Extras(num_cached_tokens=min(news.num_cached, self._num_prompt))
+            self._take_prompt(chunk, part)
+        if chunk.num_cached and not self._num_ids:
+            part.extras = Extras(num_cached_tokens=min(chunk.num_cached, self._num_prompt))
         self._num_ids += len(ids)
         self._last = ids[-1]
         part.ids += ids
         part.logprobs += logprobs
 
-    def _take_prompt(self, news: News, part: Part) -> None:
+    def _take_prompt(self, chunk: Chunk, part: Part) -> None:
         count = self._num_prompt
         tops = self._sampling.prompt_top_logprobs
-        if len(news.prompt_logprobs) != count or (tops and len(news.prompt_tops) != count):
+        if len(chunk.prompt_logprobs) != count or (tops and len(chunk.prompt_tops) != count):
             raise ValueError("log-probabilities of the prompt are missing")
-        scores = news.prompt_logprobs[1:]
+        scores = chunk.prompt_logprobs[1:]
         part.prompt_logprobs = [None, *(None if one is None else _score(one) for one in scores)]
         if tops:
-            part.prompt_tops = [(), *map(self._checked, news.prompt_tops[1:])]
+            part.prompt_tops = [(), *map(self._checked, chunk.prompt_tops[1:])]
 
     def _checked(self, tops: Alternatives) -> Alternatives:
         if any(id >= self._most_id for id, _ in tops):
             raise ValueError("an alternative is beyond the vocabulary")
         return [(id, _score(logprob)) for id, logprob in tops]
 
-    def _finish(self, news: News) -> Finish:
-        match news.finish:
+    def _finish(self, complete: Any) -> Finish:
+        match complete.finish_reason:
             case "length":
                 return Finish.LENGTH
             case "stop":
-                last = self._last if news.matched is None else news.matched
+                last = complete.matched_token_id if complete.HasField("matched_token_id") else self._last
                 return Finish.STOP if last in self._stops else Finish.EOS
-        raise Failed("ended the request for a reason of its own", f"finish_reason={str(news.finish)[:100]!r}")
+        raise Failed("ended the request for a reason of its own", f"finish_reason={complete.finish_reason[:100]!r}")
 
 
 def check_size(request: EngineRequest) -> None:

@@ -8,21 +8,22 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, aclosing
-from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
 from handler.config import model_files
-from handler.core.errors import ConfigError, Problem, Problems
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, EngineRequest
+from handler.engines.base import Capabilities, EngineConfig, EngineRequest
 from handler.engines.grpc.client import CONTRACTS, Client, find_contract
 from handler.engines.grpc.contract import GrpcCall, Model
-from handler.engines.huggingface.files import check_tokenizer, eos_ids, is_fetched, load_tokenizer
+from handler.engines.huggingface.files import eos_ids, load_tokenizer
 from handler.engines.huggingface.files import fetch_descriptions as fetch
 from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
-from handler.engines.remote.servers import Failed, Part, Server, first_found
+from handler.engines.remote.servers import Failed, Part, Server, Setting, first_found
 
 __all__ = ["GrpcEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
+
+_SETTING = Setting("grpc", "grpc://host:50051")
+check, prepare = _SETTING.check, _SETTING.prepare
 
 
 class OwnFiles(NamedTuple):
@@ -66,6 +67,7 @@ class GrpcEngine(RemoteEngine[GrpcCall]):
     """See `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
+        self._files = OwnFiles.read(config)
         options = config.options.engine_options
         urls: Sequence[str] = options["base_url"]
         kind = options["base_url_kind"]
@@ -73,23 +75,14 @@ class GrpcEngine(RemoteEngine[GrpcCall]):
         tls = any(url.startswith("grpcs:") for url in urls)
         super().__init__(kind, urls, float(options["base_url_timeout"]), TLS_CLOSE if tls else 0.0)
         self._contract = CONTRACTS[kind]
-        self._files = OwnFiles.read(config)
         self._clients: dict[str, Client] = {}
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
             self.complete(self._connect(urls, float(options["base_url_connect_timeout"])))
             self._model, failed = self.complete(first_found(self._look, "a model"))
-            limits = [limit for limit in (self._model.max_tokens, config.options.max_model_len) if limit]
-            if not limits:
-                raise ConfigError(f"{urls[0]} does not say how many tokens it takes: set option.max_model_len")
+            self.begin("grpc", self._model.max_tokens, config, failed)
             on_failure.pop_all()
         self._most_id = max(self._files.vocabulary or 0, self._model.vocabulary or 0) or (1 << 31)
-        self.info = EngineInfo("grpc", kind, ", ".join(urls), "remote", min(limits))
-        for server in self._servers:
-            if (error := failed.get(server.url)) is not None:
-                self.leave_out(server, error)
-            else:
-                server.known = True
 
     async def _connect(self, urls: Sequence[str], timeout: float) -> None:
         self._clients = {url: Client(url, self._contract, timeout) for url in urls}
@@ -136,7 +129,7 @@ class GrpcEngine(RemoteEngine[GrpcCall]):
                     continue
                 part = held or self._parts.get(running.key) or Part()
                 came = call.read(response, part)
-                held = part if call.awaits_end and part.finish is None else None
+                held = part if call.awaits_finish_reason and part.finish is None else None
                 if held is not None:
                     self._parts.pop(running.key, None)
                 elif came:
@@ -149,9 +142,7 @@ class GrpcEngine(RemoteEngine[GrpcCall]):
         model = await self._clients[server.url].model()
         self._files.compare(model)
         _same(model, self._model)
-        if model.max_tokens is not None and model.max_tokens < self.info.max_total_tokens:
-            detail = f"it takes {model.max_tokens}, and {self.info.max_total_tokens} were promised at the start"
-            raise Failed("takes fewer tokens than the others", f"{detail}: start again to use it")
+        self.check_max_tokens(model.max_tokens)
 
     async def disconnect(self) -> None:
         await asyncio.gather(*(client.close() for client in self._clients.values()))
@@ -163,29 +154,6 @@ def _same(model: Model, first: Model | None) -> None:
         raise Failed("has another model", f"it has {model.name!r}")
 
 
-def check(model_id: str | None, config: EngineConfig) -> None:
-    problems = Problems()
-    with problems:
-        _urls(config)
-    with problems:
-        if not is_fetched(model_id):
-            prepare(model_id, config)
-    problems.check()
-
-
-def prepare(model_id: str | None, config: EngineConfig) -> Path:
-    """Return the directory of `option.model_id`, of which tokenizer, template and config are read.
-
-    Raises:
-        ConfigError: there is none, or it has no tokenizer.
-    """
-    if model_id is None or not Path(model_id).is_dir():
-        given = "" if model_id is None else f"; {model_id!r} is none"
-        raise ConfigError(f"the engine grpc needs option.model_id, the model's directory or hub name{given}")
-    check_tokenizer(Path(model_id))
-    return Path(model_id)
-
-
 def capabilities(config: EngineConfig) -> Capabilities:
     """Return those of the contract; for `auto` the servers are asked for it.
 
@@ -193,15 +161,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
         ConfigError: they do not answer, or speak none that is known.
     """
     kind = config.options.engine_options.get("base_url_kind", "auto")
-    return CONTRACTS[find_contract(_urls(config)) if kind == "auto" else kind].capabilities
-
-
-def _urls(config: EngineConfig) -> tuple[str, ...]:
-    urls: tuple[str, ...] = config.options.engine_options.get("base_url", ())
-    if not urls:
-        key = "option.base_url"
-        raise ConfigError(Problem("", key, f"the engine grpc needs {key}, as -o {key}=grpc://host:50051"))
-    return urls
+    return CONTRACTS[find_contract(_SETTING.urls(config)) if kind == "auto" else kind].capabilities
 
 
 def load(config: EngineConfig) -> GrpcEngine:

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 from handler.core.values import Sampling
 from handler.engines.base import Rule, arguments, unless_neutral
-from handler.engines.grpc.contract import Contract, Model, News, ranked
-from handler.engines.grpc.sglang import either
+from handler.engines.grpc.contract import Chunk, Contract, Model, one_of, ranked
 from handler.engines.remote.servers import Failed
 
 _COLDEST = 1e-5  # a lower temperature is greedy: logits divided by it may be infinite
@@ -92,7 +91,7 @@ class TrtLlm(Contract):
         if rule.kind not in _GUIDES:
             raise ValueError(f"structured_output: there is no {rule.kind}")
         params = self.messages.GuidedDecodingParams
-        guide = either(rule.value) if rule.kind == "choice" else rule.value or "{}"  # it skips an empty one
+        guide = one_of(rule.value) if rule.kind == "choice" else rule.value or "{}"  # it skips an empty one
         return params(guide_type=params.GuideType.Value(_GUIDES[rule.kind]), guide=guide)
 
     def abort(self, id: str) -> Any:
@@ -103,23 +102,17 @@ class TrtLlm(Contract):
             raise Failed("does not say what it serves")
         return Model(info.model_id, max(info.max_seq_len, 0) or None, num_pieces=max(info.vocab_size, 0) or None)
 
-    def illness(self, health: Any) -> str:
+    def unhealthy_reason(self, health: Any) -> str:
         return "" if health.status == "OK" else health.status or "it is not healthy"
 
-    def news(self, response: Any, num_tops: int, num_prompt_tops: int) -> News:
-        """Read a message of an answer. The last one repeats all ids."""
-        if response.HasField("complete"):
-            last = response.complete
-            matched = last.matched_token_id if last.HasField("matched_token_id") else None
-            return News(request_id=response.request_id, finish=last.finish_reason, matched=matched)
+    def chunk(self, response: Any, num_tops: int, num_prompt_tops: int) -> Chunk:
         chunk = response.chunk
         tops = [[(one.token_id, one.logprob) for one in token.top_logprobs] for token in chunk.logprobs]
-        return News(
+        return Chunk(
             chunk.token_ids,
             [_own(token.token_id, token.logprob, best) for token, best in zip(chunk.logprobs, tops, strict=True)],
             [ranked(best, num_tops) for best in tops] if num_tops else (),
             num_cached=chunk.cached_tokens,
-            request_id=response.request_id,
         )
 
 

@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from handler.core.values import Sampling
-from handler.engines.base import Rule, arguments, unless_neutral
+from handler.engines.base import COMMON_RULES, Rule, drawn_or, top_choice, unless_neutral
 from handler.engines.grpc.contract import NO_FIELD, Contract
 
 _MOST_TOPS = 19  # vLLM's own limit is 20, and the chosen token takes a place
-
-
-def _choice(sampling: Sampling) -> dict[str, Any]:
-    neutral = {"temperature": 0.0, "top_p": 1.0}
-    drawn = sampling.do_sample and sampling.temperature > 0
-    return neutral | (arguments(_DRAWN, sampling) if drawn else {})
-
-
-def _top(sampling: Sampling) -> dict[str, Any]:
-    if sampling.top_p == 0:  # the smallest nucleus is one token
-        return {"top_k": 1, "top_p": 1.0}
-    return {"top_k": sampling.top_k, "top_p": sampling.top_p}
 
 
 def _seed(sampling: Sampling) -> dict[str, Any]:
@@ -60,26 +48,22 @@ def _guide(sampling: Sampling) -> dict[str, Any]:
 
 _DRAWN: Mapping[str, Rule] = {
     "temperature": "temperature",
-    "top_k": _top,
-    "top_p": _top,
+    "top_k": top_choice,
+    "top_p": top_choice,
     "min_p": "min_p",
     "seed": _seed,
 }
 """Fields that count where tokens are drawn."""
 
 _TABLE: Mapping[str, Rule] = {
+    **COMMON_RULES,
     "max_new_tokens": lambda sampling: {"max_tokens": max(sampling.max_new_tokens, 1)},
     "min_new_tokens": "min_tokens",
-    "do_sample": _choice,
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "ignore_eos": "ignore_eos",
+    "do_sample": drawn_or({"temperature": 0.0, "top_p": 1.0}, _DRAWN),
     "logprobs": _logprobs,
     "top_logprobs": _logprobs,
     "prompt_logprobs": _prompt_logprobs,
     "prompt_top_logprobs": _prompt_logprobs,
-    "stop_token_ids": unless_neutral("stop_token_ids", make=list),
     "logit_bias": unless_neutral("logit_bias", make=dict),
     "structured_output": _guide,
 }
@@ -89,6 +73,7 @@ class Vllm(Contract):
     name = "vllm"
     module = "vllm_engine"
     service = "VllmEngine"
+    table = _TABLE
     supports = frozenset({*_TABLE, *_DRAWN})
     reasons: ClassVar[Mapping[str, str]] = {
         "no_repeat_ngram_size": "repeated n-grams cannot be forbidden",
@@ -96,14 +81,6 @@ class Vllm(Contract):
         "bad_token_ids": f"{NO_FIELD}; a bias of -100 nearly does so",
     }
     limits: ClassVar[Mapping[str, float]] = {"top_logprobs": _MOST_TOPS, "prompt_top_logprobs": _MOST_TOPS}
-
-    def request(self, id: str, ids: Sequence[int], sampling: Sampling) -> Any:
-        return self.messages.GenerateRequest(
-            request_id=id,
-            tokenized=self.messages.TokenizedInput(input_ids=ids),
-            sampling_params=self.messages.SamplingParams(n=1, **arguments(_TABLE, sampling)),
-            stream=True,
-        )
 
     def abort(self, id: str) -> Any:
         return self.messages.AbortRequest(request_ids=[id])

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
-from handler.core.errors import ConfigError, Problem, Problems
-from handler.engines.base import Capabilities, EngineConfig, EngineInfo, EngineRequest
-from handler.engines.huggingface.files import check_tokenizer, is_fetched, load_tokenizer
+from handler.engines.base import Capabilities, EngineConfig, EngineRequest
 from handler.engines.huggingface.files import fetch_descriptions as fetch
+from handler.engines.huggingface.files import load_tokenizer
 from handler.engines.openai.answer import Answer
 from handler.engines.openai.client import Client, find_kind, find_model, has_tls, suitable
 from handler.engines.openai.kinds import KINDS, completion
 from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
-from handler.engines.remote.servers import Failed, Part, Refused, Server
+from handler.engines.remote.servers import Failed, Part, Refused, Server, Setting
 
 __all__ = ["UrlEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
+
+_SETTING = Setting("openai", "http://host:8000/v1")
+check, prepare = _SETTING.check, _SETTING.prepare
 
 
 class _Call(Answer):
@@ -52,16 +53,8 @@ class UrlEngine(RemoteEngine[_Call]):
             on_failure.callback(self.close)
             found = self.complete(find_model(self._client, urls, options.get("base_url_model"), self._wanted_kind))
             self._model = found.model
-            limits = [limit for limit in (found.max_tokens, config.options.max_model_len) if limit]
-            if not limits:
-                raise ConfigError(f"{urls[0]} does not say how many tokens it takes: set option.max_model_len")
+            self.begin("openai", found.max_tokens, config, found.out)
             on_failure.pop_all()
-        self.info = EngineInfo("openai", kind, ", ".join(urls), "remote", min(limits))
-        for server in self._servers:
-            if (error := found.out.get(server.url)) is not None:
-                self.leave_out(server, error)
-            else:
-                server.known = True
 
     def new_call(self, request: EngineRequest) -> _Call:
         return _Call(completion(self._kind, self._model, request.ids, request.sampling), request)
@@ -91,10 +84,7 @@ class UrlEngine(RemoteEngine[_Call]):
     async def check(self, server: Server) -> None:
         """Ask a server whether it serves the model, and as many tokens as this one promises."""
         model = suitable(await self._client.models(server.url), self._model, self._wanted_kind)
-        most = self.info.max_total_tokens
-        if model.max_tokens is not None and model.max_tokens < most:
-            detail = f"it takes {model.max_tokens}, and {most} were promised at the start: start again to use it"
-            raise Failed("takes fewer tokens than the others", detail)
+        self.check_max_tokens(model.max_tokens)
 
     async def disconnect(self) -> None:
         await self._client.close()
@@ -104,29 +94,6 @@ async def _new_client(connect_timeout: float, tls: bool) -> Client:
     return Client(connect_timeout, tls=tls)  # aiohttp wants a running loop
 
 
-def check(model_id: str | None, config: EngineConfig) -> None:
-    problems = Problems()
-    with problems:
-        _urls(config)
-    with problems:
-        if not is_fetched(model_id):
-            prepare(model_id, config)
-    problems.check()
-
-
-def prepare(model_id: str | None, config: EngineConfig) -> Path:
-    """Return the directory of `option.model_id`, of which tokenizer, template and config are read.
-
-    Raises:
-        ConfigError: there is none, or it has no tokenizer.
-    """
-    if model_id is None or not Path(model_id).is_dir():
-        given = "" if model_id is None else f"; {model_id!r} is none"
-        raise ConfigError(f"the engine openai needs option.model_id, the model's directory or hub name{given}")
-    check_tokenizer(Path(model_id))
-    return Path(model_id)
-
-
 def capabilities(config: EngineConfig) -> Capabilities:
     """Return those of the server; for `auto` it is asked for its kind.
 
@@ -134,15 +101,7 @@ def capabilities(config: EngineConfig) -> Capabilities:
         ConfigError: it does not answer, or is of no known kind.
     """
     kind = config.options.engine_options.get("base_url_kind", "auto")
-    return KINDS[find_kind(_urls(config)) if kind == "auto" else kind].capabilities
-
-
-def _urls(config: EngineConfig) -> tuple[str, ...]:
-    urls: tuple[str, ...] = config.options.engine_options.get("base_url", ())
-    if not urls:
-        key = "option.base_url"
-        raise ConfigError(Problem("", key, f"the engine openai needs {key}, as -o {key}=http://host:8000/v1"))
-    return urls
+    return KINDS[find_kind(_SETTING.urls(config)) if kind == "auto" else kind].capabilities
 
 
 def load(config: EngineConfig) -> UrlEngine:

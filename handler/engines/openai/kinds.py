@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from handler.core.media import MEDIA
 from handler.core.values import Sampling
-from handler.engines.base import Capabilities, Rule, arguments, unless_neutral
+from handler.engines.base import COMMON_RULES, Capabilities, Rule, arguments, drawn_or, top_choice, unless_neutral
 
 _MOST_BIAS = 100.0
 """vLLM moves a larger one to this limit without a word."""
@@ -83,16 +83,8 @@ def _length(sampling: Sampling, kind: str) -> dict[str, Any]:
     return {"max_tokens": max(sampling.max_new_tokens, 1)}
 
 
-def _choice(sampling: Sampling, kind: str) -> dict[str, Any]:
-    neutral = {"temperature": 0.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}
-    drawn = sampling.do_sample and sampling.temperature > 0
-    return neutral | (arguments(_DRAWN, sampling) if drawn else {})
-
-
 def _top(sampling: Sampling) -> dict[str, Any]:
-    if sampling.top_p == 0:  # the smallest nucleus is one token
-        return {"top_k": 1, "top_p": 1.0}
-    return {"top_k": sampling.top_k or -1, "top_p": sampling.top_p}
+    return top_choice(sampling, -1)
 
 
 def _seed(sampling: Sampling) -> dict[str, Any]:
@@ -140,16 +132,12 @@ _DRAWN: Mapping[str, Rule] = {
 """Fields that count where tokens are drawn."""
 
 _TABLE: Mapping[str, Rule] = {
+    **COMMON_RULES,
     "max_new_tokens": _length,
     "min_new_tokens": "min_tokens",
-    "do_sample": _choice,
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "ignore_eos": "ignore_eos",
+    "do_sample": drawn_or({"temperature": 0.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0}, _DRAWN),
     "logprobs": _logprobs,
     "top_logprobs": _logprobs,
-    "stop_token_ids": unless_neutral("stop_token_ids", make=list),
     "bad_sequences": unless_neutral("bad_sequences", "bad_words", list),
     "logit_bias": _bias,
     "structured_output": _guide,

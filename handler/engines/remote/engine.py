@@ -12,9 +12,9 @@ from typing import Any, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from handler.config.environment import secrets
-from handler.core.errors import client_words, log_words
+from handler.core.errors import ConfigError, client_words, log_words
 from handler.core.values import Adapter, Finish
-from handler.engines.base import EngineRequest, Interrupted, Output, Silence, Step
+from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Interrupted, Output, Silence, Step
 from handler.engines.remote.servers import Failed, Part, Refused, Server, choose
 
 _IDLE = 0.05  # seconds without news after which a step is empty: the supervisor counts silence as a hang
@@ -119,6 +119,34 @@ class RemoteEngine(ABC, Generic[C]):
     def interrupt_on(self, fd: int) -> bool:
         self._loop.add_reader(fd, self._interrupt)
         return True
+
+    def begin(self, name: str, max_tokens: int | None, config: EngineConfig, failed: Mapping[str, Failed]) -> None:
+        """Describe the engine by what its servers said at the start.
+
+        Args:
+            name: the engine's.
+            max_tokens: of prompt and answer together, at the servers; None where they do not say so.
+            failed: by address, why servers get no requests for now.
+
+        Raises:
+            ConfigError: nothing says how many tokens a request may have.
+        """
+        urls = [server.url for server in self._servers]
+        limits = [limit for limit in (max_tokens, config.options.max_model_len) if limit]
+        if not limits:
+            raise ConfigError(f"{urls[0]} does not say how many tokens it takes: set option.max_model_len")
+        self.info = EngineInfo(name, self._kind, ", ".join(urls), "remote", min(limits))
+        for server in self._servers:
+            if (error := failed.get(server.url)) is not None:
+                self.leave_out(server, error)
+            else:
+                server.known = True
+
+    def check_max_tokens(self, most: int | None) -> None:
+        """Raise Failed where a server takes fewer tokens than this one promises."""
+        if most is not None and most < self.info.max_total_tokens:
+            detail = f"it takes {most}, and {self.info.max_total_tokens} were promised at the start"
+            raise Failed("takes fewer tokens than the others", f"{detail}: start again to use it")
 
     # -- requests ------------------------------------------------------------------------------------------------
 

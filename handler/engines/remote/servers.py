@@ -1,4 +1,4 @@
-"""Servers of `option.base_url`: their errors, what comes of a request there, and the choice of one."""
+"""Servers of `option.base_url`: what names them, their errors, what comes of a request there, and the choice of one."""
 
 from __future__ import annotations
 
@@ -8,12 +8,61 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from pathlib import Path
+from typing import NamedTuple, TypeVar
 
 from handler.config.environment import secrets
-from handler.core.errors import ConfigError, log_words
+from handler.core.errors import ConfigError, Problem, Problems, log_words
 from handler.core.values import Extras, Finish
-from handler.engines.base import Alternatives
+from handler.engines.base import Alternatives, EngineConfig
+from handler.engines.huggingface.files import check_tokenizer, is_fetched
+
+
+class Setting(NamedTuple):
+    """The options of an engine with servers elsewhere, as they are known before it is loaded.
+
+    Attributes:
+        engine: its name.
+        example: of a server's address.
+    """
+
+    engine: str
+    example: str
+
+    def check(self, model_id: str | None, config: EngineConfig) -> None:
+        problems = Problems()
+        with problems:
+            self.urls(config)
+        with problems:
+            if not is_fetched(model_id):
+                self.prepare(model_id, config)
+        problems.check()
+
+    def prepare(self, model_id: str | None, config: EngineConfig) -> Path:
+        """Return the directory of `option.model_id`, of which tokenizer, template and config are read.
+
+        Raises:
+            ConfigError: there is none, or it has no tokenizer.
+        """
+        if model_id is None or not Path(model_id).is_dir():
+            given = "" if model_id is None else f"; {model_id!r} is none"
+            raise ConfigError(
+                f"the engine {self.engine} needs option.model_id, the model's directory or hub name{given}"
+            )
+        check_tokenizer(Path(model_id))
+        return Path(model_id)
+
+    def urls(self, config: EngineConfig) -> tuple[str, ...]:
+        """Return the servers' addresses.
+
+        Raises:
+            ConfigError: there are none.
+        """
+        urls: tuple[str, ...] = config.options.engine_options.get("base_url", ())
+        if not urls:
+            key = "option.base_url"
+            raise ConfigError(Problem("", key, f"the engine {self.engine} needs {key}, as -o {key}={self.example}"))
+        return urls
 
 
 class Refused(Exception):

@@ -7,26 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from handler.core.values import Sampling, StructuredOutput
-from handler.engines.base import Rule, arguments, unless_neutral
+from handler.engines.base import COMMON_RULES, Rule, arguments, drawn_or, top_choice, unless_neutral
 
 FORBIDDEN = -1e9
 """Added to the logit of a token that must not come."""
-
-
-def _choice(sampling: Sampling) -> dict[str, Any]:
-    if sampling.do_sample and sampling.temperature > 0:
-        return arguments(_DRAWN, sampling)
-    return {"temperature": 0.0}
-
-
-def _top(sampling: Sampling) -> dict[str, Any]:
-    if sampling.top_p == 0:  # the smallest nucleus is one token
-        return {"top_k": 1, "top_p": 1.0}
-    return {"top_k": sampling.top_k, "top_p": sampling.top_p}
-
-
-def _seed(sampling: Sampling) -> dict[str, Any]:
-    return {"seed": sampling.signed_seed}
 
 
 def _logprobs(sampling: Sampling) -> dict[str, Any]:
@@ -60,24 +44,20 @@ def _by_beam_search(sampling: Sampling) -> dict[str, Any]:
 
 _DRAWN: Mapping[str, Rule] = {
     "temperature": "temperature",
-    "top_k": _top,
-    "top_p": _top,
+    "top_k": top_choice,
+    "top_p": top_choice,
     "min_p": "min_p",
-    "seed": _seed,
+    "seed": lambda sampling: {"seed": sampling.signed_seed},
 }
 """Fields that count where tokens are drawn."""
 
 _TABLE: Mapping[str, Rule] = {
+    **COMMON_RULES,
     "max_new_tokens": "max_tokens",
     "min_new_tokens": "min_tokens",
-    "repetition_penalty": "repetition_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "ignore_eos": "ignore_eos",
-    "do_sample": _choice,
+    "do_sample": drawn_or({"temperature": 0.0}, _DRAWN),
     "logprobs": _logprobs,
     "top_logprobs": _logprobs,
-    "stop_token_ids": unless_neutral("stop_token_ids", make=list),
     "bad_sequences": unless_neutral("bad_sequences", "bad_words", list),
     "bad_token_ids": _bias,
     "logit_bias": _bias,

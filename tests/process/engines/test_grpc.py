@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import threading
@@ -388,6 +389,21 @@ def test_another_tokenizer_of_tensorrt_llm_is_refused_at_the_start(model: Path) 
         server.model["vocab_size"] = 7
         with pytest.raises(ConfigError, match="has another tokenizer"), engine(model, server):
             pass
+
+
+def test_a_broken_tokenizer_leaves_no_event_loop_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text("{")
+    new_loop = remote_engine._new_loop
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    def noted() -> asyncio.AbstractEventLoop:
+        loops.append(new_loop())
+        return loops[-1]
+
+    monkeypatch.setattr(remote_engine, "_new_loop", noted)
+    with pytest.raises(ConfigError, match="is not JSON"), engine(tmp_path, "grpc://127.0.0.1:1"):
+        pass
+    assert all(loop.is_closed() for loop in loops)
 
 
 def test_another_contract_is_refused_at_the_start(model: Path) -> None:

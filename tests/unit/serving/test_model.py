@@ -297,6 +297,11 @@ def config(*options: str, engine: str = "vllm") -> Config:
             "with option.tensor_parallel_degree=2 and 2 stages it needs 8 GPUs; there are 4",
         ),
         (["replicas=2", "engine_isolation=thread"], FOUR, "replicas are processes, but option.engine_isolation=thread"),
+        (
+            ["replicas=2", "llm_engine=openai"],
+            FOUR,
+            "list their addresses in option.base_url; leave option.replicas out",
+        ),
     ],
 )
 def test_devices(options: list[str], devices: list[str], wanted: Any) -> None:
