@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator
@@ -21,7 +22,7 @@ from handler.container.arguments import Arguments
 from handler.container.model import ModelSource
 from handler.core.errors import ConfigError
 from tests.container.processes import Container, container, model_data
-from tests.djl import jars
+from tests.djl import jars, launch
 from tests.djl.processes import group_members, only
 from tests.djl.servers import newer, skipped_without_java
 from tests.servers import http, wait_for
@@ -230,7 +231,7 @@ def test_the_user_may_say_how_often_the_worker_may_die(tmp_path: Path) -> None:
 def serving_home(directory: Path, version: str) -> Path:
     """A home as DJL Serving has it, with our front end over DJL's own Python engine for its program."""
     with skipped_without_java():
-        classes = f"{jars.front(version)}:{jars.engine(version)}/lib/*"
+        java = shlex.join(launch.java(version, directory))
     for name in ("bin", "lib", "plugins"):
         (directory / name).mkdir(parents=True)
     (directory / "lib" / f"serving-{version}.jar").touch()
@@ -239,7 +240,7 @@ def serving_home(directory: Path, version: str) -> Path:
         f"""#!/bin/sh
 # serving -f FILE -m NAME::Python=file:DIRECTORY
 port=$(sed -n 's/^inference_address=.*://p' "$2")
-exec java -Xmx512m -Dai.djl.offline=true -Djava.io.tmpdir={directory} -cp '{classes}' Front "$port" "${{4##*=file:}}"
+exec {java} Front "$port" "${{4##*=file:}}"
 """
     )
     program.chmod(0o755)

@@ -39,11 +39,11 @@ def engine(version: str) -> Path:
             scripts = [name for name in jar.namelist() if name.startswith("djl_python")]
             jar.extractall(scratch / "python" / version, scripts)
 
-    return _once(cache_directory() / "djl" / version, fetch)
+    return once(cache_directory() / "djl" / version, fetch)
 
 
 def front(version: str) -> Path:
-    """The compiled front end, one directory for each state of its source."""
+    """The directory of front.jar, the compiled front end; one for each state of its source."""
     require("java")
     sources = sorted(FRONT.glob("*.java"))
     digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]
@@ -56,18 +56,16 @@ def front(version: str) -> Path:
         javac = ["java", "-m", "jdk.compiler/com.sun.tools.javac.Main", "-Xlint:all", "-Werror"]
         classpath = ":".join(str(jar) for jar in jars.glob("*.jar"))
         subprocess.run([*javac, "-cp", classpath, "-d", str(scratch), *map(str, sources)], check=True)
+        with zipfile.ZipFile(scratch / "front.jar", "w") as jar:
+            for file in sorted(scratch.glob("*.class")):
+                jar.write(file, file.name)
 
-    return _once(cache_directory() / "djl" / f"{version}-front-{digest}", build)
+    return once(cache_directory() / "djl" / f"{version}-jar-{digest}", build)
 
 
-def run(version: str, program: str, text: str) -> str:
-    """Give `text` to a class of the front end that has a main; return what it writes.
-
-    Raises:
-        subprocess.CalledProcessError: it failed; stderr has Java's reason.
-    """
-    command = ["java", "-cp", f"{front(version)}:{engine(version)}/lib/*", program]
-    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+def classpath(version: str) -> str:
+    """The front end and the jars that it needs."""
+    return f"{front(version) / 'front.jar'}:{engine(version)}/lib/*"
 
 
 def require(program: str) -> None:
@@ -79,7 +77,7 @@ def require(program: str) -> None:
         raise Unavailable(f"there is no {program} on PATH (Debian: apt install default-jdk-headless maven)")
 
 
-def _once(target: Path, make: Callable[[Path], None]) -> Path:
+def once(target: Path, make: Callable[[Path], None]) -> Path:
     """Makes a directory beside its place and moves it there at once; who comes second uses the first's."""
     if not target.is_dir():
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import urllib.error
@@ -23,6 +24,10 @@ from tests.servers import free_port
 
 MODEL = "model"  # the name it is served under: /predictions/model
 _VAGUE = ("prediction failure", "invoke handler failure", "service.invoke_handler_async() failure")
+
+
+def _unseen(line: str) -> None:
+    pass
 
 
 class StartFailed(Exception):
@@ -49,7 +54,7 @@ class Djl:
         model: Path,
         port: int = 0,
         env: Mapping[str, str] = os.environ,
-        show: Callable[[str], None] = lambda line: None,
+        show: Callable[[str], None] = _unseen,
     ) -> Self:
         """DJL Serving if its home is given, else the engine of that version behind our front end. `scratch` must be
         its own: DJL's sockets are named alike in every start and lie in java.io.tmpdir.
@@ -64,19 +69,9 @@ class Djl:
             command = home.command(serving, config, MODEL, model)
             more, url = home.environment(serving, scratch), f"http://127.0.0.1:{port}"
         else:
-            command, url = _front_command(version, scratch, model, port), ""
-            more = {"DJL_CACHE_DIR": str(jars.engine(version))}
-        process = subprocess.Popen(
-            command,
-            cwd=scratch,
-            env={"PYTHON_EXECUTABLE": sys.executable, **more, **env},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # a process group of its own: all that is left of it can be found
-        )
-        return cls(process, url, show)
+            command, url = [*java(version, scratch), "Front", str(port), str(model)], ""
+            more = _front_environment(version)
+        return cls(_popen(command, scratch, {**more, **env}), url, show)
 
     @property
     def log(self) -> str:
@@ -153,7 +148,22 @@ def write_model(directory: Path, properties: str, files: Mapping[str, str] | Non
     return directory
 
 
-def _front_command(version: str, scratch: Path, model: Path, port: int) -> list[str]:
+def java(version: str, scratch: Path) -> list[str]:
+    """The command that runs a class of the front end. Its classes come from an archive: half of a start's CPU time."""
+    return _java(version, scratch, f"-XX:SharedArchiveFile={_archive(version)}")
+
+
+def run(version: str, program: str, text: str) -> str:
+    """Give `text` to a class of the front end that has a main; return what it writes.
+
+    Raises:
+        subprocess.CalledProcessError: it failed; stderr has Java's reason.
+    """
+    command = [*java(version, Path(tempfile.gettempdir())), program]
+    return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
+
+
+def _java(version: str, scratch: Path, *more: str) -> list[str]:
     log = {"showThreadName": "false", "showLogName": "false", "levelInBrackets": "true", "log.server_metric": "warn"}
     defined = {f"org.slf4j.simpleLogger.{key}": value for key, value in log.items()}
     # One line for each request in async mode, for nothing that a test could ask.
@@ -164,10 +174,55 @@ def _front_command(version: str, scratch: Path, model: Path, port: int) -> list[
         "-XX:+UseSerialGC",
         "-XX:TieredStopAtLevel=1",  # most live for seconds: a fifth less CPU
         "-XX:-UsePerfData",
+        "-Xlog:cds=off",  # an archive of another Java is not used, and no matter
+        *more,
         *(f"-D{key}={value}" for key, value in defined.items()),
     ]
-    classes = f"{jars.front(version)}:{jars.engine(version)}/lib/*"
-    return ["java", *flags, "-cp", classes, "Front", str(port), str(model)]
+    return ["java", *flags, "-cp", jars.classpath(version)]
+
+
+def _archive(version: str) -> Path:
+    """The classes of a start and of a request, as Java maps them into its memory."""
+
+    def make(scratch: Path) -> None:
+        model = write_model(scratch / "model", "engine=Python\nminWorkers=1\nmaxWorkers=1\n", {"model.py": _NOTHING})
+        command = _java(version, scratch, f"-XX:ArchiveClassesAtExit={scratch / 'classes.jsa'}")
+        env = {**_front_environment(version), **os.environ}
+        djl = Djl(_popen([*command, "Front", "0", str(model)], scratch, env), "", _unseen)
+        try:
+            djl.wait_ready(100)
+            urllib.request.urlopen(f"{djl.url}/invocations", b"{}", timeout=60).close()
+        finally:
+            djl.stop()
+
+    front = jars.front(version)
+    return jars.once(front.with_name(f"{front.name}-classes"), make) / "classes.jsa"
+
+
+_NOTHING = """
+from djl_python import Output
+
+
+def handle(inputs):
+    return None if inputs.is_empty() else Output().add_as_json({})
+"""
+
+
+def _front_environment(version: str) -> dict[str, str]:
+    return {"DJL_CACHE_DIR": str(jars.engine(version))}
+
+
+def _popen(command: list[str], scratch: Path, env: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        cwd=scratch,
+        env={"PYTHON_EXECUTABLE": sys.executable, **env},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # a process group of its own: all that is left of it can be found
+    )
 
 
 def _kill(pids: Iterable[int]) -> None:
