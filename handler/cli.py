@@ -187,7 +187,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         from handler.core.values import Role
         from handler.http.custom import missing_of
         from handler.http.security import OPEN, read_access
-        from handler.http.startup import serve
+        from handler.http.server import serve
         from handler.plugins.functions import model_py
         from handler.serving.check import check
         from handler.serving.engine import downloads_of, hub_note, read_sources

@@ -14,11 +14,10 @@ from handler.config import user_files
 from handler.config.config import Config
 from handler.config.loader import Setting, decode_properties, from_environment, from_file, java_engine, read_config
 from handler.config.model_files import locate
-from handler.config.options.foreign import ENTRY_POINTS
+from handler.config.options import ENTRY_POINTS
 from handler.config.options.tables import BY_ROLLING_BATCH
 from handler.config.user_files import has_own_handle
-from handler.container.arguments import Arguments
-from handler.container.model import ModelSource
+from handler.container.arguments import Arguments, ModelSource
 from handler.core.errors import ConfigError
 
 log = logging.getLogger("handler.container")

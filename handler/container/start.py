@@ -16,8 +16,14 @@ from typing import Any, NamedTuple
 from handler import __version__
 from handler.config.loader import read_config
 from handler.container import djl
-from handler.container.arguments import Arguments, Translation, read_arguments, translated_environment
-from handler.container.model import ModelSource, find_model
+from handler.container.arguments import (
+    Arguments,
+    ModelSource,
+    Translation,
+    find_model,
+    read_arguments,
+    translated_environment,
+)
 from handler.container.supervisor import run_as_init, supervise
 from handler.core.devices import Driver, DriverCheck, check_driver, read_driver
 from handler.core.errors import ConfigError, Problem, Problems

@@ -17,12 +17,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Forbidden, InvalidPayload, ModelNotFound, RouteNotFound
 from handler.http.custom import FASTAPI, CustomCode, missing_of
-from handler.http.foreign_routes import TgiRoutes, VllmRoutes
+from handler.http.foreign_routes import TgiRoutes, TritonRoutes, VllmRoutes
 from handler.http.inference import Endpoint, Inference, headers_by_name, send_answer, send_error, send_json
 from handler.http.protocol import EXCHANGE, AsgiExchange
 from handler.http.routes import OPEN_PATHS, AdapterRoutes, ModelRoutes, PageRoutes, Records, ResponseRoutes
 from handler.http.security import OPEN, Access, AllowedHosts, ApiKeys, Cors, read_access
-from handler.http.triton_routes import TritonRoutes
 from handler.plugins.aws import Handlers
 from handler.plugins.functions import Formatters
 from handler.protocols import registry

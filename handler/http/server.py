@@ -1,23 +1,40 @@
-"""Run the ASGI application: bind the socket, run uvicorn, and drain at a signal."""
+"""Run the server: load the model while a listening socket answers 503, then serve until a signal, and drain."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import itertools
 import logging
+import os
 import resource
 import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from handler.core.errors import ConfigError
+from handler.config.config import Config
+from handler.core import loop
+from handler.core.errors import ConfigError, Problem, Problems, Unavailable
+from handler.core.values import Role, Task
+from handler.engines.process.engine_process import Spec
+from handler.engines.process.supervisor import State
+from handler.http.app import App, users_functions
+from handler.http.inference import headers_by_name, send_answer, send_json
 from handler.http.protocol import Protocol
-from handler.http.security import Access
+from handler.http.security import OPEN, Access, AllowedHosts
+from handler.http.stop_signals import StopSignals
+from handler.plugins.functions import Formatters
+from handler.protocols.api import ModelState
+from handler.protocols.kernel.errors import FRONT_END
+from handler.serving.head import request_id
+from handler.serving.model import ServedModel
+from handler.serving.start import running
 
 log = logging.getLogger("handler.server")
 
@@ -150,3 +167,230 @@ class Server(uvicorn.Server):
                 self.should_exit = True
             self.should_exit = self.should_exit or not self._busy()
         return await super().on_tick(counter)
+
+
+# -- the model beside the application: while it starts, and while it serves --------------------------------------------
+
+
+def serve(
+    config: Config, host: str, port: int, signals: StopSignals, access: Access = OPEN, problems: Iterable[Problem] = ()
+) -> int:
+    """Serve until a signal; returns the exit status.
+
+    Args:
+        signals: installed.
+        problems: those that are known already; the server does not start with any.
+
+    Raises:
+        ConfigError: with all problems: the known ones, those of the address and of model.py; or the model or the
+            engine cannot be had.
+    """
+    for warning in config.warnings:
+        log.info("%s", warning)
+    found = Problems(problems)
+    with contextlib.ExitStack() as stack:
+        with found:
+            allow_connections()
+            listener = stack.enter_context(contextlib.closing(bind(host, port, config.client_timeout)))
+        with found:
+            formatters = users_functions(config)
+        found.check()
+        hosts = AllowedHosts.of(access, host, listener.getsockname()[0])
+        return loop.run(_serve(config, listener, formatters, access, hosts, signals))
+
+
+async def _serve(
+    config: Config,
+    listener: socket.socket,
+    formatters: Formatters,
+    access: Access,
+    hosts: AllowedHosts,
+    signals: StopSignals,
+) -> int:
+    app, progress = StartingApp(config.model_name), Progress()
+    server = Server(
+        app,
+        access,
+        keep_alive_timeout=config.keep_alive_timeout,
+        drain=app.drain,
+        busy=lambda: app.num_requests,
+        give_up=app.give_up,
+    )
+    signals.listen(server.signalled)
+    listener.listen(BACKLOG)  # before it is said: an engine may be ready sooner than uvicorn
+    serving = asyncio.ensure_future(server.serve(sockets=[listener]))
+
+    def announce(spec: Spec) -> None:
+        what = f"loading {config.model_id or 'the demo model'} with" if spec.config.model else "starting"
+        progress.start(f"{what} {spec.engine}")
+
+    def changed(model: ServedModel, state: State) -> None:
+        if state is not State.LOADING:
+            progress.stop()
+        if state is State.CLOSED:
+            server.stop()
+        elif state is State.READY and not model.restarts:
+            print(f"{CLEAR}ready after {progress.seconds:.1f} s: {_describe(model)}", file=sys.stderr)
+            print(_greeting(listener, access, model.context.task, formatters), file=sys.stderr, flush=True)
+
+    start = functools.partial(running, config, formatters, signals=True, wait_ready=False)
+    make = functools.partial(App, access=access, hosts=hosts, handlers=formatters.handlers)
+    hosting = asyncio.ensure_future(_host(start(announce=announce, on_state=changed), app, make, serving))
+    try:
+        await asyncio.wait({serving, hosting}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        progress.stop()
+        server.stop()
+        if not app.is_open:
+            hosting.cancel()  # nobody waits for the model any more
+        await asyncio.wait({hosting})
+        try:
+            await serving
+        finally:
+            signals.leave()
+    if not hosting.cancelled():
+        hosting.result()
+    return 0
+
+
+async def _host(
+    running_model: contextlib.AbstractAsyncContextManager[ServedModel],
+    app: StartingApp,
+    make: Callable[[ServedModel], App],
+    serving: asyncio.Future[None],
+) -> None:
+    """Open the application when the model is loaded, and end with the server.
+
+    Raises:
+        ConfigError: the model or the engine cannot be had.
+    """
+    async with running_model as model:
+        app.open(model, make(model))
+        await asyncio.wait({serving})
+        failure = model.opened.exception() if model.opened.done() else None
+        if failure is not None and not model.draining:
+            raise failure
+
+
+def _describe(model: ServedModel) -> str:
+    if model.config.handle_role is Role.ALONE:
+        return "handle of model.py, without an engine"
+    info, replicas = model.info, model.replicas
+    assert info is not None, "a ready engine has said what it is"
+    count = f"{len(replicas)} replicas of " if replicas else ""
+    computes = "" if info.device == "none" else f" on {info.device}, dtype {info.dtype}"  # echo does not
+    return f"{count}{info.name} {info.version}{computes}, {info.max_total_tokens} tokens"
+
+
+_EXAMPLES = {
+    Task.GENERATION: '{"inputs":"The capital of France is","parameters":{"max_new_tokens":8}}',
+    Task.EMBEDDING: '{"inputs":"The capital of France"}',
+    Task.CLASSIFICATION: '{"inputs":"I like you."}',
+    Task.TRANSCRIPTION: '{"file":"BASE64"}',
+    Task.RERANK: '{"query":"pets","texts":["A cat","A car"]}',
+}
+"""A body for /invocations of each task."""
+
+
+def _greeting(listener: socket.socket, access: Access, task: Task, users: Formatters) -> str:
+    host, port = listener.getsockname()[:2]
+    at = f"{access.scheme}://{'[' + host + ']' if ':' in host else host}:{port}"
+    near = at.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # all addresses are no address
+    known = "${LMI_API_KEY%%,*}" if os.environ.get("LMI_API_KEY") else "KEY"  # its name, never the key itself
+    key = f' -H "Authorization: Bearer {known}"' if access.keys else ""
+    reader = _reader(users)
+    body = f"@body.json  # a body as {reader} reads it" if reader else f"'{_EXAMPLES[task]}'"
+    ask = f"curl -s {near}/invocations -H 'Content-Type: application/json'{key} -d {body}"
+    return f"listening on {at}; open {'it' if near == at else near} in a browser, or try:\n  {ask}"
+
+
+def _reader(users: Formatters) -> str:
+    """Return what of the user's reads the bodies of /invocations, whose form is its own; empty: nothing."""
+    if users.input is not None:
+        return f"the {users.input.title}"
+    if users.handle is not None:
+        return "handle of model.py"
+    if users.handlers is not None and any((users.handlers.invoke, users.handlers.pre, users.handlers.pre_post_process)):
+        return "your custom handler"
+    return ""
+
+
+class StartingApp:
+    """The ASGI application of a server: it refuses every request with 503 until `open` names the real one."""
+
+    def __init__(self, model_name: str) -> None:
+        self._model_name = model_name
+        self._draining = False
+        self._model: ServedModel | None = None
+        self._app: ASGIApp = self._refuse
+
+    def open(self, model: ServedModel, app: ASGIApp) -> None:
+        """Hand all later requests to `app`."""
+        self._model, self._app = model, app
+        if self._draining:
+            model.drain()
+
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+        return self._app(scope, receive, send)
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether requests go to the real one."""
+        return self._model is not None
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that are being answered; refusals do not count."""
+        return self._model.num_requests if self._model is not None else 0
+
+    def drain(self) -> None:
+        self._draining = True
+        if self._model is not None:
+            self._model.drain()
+
+    def give_up(self) -> None:
+        if self._model is not None:
+            self._model.give_up()
+
+    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["request_id"] = request_id(headers_by_name(scope))
+        if scope["path"] == "/ping":
+            state = "stopping" if self._draining else "loading"
+            value: ModelState = {"status": "Unhealthy", "state": state}
+            await send_json(scope, send, 503, value)
+        else:
+            message = "the server is stopping" if self._draining else f"Model is not ready: {self._model_name}"
+            await send_answer(scope, send, FRONT_END.whole(Unavailable(message)))
+
+
+CLEAR = "\r\033[K" if sys.stderr.isatty() else ""
+"""Removes the progress line from a terminal."""
+
+
+class Progress:
+    """The server's present work: seconds count up on a terminal, a log gets a line every ten seconds."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Since the start."""
+        return time.perf_counter() - self._began
+
+    def start(self, what: str) -> None:
+        self._task = asyncio.ensure_future(_show(what))
+
+    def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+
+async def _show(what: str) -> None:
+    live = sys.stderr.isatty()
+    for second in itertools.count():
+        if live or second % 10 == 0:
+            start, end = ("\r", "") if live else ("", "\n")
+            print(f"{start}{what} ... {second} s", end=end, file=sys.stderr, flush=True)
+        await asyncio.sleep(1)

@@ -9,11 +9,10 @@ from typing import Any, NamedTuple
 
 from handler import __version__
 from handler.protocols.api import SessionAnswer
-from handler.protocols.examples import answer_to
 from handler.protocols.kernel.dialect import Description, Dialect, ServerContext
 from handler.protocols.kernel.errors import FrontEndError
 from handler.protocols.kernel.schema import TEXT, Shape, components_of, record, ref, schema_of_type
-from handler.protocols.operations import GROUPS, INFERENCE, OPERATIONS, PATH_PARAMETERS, Operation
+from handler.protocols.operations import GROUPS, INFERENCE, OPERATIONS, PATH_PARAMETERS, Operation, answer_to
 from handler.protocols.registry import dialects, dialects_of
 
 # -- calls about stateful sessions in the API's document (docs/sessions.md) --------------------------------------------

@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from handler.core.errors import (
     AnswerTooLong,
@@ -19,7 +19,7 @@ from handler.core.errors import (
     ServingError,
     UnsupportedMedia,
 )
-from handler.core.media import Medium
+from handler.core.media import Medium, Upload
 from handler.core.text import Prompt, check_ids, given_prompt
 from handler.core.values import Adapter, Request, Task
 from handler.engines.base import EngineInfo, Tokenizer
@@ -30,12 +30,15 @@ from handler.plugins.functions import AdapterFormatters, Formatters, InputFormat
 from handler.protocols.kernel.body import decode, decode_text
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, Recalled, ServerContext
 from handler.protocols.kernel.readers import merge_adapters
-from handler.serving.forms import read_form
 from handler.serving.head import NO_FORMATTERS, Head, adapter_of, media_type
 from handler.serving.media.loader import place_media
 from handler.serving.sessions import HEADER, Sessions, answer_call, session_call, session_of
 from handler.serving.stored_responses import ResponseStore
 from handler.serving.turns import LARGE, LargeBodies
+
+if TYPE_CHECKING:
+    from python_multipart.multipart import MultipartCallbacks
+
 
 _JSON_LINES = re.compile(r"application/(x-)?(jsonlines|ndjson|jsonl)")
 """Lines of JSON, of which a request has one: batch transform sends them so, and LMI reads them so."""
@@ -374,3 +377,96 @@ def check_task(request: Request, task: Task) -> None:
 
 def _for_adapter(request: Request, adapter: Adapter) -> Request:
     return request._replace(adapter=merge_adapters(adapter, request.adapter, "the body"))
+
+
+# -- forms (multipart/form-data) of small texts and files, which stay in memory ----------------------------------------
+
+
+_MOST_PARTS = 64  # OpenAI's routes have some ten
+_MOST_TEXT = 1 << 20  # bytes of a part that is no file
+_MOST_BOUNDARY = 70  # characters: RFC 2046, section 5.1.1
+
+
+Parts = dict[str, str | Upload | list[str]]
+
+
+def read_form(body: bytes, content_type: str) -> Parts:
+    """Return the parts by name; of two with a name the last counts, as in JSON. Texts of a name with `[]` are a list.
+
+    Raises:
+        InvalidPayload: the body is no such form, or has too many parts.
+    """
+    from python_multipart.exceptions import FormParserError
+    from python_multipart.multipart import MultipartParser, parse_options_header
+
+    boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
+    if not 0 < len(boundary) <= _MOST_BOUNDARY:
+        raise InvalidPayload(f"content type multipart/form-data needs a boundary of 1 to {_MOST_BOUNDARY} characters")
+    form = _Form()
+    try:
+        parser = MultipartParser(boundary, form.callbacks)
+        parser.write(body)
+        parser.finalize()
+    except (FormParserError, ValueError):
+        raise InvalidPayload("the body is not of the type multipart/form-data, or breaks off") from None
+    if not form.ended:
+        raise InvalidPayload("the body is not of the type multipart/form-data, or breaks off")
+    return form.parts
+
+
+class _Form:
+    """Gathers what the parser tells of."""
+
+    def __init__(self) -> None:
+        self.parts: Parts = {}
+        self.ended = False
+        self._number = 0
+        self._field, self._value = bytearray(), bytearray()
+        self._headers: dict[bytes, bytes] = {}
+        self._data = bytearray()
+
+    @property
+    def callbacks(self) -> MultipartCallbacks:
+        return {
+            "on_part_begin": self._begin,
+            "on_header_field": lambda data, start, end: self._field.extend(data[start:end]),
+            "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
+            "on_header_end": self._header,
+            "on_part_data": lambda data, start, end: self._data.extend(memoryview(data)[start:end]),
+            "on_part_end": self._part,
+            "on_end": self._end,
+        }
+
+    def _begin(self) -> None:
+        self._number += 1
+        if self._number > _MOST_PARTS:
+            raise InvalidPayload(f"the form has more than {_MOST_PARTS} parts")
+        self._headers, self._data = {}, bytearray()
+
+    def _header(self) -> None:
+        self._headers[bytes(self._field).lower()] = bytes(self._value)
+        self._field, self._value = bytearray(), bytearray()
+
+    def _part(self) -> None:
+        from python_multipart.multipart import parse_options_header
+
+        options = parse_options_header(self._headers.get(b"content-disposition", b""))[1]
+        name = options.get(b"name", b"").decode(errors="replace")
+        if not name:
+            raise InvalidPayload("a part of the form has no name")
+        if b"filename" in options:
+            self.parts[name] = Upload(bytes(self._data))
+            return
+        if len(self._data) > _MOST_TEXT:
+            raise InvalidPayload(f"{name[:64]!r}: a form's text may have {_MOST_TEXT} bytes; send a file with a name")
+        try:
+            text = self._data.decode()
+        except UnicodeDecodeError:
+            raise InvalidPayload(f"{name[:64]!r} must be UTF-8 text") from None
+        if not name.endswith("[]"):
+            self.parts[name] = text
+        elif isinstance(texts := self.parts.setdefault(name, []), list):
+            texts.append(text)
+
+    def _end(self) -> None:
+        self.ended = True

@@ -21,7 +21,7 @@ from handler.plugins.aws import STANDARDS, check_handlers, script_of
 from handler.plugins.functions import check_model_py, check_syntax, model_py
 from handler.plugins.tool_parser import find_tool_parser
 from handler.protocols.assistant.response_template.template import ResponseTemplate, read_response_template
-from handler.protocols.assistant.tools.formats.hf import HF
+from handler.protocols.assistant.tools.parsing import HF
 from handler.protocols.assistant.tools.request import AUTO, NONE
 from handler.protocols.kernel.dialect import GenerationDefaults
 from handler.protocols.kernel.parameters import MODEL_DEFAULTS

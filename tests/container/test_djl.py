@@ -18,8 +18,7 @@ import pytest
 from handler.config import user_files
 from handler.config.loader import read_config
 from handler.container import djl
-from handler.container.arguments import Arguments
-from handler.container.model import ModelSource
+from handler.container.arguments import Arguments, ModelSource
 from handler.core.errors import ConfigError
 from tests.container.processes import Container, container, model_data
 from tests.djl import jars, launch

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from handler.container.model import find_model
+from handler.container.arguments import find_model
 from handler.core.devices import Driver, DriverCheck, check_driver, read_driver, visible_gpus
 from handler.core.errors import ConfigError
 

@@ -16,7 +16,7 @@ import pytest
 
 from deploy.diagnostics import causes, known_causes
 from handler.config.loader import read_config, read_server_config
-from handler.container.model import find_model
+from handler.container.arguments import find_model
 from handler.core import errors
 from handler.core.devices import Driver, check_driver
 from handler.core.errors import ConfigError

@@ -27,8 +27,7 @@ from handler.config.config import Config
 from handler.config.loader import read_server_config
 from handler.config.model_files import file_values, locate, tokenizer_template
 from handler.container import djl
-from handler.container.arguments import Arguments
-from handler.container.model import ModelSource, find_model
+from handler.container.arguments import Arguments, ModelSource, find_model
 from handler.core.errors import AdapterFailed, ConfigError
 from handler.djl.startup import read_properties
 from handler.engines.huggingface.files import check_checkpoint, find_checkpoint

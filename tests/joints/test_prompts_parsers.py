@@ -20,10 +20,9 @@ from handler.protocols.assistant.events import Reasoning
 from handler.protocols.assistant.reasoning import thinking_parser
 from handler.protocols.assistant.reasoning_families import FAMILIES
 from handler.protocols.assistant.tools.formats import FORMATS, named
-from handler.protocols.assistant.tools.formats.hf import HF
 from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2
 from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text, write_calls
-from handler.protocols.assistant.tools.parsing import Format
+from handler.protocols.assistant.tools.parsing import HF, Format
 from handler.protocols.assistant.tools.request import choose_format, read_tools
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.errors import HttpResponse

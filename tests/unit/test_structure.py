@@ -252,7 +252,7 @@ def tops(path: Path) -> set[str]:
 # -- protocols: kernel ← assistant ← dialects ← roof ---------------------------------------------------------------
 
 PROTOCOLS = HANDLER / "protocols"
-FLOORS = {"kernel": 0, "assistant": 1, "api": 1, "examples": 1, "operations": 3, "openapi": 3, "registry": 3}
+FLOORS = {"kernel": 0, "assistant": 1, "api": 1, "operations": 3, "openapi": 3, "registry": 3}
 """The floor of each room of protocols; all other rooms are dialects."""
 _DIALECTS = 2
 

@@ -7,9 +7,8 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from handler.config.options import ENVIRONMENT, KNOWN, SERVER_ENVIRONMENT
+from handler.config.options import ENVIRONMENT, KNOWN, NO_ARGUMENTS, SERVER_ENVIRONMENT, VARIABLES_OF
 from handler.config.options.engine_arguments import NAMES, check, engine_arguments, parser, shipped
-from handler.config.options.foreign import NO_ARGUMENTS, VARIABLES_OF
 from handler.config.options.option import Gone, Option, is_secret, read_json, shown
 from handler.core.errors import Problem
 

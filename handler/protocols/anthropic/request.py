@@ -16,8 +16,17 @@ from handler.core.media import MediaSource, new_secret
 from handler.core.values import Sampling, StructuredOutput
 from handler.protocols.anthropic.api import ERRORS, AnthropicError, AnthropicMessage, MessageEvent, in_own_words
 from handler.protocols.anthropic.api import AnthropicCount as AnthropicTokens
-from handler.protocols.anthropic.response import MessageDocument, MessageStream, Settings, encode
-from handler.protocols.anthropic.threads import THREAD, ThreadKeeping, continued, make_keeping, read_wanted
+from handler.protocols.anthropic.response import (
+    THREAD,
+    MessageDocument,
+    MessageStream,
+    Settings,
+    ThreadKeeping,
+    continued,
+    encode,
+    make_keeping,
+    read_wanted,
+)
 from handler.protocols.assistant.answer import reasoning_family
 from handler.protocols.assistant.template import knows
 from handler.protocols.assistant.tools.request import MAX_TOOLS

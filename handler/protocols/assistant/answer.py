@@ -14,9 +14,8 @@ from handler.protocols.assistant.reasoning import Thinking, ThinkingParser
 from handler.protocols.assistant.reasoning_families import Family, choose_family
 from handler.protocols.assistant.response_template.parsing import TemplateThinking, family
 from handler.protocols.assistant.tools.formats import find
-from handler.protocols.assistant.tools.formats.hf import HF
 from handler.protocols.assistant.tools.grammar import write_calls
-from handler.protocols.assistant.tools.parsing import CheckedCalls
+from handler.protocols.assistant.tools.parsing import HF, CheckedCalls
 from handler.protocols.assistant.tools.request import AUTO, NONE, Tools, choose_format, takes_tools
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.errors import ErrorFormat

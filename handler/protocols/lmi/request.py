@@ -66,8 +66,7 @@ from handler.protocols.lmi.response import (
 )
 from handler.protocols.openai.completions import completion_of
 from handler.protocols.openai.request import FOREIGN, Head, identity
-from handler.protocols.tei.api import TeiError, TeiVectors
-from handler.protocols.tei.request import EMBED, TeiEmbed, nested_request
+from handler.protocols.tei.request import EMBED, TeiEmbed, TeiError, TeiVectors, nested_request
 
 TABLE = Table({**PARAMETERS, **TENSORS, "outputs": Parameter(SEVERAL, read_outputs)}, "parameters.")
 """All names under `parameters` that `read_all` reads."""

@@ -6,17 +6,18 @@ Sources: docs.cohere.com, "Rerank API" v1 and v2; vllm/entrypoints/pooling/scori
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
-from handler.core.errors import InvalidPayload
+from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import encoded
 from handler.core.media import new_uuid
 from handler.core.values import Pooling, Truncation
 from handler.protocols.kernel.dialect import Description, ParsedRequest, ServerContext
+from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.parameters import Parameter, Table, read_all, request_shape, unsupported
 from handler.protocols.kernel.readers import boolean, integer
 from handler.protocols.kernel.reply import VectorReply, Vectors
-from handler.protocols.kernel.schema import Shape, accepts, record
+from handler.protocols.kernel.schema import Count, NotRequired, Shape, accepts, record
 from handler.protocols.kernel.texts import (
     NON_EMPTY,
     VLLM_POOLING,
@@ -26,8 +27,49 @@ from handler.protocols.kernel.texts import (
     text_list,
     vllm_truncation,
 )
+from handler.protocols.openai.api import OpenAiErrors
 from handler.protocols.openai.request import MODEL, OpenAiDialect
-from handler.protocols.rerank.api import ERRORS, RankedDocument, RerankAnswer, RerankError
+
+# -- what goes out: answers and errors ---------------------------------------------------------------------------------
+
+
+class RankedDocument(TypedDict):
+    """One of the ranked documents, the best first; with `text`, and the fields of a document that was an object."""
+
+    index: Count
+    relevance_score: float | None
+    document: NotRequired[dict[str, Any]]
+
+
+class RerankUsage(TypedDict):
+    prompt_tokens: Count
+    total_tokens: Count
+
+
+class RerankAnswer(TypedDict):
+    """Cohere's `id` and `results`; vLLM's `model` and `usage`."""
+
+    id: str
+    model: str
+    results: list[RankedDocument]
+    usage: RerankUsage
+
+
+# -- Cohere's errors: `{"message"}` under OpenAI's statuses ------------------------------------------------------------
+
+
+class RerankError(TypedDict):
+    message: str
+
+
+class RerankErrors(ErrorFormat):
+    statuses = OpenAiErrors.statuses
+
+    def body(self, error: ServingError) -> RerankError:
+        return {"message": error.message}
+
+
+ERRORS = RerankErrors()
 
 
 @accepts(type="integer", minimum=0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Annotated, Any, TypedDict
 
-from handler.core.errors import InvalidPayload
+from handler.core.errors import InvalidParameter, InvalidPayload, NotJson, Overloaded, ServingError, TooLong
 from handler.core.values import FieldNames, Pooling, Request, Truncation
 from handler.protocols.kernel.body import report_unknown
 from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, RequestShape, ServerContext, Timing
@@ -14,9 +15,11 @@ from handler.protocols.kernel.errors import ErrorFormat, Headers
 from handler.protocols.kernel.parameters import Parameter, Table, parameters, read_all, request_shape, unsupported
 from handler.protocols.kernel.readers import boolean, integer, string
 from handler.protocols.kernel.reply import VectorReply, Vectors, json_of
-from handler.protocols.kernel.schema import Shape, listing, record
+from handler.protocols.kernel.schema import Count, NotRequired, Shape, listing, record
 from handler.protocols.kernel.texts import (
     NON_EMPTY,
+    NoTexts,
+    TooManyTexts,
     check_prompt_name,
     embedding_requests,
     read_list,
@@ -28,7 +31,69 @@ from handler.protocols.kernel.texts import (
     texts_shape,
     truncation_side,
 )
-from handler.protocols.tei.api import ERRORS, TeiError, TeiPrediction, TeiRank, TeiVectors
+
+# -- what goes out: answers and errors ---------------------------------------------------------------------------------
+
+
+TeiVectors = list[list[float]]
+"""A vector for each text, of one text too."""
+
+
+class TeiRank(TypedDict):
+    """One of the ranked texts, the best first."""
+
+    index: Count
+    text: NotRequired[str]
+    score: float | None
+
+
+class TeiPrediction(TypedDict):
+    """One of a text's labels, the most likely first."""
+
+    score: float | None
+    label: str
+
+
+# -- TEI's errors: statuses and `error_type` (text-embeddings-inference 1, router/src/http) ----------------------------
+
+
+TeiErrorType = Annotated[str, ("enum", ("Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"))]
+
+
+class TeiError(TypedDict):
+    error: str
+    error_type: TeiErrorType
+
+
+class TeiErrors(ErrorFormat):
+    """The messages are this server's own."""
+
+    statuses = MappingProxyType(
+        {
+            NoTexts: 400,
+            TooManyTexts: 413,
+            TooLong: 413,
+            NotJson: 400,
+            InvalidPayload: 422,
+            InvalidParameter: 422,
+            Overloaded: 429,
+        }
+    )
+
+    def body(self, error: ServingError) -> TeiError:
+        return {"error": error.message, "error_type": self._type(error)}
+
+    def _type(self, error: ServingError) -> TeiErrorType:
+        if isinstance(error, NoTexts):
+            return "Empty"
+        status = self.status(error)
+        if status in (429, 503):
+            return "Overloaded" if status == 429 else "Unhealthy"
+        return "Backend" if error.kind == "generation" else "Validation"
+
+
+ERRORS = TeiErrors()
+
 
 _TRUNCATION: Mapping[str, Parameter] = {
     "truncate": Parameter("truncate", boolean),

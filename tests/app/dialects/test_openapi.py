@@ -21,14 +21,13 @@ from handler import protocols
 from handler.config.config import Config
 from handler.core.framing import dumps
 from handler.core.values import Task
-from handler.protocols.examples import answer_to
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.parameters import Parameter, Table, parameters
 from handler.protocols.kernel.readers import integer, number
 from handler.protocols.kernel.schema import ref, schema_of_reader, schema_of_type
 from handler.protocols.lmi.request import TABLE
 from handler.protocols.openapi import DESCRIPTIONS, DocumentedRoute, components, document
-from handler.protocols.operations import INFERENCE, OPERATIONS
+from handler.protocols.operations import INFERENCE, OPERATIONS, answer_to
 from handler.protocols.registry import INVOCATIONS, POOLED_ROUTES, ROUTES, DispatchByField, choose, dialects, routes
 from tests.app.server import serve
 from tests.one_test import in_one_test
@@ -81,7 +80,7 @@ def values_of(kind: str, body: str) -> list[Any]:
     return [json.loads(line) for line in lines]
 
 
-# -- the document ------------------------------------------------------------------------------------------------
+# -- the document ------------------------------------------------------------------------------------------------------
 
 
 def test_it_is_valid() -> None:
@@ -233,7 +232,7 @@ def test_adapter_calls_have_the_statuses_of_their_document() -> None:
         assert set(OPERATIONS[method, "/models/{model}/adapters" + path].answers) == listed | {404}, name
 
 
-# -- the bodies, held against the golden files -------------------------------------------------------------------
+# -- the bodies, held against the golden files -------------------------------------------------------------------------
 
 
 def dialect_of(name: str) -> str:
@@ -302,7 +301,7 @@ def test_the_shapes_refuse_what_is_something_else() -> None:
         assert not validator(ref(name)).is_valid(value), name
 
 
-# -- parameters, held against their readers ----------------------------------------------------------------------
+# -- parameters, held against their readers ----------------------------------------------------------------------------
 
 
 def _tables() -> dict[str, Mapping[str, Parameter]]:

@@ -20,7 +20,7 @@ import pytest
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import Framing
 from handler.http.routes import ASSETS
-from handler.http.startup import StartingApp
+from handler.http.server import StartingApp
 from handler.protocols import registry
 from handler.protocols.anthropic.request import AnthropicCount
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext

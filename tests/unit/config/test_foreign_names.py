@@ -16,9 +16,8 @@ import pytest
 from handler.config.config import Config
 from handler.config.environment import name_hub_token
 from handler.config.loader import Reading, read_config
-from handler.config.options import COMMON, KNOWN, Option
+from handler.config.options import COMMON, FOREIGN, JAVA, KNOWN, VARIABLES_OF, Option
 from handler.config.options.command_line import describe
-from handler.config.options.foreign import FOREIGN, JAVA, VARIABLES_OF
 from handler.config.options.names import _CONVERSIONS, SECRET, VARIABLES, key_of
 from tests.one_test import in_one_test
 
@@ -50,7 +49,7 @@ def test_a_name_that_lmi_ignores_gets_one_line(name: str) -> None:
     assert "  no effect: " in describe(name)
 
 
-# -- names that nobody has -------------------------------------------------------------------------------------------
+# -- names that nobody has ---------------------------------------------------------------------------------------------
 
 
 def test_names_that_nobody_has_get_one_line_together(tmp_path: Path) -> None:
@@ -82,7 +81,7 @@ def test_a_variable_refuses_every_unknown_name() -> None:
     assert str(problem) == "environment variable LMI_UNKNOWN_OPTIONS: LMI_UNKNOWN_OPTIONS=maybe: must be warn or error"
 
 
-# -- values ----------------------------------------------------------------------------------------------------------
+# -- values ------------------------------------------------------------------------------------------------------------
 
 
 @in_one_test(
@@ -194,7 +193,7 @@ def test_a_format_of_weights_that_only_lmis_own_vllm_had_is_refused() -> None:
     assert config("option.load_format=runai_streamer").engine_options["load_format"] == "runai_streamer"
 
 
-# -- engines of DJL's own ----------------------------------------------------------------------------------------
+# -- engines of DJL's own ----------------------------------------------------------------------------------------------
 
 
 @in_one_test("name", ["Rust", "OnnxRuntime", "PyTorch"])

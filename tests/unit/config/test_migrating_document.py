@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from handler.config.options import OPTIONS
+from handler.config.options import FOREIGN, OPTIONS, VARIABLES_OF
 from handler.config.options.engine_arguments import shipped
-from handler.config.options.foreign import FOREIGN, VARIABLES_OF
 from handler.config.options.names import VARIABLES, find_option
 from handler.config.options.option import OF_JAVA, Gone
 from tests.docs.pages import fill

@@ -14,10 +14,10 @@ import pytest
 
 from handler import protocols
 from handler.core.errors import PromptTooLong, ServingError
-from handler.protocols.examples import answer_to
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.texts import NON_EMPTY
+from handler.protocols.operations import answer_to
 from tests.unit.protocols.answers import CONTEXT, answer, refused, with_options
 
 README = Path(protocols.__path__[0]) / "README.md"

@@ -32,10 +32,9 @@ from handler.protocols.assistant.response_template.template import (
     ResponseTemplate,
     Watch,
 )
-from handler.protocols.assistant.tools.formats.hf import HF, TemplateCalls
 from handler.protocols.assistant.tools.grammar import ANY, ToolSchema
 from handler.protocols.assistant.tools.json_text import JsonEnd, as_json, dumps
-from handler.protocols.assistant.tools.parsing import NAME, SPACES, Tool
+from handler.protocols.assistant.tools.parsing import HF, NAME, SPACES, TemplateCalls, Tool
 
 
 class ResponseParser(ThinkingParser):

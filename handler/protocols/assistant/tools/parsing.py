@@ -543,3 +543,16 @@ class CheckedCalls:
             yield call.name
         else:
             yield CallEnd(call.number, Ending.WHOLE if call.arguments.is_whole() else Ending.BROKEN)
+
+
+# -- calls by the model's own response template, which response_template/ reads with the rest of the answer ------------
+
+
+class TemplateCalls(PlainText):
+    """Stands for the calls of an answer. By itself it leaves them in the text."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        self.tools = tools
+
+
+HF = Format("hf", TemplateCalls)

@@ -14,11 +14,10 @@ from handler.core.values import StructuredOutput
 from handler.protocols.assistant.events import Parser
 from handler.protocols.assistant.template import THOUGHTS
 from handler.protocols.assistant.tools.formats import find, named
-from handler.protocols.assistant.tools.formats.hf import HF
 from handler.protocols.assistant.tools.formats.json_calls import SMOLLM2, List
 from handler.protocols.assistant.tools.grammar import Notation, calls, calls_in_text, calls_or_answer, write_calls
 from handler.protocols.assistant.tools.json_text import dumps
-from handler.protocols.assistant.tools.parsing import CallsOrText, Format, NamedCall
+from handler.protocols.assistant.tools.parsing import HF, CallsOrText, Format, NamedCall
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.readers import Named, json_schema, structural_tag
 from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, listing, nullable, record

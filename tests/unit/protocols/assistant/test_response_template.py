@@ -20,8 +20,7 @@ from handler.protocols.assistant.events import Event
 from handler.protocols.assistant.response_template.parsing import ResponseParser
 from handler.protocols.assistant.response_template.pattern import Attempt, Pattern
 from handler.protocols.assistant.response_template.template import read_response_template
-from handler.protocols.assistant.tools.formats.hf import HF
-from handler.protocols.assistant.tools.parsing import CheckedCalls
+from handler.protocols.assistant.tools.parsing import HF, CheckedCalls
 from handler.protocols.assistant.tools.request import Tools, choose_format
 from handler.protocols.kernel.dialect import ServerContext
 from tests.one_test import in_one_test
