@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -448,6 +450,14 @@ COMMON_RULES: Mapping[str, Rule] = {
     "stop_token_ids": unless_neutral("stop_token_ids", make=list),
 }
 """Fields that vLLM, SGLang and servers of OpenAI's API take by these names."""
+
+
+_SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
+
+
+def regex_of(choices: str) -> str:
+    """Return the regular expression of a JSON list of texts."""
+    return "|".join(_SPECIAL.sub(r"\\\g<0>", choice) for choice in json.loads(choices))
 
 
 # -- for engines: log-probabilities of given tokens, and the most likely alternatives, of logits -----------------------

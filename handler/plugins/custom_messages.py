@@ -17,7 +17,7 @@ from handler.plugins.api import Token as UserToken
 from handler.plugins.functions import InputFormatter, OutputFormatter, Style, failed, kind, run, users_objects
 from handler.protocols.kernel.dialect import ParsedRequest, Reply
 from handler.protocols.kernel.errors import ErrorFormat
-from handler.protocols.kernel.reply import finish_of, rank_sequences
+from handler.protocols.kernel.reply import WrappedReply, finish_of, rank_sequences
 
 _ids = itertools.count()
 
@@ -60,25 +60,19 @@ def with_formatter(
     return call._replace(reply=CustomReply(call, formatter, output), formatter=formatter.title)
 
 
-class ValueReply(Reply):
+class ValueReply(WrappedReply):
     """An answer whose values a formatter changes before they are framed: a document, or each line of a stream.
 
     Failures stay as they are.
     """
 
     def __init__(self, reply: Reply, formatter: OutputFormatter) -> None:
-        self._reply = reply
+        super().__init__(reply)
         self._formatter = formatter
         self._framing = _FRAMINGS[reply.content_type]
-        self.content_type = reply.content_type
-        self.finished = False
-
-    def start(self, index: int, num_prompt_tokens: int) -> None:
-        self._reply.start(index, num_prompt_tokens)
 
     def feed(self, index: int, delta: Delta) -> bytes:
-        data = self._reply.feed(index, delta)
-        self.finished = self._reply.finished
+        data = super().feed(index, delta)
         if delta.error is not None:
             return data
         return b"".join([self._changed(part) for part in _parts(data, self._framing)])
@@ -122,7 +116,7 @@ def _parts(data: bytes, framing: Framing) -> list[bytes]:
     return [part.removeprefix(framing.before) for part in data.split(framing.after)[:-1]]
 
 
-class ResponseReply(Reply):
+class ResponseReply(WrappedReply):
     """An answer of LMI's async mode that a formatter writes: a response object, or each chunk of a stream as text.
 
     A result is the whole body, or a chunk, followed by a line break; the stream ends with an empty line.
@@ -133,23 +127,18 @@ class ResponseReply(Reply):
     """
 
     def __init__(self, reply: Reply, formatter: OutputFormatter, call: ParsedRequest) -> None:
-        self._reply = reply
+        super().__init__(reply)
         self._formatter = formatter
         self._errors = call.errors
         self._streams = call.streams
         self._framing = _FRAMINGS[reply.content_type]
         self.content_type = (JSONLINES if call.streams else JSON).content_type
-        self.finished = False
-
-    def start(self, index: int, num_prompt_tokens: int) -> None:
-        self._reply.start(index, num_prompt_tokens)
 
     def feed(self, index: int, delta: Delta) -> bytes:
         if delta.error is not None:
             self.finished = True
             return broken_off(self._errors, delta.error)
-        data = self._reply.feed(index, delta)
-        self.finished = self._reply.finished
+        data = super().feed(index, delta)
         if not self._streams:
             return self._written(Response(loads(data))) if data else b""
         parts = [part for part in _parts(data, self._framing) if part]

@@ -16,6 +16,7 @@ from typing import Any
 from handler.core.errors import FormatterFailed, ServingError, serving_error
 from handler.core.values import Delta, Finish
 from handler.protocols.kernel.dialect import Reply
+from handler.protocols.kernel.reply import WrappedReply
 
 log = logging.getLogger("handler.formatters")
 
@@ -129,7 +130,7 @@ def _forget(index: int, delta: Delta) -> None:
     pass
 
 
-class ThreadedReply(Reply):
+class ThreadedReply(WrappedReply):
     """A reply whose `feed` runs on a thread.
 
     The host hands deltas to `put`. When they are formatted, `deliver` gets each of them on the host's own thread, in
@@ -144,7 +145,7 @@ class ThreadedReply(Reply):
     def __init__(
         self, reply: Reply, title: str, thread: FormatterThread, deliver: Callable[[int, Delta], None]
     ) -> None:
-        self._reply = reply
+        super().__init__(reply)
         self._title = title
         self._thread = thread
         self._deliver = deliver
@@ -152,11 +153,6 @@ class ThreadedReply(Reply):
         self._busy = False
         self._data = b""
         self._closed = False
-        self.content_type = reply.content_type
-        self.finished = False
-
-    def start(self, index: int, num_prompt_tokens: int) -> None:
-        self._reply.start(index, num_prompt_tokens)
 
     def put(self, index: int, delta: Delta) -> None:
         self._waiting.append((index, delta))

@@ -6,9 +6,7 @@ Two of three agree on most messages, and what they share is here.
 from __future__ import annotations
 
 import importlib
-import json
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -153,14 +151,6 @@ class Contract(ABC):
             else (),
             chunk.cached_tokens,
         )
-
-
-_SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
-
-
-def one_of(choices: str) -> str:
-    """Return the regular expression of a JSON list of texts."""
-    return "|".join(_SPECIAL.sub(r"\\\g<0>", choice) for choice in json.loads(choices))
 
 
 def ranked(pairs: Any, count: int) -> Alternatives:

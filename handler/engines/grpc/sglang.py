@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from handler.core.values import Sampling
-from handler.engines.base import COMMON_RULES, Rule, drawn_or, top_choice
-from handler.engines.grpc.contract import NO_FIELD, Contract, one_of
+from handler.engines.base import COMMON_RULES, Rule, drawn_or, regex_of, top_choice
+from handler.engines.grpc.contract import NO_FIELD, Contract
 
 _FORBIDDEN = -1e9  # added to the logit of a token that must not come
 
@@ -29,7 +29,7 @@ def _guide(sampling: Sampling) -> dict[str, Any]:
         case "json_object":
             return {"json_schema": '{"type": "object"}'}
         case "choice":
-            return {"regex": one_of(rule.value)}
+            return {"regex": regex_of(rule.value)}
         case "grammar":
             return {"ebnf_grammar": rule.value}
         case kind:

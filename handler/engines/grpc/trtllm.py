@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from handler.core.values import Sampling
-from handler.engines.base import Rule, arguments, unless_neutral
-from handler.engines.grpc.contract import Chunk, Contract, Model, one_of, ranked
+from handler.engines.base import Rule, arguments, regex_of, unless_neutral
+from handler.engines.grpc.contract import Chunk, Contract, Model, ranked
 from handler.engines.remote.servers import Failed
 
 _COLDEST = 1e-5  # a lower temperature is greedy: logits divided by it may be infinite
@@ -91,7 +91,7 @@ class TrtLlm(Contract):
         if rule.kind not in _GUIDES:
             raise ValueError(f"structured_output: there is no {rule.kind}")
         params = self.messages.GuidedDecodingParams
-        guide = one_of(rule.value) if rule.kind == "choice" else rule.value or "{}"  # it skips an empty one
+        guide = regex_of(rule.value) if rule.kind == "choice" else rule.value or "{}"  # it skips an empty one
         return params(guide_type=params.GuideType.Value(_GUIDES[rule.kind]), guide=guide)
 
     def abort(self, id: str) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Mapping
@@ -11,11 +10,9 @@ from importlib.util import find_spec
 from typing import Any
 
 from handler.core.values import Sampling, StructuredOutput
-from handler.engines.base import EngineConfig, Rule, StructuredOutputCheck, arguments, unless_neutral
+from handler.engines.base import EngineConfig, Rule, StructuredOutputCheck, arguments, regex_of, unless_neutral
 from handler.engines.structured_output.ebnf import acyclic
 
-_SPECIAL = re.compile(r"[\\^$.|?*+()\[\]{}]")
-_ESCAPED = r"\\\g<0>"  # with a backslash in front
 _MAX_SEED = (1 << 64) - 1
 
 # Limits that keep one request from ending the engine: a NaN, or a `top_k` above the vocabulary's size, fails a
@@ -152,8 +149,7 @@ def guided_decoding_arguments(structured_output: StructuredOutput) -> dict[str, 
         case "regex" | "grammar" | "structural_tag" as kind:
             return {kind: structured_output.value}
         case "choice":  # as a regular expression: it has no choices
-            choices = json.loads(structured_output.value)
-            return {"regex": f"({'|'.join(_SPECIAL.sub(_ESCAPED, choice) for choice in choices)})"}
+            return {"regex": f"({regex_of(structured_output.value)})"}
     raise ValueError(f"TensorRT-LLM has no structured output of the kind {structured_output.kind!r}")
 
 

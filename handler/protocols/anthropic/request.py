@@ -39,7 +39,7 @@ from handler.protocols.kernel.dialect import (
     Wanted,
 )
 from handler.protocols.kernel.messages import (
-    Chat,
+    TurnsReader,
     add_to_turn,
     check_taken,
     join_turns,
@@ -159,24 +159,16 @@ MESSAGES: Mapping[str, Shape] = {
 """What `MessagesReader` reads."""
 
 
-class MessagesReader:
+class MessagesReader(TurnsReader):
     """Reads one request's messages.
 
-    Images in a call's result follow the results, as a part of the user's own turn: chat templates take a result's text
-    only.
-
     Attributes:
-        chat: messages in the chat's form, those of one role in a row joined.
         continues: the answer continues the last message.
-        unknown: names without effect, as `messages[].content[].NAME`.
     """
 
     def __init__(self, context: ServerContext) -> None:
-        self._context = context
-        self._shown: list[MediaSource] = []  # by the results of calls
-        self.chat: Chat = []
+        super().__init__(context)
         self.continues = False
-        self.unknown: dict[str, None] = {}
         self._calls: dict[str, str] = {}  # id -> the tool's name
 
     def read(self, body: Mapping[str, Any]) -> None:
@@ -248,11 +240,6 @@ class MessagesReader:
                 return
             text = shorter
         add_to_turn(self.chat, role, content=text)
-
-    def _add_shown(self) -> None:
-        for image in self._shown:
-            add_to_turn(self.chat, "user", content=image)
-        self._shown.clear()
 
     def _read_image(self, block: Mapping[str, Any], at: str) -> MediaSource:
         check_taken("image", "image", at, self._context)
@@ -643,8 +630,4 @@ class _Chat(OpenAiChat):
 
 class _CountedChat(_Chat):
     def answer(self, chat: ParsedChat) -> ParsedRequest:
-        return counted(chat, self.errors, _tokens)
-
-
-def _tokens(number: int) -> AnthropicTokens:
-    return {"input_tokens": number}
+        return counted(chat, self.errors, lambda number: AnthropicTokens(input_tokens=number))

@@ -436,6 +436,29 @@ def add_to_turn(chat: Chat, role: str, **parts: Any) -> None:
         chat[-1].setdefault(name, []).append(part)
 
 
+class TurnsReader:
+    """Reads a conversation into the messages of a chat.
+
+    Images in a call's result follow the results, as a part of the user's own turn: chat templates take a result's text
+    only.
+
+    Attributes:
+        chat: those of one role in a row are joined.
+        unknown: names without effect, with their places.
+    """
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._shown: list[MediaSource] = []  # by the results of calls
+        self.chat: Chat = []
+        self.unknown: dict[str, None] = {}
+
+    def _add_shown(self) -> None:
+        for image in self._shown:
+            add_to_turn(self.chat, "user", content=image)
+        self._shown.clear()
+
+
 def join_turns(chat: Chat) -> None:
     """Join the texts of each message with line ends; beside a medium they stay parts."""
     for message in chat:

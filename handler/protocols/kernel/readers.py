@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import refuse_constant
 from handler.core.values import Adapter, StructuredOutput
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.schema import NULL, TEXT, Shape, accepts, listing
+
+T = TypeVar("T")
 
 
 class Named(NamedTuple):
@@ -25,6 +27,17 @@ class Named(NamedTuple):
 
     def refused(self, why: str) -> InvalidParameter:
         return InvalidParameter(f"{self}: {why}")
+
+    def read(self, reader: Callable[[Any], T]) -> T:
+        """Return what a reader makes of the value.
+
+        Raises:
+            InvalidParameter: it refuses the value.
+        """
+        try:
+            return reader(self.value)
+        except ValueError as error:
+            raise self.refused(str(error)) from None
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False)

@@ -126,17 +126,29 @@ class WholeReply(Reply):
         raise NotImplementedError
 
 
-class PromptOnly(Reply):
-    """The reply to a limit of 0 tokens: it hides, and does not count, the one token that engines generate at least."""
+class WrappedReply(Reply):
+    """A reply that changes what another one writes, and ends with it."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
-        self._hidden: dict[int, SequenceOutput] = {}
         self.content_type = reply.content_type
         self.finished = False
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
         self._reply.start(index, num_prompt_tokens)
+
+    def feed(self, index: int, delta: Delta) -> bytes:
+        data = self._reply.feed(index, delta)
+        self.finished = self._reply.finished
+        return data
+
+
+class PromptOnly(WrappedReply):
+    """The reply to a limit of 0 tokens: it hides, and does not count, the one token that engines generate at least."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply)
+        self._hidden: dict[int, SequenceOutput] = {}
 
     def feed(self, index: int, delta: Delta) -> bytes:
         if delta.error is None:
@@ -147,9 +159,7 @@ class PromptOnly(Reply):
             delta = Delta(
                 delta.id, delta.sequence, (), Finish.LENGTH, prefill=hidden.prefill or None, extras=hidden.extras
             )
-        data = self._reply.feed(index, delta)
-        self.finished = self._reply.finished
-        return data
+        return super().feed(index, delta)
 
 
 class VectorReply(WholeReply):

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from handler.core.errors import InvalidParameter, InvalidPayload
-from handler.core.values import FieldNames, Pooling, Request, Truncation
+from handler.core.values import Adapter, FieldNames, Pooling, Request, Truncation
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.parameters import PARAMETERS, Parameter, unsupported
 from handler.protocols.kernel.readers import boolean, integer, show
@@ -176,10 +176,17 @@ VLLM_POOLING: Mapping[str, Parameter] = {
 """vLLM's parameters of all requests with Pooling (vllm/entrypoints/pooling/base/protocol.py), and TEI's `truncate`."""
 
 
-def vllm_truncation(others: Mapping[str, Any]) -> Truncation | None:
-    """Make what `truncate_prompt_tokens` and `truncation_side` say; None where the first is missing."""
-    most = others.get("most_tokens")
-    return None if most is None else Truncation(None if most == -1 else most, others.get("side", "right"))
+def vllm_fields(
+    others: Mapping[str, Any], adapter: Adapter | None, truncation: Truncation | None = None
+) -> dict[str, Any]:
+    """Return the fields of a request that these parameters and the adapter decide.
+
+    Args:
+        truncation: where `truncate_prompt_tokens` is missing.
+    """
+    if (most := others.get("most_tokens")) is not None:
+        truncation = Truncation(None if most == -1 else most, others.get("side", "right"))
+    return {"truncation": truncation, "adapter": adapter, "priority": others.get("priority", 0)}
 
 
 def check_prompt_name(name: str, context: ServerContext) -> str:

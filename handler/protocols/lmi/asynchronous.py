@@ -54,7 +54,16 @@ from handler.protocols.lmi.request import (
 from handler.protocols.lmi.response import DocumentReply, StreamEnd, StreamReply, WholeOutput, line_template
 from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat, ParsedChat
 from handler.protocols.openai.completions import COMPLETION_EXAMPLE, OpenAiCompletions, completion_of
-from handler.protocols.openai.request import CHAT, COMPLETIONS, MODEL, REASONS, Head, identity, read_model
+from handler.protocols.openai.request import (
+    CHAT,
+    COMPLETIONS,
+    MODEL,
+    REASONS,
+    Head,
+    OpenAiDialect,
+    identity,
+    read_model,
+)
 
 
 class AsyncFormat:
@@ -297,15 +306,23 @@ def _names(parameters: ParsedParameters) -> FieldNames:
     )
 
 
-class AsyncChat(OpenAiChat):
+class _AsyncOpenAi(OpenAiDialect):
+    """OpenAI's conventions in LMI's async mode: lines in the place of events, and adapters by `adapters` too."""
+
+    errors = _ERRORS
+    whole: Framing = JSON_LINE
+    stream: Framing = _EVENTS
+
+    def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
+        return read_served(body, context)
+
+
+class AsyncChat(_AsyncOpenAi, OpenAiChat):
     """vLLM's chat as LMI's async mode answers it: streams are lines, without [DONE]."""
 
     name = "lmi_async_chat"
-    errors = _ERRORS
     table = without_foreign(CHAT)
     fields: Mapping[str, Shape] = {**OpenAiChat.fields, **ADAPTERS, "inputs": NULL}  # or the body would be no chat
-    whole: Framing = JSON_LINE
-    stream: Framing = _EVENTS
     refusal = False
     description = OpenAiChat.description._replace(
         title="LMI async chat",
@@ -317,9 +334,6 @@ class AsyncChat(OpenAiChat):
         streams=(JSONLINES.content_type,),
     )
 
-    def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-        return read_served(body, context)
-
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         parsed = noting_foreign(super().parse(body, context), context)
         if body.get("inputs") is None:
@@ -330,15 +344,12 @@ class AsyncChat(OpenAiChat):
         return _as_openai(super().answer(chat))
 
 
-class AsyncCompletions(OpenAiCompletions):
+class AsyncCompletions(_AsyncOpenAi, OpenAiCompletions):
     """vLLM's completions as LMI's async mode answers them."""
 
     name = "lmi_async_completions"
-    errors = _ERRORS
     table = without_foreign(COMPLETIONS)
     fields: Mapping[str, Shape] = {**OpenAiCompletions.fields, **ADAPTERS}
-    whole: Framing = JSON_LINE
-    stream: Framing = _EVENTS
     description = OpenAiCompletions.description._replace(
         title="LMI async completions",
         request="LmiAsyncCompletionRequest",
@@ -348,9 +359,6 @@ class AsyncCompletions(OpenAiCompletions):
         failure=AsyncFailedLine,
         streams=(JSONLINES.content_type,),
     )
-
-    def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-        return read_served(body, context)
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         return noting_foreign(_as_openai(super().parse(body, context)), context)

@@ -36,7 +36,7 @@ from handler.protocols.kernel.parameters import (
     read_all,
     request_fields,
 )
-from handler.protocols.kernel.readers import ADAPTERS, merge_adapters, read_adapters, show
+from handler.protocols.kernel.readers import ADAPTERS, Named, merge_adapters, read_adapters, show
 from handler.protocols.kernel.reply import VectorReply, json_of
 from handler.protocols.kernel.schema import FLAG, TEXT, Shape, listing, nullable, record, schema_of_reader
 from handler.protocols.kernel.tensors import TENSORS, OutputTensors, read_outputs, select_tensors
@@ -131,10 +131,7 @@ def read_field(parameters: Mapping[str, Any], name: str) -> Any:
     value = parameters.get(name)
     if value is None:
         return None
-    try:
-        return REQUEST_FIELDS[name](value)
-    except ValueError as error:
-        raise InvalidParameter(f"parameters.{name}={show(value)}: {error}") from None
+    return Named(f"parameters.{name}", value).read(REQUEST_FIELDS[name])
 
 
 def read_stream(body: Mapping[str, Any]) -> bool | None:

@@ -23,7 +23,7 @@ from handler.protocols.kernel.texts import (
     read_texts,
     text_of,
     texts_shape,
-    vllm_truncation,
+    vllm_fields,
 )
 from handler.protocols.openai.api import (
     ERRORS,
@@ -365,9 +365,7 @@ class OpenAiEmbeddings(OpenAiDialect):
             "input",
             Pooling("embed", others.get("dimensions"), others.get("normalize", context.config.normalize)),
             context,
-            truncation=vllm_truncation(others),
-            adapter=adapter,
-            priority=others.get("priority", 0),
+            **vllm_fields(others, adapter),
         )
         keep = base64_of if others.get("encoding_format") == "base64" else json_of
 

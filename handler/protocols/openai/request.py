@@ -28,6 +28,7 @@ from handler.protocols.kernel.parameters import (
 )
 from handler.protocols.kernel.readers import (
     MAX_NAME,
+    Named,
     boolean,
     choice,
     grammar,
@@ -38,7 +39,6 @@ from handler.protocols.kernel.readers import (
     number,
     regex,
     response_format,
-    show,
     string,
     tgi_grammar,
 )
@@ -460,18 +460,14 @@ def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
 
 def read_stream(body: Mapping[str, Any], context: ServerContext) -> tuple[bool, Usage]:
     """Read `stream` and `stream_options`."""
-    stream, options = body.get("stream"), body.get("stream_options")
-    if stream is not None and not isinstance(stream, bool):
-        raise InvalidParameter(f"stream={show(stream)}: must be true or false")
-    stream = bool(stream)
-    if options is None:
-        return stream, read_usage({}, force=context.config.enable_force_include_usage)
+    given, options = Named("stream", body.get("stream")), Named("stream_options", body.get("stream_options"))
+    stream = given.value is not None and given.read(boolean)
+    read = functools.partial(read_usage, force=context.config.enable_force_include_usage)
+    if options.value is None:
+        return stream, read({})
     if not stream:
-        raise InvalidParameter(f"stream_options={show(options)}: needs stream=true")
-    try:
-        return True, read_usage(options, force=context.config.enable_force_include_usage)
-    except ValueError as error:
-        raise InvalidParameter(f"stream_options={show(options)}: {error}") from None
+        raise options.refused("needs stream=true")
+    return True, options.read(read)
 
 
 @accepts(

@@ -25,7 +25,7 @@ from handler.protocols.kernel.texts import (
     read_string,
     score_requests,
     text_list,
-    vllm_truncation,
+    vllm_fields,
 )
 from handler.protocols.openai.api import OpenAiErrors
 from handler.protocols.openai.request import MODEL, OpenAiDialect
@@ -145,9 +145,7 @@ class Rerank(OpenAiDialect):
             [document["text"] for document in documents],
             "documents",
             Pooling("score", normalize=others.get("normalize", True)),
-            truncation=vllm_truncation(others) or self._truncation,
-            adapter=adapter,
-            priority=others.get("priority", 0),
+            **vllm_fields(others, adapter, self._truncation),
         )
         most = others.get("top_n") or len(documents)
         shown = _encode(documents) if others.get("return_documents", self._return_documents) else None

@@ -28,8 +28,8 @@ from handler.protocols.kernel.dialect import (
 )
 from handler.protocols.kernel.messages import (
     MAX_ARGUMENTS,
-    Chat,
     PartReader,
+    TurnsReader,
     add_to_turn,
     join_turns,
     read_arguments,
@@ -188,23 +188,15 @@ def full_name(namespace: Any, name: str) -> str:
     return f"{namespace}.{name}" if isinstance(namespace, str) and namespace else name
 
 
-class InputReader:
+class InputReader(TurnsReader):
     """Reads one request's input.
 
-    Images in a call's output follow the outputs, as a part of the user's own turn: chat templates take an output's text
-    only.
-
     Attributes:
-        chat: messages in the chat's form, those of one role in a row joined.
-        unknown: names without effect, as `input[].NAME`.
         items: those of `input`, with others in the place of references.
     """
 
     def __init__(self, context: ServerContext) -> None:
-        self._context = context
-        self._shown: list[MediaSource] = []  # by the outputs of calls
-        self.chat: Chat = []
-        self.unknown: dict[str, None] = {}
+        super().__init__(context)
         self._parts = PartReader(context, "input[].content[]", self.unknown)
         self.items: list[Any] = []
         self._calls: set[str] = set()
@@ -295,11 +287,6 @@ class InputReader:
         output = "\n".join([part for part in parts if isinstance(part, str)])
         self._shown += [part for part in parts if isinstance(part, MediaSource)]
         self.chat.append({"role": "tool", "tool_call_id": id, "content": output})
-
-    def _add_shown(self) -> None:
-        for image in self._shown:
-            add_to_turn(self.chat, "user", content=image)
-        self._shown.clear()
 
     def _text(self, content: Any, at: str) -> str:
         """Read a string, or parts of text, which line ends join."""
@@ -662,11 +649,9 @@ class _Chat(OpenAiChat):
 
 class _CountedChat(_Chat):
     def answer(self, chat: ParsedChat) -> ParsedRequest:
-        return counted(chat, self.errors, _tokens)
-
-
-def _tokens(number: int) -> ResponseTokens:
-    return {"object": "response.input_tokens", "input_tokens": number}
+        return counted(
+            chat, self.errors, lambda number: ResponseTokens(object="response.input_tokens", input_tokens=number)
+        )
 
 
 def _effort(body: Mapping[str, Any]) -> Any:

@@ -40,6 +40,15 @@ class VllmLoad(TypedDict):
     server_load: Count
 
 
+class VllmHead(TypedDict):
+    """What answers with numbers begin with."""
+
+    id: str
+    object: Literal["list"]
+    created: Count
+    model: str
+
+
 class VllmScore(TypedDict):
     index: Count
     object: Literal["score"]
@@ -53,13 +62,9 @@ class VllmUsage(TypedDict):
     prompt_tokens_details: None
 
 
-class VllmScores(TypedDict):
+class VllmScores(VllmHead):
     """The scores of pairs, in their order."""
 
-    id: str
-    object: Literal["list"]
-    created: Count
-    model: str
     data: list[VllmScore]
     usage: VllmUsage
 
@@ -73,11 +78,7 @@ class VllmLabel(TypedDict):
     num_classes: Count
 
 
-class VllmLabels(TypedDict):
-    id: str
-    object: Literal["list"]
-    created: Count
-    model: str
+class VllmLabels(VllmHead):
     data: list[VllmLabel]
     usage: VllmUsage
 
@@ -90,11 +91,7 @@ class VllmPooledText(TypedDict):
     data: Any
 
 
-class VllmPooled(TypedDict):
-    id: str
-    object: Literal["list"]
-    created: Count
-    model: str
+class VllmPooled(VllmHead):
     data: list[VllmPooledText]
     usage: VllmUsage
 

@@ -27,12 +27,21 @@ from handler.protocols.kernel.texts import (
     read_texts,
     text_list,
     texts_shape,
-    vllm_truncation,
+    vllm_fields,
 )
 from handler.protocols.openai.completions import OpenAiEmbeddings, base64_of
 from handler.protocols.openai.request import MODEL, OpenAiDialect
 from handler.protocols.rerank import request as rerank
-from handler.protocols.vllm.api import ERRORS, VllmError, VllmLabels, VllmPooled, VllmScore, VllmScores, VllmUsage
+from handler.protocols.vllm.api import (
+    ERRORS,
+    VllmError,
+    VllmHead,
+    VllmLabels,
+    VllmPooled,
+    VllmScore,
+    VllmScores,
+    VllmUsage,
+)
 
 _OF_TEXTS = {
     **VLLM_POOLING,
@@ -61,9 +70,7 @@ class VllmNumbers(OpenAiDialect):
             "input",
             Pooling(task, normalize=normalize),
             context,
-            truncation=vllm_truncation(others),
-            adapter=adapter,
-            priority=others.get("priority", 0),
+            **vllm_fields(others, adapter),
         )
         reply = self.reply(len(requests), model, others, context)
         return ParsedRequest(requests, reply, self.errors, ignored)
@@ -90,10 +97,7 @@ class VllmClassify(VllmNumbers):
         def render(vectors: Vectors, num_tokens: int) -> VllmLabels:
             best = [max(range(len(probs)), key=probs.__getitem__) for probs in vectors]
             return {
-                "id": f"classify-{new_uuid()}",
-                "object": "list",
-                "created": int(time.time()),
-                "model": model,
+                **_head("classify", model),
                 "data": [
                     {
                         "index": index,
@@ -136,10 +140,7 @@ class VllmPooling(VllmNumbers):
 
         def render(vectors: Vectors, num_tokens: int) -> VllmPooled:
             return {
-                "id": f"pooling-{new_uuid()}",
-                "object": "list",
-                "created": int(time.time()),
-                "model": model,
+                **_head("pooling", model),
                 "data": [{"index": index, "object": "pooling", "data": data} for index, data in enumerate(vectors)],
                 "usage": usage_of(num_tokens),
             }
@@ -150,6 +151,10 @@ class VllmPooling(VllmNumbers):
 
 def _task(context: ServerContext) -> Literal["classify", "embed"]:
     return "classify" if context.task is Task.CLASSIFICATION else "embed"
+
+
+def _head(kind: str, model: str) -> VllmHead:
+    return {"id": f"{kind}-{new_uuid()}", "object": "list", "created": int(time.time()), "model": model}
 
 
 def usage_of(num_tokens: int) -> VllmUsage:
@@ -203,12 +208,7 @@ class VllmScoring(OpenAiDialect):
         ignored = self.ignored(body, context)
         embeds = context.task is Task.EMBEDDING
         pooling = Pooling("embed") if embeds else Pooling("score", normalize=others.get("normalize", True))
-        shared: dict[str, Any] = {
-            "pooling": pooling,
-            "truncation": vllm_truncation(others),
-            "adapter": adapter,
-            "priority": others.get("priority", 0),
-        }
+        shared = {"pooling": pooling, **vllm_fields(others, adapter)}
         if embeds:
             places = {text: index for index, text in enumerate(dict.fromkeys(text for pair in pairs for text in pair))}
             requests = [Request(text, names=FieldNames(prompt=names[1]), **shared) for text in places]
@@ -229,10 +229,7 @@ class VllmScoring(OpenAiDialect):
                 {"index": index, "object": "score", "score": score(vectors, index)} for index in range(len(pairs))
             ]
             return {
-                "id": f"score-{new_uuid()}",
-                "object": "list",
-                "created": int(time.time()),
-                "model": model,
+                **_head("score", model),
                 "data": data,
                 "usage": usage_of(num_tokens),
             }

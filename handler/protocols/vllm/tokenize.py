@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from handler.core.errors import InvalidParameter, InvalidPayload
+from handler.core.errors import InvalidPayload
 from handler.core.framing import JSON, Framing
 from handler.core.text import Prompt
 from handler.core.values import FieldNames, Request
 from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
 from handler.protocols.kernel.dialect import Dialect, ParsedRequest, ServerContext
 from handler.protocols.kernel.parameters import Table
-from handler.protocols.kernel.readers import boolean, show
+from handler.protocols.kernel.readers import Named, boolean
 from handler.protocols.kernel.reply import PreparedDocument, PromptDocument, list_parts
 from handler.protocols.kernel.schema import COUNT, FLAG, Shape, listing
 from handler.protocols.kernel.texts import read_list
@@ -52,7 +52,7 @@ class VllmTokenize(Dialect):
         if not isinstance(prompt, str) or not prompt:
             raise InvalidPayload("'prompt' must be a non-empty string")
         if (given := body.get(_SPECIAL)) is not None:
-            _read(COMPLETIONS.parameters[_SPECIAL].read, _SPECIAL, given)
+            Named(_SPECIAL, given).read(COMPLETIONS.parameters[_SPECIAL].read)
         reply = PromptDocument(_tokens_of(body, context))
         ignored = report_unknown(_unknown(body, self.fields), body, context)
         request = Request(prompt, names=FieldNames(prompt="prompt"))
@@ -117,7 +117,7 @@ def _text_of(value: Any, context: ServerContext) -> str:
 def _tokens_of(body: Mapping[str, Any], context: ServerContext) -> functools.partial[Iterator[bytes]]:
     strings = body.get(_STRINGS)
     return functools.partial(
-        _render, strings=strings is not None and _read(boolean, _STRINGS, strings), most=context.most_tokens()
+        _render, strings=strings is not None and Named(_STRINGS, strings).read(boolean), most=context.most_tokens()
     )
 
 
@@ -127,10 +127,3 @@ def _render(prompt: Prompt, *, strings: bool, most: int | None) -> Iterator[byte
     yield b',"token_strs":'
     yield from list_parts(map(prompt.vocabulary.text, prompt.ids)) if strings else (b"null",)
     yield b"}"
-
-
-def _read(read: Callable[[Any], Any], name: str, value: Any) -> Any:
-    try:
-        return read(value)
-    except ValueError as error:
-        raise InvalidParameter(f"{name}={show(value)}: {error}") from None

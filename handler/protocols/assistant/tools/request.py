@@ -257,7 +257,6 @@ class Tools(NamedTuple):
         format: the format in which the model writes calls; None where structured output makes the answer JSON.
         notation: how structured output writes the format's calls; None where the format or the engine has no way.
         structured_output: makes the answer a call; with the choice auto, each call one of a tool.
-        answer: the request has a rule for an answer that is no call.
         unknown: names that no table knows.
         unheeded: names that have no effect here.
     """
@@ -270,15 +269,13 @@ class Tools(NamedTuple):
     format: Format | None = None
     notation: Notation | None = None
     structured_output: StructuredOutput | None = None
-    answer: bool = False
     unknown: Sequence[str] = ()
     unheeded: Sequence[str] = ()
 
     def parser(self) -> Parser | None:
         """Return a new parser for one answer; None where there are no calls to read."""
         if self.format is not None:
-            parser = self.format.make(self.shown)
-            return CallsOrText(self.notation.begin, parser) if self.answer and self.notation else parser
+            return self.format.make(self.shown)
         if self.name:
             return NamedCall(self.name)
         return None if self.structured_output is None else List(self.shown)
@@ -304,7 +301,9 @@ class Tools(NamedTuple):
             )
         tag = calls_or_answer(notation, self.shown, rule, single=self.single)
         ruled = _rule(f"with {name}", lambda: structural_tag(tag))
-        return self._replace(structured_output=ruled, answer=True, unheeded=())
+        format, begin = self.format, notation.begin
+        either = format._replace(make=lambda tools: CallsOrText(begin, format.make(tools)))
+        return self._replace(format=either, structured_output=ruled, unheeded=())
 
 
 def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
