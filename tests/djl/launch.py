@@ -171,8 +171,7 @@ def _java(version: str, scratch: Path, *more: str) -> list[str]:
     defined |= {"ai.djl.offline": "true", "java.io.tmpdir": str(scratch)}
     flags = [
         "-Xmx512m",
-        "-XX:+UseSerialGC",
-        "-XX:TieredStopAtLevel=1",  # most live for seconds: a fifth less CPU
+        *jars.QUICK,
         "-XX:-UsePerfData",
         "-Xlog:cds=off",  # an archive of another Java is not used, and no matter
         *more,

@@ -128,21 +128,23 @@ def test_requests_may_come_together_and_cut_anywhere(worker: Any, cut: int) -> N
     assert text(other[0]["data"]) == " c"
 
 
-@pytest.mark.parametrize("version", jars.VERSIONS)
-def test_a_batch_may_have_more_than_999_requests(version: str, tmp_path: Path) -> None:
-    """Java writes three digits of a place, and more where it needs them."""
-    wanted = [f" w{index} w{index}" for index in range(1100)]
-    many = {**OPTIONS, "echo_tokens_per_second": "0", "max_rolling_batch_size": "1100"}
-    (tmp_path / "rolling").mkdir()
-    with start_worker(version, tmp_path / "rolling", many) as worker:
+MANY = {**OPTIONS, "echo_tokens_per_second": "0", "max_rolling_batch_size": "1100"}
+WANTED = [f" w{index} w{index}" for index in range(1100)]
+"""Java writes three digits of a place, and more where it needs them: test_isolation.py has both versions' Java."""
+
+
+def test_a_rolling_batch_may_have_more_than_999_requests(tmp_path: Path) -> None:
+    with start_worker(jars.VERSIONS[0], tmp_path, MANY) as worker:
         first = step(worker, *(new(index, f"w{index}", 2) for index in range(1100)))
-        assert [text(body) for body in to_the_end(worker, first)] == wanted
-    (tmp_path / "dynamic").mkdir()
+        assert [text(body) for body in to_the_end(worker, first)] == WANTED
+
+
+def test_a_dynamic_batch_may_have_more_than_999_requests(tmp_path: Path) -> None:
     bodies = [json.dumps({"inputs": f"w{i}", "parameters": {"max_new_tokens": 2}}).encode() for i in range(1100)]
-    dynamic = {name: value for name, value in many.items() if name != "rolling_batch"} | {"batch_size": "1100"}
-    with start_worker(version, tmp_path / "dynamic", dynamic) as worker:
+    dynamic = {name: value for name, value in MANY.items() if name != "rolling_batch"} | {"batch_size": "1100"}
+    with start_worker(jars.VERSIONS[-1], tmp_path, dynamic) as worker:
         reply = worker.call({"batch_size": "1100"}, [(f"batch_{i:03}.data", body) for i, body in enumerate(bodies)])
-        assert [json.loads(body)[0]["generated_text"] for _, body in reply.contents] == wanted
+        assert [json.loads(body)[0]["generated_text"] for _, body in reply.contents] == WANTED
 
 
 def test_a_large_body_comes_whole(worker: Any) -> None:
@@ -217,10 +219,12 @@ def test_an_error_of_many_lines_is_one_line(worker: Any) -> None:
     worker.call({"batch_size": "1", "reset_rollingbatch": "true"}, new(0, "bye", 1))
 
 
-@pytest.mark.parametrize("version", jars.VERSIONS)
-@pytest.mark.parametrize("seconds", [0, 0.4])  # since the last call: the loop stands still, or was looked at
-@pytest.mark.parametrize("tokens", [1, 500], ids=["at rest", "amid a stream"])
+@pytest.mark.parametrize(
+    ("version", "seconds", "tokens"),
+    [(jars.VERSIONS[0], 0, 1), (jars.VERSIONS[0], 0.4, 500), (jars.VERSIONS[-1], 0.4, 1), (jars.VERSIONS[-1], 0, 500)],
+)
 def test_sigterm_ends_the_worker_and_its_engine(version: str, seconds: float, tokens: int, tmp_path: Path) -> None:
+    """`seconds` after the last call, whose loop stands still or was looked at; at rest, or amid a stream of 500."""
     with start_worker(version, tmp_path, {**OPTIONS, "engine_isolation": "process"}) as worker:
         step(worker, new(0, "a b", tokens))
         time.sleep(seconds)

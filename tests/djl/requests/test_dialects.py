@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.app.server import serve
 from tests.deploy import thoughts
 from tests.djl.servers import DjlServer, djl, versions
-from tests.servers import http, options, serve
+from tests.servers import http, options
 
 pytestmark = pytest.mark.djl
 
@@ -41,10 +42,11 @@ CALLS: dict[str, list[tuple[str, dict[str, Any]]]] = {
 }
 
 
-PAIRS = [("text-embedding", mode) for mode in MODES] + [("rerank", "rolling"), ("text-classification", "dynamic")]
-
-
-PLACES = [(version, *pair) for pair in PAIRS for version in versions("0.31" if pair[1].startswith("async") else "0")]
+PLACES = [
+    *((version, "text-embedding", mode) for mode in MODES for version in versions("0.31" if "async" in mode else "0")),
+    (versions()[0], "rerank", "rolling"),
+    (versions()[-1], "text-classification", "dynamic"),
+]
 
 
 @pytest.mark.parametrize(("version", "task", "mode"), PLACES)

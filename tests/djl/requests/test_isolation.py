@@ -91,7 +91,7 @@ def test_a_killed_engine_ends_each_stream_with_an_error_and_the_next_are_served(
         running = [threads.submit(stream, server, f"{i}x {i}y", 600, begun=begun.wait) for i in range(8)]
         begun.wait()
         os.kill(server.engine_pid(), signal.SIGKILL)
-        for i, got in enumerate(future.result(10) for future in running):
+        for i, got in enumerate(future.result() for future in running):
             lines = [json.loads(line) for line in got.text.splitlines()]
             assert len(lines) > 5
             assert [line["token"]["text"] for line in lines[:4]] == [f" {i}x", f" {i}y", f" {i}x", f" {i}y"]
@@ -134,13 +134,16 @@ def test_clients_that_leave_do_not_stop_the_others(server: DjlServer) -> None:
 
 @pytest.mark.parametrize(("version", "mode"), CASES)
 def test_who_leaves_makes_room_in_the_end(version: str, mode: dict[str, str]) -> None:
-    """DJL never says so; the time limit does."""
+    """DJL never says so; the time limit does, which ends a stream with its name."""
     narrow = {**OPTIONS, **mode, "option.max_rolling_batch_size": "2", "option.request_time_limit": "3"}
     with djl(version, narrow) as server:
         leave(server, 2)
         began = time.monotonic()
         assert stream(server, "a b", 2).last["generated_text"] == " a b"
-        assert 0.5 < time.monotonic() - began < 15
+        assert time.monotonic() - began > 0.5
+        lines = stream(server, "a b", 5000).text.splitlines()
+        assert len(lines) > 10
+        assert "not finished within 3 s (option.request_time_limit)" in lines[-1]
 
 
 @pytest.mark.parametrize(("version", "mode"), [*CASES, *((version, {}) for version in versions())])
@@ -167,7 +170,7 @@ def test_in_a_dynamic_batch_an_answer_that_is_too_large_is_refused_alone(version
         assert small == [{"generated_text": " a b"}]
 
 
-@pytest.mark.parametrize("version", versions())
+@pytest.mark.parametrize("version", versions()[-1:])
 def test_a_killed_engine_ends_a_dynamic_batch_and_the_next_are_served(version: str) -> None:
     whole = {"batch_size": "4", "max_batch_delay": "2000"}  # all four in one batch, on a slow machine too
     with djl(version, {**OPTIONS, **whole}) as server, ThreadPoolExecutor(4) as threads:
@@ -176,7 +179,7 @@ def test_a_killed_engine_ends_a_dynamic_batch_and_the_next_are_served(version: s
         time.sleep(1.0)
         os.kill(server.engine_pid(), signal.SIGKILL)
         for future in running:
-            assert "signal 9" in future.result(10).json()["error"]
+            assert "signal 9" in future.result().json()["error"]
         body["parameters"] = {"max_new_tokens": 2}
         assert server.post(body).json() == [{"generated_text": " a b"}, {"generated_text": " c c"}]
 
@@ -206,7 +209,7 @@ def test_a_new_request_does_not_wait_for_a_slow_neighbours_step() -> None:
             began = time.monotonic()
             assert stream(server, ["two", "prompts"]).status == 424
             assert time.monotonic() - began < 2.5
-            assert neighbour.result(20).last["generated_text"] == " a b"
+            assert neighbour.result().last["generated_text"] == " a b"
 
 
 @pytest.mark.parametrize(
@@ -226,7 +229,7 @@ def test_headers_are_only_headers(server: DjlServer, headers: dict[str, Any]) ->
         neighbour = threads.submit(stream, server, "n m", 60)
         time.sleep(0.2)
         assert stream(server, "a b", 4, **headers).last["generated_text"] == " a b a b"
-        assert neighbour.result(10).last["generated_text"] == " n m" * 30
+        assert neighbour.result().last["generated_text"] == " n m" * 30
 
 
 @pytest.fixture(scope="module", params=versions())
@@ -241,7 +244,7 @@ def test_one_request_cannot_pass_for_a_batch(alone: DjlServer, size: str) -> Non
     """Its query's names become content keys, and `batch_size` is a property like any header."""
     body = {"inputs": "a b", "parameters": {"max_new_tokens": 2}}
     for path in ("/invocations?batch_000.data=x", "/invocations?batch_000.data=x&batch_001.data=y&more=z"):
-        assert alone.post(body, path, headers={"batch_size": size}, timeout=5).status_code in (200, 424)
+        assert alone.post(body, path, headers={"batch_size": size}).status_code in (200, 424)
     two = {**body, "inputs": ["a b", "c"]}  # Java and the handler agree on dynamic batching, which nothing names
     assert alone.post(two).json() == [{"generated_text": " a b"}, {"generated_text": " c c"}]
 
@@ -284,10 +287,11 @@ MODES = {
     "dynamic": {"batch_size": "1200", "max_batch_delay": "4000"},
     "async": {"option.async_mode": "true", "option.rolling_batch": "disable", **SLOW},
 }
-PLACES = [(version, mode) for mode in MODES for version in versions(since="0.31" if mode == "async" else "0")]
-MANY_CASES = [
-    (*place, 1001 + 99 * (index % 2)) for index, place in enumerate(PLACES)
-]  # just above 999, and in its hundreds
+MANY_CASES = [  # just above 999, and in its hundreds; test_wire.py has the modes of the other version
+    *((version, "rolling", 1001) for version in versions()[-1:]),
+    *((version, "dynamic", 1100) for version in versions()[:1]),
+    *((version, "async", 200) for version in versions("0.31")),  # in which requests have no places to count
+]
 
 
 async def answer(port: int, index: int) -> tuple[int, str]:
@@ -313,7 +317,7 @@ async def answers(port: int, number: int) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize(("version", "mode", "number"), MANY_CASES)
-def test_each_of_more_than_999_requests_at_once_gets_its_answer(version: str, mode: str, number: int) -> None:
+def test_each_of_many_requests_at_once_gets_its_answer(version: str, mode: str, number: int) -> None:
     with djl(version, {**ECHO, **MODES[mode]}, env={"SERVING_ROLLING_BATCH_BUFFER": "1"}) as server:
         port = int(server.url.rpartition(":")[2])
         found = asyncio.run(answers(port, number))

@@ -13,9 +13,10 @@ import httpx
 import pytest
 
 from tests import request_table
+from tests.app.server import serve
 from tests.djl.servers import DjlServer, djl, newer, versions
 from tests.request_table import Row
-from tests.servers import LiveServer, http, serve, wait_for
+from tests.servers import LiveServer, http, options, wait_for
 
 pytestmark = [pytest.mark.djl, pytest.mark.long]
 
@@ -259,11 +260,11 @@ class Embedded:
 
     def _server(self, kind: str) -> LiveServer:
         if kind not in self._servers:
-            options = {"option.echo_cues": "true", **MODES[kind].options}
+            own = {"option.echo_cues": "true", **MODES[kind].options}
             if kind.startswith("dynamic"):
-                options["option.rolling_batch"] = "disable"
-            pairs = (part for key, value in options.items() for part in ("-o", f"{key}={value}"))
-            server = self._stack.enter_context(serve("--engine", "echo", *pairs))
+                own["option.rolling_batch"] = "disable"
+            arguments = options(*(f"{key}={value}" for key, value in own.items()))
+            server = self._stack.enter_context(serve("--engine", "echo", *arguments))
             server.wait_ready()
             self._servers[kind] = server
         return self._servers[kind]
