@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -90,6 +91,10 @@ QUICK = "not model and not clients and not djl and not vllm"
 """What needs neither a language model nor an environment of its own."""
 
 
+MARKERS = ("model", "clients", "djl", "vllm", "hypothesis")
+"""What stands as `mark.NAME` in each file whose tests have it, or as an import of hypothesis."""
+
+
 def is_bare(config: pytest.Config) -> bool:
     """Whether no file or folder is named; pyproject.toml's `testpaths` are taken then."""
     return config.args_source is pytest.Config.ArgsSource.TESTPATHS
@@ -97,6 +102,14 @@ def is_bare(config: pytest.Config) -> bool:
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
     return ["the tests of `make test`; `make help` lists the suites of all others"] if is_bare(config) else []
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Pass by the files without the marker that `-m` begins with: to import thousands of tests costs as much as to run."""
+    marker = str(config.option.markexpr).partition(" ")[0]
+    if marker not in MARKERS or not collection_path.match("test_*.py"):
+        return None
+    return re.search(rf"\b(mark\.|from |import ){marker}\b", collection_path.read_text()) is None or None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
