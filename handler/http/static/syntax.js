@@ -5,7 +5,7 @@ import { tokenizer } from "./vendor/highlight/tokenize.js";
 const MAX_CODE = 10_000; // characters
 // In longer runs the languages' patterns take time that grows with the square.
 const LONG_RUN = /\w{250}|\s{250}|.{1000}/;
-const MAX_TIME = 100; // milliseconds: a block that took longer is not coloured again
+const MAX_TIME = 100; // milliseconds: a block that took longer twice in a row is not coloured again; once, the host was busy
 
 /** What a fence may say besides a language's own name. */
 const ALIASES = {
@@ -26,7 +26,7 @@ const KINDS = {
 const supported = "highlights" in (globalThis.CSS ?? {}) && "StaticRange" in globalThis;
 const loaded = new Map(); // by name: a language's patterns, null where there are none
 const painted = new Map(); // by the element with the code: its ranges, each with its highlight
-const slow = new WeakSet();
+const slow = new WeakMap(); // by the element with the code: how often in a row it took too long
 
 function highlight(kind) {
   const found = CSS.highlights.get(kind) ?? new Highlight();
@@ -52,7 +52,7 @@ function patterns(name, again) {
 export function colour(code, language) {
   const name = LANGUAGES.get((language ?? "").toLowerCase());
   const node = code.firstChild;
-  if (!supported || !name || !node || slow.has(code)) return;
+  if (!supported || !name || !node || slow.get(code) > 1) return;
   clear(code);
   for (const other of painted.keys()) if (!other.isConnected && other !== code) clear(other);
   if (node.length > MAX_CODE || LONG_RUN.test(node.data)) return;
@@ -68,5 +68,5 @@ export function colour(code, language) {
   for (let step = running.next(); !step.done; ) step = running.next(patterns(step.value, again));
   for (const [kind, range] of ranges) kind.add(range);
   painted.set(code, ranges);
-  if (performance.now() - began > MAX_TIME) slow.add(code);
+  slow.set(code, performance.now() - began > MAX_TIME ? (slow.get(code) ?? 0) + 1 : 0);
 }
