@@ -43,7 +43,7 @@ def test_it_is_broken():
 """
 
 
-def ci(directory: Path, flaky: int, broken: bool = False) -> tuple[int, list[str]]:
+def ci(directory: Path, flaky: int, broken: bool = False, options: tuple[str, ...] = ()) -> tuple[int, list[str]]:
     """Run CI where only `make test` does anything; return its status and its last lines."""
     (directory / ".ci").mkdir()
     shutil.copy(RUN, directory / ".ci" / "run")
@@ -52,7 +52,7 @@ def ci(directory: Path, flaky: int, broken: bool = False) -> tuple[int, list[str
     (directory / "bin").mkdir()
     (directory / "bin" / "dpkg").symlink_to("/bin/true")  # all packages are installed
     environ = {"PATH": f"{directory / 'bin'}:{os.environ['PATH']}", "PYTHON": sys.executable}
-    done = subprocess.run([directory / ".ci" / "run"], env=environ, capture_output=True, text=True)
+    done = subprocess.run([directory / ".ci" / "run", *options], env=environ, capture_output=True, text=True)
     return done.returncode, done.stdout.partition("== all\n")[2].splitlines()
 
 
@@ -85,3 +85,16 @@ def test_a_suite_that_did_not_run_to_its_end_is_not_saved_by_a_second_try(tmp_pa
     status, lines = ci(tmp_path, 0)
     assert status == 1
     assert "test: FAILED, or did not end: build/ci/test.log" in lines
+
+
+@pytest.mark.parametrize("options", [(), ("--nightly",)])
+def test_suites_that_draw_at_random_run_at_night_only(tmp_path: Path, options: tuple[str, ...]) -> None:
+    status, lines = ci(tmp_path, 0, options=options)
+    ran = {line.partition(":")[0] for line in lines}
+    assert status == 0
+    assert {"test", "accept-vllm", "test-attacks"} <= ran
+    assert ("test-fuzz" in ran) == bool(options)
+
+
+def test_an_unknown_option_runs_nothing(tmp_path: Path) -> None:
+    assert ci(tmp_path, 0, options=("nightly",)) == (2, [])

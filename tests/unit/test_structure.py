@@ -383,7 +383,7 @@ def test_workflows_and_hooks_run_what_is_there() -> None:
     commands = [step["run"].partition("#")[0].split() for job in jobs for step in job["steps"] if "run" in step]
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert [command for command in commands if command[0] == "make" and command[1] not in targets] == []
-    assert [command[-1] for command in commands if command[0] != "make"] == [".ci/run"]
+    assert [command[-2:] for command in commands if command[0] != "make"] == [[".ci/run", "--nightly"]]
     (local,) = documents[".pre-commit-config.yaml"]["repos"]
     tools = {hook["entry"].split()[0].removeprefix(".venv/bin/") for hook in local["hooks"]}
     made = subprocess.run(["make", "-n", "lint"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
