@@ -105,7 +105,7 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Pass by the files without the marker that `-m` begins with: to import thousands of tests costs as much as to run."""
+    """Pass by the files without the marker that `-m` begins with: importing all tests costs as much as running some."""
     marker = str(config.option.markexpr).partition(" ")[0]
     if marker not in MARKERS or not collection_path.match("test_*.py"):
         return None
