@@ -49,10 +49,12 @@ def hf_demo() -> Path:
 
 @pytest.fixture(scope="session")
 def vllm(hf_demo: Path) -> Iterator[Any]:
-    """vLLM behind a batcher, as `Driver`: one for the whole run, for its start takes half a minute."""
+    """vLLM behind a batcher, as `Driver`: one for the whole run."""
+    from tests import vllm_forks
     from tests.process.engines.test_conformance import start  # after pytest has rewritten its assertions
 
-    driver = start("vllm", hf_demo)
+    with vllm_forks.engines():
+        driver = start("vllm", hf_demo)
     yield driver
     driver.engine.close()
 

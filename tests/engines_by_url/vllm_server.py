@@ -1,26 +1,24 @@
 """vLLM's own server: its API server and two data-parallel engines, without weights; one engine where there is one GPU.
 
-A fork server imports vLLM once. On a CPU all of vLLM's processes are forks: each would import it for nine seconds, and
-so a start takes four.
+On a CPU all of its processes are forks (tests/vllm_forks.py), and so a start takes four seconds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import sys
 import time
 from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from unittest import mock
 
 import httpx
 
 from handler.core.child_processes import die_with_parent
-from tests import process_tree
+from tests import process_tree, vllm_forks
 from tests.doubles import tiny
 from tests.servers import free_port, http, wait_for
 
@@ -36,7 +34,6 @@ ARGUMENTS = (
     *("--logits-processors", "tests.engines_by_url.vllm_echo:Echo", "--logprobs-mode", "processed_logprobs"),
     *("--structured-outputs-config", json.dumps({"backend": "xgrammar", "disable_any_whitespace": True})),
 )
-ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
 ENGINE = "VLLM::EngineCore"
 """How an engine's process is called."""
 
@@ -44,8 +41,6 @@ FREE = tiny.SPECIAL.index("<|end|>")
 """The stop token of a request that is left to the model."""
 
 _END_SECONDS = 10.0  # in which vLLM ends after its engine
-
-_forks = multiprocessing.get_context("forkserver")
 
 
 class VllmServer:
@@ -60,16 +55,12 @@ class VllmServer:
         sizes = ("--data-parallel-size", str(self.engines), "--port", str(port))
         self._arguments = (*ARGUMENTS, "--model", str(model), *sizes)
         self.url = f"http://127.0.0.1:{port}"
-        self._process: multiprocessing.process.BaseProcess | None = None
+        self._process: BaseProcess | None = None
 
     def start(self) -> None:
         """Return when it can serve."""
-        _forks.set_forkserver_preload(["vllm.entrypoints.openai.api_server", "vllm.v1.engine.async_llm",
-                                       "vllm.v1.worker.cpu_worker", "vllm.model_executor.models.llama"])  # fmt: skip
-        with mock.patch.dict(os.environ, ENVIRONMENT):
-            self._process = _forks.Process(target=_run, args=(self._arguments, str(self._log)))
-            self._process.start()
-        wait_for(self._ready, 60, "vLLM does not serve")
+        self._process = vllm_forks.start(_run, self._arguments, str(self._log))
+        wait_for(self._ready, 280, "vLLM does not serve")
 
     def kill(self, name: str = "") -> None:
         """SIGKILL its processes, or one that is called so; return when all have ended."""
@@ -104,17 +95,13 @@ def metric(url: str, name: str) -> list[float]:
 
 
 def _run(arguments: Sequence[str], log: str) -> None:
-    """Become vLLM's server, in a session of its own."""
+    """Become vLLM's server."""
     from vllm.entrypoints.launchers.api_server import entry
-    from vllm.platforms import current_platform
 
-    os.setsid()
     die_with_parent()
     os.register_at_fork(after_in_child=die_with_parent)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (file, 1), (file, 2)):
         os.dup2(descriptor, target)
-    if current_platform.is_cpu():  # vLLM would start new interpreters
-        multiprocessing.get_context = mock.Mock(return_value=multiprocessing.get_context("fork"))
     sys.argv = ["vllm", *arguments]
     entry.main()

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import LiveServer, options, serve
+from tests import vllm_forks
+from tests.app.server import serve
+from tests.servers import LiveServer, options
 
 SMALL = (
     "--engine",
@@ -17,11 +19,19 @@ SMALL = (
 )
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Have transformers compute on one thread: two wait for one another on a busy machine, which costs as much."""
+    import torch
+
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def server(hf_demo: Path) -> Iterator[LiveServer]:
     """vLLM behind the embedded server, ready, also to try guides."""
-    with serve(str(hf_demo), *SMALL) as found:
-        found.wait_ready(170)
+    with vllm_forks.engines(), serve(str(hf_demo), *SMALL) as found:
+        found.wait_ready(280)
         tried = {"guided_grammar": 'root ::= "a"', "max_new_tokens": 1}  # waits for the process that tries guides
         assert found.post({"inputs": "a", "parameters": tried}).status_code == 200
         yield found

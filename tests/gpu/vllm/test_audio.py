@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from handler.engines.base import EngineStatistics
+from tests import vllm_forks
 from tests.checkpoints.audio import CASES, Reference, write_model
 from tests.process.engines.test_conformance import start
 from tests.random_models import Compared
@@ -24,7 +25,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def hearing(model: Path) -> Iterator[Compared]:
     answers = [Reference(model).answer(case) for case in CASES]
-    driver = start("vllm", model, enforce_eager=True, max_model_len=512)
+    with vllm_forks.engines():
+        driver = start("vllm", model, enforce_eager=True, max_model_len=512)
     yield Compared(driver, CASES, answers)
     driver.engine.close()
 

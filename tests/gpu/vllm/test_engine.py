@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
-import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ import pytest
 from handler.core.errors import GenerationFailed
 from handler.core.values import Finish, StructuredOutput
 from handler.engines.process.supervisor import State
-from tests.process.engines.test_conformance import Driver, ids, text
+from tests import vllm_forks
+from tests.process.engines.test_conformance import Driver, ids, start, text
 from tests.process_tree import in_session
 from tests.servers import wait_for
 
@@ -31,7 +32,6 @@ def reference(hf_demo: Path) -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    torch.set_num_threads(2)
     return AutoModelForCausalLM.from_pretrained(hf_demo, dtype=torch.float32)
 
 
@@ -188,24 +188,33 @@ def shared_memory(pids: Iterable[int]) -> set[Path]:
     return {path for path in Path("/dev/shm").iterdir() if path.stat().st_ino in mapped}
 
 
-@pytest.mark.parametrize("victim", ["the engine", "its core"])
-def test_a_killed_process_takes_the_others_along_and_a_new_engine_comes(vllm: Driver, victim: str) -> None:
-    leader = vllm.engine.pid
+@pytest.fixture(scope="module")
+def processes(hf_demo: Path) -> Iterator[Driver]:
+    """Real ones, until the last has been killed: in a fork the end of a core has other signs."""
+    driver = start("vllm", hf_demo)
+    yield driver
+    driver.engine.close()
+
+
+@pytest.mark.timeout(900)  # three processes import vLLM
+@pytest.mark.parametrize("victim", ["its core", "the engine"])
+def test_a_killed_process_takes_the_others_along_and_a_new_engine_comes(processes: Driver, victim: str) -> None:
+    leader = processes.engine.pid
     assert leader is not None
-    lost = vllm.submit(PROMPT, max_new_tokens=1500, ignore_eos=True)
-    while not vllm.batcher.step(timeout=0.5):
+    lost = processes.submit(PROMPT, max_new_tokens=1500, ignore_eos=True)
+    while not processes.batcher.step(timeout=0.5):
         pass
     segments = shared_memory(in_session(leader))
     assert segments
     core = next(pid for pid, args in in_session(leader).items() if "EngineCore" in args)
     os.kill(leader if victim == "the engine" else core, signal.SIGKILL)
-    began = time.monotonic()
-    found = vllm.run()
-    assert isinstance(found[lost][-1].error, GenerationFailed)
-    assert time.monotonic() - began < 20, "it was noticed at once, not when its time was up"
+    error = processes.run()[lost][-1].error
+    assert isinstance(error, GenerationFailed)
+    assert "no step for" not in str(error), "it was noticed at once, not when its time was up"
     wait_for(lambda: not in_session(leader), 20, "something of it is left that holds memory")
     wait_for(lambda: not any(segment.exists() for segment in segments), 20, f"one of {segments} is left")
-    while vllm.engine.state is not State.READY:  # a request waits two minutes for it, a busy machine may need longer
-        vllm.engine.step(timeout=1)
-    waiting = vllm.submit(PROMPT, max_new_tokens=3)
-    assert vllm.run()[waiting][-1].finish is Finish.LENGTH
+    with vllm_forks.engines() if victim == "the engine" else contextlib.nullcontext():
+        while processes.engine.state is not State.READY:  # a request waits two minutes, a busy machine may need longer
+            processes.engine.step(timeout=1)
+    waiting = processes.submit(PROMPT, max_new_tokens=3)
+    assert processes.run()[waiting][-1].finish is Finish.LENGTH

@@ -19,6 +19,7 @@ from handler.config.config import Config
 from handler.core.values import StructuredOutput
 from handler.engines.base import EngineConfig
 from handler.engines.structured_output.validator import StructuredOutputValidator
+from tests import vllm_forks
 from tests.gpu.vllm.test_served import PROMPT
 from tests.servers import ANSWER_LIMIT, LiveServer, http
 from tests.unit.engines.schema_cases import CASES, NONE, Case, written
@@ -87,8 +88,9 @@ def checks(hf_demo: Path) -> Iterator[StructuredOutputValidator]:
         Config(max_model_len=2048, kv_cache_gib=1, engine_options={"enforce_eager": True}), model=hf_demo
     )
     found = StructuredOutputValidator(partial(engines.structured_output_check, "vllm", config), seconds=5.0)
-    found.start()
-    yield found
+    with vllm_forks.engines():
+        found.start()
+        yield found
     found.close()
 
 
@@ -222,7 +224,7 @@ def test_bad_guides_harm_no_neighbour(server: LiveServer, record_property: Any) 
     gaps = [round(gap, 2) for _, gap in read]
     print(f"longest gap alone {quiet[1]:.2f} s, of neighbours {gaps} s; {sorted(a.status_code for a in answers)}")
     assert [count for count, _ in read] == [400] * 4
-    assert max(gaps) < 10, "an engine that is stuck is stuck for a minute"
+    assert max(gaps) < 40, "an engine that is stuck is stuck for a minute"
     assert {answer.status_code for answer in answers} <= {424, 503}
     told = [answer.json()["error"] for answer in answers if answer.status_code == 424]
     assert all(one.startswith(("parameters.guided_json: the engine", "parameters.guided_grammar: the")) for one in told)

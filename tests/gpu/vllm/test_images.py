@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from handler.engines.base import EngineStatistics
+from tests import vllm_forks
+from tests.app.server import serve
 from tests.checkpoints.vision import CASES, FAMILIES, Reference, write_model
 from tests.checkpoints.vision_over_http import check_over_http
 from tests.process.engines.test_conformance import start
 from tests.random_models import Compared
-from tests.servers import options, serve, wait_for
+from tests.servers import options, wait_for
 
 pytestmark = pytest.mark.vllm
 
@@ -25,7 +27,8 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 @pytest.fixture(scope="module")
 def vision(model: Path) -> Iterator[Compared]:
     answers = [Reference(model).answer(case) for case in CASES]
-    driver = start("vllm", model, enforce_eager=True, max_model_len=256)
+    with vllm_forks.engines():
+        driver = start("vllm", model, enforce_eager=True, max_model_len=256)
     yield Compared(driver, CASES, answers)
     driver.engine.close()
 
@@ -54,6 +57,7 @@ def test_equal_images_hit_the_prefix_cache_and_others_never(vision: Compared) ->
 @pytest.mark.parametrize("model", ["qwen2_vl"], indirect=True)  # one family: a start takes long
 def test_over_http(model: Path, vision: Compared) -> None:
     small = ("dtype=fp32", "enforce_eager=true", "kv_cache_gib=1", "max_model_len=256", "model_loading_timeout=600")
-    with serve(str(model), "--engine", "vllm", *options(*(f"option.{each}" for each in small))) as server:
-        server.wait_ready(170)
+    given = ("--engine", "vllm", *options(*(f"option.{each}" for each in small)))
+    with vllm_forks.engines(), serve(str(model), *given) as server:
+        server.wait_ready(280)
         check_over_http(server, vision)

@@ -18,6 +18,7 @@ from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.engines.trtllm.sampling import structured_output_check
 from handler.scheduler.batcher import Batcher
+from tests import vllm_forks
 from tests.checkpoints.decoders import CASES, transformers_values, write_checkpoint
 from tests.checkpoints.decoders import GOLDEN as DECODERS_GOLDEN
 from tests.unit.engines.pooling_models import GOLDEN, TEXTS, second, write_model
@@ -54,7 +55,8 @@ def test_numbers_are_those_of_transformers_alone_and_in_company(
         (ids, Pooling(kind, normalize=False, second=second(ids) if task is Task.RERANK else None)) for ids in TEXTS
     ]
     assert engines.prepare("vllm", str(model), EngineConfig(Config(dtype="fp32"), task=task)) == model
-    engine = EngineSupervisor(Spec("vllm", config), load_timeout=280)
+    with vllm_forks.engines():
+        engine = EngineSupervisor(Spec("vllm", config), load_timeout=280)
     try:
         batcher = Batcher(engine)
         while not engine.ready:

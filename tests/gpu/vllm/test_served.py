@@ -13,10 +13,12 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import vllm_forks
+from tests.app.server import serve
 from tests.gpu.vllm.conftest import SMALL
 from tests.model.test_tools import REPEAT, ask, calls
 from tests.parameter_matrix import ALL, CHAT_VALUES, TGI_VALUES, check, check_chat, check_tgi
-from tests.servers import LiveServer, http, serve, wait_for
+from tests.servers import LiveServer, http, options, wait_for
 
 pytestmark = pytest.mark.vllm
 
@@ -164,9 +166,9 @@ class TestAdapters:
     @pytest.fixture(scope="module")
     @classmethod
     def lora(cls, model: Path) -> Iterator[LiveServer]:
-        options = ("option.enable_lora=true", "option.max_loras=2", "option.max_lora_rank=8", "option.dtype=fp32")
-        with serve(str(model), *SMALL, *(flag for option in options for flag in ("-o", option))) as found:
-            found.wait_ready(110)
+        lora = ("option.enable_lora=true", "option.max_loras=2", "option.max_lora_rank=8", "option.dtype=fp32")
+        with vllm_forks.engines(), serve(str(model), *SMALL, *options(*lora)) as found:
+            found.wait_ready(280)
             yield found
 
     @pytest.mark.parametrize("name", ["adapter_id", "lora_task_id"])

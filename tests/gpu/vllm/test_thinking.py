@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import vllm_forks
+from tests.app.server import serve
 from tests.gpu.vllm.conftest import SMALL
 from tests.model.test_thinking import (
     OPTIONS,
@@ -17,7 +19,7 @@ from tests.model.test_thinking import (
     test_other_dialects_have_it_by_their_own_names,
     test_without_a_thought_the_schema_holds_at_once,
 )
-from tests.servers import LiveServer, serve
+from tests.servers import LiveServer
 
 __all__ = [
     "test_a_required_call_follows_a_thought",
@@ -33,6 +35,6 @@ pytestmark = pytest.mark.vllm
 
 @pytest.fixture(scope="module")
 def server(hf_demo: Path) -> Iterator[LiveServer]:
-    with serve(str(hf_demo), *SMALL, *OPTIONS) as found:
-        found.wait_ready(170)
+    with vllm_forks.engines(), serve(str(hf_demo), *SMALL, *OPTIONS) as found:
+        found.wait_ready(280)
         yield found

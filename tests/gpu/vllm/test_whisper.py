@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +17,7 @@ from handler.engines.base import EngineConfig, EngineRequest, Tokenizer
 from handler.engines.huggingface.whisper import cut
 from handler.engines.process.supervisor import EngineSupervisor
 from handler.engines.vllm.engine import load_tokenizer
+from tests import vllm_forks
 from tests.checkpoints.audio import clip
 from tests.checkpoints.whisper import (
     CASES,
@@ -34,7 +32,7 @@ from tests.checkpoints.whisper import (
     write_timed,
 )
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # vLLM's own
 
 FRENCH = 94
 """A token that these weights write after some clips: they take all for English otherwise."""
@@ -68,7 +66,8 @@ def config(model: Path) -> EngineConfig:
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[EngineSupervisor]:
-    engine = start("vllm", config(model))
+    with vllm_forks.engines():
+        engine = start("vllm", config(model))
     yield engine
     engine.close()
 
@@ -141,13 +140,6 @@ def test_one_that_is_cancelled_leaves_others_whole(
 
 
 def _split_by_vllm(samples: Any) -> list[Any]:
-    script = """
-import pickle, sys, numpy
-from vllm.multimodal.audio import split_audio
-samples = numpy.frombuffer(sys.stdin.buffer.read(), numpy.float32)
-parts = split_audio(samples, 16000, 30, 1, 1600)
-sys.stdout.buffer.write(pickle.dumps([part for part in parts]))
-"""
-    done = subprocess.run([sys.executable, "-c", script], input=samples.tobytes(), capture_output=True, check=True)
-    parts: list[Any] = pickle.loads(done.stdout)
-    return parts
+    from vllm.multimodal.audio import split_audio
+
+    return [*split_audio(samples, SAMPLE_RATE, 30, 1, 1600)]

@@ -113,7 +113,7 @@ def start(name: str, model: Path | None, **options: Any) -> Driver:
         ),
         model=model,
     )
-    engine = EngineSupervisor(Spec(name, config), isolated=engines.entry(name).isolated)
+    engine = EngineSupervisor(Spec(name, config), isolated=engines.entry(name).isolated, load_timeout=900)
     while engine.state is State.LOADING:
         engine.step(timeout=1)
     unsupported = engines.capabilities(name, config).unsupported
