@@ -39,6 +39,7 @@ from handler.protocols.kernel.readers import (
     number,
     regex,
     response_format,
+    show,
     string,
     tgi_grammar,
 )
@@ -460,14 +461,16 @@ def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
 
 def read_stream(body: Mapping[str, Any], context: ServerContext) -> tuple[bool, Usage]:
     """Read `stream` and `stream_options`."""
-    given, options = Named("stream", body.get("stream")), Named("stream_options", body.get("stream_options"))
-    stream = given.value is not None and given.read(boolean)
+    stream, options = body.get("stream"), body.get("stream_options")
+    if stream is not None and not isinstance(stream, bool):
+        raise InvalidParameter(f"stream={show(stream)}: must be true or false")
+    stream = bool(stream)
     read = functools.partial(read_usage, force=context.config.enable_force_include_usage)
-    if options.value is None:
+    if options is None:
         return stream, read({})
     if not stream:
-        raise options.refused("needs stream=true")
-    return True, options.read(read)
+        raise InvalidParameter(f"stream_options={show(options)}: needs stream=true")
+    return True, Named("stream_options", options).read(read)
 
 
 @accepts(
