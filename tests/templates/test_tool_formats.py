@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -118,6 +119,13 @@ def test_a_server_can_render_all_others(directory: Path) -> None:
 def render(
     template: str, messages: Sequence[Any], tools: Sequence[Any] | None, *, prompt: bool = False, **arguments: Any
 ) -> str:
+    return compiled(template).render(
+        messages=messages, tools=tools, add_generation_prompt=prompt, bos_token="<s>", eos_token="</s>", **arguments
+    )
+
+
+@functools.cache
+def compiled(template: str) -> jinja2.Template:
     def refuse(message: str) -> None:
         raise jinja2.TemplateError(message)
 
@@ -131,9 +139,7 @@ def render(
     )
     environment.filters |= {"tojson": tojson, "from_json": json.loads}
     environment.globals |= {"raise_exception": refuse, "strftime_now": datetime(2026, 1, 1).strftime}
-    return environment.from_string(template).render(
-        messages=messages, tools=tools, add_generation_prompt=prompt, bos_token="<s>", eos_token="</s>", **arguments
-    )
+    return environment.from_string(template)
 
 
 def answer_after(prompt: str, whole: str) -> str:
