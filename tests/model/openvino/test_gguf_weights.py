@@ -482,13 +482,14 @@ def test_a_file_that_cannot_be_written_is_copied_once(tmp_path: Path, monkeypatc
     assert writable(source, tmp_path / "made") == copy
 
 
-@pytest.mark.model
-def test_a_file_of_the_hub_is_served(demo_model: Path, tmp_path: Path) -> None:
+def test_a_file_of_the_hub_is_served(tmp_path: Path) -> None:
+    source = tmp_path / "small.gguf"
+    write_small(source, Kind.Q8_0)
     with (
-        serve_hub({"someone/files": {"smollm2.gguf": demo_model.read_bytes(), "other.gguf": b""}}) as hub,
-        serve("someone/files/smollm2.gguf", env={**hub.environment(tmp_path), "LMI_CACHE": str(tmp_path)}) as server,
+        serve_hub({"someone/files": {"small.gguf": source.read_bytes(), "other.gguf": b""}}) as hub,
+        serve("someone/files/small.gguf", env={**hub.environment(tmp_path), "LMI_CACHE": str(tmp_path)}) as server,
     ):
         server.wait_ready(ANSWER_LIMIT)
-        answer = server.post({"inputs": "The capital of France is", "parameters": {"max_new_tokens": 1}}).json()
-    assert answer["generated_text"] == " Paris"
+        answer = server.post({"inputs": "ab", "parameters": {"max_new_tokens": 2, "details": True}}).json()
+    assert answer["details"]["generated_tokens"] == 2
     assert not any("other.gguf" in path for path in hub.asked if "/resolve/" in path)

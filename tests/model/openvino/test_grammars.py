@@ -85,10 +85,12 @@ def test_a_rule_allows_calls_of_these_tools_and_nothing_else(speaker: Speaker) -
     notation, tools = NOTATIONS["hermes"], TOOLS[:2]
     candidates = lines(notation)
     assert said(speaker, structural_tag(calls(notation, tools, single=False)), candidates) == {"one", "two"}
-    assert said(speaker, structural_tag(calls(notation, tools, single=True)), candidates) == {"one"}
-    for single, more in (False, {"two", "other arguments"}), (True, {"other arguments"}):
-        rule = structural_tag(calls_in_text(notation, tools, [], single=single), allows_text=True)
-        assert said(speaker, rule, candidates) == {"one", "text", "text before", *more}
+    counted = {what: candidates[what] for what in ("one", "two")}
+    assert said(speaker, structural_tag(calls(notation, tools, single=True)), counted) == {"one"}
+    rule = structural_tag(calls_in_text(notation, tools, [], single=False), allows_text=True)
+    assert said(speaker, rule, candidates) == {"one", "two", "text", "text before", "other arguments"}
+    rule = structural_tag(calls_in_text(notation, tools, [], single=True), allows_text=True)
+    assert said(speaker, rule, counted) == {"one"}
 
 
 def test_many_tools_pass_the_check(model: Path) -> None:
