@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import os
 import re
 import signal
 from collections.abc import Iterator
@@ -114,8 +115,15 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return re.search(rf"\b(mark\.|from |import ){marker}\b", collection_path.read_text()) is None or None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begin with the files that take longest, beside which others fill the other workers' time."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, beside which others fill the other workers' time.
+
+    Where `.ci/run` sets WITHOUT_NIGHTLY, the tests that it leaves to the night are deselected.
+    """
+    if os.environ.get("WITHOUT_NIGHTLY"):
+        left = [item for item in items if item.get_closest_marker("nightly")]
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=left)
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 

@@ -18,6 +18,7 @@ from tests.servers import LiveServer
 
 pytestmark = [
     pytest.mark.long,
+    pytest.mark.nightly,
     pytest.mark.clients,
     pytest.mark.skipif(sys.version_info < (3, 11), reason="AIPerf is for Python 3.11 and later"),
 ]

@@ -66,6 +66,7 @@ def test_an_agent_calls_its_tool(model: Model, program: Path, environment: str, 
     assert said_by("user", model.prompts[-1])[-1] == _ASKED
 
 
+@pytest.mark.nightly
 def test_a_page_streams_answers_and_sends_the_conversation() -> None:
     python, port = str(toolchains.python("gradio")), free_port()
     quiet = {"GRADIO_ANALYTICS_ENABLED": "False", "HF_HUB_OFFLINE": "1"}

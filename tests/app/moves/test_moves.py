@@ -308,6 +308,7 @@ def test_the_client_of_lmi_async_finds_the_shapes_that_it_had() -> None:
 
 
 @pytest.mark.model
+@pytest.mark.nightly
 def test_so_does_one_of_lmi_async_of_a_model(demo_model: Path) -> None:
     reasons = [*ASYNC_REASONS, *OF_A_MODEL]
     exact = {**ENVIRONMENT, "OPTION_DTYPE": "fp32"}  # at bf16 the model calls on and on

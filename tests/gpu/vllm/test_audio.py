@@ -14,7 +14,7 @@ from tests.process.engines.test_conformance import start
 from tests.random_models import Compared
 from tests.servers import wait_for
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

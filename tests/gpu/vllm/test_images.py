@@ -16,7 +16,7 @@ from tests.process.engines.test_conformance import start
 from tests.random_models import Compared
 from tests.servers import options, wait_for
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

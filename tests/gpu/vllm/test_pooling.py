@@ -23,7 +23,7 @@ from tests.checkpoints.decoders import CASES, transformers_values, write_checkpo
 from tests.checkpoints.decoders import GOLDEN as DECODERS_GOLDEN
 from tests.unit.engines.pooling_models import GOLDEN, TEXTS, second, write_model
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 
 WANTED = json.loads(GOLDEN.read_text())
 

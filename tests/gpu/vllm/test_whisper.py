@@ -32,7 +32,11 @@ from tests.checkpoints.whisper import (
     write_timed,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # vLLM's own
+pytestmark = [
+    pytest.mark.vllm,
+    pytest.mark.nightly,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # vLLM's own
+]
 
 FRENCH = 94
 """A token that these weights write after some clips: they take all for English otherwise."""

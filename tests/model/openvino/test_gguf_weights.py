@@ -79,6 +79,7 @@ def greedy(model: Path) -> Iterator[tuple[list[int], list[float]]]:
 
 
 @pytest.mark.model
+@pytest.mark.nightly
 def test_answers_as_transformers_does_with_the_same_file(f32_model: Path) -> None:
     for (ids, logprobs), case in zip(greedy(f32_model), CASES, strict=True):
         assert list(ids) == case["exact"]["ids"], case["prompt"]
