@@ -196,6 +196,7 @@ def processes(hf_demo: Path) -> Iterator[Driver]:
     driver.engine.close()
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(900)  # three processes import vLLM
 @pytest.mark.parametrize("victim", ["its core", "the engine"])
 def test_a_killed_process_takes_the_others_along_and_a_new_engine_comes(processes: Driver, victim: str) -> None:
