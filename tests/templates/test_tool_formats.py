@@ -119,9 +119,8 @@ def test_a_server_can_render_all_others(directory: Path) -> None:
 def render(
     template: str, messages: Sequence[Any], tools: Sequence[Any] | None, *, prompt: bool = False, **arguments: Any
 ) -> str:
-    return compiled(template).render(
-        messages=messages, tools=tools, add_generation_prompt=prompt, bos_token="<s>", eos_token="</s>", **arguments
-    )
+    given = {"messages": messages, "tools": tools, "add_generation_prompt": prompt, **arguments}
+    return str(compiled(template).render(given, bos_token="<s>", eos_token="</s>"))
 
 
 @functools.cache
