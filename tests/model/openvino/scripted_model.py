@@ -20,6 +20,7 @@ from handler.engines.openvino.model import eos_ids
 from handler.engines.openvino.structured_output import write_blank_model
 
 _SURE = 50.0  # logits beyond those of the other tokens
+_SCRIPT = 128  # ids, after which another script begins: a line costs the logits of all ids before it
 
 
 class Speaker:
@@ -33,23 +34,34 @@ class Speaker:
     def __init__(self, model: Path, num_logits: int, lines: Sequence[str]) -> None:
         self._tokenizer = openvino_genai.Tokenizer(str(model))
         self._eos = eos_ids(EngineConfig(model=model), self._tokenizer)
-        self._lines: dict[str, tuple[int, list[int]]] = {}  # where it begins, and its ids
+        self._num_logits = num_logits
+        self._lines: dict[str, tuple[list[int], int, list[int]]] = {}  # its script, where it begins there, and its ids
         script: list[int] = []
         for line in dict.fromkeys(lines):
+            if len(script) > _SCRIPT:
+                script = []
             ids = self._tokenizer.encode(line, add_special_tokens=False).input_ids.data[0].tolist() if line else []
-            self._lines[line] = (len(script), [*map(int, ids), min(self._eos)])
-            script += self._lines[line][1]
+            self._lines[line] = (script, len(script), [*map(int, ids), min(self._eos)])
+            script += self._lines[line][2]
+        self._script: list[int] = []  # of the pipeline
+        self._pipeline: Any = None
+
+    def _begin(self, script: list[int]) -> None:
+        """Make the pipeline that has a script ready, in the place of another's."""
         scheduler = openvino_genai.SchedulerConfig()
         scheduler.max_num_seqs = 1
         scheduler.max_num_batched_tokens = len(script) + 64
         scheduler.num_kv_blocks = len(script) // 16 + 16
         with tempfile.TemporaryDirectory() as directory:
-            _write(Path(directory), num_logits, script)
+            _write(Path(directory), self._num_logits, script)
             self._pipeline = openvino_genai.ContinuousBatchingPipeline(directory, self._tokenizer, scheduler, "CPU")
+        self._script = script
 
     def says(self, line: str, structured_output: Mapping[str, str]) -> bool:
         """The guide, as `StructuredOutputConfig`'s keywords, lets it say the line and be at the end."""
-        start, ids = self._lines[line]
+        script, start, ids = self._lines[line]
+        if script is not self._script:
+            self._begin(script)
         config = openvino_genai.GenerationConfig(max_new_tokens=len(ids))
         config.eos_token_id = min(self._eos)
         config.stop_token_ids = set(self._eos)
