@@ -72,20 +72,20 @@ NEIGHBOUR = {"Authorization": "Bearer neighbour"}
 def counted() -> Iterator[list[int]]:
     """Count, for each turn of the neighbour's at a server of this process, those of others that began while it waited.
 
-    Turns without an owner are no media's.
+    Less work than the neighbour's may go before it. Turns without an owner are no media's.
     """
-    enter, others, waits = Turns.enter, [0], list[int]()
+    enter, others, waits = Turns.enter, list[float](), list[int]()
 
     def watched(
         turns: Turns, flow: Flow, cost: float, kind: str, wanted: Future[Any], begin: Callable[[], None]
     ) -> None:
-        before = others[0]
+        before = len(others)
 
         def begins() -> None:
             if flow.owner == owner_by_key("neighbour"):
-                waits.append(others[0] - before)
+                waits.append(sum(other >= cost for other in others[before:]))
             elif flow.owner:
-                others[0] += 1
+                others.append(cost)
             begin()
 
         enter(turns, flow, cost, kind, wanted, begins)
