@@ -72,20 +72,20 @@ NEIGHBOUR = {"Authorization": "Bearer neighbour"}
 def counted() -> Iterator[list[int]]:
     """Count, for each turn of the neighbour's at a server of this process, those of others that began while it waited.
 
-    Less work than the neighbour's may go before it. Turns without an owner are no media's.
+    Turns without an owner are no media's.
     """
-    enter, others, waits = Turns.enter, list[float](), list[int]()
+    enter, others, waits = Turns.enter, [0], list[int]()
 
     def watched(
         turns: Turns, flow: Flow, cost: float, kind: str, wanted: Future[Any], begin: Callable[[], None]
     ) -> None:
-        before = len(others)
+        before = others[0]
 
         def begins() -> None:
             if flow.owner == owner_by_key("neighbour"):
-                waits.append(sum(other >= cost for other in others[before:]))
+                waits.append(others[0] - before)
             elif flow.owner:
-                others.append(cost)
+                others[0] += 1
             begin()
 
         enter(turns, flow, cost, kind, wanted, begins)
