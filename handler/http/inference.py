@@ -19,7 +19,7 @@ from handler.core.loop import start_now
 from handler.http.protocol import EXCHANGE, AnyExchange
 from handler.protocols.kernel.dialect import Dialect
 from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse, retry_headers
-from handler.scheduler.batcher import Channel
+from handler.scheduler.batcher import ClientChannel
 from handler.serving.head import QUERY_ADAPTER
 from handler.serving.model import ServedModel
 from handler.serving.task import RequestTask, ignored_header
@@ -195,7 +195,7 @@ class Source(Protocol):
     def take(self) -> bytes: ...
 
 
-class StreamChannel(Channel, Protocol):
+class StreamChannel(ClientChannel, Protocol):
     """A way to the socket that is shorter than `send` (`http/protocol.Exchange`).
 
     Attributes:

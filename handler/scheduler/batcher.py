@@ -24,31 +24,31 @@ _MALFORMED = "request failed in the engine: it returned an id that the tokenizer
 _EXPIRY_INTERVAL = 0.25  # seconds between checks for requests past their time, if `step` is called as often
 
 
-class Channel(Protocol):
-    """A short way to a client."""
+class ClientChannel(Protocol):
+    """A client's connection, as far as a fast path writes to it."""
 
     def write_chunk(self, data: bytes) -> bool:
         """Write a chunk at once; return False where that is not possible."""
 
 
-class TokenReceiver:
-    """Turns the plain tokens of one stream into lines, past the request's deltas.
+class FastPath:
+    """Encodes the plain tokens of one stream without making a `Delta` of each.
 
     Attributes:
         id: the batcher's, of the request.
-        line: encodes a token.
+        encode: turns a token into the stream's next bytes.
         channel: takes lines; None: they are kept.
         keep: keeps lines that the channel does not take.
         num_tokens: encoded so far.
     """
 
-    __slots__ = ("channel", "id", "keep", "line", "num_tokens")
+    __slots__ = ("channel", "encode", "id", "keep", "num_tokens")
 
     def __init__(
-        self, id: int, line: Callable[[Token], bytes], channel: Channel | None, keep: Callable[[bytes], object]
+        self, id: int, encode: Callable[[Token], bytes], channel: ClientChannel | None, keep: Callable[[bytes], object]
     ) -> None:
         self.id = id
-        self.line = line
+        self.encode = encode
         self.channel = channel
         self.keep = keep
         self.num_tokens = 0
@@ -74,7 +74,7 @@ class RunningRequest:
     All that a plain token needs lies in this object: each further one is a cache miss a token.
     """
 
-    __slots__ = ("active", "first", "id", "receiver", "sequences", "single", "special", "texts")
+    __slots__ = ("active", "fast_path", "first", "id", "sequences", "single", "special", "texts")
 
     def __init__(self, active: ActiveRequest, first: int, sequences: Sequence[SequenceState]) -> None:
         self.active = active
@@ -84,7 +84,7 @@ class RunningRequest:
         self.single = sequences[0]
         self.texts = self.single.texts
         self.special = self.single.special
-        self.receiver: TokenReceiver | None = None  # of its tokens; None: they come as deltas
+        self.fast_path: FastPath | None = None  # of its tokens; None: they come as deltas
 
     def push(self, id: int, logprob: float | None) -> Token:
         """Add a token to its only sequence."""
@@ -201,7 +201,7 @@ class Batcher:
 
     Attributes:
         num_tokens: that have come so far.
-        receivers, lines: the last step's lines, each with the receiver of its tokens; they precede the step's deltas.
+        fast_paths, lines: the last step's lines, each with the fast path of its tokens; they precede the step's deltas.
     """
 
     def __init__(
@@ -221,7 +221,7 @@ class Batcher:
         self._time_limit = time_limit or math.inf
         self._expire_at = 0.0  # time of the next check for requests past their time
         self.num_tokens = 0
-        self.receivers: list[TokenReceiver] = []
+        self.fast_paths: list[FastPath] = []
         self.lines: list[bytes] = []
         self._ids = itertools.count(1)
         self._keys = itertools.count(1)
@@ -282,14 +282,14 @@ class Batcher:
         self._admit()
         return active.id
 
-    def set_receiver(self, id: int, receiver: TokenReceiver) -> None:
-        """Encode the tokens of a running request with one sequence by `receiver`, where nothing comes with them.
+    def set_fast_path(self, id: int, fast_path: FastPath) -> None:
+        """Encode the tokens of a running request with one sequence by `fast_path`, where nothing comes with them.
 
         All else still comes as deltas. Requests with several sequences, and unknown ids, are left as they are.
         """
         active = self._running.get(id)
         if active is not None and active.request.sampling.num_sequences == 1:
-            self._in_engine[active.keys[0]].receiver = receiver
+            self._in_engine[active.keys[0]].fast_path = fast_path
 
     def cancel(self, id: int) -> None:
         """Forget a request, without a further delta; unknown ids are ignored."""
@@ -302,7 +302,7 @@ class Batcher:
 
     def step(self, timeout: float = 0.0) -> list[Delta]:
         """Return the deltas of the engine's steps, waiting up to `timeout` seconds for one."""
-        self.receivers.clear()
+        self.fast_paths.clear()
         self.lines.clear()
         try:
             step = join(self._engine.step(timeout))
@@ -322,8 +322,11 @@ class Batcher:
         return deltas
 
     def _deliver_columns(self, step: Step, deltas: list[Delta]) -> None:
-        """Deliver one token to each of many sequences; the hot path."""
-        in_engine, receivers, lines = self._in_engine, self.receivers, self.lines
+        """Deliver one token to each of many sequences; the hot path.
+
+        A stream's task sets its fast path after the first token (`RequestTask._open_fast_path`).
+        """
+        in_engine, fast_paths, lines = self._in_engine, self.fast_paths, self.lines
         self.num_tokens += len(step.ids)
         for key, id, logprob in zip(step.keys, step.ids, step.logprobs, strict=True):
             request = in_engine.get(key)
@@ -344,17 +347,17 @@ class Batcher:
                 deltas.append(Delta(request.id, request.first, (token,), Finish.STOP))
                 self._end_sequence(request, key, 0)
                 continue
-            receiver = request.receiver
-            if receiver is None:
+            fast_path = request.fast_path
+            if fast_path is None:
                 deltas.append(new_delta((request.id, request.first, (token,), None, None, None, None)))
                 continue
             try:
-                lines.append(receiver.line(token))
+                lines.append(fast_path.encode(token))
             except Exception as error:  # one client's answer must not stop the others'
                 deltas.append(self._unwritten(request, error))
                 continue
-            receiver.num_tokens += 1
-            receivers.append(receiver)
+            fast_path.num_tokens += 1
+            fast_paths.append(fast_path)
 
     def _deliver(self, output: Output, deltas: list[Delta]) -> None:
         request = self._in_engine.get(output.key)
@@ -370,14 +373,14 @@ class Batcher:
             return
         tokens, finish, prefill = fed
         self.num_tokens += len(tokens)
-        receiver = request.receiver
-        if receiver is not None and finish is None and output.is_plain:
+        fast_path = request.fast_path
+        if fast_path is not None and finish is None and output.is_plain:
             try:
-                self.lines.append(b"".join(map(receiver.line, tokens)))
+                self.lines.append(b"".join(map(fast_path.encode, tokens)))
             except Exception as error:  # one client's answer must not stop the others'
                 return deltas.append(self._unwritten(request, error))
-            receiver.num_tokens += len(tokens)
-            return self.receivers.append(receiver)
+            fast_path.num_tokens += len(tokens)
+            return self.fast_paths.append(fast_path)
         if finish is not None:
             if output.finish is None:
                 self._engine.cancel(output.key)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from handler.core.errors import InternalError, Overloaded
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request
-from handler.scheduler.batcher import Batcher, TokenReceiver
+from handler.scheduler.batcher import Batcher, FastPath
 
 log = logging.getLogger("handler.driver")
 
@@ -123,9 +123,9 @@ class EngineDriver:
         self.sinks[id] = sink
         return id
 
-    def set_receiver(self, receiver: TokenReceiver) -> None:
-        """Have `receiver` encode a request's tokens, where nothing comes with them; its sink gets all else."""
-        self._batcher.set_receiver(receiver.id, receiver)
+    def set_fast_path(self, fast_path: FastPath) -> None:
+        """Have `fast_path` encode a request's tokens, where nothing comes with them; its sink gets all else."""
+        self._batcher.set_fast_path(fast_path.id, fast_path)
 
     def cancel(self, id: int) -> None:
         if self.sinks.pop(id, None) is not None:
@@ -196,13 +196,13 @@ class EngineDriver:
 
     def _write_lines(self) -> None:
         """Write the lines of plain tokens in a row: the hot path, once a token."""
-        for receiver, line in zip(self._batcher.receivers, self._batcher.lines, strict=True):
-            channel = receiver.channel
+        for fast_path, line in zip(self._batcher.fast_paths, self._batcher.lines, strict=True):
+            channel = fast_path.channel
             try:
                 if channel is None or not channel.write_chunk(line):
-                    receiver.keep(line)
+                    fast_path.keep(line)
             except Exception:  # its connection is closed; whoever writes what is kept finds that out
-                receiver.keep(line)
+                fast_path.keep(line)
 
     def _fail(self, id: int, sequence: int, error: Exception) -> None:
         """End a request whose answer could not be written, and tell its sink."""

@@ -16,7 +16,7 @@ from handler.core.values import Delta, Finish
 from handler.plugins.formatter_thread import ThreadedReply
 from handler.protocols.kernel.dialect import ParsedRequest, Reply
 from handler.protocols.kernel.errors import Headers, HttpResponse
-from handler.scheduler.batcher import Channel, TokenReceiver
+from handler.scheduler.batcher import ClientChannel, FastPath
 from handler.serving.admission import Admission
 from handler.serving.engine_driver import DynamicBatcher, EngineDriver
 from handler.serving.head import Head
@@ -75,7 +75,7 @@ class RequestTask:
 
     __slots__ = (
         "__weakref__", "_admission", "_background", "_batches", "_channel", "_content_type", "_driver",
-        "_error_headers", "_head", "_ids", "_in_batch", "_on_close", "_receiver", "_reply", "_size", "_stats",
+        "_error_headers", "_fast_path", "_head", "_ids", "_in_batch", "_on_close", "_reply", "_size", "_stats",
         "_threaded", "begun", "closed", "committed", "error", "finished", "memory", "notified", "on_bytes", "opened_at",
         "parsed", "status", "unsent",
     )  # fmt: skip
@@ -101,8 +101,8 @@ class RequestTask:
         self._reply: Reply | None = None
         self._threaded: ThreadedReply | None = None
         self._ids: list[int] = []  # the batcher's
-        self._receiver: TokenReceiver | None = None
-        self._channel: Channel | None = None
+        self._fast_path: FastPath | None = None
+        self._channel: ClientChannel | None = None
         self.notified = False  # the driver's
         self._content_type = ""
         self._error_headers: Headers = ()
@@ -263,11 +263,11 @@ class RequestTask:
 
     # -- the answer ----------------------------------------------------------------------------------------------
 
-    def write_tokens_to(self, channel: Channel) -> None:
+    def write_tokens_to(self, channel: ClientChannel) -> None:
         """Have a stream's plain tokens written to `channel`; what it does not take waits in `unsent`."""
         self._channel = channel
-        if self._receiver is not None:
-            self._receiver.channel = channel
+        if self._fast_path is not None:
+            self._fast_path.channel = channel
 
     def feed(self, index: int, delta: Delta) -> None:
         """Write one delta of request number `index`. Belongs to the driver's step; most tokens pass it by."""
@@ -300,8 +300,8 @@ class RequestTask:
             self.unsent.append(data)
         if reply.finished:
             self._end("ok", finish)
-        elif data and self._receiver is None:
-            self._receive_tokens(reply)
+        elif data and self._fast_path is None:
+            self._open_fast_path(reply)
         elif not data and self.begun:
             return
         self.begun = True
@@ -320,12 +320,12 @@ class RequestTask:
             self._put(self._reply, writing.result(), delta.finish)
         self._driver.flush()
 
-    def _receive_tokens(self, reply: Reply) -> None:
-        """Have the driver pass plain tokens by, as soon as the reply has a short way for them."""
-        line = reply.token_line() if len(self._ids) == 1 else None
-        if line is not None:
-            self._receiver = TokenReceiver(self._ids[0], line, self._channel, self._keep)
-            self._driver.set_receiver(self._receiver)
+    def _open_fast_path(self, reply: Reply) -> None:
+        """Have the batcher encode plain tokens from now on, as soon as the reply has an encoder for them."""
+        encode = reply.token_encoder() if len(self._ids) == 1 else None
+        if encode is not None:
+            self._fast_path = FastPath(self._ids[0], encode, self._channel, self._keep)
+            self._driver.set_fast_path(self._fast_path)
 
     def _keep(self, line: bytes) -> None:
         self.unsent.append(line)
@@ -408,9 +408,9 @@ class RequestTask:
     def _end(self, outcome: str, finish: Finish | None = None) -> None:
         """Write the figures down; what is still in the engine leaves it."""
         self.finished = self.begun = True
-        receiver, self._receiver = self._receiver, None  # it refers to this task: a cycle
-        if receiver is not None:
-            self._stats.num_tokens += receiver.num_tokens
+        fast_path, self._fast_path = self._fast_path, None  # it refers to this task: a cycle
+        if fast_path is not None:
+            self._stats.num_tokens += fast_path.num_tokens
         self._stats.close(outcome, finish)
         for id in self._ids:
             self._driver.cancel(id)
@@ -459,8 +459,8 @@ class CapturedTask(RequestTask):
         self._body = body
         await super().parse(body)
 
-    def write_tokens_to(self, channel: Channel) -> None:
-        """Without effect: all tokens pass by here, the short way would lead past it."""
+    def write_tokens_to(self, channel: ClientChannel) -> None:
+        """Without effect: a capture needs all tokens, and the fast path would write past it."""
 
     def _put(self, reply: Reply, data: bytes, finish: Finish | None) -> None:
         if data:

@@ -174,7 +174,7 @@ def no_headers(timing: Timing | None) -> Headers:
     return ()
 
 
-TokenLine = Callable[[Token], bytes]
+TokenEncoder = Callable[[Token], bytes]
 """Encodes a token as the next bytes of a stream."""
 
 
@@ -199,7 +199,7 @@ class Reply(ABC):
         """Return whether `feed` takes long with this delta, so that a thread is to call it."""
         return False
 
-    def token_line(self) -> TokenLine | None:
+    def token_encoder(self) -> TokenEncoder | None:
         """Return an encoder of the only sequence's next tokens; None where, or while, `feed` has to be asked.
 
         It does what `feed` does with a delta of one token and nothing else, at less cost.

@@ -11,7 +11,7 @@ from handler.core.errors import ServingError
 from handler.core.framing import JSON, JSON_TEXTS, Framing, encoded, fill
 from handler.core.text import Prompt
 from handler.core.values import NO_EXTRAS, NO_TOKEN, Delta, Finish, Request, Sampling, Token
-from handler.protocols.kernel.dialect import Reply, TokenLine
+from handler.protocols.kernel.dialect import Reply, TokenEncoder
 from handler.protocols.kernel.errors import ErrorFormat
 
 _LONG = 1 << 11  # tokens and their alternatives
@@ -263,7 +263,7 @@ class TokenStream(Reply, ABC):
     Attributes:
         _events: each place's template of what a token adds that is no sequence's last; its only slot is the token's
             text. None where more has to be looked at: then the parts are rendered one by one.
-        _num_tokens: those of all sequences so far, but for a subclass with a `token_line` of its own.
+        _num_tokens: those of all sequences so far, but for a subclass with a `token_encoder` of its own.
     """
 
     def __init__(self, errors: ErrorFormat, framing: Framing, num_requests: int = 1, num_sequences: int = 1) -> None:
@@ -293,11 +293,11 @@ class TokenStream(Reply, ABC):
         if delta.error is not None:
             self.finished = True
             return self._broken_off(delta.error)
-        # 3. Plain tokens, where a subclass encodes them by a `token_line` of its own.
-        line = self.token_line() if self._begun else None
-        if line is not None and delta.finish is None:
+        # 3. Plain tokens, where a subclass encodes them by a `token_encoder` of its own.
+        encode = self.token_encoder() if self._begun else None
+        if encode is not None and delta.finish is None:
             tokens = delta.tokens
-            return line(tokens[0]) if len(tokens) == 1 else b"".join(map(line, tokens))
+            return encode(tokens[0]) if len(tokens) == 1 else b"".join(map(encode, tokens))
         # 4. All else, part by part.
         if delta.prefill is not None or delta.extras is not None:
             self._take(place, delta)
@@ -323,7 +323,7 @@ class TokenStream(Reply, ABC):
                 parts.append(self._end())
         return b"".join(parts)
 
-    def token_line(self) -> TokenLine | None:
+    def token_encoder(self) -> TokenEncoder | None:
         event = self._events[0]
         if event is None or len(self._events) > 1:
             return None

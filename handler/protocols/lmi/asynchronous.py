@@ -14,7 +14,7 @@ from handler.core.errors import InvalidParameter, InvalidPayload
 from handler.core.framing import JSON_LINE, JSON_TEXTS, JSONLINES, TOKEN_SLOTS, Framing, dumps
 from handler.core.values import Adapter, FieldNames, Request, Token, keep_last
 from handler.protocols.kernel.body import PYDANTIC, relaxed_by, report_unknown
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Reply, ServerContext, TokenLine
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, Reply, ServerContext, TokenEncoder
 from handler.protocols.kernel.parameters import (
     PARAMETERS,
     REQUEST_FIELDS,
@@ -74,7 +74,7 @@ class AsyncFormat:
     def chunk(self, token: Token, index: int, *, tops: bool = False, outputs: TensorValues | None = None) -> AsyncLine:
         return {"index": 0, "token": _token(token), "generated_text": None, "details": None}
 
-    def token_line(self, framing: Framing, texts: list[str]) -> TokenLine:
+    def token_encoder(self, framing: Framing, texts: list[str]) -> TokenEncoder:
         line = line_template(self.chunk, framing, TOKEN_SLOTS)
         add = texts.append
 

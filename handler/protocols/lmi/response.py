@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from handler.core.framing import JSON, JSON_TEXTS, JSONLINES, NUMBER, SLOT, TOKEN_SLOTS, Framing, dumps, template
 from handler.core.values import NO_TOKEN, Delta, Finish, Request, Token
-from handler.protocols.kernel.dialect import TokenLine
+from handler.protocols.kernel.dialect import TokenEncoder
 from handler.protocols.kernel.errors import ErrorFormat
 from handler.protocols.kernel.reply import LONG_TEXT, SequenceOutput, TokenStream, WholeReply, finish_of, rank_sequences
 from handler.protocols.kernel.tensors import Lines, OutputTensors, TensorValues, TokenRows, document
@@ -73,7 +73,7 @@ class ResponseFormat(Protocol):
             tops: the line has the alternatives to its token.
         """
 
-    def token_line(self, framing: Framing, texts: list[str]) -> TokenLine:
+    def token_encoder(self, framing: Framing, texts: list[str]) -> TokenEncoder:
         """Return an encoder of the chunks with nothing beside their token: the hot path, once a token.
 
         It adds each token's part of the whole text to `texts`, so that the token's index is their number.
@@ -107,16 +107,16 @@ class StreamReply(TokenStream):
         self._with_tops = request.sampling.top_logprobs > 0
         self._tops: list[Sequence[Token]] = []
         self._bare = self._outputs is None and not self._with_tops  # a line is its token alone
-        self._token_line: TokenLine | None = None
+        self._token_encoder: TokenEncoder | None = None
 
     def takes_long(self, delta: Delta) -> bool:
         alone = self._request.sampling.num_sequences == 1
         return alone and delta.finish is not None and len(self._request.text_before) > LONG_TEXT
 
-    def token_line(self) -> TokenLine | None:
-        if self._token_line is None and self._bare:
-            self._token_line = self._format.token_line(self._framing, self._texts)
-        return self._token_line
+    def token_encoder(self) -> TokenEncoder | None:
+        if self._token_encoder is None and self._bare:
+            self._token_encoder = self._format.token_encoder(self._framing, self._texts)
+        return self._token_encoder
 
     def _take(self, place: int, delta: Delta) -> None:
         if delta.prefill is not None:
@@ -125,8 +125,8 @@ class StreamReply(TokenStream):
             self._outputs.take(delta)
 
     def _token(self, place: int, token: Token) -> bytes:
-        if (line := self.token_line()) is not None:
-            return line(token)
+        if (encode := self.token_encoder()) is not None:
+            return encode(token)
         self._add(token)
         chunk = self._format.chunk(token, len(self._texts), tops=self._with_tops, outputs=self._values(token))
         return self._framing.encode(chunk)
@@ -221,7 +221,7 @@ class LmiFormat:
             line["outputs"] = outputs
         return line
 
-    def token_line(self, framing: Framing, texts: list[str]) -> TokenLine:
+    def token_encoder(self, framing: Framing, texts: list[str]) -> TokenEncoder:
         ordinary = line_template(self.chunk, framing, TOKEN_SLOTS)
         special = line_template(self.chunk, framing, _SPECIAL_SLOTS)
         add = texts.append

@@ -12,7 +12,7 @@ from handler.core.media import new_digits, new_secret
 from handler.core.values import Finish, Token
 from handler.protocols.assistant.answer import AnswerForm, BlockStream, read_whole
 from handler.protocols.assistant.events import Arguments, CallStart, Event, Reasoning
-from handler.protocols.kernel.dialect import GenerationDefaults, Keeping, TokenLine
+from handler.protocols.kernel.dialect import GenerationDefaults, Keeping, TokenEncoder
 from handler.protocols.kernel.reply import WholeReply
 from handler.protocols.openai.api import ERRORS
 from handler.protocols.responses.api import (
@@ -361,7 +361,7 @@ class ResponseStream(BlockStream):
         self._items = settings.items()
         self._text_event: bytes | None = None  # the template of a delta of text, while a message is open
 
-    def token_line(self) -> TokenLine | None:
+    def token_encoder(self) -> TokenEncoder | None:
         return None if self._text_event is None or not self._settings.form.is_text else self._text_token
 
     def _broken_off(self, error: ServingError) -> bytes:

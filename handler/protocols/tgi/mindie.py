@@ -12,7 +12,7 @@ from typing import Any
 
 from handler.core.framing import JSON_TEXTS, SSE, TOKEN_SLOTS, Framing
 from handler.core.values import Request, Token, keep_last
-from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext, TokenLine
+from handler.protocols.kernel.dialect import Description, Dialect, ParsedRequest, ServerContext, TokenEncoder
 from handler.protocols.kernel.parameters import Parameter, Table, named, read_all
 from handler.protocols.kernel.readers import integer
 from handler.protocols.kernel.tensors import TensorValues
@@ -116,7 +116,7 @@ class Mindie(Dialect):
             "details": None,
         }
 
-    def token_line(self, framing: Framing, texts: list[str]) -> TokenLine:
+    def token_encoder(self, framing: Framing, texts: list[str]) -> TokenEncoder:
         format = line_template(self.chunk, framing, TOKEN_SLOTS)
 
         def line(token: Token) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 from handler.core.errors import ServingError
 from handler.core.framing import JSON_TEXTS, SLOT, SSE, TOKEN_SLOTS, Framing, dumps
 from handler.core.values import Finish, Request, Token
-from handler.protocols.kernel.dialect import TokenLine
+from handler.protocols.kernel.dialect import TokenEncoder
 from handler.protocols.kernel.reply import SequenceOutput
 from handler.protocols.kernel.tensors import TensorValues
 from handler.protocols.lmi.api import LmiErrors
@@ -62,7 +62,7 @@ class TgiFormat:
             beside["outputs"] = outputs
         return {"index": index, "token": self.token(token), **beside, "generated_text": None, "details": None}
 
-    def token_line(self, framing: Framing, texts: list[str]) -> TokenLine:
+    def token_encoder(self, framing: Framing, texts: list[str]) -> TokenEncoder:
         format = line_template(self.chunk, framing, _SLOTS)
         special_in_text = self.special_in_text
 

@@ -19,7 +19,7 @@ from handler.engines.base import EngineConfig, Step
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.protocols.lmi.response import DocumentReply
-from handler.scheduler.batcher import Batcher, Channel, TokenReceiver
+from handler.scheduler.batcher import Batcher, ClientChannel, FastPath
 from handler.serving.engine_driver import EngineDriver
 from handler.serving.model import ServedModel
 from tests.services import begin, echo_service, load_echo
@@ -158,17 +158,17 @@ def test_tokens_go_to_their_receivers_and_ends_to_the_sinks() -> None:
 
     async def story() -> tuple[int, list[int]]:
         driver = EngineDriver(Batcher(Scripted()))
-        ways: list[tuple[Callable[[Token], bytes], Channel | None]]
+        ways: list[tuple[Callable[[Token], bytes], ClientChannel | None]]
         ways = [(text, Taking(written)), (text, Full()), (text, None), (fail, Taking(written))]
-        receivers = []
+        fast_paths = []
         for (line, channel), mine in zip(ways, ends, strict=True):
             id = driver.submit(Request("abc", Sampling(max_new_tokens=3)), prompt("abc"), mine.append)
-            receivers.append(TokenReceiver(id, line, channel, kept.append))
-            driver.set_receiver(receivers[-1])
+            fast_paths.append(FastPath(id, line, channel, kept.append))
+            driver.set_fast_path(fast_paths[-1])
         for _ in range(3):
             driver.step()
         driver.close()
-        return driver.num_tokens, [one.num_tokens for one in receivers]
+        return driver.num_tokens, [one.num_tokens for one in fast_paths]
 
     num_tokens, counts = asyncio.run(story())
     assert (written, kept, counts) == ([b"a", b"b"], [b"a", b"a", b"b", b"b"], [2, 2, 2, 0])
@@ -188,7 +188,7 @@ def test_joined_tokens_of_a_stream_are_one_write() -> None:
     async def story() -> int:
         driver = EngineDriver(Batcher(Joined()))
         id = driver.submit(Request("abc", Sampling(max_new_tokens=9)), prompt("abc"), lambda delta: None)
-        driver.set_receiver(TokenReceiver(id, lambda token: token.text.encode(), Taking(written), len))
+        driver.set_fast_path(FastPath(id, lambda token: token.text.encode(), Taking(written), len))
         for _ in range(2):
             driver.step()
         driver.close()

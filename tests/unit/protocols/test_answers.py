@@ -256,14 +256,14 @@ def test_a_line_of_a_token_is_what_feeding_it_returns(name: str, monkeypatch: py
     rng = random.Random(name)
     for _ in range(TRIALS):
         fed, passed = copy.deepcopy(call.reply), copy.deepcopy(call.reply)
-        line = None
+        encode = None
         for token in tokens(rng, 6):
             delta = Delta(1, 0, (token,))
-            line = passed.token_line() if line is None else line
-            assert fed.feed(0, delta) == (passed.feed(0, delta) if line is None else line(token))
+            encode = passed.token_encoder() if encode is None else encode
+            assert fed.feed(0, delta) == (passed.feed(0, delta) if encode is None else encode(token))
         last = Delta(1, 0, (), Finish.LENGTH)
         assert fed.feed(0, last) == passed.feed(0, last)  # with the counts and the text of all tokens
-        assert line is not None or name not in PLAIN
+        assert encode is not None or name not in PLAIN
 
 
 # -- no dialect says that a call is whole whose arguments are no JSON object, whole or streamed ------------------------
