@@ -140,14 +140,15 @@ class _Account:
     """An owner's use, until it has no more work here.
 
     Attributes:
-        used: in virtual time.
+        used: in virtual time, what has a slot included.
+        claimed: of that, what work that has a slot was expected to cost.
         now: the virtual time among its requests.
         num_begun: of its work, what has a slot.
         queues: heaps of what waits, by kind.
     """
 
     def __init__(self) -> None:
-        self.used = self.now = 0.0
+        self.used = self.claimed = self.now = 0.0
         self.num_begun = 0
         self.queues: dict[str, list[_Waiting]] = {}
 
@@ -204,14 +205,16 @@ class Turns:
             self._accounts[flow.owner].used += cost
             flow.finish += cost
 
-    def leave(self, flow: Flow, kind: str) -> None:
-        """Release a slot."""
+    def leave(self, flow: Flow, cost: float, kind: str) -> None:
+        """Release a slot, that of work of some `cost` at its beginning."""
         with self._lock:
             self._free += 1
             self._taken[kind] -= 1
             if not self._taken[kind]:
                 del self._taken[kind]
-            self._accounts[flow.owner].num_begun -= 1
+            account = self._accounts[flow.owner]
+            account.num_begun -= 1
+            account.claimed -= cost
             self._forget(flow.owner)
         self._grant()
 
@@ -237,7 +240,7 @@ class Turns:
             if turn.set_running_or_notify_cancel():
                 turn.set_result(None)
             else:
-                self.leave(flow, kind)
+                self.leave(flow, cost, kind)
 
         self.enter(flow, cost, kind, turn, begin)
         try:
@@ -245,7 +248,7 @@ class Turns:
             yield
         finally:
             if not turn.cancel():  # it has been granted
-                self.leave(flow, kind)
+                self.leave(flow, cost, kind)
 
     def _grant(self) -> None:
         while (waiting := self._next()) is not None:
@@ -263,9 +266,10 @@ class Turns:
             self._pop(account, waiting.kind)
             self._free -= 1
             self._taken[waiting.kind] += 1
-            self._now = max(self._now, account.used)
+            self._now = max(self._now, account.used - account.claimed)  # else a claim, corrected, leaves others behind
             account.now = max(account.now, waiting.start)
             account.used += waiting.cost
+            account.claimed += waiting.cost
             account.num_begun += 1
             return waiting
 
@@ -334,7 +338,7 @@ class TurnThreads:
         """
         future: Future[T] = Future()
         kind, flow = _SLOW if slow else _QUICK, flow or Flow()
-        self._turns.enter(flow, cost, kind, future, partial(self._begin, future, call, flow, kind))
+        self._turns.enter(flow, cost, kind, future, partial(self._begin, future, call, flow, cost, kind))
         return future
 
     def charge(self, flow: Flow, cost: float) -> None:
@@ -346,19 +350,19 @@ class TurnThreads:
         self._turns.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self, future: Future[T], call: Callable[[], T], flow: Flow, kind: str) -> None:
+    def _begin(self, future: Future[T], call: Callable[[], T], flow: Flow, cost: float, kind: str) -> None:
         def work() -> None:
             try:
                 if future.set_running_or_notify_cancel():
                     settle(future, call)
             finally:
-                self._turns.leave(flow, kind)
+                self._turns.leave(flow, cost, kind)
 
         try:
             self._threads.submit(work).add_done_callback(lambda done: done.cancelled() and future.cancel())
         except RuntimeError:  # it has been shut down
             future.cancel()
-            self._turns.leave(flow, kind)
+            self._turns.leave(flow, cost, kind)
 
 
 # -- large request bodies, read in a process of their own --------------------------------------------------------------

@@ -113,22 +113,22 @@ class Machine:
     def __init__(self, slots: int) -> None:
         self.turns = Turns(slots, lambda kind: slots)
         self.began: list[str] = []
-        self._running: list[tuple[Flow, float]] = []
+        self._running: list[tuple[Flow, float, float]] = []
 
     def ask(self, owner: str, told: float, takes: float, flow: Flow | None = None) -> None:
         flow = flow or Flow(owner)
 
         def begin() -> None:
             self.began.append(owner)
-            self._running.append((flow, takes - told))
+            self._running.append((flow, told, takes))
 
         self.turns.enter(flow, told, "any", Future(), begin)
 
     def end(self, count: int = 1) -> None:
         for _ in range(count):
-            flow, excess = self._running.pop(0)
-            self.turns.charge(flow, excess)
-            self.turns.leave(flow, "any")
+            flow, told, takes = self._running.pop(0)
+            self.turns.charge(flow, takes - told)
+            self.turns.leave(flow, told, "any")
 
 
 @pytest.mark.parametrize("slots", [1, 3])
@@ -182,6 +182,19 @@ def test_what_a_header_told_too_much_is_paid_back() -> None:
     machine.ask("honest", 0.3, 0.3)
     machine.end(3)
     assert machine.began == ["honest", "honest", "other"]
+
+
+def test_what_a_header_told_too_much_puts_no_other_owner_behind() -> None:
+    machine = Machine(3)
+    for _ in range(4):
+        machine.ask("hostile", 10, 0.3)
+    for _ in range(60):
+        machine.ask("hostile", 0.01, 0.1)
+    machine.end(6)
+    machine.ask("other", 0.01, 0.01)
+    before = len(machine.began)
+    machine.end(2)
+    assert "other" in machine.began[before:]
 
 
 def test_threads_take_what_is_small_first() -> None:
