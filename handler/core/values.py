@@ -113,7 +113,7 @@ class Nature(Flag):
 class Sampling(NamedTuple):
     """Generation parameters; dialects map their own names and neutral values onto these.
 
-    Without `do_sample` decoding is greedy: temperature, top_k, top_p, min_p, typical_p and seed have no effect.
+    A field's default is its neutral value. Without `do_sample` decoding is greedy: `Nature.SAMPLED` has no effect.
     """
 
     max_new_tokens: Annotated[int, Nature.WITH_BEAMS] = 30

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from handler.core.values import SAMPLED
 from proof.replay.content import (
     ARGUMENTS,
     LOGPROBS,
@@ -91,7 +92,7 @@ def class_of(findings: Iterable[Finding]) -> Class:
     return max((finding.cls for finding in findings), key=_RANK.__getitem__, default=Class.EQUAL)
 
 
-_SAMPLING = ("temperature", "top_k", "top_p", "typical_p", "min_p")
+_SAMPLING = SAMPLED - {"seed"}
 
 
 class Traits(NamedTuple):

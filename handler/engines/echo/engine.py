@@ -195,7 +195,8 @@ class EchoPooling:
 _SUPPORTS = frozenset({
     "max_new_tokens", "min_new_tokens", "stop_token_ids",  # `_length`
     "ignore_eos",  # it has no end token
-    # These only shape a distribution, and it has one token to choose from. A new one is refused until it stands here.
+    # These only shape a distribution, and it has one token to choose from. A new one is refused until it stands here;
+    # one that a single engine has stays out.
     "do_sample", "temperature", "top_k", "top_p", "min_p", "typical_p", "seed", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "logit_bias",
 })  # fmt: skip

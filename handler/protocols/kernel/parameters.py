@@ -140,7 +140,9 @@ class Row(NamedTuple):
 
     Attributes:
         field, read, informed: as in `Parameter`.
+        lmi: in rolling and dynamic batch, with TGI_COMPAT too.
         openai: that of chats and completions, of vLLM's clients too.
+        tgi: in TGI's own routes.
     """
 
     field: str
@@ -287,7 +289,8 @@ def read_sampled(
         given, context, table: as in `read_all`.
         generation: the model's defaults; usually those of the context.
         max_new_tokens: of an answer without a limit; None: the model's default, else as many as there is room for.
-        defaults: other Sampling fields whose default differs.
+        defaults: other Sampling fields whose default differs. They beat the model's own, and are refused where the
+            engine lacks them (`context.unsupported`).
 
     Raises:
         InvalidParameter: as `read_all`.

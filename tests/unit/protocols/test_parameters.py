@@ -21,7 +21,15 @@ from handler.engines.base import Capabilities, EngineConfig
 from handler.engines.openai.kinds import KINDS
 from handler.protocols.kernel import parameters, tensors
 from handler.protocols.kernel.dialect import Dialect, ServerContext
-from handler.protocols.kernel.parameters import LMI, PARAMETERS, REQUEST_FIELDS, Parameter, ParsedParameters, read_all
+from handler.protocols.kernel.parameters import (
+    LMI,
+    PARAMETERS,
+    REQUEST_FIELDS,
+    ROWS,
+    Parameter,
+    ParsedParameters,
+    read_all,
+)
 from handler.protocols.kernel.readers import number
 from handler.protocols.lmi.chat import TABLE as CHAT_TABLE
 from handler.protocols.lmi.request import TABLE as LMI_TABLE
@@ -364,13 +372,24 @@ def test_few_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- values of sampling parameters that ask for nothing, in the dialects that lack these parameters --------------------
 
 
+EXCEPT = frozenset(
+    ["do_sample", "temperature", "max_new_tokens", "top_logprobs", "prompt_logprobs", "top_k", "top_p", "typical_p"]
+)
+"""Fields whose defaults some dialects report or refuse."""
+
 NEUTRAL = {
-    **dict.fromkeys(("repetition_penalty", "length_penalty", "n", "best_of", "num_beams", "beam_width"), 1),
-    **dict.fromkeys(("presence_penalty", "frequency_penalty", "min_p", "min_length", "min_tokens"), 0),
-    **dict.fromkeys(("early_stopping", "watermark", "decoder_input_details", "ignore_eos", "ignore_eos_token"), False),
+    **{
+        name: default
+        for row in ROWS
+        if isinstance(default := Sampling._field_defaults.get(row.field), int | float) and row.field not in EXCEPT
+        for name in {row.lmi, row.openai} - {""}
+    },
     **{key: [] for key in ("stop", "stop_token_ids", "bad_words", "bad_sequences")},
-    **{"use_beam_search": False, "no_repeat_ngram_size": 0, "skip_special_tokens": True, "logit_bias": {}},
+    **dict.fromkeys(("watermark", "decoder_input_details", "use_beam_search"), False),
+    **{"beam_width": 1, "no_repeat_ngram_size": 0, "logit_bias": {}},
 }
+"""Values that `_NEUTRAL` of `kernel/body.py` has to know."""
+
 ASKED: dict[str, dict[str, Any]] = {
     **{key: {"inputs": "a"} for key in ("lmi", "tgi_compat", "lmi_async", "tgi", "mindie")},
     "dynamic_batch": {"inputs": ["a"]},
@@ -391,7 +410,7 @@ def test_values_that_ask_for_nothing_are_ignored_by_no_dialect(dialect: str) -> 
             continue  # Triton takes such values for its inputs alone
         nested = "inputs" in ASKED[dialect]
         body = {**ASKED[dialect], **({"parameters": {name: value}} if nested else {name: value})}
-        assert list(DIALECTS[dialect].parse(body, context).ignored) == [], name
+        assert list(DIALECTS[dialect].parse(body, context).ignored) == [], f"_NEUTRAL of kernel/body.py: {name}"
 
 
 @in_one_test(

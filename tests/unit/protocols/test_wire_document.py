@@ -26,13 +26,14 @@ from handler.core.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from handler.core.values import Task
+from handler.core.values import SAMPLED, Task
 from handler.protocols.kernel.dialect import Dialect
+from handler.protocols.kernel.parameters import ROWS
 from handler.protocols.openapi import DESCRIPTIONS
 from handler.protocols.operations import OPERATIONS
 from handler.protocols.registry import INVOCATIONS, POOLED_INVOCATIONS, POOLED_ROUTES, ROOTS, ROUTES, DispatchByField
 from tests.docs.pages import fill, table
-from tests.parameter_matrix import DOCUMENTS, section
+from tests.parameter_matrix import DOCUMENTS, PARAMETERS, section
 
 DOCUMENT = DOCUMENTS / "README.md"
 
@@ -163,6 +164,13 @@ WRITTEN = "`python -m tests.unit.protocols.test_wire_document` writes it"
 
 def test_the_document_is_up_to_date() -> None:
     assert DOCUMENT.read_text() == render(DOCUMENT.read_text()), WRITTEN
+
+
+def test_the_sampled_parameters_are_marked() -> None:
+    marked = {
+        name for line in section(PARAMETERS).splitlines() if "†" in line for name in re.findall(r"`(\w+)` †", line)
+    }
+    assert marked == {row.lmi for row in ROWS if row.field in SAMPLED}, "† in docs/wire/lmi.md: Nature.SAMPLED"
 
 
 def test_every_dialect_has_its_row_and_every_page_is_linked() -> None:
