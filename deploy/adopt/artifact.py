@@ -42,6 +42,8 @@ class Artifact:
 
 def read_artifact(aws: Aws, uri: str) -> Artifact:
     """Read an archive of at most 64 MiB, or serving.properties below a prefix (which ends in a slash)."""
+    if not uri.startswith("s3://"):
+        return Artifact(problem="it is no address of S3")
     is_prefix = uri.endswith("/")
     bucket, key = bucket_and_key(uri)
     try:
@@ -66,7 +68,8 @@ def unpacked(packed: Any) -> Artifact:
     found: dict[PurePosixPath, bytes] = {}
     names: list[str] = []
     try:
-        with tarfile.open(fileobj=cast("BinaryIO", _Bounded(gzip.GzipFile(fileobj=packed))), mode="r|") as archive:
+        stream = cast("BinaryIO", _Bounded(gzip.GzipFile(fileobj=packed)))
+        with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive:
             for member in archive:
                 place = PurePosixPath(member.name)
                 if not member.isfile():
@@ -90,6 +93,27 @@ def unpacked(packed: Any) -> Artifact:
 
 
 _DEEPEST = 2  # parts of the path of serving.properties
+_LONGEST = 64 << 10  # bytes of a header that extends the next one: names, and numbers as text
+
+
+class _Member(tarfile.TarInfo):
+    """A member whose extended header is short: reading its numbers takes quadratic time in some Pythons."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
+        member = super().frombuf(buf, encoding, errors)
+        if member.type in _EXTENDING and member.size > _LONGEST:
+            raise tarfile.ReadError(f"an extended header of {member.size} bytes")
+        return member
+
+
+_EXTENDING = (
+    tarfile.XHDTYPE,
+    tarfile.XGLTYPE,
+    tarfile.SOLARIS_XHDTYPE,
+    tarfile.GNUTYPE_LONGNAME,
+    tarfile.GNUTYPE_LONGLINK,
+)
 
 
 def _with_options(data: bytes, others: tuple[str, ...] = ()) -> Artifact:

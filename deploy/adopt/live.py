@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import urllib.parse
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from deploy.adopt.artifact import OPTIONS_FILE, Artifact, read_artifact
@@ -83,9 +85,19 @@ def container_of(model: Json, name: str) -> dict[str, Any]:
 def data_of(container: Json) -> tuple[str, bool]:
     """Return where the container's model data is, and whether it is a prefix, which then ends in a slash."""
     data = container.get("ModelDataSource", {}).get("S3DataSource", {})
-    uri = str(container.get("ModelDataUrl") or container.get("ArtifactUrl") or data.get("S3Uri") or "")
+    uri = _in_s3(str(container.get("ModelDataUrl") or container.get("ArtifactUrl") or data.get("S3Uri") or ""))
     is_prefix = data.get("CompressionType") == "None" and data.get("S3DataType") == "S3Prefix" and bool(uri)
     return (uri if uri.endswith("/") else f"{uri}/") if is_prefix else uri, is_prefix
+
+
+_URL = re.compile(r"https://(?:([^/]+)\.)?s3(?:[.-](?:dualstack\.)?[a-z0-9-]+)?\.amazonaws\.com(?:\.cn)?/(.+)")
+
+
+def _in_s3(url: str) -> str:
+    """Return the s3:// address of a URL of S3's, by host or by path; other addresses as they are."""
+    if (found := _URL.fullmatch(url)) is None:
+        return url
+    return f"s3://{'/'.join(urllib.parse.unquote(part) for part in found.groups() if part)}"
 
 
 def read_endpoint(aws: Aws, name: str) -> Source:
@@ -109,10 +121,17 @@ def read_endpoint(aws: Aws, name: str) -> Source:
     targets, policies = _scaling(aws, name, config, components)
     origin = f"endpoint {name} in {aws.region} (configuration {config_name})"
     tags = tags_of(aws, Kind.ENDPOINT, endpoint)
-    served = [container for model in models.values() for container in containers(model)]
-    served += [one.get("Specification", {}).get("Container", {}) for one in components if not is_adapter(one)]
-    artifacts = {uri: read_artifact(aws, uri) for uri in {data_of(one)[0] for one in served} if uri}
-    return Source(name, origin, aws.region, endpoint, config, models, components, targets, policies, tags, artifacts)
+    return with_data(
+        aws, Source(name, origin, aws.region, endpoint, config, models, components, targets, policies, tags)
+    )
+
+
+def with_data(aws: Aws, source: Source) -> Source:
+    """Read what lies in the model data beside the variables."""
+    served = [container for model in source.models.values() for container in containers(model)]
+    served += [one.get("Specification", {}).get("Container", {}) for one in source.components if not is_adapter(one)]
+    places = {data_of(one)[0] for one in served}
+    return replace(source, artifacts={uri: read_artifact(aws, uri) for uri in places if uri})
 
 
 def is_adapter(component: Json) -> bool:

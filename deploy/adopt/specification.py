@@ -247,7 +247,7 @@ def _served(source: Source, variant: Json, bases: Sequence[Json]) -> list[Served
     return [served[0], *(one for one in served[1:] if one.container != served[0].container)]
 
 
-_UNREAD = Artifact(problem="only an endpoint's data is read")  # a file may be of another account
+_UNREAD = Artifact(problem="a file's data is read with --read-data")  # a file may be of another account
 
 
 def _read(source: Source, served: Served, wishes: Wishes) -> tuple[Container, Variables, Artifact]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.adopt.files import one_line, read_file, written
-from deploy.adopt.live import read_endpoint, reading_policy
+from deploy.adopt.live import read_endpoint, reading_policy, with_data
 from deploy.adopt.specification import Wishes, adopted
 from deploy.adopt.variables import KINDS
 from deploy.aws import Aws
@@ -30,6 +30,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--recommendation", type=int, default=1, metavar="N", help="which of a job's recommendations (default: 1)"
     )
+    parser.add_argument("--read-data", action="store_true", help="with --file: read its model data's options in S3")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write to a new file (default: print)")
     parser.add_argument("--name", help="the deployment's name (default: the endpoint's)")
     parser.add_argument("--region", help="AWS region (default: what boto3 is set to)")
@@ -54,6 +55,8 @@ def _run(arguments: argparse.Namespace) -> int:
         raise _there_already(arguments.output)
     if arguments.file is not None:
         source = read_file(arguments.file, arguments.recommendation, arguments.region or "")
+        if arguments.read_data:
+            source = with_data(Aws(arguments.region or source.region or None), source)
     else:
         source = read_endpoint(Aws(arguments.region), arguments.endpoint)
     is_uri = ECR_URI.fullmatch(arguments.image) is not None

@@ -16,11 +16,13 @@ from deploy.iam.simulation import caller, denials
 from deploy.resolve.model.files import hub_to_ask
 from deploy.resolve.resolver import resolve
 
-_WHO = ("trust", "execution-role", "deployer", "invoker")
+_WHO = ("trust", "execution-role", "deployer", "invoker", "checker")
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("iam", help="print the IAM policies of the role, the deployer and the invoker")
+    parser = commands.add_parser(
+        "iam", help="print the IAM policies of the role, the deployer, the invoker, the checker"
+    )
     add_spec(parser)
     parser.add_argument(
         "--who",

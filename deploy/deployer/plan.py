@@ -235,6 +235,7 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
     """
     _refuse_foreign(desired, live, adopt)
     _refuse_endpoint(desired, live)
+    _refuse_empty(desired, live)
     lost = _failed(live)
     first = [
         removal_of(existing, f"its state is {existing.status}" if existing.failed else "what it is on goes")
@@ -342,6 +343,20 @@ def _refuse_foreign(desired: Sequence[Resource], live: Live, adopt: bool) -> Non
         existing = live.get(resource.kind, identity(resource.kind, resource.request))
         if existing is not None and not existing.is_of(live.deployment):
             raise Refused(_foreign(existing), "Choose another name, or take it over: --adopt.")
+
+
+def _refuse_empty(desired: Sequence[Resource], live: Live) -> None:
+    """Refuse to create components without copies, as AWS does: only an update may set 0."""
+    if not live.online:
+        return
+    for item in desired:
+        empty = item.request.get("RuntimeConfig", {}).get("CopyCount") == 0
+        existing = live.get(item.kind, identity(item.kind, item.request))
+        if empty and (existing is None or existing.failed):
+            raise Refused(
+                f"components {item.name}: AWS creates no component with copies: 0",
+                "Create it with copies: 1, and then say 0; or let it sleep by scaling.min: 0.",
+            )
 
 
 def _foreign(existing: LiveResource) -> str:

@@ -316,7 +316,8 @@ def _error(environ: dict[str, Any], call: Call, status: str, code: str, text: st
     number, kind = str(uuid.uuid4()), "text/xml"
     head = [("x-amzn-RequestId", number), ("x-amz-bucket-region", call.region)]
     if call.service == "s3":
-        body = "" if environ["REQUEST_METHOD"] == "HEAD" else f"<Error><Code>{code}</Code></Error>"
+        told = f"<Error><Code>{code}</Code><Message>{escape(text)}</Message></Error>"
+        body = "" if environ["REQUEST_METHOD"] == "HEAD" else told
     elif "/operation/" in environ["PATH_INFO"]:
         start_response(status, [*head, ("Content-Type", "application/cbor"), ("smithy-protocol", "rpc-v2-cbor")])
         return [b"\xa2" + b"".join(map(_cbor, ("__type", code, "message", text)))]

@@ -267,6 +267,8 @@ class Calls:
             self._check_routing(variant.get("RoutingConfig", {}))
             if "ModelName" in variant:
                 self._cloud.get("model", variant["ModelName"])
+                if variant.get("ManagedInstanceScaling", {}).get("Status") == "ENABLED":
+                    raise Invalid("ManagedInstanceScaling is only supported for inference component endpoints.")
             elif "ExecutionRoleArn" not in p:
                 raise Invalid("ExecutionRoleArn must be given where a variant has no model.")
             variant.setdefault("InitialVariantWeight", 1.0)
@@ -399,6 +401,8 @@ class Calls:
                 if base.status != "InService":
                     raise Invalid(f'Base inference component "{base.arn}" is not InService.')
         p["RuntimeConfig"] = _copies(p.get("RuntimeConfig", {"CopyCount": 1}))
+        if not p["RuntimeConfig"]["DesiredCopyCount"] and any("ModelName" in one for one in _specifications(p)):
+            raise Invalid("Inference components copy count an integer larger than 0")
         made = self._cloud.create("inference-component", p["InferenceComponentName"], p, region)
         self._cloud.begin(made, "Creating", wanted=p)
         return {"InferenceComponentArn": made.arn}

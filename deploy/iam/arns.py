@@ -58,6 +58,10 @@ class Arns:
         where = self._region if region is None else region
         return f"arn:{self._partition}:{service}:{where}:{self.account}:{rest}"
 
+    def principals(self, *kinds: str) -> list[str]:
+        """Return the account's roles or users."""
+        return [self.of("iam", f"{kind}/*", region="") for kind in kinds]
+
     def models(self) -> list[str]:
         return self._sagemaker("model", [_versions(self.spec.name)])
 

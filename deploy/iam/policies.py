@@ -1,7 +1,7 @@
 """IAM policies with the least privileges that a specification needs. Pure.
 
-Three parties: the execution role (SageMaker and the container), the deployer (runs `lmi deploy`), the invoker (sends
-requests). `simulation.py` asks AWS whether they are in force.
+The parties: the execution role (SageMaker and the container), the deployer (runs `lmi deploy`), the invoker (sends
+requests), the checker (asks AWS by `simulation.py` whether the others' policies are in force).
 """
 
 from __future__ import annotations
@@ -233,6 +233,11 @@ TABLE: Mapping[str, tuple[Row, ...]] = {
         # Requests are stored beside the answers, where the bucket may encrypt with the same key.
         Row("AnswersKey", "kms:Decrypt GenerateDataKey",
             lambda a: a.key(a.encryption.output_key) if a.spec.asynchronous else []),
+    ),
+    "checker": (
+        # `iam --check`, of the role, of its own user or role, or of another: their names are in no specification.
+        Row("Checked", "iam:GetRole", lambda a: a.principals("role")),
+        Row("Checked", "iam:SimulatePrincipalPolicy", lambda a: a.principals("role", "user")),
     ),
 }  # fmt: skip
 

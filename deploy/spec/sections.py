@@ -206,7 +206,7 @@ class Component(Section):
     """An inference component: copies of the model, or of one of its own, on the endpoint's instances."""
 
     name: Name = Field(description="Name, for requests.")
-    copies: Count = Field(1, description="Initial number of copies.")
+    copies: Count = Field(1, description="Number of copies; AWS creates no component with 0.")
     accelerators: Annotated[int, Field(ge=1, le=64)] = Field(1, description="GPUs of one copy.")
     memory_mb: Annotated[int, Field(ge=128)] = Field(1024, description="Minimum memory of a copy, in MB.")
     cpus: Annotated[float, Field(ge=0.25)] | None = Field(None, description="CPU cores of one copy.")

@@ -82,6 +82,34 @@ def test_pools_are_as_botocores_model_has_them(cloud: Cloud, variant: dict[str, 
     )
 
 
+def test_instances_are_managed_for_components_only(cloud: Cloud) -> None:
+    """As AWS's answer is quoted in terraform-provider-aws#45926."""
+    sagemaker = made(cloud)
+    managed = {"Status": "ENABLED", "MinInstanceCount": 1, "MaxInstanceCount": 2}
+    variant = {"VariantName": "v", "InitialInstanceCount": 1, "InstanceType": "ml.g5.xlarge"}
+    variant["ManagedInstanceScaling"] = managed
+    call, given = sagemaker.create_endpoint_config, {"EndpointConfigName": "c3", "ExecutionRoleArn": ROLE}
+    said = refused(call, **given, ProductionVariants=[{**variant, "ModelName": "m"}])
+    assert said == "ValidationException: ManagedInstanceScaling is only supported for inference component endpoints."
+    assert call(**given, ProductionVariants=[variant])["EndpointConfigArn"]
+
+
+def test_a_component_begins_with_a_copy_and_may_lose_it(cloud: Cloud) -> None:
+    """As AWS's answer is quoted in stdapi-ai/stdapi.ai#43."""
+    sagemaker = made(cloud, model=None)
+    states(sagemaker, 2)
+    need = {"MinMemoryRequiredInMb": 1024}
+    given: dict[str, Any] = {"InferenceComponentName": "i", "EndpointName": "e", "VariantName": "v"}
+    given["Specification"] = {"ModelName": "m", "ComputeResourceRequirements": need}
+    said = refused(sagemaker.create_inference_component, **given, RuntimeConfig={"CopyCount": 0})
+    assert said == "ValidationException: Inference components copy count an integer larger than 0"
+    sagemaker.create_inference_component(**given, RuntimeConfig={"CopyCount": 1})
+    for _ in range(2):
+        sagemaker.describe_inference_component(InferenceComponentName="i")
+    none = {"CopyCount": 0}
+    assert sagemaker.update_inference_component_runtime_config(InferenceComponentName="i", DesiredRuntimeConfig=none)
+
+
 def test_an_endpoint_is_made_and_changed_by_and_by(cloud: Cloud) -> None:
     sagemaker = made(cloud)
     assert states(sagemaker, 3) == ["Creating", "InService", "InService"]

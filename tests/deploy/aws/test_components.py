@@ -66,6 +66,20 @@ def served(cloud: Cloud, component: str) -> dict[str, Any]:
     return dict(things["model", model].request["PrimaryContainer"])
 
 
+def test_one_without_copies_is_not_created(
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = {**three(cloud, tmp_path / "mine"), "components": [{"name": "base", "copies": 0}]}
+    assert main(["up", written(tmp_path, content), "--yes"]) == 2
+    assert "components base: AWS creates no component with copies: 0" in capsys.readouterr().err
+    assert not cloud.sagemaker.things
+    for copies in (1, 0):
+        content["components"] = [{"name": "base", "copies": copies}]
+        assert main(["up", written(tmp_path, content), "--yes"]) == 0
+    runtime = cloud.sagemaker.get("inference-component", "base").request["RuntimeConfig"]
+    assert runtime["DesiredCopyCount"] == 0
+
+
 def test_their_whole_life(cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]) -> None:
     content = three(cloud, tmp_path / "mine")
     path = written(tmp_path, content)

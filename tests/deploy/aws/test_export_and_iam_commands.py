@@ -12,8 +12,9 @@ import yaml
 from deploy.aws import Aws
 from deploy.cli import iam
 from deploy.cli.main import main
+from deploy.errors import DeployError, NotAllowed
 from deploy.export.cloudformation import cloudformation_template
-from deploy.iam.simulation import Denial, caller
+from deploy.iam.simulation import Denial, caller, denials
 from deploy.resources.build import resources
 from tests.deploy.cases import decision, spec
 from tests.deploy.doubles.aws import CALLER, Cloud
@@ -91,7 +92,7 @@ def test_a_secret_is_refused_and_not_shown(capsys: pytest.CaptureFixture[str]) -
 
 def test_policies_all_and_one(capsys: pytest.CaptureFixture[str]) -> None:
     found = json.loads(commands_printed(capsys, "iam", LLAMA))
-    assert list(found) == ["trust", "execution-role", "deployer", "invoker"]
+    assert list(found) == ["trust", "execution-role", "deployer", "invoker", "checker"]
     assert json.loads(commands_printed(capsys, "iam", LLAMA, "--who", "invoker")) == found["invoker"]
 
 
@@ -128,7 +129,7 @@ def test_a_printed_policy_is_one_that_iam_takes(capsys: pytest.CaptureFixture[st
         found = json.loads(commands_printed(capsys, "iam", str(example)))
         name = example.stem
         client.create_role(RoleName=name, AssumeRolePolicyDocument=json.dumps(found["trust"]))
-        for who in ("execution-role", "deployer", "invoker"):
+        for who in ("execution-role", "deployer", "invoker", "checker"):
             client.create_policy(PolicyName=f"{name}-{who}", PolicyDocument=json.dumps(found[who]))
 
 
@@ -155,6 +156,18 @@ def test_the_check_says_what_is_denied_and_to_whom(
     other = "arn:aws:iam::123456789012:role/other"
     assert main(["iam", LLAMA, "--check", "--who", "invoker", "--principal", other]) == 0
     assert asked[-1] == (other, "Invoke")
+
+
+@pytest.mark.parametrize(("who", "allowed"), [("checker", True), ("deployer", False)])
+def test_the_check_needs_its_own_policy(cloud: Cloud, who: str, allowed: bool) -> None:
+    """moto simulates nothing, but IAM's decision comes first."""
+    cloud.policies[CALLER] = [printed(PLAIN, who)]
+    with pytest.raises(DeployError, match="moto does not have it" if allowed else "SimulatePrincipalPolicy") as raised:
+        denials(Aws("us-east-1"), f"arn:aws:iam::123456789012:user/{CALLER}", printed(PLAIN))
+    assert isinstance(raised.value, NotAllowed) is not allowed
+    assert ("--who checker" in raised.value.advice) is not allowed
+    assert [need.action for need in cloud.denied] == ["iam:SimulatePrincipalPolicy"] * (not allowed)
+    cloud.denied.clear()
 
 
 def test_trust_cannot_be_simulated(capsys: pytest.CaptureFixture[str]) -> None:

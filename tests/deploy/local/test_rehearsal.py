@@ -115,6 +115,8 @@ def test_components_answer_by_their_names(account: Path) -> None:
         "components": [{"name": "a"}, {"name": "b", "copies": 0}],
         "instance": {"type": "ml.g6.12xlarge"},
     }
+    account.write_text(json.dumps({**content, "components": [{"name": "a"}, {"name": "b"}]}))
+    assert up(account) == 0
     account.write_text(json.dumps(content))
     assert up(account) == 0
     runtime = boto3.client("sagemaker-runtime")

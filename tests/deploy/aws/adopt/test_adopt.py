@@ -327,8 +327,35 @@ def test_an_archive_s_options_and_model_are_taken_and_beat_the_variables(
     assert "HF_TOKEN=***" in text
 
 
+@pytest.mark.parametrize("host", ["by-hand.s3.us-east-1.amazonaws.com", "s3.amazonaws.com/by-hand"])
+def test_an_archive_of_a_file_is_read_where_that_is_said(
+    cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str], host: str
+) -> None:
+    with_data(cloud, "m/model.tar.gz", archive(serving_properties=PROPERTIES), {})
+    container = {**PLAIN.model["PrimaryContainer"], "Environment": {}, "ModelDataUrl": f"https://{host}/m/model.tar.gz"}
+    file = path.with_suffix(".json")
+    file.write_text(json.dumps({**PLAIN.model, "PrimaryContainer": container}))
+    given = ("--file", str(file), "--name", "chat", "--region", "us-east-1", "--output", str(path))
+    assert adopt(*given) == 2
+    assert "a file's data is read with --read-data" in capsys.readouterr().err
+    assert adopt(*given, "--read-data") == 0
+    assert content(path)["model"] == {"id": "Qwen/Qwen3-8B", "context": 8192}
+
+
+def test_model_data_that_is_not_in_s3_is_said() -> None:
+    assert read_artifact(Aws("us-east-1"), "https://example.com/model.tar.gz").problem == "it is no address of S3"
+
+
 LONG_NAME = tarfile.TarInfo("n" * 200).tobuf(tarfile.GNU_FORMAT)[:1024]
 """A member that names the next one."""
+
+
+def digits(count: int) -> bytes:
+    """An extended header whose size is a text of so many digits."""
+    member = tarfile.TarInfo("model.py")
+    member.pax_headers = {"size": "9" * count}
+    return member.tobuf(tarfile.PAX_FORMAT)
+
 
 ARCHIVES: dict[str, tuple[Callable[[], bytes | None], str]] = {
     "weights": (
@@ -343,6 +370,7 @@ ARCHIVES: dict[str, tuple[Callable[[], bytes | None], str]] = {
     "escape": (lambda: archive(serving_properties=b"a=\\u12"), "serving.properties, line 1"),
     "long": (lambda: archive(serving_properties=bytes((1 << 20) + 1)), "has more than 1048576 bytes"),
     "nested": (lambda: gzip.compress(LONG_NAME * 5000), "it cannot be read as a tar.gz"),
+    "digits": (lambda: gzip.compress(digits(1 << 20)), "an extended header of 1048590 bytes"),
     "no model": (lambda: archive(model_py=b"x"), "the container's model is the archive"),
     "absent": (lambda: None, "not there"),
 }
