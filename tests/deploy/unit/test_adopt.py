@@ -79,6 +79,14 @@ def test_names_of_one_option_are_compared_as_that_option() -> None:
     assert (found.model_id, names(found.idle)) == ("a/b", ["HF_MODEL_ID"])
 
 
+def test_prefix_caching_of_tgi_is_compared_as_the_option_that_it_is() -> None:
+    given = {"USE_PREFIX_CACHING": "0", "PREFIX_CACHING": "true", "ATTENTION": "flashinfer"}
+    found = variables(given, container_kind("text-generation-inference:3.0", None))
+    assert (found.options["enable_prefix_caching"], found.environment) == (True, {})
+    assert [name for name, _ in found.unmapped] == ["USE_PREFIX_CACHING=0"]
+    assert names(found.idle) == ["ATTENTION"]
+
+
 def test_a_package_of_a_registry_and_one_of_the_marketplace(tmp_path: Path) -> None:
     container = {"Image": PLAIN.model["PrimaryContainer"]["Image"], "Environment": PLAIN.environment}
     content = {

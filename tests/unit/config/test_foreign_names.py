@@ -247,6 +247,7 @@ def reading(environ: dict[str, str], *overrides: str) -> Reading:
         ({"MAX_TOTAL_TOKENS": "512", "MAX_INPUT_TOKENS": "500"}, {"max_model_len": 512, "max_input_len": 500}),
         ({"MAX_INPUT_LENGTH": "500"}, {"max_input_len": 500}),
         ({"MAX_BATCH_SIZE": "8", "PAYLOAD_LIMIT": "99"}, {"max_rolling_batch_size": 8, "max_request_size": 99}),
+        ({"OPTION_ROLLING_BATCH": "vllm", "PREFIX_CACHING": "1"}, {"enable_prefix_caching": True}),
         ({"MODEL_ID": "a/b", "DTYPE": "bfloat16"}, {"model_id": "a/b", "dtype": "bf16"}),
         ({"MAX_CONCURRENT_REQUESTS": ""}, {"job_queue_size": 1000}),
         ({"HF_TASK": "text-generation"}, {"task": "text-generation"}),
