@@ -10,24 +10,31 @@ import contextlib
 import importlib
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
+from handler.core.child_processes import die_with_parent
 from handler.engines.process import sandbox, supervisor
 from tests.environment import clean_environment
+from tests.servers import free_port, wait_for
 
 _MODELS = ("bert", "llama", "llava", "qwen2_audio", "qwen2_vl", "whisper")
+_GRPC = "vllm.entrypoints.launchers.grpc_server"
 _PRELOADED = (
     *("handler.engines.process.engine_process", "handler.engines.process.sandbox", "handler.engines.vllm.engine"),
     *("vllm.entrypoints.openai.api_server", "vllm.v1.engine.async_llm", "vllm.v1.engine.llm_engine"),
-    *("vllm.v1.worker.cpu_worker", *(f"vllm.model_executor.models.{name}" for name in _MODELS)),
+    *(_GRPC, "vllm.v1.worker.cpu_worker"),
+    *(f"vllm.model_executor.models.{name}" for name in _MODELS),
 )
 _ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1"}
 
@@ -51,6 +58,42 @@ def _run(target: Callable[..., object], arguments: Sequence[Any]) -> None:
         multiprocessing.get_context = mock.Mock(return_value=multiprocessing.get_context("fork"))
         registry._run_in_subprocess = lambda function: function()
     target(*arguments)
+
+
+def become(module: str, arguments: Sequence[str], log: str, environment: Mapping[str, str] | None = None) -> None:
+    """Be a server of vLLM's: run `main` of a module, and write to a log."""
+    die_with_parent()
+    os.register_at_fork(after_in_child=die_with_parent)
+    os.environ.update(environment or {})
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (file, 1), (file, 2)):
+        os.dup2(descriptor, target)
+    sys.argv = ["vllm", *arguments]
+    importlib.import_module(module).main()
+
+
+@contextlib.contextmanager
+def grpc_server(log: Path, *arguments: str) -> Iterator[str]:
+    """Start vLLM behind its gRPC servicer, as two processes: the server, and its core with the worker."""
+    port = free_port()
+    given = ["--host", "127.0.0.1", "--port", str(port), *arguments]
+    process = start(become, _GRPC, given, str(log), {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"})
+    assert process.pid is not None
+
+    def listens() -> bool:
+        assert process.is_alive(), log.read_text()
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port)):
+            return True
+        return False
+
+    try:
+        wait_for(listens, 280, "vLLM does not serve")
+        yield f"grpc://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.join(10)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
 
 
 @contextlib.contextmanager

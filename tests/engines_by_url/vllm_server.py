@@ -9,15 +9,12 @@ import contextlib
 import json
 import os
 import signal
-import sys
 import time
-from collections.abc import Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import httpx
 
-from handler.core.child_processes import die_with_parent
 from tests import process_tree, vllm_forks
 from tests.doubles import tiny
 from tests.servers import free_port, http, wait_for
@@ -59,7 +56,9 @@ class VllmServer:
 
     def start(self) -> None:
         """Return when it can serve."""
-        self._process = vllm_forks.start(_run, self._arguments, str(self._log))
+        self._process = vllm_forks.start(
+            vllm_forks.become, "vllm.entrypoints.launchers.api_server.entry", self._arguments, str(self._log)
+        )
         wait_for(self._ready, 280, "vLLM does not serve")
 
     def kill(self, name: str = "") -> None:
@@ -92,16 +91,3 @@ def metric(url: str, name: str) -> list[float]:
     """A metric's value for each engine; `name` may have labels."""
     lines = http.get(f"{url}/metrics").text.splitlines()
     return [float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
-
-
-def _run(arguments: Sequence[str], log: str) -> None:
-    """Become vLLM's server."""
-    from vllm.entrypoints.launchers.api_server import entry
-
-    die_with_parent()
-    os.register_at_fork(after_in_child=die_with_parent)
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    for descriptor, target in ((os.open(os.devnull, os.O_RDONLY), 0), (file, 1), (file, 2)):
-        os.dup2(descriptor, target)
-    sys.argv = ["vllm", *arguments]
-    entry.main()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -15,10 +16,11 @@ import pytest
 from handler import engines
 from handler.config.config import Config
 from handler.config.engines import ENGINES
-from handler.core.errors import GenerationFailed, PromptTooLong
+from handler.core.errors import GenerationFailed, PromptTooLong, RefusedByEngine
 from handler.core.text import Prompt
 from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Thoughts
 from handler.engines.base import EngineConfig, Tokenizer
+from handler.engines.grpc.vllm import Vllm
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
@@ -36,30 +38,49 @@ class Setup(NamedTuple):
     dtype: str = "fp32"  # in which a model's arithmetic does not depend on what else is in the batch
 
 
+# Compact JSON: where white space is free, a small model may go on with it to the end.
+GUIDED = {"backend": "xgrammar", "disable_any_whitespace": True}
+
 SETUPS = {
     "echo": Setup(("one two three", "a", "def add", "😀 é"), options={"echo_cues": True}),
     "openvino": Setup(model="exact_demo"),
     "trtllm": Setup(model="trtllm_model", dtype="auto"),  # it has no kernels for fp32
-    # Compact JSON: where white space is free, a small model may go on with it to the end.
     "vllm": Setup(
         model="hf_demo",
         options={
             "enforce_eager": True,
             "max_logprobs": -1,
             "engine_args": {
-                "structured_outputs_config": {"backend": "xgrammar", "disable_any_whitespace": True},
+                "structured_outputs_config": GUIDED,
                 "block_size": 32,  # on a CPU 128 by default, so that a beam would compute its prompt at every step
             },
         },
     ),
+    "grpc": Setup(
+        model="hf_demo",
+        options={"base_url_kind": "vllm", "base_url_connect_timeout": 5.0, "base_url_timeout": 60.0},
+    ),
 }
-REAL = [pytest.param("openvino", marks=pytest.mark.model), pytest.param("vllm", marks=pytest.mark.vllm)]
+GRPC_SERVER = (
+    *("--enforce-eager", "--dtype", "float32", "--max-model-len", "2048", "--max-num-seqs", "16", "--block-size", "32"),
+    *(
+        "--kv-cache-memory-bytes",
+        str(1 << 31),
+        "--max-logprobs",
+        "-1",
+        "--structured-outputs-config",
+        json.dumps(GUIDED),
+    ),
+)
+OPENVINO, VLLM = pytest.param("openvino", marks=pytest.mark.model), pytest.param("vllm", marks=pytest.mark.vllm)
+GRPC = pytest.param("grpc", marks=pytest.mark.vllm)
+REAL = [OPENVINO, VLLM, pytest.param("grpc", marks=[pytest.mark.vllm, pytest.mark.nightly])]
 """Those that run a language model."""
 
 
 def test_every_engine_is_tried() -> None:
-    """Those of servers by URL have suites of their own, beside this file."""
-    assert set(SETUPS) == set(ENGINES) - {"openai", "grpc"}, "an engine needs a line in SETUPS"
+    """The one by URL has suites of its own, beside this file."""
+    assert set(SETUPS) == set(ENGINES) - {"openai"}, "an engine needs a line in SETUPS"
 
 
 @dataclass
@@ -122,15 +143,24 @@ def start(name: str, model: Path | None, **options: Any) -> Driver:
     return Driver(name, engine, tokenizer, batcher, unsupported)
 
 
-@pytest.fixture(scope="module", params=["echo", "trtllm", *REAL])
-def driver(request: pytest.FixtureRequest) -> Iterator[Driver]:
+@pytest.fixture(scope="module", params=["echo", "trtllm", OPENVINO, VLLM, GRPC])
+def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Driver]:
     if request.param == "vllm":
         yield request.getfixturevalue("vllm")
         return
     fixture = SETUPS[request.param].model
-    found = start(request.param, request.getfixturevalue(fixture) if fixture else None)
-    yield found
-    found.engine.close()
+    model = request.getfixturevalue(fixture) if fixture else None
+    with contextlib.ExitStack() as stack:
+        options: dict[str, Any] = {}
+        if request.param == "grpc":
+            from tests import vllm_forks
+
+            log = tmp_path_factory.mktemp("vllm") / "log"
+            server = vllm_forks.grpc_server(log, "--model", str(model), *GRPC_SERVER)
+            options["base_url"] = (stack.enter_context(server),)
+        found = start(request.param, model, **options)
+        stack.callback(found.engine.close)
+        yield found
 
 
 def ids(deltas: list[Delta]) -> list[int]:
@@ -244,7 +274,7 @@ def test_what_a_neighbour_breaks_stays_with_the_neighbour(driver: Driver) -> Non
     broken = driver.submit("x <refuse>", do_sample=True, max_new_tokens=5, repetition_penalty=-1.0)
     good = driver.submit(driver.prompts[0])
     found = driver.run()
-    assert isinstance(found[broken][-1].error, GenerationFailed)
+    assert isinstance(found[broken][-1].error, GenerationFailed | RefusedByEngine)
     assert ids(found[good]) == alone
 
 
@@ -361,6 +391,7 @@ class TestModel:
         assert ids(without) == ids(ruled)
 
     def test_beams_come_at_the_end_the_best_first(self, driver: Driver) -> None:
+        driver.needs("num_beams")
         deltas = driver.one("The capital of France is", num_beams=3, max_new_tokens=6)
         assert [delta.sequence for delta in deltas] == [0, 1, 2]
         assert all(delta.finish for delta in deltas)
@@ -394,6 +425,7 @@ class TestModel:
             assert ids(deltas) != ids(plain), name
 
     def test_length_penalty_and_early_stopping_reach_the_beam_search(self, driver: Driver) -> None:
+        driver.needs("num_beams")
         search: dict[str, Any] = {"num_beams": 4, "max_new_tokens": 40, "length_penalty": 5.0}
         searches = {**search, "length_penalty": -5.0}, search, {**search, "early_stopping": True}
         short, long, early = (text(found[:1]) for found in driver.batch(CHAT, *searches))
@@ -405,7 +437,7 @@ class TestModel:
         broken = driver.submit("x", prompt_logprobs=True, repetition_penalty=-1.0)
         good = driver.submit("Once upon a time")
         found = driver.run()
-        assert isinstance(found[broken][-1].error, GenerationFailed)
+        assert isinstance(found[broken][-1].error, GenerationFailed | RefusedByEngine)
         assert ids(found[good]) == alone
 
 
@@ -491,7 +523,7 @@ class TestGuides:
         structured_output, _ = GUIDES["json_schema"]
         whole = ids(driver.one(PET, structured_output=structured_output, max_new_tokens=400))
         deltas = driver.one(PET, structured_output=structured_output, max_new_tokens=400, stop_token_ids=(whole[3],))
-        if driver.name == "vllm":  # its backends keep end tokens for the end: the answer takes another way
+        if driver.name in ("vllm", "grpc"):  # its backends keep end tokens for the end: the answer takes another way
             assert whole[3] not in ids(deltas)
             return
         assert ids(deltas) == whole[: whole.index(whole[3]) + 1]
@@ -509,11 +541,60 @@ class TestGuides:
         broken = driver.submit(PET, structured_output=structured_output)
         good = driver.submit(driver.prompts[0])
         found = driver.run()
-        assert isinstance(found[broken][-1].error, GenerationFailed)
+        assert isinstance(found[broken][-1].error, GenerationFailed | RefusedByEngine)
         assert ids(found[good]) == alone
 
 
-@pytest.mark.parametrize("driver", REAL[:1], indirect=True)
+@pytest.mark.parametrize("driver", [OPENVINO], indirect=True)
 def test_a_prompt_that_the_tokenizer_would_cut_is_refused(driver: Driver) -> None:
     with pytest.raises(PromptTooLong, match=r"at least \d+ tokens; the model takes at most 8191"):
         driver.tokenizer.encode("word " * 9000)
+
+
+# -- what only a server can show ---------------------------------------------------------------------------------
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "repetition_penalty": {"repetition_penalty": 1.2},
+    "presence_penalty": {"presence_penalty": 0.5},
+    "frequency_penalty": {"frequency_penalty": -0.5},
+    "ignore_eos": {"ignore_eos": True},
+    "stop_token_ids": {"stop_token_ids": (4,)},
+    "max_new_tokens": {"max_new_tokens": 1},
+    "min_new_tokens": {"min_new_tokens": 2},
+    "do_sample": {"do_sample": True},
+    "temperature": {"do_sample": True, "temperature": 0.5},
+    "top_k": {"do_sample": True, "top_k": 3},
+    "top_p": {"do_sample": True, "top_p": 0.0},
+    "min_p": {"do_sample": True, "min_p": 0.1},
+    "seed": {"do_sample": True, "seed": 2**64 - 1},
+    "logprobs": {"logprobs": False},
+    "top_logprobs": {"top_logprobs": 19},
+    "prompt_logprobs": {"prompt_logprobs": True},
+    "prompt_top_logprobs": {"prompt_logprobs": True, "prompt_top_logprobs": 19},
+    "logit_bias": {"logit_bias": ((4, 5.0),)},
+    "structured_output": {"structured_output": StructuredOutput("regex", "[0-9]{1,3}")},
+}
+
+
+@pytest.mark.parametrize("driver", [GRPC], indirect=True)
+class TestServer:
+    def test_greedy_tokens_and_their_scores_are_those_of_the_same_engine_in_process(
+        self, driver: Driver, vllm: Driver
+    ) -> None:
+        for there, here in zip(*(asked(one) for one in (driver, vllm)), strict=True):
+            assert ids(there) == ids(here)
+            scores = [[token.logprob for delta in deltas for token in delta.tokens] for deltas in (there, here)]
+            assert scores[0] == pytest.approx(scores[1], abs=1e-3)
+
+    def test_every_parameter_of_the_contract_is_taken(self, driver: Driver) -> None:
+        assert set(ASKED) == Vllm.supports
+        answers = driver.batch(driver.prompts[0], *({"max_new_tokens": 3, **more} for more in ASKED.values()))
+        for name, deltas in zip(ASKED, answers, strict=True):
+            assert deltas[-1].finish in (Finish.LENGTH, Finish.EOS, Finish.STOP), (name, deltas[-1].error)
+
+
+def asked(driver: Driver) -> list[list[Delta]]:
+    started = [driver.submit(prompt, top_logprobs=2) for prompt in PROSE]
+    found = driver.run()
+    return [found[id] for id in started]
