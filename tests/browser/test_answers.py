@@ -536,7 +536,7 @@ def test_it_names_the_server_and_its_defaults(slow_server: LiveServer, open_page
         "Model": "mine",
         "Engine": "echo",
         "Device": "cpu",
-        "Context, tokens": "1,048,576",
+        "Context, tokens": "131,072",
         "Replicas": "1",
     }
     defaults = Sampling()

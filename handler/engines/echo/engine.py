@@ -51,6 +51,10 @@ CUES = ("<raise>", "<hang>", "<die>", "<refuse>")
 REFUSE = CUES.index("<refuse>")
 
 
+def _context(config: EngineConfig) -> int:
+    return config.options.max_model_len or CONTEXT
+
+
 def act(cue: str) -> None:
     """Do what a cue says."""
     if cue == "<hang>":
@@ -63,8 +67,10 @@ def act(cue: str) -> None:
 # -- echo's tokenizer: a word is a token -------------------------------------------------------------------------------
 
 
-CONTEXT = 1 << 20  # tokens
+CONTEXT = 1 << 17
+"""Tokens of prompt and answer, as many as Llama 3.1 has, unless option.max_model_len says otherwise."""
 
+_MOST_WORDS = 1 << 20  # of a prompt
 _SHORT = 1 << 16  # characters; a longer text is split by short calls, as other threads need the GIL
 _MEDIA = {kind: f"<{kind}>" for kind in MEDIA}  # words that come next, in prompts with media
 
@@ -80,11 +86,19 @@ class OneWord:
 
 
 class EchoTokenizer:
-    """Numbers words in the order of their first appearance, so each prompt has its own vocabulary."""
+    """Numbers words in the order of their first appearance, so each prompt has its own vocabulary.
+
+    Args:
+        context: of the engine: a refusal names it. A longer prompt may be truncated, so it is read all the same.
+    """
 
     vocabulary: Vocabulary | None = None
     chat_template = ""
     media_tokens: Mapping[str, MediaTokens] = MappingProxyType({kind: OneWord(kind) for kind in MEDIA})
+
+    def __init__(self, context: int = CONTEXT) -> None:
+        self._context = context
+        self._most = max(context, _MOST_WORDS)
 
     def encode(self, text: str, *, media: bool = False) -> Prompt:
         ids = {word: id for id, word in enumerate((*CUES, *_MEDIA.values()) if media else CUES)}
@@ -92,8 +106,8 @@ class EchoTokenizer:
         short = len(text) < _SHORT
         for word in text.split() if short else (match[0] for match in re.finditer(r"\S+", text)):
             indices.append(ids.setdefault(word, len(ids)))
-            if len(indices) > CONTEXT:
-                raise PromptTooLong("inputs", len(indices), CONTEXT - 1, exact=False)
+            if len(indices) > self._most:
+                raise PromptTooLong("inputs", len(indices), self._context - 1, exact=False)
         words = [f" {word}" for word in ids]
         return Prompt(text, indices, Vocabulary([word.encode() for word in words], texts=[*words]))
 
@@ -149,7 +163,7 @@ class EchoPooling:
         self._cues = bool(config.options.engine_options.get("echo_cues", 0))
         self._waiting: dict[int, tuple[Sequence[int], Pooling]] = {}
         self._files = PoolingFiles("mean", normalize=True, most_tokens=None, exclusive=True)
-        self.info = EngineInfo("echo", "1", "none", "none", config.options.max_model_len or CONTEXT, _DIMENSIONS)
+        self.info = EngineInfo("echo", "1", "none", "none", _context(config), _DIMENSIONS)
 
     def add(self, request: EngineRequest) -> None:
         if self._cues and REFUSE in request.ids:
@@ -229,7 +243,7 @@ class Echo:
         self._last_steps: dict[int, int] = {}  # by key
         self._ends: defaultdict[int, dict[int, Finish]] = defaultdict(dict)  # by their step, then by key
         self._next = 0.0
-        self.info = EngineInfo("echo", "1", "none", "none", config.options.max_model_len or CONTEXT)
+        self.info = EngineInfo("echo", "1", "none", "none", _context(config))
 
     def add(self, request: EngineRequest) -> None:
         key, ids, adapter = request.key, request.ids, request.adapter
@@ -335,7 +349,7 @@ def load(config: EngineConfig) -> Echo | EchoPooling:
 def load_tokenizer(config: EngineConfig) -> Tokenizer:
     directory = config.options.engine_options.get("echo_tokenizer")
     if directory is None:
-        return EchoTokenizer()
+        return EchoTokenizer(_context(config))
     if config.task in POOLED:
         return HfPoolingTokenizer(Path(directory))
     from handler.engines.huggingface.tokenizer import HfTokenizer

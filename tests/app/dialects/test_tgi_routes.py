@@ -252,7 +252,7 @@ def test_info_and_health(echo_server: LiveServer) -> None:
         "max_input_tokens", "max_total_tokens", "validation_workers", "max_client_batch_size", "router", "version",
         "sha", "docker_label", "default_sampling_params",
     ]  # fmt: skip
-    assert (found["max_total_tokens"], found["max_input_tokens"]) == (1 << 20, (1 << 20) - 1)
+    assert (found["max_total_tokens"], found["max_input_tokens"]) == (1 << 17, (1 << 17) - 1)
     assert (found["max_concurrent_requests"], found["max_best_of"], found["max_stop_sequences"]) == (1032, 2, 4)
     prompts = ["a"] * found["max_client_batch_size"]
     for more, status in (([], 200), (["a"], 400)):

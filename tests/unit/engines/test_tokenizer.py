@@ -24,7 +24,8 @@ from handler.core.errors import ConfigError, GenerationFailed, InvalidPayload, P
 from handler.core.text import Detokenizer, Vocabulary, check_tokens, spans
 from handler.core.values import TemplateOptions
 from handler.engines.base import EngineConfig
-from handler.engines.echo.engine import CONTEXT, EchoTokenizer
+from handler.engines.echo import engine as echo
+from handler.engines.echo.engine import EchoTokenizer
 from handler.engines.huggingface import tokenizer as hf_tokenizer
 from handler.engines.huggingface.files import load_tokenizer
 from handler.engines.huggingface.tokenizer import HfTokenizer
@@ -395,9 +396,12 @@ def test_hugging_faces_makes_no_more_ids_than_any_engine_takes(
     assert len(tokenizer.encode("hello " * 4000).ids) == 4000
 
 
-def test_echo_stops_at_its_context() -> None:
-    assert len(EchoTokenizer().encode("a " * CONTEXT).ids) == CONTEXT
-    with pytest.raises(PromptTooLong, match=f"'inputs' has at least {CONTEXT + 1} tokens"):
-        EchoTokenizer().encode("a " * (CONTEXT + 2))
+def test_echo_reads_a_prompt_that_truncate_may_shorten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(echo, "_MOST_WORDS", 100)
+    tokenizer = EchoTokenizer(context=10)
+    assert len(tokenizer.encode("a " * 100).ids) == 100
+    with pytest.raises(PromptTooLong, match="'inputs' has at least 101 tokens; the model takes at most 9"):
+        tokenizer.encode("a " * 102)
     with pytest.raises(PromptTooLong, match="'messages' has"):
-        EchoTokenizer().encode_chat([{"role": "user", "content": "a " * (CONTEXT + 2)}])
+        tokenizer.encode_chat([{"role": "user", "content": "a " * 102}])
+    assert len(EchoTokenizer(context=200).encode("a " * 200).ids) == 200
