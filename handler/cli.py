@@ -177,9 +177,8 @@ def _add_access(serve: argparse.ArgumentParser) -> None:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from handler.core import loop
-    from handler.http.stop_signals import StopSignals
 
-    signals = StopSignals()
+    signals = loop.StopSignals()
     signals.install()  # before the slow imports
     with loop.importing():
         from handler.config.loader import read_server_config

@@ -28,7 +28,6 @@ from handler.http.app import App, users_functions
 from handler.http.inference import headers_by_name, send_answer, send_json
 from handler.http.protocol import Protocol
 from handler.http.security import OPEN, Access, AllowedHosts
-from handler.http.stop_signals import StopSignals
 from handler.plugins.functions import Formatters
 from handler.protocols.api import ModelState
 from handler.protocols.kernel.errors import FRONT_END
@@ -173,7 +172,12 @@ class Server(uvicorn.Server):
 
 
 def serve(
-    config: Config, host: str, port: int, signals: StopSignals, access: Access = OPEN, problems: Iterable[Problem] = ()
+    config: Config,
+    host: str,
+    port: int,
+    signals: loop.StopSignals,
+    access: Access = OPEN,
+    problems: Iterable[Problem] = (),
 ) -> int:
     """Serve until a signal; returns the exit status.
 
@@ -205,7 +209,7 @@ async def _serve(
     formatters: Formatters,
     access: Access,
     hosts: AllowedHosts,
-    signals: StopSignals,
+    signals: loop.StopSignals,
 ) -> int:
     app, progress = StartingApp(config.model_name), Progress()
     server = Server(

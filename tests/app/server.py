@@ -18,7 +18,7 @@ import pytest
 
 from handler import cli
 from handler.core import loop
-from handler.http import inference, stop_signals
+from handler.http import inference
 from handler.http import server as http_server
 from tests.environment import clean_environment
 from tests.process_tree import descendants
@@ -53,7 +53,7 @@ class AppServer(LiveServer):
         with (
             _starting,  # what follows belongs to the whole process
             mock.patch.dict(os.environ, environment, clear=True),
-            mock.patch.object(stop_signals, "StopSignals", return_value=self._signals),
+            mock.patch.object(loop, "StopSignals", return_value=self._signals),
             mock.patch.object(loop, "keep_collecting"),
             mock.patch.object(loop, "importing", contextlib.nullcontext),
             contextlib.redirect_stderr(_Lines(self.lines)),
@@ -105,7 +105,7 @@ def _engines() -> set[int]:
     return {pid for pid, command in descendants(os.getpid()).items() if "engine_process" in command}
 
 
-class _Signals(stop_signals.StopSignals):
+class _Signals(loop.StopSignals):
     """The process's own handlers stay; a test sends what the server is to hear."""
 
     def install(self) -> None:

@@ -102,7 +102,7 @@ def test_a_signal_from_before_python_started_is_heard() -> None:
 def test_a_signal_before_the_event_loop_raises_and_is_kept(name: str, status: int) -> None:
     code = f"""
 import signal, sys
-from handler.http.stop_signals import StopSignals
+from handler.core.loop import StopSignals
 signals = StopSignals()
 signals.install()
 class Swallows:
@@ -122,7 +122,7 @@ signal.raise_signal(signal.{name})  # a second one does not rely on it
 def test_a_signal_during_an_extension_modules_import_crashes_nothing(imported: str, name: str, status: int) -> None:
     code = f"""
 import signal, sys
-from handler.http.stop_signals import StopSignals
+from handler.core.loop import StopSignals
 StopSignals().install()
 class Signals:
     def find_spec(self, module, path, target=None):
@@ -140,7 +140,7 @@ import orjson
 def test_the_event_loop_is_told_each_signal_once_also_of_earlier_ones() -> None:
     code = """
 import asyncio, signal, sys
-from handler.http.stop_signals import StopSignals
+from handler.core.loop import StopSignals
 signals = StopSignals()
 signals.install()
 try:
