@@ -1,4 +1,4 @@
-"""Load a model from the properties of DJL's first call."""
+"""Load a model from the properties of DJL's first call, and report its requests to DJL Serving as metrics."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from handler.config import environment, model_files
 from handler.config.config import Config
@@ -25,6 +27,7 @@ from handler.core.values import INSTEAD, SCRIPT
 from handler.engines.process.engine_process import Spec
 from handler.plugins.functions import Formatters, model_py
 from handler.serving.check import check
+from handler.serving.metrics.tracing import RequestRecord
 from handler.serving.model import ServedModel
 from handler.serving.sessions import sessions_root
 from handler.serving.start import running
@@ -323,3 +326,46 @@ def _own_model(directory: Path) -> str:
             f"option.model_id is not set ({model_files.DEMO!r} is a small model from PyPI), and {error}"
         ) from None
     return str(directory)
+
+
+# -- lines of stdout that DJL Serving reads as metrics, for its Prometheus text (`SERVING_PROMETHEUS=true`) ------------
+
+
+def report_metrics(model: ServedModel, version: DjlVersion) -> None:
+    """Write the figures of each request from now on, where `option.djl_metrics` says so."""
+    if model.config.djl_metrics:
+        model.metrics.recorders.append(MetricLines(model.config.label, version).write)
+
+
+_UNFIT = re.compile(r"[^\w ./-]", re.ASCII)
+"""What a label's value cannot have: the line's own marks, and what Java's pattern does not take."""
+
+
+class MetricLines:
+    """Writes the figures of each request that has ended.
+
+    Tokens are counters. Times are histograms in seconds; before DJL Serving 0.29, gauges of the last value.
+
+    Args:
+        model_name: the label `Model`.
+        stream: by default stdout, which Java reads.
+    """
+
+    def __init__(self, model_name: str, version: DjlVersion, stream: TextIO | None = None) -> None:
+        self._label = f"|#Model:{_UNFIT.sub('_', model_name)}"
+        self._histogram = "|h" if version.metric_types else ""
+        self._stream = stream or sys.stdout
+
+    def write(self, request: RequestRecord) -> None:
+        """Write a request's lines at once: other processes have the same stdout."""
+        tokens = {"LmiPromptTokens": request.num_prompt_tokens, "LmiGeneratedTokens": request.num_tokens}
+        lines = [f"{name}.Count:{count}{self._label}" for name, count in tokens.items() if count]
+        if request.num_tokens:
+            times = {"LmiTimeToFirstTokenSeconds": request.first, "LmiEngineQueueTimeSeconds": request.queue}
+            # Java knows no seconds, and loses a metric with a unit that it does not know.
+            lines += [f"{name}.None:{value:.6f}{self._label}{self._histogram}" for name, value in times.items()]
+        try:
+            self._stream.write("".join(f"[METRICS]{line}\n" for line in lines))
+            self._stream.flush()
+        except (OSError, ValueError) as error:  # a request must not fail for it
+            log.warning("no metrics for DJL Serving: stdout: %s", error)

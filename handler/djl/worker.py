@@ -14,12 +14,10 @@ from djl_python import Input, Output
 
 from handler.core.errors import ConfigError, Unavailable
 from handler.djl import startup
-from handler.djl.metric_lines import MetricLines
 from handler.djl.modes import Async, Dynamic, Mode, Passive, Rolling
-from handler.djl.startup import is_passive, prepare, steps_rolling
-from handler.djl.wire import DjlVersion, installed_version, one_line, read_ahead, refusal
+from handler.djl.startup import is_passive, prepare, report_metrics, steps_rolling
+from handler.djl.wire import installed_version, one_line, read_ahead, refusal
 from handler.djl.worker_loop import WorkerLoop
-from handler.serving.model import ServedModel
 
 log = logging.getLogger("handler.djl")
 
@@ -68,7 +66,7 @@ def _load_stepped(properties: Mapping[str, Any]) -> Output:
         config, formatters = prepare(properties, version, djl=djl_python.__version__)
         loop = WorkerLoop()
         model = loop.run(startup.load(config, formatters, Path(properties["model_dir"]), stepped=True))
-        _report_metrics(model, version)
+        report_metrics(model, version)
         rolling = steps_rolling(config, properties, version)
         mode = Rolling(model, loop, version) if rolling else Dynamic(model, loop)
         loop.look_after(_LOOK)
@@ -81,16 +79,11 @@ async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[O
     with _start() as answer:
         config, formatters = prepare(properties, None, djl=djl_python.__version__)
         model = await startup.load(config, formatters, Path(properties["model_dir"]), stepped=False)
-        _report_metrics(model, installed_version())
+        report_metrics(model, installed_version())
         mode = Async(model, installed_version())
         read_ahead(installed_version())
         return mode.outputs(answer)
     return answer
-
-
-def _report_metrics(model: ServedModel, version: DjlVersion) -> None:
-    if model.config.djl_metrics:
-        model.metrics.recorders.append(MetricLines(model.config.label, version).write)
 
 
 @contextlib.contextmanager
