@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import time
@@ -426,6 +427,10 @@ def top_choice(sampling: Sampling, no_top_k: int = 0) -> dict[str, Any]:
     if sampling.top_p == 0:  # the smallest nucleus is one token
         return {"top_k": 1, "top_p": 1.0}
     return {"top_k": sampling.top_k or no_top_k, "top_p": sampling.top_p}
+
+
+TOP_CHOICE_OR_MINUS_1: Rule = functools.partial(top_choice, no_top_k=-1)
+"""Rule of the engines whose value for all tokens is -1."""
 
 
 def drawn_or(greedy: Mapping[str, Any], drawn: Mapping[str, Rule]) -> Rule:

@@ -6,14 +6,10 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from handler.core.values import Sampling
-from handler.engines.base import COMMON_RULES, Rule, drawn_or, regex_of, top_choice
+from handler.engines.base import COMMON_RULES, TOP_CHOICE_OR_MINUS_1, Rule, drawn_or, regex_of
 from handler.engines.grpc.contract import NO_FIELD, Contract
 
 _FORBIDDEN = -1e9  # added to the logit of a token that must not come
-
-
-def _top(sampling: Sampling) -> dict[str, Any]:
-    return top_choice(sampling, -1)
 
 
 def _bias(sampling: Sampling) -> dict[str, Any]:
@@ -36,7 +32,12 @@ def _guide(sampling: Sampling) -> dict[str, Any]:
             return {kind: rule.value}
 
 
-_DRAWN: Mapping[str, Rule] = {"temperature": "temperature", "top_k": _top, "top_p": _top, "min_p": "min_p"}
+_DRAWN: Mapping[str, Rule] = {
+    "temperature": "temperature",
+    "top_k": TOP_CHOICE_OR_MINUS_1,
+    "top_p": TOP_CHOICE_OR_MINUS_1,
+    "min_p": "min_p",
+}
 """Fields that count where tokens are drawn."""
 
 _TABLE: Mapping[str, Rule] = {

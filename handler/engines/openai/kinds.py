@@ -12,7 +12,15 @@ from typing import Any, NamedTuple
 
 from handler.core.media import MEDIA
 from handler.core.values import Sampling
-from handler.engines.base import COMMON_RULES, Capabilities, Rule, arguments, drawn_or, top_choice, unless_neutral
+from handler.engines.base import (
+    COMMON_RULES,
+    TOP_CHOICE_OR_MINUS_1,
+    Capabilities,
+    Rule,
+    arguments,
+    drawn_or,
+    unless_neutral,
+)
 
 _MOST_BIAS = 100.0
 """vLLM moves a larger one to this limit without a word."""
@@ -83,10 +91,6 @@ def _length(sampling: Sampling, kind: str) -> dict[str, Any]:
     return {"max_tokens": max(sampling.max_new_tokens, 1)}
 
 
-def _top(sampling: Sampling) -> dict[str, Any]:
-    return top_choice(sampling, -1)
-
-
 def _seed(sampling: Sampling) -> dict[str, Any]:
     return {} if sampling.seed is None else {"seed": sampling.signed_seed}
 
@@ -124,8 +128,8 @@ def _guide(sampling: Sampling, kind: str) -> dict[str, Any]:
 
 _DRAWN: Mapping[str, Rule] = {
     "temperature": "temperature",
-    "top_k": _top,
-    "top_p": _top,
+    "top_k": TOP_CHOICE_OR_MINUS_1,
+    "top_p": TOP_CHOICE_OR_MINUS_1,
     "min_p": "min_p",
     "seed": _seed,
 }
