@@ -30,9 +30,16 @@ from handler.engines.openvino.model import eos_ids
 from handler.engines.process.sandbox import status_bytes
 from handler.engines.structured_output.ebnf import MARKER, Unreadable, abridged_parts, acyclic
 from handler.engines.structured_output.json_grammar import json_grammar, one_of
-from handler.engines.structured_output.schema_keywords import XgrammarSupport, cyclic_reference, ignored
 from handler.engines.structured_output.validator import FairQueue, sort
-from handler.engines.structured_output.xgrammar import contents, forecast, with_schemas, without_text
+from handler.engines.structured_output.xgrammar import (
+    XgrammarSupport,
+    contents,
+    cyclic_reference,
+    forecast,
+    ignored,
+    with_schemas,
+    without_text,
+)
 
 # -- write a blank model, to which all tokens but one are equally likely, for checks of structured output -------------
 # It is made in milliseconds, takes a few megabytes, and runs in a pipeline with another model's tokenizer.

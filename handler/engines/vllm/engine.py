@@ -39,11 +39,9 @@ from handler.engines.huggingface.pooling import HfPoolingTokenizer
 from handler.engines.huggingface.tokenizer import MistralTokenizer
 from handler.engines.huggingface.whisper import TRANSCRIBING, WhisperTokenizer, whisper_ids
 from handler.engines.vllm.arguments import engine_arguments
-from handler.engines.vllm.core import CoreEngine, engine_info
+from handler.engines.vllm.core import BeamToken, CoreEngine, Pending, engine_info
 from handler.engines.vllm.pooling import VllmPooling, pooling_type
-from handler.engines.vllm.results import BeamToken, Pending
-from handler.engines.vllm.sampling import SUPPORTS, sampling_arguments
-from handler.engines.vllm.structured_output import structural_tags, structured_output_check
+from handler.engines.vllm.sampling import SUPPORTS, sampling_arguments, structural_tags, structured_output_check
 from handler.engines.vllm.whisper import VllmWhisper
 
 __all__ = ["Vllm", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare", "structured_output_check"]

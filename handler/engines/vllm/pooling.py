@@ -9,8 +9,7 @@ from handler.core.errors import ConfigError
 from handler.core.values import Adapter, Extras, Finish, Pooling, Task
 from handler.engines.base import EngineConfig, EngineRequest, Output, Step
 from handler.engines.huggingface.pooling import NO_POOLED_LORA, read_pooling
-from handler.engines.vllm.core import CoreEngine, engine_info
-from handler.engines.vllm.results import Pending
+from handler.engines.vllm.core import CoreEngine, Pending, engine_info
 
 _MODES = {"cls": "CLS", "last": "LAST", "mean": "MEAN"}
 

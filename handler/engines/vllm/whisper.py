@@ -13,8 +13,7 @@ from handler.core.values import Extras, Finish, Heard, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, Output, Step, failed
 from handler.engines.huggingface.files import eos_ids
 from handler.engines.huggingface.whisper import WINDOW, NoAdapters, clip_of, cut, whisper_ids
-from handler.engines.vllm.core import CoreEngine, engine_info
-from handler.engines.vllm.results import Pending
+from handler.engines.vllm.core import CoreEngine, Pending, engine_info
 from handler.engines.vllm.sampling import FORBIDDEN
 
 _AHEAD = 4  # pieces of a clip in vLLM at a time

@@ -14,11 +14,17 @@ import pytest
 
 from handler.core.values import StructuredOutput
 from handler.engines.openvino.structured_output import genai_arguments
-from handler.engines.structured_output import schema_keywords
+from handler.engines.structured_output import xgrammar as xgrammar_rules
 from handler.engines.structured_output.ebnf import Unreadable, abridged_expression, abridged_parts, acyclic
 from handler.engines.structured_output.json_grammar import json_grammar
-from handler.engines.structured_output.schema_keywords import XgrammarSupport, cyclic_reference, ignored
-from handler.engines.structured_output.xgrammar import Walker, with_schemas, without_text
+from handler.engines.structured_output.xgrammar import (
+    Walker,
+    XgrammarSupport,
+    cyclic_reference,
+    ignored,
+    with_schemas,
+    without_text,
+)
 from handler.engines.trtllm.sampling import check
 from handler.protocols.assistant.tools.formats import FORMATS
 from handler.protocols.assistant.tools.grammar import calls, calls_in_text
@@ -281,14 +287,14 @@ def nested(depth: int, around: Callable[[Any], Any]) -> Any:
 def lookups(monkeypatch: pytest.MonkeyPatch, schema: Any) -> int:
     """How often the types of a subschema are looked up."""
     count = 0
-    real = schema_keywords._names
+    real = xgrammar_rules._names
 
     def names(value: Any) -> list[str]:
         nonlocal count
         count += 1
         return real(value)
 
-    monkeypatch.setattr(schema_keywords, "_names", names)
+    monkeypatch.setattr(xgrammar_rules, "_names", names)
     ignored(schema, ALL)
     monkeypatch.undo()
     return count

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from handler.core.values import Extras, Finish, Sampling, StructuredOutput
 from handler.engines.base import EngineStatistics, Output, Step
+from handler.engines.vllm.core import BeamToken, Pending, Results, Statistics
 from handler.engines.vllm.engine import Beam, BeamSearch, LoraExclusion, check_weights
-from handler.engines.vllm.results import BeamToken, Pending, Results, Statistics
 from handler.engines.vllm.sampling import SUPPORTS, sampling_arguments, structured_output_arguments
 from tests.one_test import in_one_test
 

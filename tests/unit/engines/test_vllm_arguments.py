@@ -223,8 +223,8 @@ def test_guides_can_be_switched_off() -> None:
 def test_structural_tags_are_xgrammars(
     version: str, options: dict[str, Any], styles: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("handler.engines.vllm.structured_output.find_spec", lambda name: name if version else None)
-    monkeypatch.setattr("handler.engines.vllm.structured_output.version", lambda name: version)
+    monkeypatch.setattr("handler.engines.vllm.sampling.find_spec", lambda name: name if version else None)
+    monkeypatch.setattr("handler.engines.vllm.sampling.version", lambda name: version)
     assert capabilities(config_with(engine_options=options)).structural_tags == styles
 
 
