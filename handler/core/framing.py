@@ -118,7 +118,7 @@ JSON_TEXTS = _JsonTexts()
 
 
 def fill(event: bytes, tokens: Sequence[Token]) -> bytes:
-    """Return an event a token from a template whose only slot is the text."""
+    """Write one event for each token: `event` is bytes with one `%b`, for the token's text as JSON."""
     if len(tokens) == 1:
         return event % JSON_TEXTS[tokens[0].text]
     return b"".join([event % JSON_TEXTS[token.text] for token in tokens])

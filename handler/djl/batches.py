@@ -225,7 +225,7 @@ class RollingBatch:
                 self._loop.wait(idle - now)
 
     def _settle(self, opened: Sequence[RequestTask]) -> None:
-        """Wait where an answer would come too early for Java. The others' tokens gather meanwhile."""
+        """Sleep if a new request's answer would come too early for Java. Tokens of the others gather meanwhile."""
         latest = time.monotonic() - _SETTLED
         unsettled = [task for task in (*self._unsettled, *opened) if task.opened_at > latest]
         if early := max(map(seconds_early, unsettled), default=0.0):

@@ -408,7 +408,8 @@ OPEN_PATHS = frozenset(("GET", path) for path in ("/", "/docs", *ASSETS))
 
 
 class PageRoutes:
-    """
+    """Routes of the chat page, and of the API's document.
+
     Args:
         routes: all that the server has, for the document; asked when it is first wanted.
         locked: the server wants a key, and the document says so.

@@ -28,7 +28,8 @@ _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[^\s/?#@:\[\]]+)(:[0
 
 @dataclass(frozen=True)
 class Access:
-    """
+    """Clients that may use the server, and the certificate that it shows them.
+
     Attributes:
         keys: any of which opens the server; none: it is open. They are in no repr.
         origins: of pages that may call it from a browser; `*` is all.
@@ -207,7 +208,7 @@ class ApiKeys:
 
 
 def _answer(scope: Scope, routes: Sequence[Route], error: ServingError) -> HttpResponse:
-    """As the first route's dialect says it; where it has none, as the others do."""
+    """Write the error in the form of the first route's dialect, or of the first other one that has a form."""
     endpoints = [route.app for route in routes if isinstance(route.app, Endpoint)]
     if endpoints and endpoints[0] is routes[0].app:
         handler = endpoints[0].handlers.get(scope["method"])
@@ -233,7 +234,8 @@ _HOST_HEADER = re.compile(r"(?:\[([^\]]*)\]|([^:]*))(?::[0-9]*)?")
 
 
 class AllowedHosts:
-    """
+    """Check of the Host header.
+
     Args:
         names: in lower case; None: any.
     """
@@ -243,7 +245,8 @@ class AllowedHosts:
 
     @classmethod
     def of(cls, access: Access, host: str, address: str) -> AllowedHosts:
-        """
+        """Make the check of a server.
+
         Args:
             host: as the command line has it, which is allowed.
             address: where the socket listens.
@@ -302,7 +305,8 @@ _MAX_AGE = b"600"  # seconds that a browser need not ask again
 
 
 class Cors:
-    """
+    """Headers for pages of other origins, and answers to their browsers' preflight requests.
+
     Args:
         origins: that are let in; empty: CORS is off, and no answer says a word of it.
     """

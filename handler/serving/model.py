@@ -186,7 +186,7 @@ class ServedModel:
         (self._batches or self._batcher).check_room()
 
     def _check_engine(self) -> None:
-        """Raise where there is nothing behind model.py's handle."""
+        """Raise RouteNotFound if model.py's `handle` serves alone, without an engine."""
         if self.handle is not None and self.handle.role is Role.ALONE:
             raise RouteNotFound("no engine is loaded: handle of model.py answers POST /invocations alone")
 

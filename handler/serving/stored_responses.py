@@ -297,7 +297,7 @@ class ResponseDatabase:
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Read all in the block as it is at one moment, whatever other processes delete."""
+        """Have all reads in the block see the database as it is at its start, whatever other processes delete."""
         self._database.execute("BEGIN")
         with self._transaction():
             yield

@@ -516,7 +516,7 @@ def check_amount(value: Any) -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves long texts, and long lists of numbers, to `parts`."""
+    """Pickles a body, but for long texts and long lists of numbers: `parts` sends those as they are."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)

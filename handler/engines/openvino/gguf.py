@@ -184,10 +184,10 @@ def _replace_vectors(nodes: Iterable[Any], vectors: dict[str, Any], exact: dict[
 
 
 def _matrices(nodes: Iterable[Any]) -> Iterator[tuple[Any, Callable[[Any], tuple[Any, Any, Any]]]]:
-    """Yield the graph's matrices: the node, and a function of the numbers of rows.
+    """Yield each matrix of the graph: its node, and a function that computes some of its rows.
 
-    It returns their values, the largest difference by rounding (unlimited for a scale of 0), and the period of
-    differences by a zero point that overflowed its bits.
+    Args of the function: the rows' indices. It returns three arrays [rows, columns]: the values; by how much rounding
+    may have changed each (inf for a scale of 0); and the change by a zero point that overflowed its bits.
     """
     for root in nodes:
         shape = root.get_output_partial_shape(0) if root.get_type_name() == "Convert" else None

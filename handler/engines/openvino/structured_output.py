@@ -384,7 +384,9 @@ class GrammarCompiler:
         self._waiting.drop(lambda waiting: waiting.key == key)
 
     def step(self, *, idle: bool) -> list[tuple[int, str]]:
-        """Return the requests whose texts are ready, with an error or "", perhaps cancelled ones too.
+        """Return the keys of the requests that can go on, each with the reason why its text is refused, or "".
+
+        A request that was cancelled meanwhile may be among them.
 
         Args:
             idle: the engine has no other work.

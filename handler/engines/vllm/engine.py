@@ -12,14 +12,14 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from handler.core.errors import Problems
+from handler.core.errors import ConfigError, Problems
 from handler.core.media import SAMPLE_RATE, MediaPrompt, MediaTokens, Medium
-from handler.core.values import Adapter, Finish, Sampling, StructuredOutput, Task
+from handler.core.values import Adapter, Extras, Finish, Pooling, Sampling, StructuredOutput, Task
 from handler.engines.base import (
     NO_LORA,
     Alternatives,
@@ -35,12 +35,11 @@ from handler.engines.base import (
 from handler.engines.huggingface import files
 from handler.engines.huggingface.files import check_model, eos_ids, fetch, prepare_checkpoint
 from handler.engines.huggingface.media import collapse, media_tokens, no_media, pillow_image
-from handler.engines.huggingface.pooling import HfPoolingTokenizer
+from handler.engines.huggingface.pooling import NO_POOLED_LORA, HfPoolingTokenizer, read_pooling
 from handler.engines.huggingface.tokenizer import MistralTokenizer
 from handler.engines.huggingface.whisper import TRANSCRIBING, WhisperTokenizer, whisper_ids
 from handler.engines.vllm.arguments import engine_arguments
 from handler.engines.vllm.core import BeamToken, CoreEngine, Pending, engine_info
-from handler.engines.vllm.pooling import VllmPooling, pooling_type
 from handler.engines.vllm.sampling import SUPPORTS, sampling_arguments, structural_tags, structured_output_check
 from handler.engines.vllm.whisper import VllmWhisper
 
@@ -222,6 +221,90 @@ class Vllm(CoreEngine):
         return self._lora_request(
             lora_name=f"{adapter.name}/{adapter.id}", lora_int_id=adapter.id, lora_path=adapter.path
         )
+
+
+# -- pooling models: embeddings, scores and classifications of whole texts ---------------------------------------------
+
+
+_MODES = {"cls": "CLS", "last": "LAST", "mean": "MEAN"}
+
+
+def pooling_type(mode: str, where: str) -> str:
+    """Return vLLM's name of a mode of pooling.
+
+    Raises:
+        ConfigError: it has none; the message says where the mode stands.
+    """
+    if mode not in _MODES:
+        raise ConfigError(f"{where}: vLLM does not pool by {mode}; openvino does")
+    return _MODES[mode]
+
+
+class VllmPooling(CoreEngine):
+    """See `engines.base.Engine`; it gets Pooling in place of Sampling.
+
+    vLLM gives the pooled vector or the logits; all after that is done here, as with other engines.
+    """
+
+    def __init__(self, config: EngineConfig) -> None:
+        assert config.model is not None
+        self._files = read_pooling(config.model, config.options.pooling)
+        pooler: dict[str, Any] = {"use_activation": False}
+        if config.task is Task.EMBEDDING:
+            pooler["seq_pooling_type"] = pooling_type(self._files.mode, str(config.model))
+        self._task = "embed" if config.task is Task.EMBEDDING else "classify"
+        super().__init__(config, runner="pooling", pooler_config=pooler)
+        from vllm.inputs import tokens_input
+        from vllm.pooling_params import PoolingParams
+
+        self._tokens_input, self._params = tokens_input, PoolingParams
+        self._running: dict[int, tuple[Pending, Pooling]] = {}
+        info = engine_info(self._engine)
+        limits = (self._files.most_tokens, info.max_total_tokens)
+        self.info = replace(info, max_total_tokens=min(limit for limit in limits if limit), dimensions=self._warm_up())
+
+    def _warm_up(self) -> int:
+        """Compute a text of one token; return the length of its vector."""
+        self.add(EngineRequest(0, [0], Pooling("embed", normalize=False)))
+        while True:
+            for output in self.step().others:
+                if output.extras is None or output.extras.vector is None:
+                    raise RuntimeError(f"its first request failed: {output.error}")
+                return len(output.extras.vector)
+
+    def add(self, request: EngineRequest) -> None:
+        pooling = request.pooling
+        types = None if pooling.second is None else {"compressed_token_type_ids": pooling.second}
+        params = self._params(use_activation=False, task=self._task, extra_kwargs=types)
+        pending = Pending(request.key)
+        self._submit_as(pending, self._tokens_input(list(request.ids)), params)
+        self._running[request.key] = pending, pooling
+
+    def cancel(self, key: int) -> None:
+        if (running := self._running.pop(key, None)) is not None:
+            self._abort([running[0].id])
+
+    def step(self) -> Step:
+        found: list[Output] = []
+        for output in self._outputs():
+            if output.finish_reason is None or (pending := self._results.pending.pop(output.request_id, None)) is None:
+                continue
+            _, pooling = self._running.pop(pending.key)
+            if output.pooling_output is None:
+                error = f"vLLM ended it as {output.finish_reason!s}"
+                found.append(Output(pending.key, (), (), Finish.ERROR, error=error))
+                continue
+            vector = self._files.finish(output.pooling_output.float().numpy().reshape(-1), pooling)
+            found.append(Output(pending.key, (), (), Finish.EOS, extras=Extras(vector=vector)))
+        return Step([], [], [], found)
+
+    def load_adapter(self, adapter: Adapter) -> None:
+        raise ValueError(NO_POOLED_LORA)
+
+    drop_adapter = load_adapter
+
+
+# -- what `engines/README.md` asks of an engine's module ---------------------------------------------------------------
 
 
 def check(model_id: str | None, config: EngineConfig) -> None:

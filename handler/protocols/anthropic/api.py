@@ -197,7 +197,7 @@ class AnthropicErrorDetails(TypedDict):
 
 
 class AnthropicErrorDetail(TypedDict):
-    """`details` where a client knows what to do about the error."""
+    """An error; it has `details` if the client can mend the request by them."""
 
     type: str
     message: str

@@ -289,7 +289,7 @@ class Settings(NamedTuple):
         return {"stop_reason": reason, "stop_sequence": stopped_by}
 
     def message(self, num_prompt_tokens: int, num_cached_tokens: int = 0) -> AnthropicMessage:
-        """Return a message that has not begun."""
+        """Make a message as it begins: without content and stop reason."""
         return {
             "id": self.id,
             "type": "message",

@@ -56,7 +56,7 @@ class AdapterLookup(Protocol):
         """Find an adapter by the number that it got when it was registered."""
 
     def names(self) -> Iterable[str]:
-        """Return the names of those that requests may name."""
+        """Return the names of the adapters that requests may ask for."""
 
 
 class NoAdapters:

@@ -217,7 +217,7 @@ class AsyncFailure(TypedDict):
 
 
 class AsyncFailedLine(TypedDict):
-    """The last line of a stream that broke off, as vLLM's."""
+    """The last line of a stream that broke off, in the form of vLLM's errors."""
 
     error: AsyncFailure
 

@@ -127,7 +127,7 @@ def without_beaten(parameters: Mapping[str, Any], beaten: Mapping[str, str]) -> 
 
 
 def read_field(parameters: Mapping[str, Any], name: str) -> Any:
-    """Read a name under `parameters` that is not sampling; None when absent."""
+    """Read a field of `parameters` that is not a sampling parameter; None where it is absent."""
     value = parameters.get(name)
     if value is None:
         return None

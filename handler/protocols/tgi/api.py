@@ -71,7 +71,7 @@ class TgiDetails(TgiOutput, TgiTops, TgiOthers):
 
 
 class TgiCompatDetails(TgiDetails):
-    """TGI_COMPAT has `inputs`, as LMI."""
+    """Details of an answer with TGI_COMPAT, where LMI adds `inputs`."""
 
     inputs: str
 

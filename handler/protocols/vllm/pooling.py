@@ -52,7 +52,7 @@ _OF_TOKENS = ("token_embed", "token_classify")
 
 
 class VllmNumbers(OpenAiDialect):
-    """Numbers of each text of `input`."""
+    """Base of the routes that compute a vector or probabilities for each text of `input`."""
 
     errors = ERRORS
     needed = "a JSON object with 'input'"
@@ -238,14 +238,15 @@ class VllmScoring(OpenAiDialect):
 
 
 def _read_pairs(body: Mapping[str, Any]) -> tuple[Sequence[tuple[str, str]], tuple[str, str]]:
-    """Read both sides, one of which may be a single text, and the names that they have."""
+    """Read both sides of the pairs, and their names. A single first text is paired with each second one."""
     given = {name for pair in PAIRS for name in pair if body.get(name) is not None}
     names = next((pair for pair in PAIRS if given.issuperset(pair)), None)
     if names is None:
         raise InvalidPayload("'text_1' and 'text_2' must be texts, or lists of them (or queries and documents)")
     first, second = (_read_side(body[name], name) for name in names)
     if len(first) > 1 and len(first) != len(second):
-        raise InvalidPayload(f"'{names[0]}' has {len(first)} texts, {names[1]} {len(second)}: one to many, or as many")
+        counts = f"'{names[0]}' has {len(first)} texts and '{names[1]}' {len(second)}"
+        raise InvalidPayload(f"{counts}: {names[0]} must have one, or as many as {names[1]}")
     if len(first) == 1 and len(first[0]) * len(second) > MAX_QUERIES:
         each = f"'{names[0]}' has {len(first[0])} characters for each of {len(second)} texts"
         raise TooManyTexts(f"{each}; at most {MAX_QUERIES} in all")

@@ -104,7 +104,8 @@ class VllmMetrics(Collector):
         queued: Callable[[], int],
         engines: Callable[[], Sequence[tuple[int, EngineStatistics]]],
     ) -> None:
-        """
+        """Register the metrics.
+
         Args:
             queued: returns the number of requests in the queue.
             engines: returns each engine's number of sequences, and its report.

@@ -210,7 +210,10 @@ def test_the_score_of_a_reranker_is_reranks() -> None:
     [
         ({}, "'text_1' and 'text_2' must be texts"),
         ({"text_1": "a", "documents": ["b"]}, "'text_1' and 'text_2' must be texts"),
-        ({"text_1": ["a", "b"], "text_2": ["c"]}, "'text_1' has 2 texts, text_2 1: one to many, or as many"),
+        (
+            {"text_1": ["a", "b"], "text_2": ["c"]},
+            "'text_1' has 2 texts and 'text_2' 1: text_1 must have one, or as many as text_2",
+        ),
         ({"text_1": [], "text_2": ["c"]}, "'text_1' must be a text or a list of texts"),
         ({"text_1": "a", "text_2": [{"content": []}]}, "'text_2[0]' must be a non-empty string"),
         ({"text_1": "a", "text_2": "b", "instruction": "x"}, 'instruction="x"'),

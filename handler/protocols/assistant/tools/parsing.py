@@ -211,11 +211,11 @@ class CallParser:
         self._in_call = self._committed = False
 
     def drop(self) -> None:
-        """Drop what has been taken: it belongs to the calls before it."""
+        """Show no text of what has been taken so far: it is markup of the calls before it."""
         self._taken = []
 
     def commit(self) -> None:
-        """Drop what has been taken, and what will be up to the end of the call."""
+        """Show no text of what has been taken so far, nor of the rest of the call."""
         self._taken, self._committed = [], True
 
     def show(self, text: str) -> None:
