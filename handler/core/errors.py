@@ -280,10 +280,10 @@ class ModelNotFound(NotFound):
 
     Args:
         name: what the client wrote; its beginning is kept.
-        served: the names that are; the message has the first of them, but no paths of this machine.
+        served: names of the models that are served; the message has the first ones, but no paths of this machine.
 
     Attributes:
-        served: the end of a message that names them; "" where there are none.
+        served: the end of the message, with these names; "" without any.
     """
 
     type = "ModelNotFoundException"

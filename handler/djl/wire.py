@@ -232,7 +232,7 @@ class Reader:
         return self._length.size == 2
 
     def _has_more(self, at: int) -> bool:
-        """Return whether bytes lie beyond, or come soon: Java sends a batch and waits for its answer."""
+        """Return whether more bytes than `at` have come, or come soon: after a whole batch Java sends nothing more."""
         return len(self._received) > at or bool(select.select([self._source], [], [], _SOON)[0])
 
     def _string(self, at: int) -> tuple[str | None, int]:

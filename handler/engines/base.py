@@ -89,7 +89,7 @@ class Output(NamedTuple):
 
 
 def failed(key: int, error: Exception | str) -> Output:
-    """Return the output of a request that foreign code has ended."""
+    """Return the output that ends a request with an error of foreign code."""
     words, detail = _said(error)
     return Output(key, (), (), Finish.ERROR, error=words, detail=detail)
 

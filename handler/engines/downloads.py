@@ -68,7 +68,7 @@ def run_call(call: str) -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """End at once, without the unfinished files; only Linux lists them."""
+    """Delete the unfinished files, which only Linux lists, and end the process at once."""
     for link in Path("/proc/self/fd").glob("*"):
         with contextlib.suppress(OSError):  # closed meanwhile
             if _UNFINISHED.search((path := link.readlink()).name):

@@ -154,7 +154,7 @@ class Preprocessor:
         return "" if formatter is None else formatter.title
 
     def decode(self, body: bytes, head: Head) -> Decoded:
-        """Decode a body. Call it for a large one by `large_bodies.submit`. No model.py reads that of a route's dialect.
+        """Decode a body; a large one by `large_bodies.submit`. model.py's formatter gets bodies of /invocations only.
 
         Raises:
             NotJson, TooLarge, Unavailable, FormatterFailed, BadRequest.

@@ -142,7 +142,7 @@ class NoAdapters:
     """The part of a Whisper's engine that refuses LoRA adapters."""
 
     def load_adapter(self, adapter: Adapter) -> None:
-        raise ValueError("a Whisper has no LoRA adapters here")
+        raise ValueError("LoRA adapters are not supported with Whisper models")
 
     def drop_adapter(self, adapter: Adapter) -> None:
         pass

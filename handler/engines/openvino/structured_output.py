@@ -198,7 +198,7 @@ class OpenVinoCheck:
         self._model = blank_model(self._num_logits, marker)  # at once: it takes longer than all else
 
     def prepare(self) -> None:
-        """Make what all texts need, in a tenth of a second. It fails for a reason that `__call__` meets again."""
+        """Load what all texts need by compiling a first one, in 0.1 s. If that fails, `__call__` raises the error."""
         with contextlib.suppress(Exception):
             self.compile(_FIRST)
 

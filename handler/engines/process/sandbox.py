@@ -41,7 +41,7 @@ Work = Callable[[Any, memoryview], Iterator[Any]]
 
 
 class Prepared(NamedTuple):
-    """Work that each copy of the process prepares once more, as for threads, which a fork loses. No limit counts it."""
+    """Work with a preparation that each fork repeats, as it loses threads. The limits do not count the preparation."""
 
     work: Work
     prepare: Callable[[], object]

@@ -136,7 +136,7 @@ def _top_tokens(value: Any, context: ServerContext) -> int:
 
 
 class Row(NamedTuple):
-    """One parameter, and its name in each dialect that reads it so; "" where it has none.
+    """One parameter, and its name in each dialect; "" where the dialect lacks it, or reads it in another way.
 
     Attributes:
         field, read, informed: as in `Parameter`.

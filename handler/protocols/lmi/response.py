@@ -313,9 +313,9 @@ _LINE = template(JSONLINES.encode(_line))
 
 
 class BatchStream(TokenStream):
-    """A line a step, with the next token of each prompt: "" of one that has ended.
+    """Writes lines that have the next token of each prompt, or "" if the prompt's answer has ended.
 
-    Prompts need not advance together, so that a token waits for those of its line.
+    Prompts need not advance together, so a token waits until its line has one of each prompt.
     """
 
     def __init__(self, requests: list[Request], errors: ErrorFormat) -> None:

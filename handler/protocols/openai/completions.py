@@ -194,7 +194,7 @@ class TextDocument(WholeAnswer):
 def completion_of(request: Request, head: Head, *, streams: bool) -> Reply:
     """Return the reply that answers one prompt as a text completion, in whatever dialect the prompt came.
 
-    `details` become log-probabilities, the full text is `echo`.
+    It has log-probabilities if the prompt asks for `details`, and repeats the prompt if that asks for the full text.
     """
     sampling = request.sampling
     format = TextFormat(1 if request.details else None, [request.text_before], sampling.n)

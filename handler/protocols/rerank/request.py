@@ -74,7 +74,7 @@ ERRORS = RerankErrors()
 
 @accepts(type="integer", minimum=0)
 def _max_tokens_per_doc(value: Any, context: ServerContext) -> None:
-    """Read Cohere's limit of a document's tokens, where the model's own is as low; 0 is no limit, as in vLLM."""
+    """Refuse a limit of a document's tokens below the model's own, which holds anyway. 0 is no limit, as in vLLM."""
     tokens, most = integer(0)(value), context.most_tokens()
     if tokens and most is not None and tokens < most:
         raise ValueError(f"is not supported below the model's own limit, {most}; write truncate_prompt_tokens")
