@@ -6,12 +6,16 @@ Sources: smg_grpc_servicer 0.14.1 (vllm/servicer.py, sglang/servicer.py, sglang/
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib
 import random
+import signal
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import grpc
@@ -74,6 +78,7 @@ class GrpcServer:
         health: fields of the answer to HealthCheck.
         num_asked: how often it was asked for its model.
         eos: ids that end an answer.
+        loads: of its ranks, fields of the answer to GetLoads; None: an older servicer without that.
     """
 
     module: str
@@ -92,6 +97,7 @@ class GrpcServer:
         self.health = dict(self.usual_health)
         self.num_asked = 0
         self.eos = frozenset({2})
+        self.loads: list[dict[str, Any]] | None = [{"num_waiting_reqs": 0, "token_usage": 0.0}]
         self.refuses: Status | None = None
         self.port = 0
         self._running: dict[str, threading.Event] = {}
@@ -128,6 +134,8 @@ class GrpcServer:
             "GetModelInfo": unary(self._model_info, messages.GetModelInfoRequest.FromString, _bytes),
             "HealthCheck": unary(self._health, messages.HealthCheckRequest.FromString, _bytes),
         }
+        if hasattr(messages, "GetLoadsRequest"):
+            methods["GetLoads"] = unary(self._loads, messages.GetLoadsRequest.FromString, _bytes)
         name = messages.DESCRIPTOR.services_by_name[self.service].full_name
         self._server = grpc.server(ThreadPoolExecutor(THREADS), options=[("grpc.so_reuseport", 0)])
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(name, methods),))
@@ -151,6 +159,11 @@ class GrpcServer:
 
     def _health(self, request: Any, context: grpc.ServicerContext) -> Any:
         return self.messages.HealthCheckResponse(**self.health)
+
+    def _loads(self, request: Any, context: grpc.ServicerContext) -> Any:
+        if self.loads is None:
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        return self.messages.GetLoadsResponse(loads=self.loads)
 
     def _abort(self, request: Any, context: grpc.ServicerContext) -> Any:
         return self.abort(request)
@@ -464,3 +477,41 @@ def listening(kind: str = "vllm", *scripts: Sequence[Any]) -> Iterator[GrpcServe
         yield server
     finally:
         server.stop()
+
+
+# -- as a program ------------------------------------------------------------------------------------------------------
+
+
+PROGRAMS = {
+    "vllm.entrypoints.grpc_server": ("vllm", ("--model", "--max-model-len")),
+    "sglang.launch_server": ("sglang", ("--model-path", "--context-length")),
+    "tensorrt_llm.commands.serve": ("trtllm", ("--max_seq_len",)),
+}
+"""Module -> its kind, and flags of it."""
+
+
+def main() -> None:
+    """Be `python -m MODULE ...` until SIGTERM; a flag that the module lacks ends it."""
+    python, module, *given = sys.argv[1:]
+    kind, (*flags, context) = PROGRAMS[module]
+    parser = argparse.ArgumentParser(allow_abbrev=False)
+    if kind == "trtllm":
+        parser.add_argument("command", choices=["serve"])
+        parser.add_argument("model")
+    for flag in flags:
+        parser.add_argument(flag, dest="model", required=True)
+    if kind != "vllm":
+        parser.add_argument({"sglang": "--grpc-mode", "trtllm": "--grpc"}[kind], action="store_true", required=True)
+    parser.add_argument("--host", choices=["127.0.0.1"], required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument(context, dest="context", type=int, default=64)
+    arguments = parser.parse_args(given)
+    assert python == "-m"
+    assert (Path(arguments.model) / "config.json").is_file()
+    server = SERVERS[kind]()
+    server.port = arguments.port
+    server.model["max_seq_len" if kind == "trtllm" else "max_context_length"] = arguments.context
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    server.start()
+    signal.sigwait({signal.SIGTERM})
+    server.stop()

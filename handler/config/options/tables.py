@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -467,12 +468,19 @@ def grpc_urls(text: str) -> tuple[str, ...]:
     return found
 
 
+def words(text: str) -> tuple[str, ...]:
+    """Parse a part of a command line."""
+    return tuple(shlex.split(text))
+
+
 REMOTE = (
     Option("option.base_url", "base_url", urls, None, "address of the server, such as http://host:8000/v1; several, comma-separated, are replicas (engines-by-url.md)", engines=_OPENAI),
     Option("option.base_url_kind", "base_url_kind", one_of("auto", "vllm", "dynamo", "lmi"), "auto", "what the server is; auto: what its /models says when this one starts; lmi: this handler", engines=_OPENAI),
     Option("option.base_url_model", "base_url_model", string, None, "the model's name there; by default the first in /models", engines=_OPENAI),
     Option("option.base_url", "base_url", grpc_urls, None, "address of the server, such as grpc://host:50051, or grpcs:// over TLS; several, comma-separated, are replicas (engines-by-url.md)", engines=_GRPC),
     Option("option.base_url_kind", "base_url_kind", one_of("auto", "vllm", "sglang", "trtllm"), "auto", "the gRPC contract that the server speaks; auto: it is asked when this one starts", engines=_GRPC),
+    Option("option.engine_python", "engine_python", path, None, "the Python of an environment that has vLLM, SGLang or TensorRT-LLM: starts the server of option.base_url_kind (engines-by-url.md)", engines=_GRPC),
+    Option("option.engine_flags", "engine_flags", words, None, "further flags of that server, such as --gpu-memory-utilization 0.8", engines=_GRPC),
     Option("option.base_url_connect_timeout", "base_url_connect_timeout", number(0.1), 5.0, "seconds to connect", engines=(*_OPENAI, *_GRPC)),
     Option("option.base_url_timeout", "base_url_timeout", number(0.1), 120.0, "seconds without a token after which a request fails", engines=(*_OPENAI, *_GRPC)),
 )  # fmt: skip

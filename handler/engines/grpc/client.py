@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import functools
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -24,6 +24,7 @@ CONTRACTS: dict[str, Contract] = {contract.name: contract for contract in (Vllm(
 INFO_TIMEOUT = 5.0  # seconds for a description
 _HEALTH_TIMEOUT = 25.0  # SGLang computes a token for an answer, and itself waits 20 s for it
 _ABORT_TIMEOUT = 5.0
+_LOADS_TIMEOUT = 0.5
 _CONSTRAINT_FAILED = "smg-constraint-failed"
 """A trailer by which the servicers say that the request's own rule ended it."""
 _FOREIGN = ("handshake", "http1.x server", "Expected SETTINGS frame")
@@ -95,6 +96,14 @@ class Client:
         if reason := self._contract.unhealthy_reason(health):
             raise Failed("is not healthy", reason[:_MOST_WORDS])
         return model
+
+    async def loads(self) -> Sequence[Any]:
+        """Ask the server how much its ranks have to do; nothing where it does not say so."""
+        request = self._contract.messages.GetLoadsRequest(include=["core"])
+        with contextlib.suppress(self._error):
+            answer = await self._stub.GetLoads(request, timeout=_LOADS_TIMEOUT)
+            return list(answer.loads)
+        return ()
 
     async def generate(self, message: Any) -> AsyncGenerator[Any, None]:
         """Send a request; its answer's messages come as they arrive, None for one that cannot be decoded.

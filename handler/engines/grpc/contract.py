@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from handler.core.media import MEDIA
 from handler.core.values import Extras, Finish, Sampling
-from handler.engines.base import Alternatives, Capabilities, EngineRequest, Rule, arguments
+from handler.engines.base import Alternatives, Capabilities, EngineRequest, EngineStatistics, Rule, arguments
 from handler.engines.remote.servers import Failed, Part
 
 MOST_BYTES = 1 << 22
@@ -69,6 +69,10 @@ class Contract(ABC):
         service: the name of its service there.
         table: rules of its SamplingParams.
         reasons, limits, supports: as in `Capabilities`.
+        no_adapters: why requests name no LoRA adapter.
+        reports_load: it has GetLoads.
+        command: what starts a server, after `python -m` and before the model.
+        context_flag: the server's flag for the tokens of prompt and answer together.
     """
 
     name: str
@@ -78,6 +82,10 @@ class Contract(ABC):
     supports: frozenset[str]
     reasons: ClassVar[Mapping[str, str]]
     limits: ClassVar[Mapping[str, float]] = {}
+    no_adapters: str
+    reports_load = True
+    command: Sequence[str]
+    context_flag: str
 
     @property
     def capabilities(self) -> Capabilities:
@@ -85,7 +93,7 @@ class Contract(ABC):
             self.supports,
             {**REASONS, **self.reasons},
             limits=self.limits,
-            no_adapters="adapters cannot be loaded by gRPC here",
+            no_adapters=self.no_adapters,
             no_media=dict.fromkeys(MEDIA, "the server at option.base_url gets tokens only"),
         )
 
@@ -151,6 +159,14 @@ class Contract(ABC):
             else (),
             chunk.cached_tokens,
         )
+
+
+def statistics(loads: Sequence[Any]) -> EngineStatistics:
+    """Sum up what servers say of their ranks in answer to GetLoads."""
+    usage = [min(max(one.token_usage, 0.0), 1.0) for one in loads if math.isfinite(one.token_usage)]
+    if not usage:
+        return EngineStatistics()
+    return EngineStatistics(sum(max(one.num_waiting_reqs, 0) for one in loads), sum(usage) / len(usage))
 
 
 def ranked(pairs: Any, count: int) -> Alternatives:

@@ -6,24 +6,57 @@ Text, stop strings, templates and errors stay this handler's.
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from typing import NamedTuple
 from uuid import uuid4
 
 from handler.config import model_files
-from handler.engines.base import Capabilities, EngineConfig, EngineRequest
+from handler.core.errors import ConfigError, Problem
+from handler.engines.base import Capabilities, EngineConfig, EngineRequest, EngineStatistics
 from handler.engines.grpc.client import CONTRACTS, Client, find_contract
-from handler.engines.grpc.contract import GrpcCall, Model
+from handler.engines.grpc.contract import GrpcCall, Model, statistics
+from handler.engines.grpc.own_server import OwnServer, command
+from handler.engines.huggingface import files
 from handler.engines.huggingface.files import eos_ids, load_tokenizer
-from handler.engines.huggingface.files import fetch_descriptions as fetch
 from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Server, Setting, first_found
 
 __all__ = ["GrpcEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
 
-_SETTING = Setting("grpc", "grpc://host:50051")
+
+class GrpcSetting(Setting):
+    """The servers: those at option.base_url, or one that option.engine_python starts."""
+
+    def urls(self, config: EngineConfig) -> tuple[str, ...]:
+        options = config.options.engine_options
+        key, python = "option.engine_python", options.get("engine_python")
+        if python is None:
+            if "engine_flags" in options:
+                raise ConfigError(Problem("", "option.engine_flags", f"option.engine_flags needs {key}"))
+            return super().urls(config)
+        if "base_url" in options:
+            raise ConfigError(Problem("", key, f"{key} starts a server, and option.base_url names another: set one"))
+        if options.get("base_url_kind", "auto") == "auto":
+            message = f"{key} needs option.base_url_kind, the server to start: {', '.join(CONTRACTS)}"
+            raise ConfigError(Problem("", key, message))
+        if shutil.which(python) is None:
+            raise ConfigError(Problem("", key, f"{key}={python} is no program"))
+        return ()
+
+
+_SETTING = GrpcSetting("grpc", "grpc://host:50051")
 check, prepare = _SETTING.check, _SETTING.prepare
+
+
+def fetch(model_id: str | None, config: EngineConfig) -> str | None:
+    """See `engines.fetch`: a server elsewhere has the weights."""
+    return files.fetch(
+        model_id,
+        config,
+        files.download_checkpoint if "engine_python" in config.options.engine_options else files.download_descriptions,
+    )
 
 
 class OwnFiles(NamedTuple):
@@ -69,15 +102,24 @@ class GrpcEngine(RemoteEngine[GrpcCall]):
     def __init__(self, config: EngineConfig) -> None:
         self._files = OwnFiles.read(config)
         options = config.options.engine_options
-        urls: Sequence[str] = options["base_url"]
+        urls: Sequence[str] = _SETTING.urls(config)
         kind = options["base_url_kind"]
         kind = find_contract(tuple(urls)) if kind == "auto" else kind
+        self._own: OwnServer | None = None
+        if not urls:
+            assert config.model is not None
+            self._own = OwnServer(command(CONTRACTS[kind], config.model, config.options))
+            urls = (self._own.url,)
         tls = any(url.startswith("grpcs:") for url in urls)
         super().__init__(kind, urls, float(options["base_url_timeout"]), TLS_CLOSE if tls else 0.0)
         self._contract = CONTRACTS[kind]
         self._clients: dict[str, Client] = {}
+        self._statistics = EngineStatistics()
+        self._asking: asyncio.Task[None] | None = None
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
+            if self._own is not None:
+                self._own.start()
             self.complete(self._connect(urls, float(options["base_url_connect_timeout"])))
             self._model, failed = self.complete(first_found(self._look, "a model"))
             self.begin("grpc", self._model.max_tokens, config, failed)
@@ -144,8 +186,27 @@ class GrpcEngine(RemoteEngine[GrpcCall]):
         _same(model, self._model)
         self.check_max_tokens(model.max_tokens)
 
+    def statistics(self) -> EngineStatistics:
+        """Return what the servers that are well last said, and ask them again."""
+        if self._contract.reports_load and (self._asking is None or self._asking.done()):
+            self._asking = self._loop.create_task(self._ask_loads())
+        if self._asking is not None and not self._running:  # nobody else runs the loop
+            self.complete(asyncio.wait({self._asking}))
+        return self._statistics
+
+    async def _ask_loads(self) -> None:
+        answers = await asyncio.gather(*(self._clients[one.url].loads() for one in self._servers if one.known))
+        self._statistics = statistics([load for loads in answers for load in loads])
+
     async def disconnect(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
         await asyncio.gather(*(client.close() for client in self._clients.values()))
+
+    def close(self) -> None:
+        super().close()
+        if self._own is not None:
+            self._own.stop()
 
 
 def _same(model: Model, first: Model | None) -> None:

@@ -59,6 +59,9 @@ class Sglang(Contract):
     module = "sglang_scheduler"
     service = "SglangScheduler"
     table = _TABLE
+    no_adapters = "SGLang's gRPC server, of smg-grpc-servicer 0.14, loads no adapters"
+    command = ("sglang.launch_server", "--grpc-mode", "--model-path")
+    context_flag = "--context-length"
     supports = frozenset({*_TABLE, *_DRAWN, *_OF_THE_REQUEST})
     reasons: ClassVar[Mapping[str, str]] = {
         "seed": NO_FIELD,

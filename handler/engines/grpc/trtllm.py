@@ -53,6 +53,10 @@ class TrtLlm(Contract):
     name = "trtllm"
     module = "trtllm_service"
     service = "TrtllmService"
+    no_adapters = "TensorRT-LLM's gRPC contract names an adapter by a number of its own"
+    reports_load = False
+    command = ("tensorrt_llm.commands.serve", "serve", "--grpc")
+    context_flag = "--max_seq_len"
     supports = frozenset({*_TABLE, *_DRAWN, *_OF_THE_REQUEST})
     reasons: ClassVar[Mapping[str, str]] = {
         "seed": "one generator serves all requests",

@@ -74,6 +74,9 @@ class Vllm(Contract):
     module = "vllm_engine"
     service = "VllmEngine"
     table = _TABLE
+    no_adapters = "vLLM's gRPC contract has no field for an adapter"
+    command = ("vllm.entrypoints.grpc_server", "--model")
+    context_flag = "--max-model-len"
     supports = frozenset({*_TABLE, *_DRAWN})
     reasons: ClassVar[Mapping[str, str]] = {
         "no_repeat_ngram_size": "repeated n-grams cannot be forbidden",

@@ -505,6 +505,16 @@ def end_with_descendants(command: str) -> Callable[[], None]:
     return _end_with(names)
 
 
+def end_with_process(pid: int, name: str) -> Callable[[], None]:
+    """End this process when a child of it ends.
+
+    Returns:
+        A function that stops the watch.
+    """
+    fd = _open(pid)
+    return _end_with({} if fd is None else {fd: name})
+
+
 def _end_with(processes: Mapping[int, str]) -> Callable[[], None]:
     """Watch processes, given as names by file descriptors that become readable when the process ends."""
     closing = threading.Event()

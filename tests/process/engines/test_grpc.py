@@ -17,7 +17,7 @@ import pytest
 from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.values import Finish, Sampling, StructuredOutput
-from handler.engines.base import EngineConfig, EngineRequest
+from handler.engines.base import EngineConfig, EngineRequest, EngineStatistics
 from handler.engines.grpc import client
 from handler.engines.grpc.client import CONTRACTS, find_contract, status_error
 from handler.engines.grpc.contract import GrpcCall
@@ -355,6 +355,37 @@ def test_a_rule_that_ends_a_request_is_the_clients_own_fault(model: Path) -> Non
     with listening("sglang") as server, engine(model, server) as found:
         server.scripts = [[status]]
         assert ask(found) == failed(error="to the client: no such thing")
+
+
+# -- statistics ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_loads_of_all_ranks_and_servers_are_one_report(model: Path, kind: str) -> None:
+    with listening(kind) as first, listening(kind) as second:
+        first.loads = [{"num_waiting_reqs": 3, "token_usage": 0.5}, {"num_waiting_reqs": 4, "token_usage": 2.0}]
+        second.loads = [{"num_waiting_reqs": -1, "token_usage": -0.5}]
+        with engine(model, first, second) as found:
+            wanted = EngineStatistics() if kind == "trtllm" else EngineStatistics(7, 0.5)
+            assert found.statistics() == wanted
+            first.loads = second.loads = [{"num_waiting_reqs": 1, "token_usage": float("nan")}]
+            assert found.statistics() == EngineStatistics()
+            first.loads = second.loads = None
+            assert found.statistics() == EngineStatistics()
+
+
+def test_loads_are_asked_for_beside_answers_that_come(model: Path) -> None:
+    with listening() as server, engine(model, server) as found:
+        server.script = lambda id: [server.chunk(id, None, [301]), HANG]
+        server.loads = [{"num_waiting_reqs": 5, "token_usage": 0.25}]
+        found.add(EngineRequest(1, PROMPT, SAMPLING))
+
+        def reported() -> bool:
+            found.step()
+            return found.statistics() == EngineStatistics(5, 0.25)
+
+        wait_for(reported, PATIENCE, "no report comes")
+        found.cancel(1)
 
 
 # -- the start -------------------------------------------------------------------------------------------------------

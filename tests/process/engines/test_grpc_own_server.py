@@ -1,0 +1,145 @@
+"""A server by gRPC that the engine starts itself: its command, its death, and its end with the engine's."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handler import engines
+from handler.config.config import Config
+from handler.core.errors import ConfigError, GenerationFailed
+from handler.core.values import Sampling
+from handler.engines.base import EngineConfig, EngineRequest
+from handler.engines.process.engine_process import Spec
+from handler.engines.process.supervisor import EngineSupervisor, State
+from tests import process_tree
+from tests.doubles import tiny
+from tests.one_test import in_one_test
+from tests.servers import wait_for
+
+ROOT = Path(__file__).parents[3]
+PROMPT = [301, 302, 303]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.make(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Stands for an environment's Python: the three systems' modules are doubles there."""
+    program = tmp_path_factory.mktemp("bin") / "python"
+    boot = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.doubles.grpc_servers import main; main()"
+    program.write_text(f"#!{sys.executable}\n{boot}\n")
+    program.chmod(0o755)
+    return program
+
+
+def config(model: Path, python: Path, kind: str, **options: Any) -> EngineConfig:
+    given = {
+        "engine_python": str(python),
+        "base_url_kind": kind,
+        "base_url_connect_timeout": 5.0,
+        "base_url_timeout": 30.0,
+        **options,
+    }
+    return EngineConfig(Config(max_model_len=48, engine_options=given), model=model)
+
+
+@pytest.fixture
+def engine(model: Path, python: Path, request: pytest.FixtureRequest) -> Iterator[EngineSupervisor]:
+    found = EngineSupervisor(Spec("grpc", config(model, python, request.param)), load_timeout=60)
+    yield found
+    found.close()
+
+
+def answer(engine: EngineSupervisor, key: int) -> list[int]:
+    engine.add(EngineRequest(key, PROMPT, Sampling(max_new_tokens=4, logprobs=False)))
+    ids: list[int] = []
+    while True:
+        for step in engine.step(timeout=1):
+            ids += step.ids
+            for output in step.others:
+                ids += output.ids
+                assert output.error is None
+                if output.finish is not None:
+                    return ids
+
+
+def load(engine: EngineSupervisor) -> None:
+    while engine.state is not State.READY:
+        engine.step(timeout=1)
+
+
+def step_while_ready(engine: EngineSupervisor) -> None:
+    while engine.state is State.READY:
+        engine.step(timeout=1)
+
+
+def server(pid: int) -> int:
+    """Find the server's process in the engine's session."""
+    return next(one for one, command in process_tree.in_session(pid).items() if "--port" in command)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"], indirect=True)
+def test_a_server_is_started_and_ends_with_its_engine(engine: EngineSupervisor) -> None:
+    load(engine)
+    assert answer(engine, 1) == [301, 302, 303, 301]
+    assert engine.info is not None
+    assert engine.info.max_total_tokens == 48
+    pid = engine.pid
+    assert pid is not None
+    assert server(pid)
+    engine.close()
+    wait_for(lambda: not process_tree.in_session(pid), 30, "the server goes on")
+
+
+@pytest.mark.parametrize("engine", ["vllm"], indirect=True)
+def test_a_server_that_dies_ends_its_requests_and_is_started_again(engine: EngineSupervisor) -> None:
+    load(engine)
+    pid = engine.pid
+    assert pid is not None
+    os.kill(server(pid), signal.SIGKILL)
+    with pytest.raises(GenerationFailed, match="exited with code 1"):
+        step_while_ready(engine)
+    load(engine)
+    assert answer(engine, 2) == [301, 302, 303, 301]
+    pid = engine.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: not process_tree.in_session(pid), 30, "the server outlives its engine")
+
+
+def test_a_server_that_does_not_start_ends_the_start(model: Path, python: Path) -> None:
+    spec = Spec("grpc", config(model, python, "vllm", engine_flags=("--no-such-flag",)))
+    engine = EngineSupervisor(spec, load_timeout=60)
+    try:
+        with pytest.raises(GenerationFailed, match="exited with code 1"):
+            load(engine)
+    finally:
+        engine.close()
+
+
+@in_one_test(
+    ("options", "words"),
+    [
+        ({"base_url": ("grpc://x:1",)}, "option.engine_python starts a server, and option.base_url names another"),
+        ({"base_url_kind": "auto"}, "needs option.base_url_kind, the server to start: vllm, sglang, trtllm"),
+        ({"engine_python": "/no/such/python"}, "option.engine_python=/no/such/python is no program"),
+        ({"engine_python": None, "engine_flags": ("--x",)}, "option.engine_flags needs option.engine_python"),
+    ],
+)
+def test_options_that_do_not_go_together_are_refused(
+    model: Path, python: Path, options: dict[str, Any], words: str
+) -> None:
+    given = config(model, python, "vllm", **options)
+    own = {name: value for name, value in given.options.engine_options.items() if value is not None}
+    with pytest.raises(ConfigError, match=words):
+        engines.check("grpc", str(model), EngineConfig(Config(engine_options=own)))
