@@ -78,7 +78,7 @@ class GrpcServer:
         health: fields of the answer to HealthCheck.
         num_asked: how often it was asked for its model.
         eos: ids that end an answer.
-        loads: of its ranks, fields of the answer to GetLoads; None: an older servicer without that.
+        loads: of its ranks, fields of the answer to GetLoads, or its bytes; None: an older servicer without that.
     """
 
     module: str
@@ -97,7 +97,7 @@ class GrpcServer:
         self.health = dict(self.usual_health)
         self.num_asked = 0
         self.eos = frozenset({2})
-        self.loads: list[dict[str, Any]] | None = [{"num_waiting_reqs": 0, "token_usage": 0.0}]
+        self.loads: list[dict[str, Any]] | bytes | None = [{"num_waiting_reqs": 0, "token_usage": 0.0}]
         self.refuses: Status | None = None
         self.port = 0
         self._running: dict[str, threading.Event] = {}
@@ -163,6 +163,8 @@ class GrpcServer:
     def _loads(self, request: Any, context: grpc.ServicerContext) -> Any:
         if self.loads is None:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        if isinstance(self.loads, bytes):
+            return self.loads
         return self.messages.GetLoadsResponse(loads=self.loads)
 
     def _abort(self, request: Any, context: grpc.ServicerContext) -> Any:

@@ -100,9 +100,8 @@ class Client:
     async def loads(self) -> Sequence[Any]:
         """Ask the server how much its ranks have to do; nothing where it does not say so."""
         request = self._contract.messages.GetLoadsRequest(include=["core"])
-        with contextlib.suppress(self._error):
-            answer = await self._stub.GetLoads(request, timeout=_LOADS_TIMEOUT)
-            return list(answer.loads)
+        with contextlib.suppress(Failed):
+            return list((await self._ask(self._stub.GetLoads(request, timeout=_LOADS_TIMEOUT))).loads)
         return ()
 
     async def generate(self, message: Any) -> AsyncGenerator[Any, None]:

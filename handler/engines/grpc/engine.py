@@ -6,24 +6,34 @@ Text, stop strings, templates and errors stay this handler's.
 from __future__ import annotations
 
 import asyncio
+import os
+import shlex
 import shutil
+import socket
+import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack, aclosing, suppress
+from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
 from handler.config import model_files
+from handler.config.config import Config
 from handler.core.errors import ConfigError, Problem
 from handler.engines.base import Capabilities, EngineConfig, EngineRequest, EngineStatistics
 from handler.engines.grpc.client import CONTRACTS, Client, find_contract
-from handler.engines.grpc.contract import GrpcCall, Model, statistics
-from handler.engines.grpc.own_server import OwnServer, command
+from handler.engines.grpc.contract import Contract, GrpcCall, Model, statistics
 from handler.engines.huggingface import files
 from handler.engines.huggingface.files import eos_ids, load_tokenizer
+from handler.engines.process.supervisor import end_with_process, end_with_this_process
 from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Server, Setting, first_found
 
 __all__ = ["GrpcEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
+
+
+_OWN_HOST = "127.0.0.1"
+_OWN_END_SECONDS = 5.0  # in which it frees what it has
 
 
 class GrpcSetting(Setting):
@@ -96,6 +106,55 @@ class OwnFiles(NamedTuple):
             raise Failed("has another tokenizer", detail, lasts=True)
 
 
+class OwnServer:
+    """A server that the engine starts, on a free port of loopback, and that ends with it.
+
+    When it ends by itself, the engine's process ends too, and the engine's supervisor starts both again.
+
+    Args:
+        command: of the server, without its port.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        with socket.create_server((_OWN_HOST, 0)) as free:
+            port = free.getsockname()[1]
+        self.url = f"grpc://{_OWN_HOST}:{port}"
+        self._command = [*command, "--host", _OWN_HOST, "--port", str(port)]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it.
+
+        Raises:
+            OSError: the Python cannot be run.
+        """
+        end_with_this_process()
+        environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # modules of the working directory are none of its own
+        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, env=environment)
+        self._stop_watch = end_with_process(self._process.pid, shlex.join(self._command))
+
+    def stop(self) -> None:
+        if self._process is None:
+            return
+        self._stop_watch()
+        self._process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(_OWN_END_SECONDS)
+        self._process.kill()
+        self._process.wait()
+
+
+def command(contract: Contract, model: Path, config: Config) -> list[str]:
+    """Return the command of option.engine_python's server; `option.engine_flags` come last, and win."""
+    options = config.engine_options
+    words = [options["engine_python"], "-m", *contract.command, str(model)]
+    if config.max_model_len:
+        words += [contract.context_flag, str(config.max_model_len)]
+    if options.get("trust_remote_code"):
+        words.append("--trust-remote-code")
+    return [*words, *options.get("engine_flags", ())]
+
+
 class GrpcEngine(RemoteEngine[GrpcCall]):
     """See `engines.base.Engine`."""
 
@@ -106,7 +165,9 @@ class GrpcEngine(RemoteEngine[GrpcCall]):
         kind = options["base_url_kind"]
         kind = find_contract(tuple(urls)) if kind == "auto" else kind
         self._own: OwnServer | None = None
+        setting = "option.base_url="
         if not urls:
+            setting = "the server of option.engine_python at "
             assert config.model is not None
             self._own = OwnServer(command(CONTRACTS[kind], config.model, config.options))
             urls = (self._own.url,)
@@ -121,7 +182,7 @@ class GrpcEngine(RemoteEngine[GrpcCall]):
             if self._own is not None:
                 self._own.start()
             self.complete(self._connect(urls, float(options["base_url_connect_timeout"])))
-            self._model, failed = self.complete(first_found(self._look, "a model"))
+            self._model, failed = self.complete(first_found(self._look, "a model", setting))
             self.begin("grpc", self._model.max_tokens, config, failed)
             on_failure.pop_all()
         self._most_id = max(self._files.vocabulary or 0, self._model.vocabulary or 0) or (1 << 31)

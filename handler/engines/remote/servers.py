@@ -193,13 +193,16 @@ _LOG_INTERVAL = 10.0  # seconds between messages about it
 
 
 async def first_found(
-    look: Callable[[], Awaitable[tuple[_T | None, Mapping[str, Failed]]]], wanted: str
+    look: Callable[[], Awaitable[tuple[_T | None, Mapping[str, Failed]]]],
+    wanted: str,
+    setting: str = "option.base_url=",
 ) -> tuple[_T, Mapping[str, Failed]]:
     """Look at all servers until one can serve.
 
     Args:
         look: returns what the usable ones serve, None without any, and by address why others are unusable.
         wanted: what is waited for, for the log.
+        setting: what stands before an address in messages.
 
     Raises:
         ConfigError: none will ever serve.
@@ -209,7 +212,7 @@ async def first_found(
         found, failed = await look()
         if found is not None:
             return found, failed
-        reasons = log_words("; ".join(f"option.base_url={url}: {error}" for url, error in failed.items()), secrets())
+        reasons = log_words("; ".join(f"{setting}{url}: {error}" for url, error in failed.items()), secrets())
         if all(error.lasts for error in failed.values()):
             raise ConfigError(reasons)
         if time.monotonic() - logged_at >= _LOG_INTERVAL:

@@ -350,6 +350,28 @@ def test_each_status_is_an_error_of_its_own_kind(model: Path) -> None:
             assert getattr(error, "lasts", False) == (kind == "lasts")
 
 
+def test_a_server_of_a_later_version_says_what_is_not_read(model: Path) -> None:
+    later = b"\xba\x3e\x03new"  # field 999 of the message
+    with listening() as server, engine(model, server) as found:
+        end = server.complete("", None, [302], "length").SerializeToString()
+        server.scripts = [[*(one.SerializeToString() + later for one in chunks(server, 301, 302)), end + later]]
+        assert ask(found, Sampling(max_new_tokens=2, logprobs=False)) == ([301, 302], Finish.LENGTH, "")
+
+
+def test_a_server_that_goes_after_an_answer_is_replaced_for_the_next(model: Path) -> None:
+    with listening() as first, listening() as second, engine(model, first, second) as found:
+        assert ask(found) == ANSWER
+        (first if first.received else second).stop()
+        assert ask(found, key=2) == ANSWER
+        assert (len(first.received), len(second.received)) == (1, 1)
+
+
+def test_loads_that_cannot_be_read_are_none(model: Path) -> None:
+    with listening() as server, engine(model, server) as found:
+        server.loads = b"\xff\xff"
+        assert found.statistics() == EngineStatistics()
+
+
 def test_a_rule_that_ends_a_request_is_the_clients_own_fault(model: Path) -> None:
     status = Status(grpc.StatusCode.FAILED_PRECONDITION, "no such thing", (("smg-constraint-failed", "engine"),))
     with listening("sglang") as server, engine(model, server) as found:
