@@ -20,7 +20,7 @@ from handler.core.errors import ConfigError
 from handler.engines.openvino import gguf
 from handler.engines.openvino.gguf import writable
 from handler.engines.openvino.model import prepare_model
-from tests.model.openvino.test_gguf_weights import write_small
+from tests.checkpoints.small_gguf import write_small
 
 
 def converted(source: Path, cache: Path, dtype: str, monkeypatch: pytest.MonkeyPatch) -> Path:

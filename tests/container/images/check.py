@@ -22,9 +22,9 @@ from typing import Any
 
 from gguf import GGMLQuantizationType as Kind
 
+from tests.checkpoints.small_gguf import write_small
 from tests.container.images.dockerfile import ROOT, SECOND, read
 from tests.doubles import tiny
-from tests.model.openvino.test_gguf_weights import write_small
 from tests.servers import wait_for
 
 # -- engine ------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
+from deploy.cli.main import main as run
 from tests.deploy.doubles.aws import Cloud
+from tests.deploy.doubles.deployments import Deployer
+from tests.deploy.doubles.endpoints import set_quotas
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +32,24 @@ def cloud(_cloud: Cloud, _no_aws: None, monkeypatch: pytest.MonkeyPatch) -> Iter
     monkeypatch.setenv("AWS_ENDPOINT_URL", _cloud.url)
     yield _cloud
     assert _cloud.denied == []
+
+
+@pytest.fixture
+def main(cloud: Cloud) -> Deployer:
+    """`lmi deploy` by somebody whom the printed policy of the file allows every call that it makes."""
+    return Deployer(cloud, run)
+
+
+@pytest.fixture
+def quotas() -> dict[str, float]:
+    """The account's quotas; moto knows none."""
+    return {f"ml.g6e.{size} for endpoint usage": 8.0 for size in ("2xlarge", "4xlarge", "12xlarge")}
+
+
+@pytest.fixture
+def only_aws(quotas: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands ask no hub and no registry, and look again at once."""
+    for place in ("batch", "doctor", "plan", "up"):
+        monkeypatch.setattr(f"deploy.cli.{place}.over_the_network", None)
+    monkeypatch.setattr("deploy.deployer.apply.EVERY", 0.0)
+    set_quotas(monkeypatch, quotas)

@@ -19,7 +19,8 @@ from deploy.spec import Spec
 from tests.deploy.aws.test_permissions import prepared, written
 from tests.deploy.doubles.aws import CALLER, Cloud
 from tests.deploy.doubles.deployments import NAME, PLAIN, Deployer, printed
-from tests.deploy.doubles.endpoints import set_quotas
+
+pytestmark = pytest.mark.usefixtures("only_aws")
 
 ASLEEP: dict[str, Any] = {
     **PLAIN,
@@ -28,19 +29,6 @@ ASLEEP: dict[str, Any] = {
     "scaling": {"min": 0, "max": 2, "concurrency": 4},
 }
 INVOKED = ["invoke", NAME, "Hello", "--async", "--region", "us-east-1"]
-
-
-@pytest.fixture(autouse=True)
-def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("deploy.cli.up", "deploy.cli.plan"):
-        monkeypatch.setattr(f"{place}.over_the_network", None)
-    monkeypatch.setattr("deploy.deployer.apply.EVERY", 0.0)
-    set_quotas(monkeypatch, {"ml.g6e.2xlarge for endpoint usage": 8.0})
-
-
-@pytest.fixture
-def main(cloud: Cloud) -> Deployer:
-    return Deployer(cloud, run)
 
 
 @pytest.fixture

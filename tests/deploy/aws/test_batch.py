@@ -18,7 +18,9 @@ from deploy.cli.main import main as run
 from tests.deploy.aws.test_permissions import REGIONS, own_key, prepared, written
 from tests.deploy.doubles.aws import ACCOUNT, CALLER, Call, Cloud
 from tests.deploy.doubles.deployments import NAME, PLAIN, Deployer, printed
-from tests.deploy.doubles.endpoints import listed_price, set_quotas
+from tests.deploy.doubles.endpoints import listed_price
+
+pytestmark = pytest.mark.usefixtures("only_aws")
 
 BATCH: dict[str, Any] = {
     **PLAIN,
@@ -29,19 +31,14 @@ BATCH: dict[str, Any] = {
 LINES = [{"inputs": f"line {number}"} for number in range(5)]
 
 
-@pytest.fixture(autouse=True)
-def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("deploy.cli.batch", "deploy.cli.up"):
-        monkeypatch.setattr(f"{place}.over_the_network", None)
-    monkeypatch.setattr(running, "EVERY", 0.0)
-    monkeypatch.setattr("deploy.deployer.apply.EVERY", 0.0)
-    usages = ("transform job", "endpoint")
-    set_quotas(monkeypatch, {f"ml.g6e.2xlarge for {usage} usage": 2.0 for usage in usages})
-
-
 @pytest.fixture
-def main(cloud: Cloud) -> Deployer:
-    return Deployer(cloud, run)
+def quotas() -> dict[str, float]:
+    return {f"ml.g6e.2xlarge for {usage} usage": 2.0 for usage in ("transform job", "endpoint")}
+
+
+@pytest.fixture(autouse=True)
+def _looks_follow_each_other_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(running, "EVERY", 0.0)
 
 
 def body_of(lines: list[Any]) -> bytes:

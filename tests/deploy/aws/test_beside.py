@@ -9,27 +9,19 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.cli.main import main as run
 from tests.deploy.aws.test_permissions import prepared
 from tests.deploy.doubles.aws import ACCOUNT, Cloud
 from tests.deploy.doubles.deployments import NAME, PLAIN, Deployer, printed
-from tests.deploy.doubles.endpoints import set_quotas
+
+pytestmark = pytest.mark.usefixtures("only_aws")
 
 PLAN = f"arn:aws:sagemaker:us-east-1:{ACCOUNT}:training-plan/llama"
 CONTENT = {**PLAIN, "alarms": None, "scaling": None}
 
 
-@pytest.fixture(autouse=True)
-def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("deploy.cli.up", "deploy.cli.plan", "deploy.cli.doctor"):
-        monkeypatch.setattr(f"{place}.over_the_network", None)
-    monkeypatch.setattr("deploy.deployer.apply.EVERY", 0.0)
-    set_quotas(monkeypatch, {f"ml.g6e.{size} for endpoint usage": 3.0 for size in ("2xlarge", "4xlarge")})
-
-
 @pytest.fixture
-def main(cloud: Cloud) -> Deployer:
-    return Deployer(cloud, run)
+def quotas() -> dict[str, float]:
+    return {f"ml.g6e.{size} for endpoint usage": 3.0 for size in ("2xlarge", "4xlarge")}
 
 
 @pytest.fixture

@@ -9,28 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.cli.main import main as run
 from deploy.iam.policies import MOST, length, parts
 from tests.deploy.aws.test_lifecycle import MODEL
 from tests.deploy.aws.test_permissions import prepared
 from tests.deploy.doubles.aws import Cloud
 from tests.deploy.doubles.deployments import NAME, PLAIN, Deployer, printed
-from tests.deploy.doubles.endpoints import set_quotas
+
+pytestmark = pytest.mark.usefixtures("only_aws")
 
 SHAPE = PLAIN["model"]["shape"]
-
-
-@pytest.fixture(autouse=True)
-def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("deploy.cli.up", "deploy.cli.plan", "deploy.cli.doctor"):
-        monkeypatch.setattr(f"{place}.over_the_network", None)
-    monkeypatch.setattr("deploy.deployer.apply.EVERY", 0.0)
-    set_quotas(monkeypatch, {"ml.g6e.12xlarge for endpoint usage": 8.0})
-
-
-@pytest.fixture
-def main(cloud: Cloud) -> Deployer:
-    return Deployer(cloud, run)
 
 
 def three(cloud: Cloud, directory: Path) -> dict[str, Any]:

@@ -13,20 +13,16 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.cli.main import main as run
 from tests.deploy.cases import LLAMA_CONFIG
 from tests.deploy.doubles.aws import ACCOUNT, Call, Cloud
 from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN, Deployer
-from tests.deploy.doubles.endpoints import listed_price, set_quotas
+from tests.deploy.doubles.endpoints import listed_price
 from tests.deploy.doubles.hub import safetensors_header, serving
 from tests.servers import PATIENCE
 
 ROOT = Path(__file__).parents[3]
 
-
-@pytest.fixture(autouse=True)
-def _looks_follow_each_other_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("deploy.deployer.apply.EVERY", 0.0)
+pytestmark = pytest.mark.usefixtures("only_aws")
 
 
 MODEL = {
@@ -39,14 +35,6 @@ MODEL = {
     "model.safetensors": (2).to_bytes(8, "little") + b"{}",
 }
 """As small as model data can be."""
-
-
-@pytest.fixture(autouse=True)
-def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No hub; and quotas, of which moto knows none."""
-    for place in ("deploy.cli.up", "deploy.cli.plan"):
-        monkeypatch.setattr(f"{place}.over_the_network", None)
-    set_quotas(monkeypatch, {f"ml.g6e.{size} for endpoint usage": 8.0 for size in ("2xlarge", "4xlarge", "12xlarge")})
 
 
 @pytest.fixture
@@ -62,12 +50,6 @@ def cloud(cloud: Cloud) -> Cloud:
         s3.put_object(Bucket="models", Key=f"llama/{name}", Body=content)
     cloud.calls.clear()
     return cloud
-
-
-@pytest.fixture
-def main(cloud: Cloud) -> Deployer:
-    """`lmi deploy`, by somebody with the printed policy, which allows every call that it makes."""
-    return Deployer(cloud, run)
 
 
 def file(tmp_path: Path, content: dict[str, Any] = PLAIN, **changes: Any) -> str:

@@ -23,24 +23,11 @@ from deploy.resolve.images import registry_suffix
 from tests.deploy.aws.test_lifecycle import MODEL
 from tests.deploy.doubles.aws import ACCOUNT, CALLER, Cloud
 from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN, Deployer, printed
-from tests.deploy.doubles.endpoints import set_quotas
+
+pytestmark = pytest.mark.usefixtures("only_aws")
 
 REGIONS = ["us-east-1", "cn-north-1", "us-gov-west-1", "eusc-de-east-1", "us-iso-east-1", "us-isob-east-1"]
 """One of each partition. What is alike in all of them is tried in two."""
-
-
-@pytest.fixture(autouse=True)
-def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("deploy.cli.up", "deploy.cli.plan", "deploy.cli.doctor"):
-        monkeypatch.setattr(f"{place}.over_the_network", None)
-    monkeypatch.setattr("deploy.deployer.apply.EVERY", 0.0)
-    set_quotas(monkeypatch, {f"ml.g6e.{size} for endpoint usage": 8.0 for size in ("2xlarge", "4xlarge", "12xlarge")})
-
-
-@pytest.fixture
-def main(cloud: Cloud) -> Deployer:
-    """`lmi deploy` by somebody whom the printed policy of the file allows every call."""
-    return Deployer(cloud, run)
 
 
 def prepared(cloud: Cloud, region: str, content: dict[str, Any]) -> dict[str, Any]:

@@ -13,18 +13,11 @@ from deploy.cli.main import main as run
 from tests.deploy.aws.test_permissions import prepared
 from tests.deploy.doubles.aws import Cloud
 from tests.deploy.doubles.deployments import PLAIN, Deployer
-from tests.deploy.doubles.endpoints import set_quotas
+
+pytestmark = pytest.mark.usefixtures("only_aws")
 
 FOUR = {"type": "ml.g6e.12xlarge"}
 SCALING = {"min": 1, "max": 1, "concurrency": 8}
-
-
-@pytest.fixture(autouse=True)
-def _only_aws_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("deploy.cli.up", "deploy.cli.plan", "deploy.cli.doctor"):
-        monkeypatch.setattr(f"{place}.over_the_network", None)
-    monkeypatch.setattr("deploy.deployer.apply.EVERY", 0.0)
-    set_quotas(monkeypatch, {"ml.g6e.12xlarge for endpoint usage": 8.0})
 
 
 class Two:

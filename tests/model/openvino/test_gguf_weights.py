@@ -30,6 +30,7 @@ from handler.engines.openvino import gguf as gguf_graph
 from handler.engines.openvino import gguf as gguf_weights
 from handler.engines.openvino.engine import properties
 from handler.engines.openvino.gguf import converted_model, default_weights, exact_blocks, writable, write_model
+from tests.checkpoints.small_gguf import FEED, HEADS, HIDDEN, LAYERS, write_small
 from tests.doubles.downloads import serve_hub
 from tests.servers import ANSWER_LIMIT, serve
 
@@ -127,70 +128,6 @@ def test_what_is_no_gguf_file_is_refused(tmp_path: Path, content: bytes) -> None
 
 
 # -- a small model with random weights -------------------------------------------------------------------------------
-
-HIDDEN, HEADS, SHARED, FEED, LAYERS = 256, 4, 2, 512, 2
-
-
-def quantized(kind: Kind, shape: tuple[int, int], random: np.random.Generator) -> Any:
-    """Random weights of about 0.02 in the bytes of `kind`."""
-    if kind in (Kind.Q4_K, Kind.Q6_K):  # no quantizer in the package: whole numbers at random, sane scales
-        block, size = gguf.GGML_QUANT_SIZES[kind]
-        data = random.integers(0, 256, (shape[0], shape[1] // block, size), np.uint8)
-        scales = slice(0, 4) if kind is Kind.Q4_K else slice(-2, None)
-        data[..., scales] = np.frombuffer(np.full(2, 1e-4, np.float16).tobytes(), np.uint8)[
-            : data[..., scales].shape[-1]
-        ]
-        return data.reshape(shape[0], -1)
-    values = random.normal(0.003, 0.02, shape).astype(np.float32)
-    return values.astype(np.float16) if kind is Kind.F16 else gguf.quants.quantize(values, kind)
-
-
-def write_small(
-    path: Path,
-    kind: Kind,
-    architecture: str = "llama",
-    more: dict[str, Any] | None = None,
-    keys: dict[str, Any] | None = None,
-    spread: float = 0.1,
-) -> None:
-    """A GGUF file that OpenVINO GenAI reads, its matrices quantized as `kind`, with norms of 1 ± `spread`."""
-    random, writer = np.random.default_rng(7), gguf.GGUFWriter(path, architecture)
-    writer.add_context_length(128)
-    writer.add_embedding_length(HIDDEN)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(FEED)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(SHARED)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_file_type({Kind.F16: 1, Kind.Q4_0: 2, Kind.Q4_1: 3, Kind.Q8_0: 7}.get(kind, 15))
-    letters = [chr(code) for code in [*range(33, 127), *range(161, 173), *range(174, 512)]][:256]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("smollm")
-    writer.add_token_list([*letters, "<eos>", "ab"])
-    writer.add_token_types([1] * 256 + [3, 1])
-    writer.add_token_merges(["a b"])
-    writer.add_bos_token_id(256)
-    writer.add_eos_token_id(256)
-    shapes = {"token_embd": (258, HIDDEN), "output": (258, HIDDEN)}
-    for layer in range(LAYERS):
-        both = {"attn_q": HIDDEN, "attn_k": HIDDEN // 2, "attn_v": HIDDEN // 2, "attn_output": HIDDEN}
-        shapes |= {f"blk.{layer}.{name}": (rows, HIDDEN) for name, rows in both.items()}
-        shapes |= {f"blk.{layer}.ffn_gate": (FEED, HIDDEN), f"blk.{layer}.ffn_up": (FEED, HIDDEN)}
-        shapes[f"blk.{layer}.ffn_down"] = (HIDDEN, FEED)
-    for name, shape in shapes.items():
-        writer.add_tensor(f"{name}.weight", quantized(kind, shape, random), raw_dtype=kind)
-    vectors = [f"blk.{layer}.{name}" for layer in range(LAYERS) for name in ("attn_norm", "ffn_norm")]
-    for name in [*vectors, "output_norm"]:
-        writer.add_tensor(f"{name}.weight", random.normal(1, spread, HIDDEN).astype(np.float32))
-    for name, value in (more or {}).items():
-        writer.add_tensor(name, value)
-    for name, value in (keys or {}).items():
-        writer.add_key_value(name, value, gguf.GGUFValueType.get_type(value))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
 
 
 def weights_of(model: Path) -> list[Any]:

@@ -16,9 +16,9 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from tests.app.server import run_to_end
+from tests.checkpoints.small_gguf import write_small
 from tests.doubles.downloads import Bucket, Hub, serve_bucket, serve_hub
 from tests.environment import clean_environment
-from tests.model.openvino.test_gguf_weights import write_small
 from tests.process_tree import alive, descendants
 from tests.servers import PATIENCE, free_port, http, wait_for
 

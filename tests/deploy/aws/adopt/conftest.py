@@ -15,7 +15,6 @@ from deploy.cli.main import main as run
 from deploy.spec.reading import read_spec
 from tests.deploy.doubles.aws import CALLER, Cloud
 from tests.deploy.doubles.deployments import printed
-from tests.deploy.doubles.endpoints import set_quotas
 from tests.deploy.public_endpoints import Public
 
 NAME = "chat"
@@ -81,13 +80,15 @@ def planned(
 
 
 @pytest.fixture(autouse=True)
-def _only_aws_is_asked(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+def _account(cloud: Cloud, only_aws: None) -> None:
+    """The image and the role that the deployments name."""
     cloud.push("lmi-handler", importlib.metadata.version("lmi-handler"))
     trust = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
     document = json.dumps({"Version": "2012-10-17", "Statement": [trust]})
     cloud.client("iam").create_role(RoleName="model", AssumeRolePolicyDocument=document)
     cloud.calls.clear()
-    set_quotas(monkeypatch, {"ml.g5.2xlarge for endpoint usage": 8.0})
-    for place in ("deploy.cli.up", "deploy.cli.plan"):
-        monkeypatch.setattr(f"{place}.over_the_network", None)
-    monkeypatch.setattr("deploy.deployer.apply.EVERY", 0.0)
+
+
+@pytest.fixture
+def quotas() -> dict[str, float]:
+    return {"ml.g5.2xlarge for endpoint usage": 8.0}
