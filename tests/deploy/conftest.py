@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Iterator
 
 import pytest
-from botocore.loaders import JSONFileLoader
+from botocore.loaders import Loader
 
 _NOWHERE = "http://127.0.0.1:9"  # where nothing listens: a test that asks AWS without `cloud` fails at once
 
@@ -42,10 +41,11 @@ def _no_aws(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="session", autouse=True)
 def _models_read_once() -> Iterator[None]:
-    """boto3 reads megabytes of JSON for each client of each session: here once for all tests."""
+    """boto3 looks for megabytes of JSON, and reads them, for each client of each session: here once for all tests."""
+    loader = Loader()
     with pytest.MonkeyPatch.context() as patch:
-        read = functools.lru_cache(maxsize=None)(JSONFileLoader().load_file)
-        patch.setattr(JSONFileLoader, "load_file", lambda self, path: read(path))
+        patch.setattr(Loader, "search_paths", property(lambda loader: [*loader._search_paths]))  # each session adds one
+        patch.setattr("botocore.session.create_loader", lambda path: loader)
         yield
 
 
