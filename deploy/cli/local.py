@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from deploy.emulator.container import Command, Probing, command
-from deploy.emulator.endpoint import Capture, Component, Endpoint, Limits
+from deploy.emulator.endpoint import Component, Endpoint, Limits
 from deploy.emulator.serving import Plan, free_port, serve
 from deploy.emulator.specification import refuse_with_specification, started, this_machine, with_arguments
-from deploy.emulator.store import Store
 from deploy.errors import DeployError
-from deploy.resources.endpoint_config import capture_config
 from deploy.spec.reading import read_spec
 from handler.core.command_line import port
 
@@ -32,7 +30,6 @@ _OTHERS = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_SAGEMAKER", "AW
 _NOT_WITH_AWS = {
     "endpoint_name": "endpoints have the names that you create them with",
     "adapters": "an adapter is a component that you create",
-    "s3": "S3 is here too",
     "host": "any keys are accepted, so it listens on 127.0.0.1 only",
 }
 
@@ -114,7 +111,7 @@ def _no_proxy() -> dict[str, str]:
 
 
 def _defaults() -> dict[str, Any]:
-    return {"endpoint_name": "local", "adapters": [], "s3": None, "host": "127.0.0.1"}
+    return {"endpoint_name": "local", "adapters": [], "host": "127.0.0.1"}
 
 
 BASE = "base"
@@ -195,7 +192,6 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--part-bytes", type=_positive, metavar="N", help="cut a stream's parts at N bytes, to test clients"
     )
-    group.add_argument("--s3", type=Path, metavar="DIRECTORY", help="stands for S3: takes asynchronous requests")
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -261,16 +257,11 @@ def _plan_of_specification(arguments: argparse.Namespace) -> Plan:
         free_port,
         machine=this_machine(),
         adapters=_adapters(arguments.adapters, ()),
-        store=arguments.s3,
     )
     for note in given.notes:
         print(f"note: {note}", file=sys.stderr)
     urls = [item.container for item in given.components.values() if item.container] or [given.commands[""].url]
     endpoint = _endpoint(arguments, urls[0], spec.name, given.components)
-    if spec.capture is not None and arguments.s3 is not None:
-        endpoint.capture = Capture.of(capture_config(spec.capture, None), Store(arguments.s3).write, None)
-    elif spec.capture is not None:
-        print("note: capture: needs a directory in place of S3 (--s3 DIRECTORY), and is off here.", file=sys.stderr)
     return _with(arguments, endpoint, given.commands, given.adapters)
 
 
@@ -295,7 +286,6 @@ def _with(
         commands=commands,
         adapters=adapters,
         probing=Probing(window=arguments.start_timeout),
-        store=arguments.s3,
     )
 
 

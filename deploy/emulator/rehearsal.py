@@ -7,14 +7,16 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import socket
 import threading
+import time
 import urllib.parse
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.error import HTTPError
 
@@ -33,6 +35,8 @@ from deploy.emulator.serving import listening
 # What the role's policies do not allow fails: reading the request, writing the answer, telling topics.
 
 _HEADER = "X-Amzn-SageMaker-"
+_FILENAME = re.compile(r"(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9_.-]{0,31}")
+_EXTENSION = re.compile(r"(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]{1,512}")
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,9 @@ class Accepted:
     Attributes:
         id: of the request (InferenceId).
         output, failure: where the answer or the reason comes to.
+        ttl: seconds that it may wait.
+        timeout: seconds that the container may take.
+        since: when it was taken, by the monotonic clock.
     """
 
     store: RoleStore
@@ -51,7 +58,10 @@ class Accepted:
     topics: dict[str, str]
     output: str
     failure: str
+    ttl: int
+    timeout: int
     waits: bool = False  # the endpoint has no instance, and nothing wakes it
+    since: float = field(default_factory=time.monotonic)
 
     def answer(self, start_response: Any) -> list[bytes]:
         headers = {f"{_HEADER}OutputLocation": self.output, f"{_HEADER}FailureLocation": self.failure}
@@ -78,6 +88,8 @@ class Accepted:
 
     def _answered(self, ask: Callable[[bytes], bytes]) -> str:
         """Write the container's answer; return why there is none, or ""."""
+        if time.monotonic() - self.since > self.ttl:
+            return f"The request waited for more than {self.ttl} s and has expired."
         try:
             body = self.body if self.location is None else self.store.read(self.location)
             self.store.check(*self.store.writing(self.output))
@@ -100,15 +112,25 @@ class Accepted:
         return self.store.cloud.client("sns", self.store.where.region)
 
 
-def accept(cloud: Cloud, endpoint: str, region: str, body: bytes, location: str | None) -> Accepted:
+def accept(
+    cloud: Cloud, endpoint: str, region: str, body: bytes, headers: Mapping[str, str], limits: Limits
+) -> Accepted:
     """Take a request.
 
-    Args:
-        location: the object that holds the request, in place of `body`.
-
     Raises:
-        Invalid: there is no such endpoint in service, or it is not asynchronous.
+        Invalid: it violates the API's rules, there is no such endpoint in service, or it is not asynchronous.
     """
+    location = headers.get(f"{_HEADER}InputLocation")
+    if (location is None) == (not body):
+        raise Invalid("Exactly one of InputLocation and Body must be given.")
+    if location is not None and not re.fullmatch("s3://[^/]+/.+", location):
+        raise Invalid(f"InputLocation {location}: must be s3://bucket/key")
+    if len(body) > limits.inline_body:
+        raise Invalid(f"Body of {len(body)} bytes: at most {limits.inline_body} inline.")
+    folder = _text(headers, "S3OutputPathExtension", _EXTENSION).strip("/")
+    filename = _text(headers, "Filename", _FILENAME)
+    ttl = _number(headers, "RequestTTLSeconds", 60, 21600, 21600)
+    timeout = _number(headers, "InvocationTimeoutSeconds", 1, 3600, int(limits.asynchronous))
     found = cloud.sagemaker.get("endpoint", endpoint)
     if found.status != "InService":
         raise Invalid(f"Endpoint {endpoint} is not in service.")
@@ -117,15 +139,37 @@ def accept(cloud: Cloud, endpoint: str, region: str, body: bytes, location: str 
         raise Invalid(f"Endpoint {endpoint} is not for asynchronous inference: it has no AsyncInferenceConfig.")
     role = cloud.sagemaker.get("model", config["ProductionVariants"][0]["ModelName"]).request["ExecutionRoleArn"]
     places = config["AsyncInferenceConfig"]["OutputConfig"]
-    name = str(uuid.uuid4())
-    output = f"{places['S3OutputPath'].rstrip('/')}/{name}.out"
-    failure = f"{places.get('S3FailurePath', places['S3OutputPath']).rstrip('/')}/{name}-error.out"
+    number = str(uuid.uuid4())
+    name = headers.get(INFERENCE_ID) or number
+    output = _place(places["S3OutputPath"], folder, filename or f"{number}.out")
+    failure = _place(places.get("S3FailurePath", places["S3OutputPath"]), folder, filename or f"{number}-error.out")
     waits = not _has_instances(found)
     if waits:
         cloud.scaling.wake(endpoint, region)
         waits = not _has_instances(found)
     store = RoleStore(cloud, role, Where(region, ACCOUNT), places.get("KmsKeyId"))
-    return Accepted(store, name, body, location, places.get("NotificationConfig", {}), output, failure, waits)
+    topics = places.get("NotificationConfig", {})
+    return Accepted(store, name, body, location, topics, output, failure, ttl, timeout, waits)
+
+
+def _place(prefix: str, folder: str, name: str) -> str:
+    return "/".join(filter(None, [prefix.rstrip("/"), folder, name]))
+
+
+def _text(headers: Mapping[str, str], name: str, pattern: re.Pattern[str]) -> str:
+    value = headers.get(_HEADER + name)
+    if value is not None and not pattern.fullmatch(value):
+        raise Invalid(f"{name} {value!r} must match {pattern.pattern}.")
+    return value or ""
+
+
+def _number(headers: Mapping[str, str], name: str, least: int, most: int, default: int) -> int:
+    text = headers.get(_HEADER + name)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 9) or not least <= int(text) <= most:
+        raise Invalid(f"{name} {text!r} must be a number from {least} to {most}.")
+    return int(text)
 
 
 def _has_instances(endpoint: Thing) -> bool:
@@ -207,12 +251,10 @@ class Emulators:
         self, cloud: Cloud, name: str, region: str, environ: dict[str, Any], start_response: Any
     ) -> list[bytes]:
         """Take an asynchronous request, and do it meanwhile."""
-        body, location = body_of(environ), environ.get("HTTP_X_AMZN_SAGEMAKER_INPUTLOCATION")
-        if (location is None) == (not body):
-            raise Invalid("Exactly one of InputLocation and Body must be given.")
-        accepted = accept(cloud, name, region, body, location)
-        headers = to_container(CIMultiDict(_headers(environ)), ASYNC, None)
-        self._workers.submit(accepted.work, lambda body: self._ask(body, {**headers, INFERENCE_ID: accepted.id}))
+        headers = CIMultiDict(_headers(environ))
+        accepted = accept(cloud, name, region, body_of(environ), headers, self._limits)
+        passed = {**to_container(headers, ASYNC, None), INFERENCE_ID: accepted.id}
+        self._workers.submit(accepted.work, lambda body: self._ask(body, passed, accepted.timeout))
         return accepted.answer(start_response)
 
     def transform(self, payload: bytes, content_type: str) -> bytes:
@@ -222,21 +264,22 @@ class Emulators:
             ValueError: it fails, or gives no answer.
         """
         try:
-            status, answer = self._post(payload, {"Content-Type": content_type} if content_type else {})
+            headers = {"Content-Type": content_type} if content_type else {}
+            status, answer = self._post(payload, headers, self._limits.asynchronous)
         except OSError as error:
             raise ValueError(f"The container gave no answer: {error}") from None
         if status >= 500:
             raise ValueError(f"Bad HTTP status received from algorithm: {status}")
         return answer
 
-    def _ask(self, body: bytes, headers: Mapping[str, str]) -> bytes:
+    def _ask(self, body: bytes, headers: Mapping[str, str], seconds: float) -> bytes:
         """Ask the container.
 
         Raises:
             RuntimeError: it refuses, or gives no answer.
         """
         try:
-            status, answer = self._post(body, headers)
+            status, answer = self._post(body, headers, seconds)
         except OSError as error:
             raise RuntimeError(f"The container gave no answer: {error}") from None
         if status >= 400:
@@ -244,10 +287,10 @@ class Emulators:
             raise RuntimeError(f'Received client error ({status}) from primary with message "{text}".')
         return answer
 
-    def _post(self, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
+    def _post(self, body: bytes, headers: Mapping[str, str], seconds: float) -> tuple[int, bytes]:
         request = urllib.request.Request(f"{self._container}/invocations", body, dict(headers))
         try:
-            with _OPENER.open(request, timeout=self._limits.asynchronous) as reply:
+            with _OPENER.open(request, timeout=seconds) as reply:
                 return int(reply.status), bytes(reply.read())
         except HTTPError as error:
             return error.code, bytes(error.read())
@@ -273,7 +316,7 @@ class Emulators:
         started: asyncio.Future[str] = self._loop.create_future()
 
         async def serve() -> None:
-            async with listening(endpoint, None, "127.0.0.1", 0) as url:
+            async with listening(endpoint, "127.0.0.1", 0) as url:
                 started.set_result(url)
                 await self._stop.wait()
 

@@ -32,10 +32,8 @@ from deploy.emulator.answers import (
     to_container,
     validation_error,
 )
-from deploy.emulator.asynchronous import AsyncCalls
 from deploy.emulator.endpoint import ACCOUNT, MIB, Answer, Captures, Component, Endpoint, Event
 from deploy.emulator.relay import CONTENT_TYPE, Relay, messages, raise_for_status, reset_when_closed
-from deploy.emulator.store import Objects, Store
 
 ROUTED = Operation("Content-Type", "Accept", False, (CUSTOM_ATTRIBUTES,))
 
@@ -85,17 +83,11 @@ _OPENAI = "openai/v1/chat/completions"
 
 
 class Runtime:
-    """An emulator of SageMaker's runtime API.
+    """An emulator of SageMaker's runtime API."""
 
-    Args:
-        store: a directory that stands in for S3. Without one, asynchronous requests are refused.
-    """
-
-    def __init__(self, endpoint: Endpoint, store: Store | None = None) -> None:
+    def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
-        self._store = store
         self._relay = Relay(endpoint.container)
-        self._async = AsyncCalls(endpoint, store) if store else None
         self._captures = Captures(endpoint.name)
 
     def app(self) -> web.Application:
@@ -108,8 +100,6 @@ class Runtime:
         app.router.add_post("/inference-routers/{endpoint}/async-invocations", self._route_async)
         app.router.add_post(f"/endpoints/{{endpoint}}/{_OPENAI}", self._openai)
         app.router.add_post(f"/endpoints/{{endpoint}}/inference-components/{{component}}/{_OPENAI}", self._openai)
-        if self._store:
-            Objects(self._store).add(app)
         app.cleanup_ctx.append(self._open)
         app.on_response_prepare.append(name_request)
         return app
@@ -118,8 +108,6 @@ class Runtime:
         await self._relay.open()
         yield
         await self._captures.close()
-        if self._async:
-            await self._async.close()
         await self._relay.close()
 
     # -- operations ----------------------------------------------------------------------------------------------
@@ -160,12 +148,8 @@ class Runtime:
         return answer
 
     async def _invoke_async(self, request: web.Request) -> web.StreamResponse:
-        relay, log_stream, headers = self._check_request(request, ASYNC)
-        if self._async is None:
-            raise validation_error("The endpoint has no AsyncInferenceConfig: start it with a directory for S3 (--s3).")
-        body = await self._body(request)
-        accepted = self._async.accept(request.headers, headers, body, log_stream, relay)
-        return web.json_response({"InferenceId": accepted.inference_id}, status=202, headers=accepted.headers)
+        self._check_request(request, ASYNC)
+        raise validation_error("The endpoint has no AsyncInferenceConfig: lmi deploy local --aws has those that have.")
 
     async def _route(self, request: web.Request) -> web.StreamResponse:
         """InvokeInferenceRouter: the request goes to the only destination, as one to the endpoint would."""

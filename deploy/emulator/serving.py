@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 import aiohttp
 from aiohttp import web
@@ -19,7 +18,6 @@ from aiohttp import web
 from deploy.emulator.container import Command, Container, Probing, keep_watch, until_ready
 from deploy.emulator.endpoint import Component, Endpoint, Status
 from deploy.emulator.runtime import Runtime
-from deploy.emulator.store import Store
 from deploy.errors import DeployError, Failed
 
 
@@ -32,7 +30,6 @@ class Plan:
         port: the emulator's; 0: a free one.
         commands: start the containers, by the component's name; "" is the endpoint's own; empty: it runs already.
         adapters: name to directory; loaded when the container is ready, as SageMaker loads adapter components.
-        store: the directory in place of S3.
     """
 
     endpoint: Endpoint
@@ -41,7 +38,6 @@ class Plan:
     commands: Mapping[str, Command] = field(default_factory=dict)
     adapters: Mapping[str, str] = field(default_factory=dict)
     probing: Probing = field(default_factory=Probing)
-    store: Path | None = None
 
 
 def free_port() -> int:
@@ -57,8 +53,7 @@ Log = Callable[[str, str], None]
 @contextlib.asynccontextmanager
 async def one_endpoint(plan: Plan, report: Callable[[str], None], log: Log) -> AsyncIterator[str]:
     """Serve the API of the plan's endpoint; yield its URL."""
-    store = Store(plan.store) if plan.store else None
-    async with listening(plan.endpoint, store, plan.host, plan.port) as url:
+    async with listening(plan.endpoint, plan.host, plan.port) as url:
         report(f"endpoint {plan.endpoint.name} is Creating at {url}")
         yield url
 
@@ -163,7 +158,7 @@ async def load_adapters(plan: Plan) -> None:
 
 
 @contextlib.asynccontextmanager
-async def listening(endpoint: Endpoint, store: Store | None, host: str, port: int) -> AsyncIterator[str]:
+async def listening(endpoint: Endpoint, host: str, port: int) -> AsyncIterator[str]:
     """Serve an endpoint's API; yield the URL.
 
     Args:
@@ -172,9 +167,7 @@ async def listening(endpoint: Endpoint, store: Store | None, host: str, port: in
     Raises:
         DeployError: the port is in use.
     """
-    runner = web.AppRunner(
-        Runtime(endpoint, store).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1
-    )
+    runner = web.AppRunner(Runtime(endpoint).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()
     try:
         site = web.TCPSite(runner, host, port)

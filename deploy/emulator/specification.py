@@ -8,12 +8,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-from deploy.emulator.answers import ApiError
 from deploy.emulator.container import Command, settings_of_arguments, start
 from deploy.emulator.endpoint import Component
-from deploy.emulator.store import Store
 from deploy.errors import DeployError, SpecError
 from deploy.spec import Spec
 from deploy.spec.components import servers
@@ -83,14 +80,12 @@ def started(
     *,
     machine: Machine,
     adapters: Mapping[str, str],
-    store: Path | None = None,
 ) -> Started:
     """Return what to start.
 
     Args:
         port: returns a free one at each call.
         adapters: directories of the specification's adapters, by name.
-        store: the directory that stands for S3, in which `model.s3` is looked for.
 
     Raises:
         SpecError: a component does not fit on this machine, or its model or an adapter is not there.
@@ -115,7 +110,7 @@ def started(
                         loaded[adapter.name] = _directory_of_adapter(name, adapter.name, adapters)
                 if not item.copies:
                     continue
-            variables = {**_variables(server, store, name), **places.get(name, {})}
+            variables = {**_variables(server, name), **places.get(name, {})}
             commands[name] = start(variables, number)
     if not commands:
         raise SpecError("components[].copies: all are 0, so there is nothing to start")
@@ -174,7 +169,7 @@ def _gpus(spec: Spec, machine: Machine) -> dict[str, dict[str, str]]:
     return places
 
 
-def _variables(server: Spec, store: Path | None, name: str) -> dict[str, str]:
+def _variables(server: Spec, name: str) -> dict[str, str]:
     """Return the variables of a process: those of its container on AWS, with the model where it is here."""
     found = {one.name: one.value for one in settings_of(server.options, server.environment)}
     if server.model.context is not None:
@@ -183,10 +178,10 @@ def _variables(server: Spec, store: Path | None, name: str) -> dict[str, str]:
         found["OPTION_ENABLE_LORA"] = "true"
     if server.network.isolated:
         found |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-    return {**found, **_model(server, store, f"component {name}: " if name else "")}
+    return {**found, **_model(server, f"component {name}: " if name else "")}
 
 
-def _model(server: Spec, store: Path | None, who: str) -> dict[str, str]:
+def _model(server: Spec, who: str) -> dict[str, str]:
     model = server.model
     if model.id is not None:
         return {"SAGEMAKER_MODEL_PATH": os.devnull, "OPTION_MODEL_ID": model.id}
@@ -194,19 +189,10 @@ def _model(server: Spec, store: Path | None, who: str) -> dict[str, str]:
         if not model.directory.is_dir():
             raise SpecError(f"{who}model.path: {model.path} is not a directory here")
         return {"SAGEMAKER_MODEL_PATH": str(model.directory.resolve())}
-    if store is None:
-        raise SpecError(
-            f"{who}model.s3: {model.s3} is not on this machine",
-            "Name the directory that stands for S3 (--s3 DIRECTORY, with the files below bucket/prefix), or give "
-            "model.path or model.id.",
-        )
-    try:
-        directory = Store(store).path(f"{str(model.s3).rstrip('/')}/config.json").parent
-    except ApiError as error:
-        raise SpecError(f"{who}model.s3: {model.s3}: {error}") from None
-    if not directory.is_dir():
-        raise SpecError(f"{who}model.s3: {model.s3}: there is no directory {directory}")
-    return {"SAGEMAKER_MODEL_PATH": str(directory.resolve())}
+    raise SpecError(
+        f"{who}model.s3: {model.s3} is not on this machine",
+        "Give model.path with model.upload, or model.id; or rehearse it: lmi deploy local --aws.",
+    )
 
 
 def _directory_of_adapter(component: str, adapter: str, adapters: Mapping[str, str]) -> str:
@@ -226,6 +212,8 @@ def _notes(spec: Spec) -> Iterator[str]:
             yield f"{_who(server)}model.token_secret is not read here: the hub is asked without a token."
     if spec.shadow is not None:
         yield "shadow: runs on AWS only, and gets no copies here. `lmi deploy local --aws` plays its capture."
+    if spec.capture is not None:
+        yield "capture: is off here. `lmi deploy local --aws` has it."
     for item in spec.components:
         if item.copies > 1:
             yield f"component {item.name}: one copy of {item.copies} runs here."

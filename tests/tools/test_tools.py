@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from deploy.resolve.model.files import Hub
+from tests.deploy.doubles.hub import serving
+from tests.tools import models
 from tests.tools.code_size import ROOT, code_lines
 from tests.tools.instances import CPU_FAMILIES, FILE, news, of_ec2, of_sagemaker, render, table
 from tests.tools.mutate import Clone, Place, Recorded, check, covering, draw, places
@@ -111,6 +114,41 @@ def test_a_gpu_of_unknown_capability_and_a_type_without_description_are_left_out
         "ml.p9.48xlarge": "EC2's description is not at hand",
     }
     assert json.loads(render(gpu, cpu, missing))["gpu"] == gpu
+
+
+# -- the script that renews the table of models ------------------------------------------------------------------------
+
+
+def test_the_shipped_table_of_models_is_in_the_scripts_form() -> None:
+    text = models.FILE.read_text()
+    assert models.render(json.loads(text)) == text
+
+
+def test_rows_are_renewed_from_the_hub_and_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = {
+        "model_type": "llama", "vocab_size": 100, "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2,
+        "num_attention_heads": 2, "tie_word_embeddings": True, "max_position_embeddings": 64,
+    }  # fmt: skip
+    first = {"names": ["a/base"], "parameters": 1, "config": {**config, "num_hidden_layers": 1}}
+    second = {"names": ["a/long"], "of": "a/base", "parameters": 1, "config": {}}
+    gone = {"names": ["a/gone"], "parameters": 5, "config": config}
+    rows: list[dict[str, Any]] = [first, second, dict(gone)]
+    with serving() as hub:
+        hub.add("a/base", config)
+        hub.add("a/long", {"text_config": {**config, "max_position_embeddings": 128}})
+        hub.add("a/new", {**config, "rms_norm_eps": 1e-6})
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        lines = list(models.renew(rows, ["a/new", "a/base"], Hub()))
+    count = 100 * 8 + 2 * (4 * 8 * 8 + 3 * 8 * 16)
+    assert rows == [
+        {**first, "parameters": count, "config": config},
+        {**second, "parameters": count, "config": {"max_position_embeddings": 128}},
+        gone,
+        {"names": ["a/new"], "parameters": count, "source": "the hub", "config": config},
+    ]
+    assert lines[0] == f"changed   a/base: num_hidden_layers 1 -> 2, parameters 1 -> {count}"
+    assert lines[2].startswith("as it was a/gone: 127.0.0.1 does not give a/gone to everyone")
+    assert lines[3:] == ["new       a/new"]
 
 
 SOURCE = '''"""Say 1 == 1."""

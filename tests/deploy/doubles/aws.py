@@ -15,11 +15,14 @@ from typing import Any
 import boto3
 from botocore.awsrequest import AWSPreparedRequest, AWSResponse
 from moto.moto_api._internal import moto_api_backend
+from multidict import CIMultiDict
+from werkzeug.datastructures import EnvironHeaders
 from werkzeug.test import EnvironBuilder, run_wsgi_app
 
 from deploy.emulator import cloud, rehearsal
 from deploy.emulator.authorization import Need
 from deploy.emulator.cloud import Call
+from deploy.emulator.endpoint import Limits
 from deploy.emulator.sagemaker import ACCOUNT
 
 __all__ = ["ACCOUNT", "Call", "Cloud"]
@@ -78,8 +81,8 @@ class Cloud(cloud.Cloud):
         """Answer an asynchronous request at once; the emulator answers others."""
         _, _, endpoint, route = environ["PATH_INFO"].split("/", 3)
         assert route == "async-invocations"
-        location = environ.get("HTTP_X_AMZN_SAGEMAKER_INPUTLOCATION")
-        accepted = rehearsal.accept(self, endpoint, call.region, cloud.body_of(environ), location)
+        headers = CIMultiDict(EnvironHeaders(environ).items())
+        accepted = rehearsal.accept(self, endpoint, call.region, cloud.body_of(environ), headers, Limits())
         accepted.work(lambda body: json.dumps({"generated_text": json.loads(body)["inputs"]}).encode())
         return accepted.answer(start_response)
 

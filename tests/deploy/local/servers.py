@@ -25,7 +25,6 @@ from botocore.config import Config
 
 from deploy.emulator.endpoint import Endpoint
 from deploy.emulator.runtime import Runtime
-from deploy.emulator.store import Store
 from tests.environment import clean_environment
 from tests.install import environment
 from tests.servers import PATIENCE, LiveServer, wait_for
@@ -217,7 +216,7 @@ def _body(asked: Any) -> bytes:
 
 
 @contextlib.contextmanager
-def local(loop: Loop, store: Store | None = None, at: str | None = None, **endpoint: Any) -> Iterator[Local]:
+def local(loop: Loop, at: str | None = None, **endpoint: Any) -> Iterator[Local]:
     """An emulator; other arguments are those of `Endpoint`.
 
     Args:
@@ -226,7 +225,7 @@ def local(loop: Loop, store: Store | None = None, at: str | None = None, **endpo
     container = Container()
     with loop.serving(container.app()) as container.url:
         served = Endpoint(at or container.url, **endpoint)
-        with loop.serving(Runtime(served, store).app()) as url:
+        with loop.serving(Runtime(served).app()) as url:
             with contextlib.closing(client(url)) as runtime:
                 yield Local(container, served, url, runtime)
             container.may_go_on.set()

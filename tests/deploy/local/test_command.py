@@ -101,21 +101,19 @@ def test_adapters_are_components(tmp_path: Path) -> None:
             runtime.invoke_endpoint(EndpointName="local", Body=b"{}")
 
 
-def test_a_container_that_runs_already(loop: Loop, tmp_path: Path) -> None:
+def test_a_container_that_runs_already(loop: Loop) -> None:
     container = Container()
     container.may_go_on.set()
     with loop.serving(container.app()) as url:
-        with local_process("--container", url, "--part-bytes", "2", "--s3", str(tmp_path / "s3")) as local:
+        with local_process("--container", url, "--part-bytes", "2") as local:
             runtime = client(local.url)
             asked = json.dumps({"do": "stream", "pieces": [b"abcde".hex()]})
             body = runtime.invoke_endpoint_with_response_stream(EndpointName="local", Body=asked)["Body"]
             assert [part["PayloadPart"]["Bytes"] for part in body] == [b"ab", b"cd", b"e"]
-            accepted = runtime.invoke_endpoint_async(EndpointName="local", Body=b"{}", InferenceId="i")
-            output = tmp_path / "s3" / accepted["OutputLocation"].removeprefix("s3://")
-            wait_for(output.exists, PATIENCE, "no answer in S3's place")
-            assert output.read_bytes() == b"ok"
+            with pytest.raises(ClientError, match="no AsyncInferenceConfig: lmi deploy local --aws"):
+                runtime.invoke_endpoint_async(EndpointName="local", Body=b"{}", InferenceId="i")
             assert local.end() == 0
-        assert container.paths == ["/invocations", "/invocations"], "a container that was there is left as it is"
+        assert container.paths == ["/invocations"], "a container that was there is left as it is"
 
 
 def test_by_default_its_ways_are_sagemaker_s(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,11 +43,10 @@ def model(directory: Path, *options: str) -> Path:
 
 
 def components(directory: Path) -> list[dict[str, Any]]:
-    plain, list_of_tgi = model(directory / "plain"), model(directory / "s3/models/tgi", "option.tgi_compat=true")
-    assert list_of_tgi.is_dir()
+    plain, list_of_tgi = model(directory / "plain"), model(directory / "tgi", "option.tgi_compat=true")
     return [
         {"name": "plain", "model": {"path": str(plain), "upload": "s3://models/plain/"}, "copies": 2},
-        {"name": "tgi", "model": {"s3": "s3://models/tgi/"}},
+        {"name": "tgi", "model": {"path": str(list_of_tgi), "upload": "s3://models/tgi/"}},
         {"name": "options", "model": {"id": "demo"}, "options": {"max_model_len": 6}, "environment": {"LMI_LOG": "x"}},
         {"name": "idle", "model": {"id": "demo"}, "copies": 0},
     ]
@@ -63,7 +62,7 @@ def written(directory: Path, content: dict[str, Any]) -> str:
 def local(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalProcess]:
     directory = tmp_path_factory.mktemp("side-by-side")
     path = written(directory, {**GIVEN, "components": components(directory)})
-    with local_process(path, "--s3", str(directory / "s3")) as process:
+    with local_process(path) as process:
         yield process
 
 
@@ -77,7 +76,7 @@ def ask(local: LocalProcess, component: str, text: str = "a b c d", **parameters
 
 def test_each_answers_with_its_own_model_and_options(local: LocalProcess) -> None:
     assert ask(local, "plain").startswith(ECHOED)
-    assert ask(local, "tgi").startswith(b'[{"generated_text"'), "not the model below --s3"
+    assert ask(local, "tgi").startswith(b'[{"generated_text"')
     with pytest.raises(ClientError, match="the model takes 6 in all"):
         ask(local, "options")
     assert json.loads(ask(local, "options", max_new_tokens=2)) == {"generated_text": " a b"}
@@ -197,11 +196,6 @@ def test_adapters_are_those_of_their_component(tmp_path: Path) -> None:
             {"model": {"id": "demo"}, "components": [{"name": "a"}, {"name": "b", "model": {"s3": "s3://models/x/"}}]},
             [],
             "component b: model.s3: s3://models/x/ is not on this machine",
-        ),
-        (
-            {"model": {"id": "demo"}, "components": [{"name": "b", "model": {"s3": "s3://models/x/"}}]},
-            ["--s3", "."],
-            "component b: model.s3: s3://models/x/: there is no directory",
         ),
         (
             {"model": {"path": "/nowhere", "upload": "s3://models/x/"}, "components": [{"name": "a"}]},

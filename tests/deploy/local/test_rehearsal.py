@@ -132,6 +132,17 @@ def test_components_answer_by_their_names(account: Path) -> None:
         ask()
 
 
+REFUSED_ASYNC: list[tuple[dict[str, Any], str]] = [
+    ({}, "Exactly one of InputLocation and Body"),
+    ({"Body": b"x", "InputLocation": "s3://models/b"}, "Exactly one of InputLocation and Body"),
+    ({"InputLocation": "https://a-bucket/b"}, "must be s3://bucket/key"),
+    ({"Body": 128_001 * b"x"}, "Body of 128001 bytes: at most 128000"),
+    ({"Body": b"x", "InvocationTimeoutSeconds": 3601}, "a number from 1 to 3600"),
+    ({"Body": b"x", "RequestTTLSeconds": 21601}, "a number from 60 to 21600"),
+    ({"Body": b"x", "Filename": "a/b"}, "Filename 'a/b' must match"),
+]
+
+
 def test_an_asynchronous_endpoint_writes_its_answer(account: Path, capsys: pytest.CaptureFixture[str]) -> None:
     account.write_text(json.dumps({**FILE, "async": {"output": "s3://models/answers/"}}))
     boto3.client("iam").put_role_policy(
@@ -141,13 +152,23 @@ def test_an_asynchronous_endpoint_writes_its_answer(account: Path, capsys: pytes
     runtime, s3 = boto3.client("sagemaker-runtime"), boto3.client("s3")
     done = runtime.invoke_endpoint_async(EndpointName="chat", ContentType="application/json", Body=BODY)
     failed = runtime.invoke_endpoint_async(EndpointName="chat", ContentType="application/json", Body=b"{")
+    s3.put_object(Bucket="models", Key="answers/in/a b.json", Body=BODY)
+    named = runtime.invoke_endpoint_async(
+        EndpointName="chat", ContentType="application/json", InputLocation="s3://models/answers/in/a b.json",
+        S3OutputPathExtension="team/a", Filename="one.out", InferenceId="i-1", RequestTTLSeconds=600,
+    )  # fmt: skip
+    assert (named["OutputLocation"], named["InferenceId"]) == ("s3://models/answers/team/a/one.out", "i-1")
+    for given, part in REFUSED_ASYNC:
+        with pytest.raises(ClientError, match=part):
+            runtime.invoke_endpoint_async(EndpointName="chat", **given)
 
     def objects() -> dict[str, bytes]:
         found = s3.list_objects_v2(Bucket="models", Prefix="answers/").get("Contents", ())
         keys = [item["Key"] for item in found]
         return {f"s3://models/{key}": s3.get_object(Bucket="models", Key=key)["Body"].read() for key in keys}
 
-    wait_for(lambda: len(objects()) == 2, PATIENCE, "no answers")
+    wait_for(lambda: len(objects()) == 4, PATIENCE, "no answers")
+    assert objects()[named["OutputLocation"]] == b'{"generated_text":" one two"}'
     assert objects()[done["OutputLocation"]] == b'{"generated_text":" one two"}'
     assert b"Received client error (424)" in objects()[failed["FailureLocation"]]
 
@@ -487,7 +508,6 @@ def test_without_moto_it_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys
     ("arguments", "said"),
     [
         (("--endpoint-name", "mine"), "--endpoint-name cannot be set with --aws: endpoints have the names that you"),
-        (("--s3", "/tmp/s3"), "--s3 cannot be set with --aws: S3 is here too"),
         (
             ("--host", "0.0.0.0"),
             "--host cannot be set with --aws: any keys are accepted, so it listens on 127.0.0.1 only",

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from datetime import datetime, timedelta, timezone
+from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
@@ -15,7 +17,36 @@ from botocore.eventstream import EventStreamBuffer
 
 from deploy.emulator.access import check_presigned
 from deploy.emulator.answers import ApiError
+from deploy.emulator.rehearsal import Accepted
 from deploy.emulator.relay import internal_stream_failure, model_stream_error, payload_part
+
+# -- asynchronous requests ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("waited", "place", "content"), [
+    (30, "s3://b/a.out", b"done"),
+    (61, "s3://b/a-error.out", b"The request waited for more than 60 s and has expired."),
+])  # fmt: skip
+def test_one_that_waits_beyond_its_time_expires(waited: float, place: str, content: bytes) -> None:
+    class Store:
+        """S3, for a role that may write everything."""
+
+        def check(self, *needs: Any) -> None: ...
+
+        def writing(self, uri: str) -> list[Any]:
+            return []
+
+        def write(self, uri: str, data: bytes, **headers: str) -> None:
+            written[uri] = data
+
+    written: dict[str, bytes] = {}
+    since = time.monotonic() - waited
+    accepted = Accepted(
+        cast("Any", Store()), "i", b"{}", None, {}, "s3://b/a.out", "s3://b/a-error.out", 60, 1, since=since
+    )
+    accepted.work(lambda body: b"done")
+    assert written == {place: content}
+
 
 # -- the event stream's bytes: one message written out, and all of them as botocore reads them -------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,16 +10,14 @@ from typing import Any
 
 import boto3
 import pytest
-from botocore.exceptions import ClientError
 
 from deploy.cli.main import main
-from deploy.client import Finish, ModelFailed, ModelRefused, NotSent, Patience, Predictor, RequestFailed, Token
+from deploy.client import Finish, ModelRefused, NotSent, Patience, Predictor, RequestFailed, Token
 from deploy.emulator.endpoint import Component, Endpoint
 from deploy.emulator.runtime import Runtime
-from deploy.emulator.store import Store
 from tests.deploy import thoughts
 from tests.deploy.local.servers import Loop
-from tests.servers import PATIENCE, LiveServer, options, serve
+from tests.servers import LiveServer, options, serve
 
 WORDS = "one two three four"
 NOW = Patience(busy=0, cold=0)
@@ -35,17 +32,16 @@ def served() -> Iterator[LiveServer]:
 
 
 @pytest.fixture(scope="module")
-def emulated(served: LiveServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Endpoint, Path]]:
+def emulated(served: LiveServer) -> Iterator[tuple[str, Endpoint]]:
     loop = Loop()
     with ExitStack() as stack:
         stack.callback(loop.close)
         endpoint = Endpoint(served.url, part_bytes=5)
-        root = tmp_path_factory.mktemp("s3")
-        yield stack.enter_context(loop.serving(Runtime(endpoint, Store(root)).app())), endpoint, root
+        yield stack.enter_context(loop.serving(Runtime(endpoint).app())), endpoint
 
 
 @pytest.fixture
-def predictor(emulated: tuple[str, Endpoint, Path], boto: boto3.session.Session) -> Predictor:
+def predictor(emulated: tuple[str, Endpoint], boto: boto3.session.Session) -> Predictor:
     return Predictor("local", "us-east-1", endpoint_url=emulated[0], session=boto, patience=NOW)
 
 
@@ -69,7 +65,7 @@ def test_every_schema_comes_token_by_token(predictor: Predictor, schema: str) ->
     assert json.dumps(text)[1:-1] in json.dumps(whole)  # Triton's whole answer begins with the prompt
 
 
-def test_tgis_schema(emulated: tuple[str, Endpoint, Path], boto: boto3.session.Session) -> None:
+def test_tgis_schema(emulated: tuple[str, Endpoint], boto: boto3.session.Session) -> None:
     with serve("--engine", "echo", "-o", "option.tgi_compat=true") as server:
         server.wait_ready()
         loop = Loop()
@@ -149,27 +145,8 @@ def test_sessions_by_boto3_and_by_the_client(boto: boto3.session.Session, tmp_pa
             assert [path.name for path in tmp_path.iterdir() if path.name == other.id]
 
 
-def test_an_asynchronous_answer_comes_to_the_store(predictor: Predictor, emulated: tuple[str, Endpoint, Path]) -> None:
-    class Directory:
-        """S3's GetObject on the emulator's directory."""
-
-        def get_object(self, Bucket: str, Key: str) -> dict[str, object]:
-            path = emulated[2] / Bucket / Key
-            if not path.exists():
-                raise ClientError({"Error": {"Code": "NoSuchKey"}}, "GetObject")
-            return {"Body": io.BytesIO(path.read_bytes()), "ContentType": "application/json"}
-
-    accepted = predictor.predict_async({"inputs": WORDS, "parameters": {"max_new_tokens": 4}})
-    accepted._s3 = Directory()
-    assert accepted.wait(PATIENCE)["generated_text"]
-    failed = predictor.predict_async({"inputs": WORDS, "parameters": {"top_p": 2}})
-    failed._s3 = Directory()
-    with pytest.raises(ModelFailed, match="top_p=2"):
-        failed.wait(PATIENCE)
-
-
-def test_components(predictor: Predictor, emulated: tuple[str, Endpoint, Path], boto: boto3.session.Session) -> None:
-    _, endpoint, _ = emulated
+def test_components(predictor: Predictor, emulated: tuple[str, Endpoint], boto: boto3.session.Session) -> None:
+    _, endpoint = emulated
     endpoint.components = {"base": Component(), "cold": Component(copies=0)}
     try:
         named = Predictor("local", "us-east-1", endpoint_url=emulated[0], component="base", session=boto)
@@ -184,7 +161,7 @@ def test_components(predictor: Predictor, emulated: tuple[str, Endpoint, Path], 
 
 
 @pytest.mark.parametrize("route", ["invocations", "openai"])
-def test_bench(emulated: tuple[str, Endpoint, Path], capsys: pytest.CaptureFixture[str], route: str) -> None:
+def test_bench(emulated: tuple[str, Endpoint], capsys: pytest.CaptureFixture[str], route: str) -> None:
     arguments = [
         "--clients",
         "1,4",

@@ -428,6 +428,12 @@ PUBLISHED: tuple[tuple[str, float, str], ...] = (
     ("MiniMaxAI/MiniMax-M2", 230e9, f"{_RECIPES}; FP8"),
     ("MiniMaxAI/MiniMax-M2.5", 228.7e9, "the hub's count of weights, as llmrun.dev repeats it; FP8"),
     ("ByteDance-Seed/Seed-OSS-36B-Instruct", 36e9 * 2, _RECIPES),
+    ("Qwen/Qwen3-4B-Instruct-2507", 4.0e9 * 2, "the model's card"),
+    ("deepseek-ai/DeepSeek-R1-Distill-Llama-70B", 70.6e9 * 2, "the hub's count of Llama-3.3-70B-Instruct"),
+    ("zai-org/GLM-5-FP8", 754e9, "the card of a quantized copy of GLM-5.1: 754 billion; FP8"),
+    ("mistralai/Ministral-3-3B-Base-2512", (3.4e9 + 0.4e9) * 2, "the model's card: text and vision"),
+    ("mistralai/Ministral-3-8B-Base-2512", (8.4e9 + 0.4e9) * 2, "the model's card: text and vision"),
+    ("mistralai/Ministral-3-14B-Base-2512", (13.5e9 + 0.4e9) * 2, "the model's card: text and vision"),
     ("XiaomiMiMo/MiMo-V2-Flash", 309e9, f"{_RECIPES}; FP8"),
 )
 
