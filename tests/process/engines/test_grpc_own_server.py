@@ -127,6 +127,24 @@ def test_a_server_that_does_not_start_ends_the_start(model: Path, python: Path) 
         engine.close()
 
 
+@pytest.mark.vllm
+@pytest.mark.nightly
+def test_vllm_itself_is_started(hf_demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SMG_VLLM_SERVICER_WARMUP", "off")
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    flags = ("--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28))
+    spec = Spec("grpc", config(hf_demo, Path(sys.executable), "vllm", engine_flags=flags))
+    engine = EngineSupervisor(spec, load_timeout=280)
+    try:
+        load(engine)
+        pid = engine.pid
+        assert pid is not None
+        assert len(answer(engine, 1)) == 4
+    finally:
+        engine.close()
+    wait_for(lambda: not process_tree.in_session(pid), 60, "vLLM goes on")
+
+
 @in_one_test(
     ("options", "words"),
     [
