@@ -198,22 +198,14 @@ def precision(text: str) -> str:
     return names[text.lower()]
 
 
-def parallel_degree(text: str) -> str:
-    if text == "max":
-        return text
-    try:
-        return str(integer(1)(text))
-    except ValueError as error:
-        raise ValueError(f"{error}, or max") from None
+def integer_or(word: str, least: int, most: int | None = None) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        try:
+            return word if text == word else str(integer(least, most)(text))
+        except ValueError as error:
+            raise ValueError(f"{error}, or {word}") from None
 
-
-def number_or_auto(text: str) -> str:
-    if text == "auto":
-        return text
-    try:
-        return str(integer(1, 256)(text))
-    except ValueError as error:
-        raise ValueError(f"{error}, or auto") from None
+    return parse
 
 
 def read_json(text: str) -> Any:

@@ -18,14 +18,13 @@ from handler.config.options.option import (
     boolean,
     hosts,
     integer,
+    integer_or,
     json_object,
     lora_modules,
     names,
     number,
-    number_or_auto,
     one_of,
     option,
-    parallel_degree,
     path,
     precision,
     string,
@@ -153,8 +152,8 @@ class Options:
     normalize: bool = option(boolean, True, "embeddings have length 1 unless a request says otherwise", "normalize")
     pooling: str = option(_pooling, "auto", "how token vectors become an embedding: cls (the first), last or lasttoken, mean, max (not vllm); auto: by the model's files", "pooling")
     dtype: str = option(precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available, f32 for GGUF files of up to 1 GiB)", "option.data_type")
-    tensor_parallel_degree: str = option(parallel_degree, "1", "devices for a model, or max; CPU engines use one", "option.tensor_parallel_size")
-    replicas: str = option(number_or_auto, "1", "engines side by side behind one queue (scaling.md); auto: as many as the devices allow")
+    tensor_parallel_degree: str = option(integer_or("max", 1), "1", "devices for a model, or max; CPU engines use one", "option.tensor_parallel_size")
+    replicas: str = option(integer_or("auto", 1, 256), "1", "engines side by side behind one queue (scaling.md); auto: as many as the devices allow")
     lmi_version: LmiVersion = option(read_lmi_version, OLDEST, "the release of LMI whose schema and defaults are served; other settings change the default (migrating/README.md)")
     # how answers look
     output_formatter: str | None = option(string, None, "framing of answers to prompts: json, jsonlines or sse; by default json, for streams jsonlines (tgi_compat: sse); or the name of a model.py's output formatter (formatters.md)")
