@@ -506,6 +506,7 @@ def main() -> None:
         parser.add_argument({"sglang": "--grpc-mode", "trtllm": "--grpc"}[kind], action="store_true", required=True)
     parser.add_argument("--host", choices=["127.0.0.1"], required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--trust_remote_code" if kind == "trtllm" else "--trust-remote-code", action="store_true")
     parser.add_argument(context, dest="context", type=int, default=64)
     arguments = parser.parse_args(given)
     assert python == "-m"

@@ -73,6 +73,7 @@ class Contract(ABC):
         reports_load: it has GetLoads.
         command: what starts a server, after `python -m` and before the model.
         context_flag: the server's flag for the tokens of prompt and answer together.
+        trust_flag: its flag to run code of the model's directory.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Contract(ABC):
     reports_load = True
     command: Sequence[str]
     context_flag: str
+    trust_flag = "--trust-remote-code"
 
     @property
     def capabilities(self) -> Capabilities:

@@ -151,7 +151,7 @@ def command(contract: Contract, model: Path, config: Config) -> list[str]:
     if config.max_model_len:
         words += [contract.context_flag, str(config.max_model_len)]
     if options.get("trust_remote_code"):
-        words.append("--trust-remote-code")
+        words.append(contract.trust_flag)
     return [*words, *options.get("engine_flags", ())]
 
 

@@ -57,6 +57,7 @@ class TrtLlm(Contract):
     reports_load = False
     command = ("tensorrt_llm.commands.serve", "serve", "--grpc")
     context_flag = "--max_seq_len"
+    trust_flag = "--trust_remote_code"
     supports = frozenset({*_TABLE, *_DRAWN, *_OF_THE_REQUEST})
     reasons: ClassVar[Mapping[str, str]] = {
         "seed": "one generator serves all requests",

@@ -48,6 +48,7 @@ def config(model: Path, python: Path, kind: str, **options: Any) -> EngineConfig
         "base_url_kind": kind,
         "base_url_connect_timeout": 5.0,
         "base_url_timeout": 30.0,
+        "trust_remote_code": True,
         **options,
     }
     return EngineConfig(Config(max_model_len=48, engine_options=given), model=model)
