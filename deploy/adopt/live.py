@@ -63,6 +63,11 @@ def container_of(model: Json, name: str) -> dict[str, Any]:
     """
     found = containers(model)
     whose = f"model {name}" if name else "the model"
+    if not found:
+        raise Refused(
+            f"{whose} has neither PrimaryContainer nor Containers",
+            "Write the fields as AWS's API names them: PrimaryContainer, not primary_container.",
+        )
     if len(found) != 1:
         raise Refused(
             f"{whose} has {len(found)} containers, and lmi deploy serves one",
@@ -213,6 +218,5 @@ def refuse_unsettled(source: Source) -> None:
     """Raises Refused unless the endpoint is in service."""
     status = source.endpoint.get("EndpointStatus", READY[0])
     if status not in READY:
-        raise Refused(
-            f"{source.name} is {status}: what it serves is not settled", f"Wait until it is InService. Or: {_BESIDE}"
-        )
+        wait = "Delete or mend it first." if status == "Failed" else "Wait until it is InService."
+        raise Refused(f"{source.name} is {status}: what it serves is not settled", f"{wait} Or: {_BESIDE}")

@@ -353,7 +353,8 @@ def _left_behind(uri: str, is_prefix: bool, artifact: Artifact) -> Iterator[tupl
         )
     elif artifact.others:
         names = ", ".join(artifact.others[:_MOST_NAMES]) + ", ..." * (len(artifact.others) > _MOST_NAMES)
-        yield f"{field_name}={uri}", f"{names} do not come along (documents: custom-code)"
+        does = "does" if len(artifact.others) == 1 else "do"
+        yield f"{field_name}={uri}", f"{names} {does} not come along (documents: custom-code)"
 
 
 _MOST_NAMES = 5  # of files in a comment

@@ -77,6 +77,7 @@ def _run(arguments: argparse.Namespace) -> int:
         print(text, end="")
     else:
         _write(arguments.output, text)
+        print(f"wrote {arguments.output}", file=sys.stderr)
     for name, why in found.unmapped:
         print(one_line(f"note: does not map: {name}: {why}"), file=sys.stderr)
     return 0

@@ -158,7 +158,11 @@ def wait_for(
             return _verdict(aws, resource, description)
         if elapsed >= limit:
             raise _failure(
-                aws, resource, f"{progress.status} ({progress.phase}) after {elapsed / 60:.0f} min", progress.hint
+                aws,
+                resource,
+                description,
+                f"{progress.status} ({progress.phase}) after {elapsed / 60:.0f} min",
+                progress.hint,
             )
         clock.sleep(min(every, max(limit - elapsed, 0.0)))
 
@@ -175,7 +179,7 @@ def _progress(aws: Aws, resource: Resource, description: Mapping[str, Any], elap
         return Progress(resource.key, status, f"{there} of {desired} copies are up", elapsed, limit)
     if status not in ("Creating", "Updating"):
         return Progress(resource.key, status, _PHASES.get(status, status), elapsed, limit)
-    lines = _log(aws, resource)
+    lines = _log(aws, resource, description)
     line = lines[-1].text if lines else ""
     hint = ""
     if status == "Creating" and lines is None and elapsed >= _SILENT:
@@ -196,22 +200,28 @@ def _phase(status: str, description: Mapping[str, Any], lines: list[logs.Line] |
     return "loading the model"
 
 
-def _log(aws: Aws, resource: Resource, count: int = 1) -> list[logs.Line] | None:
-    """Return the log's end; None also if it may not be read, because waiting goes on without it."""
+def _log(aws: Aws, resource: Resource, description: Mapping[str, Any], count: int = 1) -> list[logs.Line] | None:
+    """Return the log's end; None also if it may not be read, because waiting goes on without it.
+
+    A log outlives what wrote it: lines before the resource's creation are an earlier one's of its name.
+    """
     try:
-        return logs.tail(aws, _GROUPS[resource.kind](resource.name), count)
+        lines = logs.tail(aws, _GROUPS[resource.kind](resource.name), count)
     except (ClientError, BotoCoreError):
         return None
+    created = int(description["CreationTime"].timestamp()) * 1000
+    kept = [line for line in lines or [] if line.at >= created]
+    return None if lines and not kept else lines and kept
 
 
 def _verdict(aws: Aws, resource: Resource, description: dict[str, Any]) -> dict[str, Any]:
     status = _status(resource, description)
     if status != "InService":
-        raise _failure(aws, resource, str(description.get("FailureReason") or status))
+        raise _failure(aws, resource, description, str(description.get("FailureReason") or status))
     desired, serves = _versions(resource, description)
     if desired != serves:
         reason = description.get("FailureReason") or "an alarm went off, or the new instances did not get ready"
-        raise _failure(aws, resource, f"the update was rolled back to {serves}: {reason}")
+        raise _failure(aws, resource, description, f"the update was rolled back to {serves}: {reason}")
     return description
 
 
@@ -236,8 +246,8 @@ def _versions(resource: Resource, description: Mapping[str, Any]) -> tuple[objec
     return (desired, description.get(name, desired)) if isinstance(desired, str) else (None, None)
 
 
-def _failure(aws: Aws, resource: Resource, reason: str, hint: str = "") -> Failed:
-    lines = [line.text for line in _log(aws, resource, _LOG_TAIL) or []]
+def _failure(aws: Aws, resource: Resource, description: Mapping[str, Any], reason: str, hint: str = "") -> Failed:
+    lines = [line.text for line in _log(aws, resource, description, _LOG_TAIL) or []]
     name = resource.request.get("EndpointName", "NAME")
     advice_lines = [advice(reason, lines, name if isinstance(name, str) else "NAME") or hint]
     if lines:

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import math
 import re
 import time
 import uuid
@@ -72,7 +73,9 @@ def _event(line: str) -> dict[str, Any]:
 
 
 def _write(cloud: Cloud, thing: Thing, instance: str, events: list[dict[str, Any]]) -> None:
-    """Write an instance's lines into its stream."""
+    """Write an instance's lines into its stream; none is older than the resource."""
+    created = math.ceil(thing.created.timestamp() * 1000)
+    events = [{**event, "timestamp": max(event["timestamp"], created)} for event in events]
     group = endpoint_group(thing.name) if thing.kind == "endpoint" else component_group(thing.name)
     stream = f"AllTraffic/i-{hashlib.sha256(instance.encode()).hexdigest()[:17]}"
     logs = cloud.client("logs", thing.arn.split(":")[3])

@@ -54,6 +54,12 @@ class Fate:
     polls: int | None = None
 
 
+def now() -> datetime.datetime:
+    """Return the time in whole milliseconds, as AWS tells it."""
+    at = datetime.datetime.now(datetime.timezone.utc)
+    return at.replace(microsecond=at.microsecond // 1000 * 1000)
+
+
 @dataclass
 class Thing:
     """A resource: what was asked for, and where it is on its way."""
@@ -70,6 +76,7 @@ class Thing:
     end: Callable[[], None] | None = None
     before: dict[str, Any] | None = None  # of an update: what it served
     coming: str | None = None  # of an update: the configuration that it is to serve
+    changed: datetime.datetime = field(default_factory=now)
 
     def look(self) -> None:
         """One poll: the busy state, or what comes of it."""
@@ -80,6 +87,7 @@ class Thing:
             return
         end, self.end = self.end, None
         end()
+        self.changed = now()
 
     @property
     def busy(self) -> bool:
@@ -113,7 +121,7 @@ class SageMaker:
     may_take: Callable[[str], bool] = lambda role: True
     quota_of: Callable[[str, Mapping[str, Any]], float] = lambda instance_type, model: math.inf
     fate_of: Callable[[Thing, Mapping[str, Any]], Fate] = lambda thing, wanted: Fate("InService")
-    _ticks: int = 0
+    _last: datetime.datetime = field(default_factory=now)
 
     def fate(self, name: str, status: str, reason: str | None = None, polls: int | None = None) -> None:
         """Return how the next creation or update of the endpoint or component `name` ends; further ones queue up."""
@@ -196,9 +204,9 @@ class SageMaker:
         raise Invalid(f"Could not find resource {wanted}")
 
     def _now(self) -> datetime.datetime:
-        """Of each thing another second, so that the newest is known."""
-        self._ticks += 1
-        return datetime.datetime(2026, 1, 1, tzinfo=datetime.timezone.utc) + datetime.timedelta(seconds=self._ticks)
+        """The time, of each thing another millisecond, so that the newest is known."""
+        self._last = max(now(), self._last + datetime.timedelta(milliseconds=1))
+        return self._last
 
 
 def page(things: list[Any], p: Mapping[str, Any]) -> tuple[list[Any], dict[str, str]]:
@@ -285,6 +293,8 @@ class Calls:
 
     def _check_types(self, variant: dict[str, Any]) -> None:
         """One type, or pools of different types."""
+        if "ServerlessConfig" in variant:
+            raise Invalid("Serverless endpoints are not rehearsed: they have no GPU.")
         pools = variant.get("InstancePools")
         if (pools is None) == ("InstanceType" not in variant):
             raise Invalid("Exactly one of InstanceType and InstancePools must be given.")
@@ -464,7 +474,7 @@ class Calls:
             **copy.deepcopy(thing.request),
             f"{words}Arn": thing.arn,
             "CreationTime": thing.created,
-            "LastModifiedTime": thing.created,
+            "LastModifiedTime": max(thing.created, thing.changed),
         }
         if kind in ("endpoint", "inference-component"):
             said[f"{words}Status"] = thing.status
@@ -504,7 +514,7 @@ class Calls:
             f"{words}Name": thing.name,
             f"{words}Arn": thing.arn,
             "CreationTime": thing.created,
-            "LastModifiedTime": thing.created,
+            "LastModifiedTime": max(thing.created, thing.changed),
             f"{words}Status": thing.status,
         }
         for name in ("EndpointName", "VariantName") if kind == "inference-component" else ():

@@ -70,7 +70,7 @@ class Calls:
         started = job.left < self._jobs.polls
         job.look()
         said = {**copy.deepcopy(job.request), **_summary(job)}
-        return {**said, "TransformStartTime": job.created} if started else said
+        return {**said, "TransformStartTime": job.created} if started or not job.busy else said
 
     def list_transform_jobs(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         jobs = [job for (kind, _), job in sorted(self._jobs.things.items()) if kind == KIND]
@@ -186,6 +186,8 @@ def _summary(job: Thing) -> dict[str, Any]:
         "TransformJobStatus": job.status,
         "CreationTime": job.created,
     }
+    if not job.busy:
+        said |= {"TransformEndTime": max(job.created, job.changed)}
     return {**said, "FailureReason": job.reason} if job.reason else said
 
 

@@ -321,7 +321,7 @@ def test_an_archive_s_options_and_model_are_taken_and_beat_the_variables(
     said, text = content(path), path.read_text()
     assert said["model"] == {"id": "Qwen/Qwen3-8B", "context": 8192}
     assert said["options"]["tensor_parallel_degree"] == 2
-    assert "#   ModelDataUrl=s3://by-hand/m/model.tar.gz: model.py do not come along" in text
+    assert "#   ModelDataUrl=s3://by-hand/m/model.tar.gz: model.py does not come along" in text
     assert "SERVING_MINWORKERS=1" in text
     assert "hf_0123" not in text
     assert "HF_TOKEN=***" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from typing import Any
 
 import pytest
@@ -24,6 +25,10 @@ from tests.deploy.doubles.endpoints import Clock, aws, make_endpoint, settle
 # -- waiting: what is said meanwhile, how it ends, and what a failure says ---------------------------------------------
 
 
+def now() -> int:
+    return int(time.time() * 1000)
+
+
 CHAT = Resource(Kind.ENDPOINT, "chat", {"EndpointName": "chat", "EndpointConfigName": "chat-1"})
 UPDATED = Resource(Kind.ENDPOINT, "chat", {"EndpointName": "chat", "EndpointConfigName": "chat-2"})
 
@@ -36,7 +41,7 @@ def test_an_endpoint_comes_up_phase_by_phase(cloud: Cloud) -> None:
     def report(progress: Progress) -> None:
         seen.append(progress)
         if progress.elapsed == 300:
-            write(cloud, ["INFO 2 of 4 shards"])
+            write(cloud, ["INFO 2 of 4 shards"], at=now())
 
     assert wait_for(aws(), CHAT, report, every=60, clock=Clock())["EndpointStatus"] == "InService"
     phases = list(dict.fromkeys(progress.phase for progress in seen))
@@ -78,11 +83,21 @@ def test_aws_that_wants_to_be_asked_less_ends_no_waiting(cloud: Cloud, monkeypat
 def test_a_failure_says_the_reason_the_log_and_what_to_change(cloud: Cloud) -> None:
     cloud.sagemaker.fate("chat", "Failed", "The primary container did not pass the ping health check.")
     make_endpoint(cloud)
-    write(cloud, ["INFO loading", "torch.OutOfMemoryError: CUDA out of memory."])
+    write(cloud, ["INFO loading", "torch.OutOfMemoryError: CUDA out of memory."], at=now())
     with pytest.raises(Failed, match=r"^endpoint/chat: The primary container did not pass") as failed:
         wait_for(aws(), CHAT, lambda progress: None, clock=Clock())
     assert "model.context" in failed.value.advice
     assert failed.value.advice.endswith("The log's end:\n  INFO loading\n  torch.OutOfMemoryError: CUDA out of memory.")
+
+
+def test_the_log_of_an_earlier_endpoint_explains_nothing(cloud: Cloud) -> None:
+    cloud.sagemaker.fate("chat", "Failed", "Unable to provision requested ML compute capacity.")
+    write(cloud, ["torch.OutOfMemoryError: CUDA out of memory."])
+    make_endpoint(cloud)
+    with pytest.raises(Failed) as failed:
+        wait_for(aws(), CHAT, lambda progress: None, clock=Clock())
+    assert "OutOfMemoryError" not in failed.value.advice
+    assert "model.context" not in failed.value.advice
 
 
 def test_it_is_given_up_at_the_limit(cloud: Cloud) -> None:
