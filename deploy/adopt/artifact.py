@@ -71,6 +71,9 @@ def unpacked(packed: Any) -> Artifact:
         stream = cast("BinaryIO", _Bounded(gzip.GzipFile(fileobj=packed)))
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive:
             for member in archive:
+                archive.members = []  # else each is kept
+                if len(archive.pax_headers) > _MOST_COMMON:
+                    raise tarfile.ReadError(f"{len(archive.pax_headers)} fields common to all its members")
                 place = PurePosixPath(member.name)
                 if not member.isfile():
                     continue
@@ -93,18 +96,31 @@ def unpacked(packed: Any) -> Artifact:
 
 
 _DEEPEST = 2  # parts of the path of serving.properties
+_MOST_COMMON = 16  # fields that hold for all members, each of which copies them; git writes one
 _LONGEST = 64 << 10  # bytes of a header that extends the next one: names, and numbers as text
 
 
 class _Member(tarfile.TarInfo):
-    """A member whose extended header is short: reading its numbers takes quadratic time in some Pythons."""
+    """A member that takes little to read: its extended header is short, and it is no sparse file.
+
+    Reading an extended header's numbers takes quadratic time in some Pythons. A sparse file's map has any length.
+    """
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _Member:
         member = super().frombuf(buf, encoding, errors)
         if member.type in _EXTENDING and member.size > _LONGEST:
             raise tarfile.ReadError(f"an extended header of {member.size} bytes")
+        if member.type == tarfile.GNUTYPE_SPARSE:
+            raise tarfile.ReadError(_SPARSE)
         return member
+
+    def _proc_gnusparse_10(self, *_: object) -> None:
+        """Refuse the form of sparse files whose map is in the member's data; tarfile calls this."""
+        raise tarfile.ReadError(_SPARSE)
+
+
+_SPARSE = "a sparse file"
 
 
 _EXTENDING = (

@@ -357,6 +357,27 @@ def digits(count: int) -> bytes:
     return member.tobuf(tarfile.PAX_FORMAT)
 
 
+def sparse(count: int) -> bytes:
+    """A sparse file of GNU tar's version 1.0 whose map has so many parts."""
+    member = tarfile.TarInfo("model.py")
+    member.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "0"}
+    places = b"".join([b"%d\n" % count, *[b"0\n"] * 2 * count])
+    member.size = len(places)
+    return member.tobuf(tarfile.PAX_FORMAT) + places + bytes(-len(places) % 512)
+
+
+def old_sparse() -> bytes:
+    member = tarfile.TarInfo("model.py")
+    member.type = tarfile.GNUTYPE_SPARSE
+    return member.tobuf(tarfile.GNU_FORMAT)
+
+
+def common(count: int) -> bytes:
+    """A header with so many fields for all members, and members after it."""
+    head = tarfile.TarInfo.create_pax_global_header({f"x{n}": "1" for n in range(count)})
+    return head + tarfile.TarInfo("model.py").tobuf() * 3
+
+
 ARCHIVES: dict[str, tuple[Callable[[], bytes | None], str]] = {
     "weights": (
         lambda: archive(serving_properties=PROPERTIES, model_safetensors=b"x"),
@@ -371,6 +392,9 @@ ARCHIVES: dict[str, tuple[Callable[[], bytes | None], str]] = {
     "long": (lambda: archive(serving_properties=bytes((1 << 20) + 1)), "has more than 1048576 bytes"),
     "nested": (lambda: gzip.compress(LONG_NAME * 5000), "it cannot be read as a tar.gz"),
     "digits": (lambda: gzip.compress(digits(1 << 20)), "an extended header of 1048590 bytes"),
+    "sparse": (lambda: gzip.compress(sparse(1000)), "cannot be read as a tar.gz: a sparse file"),
+    "sparse, old": (lambda: gzip.compress(old_sparse()), "cannot be read as a tar.gz: a sparse file"),
+    "common": (lambda: gzip.compress(common(17)), "17 fields common to all its members"),
     "no model": (lambda: archive(model_py=b"x"), "the container's model is the archive"),
     "absent": (lambda: None, "not there"),
 }
