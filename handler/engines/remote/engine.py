@@ -157,8 +157,12 @@ class RemoteEngine(ABC, Generic[C]):
                 self._run_once()
         key = request.key
         task = self._loop.create_task(self._serve(key, len(request.ids) + request.sampling.max_new_tokens))
-        self._running[key] = Running(key, call, task, Silence())
-        task.add_done_callback(lambda _: self._running.pop(key, None))
+        self._running[key] = running = Running(key, call, task, Silence())
+        task.add_done_callback(lambda _: self._forget(running))
+
+    def _forget(self, running: Running[C]) -> None:
+        if self._running.get(running.key) is running:  # a later request may have its key
+            del self._running[running.key]
 
     def cancel(self, key: int) -> None:
         self._parts.pop(key, None)
