@@ -169,7 +169,9 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     result.unmapped += [*found.unmapped, *source.notes]
     result.idle += found.idle
     result.defaults += found.defaults
-    release = f" {container.release}" if container.release else ""
+    release = f" {container.told}" if container.told else ""
+    if container.told != container.release:
+        release += f", which is taken for {container.release}"
     result.head.append(f"from {source.origin}; its container is {KINDS[container.kind]}{release}")
     return _checked(result)
 
@@ -602,7 +604,12 @@ def _dropped(result: Adopted, line: str) -> bool:
 # -- check what a file holds by the types of AWS's own shapes ----------------------------------------------------------
 
 
-_WORDS = {"structure": "an object", "map": "an object", "list": "an array", "string": "a text"}
+_WORDS = {
+    "structure": "an object",
+    "map": "an object",
+    "list": "an array",
+    "string": "a text: put a number in quotes, and a value in the place of a reference",
+}
 """JSON's words for types."""
 
 

@@ -39,11 +39,13 @@ class Container(NamedTuple):
         kind: lmi, tgi, vllm or ours.
         engine: the one that its variables are read for.
         release: LMI's, e.g. `0.36`; "" for others, and where the tag tells none.
+        told: the release in the tag, of which `release` is the nearest that is known.
     """
 
     kind: str
     engine: str
     release: str = ""
+    told: str = ""
 
 
 KINDS = {"lmi": "LMI (DJL Serving)", "tgi": "Text Generation Inference", "vllm": "vLLM", "ours": "this project's own"}
@@ -82,7 +84,7 @@ def container_kind(image: str, said: str | None) -> Container:
         )
     engine = "trtllm" if kind == "lmi" and "tensorrtllm" in tag else "vllm"
     release = str(release_of(tag) or "") if kind == "lmi" else ""
-    return Container(kind, engine, release)
+    return Container(kind, engine, release, ".".join(tag.lstrip("v").split(".")[:2]) if release else "")
 
 
 _MODEL_ID = "option.model_id"

@@ -302,7 +302,10 @@ def test_a_recommendation_with_image_and_variables_of_its_own(tmp_path: Path) ->
         ("[" * 100_000, "is not JSON"),
         ({"a": 1}, "is none of the forms"),
         ({"PrimaryContainer": []}, "Model.PrimaryContainer: must be an object"),
-        ({"PrimaryContainer": {"Environment": {"A": 1}}}, "Model.PrimaryContainer.Environment.A: must be a text"),
+        (
+            {"PrimaryContainer": {"Environment": {"A": 1}}},
+            "Model.PrimaryContainer.Environment.A: must be a text: put a number",
+        ),
         ({"Model": PLAIN.model, "EndpointConfig": {"ProductionVariants": {}}}, "ProductionVariants: must be an array"),
         ({"Model": PLAIN.model, "Components": [{}]}, "Components.InferenceComponentName: must be given"),
         ({"Model": PLAIN.model, "Tags": [{"Key": "a"}]}, "Tags[0].Value: must be given"),
@@ -480,7 +483,12 @@ def test_a_typed_value_gives_the_same_variable(text: str) -> None:
     ],
 )  # fmt: skip
 def test_a_container_is_known_by_its_image(image: str, kind: str, engine: str, release: str) -> None:
-    assert container_kind(image, None) == Container(kind, engine, release)
+    assert container_kind(image, None) == Container(kind, engine, release, release)
+
+
+def test_a_release_that_is_too_old_is_told_beside_the_oldest_that_is_known() -> None:
+    found = container_kind("1.dkr.ecr.us-east-1.amazonaws.com/djl-inference:v0.26.0-deepspeed0.12.6-cu121", None)
+    assert (found.told, found.release) == ("0.26", "0.28")
 
 
 @in_one_test("image", ["x/sglang:1", "x/huggingface-pytorch-inference:2", "x/tritonserver:24", "", "vllmish:1"])
