@@ -277,6 +277,6 @@ def test_each_dialect_says_no_in_its_own_form(echo_server: LiveServer, path: str
 
 
 def test_a_long_prompt_is_served(echo_server: LiveServer) -> None:
-    text = "word " * (LARGE // 4)
+    text = "wordwordword " * (LARGE // 12)
     found = echo_server.post({"inputs": text, "parameters": {"max_new_tokens": 2, "return_full_text": True}})
-    assert found.json() == {"generated_text": text + " word word"}
+    assert found.json() == {"generated_text": f"{text} wordwordword wordwordword"}
