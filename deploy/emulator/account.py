@@ -286,8 +286,9 @@ _UNPLAYED = {
     "CreateTrainingJob": "nothing is trained here",
     "CreateProcessingJob": "nothing is processed here",
     "CreateInferenceRecommendationsJob": "nothing is measured here",
+    "Search": "list what you look for",
 }
-"""Operations that moto would take without doing anything."""
+"""Operations that moto would take without doing anything, or answer from a store that is not used here."""
 _DOCKER = "application/vnd.docker"
 _MANIFEST = {
     "schemaVersion": 2,

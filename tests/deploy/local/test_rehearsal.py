@@ -484,6 +484,11 @@ def test_what_is_not_rehearsed_is_refused_by_name(variables: dict[str, str]) -> 
         )  # fmt: skip
 
 
+def test_a_search_is_refused_where_it_would_find_nothing(variables: dict[str, str]) -> None:
+    with pytest.raises(ClientError, match="Search is not rehearsed: list what you look for"):
+        boto3.client("sagemaker").search(Resource="Endpoint")
+
+
 def test_it_listens_on_loopback_and_ctrl_c_ends_all(tmp_path: Path) -> None:
     with rehearsal(tmp_path, "--engine", "echo") as (local, variables):
         processes = descendants(local.process.pid)
