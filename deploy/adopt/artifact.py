@@ -71,7 +71,7 @@ def unpacked(packed: Any) -> Artifact:
         stream = cast("BinaryIO", _Bounded(gzip.GzipFile(fileobj=packed)))
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive:
             for member in archive:
-                archive.members = []  # else each is kept
+                archive.members = []  # type: ignore[attr-defined]  # else each is kept
                 if len(archive.pax_headers) > _MOST_COMMON:
                     raise tarfile.ReadError(f"{len(archive.pax_headers)} fields common to all its members")
                 place = PurePosixPath(member.name)
