@@ -83,8 +83,13 @@ def _parts(content: Content, file: str, number: int, region: str) -> Source:
         config,
         {str(model.get("ModelName", "")): model for model in models},
         components,
-        tags={str(tag["Key"]): str(tag["Value"]) for tag in content.get("Tags", ())},
+        tags=_tags(*models, config, *components, endpoint, content),
     )
+
+
+def _tags(*requests: Content) -> dict[str, str]:
+    """Join the tags of requests; those of later ones win."""
+    return {str(tag["Key"]): str(tag["Value"]) for request in requests for tag in request.get("Tags", ())}
 
 
 def _list(file: str, place: str, value: Any) -> list[Any]:
@@ -99,7 +104,7 @@ def _region(arn: str) -> str:
 
 
 def _model(content: Content, file: str, number: int, region: str) -> Source:
-    return Source("", file, _region(str(content.get("ModelArn", ""))), models={"": content})
+    return Source("", file, _region(str(content.get("ModelArn", ""))), models={"": content}, tags=_tags(content))
 
 
 def _package(content: Content, file: str, number: int, region: str) -> Source:

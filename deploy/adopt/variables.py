@@ -185,7 +185,7 @@ def variables(environ: Mapping[str, str], container: Container) -> Variables:
 def _taken_out(name: str, value: str, found: Variables) -> bool:
     """Return whether the variable is a secret, or empty: it is not written anywhere."""
     line = VARIABLES.get(name)
-    is_token = name == "HF_TOKEN" or (line is not None and line.same == "HF_TOKEN")
+    is_token = name in ("HF_TOKEN", f"{SM_VLLM}HF_TOKEN") or (line is not None and line.same == "HF_TOKEN")
     if is_token:
         found.hub_token += [name] if value else []
         return True
@@ -193,7 +193,10 @@ def _taken_out(name: str, value: str, found: Variables) -> bool:
         why = "a secret: anybody who may describe the model can read it; give it to the container in another way"
         found.unmapped.append((f"{name}={HIDDEN}", why))
         return True
-    return not value and name not in VARIABLES and not name.startswith(SM_VLLM)
+    if value or name in VARIABLES or name.startswith(SM_VLLM):
+        return False
+    found.idle.append((f"{name}=", "it is empty"))
+    return True
 
 
 def _read(names: Mapping[str, str], container: Container) -> tuple[str, dict[str, str]]:

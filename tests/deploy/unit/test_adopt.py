@@ -294,6 +294,22 @@ def test_a_recommendation_with_image_and_variables_of_its_own(tmp_path: Path) ->
     assert said["options"]["max_rolling_batch_size"] == 32
 
 
+def test_the_tags_of_each_request_come_along(tmp_path: Path) -> None:
+    def tagged(request: Any, value: str) -> Any:
+        return {**request, "Tags": [{"Key": "all", "Value": value}, {"Key": value, "Value": "1"}]}
+
+    content = {
+        "Model": tagged(PLAIN.model, "model"),
+        "EndpointConfig": tagged(PLAIN.endpoint_config, "config"),
+        "Endpoint": {"Tags": [{"Key": "all", "Value": "endpoint"}]},
+    }
+    assert made(file(tmp_path, content), Wishes(name="chat"))["tags"] == {
+        "all": "endpoint", "model": "1", "config": "1",
+    }  # fmt: skip
+    alone = tagged(PLAIN.model, "model")
+    assert read_file(file(tmp_path, alone)).tags == {"all": "model", "model": "1"}
+
+
 @pytest.mark.parametrize(
     ("content", "why"),
     [
@@ -459,6 +475,8 @@ def test_no_secret_is_written_anywhere() -> None:
         TGI,
     )
     assert found.hub_token == ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"]
+    assert variables({"SM_VLLM_HF_TOKEN": token}, TGI).hub_token == ["SM_VLLM_HF_TOKEN"]
+    assert variables({"HF_TOKEN": "", "NOTHING": ""}, TGI).idle == [("NOTHING=", "it is empty")]
     assert names(found.unmapped) == ["OPENAI_API_KEY", "PROXY", "NOTE"]
     said = everywhere(found)
     assert not [secret for secret in (token, key, "secret@host") if secret in said]
