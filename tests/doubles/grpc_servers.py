@@ -79,6 +79,8 @@ class GrpcServer:
         num_asked: how often it was asked for its model.
         eos: ids that end an answer.
         loads: of its ranks, fields of the answer to GetLoads, or its bytes; None: an older servicer without that.
+        num_loads_asked: how often GetLoads was called.
+        may_tell: GetLoads is answered once it is set.
     """
 
     module: str
@@ -98,6 +100,9 @@ class GrpcServer:
         self.num_asked = 0
         self.eos = frozenset({2})
         self.loads: list[dict[str, Any]] | bytes | None = [{"num_waiting_reqs": 0, "token_usage": 0.0}]
+        self.num_loads_asked = 0
+        self.may_tell = threading.Event()
+        self.may_tell.set()
         self.refuses: Status | None = None
         self.port = 0
         self._running: dict[str, threading.Event] = {}
@@ -145,7 +150,7 @@ class GrpcServer:
     def stop(self) -> None:
         """End all connections at once."""
         assert self._server is not None
-        for event in [*self._running.values()]:
+        for event in [*self._running.values(), self.may_tell]:
             event.set()
         self._server.stop(None).wait()
 
@@ -161,11 +166,12 @@ class GrpcServer:
         return self.messages.HealthCheckResponse(**self.health)
 
     def _loads(self, request: Any, context: grpc.ServicerContext) -> Any:
-        if self.loads is None:
+        loads = self.loads
+        self.num_loads_asked += 1
+        self.may_tell.wait()
+        if loads is None:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
-        if isinstance(self.loads, bytes):
-            return self.loads
-        return self.messages.GetLoadsResponse(loads=self.loads)
+        return loads if isinstance(loads, bytes) else self.messages.GetLoadsResponse(loads=loads)
 
     def _abort(self, request: Any, context: grpc.ServicerContext) -> Any:
         return self.abort(request)

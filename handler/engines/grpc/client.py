@@ -32,6 +32,7 @@ _FOREIGN = ("handshake", "http1.x server", "Expected SETTINGS frame")
 _OF_THE_REQUEST = ("INVALID_ARGUMENT", "OUT_OF_RANGE")
 _OF_THE_OPERATOR = ("UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND")
 _MOST_WORDS = 4096
+_MOST_RANKS = 1024  # a message has room for millions
 
 
 def status_error(code: str, details: str, *, connected: bool, constraint_failed: bool = False) -> Refused | Failed:
@@ -101,7 +102,9 @@ class Client:
         """Ask the server how much its ranks have to do; nothing where it does not say so."""
         request = self._contract.messages.GetLoadsRequest(include=["core"])
         with contextlib.suppress(Failed):
-            return list((await self._ask(self._stub.GetLoads(request, timeout=_LOADS_TIMEOUT))).loads)
+            loads = (await self._ask(self._stub.GetLoads(request, timeout=_LOADS_TIMEOUT))).loads
+            if len(loads) <= _MOST_RANKS:
+                return list(loads)
         return ()
 
     async def generate(self, message: Any) -> AsyncGenerator[Any, None]:
@@ -123,6 +126,7 @@ class Client:
         finally:
             if not ended:
                 call.cancel()
+            if not ended and self.connected:  # else it is told by the connection's end
                 task = asyncio.get_running_loop().create_task(self._abort(message.request_id))
                 self._aborts.add(task)
                 task.add_done_callback(self._aborts.discard)

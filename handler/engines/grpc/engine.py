@@ -248,15 +248,24 @@ class GrpcEngine(RemoteEngine[GrpcCall]):
         self.check_max_tokens(model.max_tokens)
 
     def statistics(self) -> EngineStatistics:
-        """Return what the servers that are well last said, and ask them again."""
-        if self._contract.reports_load and (self._asking is None or self._asking.done()):
+        """Return what the servers that are well last said, and ask them again; at rest, wait for what they say."""
+        if not self._contract.reports_load:
+            return self._statistics
+        rests = all(running.ended for running in self._running.values())
+        if self._asking is not None and rests:
+            self._asking.cancel()  # it was asked amid the work
+        if self._asking is None or self._asking.done() or rests:
             self._asking = self._loop.create_task(self._ask_loads())
-        if self._asking is not None and not self._running:  # nobody else runs the loop
-            self.complete(asyncio.wait({self._asking}))
+        if rests:  # nobody else runs the loop
+            self._asking.add_done_callback(lambda _: self._loop.stop())
+            self._interrupted = False
+            while not self._asking.done() and not self._interrupted:
+                self._loop.run_forever()
         return self._statistics
 
     async def _ask_loads(self) -> None:
-        answers = await asyncio.gather(*(self._clients[one.url].loads() for one in self._servers if one.known))
+        known = [client for one in self._servers if one.known and (client := self._clients[one.url]).connected]
+        answers = await asyncio.gather(*(client.loads() for client in known))  # none makes a new connection
         self._statistics = statistics([load for loads in answers for load in loads])
 
     async def disconnect(self) -> None:

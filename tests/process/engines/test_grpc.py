@@ -372,6 +372,12 @@ def test_loads_that_cannot_be_read_are_none(model: Path) -> None:
         assert found.statistics() == EngineStatistics()
 
 
+def test_loads_of_a_server_that_names_too_many_ranks_are_none(model: Path) -> None:
+    with listening() as server, engine(model, server) as found:
+        server.loads = [{}] * 1025
+        assert found.statistics() == EngineStatistics()
+
+
 def test_a_rule_that_ends_a_request_is_the_clients_own_fault(model: Path) -> None:
     status = Status(grpc.StatusCode.FAILED_PRECONDITION, "no such thing", (("smg-constraint-failed", "engine"),))
     with listening("sglang") as server, engine(model, server) as found:
@@ -408,6 +414,39 @@ def test_loads_are_asked_for_beside_answers_that_come(model: Path) -> None:
 
         wait_for(reported, PATIENCE, "no report comes")
         found.cancel(1)
+
+
+def test_the_report_after_the_last_answer_is_of_a_server_at_rest(model: Path) -> None:
+    with listening() as server, engine(model, server) as found:
+        server.loads = [{"num_waiting_reqs": 5, "token_usage": 0.25}]
+        assert found.statistics() == EngineStatistics(5, 0.25)
+        assert ask(found) == ANSWER
+        server.loads = [{"num_waiting_reqs": 0, "token_usage": 0.0}]
+        assert found.statistics() == EngineStatistics(0, 0.0)
+
+
+def test_a_command_is_not_kept_waiting_by_a_report(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "_LOADS_TIMEOUT", 5.0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs, listening() as server, engine(model, server) as found:
+        server.may_tell.clear()
+        server.loads = [{"num_waiting_reqs": 5, "token_usage": 0.25}]
+        found.interrupt_on(ours.fileno())
+        theirs.send(b"a command")
+        assert found.statistics() == EngineStatistics()
+        assert found._asking is not None
+        assert not found._asking.done()
+
+        def asked() -> bool:
+            found._run_once()
+            return server.num_loads_asked == 1
+
+        wait_for(asked, PATIENCE, "it was not asked")
+        ours.recv(100)
+        server.loads = [{"num_waiting_reqs": 0, "token_usage": 0.0}]
+        server.may_tell.set()
+        assert found.statistics() == EngineStatistics(0, 0.0), "an older question does not count"
+        found._loop.remove_reader(ours.fileno())
 
 
 # -- the start -------------------------------------------------------------------------------------------------------
