@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import os
 import random
 import signal
 import sys
@@ -499,7 +500,14 @@ PROGRAMS = {
 
 
 def main() -> None:
-    """Be `python -m MODULE ...` until SIGTERM; a flag that the module lacks ends it."""
+    """Be `python -m MODULE ...` until SIGTERM or SIGINT, which have handlers once it listens.
+
+    A flag that the module lacks ends it. SIGUSR1 ends vLLM's EngineCore, which the server outlives.
+    """
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert not {"PYTHONPATH", "PYTHONHOME", "LMI_API_KEY"} & {*os.environ}
+    assert not [*Path.cwd().glob("*.py")], "modules of others come first before Python 3.11"
     python, module, *given = sys.argv[1:]
     kind, (*flags, context) = PROGRAMS[module]
     parser = argparse.ArgumentParser(allow_abbrev=False)
@@ -514,13 +522,23 @@ def main() -> None:
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--trust_remote_code" if kind == "trtllm" else "--trust-remote-code", action="store_true")
     parser.add_argument(context, dest="context", type=int, default=64)
+    if kind != "trtllm":
+        parser.add_argument("--dtype", choices=["auto", "half", "float16", "bfloat16", "float", "float32"])
     arguments = parser.parse_args(given)
     assert python == "-m"
     assert (Path(arguments.model) / "config.json").is_file()
     server = SERVERS[kind]()
     server.port = arguments.port
     server.model["max_seq_len" if kind == "trtllm" else "max_context_length"] = arguments.context
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    ended = threading.Event()
+
+    def lose_core(*_: object) -> None:
+        server.health = {"healthy": False, "message": "Engine is not alive"}
+        server.script = lambda id: [Status(grpc.StatusCode.INTERNAL, "EngineCore encountered an issue.")]
+
+    signal.signal(signal.SIGUSR1, lose_core)
     server.start()
-    signal.sigwait({signal.SIGTERM})
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    ended.wait()
     server.stop()

@@ -51,9 +51,11 @@ def status_error(code: str, details: str, *, connected: bool, constraint_failed:
         if any(word in details for word in _FOREIGN):
             return Failed("speaks another protocol", f"{words}; grpcs:// is gRPC over TLS", lasts=True)
         unreachable = "failed to connect" in details
-        return Failed("cannot be reached" if unreachable else "broke off", words, broke_off=not unreachable)
+        plain = "cannot be reached" if unreachable else "broke off"
+        return Failed(plain, words, broke_off=not unreachable, silent=unreachable)
     busy = code in ("RESOURCE_EXHAUSTED", "UNAVAILABLE")
-    return Failed(f"answered {code}", words, lasts=code in _OF_THE_OPERATOR, busy=busy)
+    silent = code == "DEADLINE_EXCEEDED"
+    return Failed(f"answered {code}", words, lasts=code in _OF_THE_OPERATOR, busy=busy, silent=silent)
 
 
 class Client:
@@ -95,7 +97,7 @@ class Client:
         model = self._contract.model(info)
         health = await self._ask(self._stub.HealthCheck(messages.HealthCheckRequest(), timeout=_HEALTH_TIMEOUT))
         if reason := self._contract.unhealthy_reason(health):
-            raise Failed("is not healthy", reason[:_MOST_WORDS])
+            raise Failed("is not healthy", reason[:_MOST_WORDS], ill=True)
         return model
 
     async def loads(self) -> Sequence[Any]:

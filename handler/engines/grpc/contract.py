@@ -74,6 +74,7 @@ class Contract(ABC):
         command: what starts a server, after `python -m` and before the model.
         context_flag: the server's flag for the tokens of prompt and answer together.
         trust_flag: its flag to run code of the model's directory.
+        dtype_flag: its flag for the precision; None where it has none.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Contract(ABC):
     command: Sequence[str]
     context_flag: str
     trust_flag = "--trust-remote-code"
+    dtype_flag: str | None = "--dtype"
 
     @property
     def capabilities(self) -> Capabilities:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 import shutil
+import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, aclosing, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing, contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
@@ -20,12 +20,12 @@ from uuid import uuid4
 from handler.config import model_files
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Problem
-from handler.engines.base import Capabilities, EngineConfig, EngineRequest, EngineStatistics
+from handler.engines.base import Capabilities, EngineConfig, EngineRequest, EngineStatistics, Step
 from handler.engines.grpc.client import CONTRACTS, Client, find_contract
 from handler.engines.grpc.contract import Contract, GrpcCall, Model, statistics
 from handler.engines.huggingface import files
-from handler.engines.huggingface.files import eos_ids, load_tokenizer
-from handler.engines.process.supervisor import end_with_process, end_with_this_process
+from handler.engines.huggingface.files import TORCH_DTYPES, eos_ids, load_tokenizer
+from handler.engines.process.supervisor import descendants, end_with_process, end_with_this_process
 from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Server, Setting, first_found
 
@@ -33,7 +33,11 @@ __all__ = ["GrpcEngine", "capabilities", "check", "fetch", "load", "load_tokeniz
 
 
 _OWN_HOST = "127.0.0.1"
-_OWN_END_SECONDS = 5.0  # in which it frees what it has
+_OWN_END_SECONDS = 1.5  # in which it frees what it has; the supervisor gives the engine 2 s
+_WITHHELD = ("PYTHONPATH", "PYTHONHOME", "LMI_API_KEY")
+"""Variables of this process that its server does not get."""
+_TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_MOST_SILENT = 3  # failures in a row, the last of them silence, after which the own server is started again
 
 
 class GrpcSetting(Setting):
@@ -48,9 +52,14 @@ class GrpcSetting(Setting):
             return super().urls(config)
         if "base_url" in options:
             raise ConfigError(Problem("", key, f"{key} starts a server, and option.base_url names another: set one"))
-        if options.get("base_url_kind", "auto") == "auto":
+        kind = options.get("base_url_kind", "auto")
+        if kind == "auto":
             message = f"{key} needs option.base_url_kind, the server to start: {', '.join(CONTRACTS)}"
             raise ConfigError(Problem("", key, message))
+        dtype = config.options.dtype
+        if dtype != "auto" and CONTRACTS[kind].dtype_flag is None:
+            message = f"option.dtype={dtype}: the server of {kind} has no flag for it"
+            raise ConfigError(Problem("", "option.dtype", message))
         if shutil.which(python) is None:
             raise ConfigError(Problem("", key, f"{key}={python} is no program"))
         return ()
@@ -112,14 +121,16 @@ class OwnServer:
     When it ends by itself, the engine's process ends too, and the engine's supervisor starts both again.
 
     Args:
+        name: of the server, for the log: flags may hold secrets.
         command: of the server, without its port.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self, name: str, command: Sequence[str]) -> None:
         with socket.create_server((_OWN_HOST, 0)) as free:
-            port = free.getsockname()[1]
-        self.url = f"grpc://{_OWN_HOST}:{port}"
-        self._command = [*command, "--host", _OWN_HOST, "--port", str(port)]
+            self._port = free.getsockname()[1]
+        self.url = f"grpc://{_OWN_HOST}:{self._port}"
+        self._name = name
+        self._command = [*command, "--host", _OWN_HOST, "--port", str(self._port)]
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
@@ -129,9 +140,25 @@ class OwnServer:
             OSError: the Python cannot be run.
         """
         end_with_this_process()
-        environment = {**os.environ, "PYTHONSAFEPATH": "1"}  # modules of the working directory are none of its own
-        self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, env=environment)
-        self._stop_watch = end_with_process(self._process.pid, shlex.join(self._command))
+        environment = {name: value for name, value in os.environ.items() if name not in _WITHHELD}
+        environment["PYTHONSAFEPATH"] = "1"  # since Python 3.11; before it, modules of the working directory come first
+        with _default_signals():
+            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, cwd="/", env=environment)
+        self._stop_watch = end_with_process(self._process.pid, self._name)
+
+    def check_port(self) -> None:
+        """Make sure, before each connection, that nobody else listens at the port: gRPC's servers share one.
+
+        Raises:
+            Failed: another process does, or the server does not yet.
+        """
+        if self._process is None or not _TCP[0].exists():  # not on Linux
+            return
+        listeners = _listeners(self._port)
+        if not listeners:
+            raise Failed("cannot be reached", "it does not listen", silent=True)
+        if listeners - _opened([self._process.pid, *descendants(self._process.pid)]):
+            raise Failed("is not alone at its port", "another process listens there", lasts=True, ill=True)
 
     def stop(self) -> None:
         if self._process is None:
@@ -144,10 +171,41 @@ class OwnServer:
         self._process.wait()
 
 
+@contextmanager
+def _default_signals() -> Iterator[None]:
+    """Have a child that is started here end by the signals that this process ignores."""
+    handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def _listeners(port: int) -> set[str]:
+    """Return the sockets that listen at a port, by the names that Linux gives them among a process's files."""
+    rows = [line.split() for table in _TCP if table.exists() for line in table.read_text().splitlines()[1:]]
+    return {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
+
+
+def _opened(pids: Iterable[int]) -> set[str]:
+    """Return the names of what processes have open."""
+    found = set()
+    for pid in pids:
+        with suppress(OSError):  # it has just ended
+            for link in Path(f"/proc/{pid}/fd").iterdir():
+                with suppress(OSError):
+                    found.add(os.readlink(link))
+    return found
+
+
 def command(contract: Contract, model: Path, config: Config) -> list[str]:
     """Return the command of option.engine_python's server; `option.engine_flags` come last, and win."""
     options = config.engine_options
-    words = [options["engine_python"], "-m", *contract.command, str(model)]
+    python = options["engine_python"]
+    words = [os.path.abspath(shutil.which(python) or python), "-m", *contract.command, str(model.absolute())]
+    if config.dtype != "auto" and contract.dtype_flag is not None:
+        words += [contract.dtype_flag, TORCH_DTYPES[config.dtype]]
     if config.max_model_len:
         words += [contract.context_flag, str(config.max_model_len)]
     if options.get("trust_remote_code"):
@@ -165,11 +223,12 @@ class GrpcEngine(RemoteEngine[GrpcCall]):
         kind = options["base_url_kind"]
         kind = find_contract(tuple(urls)) if kind == "auto" else kind
         self._own: OwnServer | None = None
+        self._lost: Failed | None = None  # why the own server has to be started again
         setting = "option.base_url="
         if not urls:
             setting = "the server of option.engine_python at "
             assert config.model is not None
-            self._own = OwnServer(command(CONTRACTS[kind], config.model, config.options))
+            self._own = OwnServer(CONTRACTS[kind].command[0], command(CONTRACTS[kind], config.model, config.options))
             urls = (self._own.url,)
         tls = any(url.startswith("grpcs:") for url in urls)
         super().__init__(kind, urls, float(options["base_url_timeout"]), TLS_CLOSE if tls else 0.0)
@@ -192,7 +251,7 @@ class GrpcEngine(RemoteEngine[GrpcCall]):
 
     async def _look(self) -> tuple[Model | None, Mapping[str, Failed]]:
         """Ask all servers at once for their models; the usable ones have the same."""
-        answers = await asyncio.gather(*(client.model() for client in self._clients.values()), return_exceptions=True)
+        answers = await asyncio.gather(*(self._model_at(url) for url in self._clients), return_exceptions=True)
         found: Model | None = None
         failed: dict[str, Failed] = {}
         for url, answer in zip(self._clients, answers, strict=True):
@@ -207,6 +266,11 @@ class GrpcEngine(RemoteEngine[GrpcCall]):
             most = [one.max_tokens for one in (found, answer) if one is not None and one.max_tokens]
             found = answer._replace(max_tokens=min(most, default=None))
         return found, failed
+
+    async def _model_at(self, url: str) -> Model:
+        if self._own is not None:
+            self._own.check_port()
+        return await self._clients[url].model()
 
     def new_call(self, request: EngineRequest) -> GrpcCall:
         return GrpcCall(self._contract, request, self._most_id, self._files.eos)
@@ -242,10 +306,22 @@ class GrpcEngine(RemoteEngine[GrpcCall]):
 
     async def check(self, server: Server) -> None:
         """Ask a server whether it serves the model, and as many tokens as this one promises."""
-        model = await self._clients[server.url].model()
+        model = await self._model_at(server.url)
         self._files.compare(model)
         _same(model, self._model)
         self.check_max_tokens(model.max_tokens)
+
+    def leave_out(self, server: Server, error: Failed) -> None:
+        """Give the engine up where its own server is ill for good: the supervisor starts both again."""
+        super().leave_out(server, error)
+        if self._own is not None and (error.ill or (error.silent and server.num_failures >= _MOST_SILENT)):
+            self._lost = error
+
+    def step(self) -> Step:
+        step = super().step()
+        if self._lost is not None:
+            raise RuntimeError(f"the server of option.engine_python {self._lost}")
+        return step
 
     def statistics(self) -> EngineStatistics:
         """Return what the servers that are well last said, and ask them again; at rest, wait for what they say."""

@@ -58,6 +58,7 @@ class TrtLlm(Contract):
     command = ("tensorrt_llm.commands.serve", "serve", "--grpc")
     context_flag = "--max_seq_len"
     trust_flag = "--trust_remote_code"
+    dtype_flag = None
     supports = frozenset({*_TABLE, *_DRAWN, *_OF_THE_REQUEST})
     reasons: ClassVar[Mapping[str, str]] = {
         "seed": "one generator serves all requests",

@@ -498,7 +498,7 @@ def end_with_descendants(command: str) -> Callable[[], None]:
         A function that stops the watch.
     """
     names = {}
-    for pid in _descendants(os.getpid()):
+    for pid in descendants(os.getpid()):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
             if command.encode() in Path(f"/proc/{pid}/cmdline").read_bytes() and (fd := _open(pid)) is not None:
                 names[fd] = f"{command} (pid {pid})"
@@ -546,7 +546,8 @@ def _open(pid: int) -> int | None:
         return None
 
 
-def _descendants(parent: int) -> Iterator[int]:
+def descendants(parent: int) -> Iterator[int]:
+    """Yield the ids of the processes that a process and its children have started."""
     children: dict[int, list[int]] = {}
     for pid in map(int, filter(str.isdecimal, os.listdir("/proc"))):
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):

@@ -266,7 +266,7 @@ class RemoteEngine(ABC, Generic[C]):
             except asyncio.CancelledError:
                 if not running.silent or running.ended:
                     raise
-                silent = Failed(f"sent no token for {self._max_silence:g} s (option.base_url_timeout)")
+                silent = Failed(f"sent no token for {self._max_silence:g} s (option.base_url_timeout)", silent=True)
                 self.leave_out(server, silent)
                 self._fail(running, server, silent)
             except Exception as error:  # a fault of ours ends this request only

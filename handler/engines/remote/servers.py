@@ -87,6 +87,8 @@ class Failed(Exception):
         lasts: it stays so until the operator changes something.
         broke_off: the connection ended under the request, which may be the reason.
         busy: it has too much to do, and takes requests again without anybody's help.
+        silent: it did not answer in the time that it had.
+        ill: it says itself that it is not well, or cannot be trusted.
         retry_after: seconds for which the server wants to be left alone; 0 where it does not say so.
     """
 
@@ -98,11 +100,13 @@ class Failed(Exception):
         lasts: bool = False,
         broke_off: bool = False,
         busy: bool = False,
+        silent: bool = False,
+        ill: bool = False,
         retry_after: float = 0.0,
     ) -> None:
         super().__init__(f"{plain}: {detail}" if detail else plain)
         self.plain, self.detail, self.lasts = plain, detail, lasts
-        self.broke_off, self.busy, self.retry_after = broke_off, busy, retry_after
+        self.broke_off, self.busy, self.silent, self.ill, self.retry_after = broke_off, busy, silent, ill, retry_after
 
 
 @dataclass
@@ -136,6 +140,7 @@ class Server:
         known: it has said that it serves the model, and has not failed since.
         asked_at: the time when it last said so.
         asking: the question that is under way; its result is the reason why the server cannot serve.
+        num_failures: how often it was left out since its last whole answer.
     """
 
     def __init__(self, url: str) -> None:
@@ -145,7 +150,7 @@ class Server:
         self.asked_at = 0.0
         self.asking: asyncio.Task[Failed | None] | None = None
         self._on_trial = False
-        self._num_failures = 0
+        self.num_failures = 0
         self._out_until = 0.0
 
     def failed(self, now: float, retry_after: float = 0.0) -> float:
@@ -156,9 +161,9 @@ class Server:
         """
         if self.is_out(now):
             return 0.0
-        pause = min(max(_PAUSE * (1 << self._num_failures), retry_after), _MOST_PAUSE)
+        pause = min(max(_PAUSE * (1 << self.num_failures), retry_after), _MOST_PAUSE)
         self._out_until = now + pause
-        self._num_failures = min(self._num_failures + 1, 8)
+        self.num_failures = min(self.num_failures + 1, 8)
         self.known, self._on_trial = False, True
         return pause
 
@@ -168,7 +173,7 @@ class Server:
 
     def answered(self) -> None:
         """Note a whole answer: what failed before no longer counts."""
-        self._num_failures, self._out_until = 0, 0.0
+        self.num_failures, self._out_until = 0, 0.0
 
     def is_out(self, now: float) -> bool:
         return now < self._out_until

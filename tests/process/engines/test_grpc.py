@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 import threading
 import time
@@ -21,7 +22,7 @@ from handler.engines.base import EngineConfig, EngineRequest, EngineStatistics
 from handler.engines.grpc import client
 from handler.engines.grpc.client import CONTRACTS, find_contract, status_error
 from handler.engines.grpc.contract import GrpcCall
-from handler.engines.grpc.engine import GrpcEngine
+from handler.engines.grpc.engine import GrpcEngine, OwnServer
 from handler.engines.remote import engine as remote_engine
 from handler.engines.remote import servers
 from handler.engines.remote.servers import Failed, Refused
@@ -447,6 +448,54 @@ def test_a_command_is_not_kept_waiting_by_a_report(model: Path, monkeypatch: pyt
         server.may_tell.set()
         assert found.statistics() == EngineStatistics(0, 0.0), "an older question does not count"
         found._loop.remove_reader(ours.fileno())
+
+
+# -- a server that the engine has started ----------------------------------------------------------------------------
+
+
+def connected(found: GrpcEngine) -> bool:
+    found._run_once()
+    return any(one.connected for one in found._clients.values())
+
+
+class Stays(OwnServer):
+    """Stands for a server that the engine has started; `stranger` is at its port."""
+
+    stranger: Failed | None = None
+
+    def check_port(self) -> None:
+        if self.stranger is not None:
+            raise self.stranger
+
+
+def test_only_an_own_server_that_is_silent_again_and_again_is_given_up(model: Path) -> None:
+    with listening() as server, engine(model, server, timeout=0.1) as found:
+        server.script = lambda id: [Status(grpc.StatusCode.INTERNAL, "down")]
+        found._own = Stays("x", [])
+        for key in range(1, 6):
+            assert ask(found, key=key) == failed(error="the vllm server answered INTERNAL")
+        server.script = None
+        assert ask(found, key=6) == ANSWER
+        server.script = lambda id: [HANG]
+        silent = r"sent no token for 0\.1 s"
+        for key in (7, 8):
+            assert re.search(silent, ask(found, key=key).error)
+        with pytest.raises(RuntimeError, match=rf"the server of option\.engine_python {silent}"):
+            ask(found, key=9)
+
+
+def test_a_stranger_at_the_port_after_the_start_gets_no_request(model: Path) -> None:
+    with listening() as server, engine(model, server) as found:
+        own = found._own = Stays("x", [])
+        assert ask(found) == ANSWER
+        own.stranger = Failed("is not alone at its port", lasts=True, ill=True)
+        server.stop()
+        server.start()
+        wait_for(lambda: not connected(found), PATIENCE, "it stays connected")
+        assert found.statistics() == EngineStatistics(), "a report makes no connection"
+        with pytest.raises(RuntimeError, match="is not alone at its port"):
+            ask(found, key=2)
+        assert len(server.received) == 1
 
 
 # -- the start -------------------------------------------------------------------------------------------------------

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,15 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, GenerationFailed
 from handler.core.values import Sampling
 from handler.engines.base import EngineConfig, EngineRequest
+from handler.engines.grpc import engine as grpc_engine
+from handler.engines.grpc.client import CONTRACTS
+from handler.engines.grpc.engine import GrpcEngine, OwnServer, command
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
+from handler.engines.remote.servers import Failed
 from tests import process_tree
 from tests.doubles import tiny
+from tests.doubles.grpc_servers import listening
 from tests.one_test import in_one_test
 from tests.servers import wait_for
 
@@ -51,11 +57,19 @@ def config(model: Path, python: Path, kind: str, **options: Any) -> EngineConfig
         "trust_remote_code": True,
         **options,
     }
-    return EngineConfig(Config(max_model_len=48, engine_options=given), model=model)
+    dtype = "auto" if kind == "trtllm" else "bf16"
+    return EngineConfig(Config(max_model_len=48, dtype=dtype, engine_options=given), model=model)
 
 
 @pytest.fixture
-def engine(model: Path, python: Path, request: pytest.FixtureRequest) -> Iterator[EngineSupervisor]:
+def engine(
+    model: Path, python: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[EngineSupervisor]:
+    monkeypatch.chdir(model.parent)
+    Path("socket.py").touch()  # a module of this server's working directory
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # of this server: it has other packages
+    monkeypatch.setenv("LMI_API_KEY", "key-of-clients")
+    model, python = Path(model.name), Path(os.path.relpath(python))
     found = EngineSupervisor(Spec("grpc", config(model, python, request.param)), load_timeout=60)
     yield found
     found.close()
@@ -118,6 +132,91 @@ def test_a_server_that_dies_ends_its_requests_and_is_started_again(engine: Engin
     wait_for(lambda: not process_tree.in_session(pid), 30, "the server outlives its engine")
 
 
+@pytest.mark.parametrize("engine", ["vllm"], indirect=True)
+def test_a_server_that_outlives_its_core_is_started_again(engine: EngineSupervisor) -> None:
+    load(engine)
+    pid = engine.pid
+    assert pid is not None
+    os.kill(server(pid), signal.SIGUSR1)
+    with pytest.raises(GenerationFailed, match=r"option\.engine_python is not healthy: Engine is not alive"):
+        answer(engine, 1)
+    load(engine)
+    assert answer(engine, 2) == [301, 302, 303, 301]
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the processes with which this one would end."""
+    names: list[str] = []
+
+    def end_with_process(pid: int, name: str) -> Callable[[], None]:
+        names.append(name)
+        return lambda: None
+
+    monkeypatch.setattr(grpc_engine, "end_with_process", end_with_process)
+    monkeypatch.setattr(grpc_engine, "end_with_this_process", lambda: None)
+    return names
+
+
+SHARES_PORT = """
+import socket, sys, time
+own = socket.socket()
+own.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+own.bind(("127.0.0.1", int(sys.argv[-1])))
+own.listen()
+time.sleep(60)
+"""
+
+
+def test_a_port_is_the_servers_alone(watched: list[str]) -> None:
+    own = OwnServer("a.module", [sys.executable, "-c", SHARES_PORT, "--key=secret"])
+    own.start()
+    try:
+        wait_for(lambda: listens(own), 30, "it does not listen")
+        port = int(own.url.rpartition(":")[2])
+        for family, host in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::")):
+            with socket.socket(family) as stranger:
+                stranger.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+                stranger.bind((host, port))
+                stranger.listen()
+                with pytest.raises(Failed, match="another process listens there"):
+                    own.check_port()
+        own.check_port()
+    finally:
+        own.stop()
+    assert watched == ["a.module"]
+
+
+def listens(own: OwnServer) -> bool:
+    try:
+        own.check_port()
+    except Failed as error:
+        return not error.silent
+    return True
+
+
+def test_a_stranger_at_the_port_gets_nothing(
+    model: Path, tmp_path: Path, watched: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleeps = tmp_path / "python"
+    sleeps.write_text(f"#!{sys.executable}\nimport time; time.sleep(60)\n")
+    sleeps.chmod(0o755)
+    start = OwnServer.start
+    with listening() as stranger:
+        stranger.stop()
+
+        def start_second(own: OwnServer) -> None:
+            stranger.port = int(own.url.rpartition(":")[2])
+            stranger.start()
+            start(own)
+
+        monkeypatch.setattr(OwnServer, "start", start_second)
+        with pytest.raises(ConfigError, match="another process listens there"):
+            GrpcEngine(config(model, sleeps, "vllm", engine_flags=("--key=secret",)))
+        assert stranger.num_asked == 0
+    assert watched == ["vllm.entrypoints.grpc_server"]
+
+
 def test_a_server_that_does_not_start_ends_the_start(model: Path, python: Path) -> None:
     spec = Spec("grpc", config(model, python, "vllm", engine_flags=("--no-such-flag",)))
     engine = EngineSupervisor(spec, load_timeout=60)
@@ -153,6 +252,7 @@ def test_vllm_itself_is_started(hf_demo: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"base_url_kind": "auto"}, "needs option.base_url_kind, the server to start: vllm, sglang, trtllm"),
         ({"engine_python": "/no/such/python"}, "option.engine_python=/no/such/python is no program"),
         ({"engine_python": None, "engine_flags": ("--x",)}, "option.engine_flags needs option.engine_python"),
+        ({"base_url_kind": "trtllm"}, "option.dtype=bf16: the server of trtllm has no flag for it"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(
@@ -161,4 +261,13 @@ def test_options_that_do_not_go_together_are_refused(
     given = config(model, python, "vllm", **options)
     own = {name: value for name, value in given.options.engine_options.items() if value is not None}
     with pytest.raises(ConfigError, match=words):
-        engines.check("grpc", str(model), EngineConfig(Config(engine_options=own)))
+        engines.check("grpc", str(model), EngineConfig(Config(dtype="bf16", engine_options=own)))
+
+
+def test_options_are_flags_by_the_servers_own_names(model: Path, python: Path) -> None:
+    found = {kind: command(CONTRACTS[kind], model, config(model, python, kind).options) for kind in CONTRACTS}
+    assert {kind: words[words.index(str(model)) + 1 :] for kind, words in found.items()} == {
+        "vllm": ["--dtype", "bfloat16", "--max-model-len", "48", "--trust-remote-code"],
+        "sglang": ["--dtype", "bfloat16", "--context-length", "48", "--trust-remote-code"],
+        "trtllm": ["--max_seq_len", "48", "--trust_remote_code"],
+    }

@@ -170,6 +170,9 @@ def test_more_devices_than_the_engine_uses_are_refused() -> None:
     with pytest.raises(ConfigError, match=f"{message}$"):
         choose_engine(config("option.tensor_parallel_degree=4", "option.llm_engine=openvino"))
     assert choose_engine(config("option.tensor_parallel_degree=max")) == "openvino"
+    own = ("option.llm_engine=grpc", "option.engine_python=python3", "option.base_url_kind=vllm")
+    with pytest.raises(ConfigError, match=r"=4: the server of option.engine_python .* option.engine_flags$"):
+        choose_engine(config("option.tensor_parallel_degree=4", *own))
 
 
 @in_one_test("engine", ["echo", "openvino", "openai", "vllm", "trtllm"])
