@@ -60,6 +60,8 @@ class GrpcSetting(Setting):
         if dtype != "auto" and CONTRACTS[kind].dtype_flag is None:
             message = f"option.dtype={dtype}: the server of {kind} has no flag for it"
             raise ConfigError(Problem("", "option.dtype", message))
+        if config.options.engine_isolation == "thread":
+            raise ConfigError(Problem("", key, f"{key} needs a process that ends with its server, no thread"))
         if shutil.which(python) is None:
             raise ConfigError(Problem("", key, f"{key}={python} is no program"))
         return ()

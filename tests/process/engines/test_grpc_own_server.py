@@ -252,16 +252,20 @@ def test_vllm_itself_is_started(hf_demo: Path, monkeypatch: pytest.MonkeyPatch) 
         ({"base_url_kind": "auto"}, "needs option.base_url_kind, the server to start: vllm, sglang, trtllm"),
         ({"engine_python": "/no/such/python"}, "option.engine_python=/no/such/python is no program"),
         ({"engine_python": None, "engine_flags": ("--x",)}, "option.engine_flags needs option.engine_python"),
+        ({"isolation": "thread"}, "option.engine_python needs a process that ends with its server, no thread"),
         ({"base_url_kind": "trtllm"}, "option.dtype=bf16: the server of trtllm has no flag for it"),
     ],
 )
 def test_options_that_do_not_go_together_are_refused(
     model: Path, python: Path, options: dict[str, Any], words: str
 ) -> None:
-    given = config(model, python, "vllm", **options)
+    isolation = options.get("isolation", "auto")
+    given = config(model, python, "vllm", **{name: value for name, value in options.items() if name != "isolation"})
     own = {name: value for name, value in given.options.engine_options.items() if value is not None}
     with pytest.raises(ConfigError, match=words):
-        engines.check("grpc", str(model), EngineConfig(Config(dtype="bf16", engine_options=own)))
+        engines.check(
+            "grpc", str(model), EngineConfig(Config(dtype="bf16", engine_options=own, engine_isolation=isolation))
+        )
 
 
 def test_options_are_flags_by_the_servers_own_names(model: Path, python: Path) -> None:
