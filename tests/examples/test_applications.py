@@ -55,6 +55,7 @@ class Script(EchoTokenizer):
     """
 
     def __init__(self, answers: Sequence[str]) -> None:
+        super().__init__()
         self.answers = answers
         self.chats: list[Messages] = []
 
