@@ -64,6 +64,8 @@ def _json(path: Path) -> Content:
 
 def _parts(content: Content, file: str, number: int, region: str) -> Source:
     """Endpoint, EndpointConfig, Model and Components, each as AWS describes it or as it is created."""
+    if unknown := sorted(content.keys() - _PARTS):
+        raise SpecError(f"{file}: {', '.join(unknown)}: is not read here", f"It has {', '.join(sorted(_PARTS))}.")
     endpoint, config = content.get("Endpoint", {}), content.get("EndpointConfig", {})
     models = _list(file, "Models", content.get("Models", [content["Model"]] if "Model" in content else []))
     components = _list(file, "Components", content.get("Components", []))
@@ -85,6 +87,9 @@ def _parts(content: Content, file: str, number: int, region: str) -> Source:
         components,
         tags=_tags(*models, config, *components, endpoint, content),
     )
+
+
+_PARTS = {"Endpoint", "EndpointConfig", "Model", "Models", "Components", "Tags"}
 
 
 def _tags(*requests: Content) -> dict[str, str]:

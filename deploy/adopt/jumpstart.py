@@ -123,6 +123,9 @@ def _of_type(special: list[dict[str, Any]], file: str, name: str) -> Any:
 def _image(
     fields: Mapping[str, Any], variants: Mapping[str, Any], special: list[dict[str, Any]], file: str, region: str
 ) -> str:
+    if fields.get("hosting_model_package_arns"):  # the SDK takes the package, also where an image is named
+        why = "its container and weights are a package of the Marketplace"
+        raise Refused(f"{file}: {why}", "Deploy it as it is sold; lmi deploy serves weights that you have.")
     regions = _map(variants, file, "regional_aliases")
     aliases = _map(regions, file, region if region in regions else next(iter(regions), ""))
     places = (_section(one.get("regional_properties"), file, "regional_properties").get("image_uri") for one in special)
@@ -133,9 +136,6 @@ def _image(
         return str(image)
     specs = _section(fields.get("hosting_ecr_specs"), file, "hosting_ecr_specs")
     if not specs.get("framework"):
-        if fields.get("hosting_model_package_arns"):
-            why = "its container and weights are a package of the Marketplace"
-            raise Refused(f"{file}: {why}", "Deploy it as it is sold; lmi deploy serves weights that you have.")
         raise Refused(f"{file}: the document names no image: no hosting_ecr_uri, and no hosting_ecr_specs", "")
     return _IMAGES.get(str(specs["framework"]), f"{specs['framework']}:{{}}").format(specs.get("framework_version", ""))
 

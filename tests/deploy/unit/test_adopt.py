@@ -230,7 +230,7 @@ def test_jumpstart_s_image_is_known_by_its_framework_where_no_variant_names_it(t
     [
         ({"hosting_ecr_specs": {}, "hosting_artifact_key": "a/"}, "the document names no image"),
         (
-            {"hosting_ecr_specs": {}, "hosting_model_package_arns": {"us-east-1": "arn"}},
+            {"hosting_ecr_uri": "x/tgi:2", "hosting_model_package_arns": {"us-east-1": "arn"}},
             "container and weights are a package of the Marketplace",
         ),
         (IN_ITS_BUCKET, "each region has a bucket of its own"),
@@ -325,6 +325,7 @@ def test_the_tags_of_each_request_come_along(tmp_path: Path) -> None:
         ({"Model": PLAIN.model, "EndpointConfig": {"ProductionVariants": {}}}, "ProductionVariants: must be an array"),
         ({"Model": PLAIN.model, "Components": [{}]}, "Components.InferenceComponentName: must be given"),
         ({"Model": PLAIN.model, "Tags": [{"Key": "a"}]}, "Tags[0].Value: must be given"),
+        ({"Model": PLAIN.model, "InferenceComponents": []}, "InferenceComponents: is not read here"),
         ({"Model": 3}, "Model: must be an object"),
         ({"Models": 3}, "Models: must be an array"),
         ({"HubContentDocument": "{"}, "HubContentDocument is not JSON"),
@@ -480,6 +481,11 @@ def test_no_secret_is_written_anywhere() -> None:
     assert names(found.unmapped) == ["OPENAI_API_KEY", "PROXY", "NOTE"]
     said = everywhere(found)
     assert not [secret for secret in (token, key, "secret@host") if secret in said]
+
+
+def test_lmis_earlier_name_of_the_model_is_its_model() -> None:
+    found = variables({"OPTION_S3URL": "s3://my-models/gpt-neox/"}, LMI)
+    assert (found.model_id, found.unmapped) == ("s3://my-models/gpt-neox/", [])
 
 
 @in_one_test("text", ["0", "8", "0.9", "0.90", "007", "1e3", "true", "True", "-1", "9" * 20, "max", "1_000", ""])
