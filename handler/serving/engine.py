@@ -100,10 +100,10 @@ def choose_engine(config: Config) -> str:
     if not ENGINES[name].spreads and name != STAND_IN and config.tensor_parallel_degree not in ("1", "max"):
         key = "option.tensor_parallel_degree"
         chosen = ", and no option names another (option.llm_engine)" if config.llm_engine == "auto" else ""
-        reason = f"the engine {name} runs on one device{chosen}"
+        message = f"{key}={config.tensor_parallel_degree}: the engine {name} runs on one device{chosen}"
         if "engine_python" in config.engine_options:
-            reason = "the server of option.engine_python takes it as a flag of its own, in option.engine_flags"
-        message = f"{key}={config.tensor_parallel_degree}: {reason}"
+            own = "the server of option.engine_python takes it as a flag of its own, in option.engine_flags"
+            message = f"{key}={config.tensor_parallel_degree}: {own}"
         problems.append(Problem(config.where(key), key, message))
     problems.check()
     return name
