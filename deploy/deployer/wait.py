@@ -209,9 +209,10 @@ def _log(aws: Aws, resource: Resource, description: Mapping[str, Any], count: in
         lines = logs.tail(aws, _GROUPS[resource.kind](resource.name), count)
     except (ClientError, BotoCoreError):
         return None
+    if not lines:
+        return lines
     created = int(description["CreationTime"].timestamp()) * 1000
-    kept = [line for line in lines or [] if line.at >= created]
-    return None if lines and not kept else lines and kept
+    return [line for line in lines if line.at >= created] or None
 
 
 def _verdict(aws: Aws, resource: Resource, description: dict[str, Any]) -> dict[str, Any]:
