@@ -186,7 +186,7 @@ def _summary(job: Thing) -> dict[str, Any]:
         "TransformJobStatus": job.status,
         "CreationTime": job.created,
     }
-    if not job.busy:
+    if job.status not in ("InProgress", "Stopping"):  # while the work is done it is not busy any more
         said |= {"TransformEndTime": max(job.created, job.changed)}
     return {**said, "FailureReason": job.reason} if job.reason else said
 
