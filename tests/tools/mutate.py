@@ -4,10 +4,11 @@
 
 The same seed draws the same places from the same source, so a pruning of tests can be compared with the commit before.
 Where the source has changed as well, `--among` draws from what both commits have: two runs, each among the other's.
-All runs are in a clone of the commit, in a temporary directory. First, one run with coverage records which tests
-execute which lines. Each change is then held against the tests that execute its line. A change is caught when a test
-fails, or when the tests take far longer than before. A line that no test executes is not caught.
-What a module does when it is imported is held against the tests that execute its functions.
+All runs are in a clone of the commit, in a temporary directory. Its source has each change beside what it replaces,
+and a number chooses one; so the tests are collected once, and each change is tried in a fork. First, all tests run
+without a change, which records the places that each executes. Each change is then held against the tests that execute
+its place. It is caught when one fails, or when they take far longer than before. A place that no test executes is not
+caught. What a module does when it is imported is held against the tests that execute its functions, in a new process.
 
 Neither mutmut nor Cosmic Ray: the first swaps whole functions within one process, which engines' processes do not see,
 and changes all places; the second runs all tests for each change.
@@ -19,6 +20,7 @@ import argparse
 import ast
 import contextlib
 import importlib
+import itertools
 import json
 import os
 import random
@@ -28,9 +30,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -42,38 +45,61 @@ _SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 ROOT = Path(__file__).parents[2]
 QUICK = "not model and not clients and not djl and not vllm"
 """The tests of `make test`."""
-FIRST = 40
-"""Tests of a change that run first, the fastest: most changes are caught by them, and few files are collected."""
 _PYTEST = ("-q", "-n", "0", "-p", "no:cacheprovider")
-_LIBRARIES = ("aiohttp.web", "boto3", "httpx", "jinja2", "jsonschema", "numpy", "pydantic", "rich.console",
-              "starlette.applications", "trustme", "uvicorn", "xdist.plugin")  # fmt: skip
-"""What tests import and no change touches: read once."""
-_RECORD = "MUTATE_RECORD"
-"""The environment variable that names the plugin's file."""
+_PLAN = "MUTATE"
+"""The environment variable that names the plugin's `Plan`."""
+_CHOSEN = "MUTANT"
+"""The environment variable with the number of the change, which servers that a test starts read too."""
+SWITCH = f"""import os
+
+chosen = int(os.environ.get("{_CHOSEN}", -1))
+executed = set()
+
+def on(number):
+    executed.add(number)
+    return number == chosen
+"""
+"""The clone's module `mutated`."""
 
 
 class Place(NamedTuple):
     """A change: bytes `begin` to `end` of the file become `text`.
 
     Attributes:
-        lines: those of the simple statement around it.
-        at_import: no function has it.
+        line: the first one of the simple statement around it.
+        is_statement: the change is one of a whole statement.
     """
 
     path: str
-    lines: range
+    line: int
     begin: int
     end: int
     text: str
-    at_import: bool = False
+    is_statement: bool = False
 
 
 class Recorded(NamedTuple):
-    """One test: whether it passed, its seconds, and the lines that it executes, by file."""
+    """One test: whether it passed, its seconds, and the numbers of the places that it executes."""
 
     passed: bool
     seconds: float
-    lines: dict[str, list[int]]
+    numbers: list[int]
+
+
+class Plan(NamedTuple):
+    """What the plugin does.
+
+    Attributes:
+        places: as they are printed.
+        modules: for each place, the number that any function of its module has.
+        budget: seconds of tests for each change.
+        recorded: the file of the record, which is read where it exists, else written.
+    """
+
+    places: list[str]
+    modules: list[int]
+    budget: float
+    recorded: str
 
 
 def places(path: str, source: str) -> Iterator[Place]:
@@ -81,22 +107,12 @@ def places(path: str, source: str) -> Iterator[Place]:
     starts = [0]
     for line in source.encode().splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-
-    def place(node: Any, statement: ast.stmt, text: str) -> Place:
-        begin, end = starts[node.lineno - 1] + node.col_offset, starts[node.end_lineno - 1] + node.end_col_offset
-        around: Any = node if hasattr(statement, "body") else statement
-        at_import = not any(begins < around.lineno <= ends for begins, ends in functions)
-        return Place(path, range(around.lineno, around.end_lineno + 1), begin, end, text, at_import)
-
-    tree = ast.parse(source)
-    functions = [
-        (node.lineno, node.end_lineno or node.lineno)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    ]
-    for statement, node in _nodes(tree.body):
+    for statement, node in _nodes(ast.parse(source).body):
+        at: Any = node
         for text in _changes(node):
-            yield place(node, statement, text)
+            begin, end = starts[at.lineno - 1] + at.col_offset, starts[at.end_lineno - 1] + at.end_col_offset
+            first = at.lineno if hasattr(statement, "body") else statement.lineno
+            yield Place(path, first, begin, end, text, isinstance(node, ast.stmt))
 
 
 def _nodes(body: Sequence[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.AST]]:
@@ -160,6 +176,31 @@ def _copy(node: Any) -> Any:
     return ast.parse(ast.unparse(node), mode="eval").body
 
 
+def switched(source: bytes, changes: Mapping[int, Place], functions: int = -1) -> bytes:
+    """Return the source of one file with each change beside what it replaces; `mutated.on` chooses, by the number.
+
+    Args:
+        functions: the number that the file's other statements tell `mutated.on`.
+    """
+    inserts = list[tuple[int, bool, int, bool, str]]()
+    on = '__import__("mutated").on({})'.format
+    for number, place in changes.items():
+        begin, end, text = place.begin, place.end, place.text
+        if place.is_statement:
+            indent = source[source.rfind(b"\n", 0, begin) + 1 : begin].decode()
+            inserts.append((begin, True, -end, False, f"if {on(number)}: {text}\n{indent}else: "))
+        else:
+            inserts.append((begin, True, -end, True, f"({text} if {on(number)} else ("))
+            inserts.append((end, False, 0, False, "))"))
+    changed = {place.begin for place in changes.values() if place.is_statement}
+    for place in places("", source.decode()):
+        if place.is_statement and place.begin not in changed:
+            inserts.append((place.begin, True, -place.end, False, f"{on(functions)}; "))
+    for at, *_, text in sorted(inserts, reverse=True):  # outer ones first, and ends before what begins there
+        source = source[:at] + text.encode() + source[at:]
+    return source
+
+
 Key = tuple[str, str, int, str, int]
 """A place in any commit: its file, its line, where in that, the change, and which of several such it is."""
 
@@ -185,168 +226,181 @@ def _keyed(root: Path) -> dict[Key, Place]:
     return found
 
 
-class Clone:
-    """A clone of one commit, in which tests run.
-
-    Args:
-        root: where it will be; files of the runs go beside it.
-    """
-
-    def __init__(self, root: Path, commit: str, repository: Path = ROOT) -> None:
-        self.root = root
-        subprocess.run(["git", "clone", "--quiet", "--no-checkout", "--shared", str(repository), str(root)], check=True)
-        subprocess.run(["git", "checkout", "--quiet", "--detach", commit], cwd=root, check=True)
-
-    def record(self, tests: Sequence[str]) -> dict[str, Recorded]:
-        """Run the tests once; return each by its id."""
-        file = self.root.parent / "recorded.json"
-        self.run("-p", "mutate", "-m", QUICK, *tests, **{_RECORD: str(file)})
-        if not file.exists():
-            raise SystemExit("the run with coverage did not end: see above")
-        return read(file)
-
-    def catches(self, place: Place, tests: Sequence[str], seconds: float) -> bool:
-        """Make the change, run the tests until one fails, and undo it.
-
-        Args:
-            seconds: after which the change counts as caught.
-        """
-        path = self.root / place.path
-        before, stat = path.read_bytes(), path.stat()
-        try:
-            path.write_bytes(before[: place.begin] + place.text.encode() + before[place.end :])
-            os.utime(path, (stat.st_atime, stat.st_mtime + 10))  # else compiled code of the same second could be taken
-            few, others = tests[:FIRST], tests[FIRST:]
-            return self._fails(few, seconds) or (bool(others) and self._fails(others, seconds))
-        finally:
-            path.write_bytes(before)
-            os.utime(path, (stat.st_atime, stat.st_mtime))
-
-    def run(self, *arguments: str, **variables: str) -> None:
-        """Run pytest, and show what it prints."""
-        environment = {**os.environ, **self._environment(), **variables}
-        environment.pop("PYTHONDONTWRITEBYTECODE", None)
-        subprocess.run([sys.executable, "-m", "pytest", *_PYTEST, *arguments], cwd=self.root, env=environment)
-
-    def _fails(self, tests: Sequence[str], seconds: float) -> bool:
-        """Run them until one fails, in a process that has the libraries already."""
-        names = self.root.parent / "tests"
-        names.write_text("".join(f"{name}\n" for name in tests))
-        child = os.fork()
-        if child == 0:
-            self._run(["-x", f"@{names}"])
-        ends = time.monotonic() + seconds
-        while time.monotonic() < ends:
-            ended, status = os.waitpid(child, os.WNOHANG)
-            if ended:
-                break
-            time.sleep(0.02)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(child, signal.SIGKILL)  # with the servers that its tests have started
-        if not ended:
-            os.waitpid(child, 0)
-        return not ended or status != 0
-
-    def _run(self, arguments: Sequence[str]) -> NoReturn:
-        """Become pytest in the clone, in a process of its own."""
-        try:
-            os.setsid()
-            os.chdir(self.root)
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            for stream in range(3):
-                os.dup2(nowhere, stream)
-            os.environ.update(self._environment(), PYTHONDONTWRITEBYTECODE="1")
-            sys.dont_write_bytecode = True  # of the change; all other files have theirs since the record
-            sys.path[:] = [str(self.root), *(path for path in sys.path if Path(path).resolve() != ROOT)]
-            for name in [name for name in sys.modules if name.split(".")[0] in ("deploy", "handler", "proof", "tests")]:
-                del sys.modules[name]
-            status = pytest.main([*_PYTEST, "-W", "ignore::pytest.PytestAssertRewriteWarning", *arguments])
-            os._exit(int(status))
-        finally:
-            os._exit(1)
-
-    def _environment(self) -> dict[str, str]:
-        return {"PYTHONPATH": os.pathsep.join([str(self.root), str(Path(__file__).parent)])}
+def clone(root: Path, commit: str, repository: Path = ROOT) -> Path:
+    """Make a clone of one commit at `root`, and return that."""
+    subprocess.run(["git", "clone", "--quiet", "--no-checkout", "--shared", str(repository), str(root)], check=True)
+    subprocess.run(["git", "checkout", "--quiet", "--detach", commit], cwd=root, check=True)
+    return root
 
 
-def read(file: Path) -> dict[str, Recorded]:
-    """Return what `Clone.record` has written."""
-    return {name: Recorded(*values) for name, values in json.loads(file.read_text()).items()}
+def run(root: Path, drawn: Sequence[Place], tests: Sequence[str], budget: float, recorded: Path) -> int:
+    """Try the changes in the clone at `root`; return pytest's status."""
+    by_path: dict[str, dict[int, Place]] = {}
+    for number, place in enumerate(drawn):
+        by_path.setdefault(place.path, {})[number] = place
+    modules = {path: len(drawn) + index for index, path in enumerate(by_path)}
+    for path, changes in by_path.items():
+        (root / path).write_bytes(switched((root / path).read_bytes(), changes, modules[path]))
+    (root / "mutated.py").write_text(SWITCH)
+    told = [f"{place.path}:{place.line}: {place.text.splitlines()[0][:80]}" for place in drawn]
+    plan = Plan(told, [modules[place.path] for place in drawn], budget, str(recorded.absolute()))
+    paths = os.pathsep.join([str(root), str(Path(__file__).parent)])
+    environment = {**os.environ, "PYTHONPATH": paths, _PLAN: json.dumps(plan)}
+    command = [sys.executable, "-m", "pytest", *_PYTEST, "-s", "-p", "mutate", "-m", QUICK, *tests]
+    return subprocess.run(command, cwd=root, env=environment).returncode
 
 
-def covering(place: Place, recorded: dict[str, Recorded], budget: float) -> list[str]:
-    """Return the tests that execute the place, the fastest first, up to `budget` seconds of them; at least one.
+def covering(numbers: Collection[int], recorded: Mapping[str, Recorded], budget: float) -> list[str]:
+    """Return tests that execute one of the places, the fastest ones, up to `budget` seconds of them; at least one.
 
-    A module's tables are made when it is imported, before any test: theirs are the tests that execute its functions.
+    Those of a file stand together, since they share its fixtures.
     """
     names: list[str] = []
     for name in sorted(recorded, key=lambda name: recorded[name].seconds):
         test = recorded[name]
-        executed = test.lines.get(place.path, ())
-        if test.passed and executed and (place.at_import or not set(place.lines).isdisjoint(executed)):
+        if test.passed and not set(numbers).isdisjoint(test.numbers):
             budget -= test.seconds
             if names and budget < 0:
                 break
             names.append(name)
-    return names
+    files = list(dict.fromkeys(_file(name) for name in names))
+    return sorted(names, key=lambda name: files.index(_file(name)))
 
 
-def check(clone: Clone, recorded: dict[str, Recorded]) -> None:
-    """Run one test without a change: else a mistake of ours would count as 300 caught changes.
+def _file(test: str) -> str:
+    return test.partition("::")[0]
 
-    Raises:
-        SystemExit: it fails.
-    """
-    names = [name for name, test in recorded.items() if test.passed and test.lines]
-    if not names:
-        raise SystemExit("no test passes that executes handler/")
-    path = next(iter(recorded[names[0]].lines))
-    if clone.catches(Place(path, range(0), 0, 0, ""), names[:: max(1, len(names) // 50)], 600):
-        raise SystemExit("tests that pass with coverage fail without")
+
+def fork(what: Callable[[], bool]) -> int:
+    """Begin a process of its own, whose status tells whether `what` returns True; return its id."""
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setsid()
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for stream in range(3):
+                os.dup2(nowhere, stream)
+            os._exit(not what())
+        finally:
+            os._exit(1)
+    return child
+
+
+def ends_well(child: int, seconds: float = float("inf")) -> bool:
+    """Wait for a process; return whether it ends in time, with status 0. Its children end with it."""
+    limit, ended, status = time.monotonic() + seconds, 0, 1
+    while not ended and time.monotonic() < limit:
+        time.sleep(0.02)
+        ended, status = os.waitpid(child, os.WNOHANG)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # with the servers that its tests have started
+    if not ended:
+        os.waitpid(child, 0)
+    return bool(ended) and status == 0
 
 
 class Plugin:
-    """What pytest runs with, in the clone: which lines each test executes, whether it passes, how long it takes."""
+    """What pytest runs with, in the clone, in the place of its own loop over the tests."""
 
-    def __init__(self, file: Path) -> None:
-        import coverage
-
-        self._file = file
-        self._coverage = coverage.Coverage(data_file=None, source=["handler"])
-        self._tests: dict[str, list[Any]] = {}
-
-    def pytest_sessionstart(self) -> None:
-        self._coverage.start()
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[Any]:
-        self._coverage.switch_context(item.nodeid)
-        began = time.monotonic()
-        self._tests[item.nodeid] = [True, 0.0, {}]
-        try:
-            return (yield)
-        finally:
-            self._tests[item.nodeid][1] = time.monotonic() - began
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._file = plan, Path(plan.recorded)
+        self._mutated: Any = importlib.import_module("mutated")
+        self._items: dict[str, pytest.Item] = {}
+        self._passes, self._began = True, 0.0
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        self._tests[report.nodeid][0] &= not report.failed
+        self._passes &= not report.failed
 
-    def pytest_sessionfinish(self) -> None:
-        self._coverage.stop()
-        data = self._coverage.get_data()
-        for path in data.measured_files():
-            name = str(Path(path).relative_to(Path.cwd()))
-            for line, contexts in data.contexts_by_lineno(path).items():
-                for test in contexts:
-                    if test in self._tests:
-                        self._tests[test][2].setdefault(name, []).append(line)
-        self._file.write_text(json.dumps(self._tests))
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        at_import = set(self._mutated.executed)
+        self._items = {item.nodeid: item for item in session.items}
+        if not self._file.exists():
+            self._record()
+        of_places, tests = json.loads(self._file.read_text())
+        if of_places != self._plan.places:
+            raise pytest.UsageError(f"{self._file} is the record of other places")
+        recorded = {name: Recorded(*test) for name, test in tests.items() if name in self._items}
+        passed = [name for name, test in recorded.items() if test.passed and test.numbers]
+        print(f"\n{len(passed)} of {len(recorded)} tests pass and execute a place", flush=True)
+        if not self._try(-1, passed[:: max(1, len(passed) // 50)], 600):
+            raise pytest.UsageError("tests that passed at first fail without a change")
+        caught = uncovered = 0
+        for number, (place, module) in enumerate(zip(self._plan.places, self._plan.modules, strict=True)):
+            names = covering([number], recorded, self._plan.budget)
+            found = bool(names) and not self._try(number, names, self._limit(names, recorded))
+            if not found and number in at_import:
+                beside = [other for other, of in enumerate(self._plan.modules) if of == module]
+                names = names or covering([module, *beside], recorded, self._plan.budget)
+                found = bool(names) and not self._try_anew(number, names, self._limit(names, recorded))
+            caught, uncovered = caught + found, uncovered + (not names)
+            verdict = "caught" if found else "MISSED" if names else "MISSED, no test executes it"
+            print(f"{place}  {verdict}", flush=True)
+        total = len(self._plan.places)
+        print(f"{caught} of {total} caught ({caught / total:.1%}), {uncovered} in places that no test executes")
+        return True
+
+    def _limit(self, names: Sequence[str], recorded: Mapping[str, Recorded]) -> float:
+        return 30 + 5 * sum(recorded[name].seconds for name in names)
+
+    def _record(self) -> None:
+        """Run all tests without a change, in two forks, each of which has half of the files, and write the file."""
+        files = list(dict.fromkeys(map(_file, self._items)))
+        halves = [[name for name in self._items if _file(name) in files[half::2]] for half in range(2)]
+        parts = [self._file.with_suffix(f".{half}") for half in range(2)]
+
+        def record(names: Sequence[str], part: Path) -> bool:
+            tests = dict[str, Recorded]()
+            for name in self._run(names):
+                tests[name] = Recorded(self._passes, time.monotonic() - self._began, sorted(self._mutated.executed))
+            part.write_text(json.dumps(tests))
+            return True
+
+        children = [fork(partial(record, *half)) for half in zip(halves, parts, strict=True)]
+        ended = [ends_well(child) for child in children]
+        if not all(ended):
+            raise pytest.UsageError("the run that records did not end")
+        tests = {name: test for part in parts for name, test in json.loads(part.read_text()).items()}
+        self._file.write_text(json.dumps([self._plan.places, tests]))
+
+    def _try(self, number: int, names: Sequence[str], seconds: float) -> bool:
+        """Return whether the tests pass with a change."""
+
+        def passes() -> bool:
+            self._mutated.chosen = number
+            os.environ[_CHOSEN] = str(number)
+            for name in self._run(names):
+                if not self._passes:
+                    self._items[name].session._setupstate.teardown_exact(None)  # servers end, forks of theirs too
+                    return False
+            return True
+
+        return ends_well(fork(passes), seconds)
+
+    def _try_anew(self, number: int, names: Sequence[str], seconds: float) -> bool:
+        """Return whether the tests pass with a change, in a process that imports all modules again."""
+        arguments = self._file.with_suffix(".tests")
+        arguments.write_text("".join(f"{name}\n" for name in names))
+        command = [sys.executable, "-m", "pytest", *_PYTEST, "-x", f"@{arguments}"]
+
+        def execute() -> bool:
+            os.execve(sys.executable, command, {**os.environ, _CHOSEN: str(number)})
+
+        return ends_well(fork(execute), seconds)
+
+    def _run(self, names: Sequence[str]) -> Iterator[str]:
+        """Run tests, and yield the name of each after it."""
+        items = [self._items[name] for name in names]
+        for item, following in itertools.zip_longest(items, items[1:]):
+            self._passes, self._began = True, time.monotonic()
+            self._mutated.executed.clear()
+            item.ihook.pytest_runtest_protocol(item=item, nextitem=following)
+            yield item.nodeid
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the plugin, in the run that records."""
-    if file := os.environ.get(_RECORD):
-        config.pluginmanager.register(Plugin(Path(file)))
+    """Register the plugin, in the clone."""
+    if plan := os.environ.get(_PLAN):
+        config.pluginmanager.register(Plugin(Plan(*json.loads(plan))))
 
 
 def main() -> int:
@@ -358,31 +412,13 @@ def main() -> int:
     add("--seed", type=int, default=1, help="of the draw (default %(default)s)")
     add("--budget", type=float, default=10.0, help="seconds of tests for each change (default %(default)s)")
     add("--tests", nargs="+", default=["tests/unit", "tests/app"], help="(default tests/unit tests/app)")
-    add("--recorded", help="the record of an earlier run of the same commit")
+    add("--recorded", type=Path, help="a file that keeps the record: a run of the same commit and draw begins with it")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
-        clone = Clone(Path(folder) / "clone", given.commit)
-        among = Clone(Path(folder) / "among", given.among).root if given.among else None
-        drawn = draw(clone.root, given.number, given.seed, among)
-        if given.recorded:
-            clone.run("--collect-only", *given.tests)  # writes the files' bytecode
-            recorded = read(Path(given.recorded))
-        else:
-            recorded = clone.record(given.tests)
-        for library in _LIBRARIES:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(library)
-        check(clone, recorded)
-        caught = uncovered = 0
-        for place in drawn:
-            tests = covering(place, recorded, given.budget)
-            limit = 60 + 5 * sum(recorded[name].seconds for name in tests)
-            found = bool(tests) and clone.catches(place, tests, limit)
-            caught, uncovered = caught + found, uncovered + (not tests)
-            verdict = "caught" if found else "MISSED" if tests else "MISSED, no test executes it"
-            print(f"{place.path}:{place.lines[0]}: {place.text.splitlines()[0][:80]}  {verdict}", flush=True)
-    print(f"{caught} of {len(drawn)} caught ({caught / len(drawn):.1%}), {uncovered} in lines that no test executes")
-    return 0
+        root = clone(Path(folder) / "clone", given.commit)
+        among = clone(Path(folder) / "among", given.among) if given.among else None
+        drawn = draw(root, given.number, given.seed, among)
+        return run(root, drawn, given.tests, given.budget, given.recorded or Path(folder) / "recorded.json")
 
 
 if __name__ == "__main__":

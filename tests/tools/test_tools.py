@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from tests.deploy.doubles.hub import serving
 from tests.tools import models
 from tests.tools.code_size import ROOT, code_lines
 from tests.tools.instances import CPU_FAMILIES, FILE, news, of_ec2, of_sagemaker, render, table
-from tests.tools.mutate import Clone, Place, Recorded, check, covering, draw, places
+from tests.tools.mutate import SWITCH, Place, Recorded, clone, covering, draw, places, run, switched
 
 # -- the files that one request walks through: a reader has to follow them all -----------------------------------------
 
@@ -166,6 +167,11 @@ def top(values: list[1]) -> int:
 
 def unused():
     return True
+
+TABLE = {1: True}
+
+def look(key):
+    return TABLE[key]
 '''
 
 
@@ -176,7 +182,7 @@ def changed(place: Place) -> str:
 
 def test_each_place_is_one_change_of_code_that_still_parses() -> None:
     found = list(places("a.py", SOURCE))
-    assert [(place.lines[0], place.text) for place in found] == [
+    assert [(place.line, place.text) for place in found] == [
         (5, "(1)"),
         (7, "(value > best or not value == 7)"),
         (7, "(value >= best)"),
@@ -187,70 +193,106 @@ def test_each_place_is_one_change_of_code_that_still_parses() -> None:
         (12, "return None"),
         (15, "return None"),
         (15, "False"),
+        (17, "(2)"),
+        (17, "False"),
+        (20, "return None"),
     ]
     for place in found:
         compile(changed(place), "a.py", "exec")
         assert changed(place) != SOURCE
 
 
-@pytest.fixture
-def clone(tmp_path: Path) -> Clone:
-    """A repository with a module and a test of half of it, cloned."""
-    repository = tmp_path / "repository"
+def outcome(source: str) -> list[Any]:
+    """What the functions return or raise."""
+    names: dict[str, Any] = {}
+    exec(source, names)
+    found = list[Any]()
+    for call in ("top([3, 9, 7])", "top([0, 8])", "unused()", "look(1)"):
+        try:
+            found.append(eval(call, names))
+        except KeyError as error:
+            found.append(repr(error))
+    return found
+
+
+def test_a_file_with_all_changes_does_what_the_chosen_one_does(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mutated: Any = types.ModuleType("mutated")
+    exec(SWITCH, mutated.__dict__)
+    monkeypatch.setitem(sys.modules, "mutated", mutated)
+    found = dict(enumerate(places("a.py", SOURCE)))
+    whole = switched(SOURCE.encode(), found, 100).decode()
+    assert outcome(whole) == outcome(SOURCE)
+    assert mutated.executed == {*found}
+    capsys.readouterr()
+    for number, place in found.items():
+        mutated.chosen = number
+        of_whole = outcome(whole), capsys.readouterr()
+        assert of_whole == (outcome(changed(place)), capsys.readouterr()), place
+
+
+def test_each_function_of_a_file_tells_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = list[int]()
+    monkeypatch.setitem(sys.modules, "mutated", types.SimpleNamespace(on=told.append))
+    names: dict[str, Any] = {}
+    exec(switched(SOURCE.encode(), {}, 100), names)
+    assert told == []
+    names["look"](1)
+    assert told == [100]
+
+
+def test_a_change_is_caught_by_a_test_that_executes_its_place(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Also what is made when the module is imported; a second run begins with the record of the first."""
+    repository, record = tmp_path / "repository", tmp_path / "record.json"
     for name, text in {
         "handler/a.py": SOURCE,
-        "tests/test_a.py": "from handler.a import top\n\ndef test_top():\n    assert top([3, 9, 7]) == 9\n\n"
-        "def test_bad():\n    assert top([]) == 1\n",
+        "tests/test_a.py": "from handler.a import look, top\n\ndef test_top():\n    assert top([3, 9, 7]) == 9\n\n"
+        "def test_bad():\n    assert top([]) == 1\n\ndef test_look():\n    assert look(1) is True\n",
     }.items():
         (repository / name).parent.mkdir(parents=True)
         (repository / name).write_text(text)
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
     for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "a"]):
         subprocess.run([*git, *command], cwd=repository, check=True)
-    return Clone(tmp_path / "clone", "HEAD", repository)
-
-
-def test_a_change_is_caught_by_a_test_that_executes_its_line(clone: Clone) -> None:
-    recorded = clone.record(["tests"])
-    assert {name: test.passed for name, test in recorded.items()} == {
-        "tests/test_a.py::test_top": True,
-        "tests/test_a.py::test_bad": False,
-    }
-    check(clone, recorded)
-    drawn = draw(clone.root, 100, 1)
+    drawn = draw(repository, 100, 1)
     assert sorted(drawn, key=str) == sorted(places("handler/a.py", SOURCE), key=str)
-    assert drawn == draw(clone.root, 100, 1) != draw(clone.root, 100, 2)
-    tests = {place.text: covering(place, recorded, 10) for place in drawn}
-    assert tests["False"] == []
-    assert tests["(value != 7)"] == ["tests/test_a.py::test_top"]
-    by_text = {place.text: place for place in drawn}
-    assert clone.catches(by_text["(value != 7)"], tests["(value != 7)"], 60)
-    assert not clone.catches(by_text["(8)"], tests["(8)"], 60)
-    assert (clone.root / "handler/a.py").read_text() == SOURCE
+    assert drawn == draw(repository, 100, 1) != draw(repository, 100, 2)
+
+    def verdicts(name: str) -> dict[str, str]:
+        assert run(clone(tmp_path / name, "HEAD", repository), drawn, ["tests"], 10, record) == 0
+        lines = capfd.readouterr().out.splitlines()
+        told = dict(line.removeprefix("handler/a.py:").split("  ") for line in lines if line.startswith("handler/"))
+        caught = sum(verdict == "caught" for verdict in told.values())
+        assert any(line.startswith(f"{caught} of 13 caught ({caught / 13:.1%})") for line in lines)
+        return told
+
+    of_top = {"7: (value == 7)": "caught", "8: (value != 7)": "caught", "12: return None": "caught"}
+    of_look = {"17: (2)": "caught", "17: False": "caught", "20: return None": "caught"}
+    unseen = {"5: (1)", "7: (value > best or not value == 7)", "7: (value >= best)", "8: (8)", "11: pass"}
+    unexecuted = dict.fromkeys(("15: return None", "15: False"), "MISSED, no test executes it")
+    assert verdicts("first") == of_top | of_look | dict.fromkeys(unseen, "MISSED") | unexecuted
+    of_places, tests = json.loads(record.read_text())
+    assert [test[0] for test in tests.values()] == [True, False, True]
+    tests["tests/test_a.py::test_top"][0] = False
+    record.write_text(json.dumps([of_places, tests]))
+    assert verdicts("second") == of_look | dict.fromkeys((*of_top, *unseen, *unexecuted), "MISSED, no test executes it")
 
 
-def test_the_fastest_tests_run_first_within_the_budget() -> None:
-    place = Place("a.py", range(3, 5), 0, 0, "")
+def test_the_fastest_tests_run_within_the_budget_and_those_of_a_file_together() -> None:
     recorded = {
-        "slow": Recorded(True, 9, {"a.py": [3]}),
-        "fast": Recorded(True, 1, {"a.py": [4]}),
-        "failed": Recorded(False, 0, {"a.py": [4]}),
-        "elsewhere": Recorded(True, 0, {"a.py": [5], "b.py": [3]}),
+        "a::slow": Recorded(True, 9, [3]),
+        "a::fast": Recorded(True, 1, [4, 5]),
+        "b::middle": Recorded(True, 2, [3]),
+        "b::failed": Recorded(False, 0, [4]),
+        "b::elsewhere": Recorded(True, 0, [5]),
     }
-    assert covering(place, recorded, 10) == ["fast", "slow"]
-    assert covering(place, recorded, 9) == ["fast"]
-    assert covering(place, recorded, 0.5) == ["fast"]
-
-
-def test_a_table_is_held_against_the_tests_of_its_module() -> None:
-    source = "TABLE = {1: True}\n\ndef look(key: int = 3) -> bool:\n    return TABLE[key + 5]\n"
-    places_of = {place.text: place for place in places("a.py", source)}
-    assert {text: place.at_import for text, place in places_of.items()} == {
-        "(2)": True, "False": True, "(4)": True, "return None": False, "(key - 5)": False, "(6)": False,
-    }  # fmt: skip
-    recorded = {"of a": Recorded(True, 1, {"a.py": [4]}), "of b": Recorded(True, 1, {"b.py": [1]})}
-    assert covering(places_of["False"], recorded, 10) == ["of a"]
-    assert covering(Place("a.py", range(2, 3), 0, 0, ""), recorded, 10) == []
+    assert covering([3, 4], recorded, 12) == ["a::fast", "a::slow", "b::middle"]
+    assert covering([3, 4], recorded, 11) == ["a::fast", "b::middle"]
+    assert covering([3, 4], recorded, 0.5) == ["a::fast"]
+    assert covering([6], recorded, 10) == []
 
 
 def test_places_that_two_commits_share_are_drawn_alike(tmp_path: Path) -> None:
@@ -262,5 +304,5 @@ def test_places_that_two_commits_share_are_drawn_alike(tmp_path: Path) -> None:
     old, new_root = tmp_path / "old", tmp_path / "new"
     before, after = draw(old, 100, 1, new_root), draw(new_root, 100, 1, old)
     assert [place.text for place in before] == [place.text for place in after]
-    assert {after.lines[0] - before.lines[0] for before, after in zip(before, after, strict=True)} == {1}
+    assert {after.line - before.line for before, after in zip(before, after, strict=True)} == {1}
     assert len(before) == len(list(places("a.py", SOURCE))) - 1
