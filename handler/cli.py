@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import os
 import sys
@@ -13,6 +14,7 @@ from handler import __version__
 from handler.config.engines import LLM_ENGINES
 from handler.core.command_line import Parser, add_installed, port
 from handler.core.errors import ConfigError
+from handler.launch import add_parser as add_launch
 
 _INSTALL = "pip install 'lmi-handler[cli]'"
 _SHELLS = ("bash", "zsh", "fish")
@@ -22,6 +24,7 @@ serve
   lmi serve [MODEL]                      serve a model over HTTP; without MODEL the demo model
   lmi serve [MODEL] --check              list every problem that a start would meet; start nothing
   lmi options [NAME|WORD]                list the options, describe one, or find those about a word
+  lmi launch AGENT [MODEL] [-- ARGUMENT] run Claude Code, Codex or another coding agent on a server
 
 measure
   lmi bench URL                          measure a running server: table, plot, JSON
@@ -53,7 +56,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         from deploy.__main__ import main as deploy
 
         return deploy(argv[1:], "lmi deploy")
-    parser = make_parser(flags=argv[:1] in (["serve"], ["completion"]), tools=argv[:1] not in (["serve"], ["options"]))
+    parser = make_parser(
+        flags=argv[:1] in (["serve"], ["completion"]), tools=argv[:1] not in (["serve"], ["options"], ["launch"])
+    )
     if not argv:
         parser.print_help()
         return 0
@@ -71,6 +76,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except KeyboardInterrupt:
         return 130
+
+
+def run(words: str) -> None:
+    """Run a command line, a JSON list, in a process of its own (`child_processes.python`)."""
+    raise SystemExit(main(json.loads(words)))
 
 
 def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
@@ -126,6 +136,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
     )
     options.add_argument("--engine", choices=LLM_ENGINES[1:], help="those that this engine has, with its own arguments")
     options.set_defaults(run=_options)
+    add_launch(commands)
     if tools:
         add_installed(commands, "lmi.commands")
     deploy = commands.add_parser("deploy", help="put a model on a SageMaker endpoint")

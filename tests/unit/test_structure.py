@@ -37,6 +37,7 @@ OF_HANDLER = {
     "djl": BELOW_HOSTS,
     "entry": {"djl"},
     "container": {"__version__", "core", "config"},
+    "launch": {"core", "config"},
 }
 """A package of handler's, and what of handler it may import beside itself; `cli` may import all of it."""
 

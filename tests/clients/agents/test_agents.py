@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
 import signal
 import socket
 import subprocess
+import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,7 +20,6 @@ from tests.clients import toolchains
 from tests.clients.agents.scripted import Model, call, said_by
 from tests.clients.driver import Driver, python_client, skipped_without
 from tests.deploy.local.servers import emulated
-from tests.docs.blocks import Block, parse
 
 pytestmark = pytest.mark.clients
 
@@ -180,10 +179,10 @@ def test_an_agent_that_writes_code(model: Model, how: str) -> None:
     assert "no more" not in model.prompts[1]  # </code> is one of its stop strings
 
 
-# -- coding agents' programs in loops of several turns, with the settings of docs/agents.md, in an empty home ----------
+# -- coding agents' programs in loops of several turns, run by `lmi launch` in an empty home ----------
 
 
-_PAGE = Path(__file__).parents[3] / "docs" / "agents.md"
+_ROOT = Path(__file__).parents[3]
 _LIMIT = 100  # seconds for one run of a program
 FACT = "The sky is green"
 
@@ -215,7 +214,7 @@ class Trap:
 
 
 class CodingAgent:
-    """A program in a home and a working directory of its own.
+    """A program in a home and a working directory of its own, run by `lmi launch`.
 
     Attributes:
         trap: what it asked of others than the server.
@@ -227,16 +226,12 @@ class CodingAgent:
         self.work, self._home = home / "work", home
         self.work.mkdir()
         (self.work / "fact.txt").write_text(FACT)
-        self.prepare(home)
 
-    def prepare(self, home: Path) -> None:
-        """Write its settings."""
-
-    def command(self, *, again: bool) -> list[str]:
-        """The program, which then takes what the user says; `again` goes on with the session before."""
+    def program(self) -> Path:
         raise NotImplementedError
 
-    def variables(self) -> Mapping[str, str]:
+    def arguments(self, *, again: bool) -> list[str]:
+        """Its own, before what the user says; `again` goes on with the session before."""
         raise NotImplementedError
 
     def runs(self, command: str) -> str:
@@ -245,11 +240,14 @@ class CodingAgent:
 
     def answers(self, said: str, *, again: bool = False) -> str:
         """What it prints."""
-        own = {"HOME": str(self._home), "PATH": os.environ["PATH"], "LANG": "C.UTF-8"}
+        program = self.program()
+        path = f"{program.parent}:{os.environ['PATH']}"
+        own = {"HOME": str(self._home), "PATH": path, "LANG": "C.UTF-8", "PYTHONPATH": str(_ROOT)}
+        launch = [sys.executable, "-m", "handler", "launch", program.name, "--url", self.url, "--"]
         process = subprocess.Popen(
-            [*self.command(again=again), said],
+            [*launch, *self.arguments(again=again), said],
             cwd=self.work,
-            env={**own, **self.trap.variables(), **self.variables()},
+            env={**own, **self.trap.variables()},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -266,44 +264,28 @@ class CodingAgent:
 
 
 class ClaudeCode(CodingAgent):
-    def command(self, *, again: bool) -> list[str]:
-        program = [str(toolchains.claude_code()), *(["--continue"] if again else [])]
-        # In this form, that of its SDK, it asks for updates of thoughts too.
-        return [*program, "--allowedTools=Bash", "--output-format=stream-json", "--verbose", "--print"]
+    def program(self) -> Path:
+        return toolchains.claude_code()
 
-    def variables(self) -> Mapping[str, str]:
-        lines = [line for line in documented("sh", "claude").splitlines() if line.startswith("export ")]
-        return dict(pair.split("=", 1) for line in lines for pair in shlex.split(self.here(line))[1:])
+    def arguments(self, *, again: bool) -> list[str]:
+        # In this form, that of its SDK, it asks for updates of thoughts too.
+        options = ["--allowedTools=Bash", "--output-format=stream-json", "--verbose", "--print"]
+        return [*(["--continue"] if again else []), *options]
 
     def runs(self, command: str) -> str:
         return call("Bash", command=command, description="Run it")
 
-    def here(self, text: str) -> str:
-        return text.replace("http://127.0.0.1:8080", self.url)
-
 
 class Codex(CodingAgent):
-    def prepare(self, home: Path) -> None:
-        settings = documented("toml", "model_provider").replace("http://127.0.0.1:8080", self.url)
-        (home / ".codex").mkdir()
-        (home / ".codex" / "config.toml").write_text(settings)
+    def program(self) -> Path:
+        return toolchains.codex()
 
-    def command(self, *, again: bool) -> list[str]:
+    def arguments(self, *, again: bool) -> list[str]:
         free = ["--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-        return [str(toolchains.codex()), "exec", *free, *(["resume", "--last"] if again else [])]
-
-    def variables(self) -> Mapping[str, str]:
-        return {"LMI_KEY": "none"}
+        return ["exec", *free, *(["resume", "--last"] if again else [])]
 
     def runs(self, command: str) -> str:
         return call("exec_command", cmd=command)
-
-
-def documented(language: str, word: str) -> str:
-    """The block of docs/agents.md that has the word."""
-    blocks = [item for item in parse(_PAGE.read_text()).items if isinstance(item, Block)]
-    [block] = [block for block in blocks if block.language == language and word in block.text]
-    return block.text
 
 
 @pytest.fixture
@@ -316,7 +298,7 @@ def trap() -> Iterator[Trap]:
 def coding_agent(request: pytest.FixtureRequest, tmp_path: Path, model: Model, trap: Trap) -> CodingAgent:
     with skipped_without():
         agent = request.param(tmp_path, model.url, trap)
-        agent.command(again=False)
+        agent.program()
     return agent  # type: ignore[no-any-return]
 
 

@@ -1,0 +1,79 @@
+"""The settings of `lmi launch`, held against docs/agents.md, and its command line."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+
+from handler.cli import main, make_parser
+from handler.launch import AGENTS, Served
+from tests.docs.blocks import Block, parse
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PAGE = Path(__file__).parents[2] / "docs" / "agents.md"
+SERVED = Served("http://127.0.0.1:8080", "none", "model", 131072)
+
+
+def documented(language: str, word: str) -> str:
+    """The block of the page that has the word."""
+    blocks = [item for item in parse(PAGE.read_text()).items if isinstance(item, Block)]
+    [block] = [block for block in blocks if block.language == language and word in block.text]
+    return block.text
+
+
+def test_the_page_has_each_agent() -> None:
+    rows = [f"| {agent.title} | `{name}` |" for name, agent in AGENTS.items()]
+    table = [line for line in PAGE.read_text().splitlines() if line.startswith(tuple(rows))]
+    assert [row for row in rows if not any(line.startswith(row) for line in table)] == []
+    assert [
+        agent.install for agent in AGENTS.values() if not any(f"| `{agent.install}` |" in row for row in table)
+    ] == []
+
+
+def test_the_page_has_claude_codes_variables() -> None:
+    lines = [line for line in documented("sh", "claude -p").splitlines() if line.startswith("export ")]
+    shown = dict(word.split("=", 1) for line in lines for word in shlex.split(line)[1:])
+    assert shown == AGENTS["claude"].settings(SERVED).variables
+
+
+def test_the_page_has_codexs_settings() -> None:
+    variables, words, _ = AGENTS["codex"].settings(SERVED)
+    assert words[::2] == ["-c"] * (len(words) // 2)
+    assert tomllib.loads("\n".join(words[1::2])) == tomllib.loads(documented("toml", "model_provider"))
+    assert documented("sh", "codex exec").startswith("".join(f"{name}={key} " for name, key in variables.items()))
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+def test_nothing_is_said_of_a_context_that_the_server_does_not_tell(agent: str) -> None:
+    settings = AGENTS[agent].settings(SERVED._replace(context=None))
+    told = {name: value for name, value in settings.variables.items() if value is not None}
+    assert "131072" not in str((told, settings.arguments))
+    assert "None" not in str((told, settings.arguments))
+
+
+def test_words_after_dashes_are_the_agents() -> None:
+    arguments = make_parser().parse_args(["launch", "codex", "m", "--engine", "echo", "--", "exec", "--url", "--", "x"])
+    assert (arguments.model, arguments.url) == ("m", None)
+    assert arguments.words == ["exec", "--url", "--", "x"]
+    assert make_parser().parse_args(["launch", "codex"]).words == []
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["claud"], "invalid choice: 'claud'; did you mean claude?"),
+        (["claude", "model", "--url", "http://127.0.0.1:9"], "--url is for a server that runs"),
+        (["claude", "--engine", "echo", "--print"], "--print is for a server that runs"),
+    ],
+)
+def test_command_lines_that_are_refused(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["launch", *words])
+    assert said in capsys.readouterr().err
