@@ -145,6 +145,13 @@ class Full:
         return False
 
 
+class Closed:
+    """A channel whose client has gone."""
+
+    def write_chunk(self, data: bytes) -> bool:
+        raise OSError("closed")
+
+
 def test_tokens_go_to_their_receivers_and_ends_to_the_sinks() -> None:
     def text(token: Token) -> bytes:
         return token.text.encode()
@@ -154,12 +161,12 @@ def test_tokens_go_to_their_receivers_and_ends_to_the_sinks() -> None:
 
     written: list[bytes] = []
     kept: list[bytes] = []
-    ends: list[list[Delta]] = [[], [], [], []]
+    ends: list[list[Delta]] = [[], [], [], [], []]
 
     async def story() -> tuple[int, list[int]]:
         driver = EngineDriver(Batcher(Scripted()))
         ways: list[tuple[Callable[[Token], bytes], ClientChannel | None]]
-        ways = [(text, Taking(written)), (text, Full()), (text, None), (fail, Taking(written))]
+        ways = [(text, Taking(written)), (text, Full()), (text, None), (text, Closed()), (fail, Taking(written))]
         fast_paths = []
         for (line, channel), mine in zip(ways, ends, strict=True):
             id = driver.submit(Request("abc", Sampling(max_new_tokens=3)), prompt("abc"), mine.append)
@@ -171,10 +178,12 @@ def test_tokens_go_to_their_receivers_and_ends_to_the_sinks() -> None:
         return driver.num_tokens, [one.num_tokens for one in fast_paths]
 
     num_tokens, counts = asyncio.run(story())
-    assert (written, kept, counts) == ([b"a", b"b"], [b"a", b"a", b"b", b"b"], [2, 2, 2, 0])
-    assert num_tokens == 10  # with the one that could not be written
-    direct, full, without, failed = ends
-    assert [(delta.finish, delta.tokens[0].text) for delta in (*direct, *full, *without)] == [(Finish.LENGTH, "c")] * 3
+    assert (written, kept, counts) == ([b"a", b"b"], [b"a"] * 3 + [b"b"] * 3, [2, 2, 2, 2, 0])
+    assert num_tokens == 13  # with the one that could not be written
+    direct, full, without, closed, failed = ends
+    assert [(delta.finish, delta.tokens[0].text) for delta in (*direct, *full, *without, *closed)] == [
+        (Finish.LENGTH, "c")
+    ] * 4
     assert [type(delta.error) for delta in failed] == [InternalError]
 
 

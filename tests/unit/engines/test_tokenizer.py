@@ -28,7 +28,7 @@ from handler.engines.echo import engine as echo
 from handler.engines.echo.engine import EchoTokenizer
 from handler.engines.huggingface import tokenizer as hf_tokenizer
 from handler.engines.huggingface.files import load_tokenizer
-from handler.engines.huggingface.tokenizer import HfTokenizer
+from handler.engines.huggingface.tokenizer import HfTokenizer, MistralTokenizer
 from handler.engines.openvino import model as openvino_model
 from handler.engines.openvino.model import OpenVinoTokenizer, prepare_model
 
@@ -153,6 +153,11 @@ def test_a_model_without_template_says_so(tmp_path: Path) -> None:
     tokenizer = HfTokenizer(write(tmp_path / "plain", byte_level(), template=None))
     with pytest.raises(InvalidPayload, match="the model has no chat template"):
         tokenizer.encode_chat([{"role": "user", "content": "x"}])
+
+
+def test_a_directory_without_mistrals_own_tokenizer_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"option\.tokenizer_mode=mistral: {tmp_path} has none of .*tekken\.json"):
+        MistralTokenizer(tmp_path)
 
 
 def test_a_vocabulary_that_is_not_bytes_is_refused(tmp_path: Path) -> None:

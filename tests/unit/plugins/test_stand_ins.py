@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import struct
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import numpy
+import PIL.Image
 import pytest
 
 from handler import formatters
@@ -268,6 +270,23 @@ def test_requests_and_outputs_have_arrays() -> None:
     output = Output().add_as_numpy([numpy.array([1.5])])
     (found,) = Input(bytes(output.content.value_at(0))).get_as_numpy()
     assert found.tolist() == [1.5]
+
+
+def test_a_body_is_what_its_content_type_says() -> None:
+    numpy.savez(npz := io.BytesIO(), numpy.array([1.5]))
+    PIL.Image.new("RGB", (2, 3)).save(png := io.BytesIO(), "PNG")
+    for media, body, wanted in (
+        ("application/json; charset=utf-8", b"[1]", [1]),
+        ("text/plain", b"[1]", "[1]"),
+        ("x/y", b"[1]", b"[1]"),
+        ("tensor/npz", npz.getvalue(), [[1.5]]),
+        ("tensor/ndlist", bytes(Output().add_as_numpy([numpy.array([1.5])]).content.value_at(0)), [[1.5]]),
+        ("image/png", png.getvalue(), (2, 3)),
+    ):
+        found = Input(body, {"content-type": media}).get_data()
+        if media.startswith("tensor/"):
+            found = [array.tolist() for array in found]
+        assert getattr(found, "size", found) == wanted, media
 
 
 # -- what a user's file names that is not here -------------------------------------------------------------------------

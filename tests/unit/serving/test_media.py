@@ -73,9 +73,9 @@ def with_text(chunk: PngImagePlugin.PngInfo) -> bytes:
     return saved(pair("RGB", RED, BLUE), pnginfo=chunk, icc_profile=bytes(300))
 
 
-def turned_by_xmp() -> bytes:
+def turned_by_xmp(more: str = "") -> bytes:
     info = PngImagePlugin.PngInfo()
-    info.add_itxt("XML:com.adobe.xmp", XMP.decode(), zip=True)
+    info.add_itxt("XML:com.adobe.xmp", XMP.decode() + more, zip=not more)
     return with_text(info)
 
 
@@ -104,7 +104,8 @@ CASES = {
     "turned by XMP": (turned_by_xmp(), (1, 2), (*RED, *BLUE)),
     "turned by ImageMagick's profile": (turned_by_imagemagick(), (1, 2), (*RED, *BLUE)),
     "a JPEG turned by XMP": (saved(PIL.Image.new("L", (2, 1), 7), "JPEG", xmp=XMP), (1, 2), (7,) * 6),
-    "much XMP": (saved(PIL.Image.new("L", (2, 1)), "WEBP", xmp=XMP + bytes(1 << 20)), (1, 2), (0,) * 6),
+    "much XMP": (turned_by_xmp(" " * 300_000), (1, 2), (*RED, *BLUE)),
+    "a WebP's much XMP": (saved(PIL.Image.new("L", (2, 1)), "WEBP", xmp=XMP + bytes(1 << 20)), (1, 2), (0,) * 6),
     "a broken EXIF": (saved(pair("RGB", RED, BLUE), exif=b"Exif\0\0II*\0\xff\xff\xff\xff"), (2, 1), (*RED, *BLUE)),
     "WebP": (saved(pair("RGB", RED, BLUE), "WEBP", lossless=True), (2, 1), (*RED, *BLUE)),
     "the first frame": (

@@ -268,6 +268,9 @@ def test_where_nobody_asked_for_sessions_an_unusable_directory_switches_them_off
     assert told.startswith(f"stateful sessions are off: option.sessions_path={tmp_path / 'sagemaker_sessions'}: ")
     with pytest.raises(ConfigError, match=r"no session can be kept there"):
         configured_sessions(replace(config, enable_stateful_sessions=True))
+    long = replace(config, sessions_path=str(tmp_path / ("a" * 300)))
+    with pytest.raises(ConfigError, match=r"no session can be kept there: File name too long"):
+        configured_sessions(long)
 
 
 def test_a_directory_that_goes_away(tmp_path: Path, clock: Clock) -> None:

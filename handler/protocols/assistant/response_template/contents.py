@@ -64,6 +64,7 @@ class Tags(Content):
         self._before = ""
         self._in_vain = 0
         self._found: dict[str, Any] = {}
+        self._failure: Exception | None = None
 
     def feed(self, text: str) -> None:
         super().feed(text)
@@ -71,6 +72,8 @@ class Tags(Content):
 
     def value(self) -> dict[str, Any]:
         self._read("", final=True)
+        if self._failure is not None:
+            raise self._failure
         return self._found
 
     def _read(self, text: str, *, final: bool) -> None:
@@ -101,7 +104,13 @@ class Tags(Content):
             self._pass(held[:1])
             return held[1:]
         self._pass(held[: match.size])
-        key, value = match.groups.get("key"), self._parse(match.groups.get("value", ""))
+        try:
+            self._add(match.groups.get("key"), self._parse(match.groups.get("value", "")))
+        except (ValueError, RecursionError) as error:
+            self._failure = error
+        return held[match.size :]
+
+    def _add(self, key: str | None, value: Any) -> None:
         if key is None:
             raise ValueError("a tag without a key")
         if self._merges and key in self._found:
@@ -111,7 +120,6 @@ class Tags(Content):
             before.append(value)
         else:
             self._found[key] = value
-        return held[match.size :]
 
     def _pass(self, text: str) -> None:
         if text:

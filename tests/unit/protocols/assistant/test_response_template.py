@@ -205,6 +205,30 @@ def test_a_broken_template_is_named_with_its_place(template: Any, message: str) 
         read_response_template(template)
 
 
+TAG = r"<(?P<key>\w+)>(?P<value>[^<]*)</\w+>"
+
+
+@in_one_test(
+    ("changes", "text", "found"),
+    [
+        ({"value_parser": {"name": "int"}}, "<a> 7 </a>", {"a": 7}),
+        ({"value_parser": {"name": "float"}}, "<a> 7 </a>", {"a": 7.0}),
+        ({"value_parser": {"name": "bool"}}, "<a> True</a><b>no</b>", {"a": True, "b": False}),
+        ({"value_parser": {"name": "float"}}, "<a>x</a>", None),
+        ({"transform": {"name": "{name}", "arguments": "{content.b}"}}, "<a>1</a>", None),
+    ],
+)
+def test_a_value_is_what_its_parser_reads_and_a_call_without_one_stays_text(
+    changes: dict[str, Any], text: str, found: dict[str, Any] | None
+) -> None:
+    more = {key: value for key, value in changes.items() if key == "transform"}
+    others = {key: value for key, value in changes.items() if key != "transform"}
+    template = read_response_template(broken(content_args={"tag_pattern": TAG, **others}, **more))
+    parser, answer = ResponseParser(template, "", []), f"<tool_call><function=f>{text}</tool_call>"
+    _, content, calls = parts([*parser.feed(answer), *parser.flush()])
+    assert (content, repr(loaded(calls))) == (("", repr([("f", found)])) if found else (answer, "[]"))
+
+
 # -- patterns ----------------------------------------------------------------------------------------------------------
 
 _ATOMS = st.sampled_from(["a", "b", "[^a]", "[ab]", ".", r"\w", r"\s", "<", "^", "$", r"\b", "(?:a|ab)", "(?:|b)"])
