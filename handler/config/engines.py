@@ -34,7 +34,7 @@ ENGINES = {
     "trtllm": EngineEntry("tensorrt_llm", "pip install tensorrt-llm", spreads=True, caches_prefixes=True),
     "vllm": EngineEntry("vllm", "pip install vllm", pools=True, transcribes=True, spreads=True, caches_prefixes=True),
     "openai": EngineEntry("aiohttp", "pip install 'lmi-handler[openai]'", remote=True),
-    "grpc": EngineEntry("smg_grpc_proto", "pip install 'lmi-handler[grpc]'", remote=True),
+    "grpc": EngineEntry("smg_grpc_proto", "pip install 'lmi-handler[grpc]'", pools=True, remote=True),
     "echo": EngineEntry(None, "", isolated=False, pools=True, transcribes=True),
 }
 """By name, which is that of the folder in `engines/`."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import math
 import os
 import random
 import signal
@@ -70,7 +71,7 @@ class GrpcServer:
     """A server on loopback.
 
     Attributes:
-        scripts: each answers one Generate: messages, bytes, a Status or HANG.
+        scripts: each answers one Generate: messages, bytes, a Status or HANG, perhaps as they come.
         script: makes the answer to each Generate of its id, where there are no `scripts`.
         received: requests of Generate, in order.
         aborted: ids that Abort named.
@@ -82,6 +83,9 @@ class GrpcServer:
         loads: of its ranks, fields of the answer to GetLoads, or its bytes; None: an older servicer without that.
         num_loads_asked: how often GetLoads was called.
         may_tell: GetLoads is answered once it is set.
+        normalizes: embeddings have length 1, as vLLM and SGLang have them by default.
+        embeddings: answers to further Embeds but those of one token: messages, bytes, a Status or HANG.
+        embedded: requests of Embed, in order.
     """
 
     module: str
@@ -91,7 +95,7 @@ class GrpcServer:
 
     def __init__(self) -> None:
         self.messages = importlib.import_module(f"smg_grpc_proto.generated.{self.module}_pb2")
-        self.scripts: list[Sequence[Any]] = []
+        self.scripts: list[Iterable[Any]] = []
         self.script: Callable[[str], Sequence[Any]] | None = None
         self.received: list[Any] = []
         self.aborted: list[str] = []
@@ -104,6 +108,9 @@ class GrpcServer:
         self.num_loads_asked = 0
         self.may_tell = threading.Event()
         self.may_tell.set()
+        self.normalizes = True
+        self.embeddings: list[Any] = []
+        self.embedded: list[Any] = []
         self.refuses: Status | None = None
         self.port = 0
         self._running: dict[str, threading.Event] = {}
@@ -140,6 +147,8 @@ class GrpcServer:
             "GetModelInfo": unary(self._model_info, messages.GetModelInfoRequest.FromString, _bytes),
             "HealthCheck": unary(self._health, messages.HealthCheckRequest.FromString, _bytes),
         }
+        if hasattr(messages, "EmbedRequest"):
+            methods["Embed"] = unary(self._embed, messages.EmbedRequest.FromString, _bytes)
         if hasattr(messages, "GetLoadsRequest"):
             methods["GetLoads"] = unary(self._loads, messages.GetLoadsRequest.FromString, _bytes)
         name = messages.DESCRIPTOR.services_by_name[self.service].full_name
@@ -173,6 +182,24 @@ class GrpcServer:
         if loads is None:
             context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
         return loads if isinstance(loads, bytes) else self.messages.GetLoadsResponse(loads=loads)
+
+    def _embed(self, request: Any, context: grpc.ServicerContext) -> Any:
+        self.embedded.append(request)
+        scripted = self.embeddings and len(request.tokenized.input_ids) > 1
+        answer = self.embeddings.pop(0) if scripted else self.embedding(request)
+        if answer is HANG:
+            gone = threading.Event()
+            if context.add_callback(gone.set):
+                gone.wait()
+            self.left.release()
+            return b""
+        if isinstance(answer, Status):
+            context.abort(answer.code, answer.details)
+        return answer
+
+    def embedding(self, request: Any) -> Any:
+        """Answer an Embed."""
+        return Status(grpc.StatusCode.UNIMPLEMENTED, "Embed RPC not yet implemented")
 
     def _abort(self, request: Any, context: grpc.ServicerContext) -> Any:
         return self.abort(request)
@@ -247,6 +274,11 @@ def score(id: int) -> float:
     return -((id % 7) + 1) / 8
 
 
+def vector(ids: Sequence[int]) -> list[float]:
+    """The pooled vector of ids."""
+    return [float(sum((id + 1) * (place + index + 1) % 7 - 3 for place, id in enumerate(ids))) for index in range(4)]
+
+
 def best(id: int, count: int) -> list[tuple[int, float]]:
     """The most likely ids in place of `id`: it is the second."""
     likelier = (id + 1) % VOCABULARY, score(id) / 2
@@ -269,6 +301,16 @@ class _OfServicer(GrpcServer):
         "max_context_length": 64,
         "vocab_size": VOCABULARY,
     }
+
+    def embedding(self, request: Any) -> Any:
+        ids = request.tokenized.input_ids
+        if len(ids) > self.model["max_context_length"]:
+            return Status(grpc.StatusCode.INVALID_ARGUMENT, "the prompt is longer than the maximum model length")
+        numbers = vector(ids)
+        length = math.hypot(*numbers) if self.normalizes else 1.0
+        return self.messages.EmbedResponse(
+            embedding=[one / length for one in numbers], prompt_tokens=len(ids), embedding_dim=len(numbers)
+        )
 
     def scores(self, ids: Sequence[int], tops: int | None) -> Any:
         """OutputLogProbs: the best as this contract orders them."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import os
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 from handler.config.environment import secrets
 from handler.core.errors import ConfigError, log_words
-from handler.engines.grpc.contract import MOST_BYTES, Contract, Model
+from handler.engines.grpc.contract import MOST_BYTES, UNREADABLE, Contract, Model
 from handler.engines.grpc.sglang import Sglang
 from handler.engines.grpc.trtllm import TrtLlm
 from handler.engines.grpc.vllm import Vllm
@@ -31,6 +33,7 @@ _FOREIGN = ("handshake", "http1.x server", "Expected SETTINGS frame")
 """Words of gRPC where the other side speaks another protocol, or TLS where it does not."""
 _OF_THE_REQUEST = ("INVALID_ARGUMENT", "OUT_OF_RANGE")
 _OF_THE_OPERATOR = ("UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND")
+_NEAR = 0.01  # of 1, the length of a normalized vector in bf16
 _MOST_WORDS = 4096
 _MOST_RANKS = 1024  # a message has room for millions
 
@@ -86,19 +89,38 @@ class Client:
     def connected(self) -> bool:
         return bool(self._channel.get_state() is self._ready)
 
-    async def model(self) -> Model:
+    async def model(self, *, generates: bool) -> Model:
         """Ask the server for its model, and whether it is well.
 
+        Args:
+            generates: the model has to be for text; else for embeddings, of which one is computed.
+
         Raises:
-            Failed: it has not said so.
+            Failed: it has not said so, or its model is for something else.
         """
         messages = self._contract.messages
         info = await self._ask(self._stub.GetModelInfo(messages.GetModelInfoRequest(), timeout=INFO_TIMEOUT))
         model = self._contract.model(info)
+        if model.generates != generates:
+            raise Failed(f"has a model that {'computes embeddings' if generates else 'generates text'}", lasts=True)
         health = await self._ask(self._stub.HealthCheck(messages.HealthCheckRequest(), timeout=_HEALTH_TIMEOUT))
         if reason := self._contract.unhealthy_reason(health):
             raise Failed("is not healthy", reason[:_MOST_WORDS], ill=True)
-        return model
+        if generates:
+            return model
+        vector = _vector(
+            await self._ask(self._stub.Embed(self._contract.embed(uuid4().hex, [0]), timeout=_HEALTH_TIMEOUT))
+        )
+        length = sum(number * number for number in vector) ** 0.5
+        return model._replace(dimensions=len(vector), normalizes=abs(length - 1) < _NEAR)
+
+    async def embed(self, ids: Sequence[int]) -> Sequence[float]:
+        """Return a text's embedding.
+
+        Raises:
+            Refused, Failed: there is none.
+        """
+        return _vector(await self._answer(self._stub.Embed(self._contract.embed(uuid4().hex, ids))))
 
     async def loads(self) -> Sequence[Any]:
         """Ask the server how much its ranks have to do; nothing where it does not say so."""
@@ -143,13 +165,19 @@ class Client:
             await self._stub.Abort(self._contract.abort(id), timeout=_ABORT_TIMEOUT)
 
     async def _ask(self, call: Any) -> Any:
+        """Return the answer to a question of our own, with which no client is at fault."""
+        try:
+            return await self._answer(call)
+        except Refused as error:
+            raise Failed(f"answered {error.status}", error.words) from None
+
+    async def _answer(self, call: Any) -> Any:
         try:
             answer = await call
         except self._error as error:
-            failed = self._translated(error)
-            raise failed if isinstance(failed, Failed) else Failed(f"answered {failed.status}", failed.words) from None
+            raise self._translated(error) from None
         if answer is None:  # gRPC could not decode it
-            raise Failed("sent a message that cannot be read", lasts=True)
+            raise Failed(UNREADABLE, lasts=True)
         return answer
 
     def _translated(self, error: Any) -> Refused | Failed:
@@ -160,6 +188,14 @@ class Client:
             connected=self.connected,
             constraint_failed=any(key == _CONSTRAINT_FAILED for key, _ in trailers),
         )
+
+
+def _vector(answer: Any) -> Sequence[float]:
+    """Read an embedding."""
+    vector: Sequence[float] = answer.embedding
+    if not vector or not all(map(math.isfinite, vector)):
+        raise Failed(UNREADABLE, "its embedding has no numbers, or one that is none")
+    return vector
 
 
 def _address(url: str) -> tuple[str, Any]:

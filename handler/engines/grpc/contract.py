@@ -22,6 +22,7 @@ MOST_BYTES = 1 << 22
 _BYTES_A_SCORE = 12  # of an id and its log-probability, with lengths and tags
 _NAME = 1000  # characters of a model's name
 
+UNREADABLE = "sent a message that cannot be read"
 NO_FIELD = "the servers' gRPC contract has no field for it"
 REASONS = {
     "num_beams": "there is no beam search in a stream",
@@ -40,6 +41,9 @@ class Model(NamedTuple):
         vocabulary: number of the model's ids; None where it does not say so.
         eos: ids that end an answer; empty where it does not say so.
         num_pieces: number of the tokenizer's ids but those added to it; None where it does not say so.
+        generates: it is for text, not for embeddings.
+        dimensions: numbers of an embedding.
+        normalizes: embeddings have length 1.
     """
 
     name: str
@@ -47,6 +51,9 @@ class Model(NamedTuple):
     vocabulary: int | None = None
     eos: frozenset[int] = frozenset()
     num_pieces: int | None = None
+    generates: bool = True
+    dimensions: int = 0
+    normalizes: bool = False
 
 
 class Chunk(NamedTuple):
@@ -70,6 +77,8 @@ class Contract(ABC):
         table: rules of its SamplingParams.
         reasons, limits, supports: as in `Capabilities`.
         no_adapters: why requests name no LoRA adapter.
+        no_media: why requests have neither images nor audio.
+        no_embeddings: why it computes no embeddings; "" where it does.
         reports_load: it has GetLoads.
         command: what starts a server, after `python -m` and before the model.
         context_flag: the server's flag for the tokens of prompt and answer together.
@@ -85,6 +94,8 @@ class Contract(ABC):
     reasons: ClassVar[Mapping[str, str]]
     limits: ClassVar[Mapping[str, float]] = {}
     no_adapters: str
+    no_media: str
+    no_embeddings = ""
     reports_load = True
     command: Sequence[str]
     context_flag: str
@@ -98,7 +109,7 @@ class Contract(ABC):
             {**REASONS, **self.reasons},
             limits=self.limits,
             no_adapters=self.no_adapters,
-            no_media=dict.fromkeys(MEDIA, "the server at option.base_url gets tokens only"),
+            no_media=dict.fromkeys(MEDIA, self.no_media),
         )
 
     @cached_property
@@ -127,6 +138,18 @@ class Contract(ABC):
         """Make the fields of Generate beside its SamplingParams."""
         return {}
 
+    def embed(self, id: str, ids: Sequence[int]) -> Any:
+        """Make the message of Embed."""
+        return self.messages.EmbedRequest(request_id=id, tokenized=self.messages.TokenizedInput(input_ids=ids))
+
+    def embedding_flags(self, mode: str) -> Sequence[str]:
+        """Return the flags of a server that embeds.
+
+        Args:
+            mode: of pooling, as the model's files name it.
+        """
+        return ()
+
     @abstractmethod
     def abort(self, id: str) -> Any:
         """Make the message of Abort."""
@@ -135,13 +158,12 @@ class Contract(ABC):
         """Read the answer to GetModelInfo.
 
         Raises:
-            Failed: the model is for something else than text.
+            Failed: it names no model.
         """
-        if not info.is_generation:
-            raise Failed("has a model that generates no text", lasts=True)
         name = info.served_model_name or info.model_path
         eos = frozenset(info.eos_token_ids)
-        return Model(name[:_NAME], max(info.max_context_length, 0) or None, max(info.vocab_size, 0) or None, eos)
+        most, vocabulary = max(info.max_context_length, 0) or None, max(info.vocab_size, 0) or None
+        return Model(name[:_NAME], most, vocabulary, eos, generates=info.is_generation)
 
     def unhealthy_reason(self, health: Any) -> str:
         """Read the answer to HealthCheck; return why the server is not well, "" where it is."""
@@ -222,7 +244,7 @@ class GrpcCall:
             Failed: it is not of this answer, or cannot be read.
         """
         if response is None:
-            raise Failed("sent a message that cannot be read")
+            raise Failed(UNREADABLE)
         sampling = self._sampling
         if getattr(response, "request_id", self.message.request_id) != self.message.request_id:
             raise Failed("sent another request's message")
@@ -234,7 +256,7 @@ class GrpcCall:
             if chunk.ids:
                 self._take(chunk, part)
         except ValueError as error:
-            raise Failed("sent a message that cannot be read", str(error)) from None
+            raise Failed(UNREADABLE, str(error)) from None
         return bool(chunk.ids)
 
     def _take(self, chunk: Chunk, part: Part) -> None:

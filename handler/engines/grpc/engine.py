@@ -11,25 +11,28 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
 from handler.config import model_files
 from handler.config.config import Config
-from handler.core.errors import ConfigError, Problem
-from handler.engines.base import Capabilities, EngineConfig, EngineRequest, EngineStatistics, Step
+from handler.core.errors import ConfigError, Problem, Problems
+from handler.core.values import Extras, Finish, Pooling, Task
+from handler.engines.base import Capabilities, EngineConfig, EngineRequest, EngineStatistics, Step, Tokenizer
 from handler.engines.grpc.client import CONTRACTS, Client, find_contract
 from handler.engines.grpc.contract import Contract, GrpcCall, Model, statistics
 from handler.engines.huggingface import files
-from handler.engines.huggingface.files import TORCH_DTYPES, eos_ids, load_tokenizer
+from handler.engines.huggingface.files import TORCH_DTYPES, eos_ids
+from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, read_pooling
 from handler.engines.process.supervisor import descendants, end_with_process, end_with_this_process
-from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
+from handler.engines.remote.engine import TLS_CLOSE, C, RemoteEngine, Running
 from handler.engines.remote.servers import Failed, Part, Server, Setting, first_found
 
-__all__ = ["GrpcEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
+__all__ = ["GrpcEngine", "GrpcPooling", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
 
 
 _OWN_HOST = "127.0.0.1"
@@ -42,6 +45,14 @@ _MOST_SILENT = 3  # failures in a row, the last of them silence, after which the
 
 class GrpcSetting(Setting):
     """The servers: those at option.base_url, or one that option.engine_python starts."""
+
+    def check(self, model_id: str | None, config: EngineConfig) -> None:
+        problems = Problems()
+        with problems:
+            super().check(model_id, config)
+        with problems:
+            check_task(config, config.options.engine_options.get("base_url_kind", "auto"))
+        problems.check()
 
     def urls(self, config: EngineConfig) -> tuple[str, ...]:
         options = config.options.engine_options
@@ -65,6 +76,21 @@ class GrpcSetting(Setting):
         if shutil.which(python) is None:
             raise ConfigError(Problem("", key, f"{key}={python} is no program"))
         return ()
+
+
+def check_task(config: EngineConfig, kind: str) -> None:
+    """Raise ConfigError where servers of a kind do not compute what the model is for."""
+    if config.task is Task.GENERATION:
+        return
+    key = f"option.task={config.options.task}"
+    if config.task is not Task.EMBEDDING:
+        message = f"{key}: the model is for {config.task.value}, and no gRPC contract has scores or classes"
+        raise ConfigError(Problem("", "option.task", message))
+    if kind in CONTRACTS and (reason := CONTRACTS[kind].no_embeddings):
+        raise ConfigError(Problem("", "option.task", f"{key}: {reason}"))
+    if config.options.pooling != "auto":
+        key = f"option.pooling={config.options.pooling}"
+        raise ConfigError(Problem("", "option.pooling", f"{key}: the server pools as its model's files say"))
 
 
 _SETTING = GrpcSetting("grpc", "grpc://host:50051")
@@ -201,8 +227,12 @@ def _opened(pids: Iterable[int]) -> set[str]:
     return found
 
 
-def command(contract: Contract, model: Path, config: Config) -> list[str]:
-    """Return the command of option.engine_python's server; `option.engine_flags` come last, and win."""
+def command(contract: Contract, model: Path, config: Config, flags: Sequence[str] = ()) -> list[str]:
+    """Return the command of option.engine_python's server.
+
+    Args:
+        flags: those of its task. `option.engine_flags` come last, and win.
+    """
     options = config.engine_options
     python = options["engine_python"]
     words = [os.path.abspath(shutil.which(python) or python), "-m", *contract.command, str(model.absolute())]
@@ -212,29 +242,38 @@ def command(contract: Contract, model: Path, config: Config) -> list[str]:
         words += [contract.context_flag, str(config.max_model_len)]
     if options.get("trust_remote_code"):
         words.append(contract.trust_flag)
-    return [*words, *options.get("engine_flags", ())]
+    return [*words, *flags, *options.get("engine_flags", ())]
 
 
-class GrpcEngine(RemoteEngine[GrpcCall]):
-    """See `engines.base.Engine`."""
+class ContractEngine(RemoteEngine[C]):
+    """An engine of servers that speak a contract.
 
-    def __init__(self, config: EngineConfig) -> None:
+    Args:
+        flags: makes those of a server that the engine starts.
+    """
+
+    generates = True
+
+    def __init__(self, config: EngineConfig, flags: Callable[[Contract], Sequence[str]] = lambda contract: ()) -> None:
         self._files = OwnFiles.read(config)
         options = config.options.engine_options
         urls: Sequence[str] = _SETTING.urls(config)
         kind = options["base_url_kind"]
         kind = find_contract(tuple(urls)) if kind == "auto" else kind
+        check_task(config, kind)
+        contract = CONTRACTS[kind]
         self._own: OwnServer | None = None
         self._lost: Failed | None = None  # why the own server has to be started again
         setting = "option.base_url="
         if not urls:
             setting = "the server of option.engine_python at "
             assert config.model is not None
-            self._own = OwnServer(CONTRACTS[kind].command[0], command(CONTRACTS[kind], config.model, config.options))
+            words = command(contract, config.model, config.options, flags(contract))
+            self._own = OwnServer(contract.command[0], words)
             urls = (self._own.url,)
         tls = any(url.startswith("grpcs:") for url in urls)
         super().__init__(kind, urls, float(options["base_url_timeout"]), TLS_CLOSE if tls else 0.0)
-        self._contract = CONTRACTS[kind]
+        self._contract = contract
         self._clients: dict[str, Client] = {}
         self._statistics = EngineStatistics()
         self._asking: asyncio.Task[None] | None = None
@@ -246,7 +285,6 @@ class GrpcEngine(RemoteEngine[GrpcCall]):
             self._model, failed = self.complete(first_found(self._look, "a model", setting))
             self.begin("grpc", self._model.max_tokens, config, failed)
             on_failure.pop_all()
-        self._most_id = max(self._files.vocabulary or 0, self._model.vocabulary or 0) or (1 << 31)
 
     async def _connect(self, urls: Sequence[str], timeout: float) -> None:
         self._clients = {url: Client(url, self._contract, timeout) for url in urls}
@@ -272,10 +310,7 @@ class GrpcEngine(RemoteEngine[GrpcCall]):
     async def _model_at(self, url: str) -> Model:
         if self._own is not None:
             self._own.check_port()
-        return await self._clients[url].model()
-
-    def new_call(self, request: EngineRequest) -> GrpcCall:
-        return GrpcCall(self._contract, request, self._most_id, self._files.eos)
+        return await self._clients[url].model(generates=self.generates)
 
     def cancel(self, key: int) -> None:
         super().cancel(key)
@@ -287,24 +322,6 @@ class GrpcEngine(RemoteEngine[GrpcCall]):
         if not self._clients[server.url].connected:
             server.known = False
         await super().ask(server, again=again)
-
-    async def stream(self, server: Server, running: Running[GrpcCall]) -> None:
-        call = running.call
-        call.message.request_id = uuid4().hex  # SGLang aborts all requests whose ids begin with the given one
-        held: Part | None = None  # the last token waits for the reason of the end
-        async with aclosing(self._clients[server.url].generate(call.message)) as responses:
-            async for response in responses:
-                if running.ended:
-                    continue
-                part = held or self._parts.get(running.key) or Part()
-                came = call.read(response, part)
-                held = part if call.awaits_finish_reason and part.finish is None else None
-                if held is not None:
-                    self._parts.pop(running.key, None)
-                elif came:
-                    self.take(server, running, part)
-        if not running.ended:
-            raise Failed("ended its answer without a last message")
 
     async def check(self, server: Server) -> None:
         """Ask a server whether it serves the model, and as many tokens as this one promises."""
@@ -357,6 +374,77 @@ class GrpcEngine(RemoteEngine[GrpcCall]):
             self._own.stop()
 
 
+class GrpcEngine(ContractEngine[GrpcCall]):
+    """See `engines.base.Engine`."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self._most_id = max(self._files.vocabulary or 0, self._model.vocabulary or 0) or (1 << 31)
+
+    def new_call(self, request: EngineRequest) -> GrpcCall:
+        return GrpcCall(self._contract, request, self._most_id, self._files.eos)
+
+    async def stream(self, server: Server, running: Running[GrpcCall]) -> None:
+        call = running.call
+        call.message.request_id = uuid4().hex  # SGLang aborts all requests whose ids begin with the given one
+        held: Part | None = None  # the last token waits for the reason of the end
+        async with aclosing(self._clients[server.url].generate(call.message)) as responses:
+            async for response in responses:
+                if running.ended:
+                    continue
+                part = held or self._parts.get(running.key) or Part()
+                came = call.read(response, part)
+                held = part if call.awaits_finish_reason and part.finish is None else None
+                if held is not None:
+                    self._parts.pop(running.key, None)
+                elif came:
+                    self.take(server, running, part)
+        if not running.ended:
+            raise Failed("ended its answer without a last message")
+
+
+class EmbedCall(NamedTuple):
+    """A text to embed, whose answer comes whole."""
+
+    ids: Sequence[int]
+    pooling: Pooling
+    begun: bool = False
+
+
+class GrpcPooling(ContractEngine[EmbedCall]):
+    """See `engines.base.Engine`; it gets Pooling in place of Sampling.
+
+    The server gives the pooled vector. All after that is done here, as with other engines.
+    """
+
+    generates = False
+
+    def __init__(self, config: EngineConfig) -> None:
+        assert config.model is not None
+        self._pooling: PoolingFiles = read_pooling(config.model)
+        super().__init__(config, lambda contract: contract.embedding_flags(self._pooling.mode))
+        limits = (self._pooling.most_tokens, self.info.max_total_tokens)
+        most = min(limit for limit in limits if limit)
+        self.info = replace(self.info, max_total_tokens=most, dimensions=self._model.dimensions)
+
+    def new_call(self, request: EngineRequest) -> EmbedCall:
+        pooling = request.pooling
+        normalize = self._pooling.normalize if pooling.normalize is None else pooling.normalize
+        if self._model.normalizes and not normalize:
+            raise ValueError("normalize=false: the server's vectors have length 1")
+        return EmbedCall(request.ids, pooling)
+
+    async def stream(self, server: Server, running: Running[EmbedCall]) -> None:
+        import numpy
+
+        call = running.call
+        vector = await self._clients[server.url].embed(call.ids)
+        if len(vector) != self.info.dimensions:
+            raise Failed(f"sent a vector of {len(vector)} numbers", f"those of the start have {self.info.dimensions}")
+        finished = self._pooling.finish(numpy.array(vector, numpy.float32), call.pooling)
+        self.take(server, running, Part(finish=Finish.EOS, extras=Extras(vector=finished)))
+
+
 def _same(model: Model, first: Model | None) -> None:
     """Raise Failed where a server's model is not that of the first one."""
     if first is not None and model._replace(max_tokens=None) != first._replace(max_tokens=None):
@@ -373,5 +461,11 @@ def capabilities(config: EngineConfig) -> Capabilities:
     return CONTRACTS[find_contract(_SETTING.urls(config)) if kind == "auto" else kind].capabilities
 
 
-def load(config: EngineConfig) -> GrpcEngine:
-    return GrpcEngine(config)
+def load(config: EngineConfig) -> GrpcEngine | GrpcPooling:
+    return GrpcEngine(config) if config.task is Task.GENERATION else GrpcPooling(config)
+
+
+def load_tokenizer(config: EngineConfig) -> Tokenizer:
+    if config.task is Task.GENERATION or config.model is None:
+        return files.load_tokenizer(config)
+    return HfPoolingTokenizer(config.model)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from handler.core.values import Sampling
@@ -60,6 +60,7 @@ class Sglang(Contract):
     service = "SglangScheduler"
     table = _TABLE
     no_adapters = "SGLang's gRPC server, of smg-grpc-servicer 0.14, loads no adapters"
+    no_media = "SGLang's gRPC contract takes processed pixels only"
     command = ("sglang.launch_server", "--grpc-mode", "--model-path")
     context_flag = "--context-length"
     supports = frozenset({*_TABLE, *_DRAWN, *_OF_THE_REQUEST})
@@ -76,6 +77,9 @@ class Sglang(Contract):
             "logprob_start_len": 0 if sampling.prompt_logprobs else -1,
             "top_logprobs_num": tops,
         }
+
+    def embedding_flags(self, mode: str) -> Sequence[str]:
+        return ("--is-embedding",)
 
     def abort(self, id: str) -> Any:
         return self.messages.AbortRequest(request_id=id, reason="the client left")

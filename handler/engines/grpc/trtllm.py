@@ -54,6 +54,8 @@ class TrtLlm(Contract):
     module = "trtllm_service"
     service = "TrtllmService"
     no_adapters = "TensorRT-LLM's gRPC contract names an adapter by a number of its own"
+    no_media = "TensorRT-LLM's gRPC server was never tried with media"
+    no_embeddings = "TensorRT-LLM's gRPC server does not implement Embed"
     reports_load = False
     command = ("tensorrt_llm.commands.serve", "serve", "--grpc")
     context_flag = "--max_seq_len"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from handler.core.values import Sampling
@@ -75,6 +75,7 @@ class Vllm(Contract):
     service = "VllmEngine"
     table = _TABLE
     no_adapters = "vLLM's gRPC contract has no field for an adapter"
+    no_media = "vLLM's gRPC contract takes processed pixels, or addresses that its server fetches"
     command = ("vllm.entrypoints.grpc_server", "--model")
     context_flag = "--max-model-len"
     supports = frozenset({*_TABLE, *_DRAWN})
@@ -84,6 +85,10 @@ class Vllm(Contract):
         "bad_token_ids": f"{NO_FIELD}; a bias of -100 nearly does so",
     }
     limits: ClassVar[Mapping[str, float]] = {"top_logprobs": _MOST_TOPS, "prompt_top_logprobs": _MOST_TOPS}
+
+    def embedding_flags(self, mode: str) -> Sequence[str]:
+        pooler = {"seq_pooling_type": mode.upper(), "use_activation": False}  # normalizing is done here
+        return "--runner", "pooling", "--pooler-config", json.dumps(pooler)
 
     def abort(self, id: str) -> Any:
         return self.messages.AbortRequest(request_ids=[id])

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from handler.config.environment import secrets
 from handler.core.errors import ConfigError, client_words, log_words
-from handler.core.values import Adapter, Finish
+from handler.core.values import Adapter, Finish, Sampling
 from handler.engines.base import EngineConfig, EngineInfo, EngineRequest, Interrupted, Output, Silence, Step
 from handler.engines.remote.servers import Failed, Part, Refused, Server, choose
 
@@ -156,7 +156,8 @@ class RemoteEngine(ABC, Generic[C]):
             for _ in range(_SPINS):  # while the loop rested, servers may have closed connections
                 self._run_once()
         key = request.key
-        task = self._loop.create_task(self._serve(key, len(request.ids) + request.sampling.max_new_tokens))
+        most = request.parameters.max_new_tokens if isinstance(request.parameters, Sampling) else 0
+        task = self._loop.create_task(self._serve(key, len(request.ids) + most))
         self._running[key] = running = Running(key, call, task, Silence())
         task.add_done_callback(lambda _: self._forget(running))
 

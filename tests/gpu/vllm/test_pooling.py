@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,19 +58,39 @@ def test_numbers_are_those_of_transformers_alone_and_in_company(
     assert engines.prepare("vllm", str(model), EngineConfig(Config(dtype="fp32"), task=task)) == model
     with vllm_forks.engines():
         engine = EngineSupervisor(Spec("vllm", config), load_timeout=280)
+    check_numbers(engine, requests, WANTED[name][mode])
+
+
+def test_a_server_by_grpc_computes_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    options = {
+        "engine_python": sys.executable,
+        "engine_flags": ("--enforce-eager", "--kv-cache-memory-bytes", str(1 << 28)),
+        "base_url_kind": "vllm",
+        "base_url_connect_timeout": 5.0,
+        "base_url_timeout": 60.0,
+    }
+    model = write_model(tmp_path, "bert", "mean")
+    config = EngineConfig(Config(dtype="fp32", engine_options=options), model=model, task=Task.EMBEDDING)
+    engine = EngineSupervisor(Spec("grpc", config), load_timeout=280)
+    check_numbers(engine, [(ids, Pooling("embed", normalize=False)) for ids in TEXTS], WANTED["bert"]["mean"])
+
+
+def check_numbers(engine: EngineSupervisor, requests: list[tuple[list[int], Pooling]], wanted: list[Any]) -> None:
+    """Compare the numbers of all requests at once, and of each alone, with those of transformers."""
     try:
         batcher = Batcher(engine)
         while not engine.ready:
             assert engine.state is not State.CLOSED, engine.reason
             batcher.step(1.0)
         assert engine.info is not None
-        assert (engine.info.max_total_tokens, engine.info.dimensions) == (40, len(WANTED[name][mode][0]))
+        assert (engine.info.max_total_tokens, engine.info.dimensions) == (40, len(wanted[0]))
         together = computed(batcher, requests)
         alone = [vector for request in requests for vector in computed(batcher, [request])]
     finally:
         engine.close()
     for found in (together, alone):
-        numpy.testing.assert_allclose(numpy.array(found), WANTED[name][mode], atol=1e-4)
+        numpy.testing.assert_allclose(numpy.array(found), wanted, atol=1e-4)
 
 
 # -- decoders ----------------------------------------------------------------------------------------------------------

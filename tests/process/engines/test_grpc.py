@@ -8,8 +8,10 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -18,6 +20,7 @@ import pytest
 from handler.config.config import Config
 from handler.core.errors import ConfigError
 from handler.core.values import Finish, Sampling, StructuredOutput
+from handler.engines import base
 from handler.engines.base import EngineConfig, EngineRequest, EngineStatistics
 from handler.engines.grpc import client
 from handler.engines.grpc.client import CONTRACTS, find_contract, status_error
@@ -322,6 +325,51 @@ def test_a_server_that_accepts_and_says_nothing_is_left_out(monkeypatch: pytest.
         assert ask(found) == ANSWER
 
 
+def test_a_slow_server_is_waited_for_as_long_as_tokens_come(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 0.0
+    monkeypatch.setattr(base, "time", SimpleNamespace(monotonic=lambda: clock))
+    ids: dict[int, list[int]] = {1: [], 2: [], 3: []}
+    ended: dict[int, str | None] = {}
+    may_come = threading.Semaphore(0)
+
+    def trickle(server: GrpcServer) -> Iterator[Any]:
+        for part in [*chunks(server, 301, 302, 303), server.complete("", None, [303], "length")]:
+            assert may_come.acquire(timeout=PATIENCE)
+            yield part
+
+    with listening() as server, engine(model, server, timeout=0.1) as found:
+
+        def step_until(done: Callable[[], object]) -> None:
+            def stepped() -> bool:
+                step = found.step()
+                for key, id in zip(step.keys, step.ids, strict=True):
+                    ids[key].append(id)
+                for output in step.others:
+                    ids[output.key] += output.ids
+                    ended[output.key] = output.error
+                return bool(done())
+
+            wait_for(stepped, PATIENCE, "the engine stands still")
+
+        may_come.release()
+        for key, script in ((1, trickle(server)), (2, [*chunks(server, 301), HANG]), (3, [*chunks(server, 301), HANG])):
+            server.scripts = [script]
+            found.add(EngineRequest(key, PROMPT, SAMPLING))
+            step_until(partial(ids.get, key))
+        found.cancel(3)
+        assert server.left.acquire(timeout=PATIENCE)
+        clock = 0.06
+        may_come.release()
+        step_until(lambda: len(ids[1]) == 2)
+        assert not ended
+        clock = 0.12
+        step_until(lambda: ended)
+        assert ended == {2: "the vllm server sent no token for 0.1 s (option.base_url_timeout)"}
+        may_come.release(2)
+        step_until(lambda: 1 in ended)
+    assert (ids, ended[1]) == ({1: [301, 302, 303], 2: [301], 3: [301]}, None)
+
+
 STATUSES: dict[str, Any] = {
     **dict.fromkeys(("INVALID_ARGUMENT", "OUT_OF_RANGE"), Refused),
     **dict.fromkeys(("UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND"), "lasts"),
@@ -506,7 +554,7 @@ def test_a_stranger_at_the_port_after_the_start_gets_no_request(model: Path) -> 
     [
         ({"vocab_size": 7}, "has another tokenizer: it has 7 ids"),
         ({"eos_token_ids": [77]}, "has another tokenizer: its answers end with [77]"),
-        ({"is_generation": False}, "has a model that generates no text"),
+        ({"is_generation": False}, "has a model that computes embeddings"),
     ],
 )
 def test_a_model_that_is_not_ours_is_refused_at_the_start(model: Path, change: dict[str, Any], words: str) -> None:

@@ -66,7 +66,18 @@ def _tables(kinds: Mapping[str, Capabilities]) -> str:
 def render() -> str:
     """Return the page with the tables of both engines."""
     page = fill(DOCUMENT.read_text(), "parameters", _tables({kind: _able(kind) for kind in KINDS}))
-    return fill(page, "grpc parameters", _tables({name: one.capabilities for name, one in CONTRACTS.items()}))
+    page = fill(page, "grpc parameters", _tables({name: one.capabilities for name, one in CONTRACTS.items()}))
+    return fill(page, "grpc features", _features())
+
+
+def _features() -> str:
+    reasons = {
+        "[embeddings](embeddings.md)": [one.no_embeddings for one in CONTRACTS.values()],
+        "[LoRA adapters](adapters.md)": [one.capabilities.no_adapters for one in CONTRACTS.values()],
+        "[images](images.md), [audio](audio.md)": [one.no_media for one in CONTRACTS.values()],
+    }
+    rows = [(name, *(f"refused: {reason}" if reason else "yes" for reason in found)) for name, found in reasons.items()]
+    return table(("", *CONTRACTS), rows)
 
 
 def test_the_document_has_every_parameter_as_the_code_has_it() -> None:
