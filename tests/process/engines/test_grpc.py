@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import socket
 import threading
@@ -472,6 +473,15 @@ def test_the_report_after_the_last_answer_is_of_a_server_at_rest(model: Path) ->
         assert ask(found) == ANSWER
         server.loads = [{"num_waiting_reqs": 0, "token_usage": 0.0}]
         assert found.statistics() == EngineStatistics(0, 0.0)
+
+
+def test_who_waits_for_commands_sleeps(model: Path) -> None:
+    """uvloop makes what it watches non-blocking: the engine's process would ask for commands without end."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, listening() as server, engine(model, server) as found:
+        found.interrupt_on(ours.fileno())
+        assert os.get_blocking(ours.fileno())
+        found._loop.remove_reader(ours.fileno())
 
 
 def test_a_command_is_not_kept_waiting_by_a_report(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
