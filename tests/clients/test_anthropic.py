@@ -37,21 +37,21 @@ def text(events: list[dict[str, Any]]) -> str:
     return "".join(event["delta"]["text"] for event in events if event["type"] == "content_block_delta")
 
 
-def test_a_message(anthropic: Driver, openai_server: LiveServer) -> None:
+def test_a_message(anthropic: Driver, model_server: LiveServer) -> None:
     for what in ("message", "gathered"):
-        found = anthropic.generate(openai_server.url, QUESTION, what=what, **GREEDY)
+        found = anthropic.generate(model_server.url, QUESTION, what=what, **GREEDY)
         assert [(block["type"], block["text"]) for block in found["content"]] == [("text", ANSWER)]
         assert (found["role"], found["model"], found["stop_reason"]) == ("assistant", "model", "end_turn")
         assert found["id"].startswith("msg_")
         assert (found["usage"]["input_tokens"], found["usage"]["output_tokens"]) == (37, 8)
 
 
-def test_its_models(anthropic: Driver, openai_server: LiveServer) -> None:
-    assert anthropic.generate(openai_server.url, "", what="models") == ["model"]
+def test_its_models(anthropic: Driver, model_server: LiveServer) -> None:
+    assert anthropic.generate(model_server.url, "", what="models") == ["model"]
 
 
-def test_a_messages_stream(anthropic: Driver, openai_server: LiveServer) -> None:
-    events = anthropic.stream(openai_server.url, QUESTION, **GREEDY)
+def test_a_messages_stream(anthropic: Driver, model_server: LiveServer) -> None:
+    events = anthropic.stream(model_server.url, QUESTION, **GREEDY)
     first, *_, delta, last = events
     assert (first["type"], first["message"]["usage"]["input_tokens"]) == ("message_start", 37)
     assert text(events) == ANSWER
@@ -59,17 +59,17 @@ def test_a_messages_stream(anthropic: Driver, openai_server: LiveServer) -> None
     assert last == {"type": "message_stop"}
 
 
-def test_a_count_of_tokens(anthropic: Driver, openai_server: LiveServer) -> None:
+def test_a_count_of_tokens(anthropic: Driver, model_server: LiveServer) -> None:
     """SmolLM2's template has a system message of its own, which is in the place of none."""
-    assert anthropic.generate(openai_server.url, QUESTION, what="count")["input_tokens"] == 37
-    counted = anthropic.generate(openai_server.url, QUESTION, what="count", system="Be brief.", tools=[WEATHER])
-    asked = anthropic.generate(openai_server.url, QUESTION, system="Be brief.", tools=[WEATHER], max_tokens=1)
+    assert anthropic.generate(model_server.url, QUESTION, what="count")["input_tokens"] == 37
+    counted = anthropic.generate(model_server.url, QUESTION, what="count", system="Be brief.", tools=[WEATHER])
+    asked = anthropic.generate(model_server.url, QUESTION, system="Be brief.", tools=[WEATHER], max_tokens=1)
     assert counted["input_tokens"] == asked["usage"]["input_tokens"] > 60
 
 
 @_both
-def test_a_stop_sequence_is_named(anthropic: Driver, openai_server: LiveServer, how: str) -> None:
-    outcome = anthropic.call(how, openai_server.url, QUESTION, stop_sequences=["x", "France"], **GREEDY)
+def test_a_stop_sequence_is_named(anthropic: Driver, model_server: LiveServer, how: str) -> None:
+    outcome = anthropic.call(how, model_server.url, QUESTION, stop_sequences=["x", "France"], **GREEDY)
     end = outcome.answer or outcome.events[-2]["delta"]
     said = outcome.answer["content"][0]["text"] if how == "generate" else text(outcome.events)
     assert (said, end["stop_reason"], end["stop_sequence"]) == ("The capital of ", "stop_sequence", "France")
@@ -101,11 +101,11 @@ def test_a_tool_and_its_result(anthropic: Driver, root: str, what: str) -> None:
 
 @_both
 def test_the_tool_runner_sends_everything_where_no_threads_are_kept(
-    anthropic: Driver, openai_server: LiveServer, how: str
+    anthropic: Driver, model_server: LiveServer, how: str
 ) -> None:
     """The client asks for a thread first. The second request has the first one's call and its result."""
     choice = {"type": "tool", "name": "weather"}
-    outcome = anthropic.call(how, openai_server.url, QUESTION, what="runner", tool_choice=choice, max_iterations=2,
+    outcome = anthropic.call(how, model_server.url, QUESTION, what="runner", tool_choice=choice, max_iterations=2,
                              max_tokens=100, **GREEDY)  # fmt: skip
     assert outcome.error is None, outcome.message
     first, second = outcome.answer or outcome.events
@@ -123,7 +123,7 @@ def test_the_tool_runner_sends_everything_where_no_threads_are_kept(
 
 @_both
 def test_the_tool_runner_goes_on_in_a_thread_where_threads_are_kept(
-    anthropic: Driver, openai_server: LiveServer, storing_server: LiveServer, how: str
+    anthropic: Driver, tgi_server: LiveServer, storing_server: LiveServer, how: str
 ) -> None:
     """The second request has the results of the first one's calls alone; the prompt has all."""
 
@@ -135,7 +135,7 @@ def test_the_tool_runner_goes_on_in_a_thread_where_threads_are_kept(
         assert outcome.error is None, outcome.message
         return outcome.answer or outcome.events, server.metric(_REFUSED) - before
 
-    (whole, refused), (kept, none) = run(openai_server), run(storing_server)
+    (whole, refused), (kept, none) = run(tgi_server), run(storing_server)
     assert (refused, none) == (1, 0)
     for one, other in zip(whole, kept, strict=True):
         assert one["message"]["usage"] == other["message"]["usage"]
@@ -144,11 +144,11 @@ def test_the_tool_runner_goes_on_in_a_thread_where_threads_are_kept(
 
 @_both
 def test_the_tool_runner_calls_nothing_with_half_an_input(
-    anthropic: Driver, openai_server: LiveServer, how: str
+    anthropic: Driver, model_server: LiveServer, how: str
 ) -> None:
     choice = {"type": "tool", "name": "weather"}
     outcome = anthropic.call(
-        how, openai_server.url, QUESTION, what="runner", tool_choice=choice, max_tokens=19, **GREEDY
+        how, model_server.url, QUESTION, what="runner", tool_choice=choice, max_tokens=19, **GREEDY
     )
     assert outcome.error is None, outcome.message
     (turn,) = outcome.answer or outcome.events
@@ -158,8 +158,8 @@ def test_the_tool_runner_calls_nothing_with_half_an_input(
 
 
 @_both
-def test_the_tool_runner_ends_with_an_answer(anthropic: Driver, openai_server: LiveServer, how: str) -> None:
-    outcome = anthropic.call(how, openai_server.url, QUESTION, what="runner", **GREEDY)
+def test_the_tool_runner_ends_with_an_answer(anthropic: Driver, model_server: LiveServer, how: str) -> None:
+    outcome = anthropic.call(how, model_server.url, QUESTION, what="runner", **GREEDY)
     assert outcome.error is None, outcome.message
     (turn,) = outcome.answer or outcome.events
     assert turn["message"]["stop_reason"] in ("end_turn", "max_tokens")
@@ -179,9 +179,9 @@ def test_the_tool_runner_ends_with_an_answer(anthropic: Driver, openai_server: L
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_refusals(
-    anthropic: Driver, openai_server: LiveServer, how: str, options: dict[str, Any], error: str, words: str
+    anthropic: Driver, model_server: LiveServer, how: str, options: dict[str, Any], error: str, words: str
 ) -> None:
-    outcome = anthropic.call(how, openai_server.url, QUESTION, **options)
+    outcome = anthropic.call(how, model_server.url, QUESTION, **options)
     assert (outcome.error or "").split(".")[-1] == error
     assert words in outcome.message
 

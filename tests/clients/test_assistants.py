@@ -142,9 +142,9 @@ def test_a_tools_result(client: Client, thinking: str) -> None:
 
 
 @pytest.mark.parametrize("client", [case for case in CLIENTS if case[2] == "sync"], indirect=True, ids="-".join)
-def test_the_demo_model(client: Client, openai_server: LiveServer) -> None:
+def test_the_demo_model(client: Client, model_server: LiveServer) -> None:
     question = "What is the capital of France?"
-    parts, end = client.ask("stream", openai_server.url, question, max_tokens=12, temperature=0)
+    parts, end = client.ask("stream", model_server.url, question, max_tokens=12, temperature=0)
     assert parts == [["text", "The capital of France is Paris.", None]]
     assert (end["prompt_tokens"], end["tokens"]) == (37, 8)
     assert end["finish_reason"] in ("stop", "end_turn", "completed")

@@ -256,36 +256,36 @@ def huggingface() -> Iterator[Driver]:
         yield driver
 
 
-def test_a_chat(huggingface: Driver, openai_server: LiveServer) -> None:
-    answer = huggingface.generate(openai_server.url, QUESTION, **JS_CHAT)
+def test_a_chat(huggingface: Driver, model_server: LiveServer) -> None:
+    answer = huggingface.generate(model_server.url, QUESTION, **JS_CHAT)
     assert answer["message"]["content"] == "The capital of France is Paris."
     assert answer["usage"]["completion_tokens"] == 8
-    assert answer["model"] == huggingface.generate(openai_server.url, QUESTION, **JS_CHAT, model="model")["model"]
-    chunks = huggingface.stream(openai_server.url, QUESTION, **JS_CHAT)
+    assert answer["model"] == huggingface.generate(model_server.url, QUESTION, **JS_CHAT, model="model")["model"]
+    chunks = huggingface.stream(model_server.url, QUESTION, **JS_CHAT)
     assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == answer["message"]["content"]
     assert len(chunks) == 8
 
 
-def test_a_completion(huggingface: Driver, openai_server: LiveServer) -> None:
-    text = huggingface.generate(openai_server.url, PARIS, **TEXT)["generated_text"]
+def test_a_completion(huggingface: Driver, model_server: LiveServer) -> None:
+    text = huggingface.generate(model_server.url, PARIS, **TEXT)["generated_text"]
     assert text.startswith(" Paris.")
-    chunks = huggingface.stream(openai_server.url, PARIS, **TEXT)
+    chunks = huggingface.stream(model_server.url, PARIS, **TEXT)
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == text
 
 
-def test_a_tool_call_and_log_probabilities(huggingface: Driver, openai_server: LiveServer) -> None:
+def test_a_tool_call_and_log_probabilities(huggingface: Driver, model_server: LiveServer) -> None:
     answer = huggingface.generate(
-        openai_server.url, "Weather in Paris?", **{**JS_CHAT, "max_tokens": 60}, tools=TOOLS, tool_choice="required"
+        model_server.url, "Weather in Paris?", **{**JS_CHAT, "max_tokens": 60}, tools=TOOLS, tool_choice="required"
     )
     assert answer["message"]["tool_calls"][0]["function"]["name"] == "weather"
-    answer = huggingface.generate(openai_server.url, QUESTION, **JS_CHAT, logprobs=True)
+    answer = huggingface.generate(model_server.url, QUESTION, **JS_CHAT, logprobs=True)
     assert len(answer["logprobs"]["content"]) == 8
 
 
 @pytest.mark.parametrize(("task", "name"), [(JS_CHAT, "max_tokens"), (TEXT, "max_new_tokens")], ids=["chat", "text"])
-def test_a_refusal_is_in_its_exception(huggingface: Driver, openai_server: LiveServer, task: Any, name: str) -> None:
+def test_a_refusal_is_in_its_exception(huggingface: Driver, model_server: LiveServer, task: Any, name: str) -> None:
     """Its message has the server's for streams; of whole answers the answer's body lies beside it."""
     for how in ("generate", "stream"):
-        outcome = huggingface.call(how, openai_server.url, PARIS, **{**task, name: -1})
+        outcome = huggingface.call(how, model_server.url, PARIS, **{**task, name: -1})
         assert outcome.error == "ProviderApiError"
         assert "max_tokens=-1: must be an integer from" in outcome.message

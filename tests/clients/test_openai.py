@@ -45,8 +45,8 @@ def content(chunks: list[dict[str, Any]], index: int = 0) -> str:
 # -- openai ------------------------------------------------------------------------------------------------------
 
 
-def test_a_chat(openai: Driver, openai_server: LiveServer) -> None:
-    found = openai.generate(openai_server.url, QUESTION, **GREEDY)
+def test_a_chat(openai: Driver, model_server: LiveServer) -> None:
+    found = openai.generate(model_server.url, QUESTION, **GREEDY)
     (choice,) = found["choices"]
     assert choice["message"]["content"] == ANSWER
     assert (choice["message"]["role"], choice["message"]["tool_calls"]) == ("assistant", None)
@@ -58,8 +58,8 @@ def test_a_chat(openai: Driver, openai_server: LiveServer) -> None:
     assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (37, 8, 45)
 
 
-def test_a_chats_stream(openai: Driver, openai_server: LiveServer) -> None:
-    chunks = openai.stream(openai_server.url, QUESTION, **GREEDY, stream_options={"include_usage": True})
+def test_a_chats_stream(openai: Driver, model_server: LiveServer) -> None:
+    chunks = openai.stream(model_server.url, QUESTION, **GREEDY, stream_options={"include_usage": True})
     *parts, last = chunks
     assert content(parts) == ANSWER
     assert [part["choices"][0]["delta"]["role"] for part in parts] == ["assistant"] + [None] * 7
@@ -69,42 +69,42 @@ def test_a_chats_stream(openai: Driver, openai_server: LiveServer) -> None:
     assert all(part["usage"] is None for part in parts)
 
 
-def test_the_clients_own_gathering_of_a_stream(openai: Driver, openai_server: LiveServer) -> None:
-    (choice,) = openai.generate(openai_server.url, QUESTION, what="gathered", **GREEDY)["choices"]
+def test_the_clients_own_gathering_of_a_stream(openai: Driver, model_server: LiveServer) -> None:
+    (choice,) = openai.generate(model_server.url, QUESTION, what="gathered", **GREEDY)["choices"]
     assert choice["message"]["content"] == ANSWER
     assert (choice["message"]["role"], choice["finish_reason"]) == ("assistant", "stop")
 
 
-def test_log_probabilities(openai: Driver, openai_server: LiveServer) -> None:
+def test_log_probabilities(openai: Driver, model_server: LiveServer) -> None:
     options = {**GREEDY, "logprobs": True, "top_logprobs": 1}
-    (choice,) = openai.generate(openai_server.url, QUESTION, **options)["choices"]
+    (choice,) = openai.generate(model_server.url, QUESTION, **options)["choices"]
     tokens = choice["logprobs"]["content"]
     assert "".join(token["token"] for token in tokens) == ANSWER
     assert tokens[5]["token"] == " Paris"
     assert tokens[5]["logprob"] == pytest.approx(-0.06, abs=0.2)
     assert bytes(tokens[5]["bytes"]).decode() == " Paris"
     assert all(token["top_logprobs"][0]["logprob"] == token["logprob"] for token in tokens)
-    chunks = openai.stream(openai_server.url, QUESTION, **options)
+    chunks = openai.stream(model_server.url, QUESTION, **options)
     streamed = [token for chunk in chunks for token in chunk["choices"][0]["logprobs"]["content"]]
     assert [token["token"] for token in streamed] == [token["token"] for token in tokens]
 
 
-def test_several_choices(openai: Driver, openai_server: LiveServer) -> None:
+def test_several_choices(openai: Driver, tgi_server: LiveServer) -> None:
     options: dict[str, Any] = {"max_tokens": 8, "n": 3, "seed": 7}
-    choices = openai.generate(openai_server.url, "Tell me a story.", **options)["choices"]
+    choices = openai.generate(tgi_server.url, "Tell me a story.", **options)["choices"]
     texts = [choice["message"]["content"] for choice in choices]
     assert [choice["index"] for choice in choices] == [0, 1, 2]
     assert len(set(texts)) > 1
-    chunks = openai.stream(openai_server.url, "Tell me a story.", **options)
+    chunks = openai.stream(tgi_server.url, "Tell me a story.", **options)
     assert [content(chunks, index) for index in range(3)] == texts
     order = [chunk["choices"][0]["index"] for chunk in chunks]
     assert order != sorted(order), "the choices come side by side"
 
 
 @_both
-def test_stop_strings_are_not_in_the_text(openai: Driver, openai_server: LiveServer, how: str) -> None:
+def test_stop_strings_are_not_in_the_text(openai: Driver, model_server: LiveServer, how: str) -> None:
     for stop in ("France", ["x", "France"]):
-        outcome = openai.call(how, openai_server.url, QUESTION, **GREEDY, stop=stop)
+        outcome = openai.call(how, model_server.url, QUESTION, **GREEDY, stop=stop)
         if how == "generate":
             (choice,) = outcome.answer["choices"]
             found = choice["message"]["content"], choice["finish_reason"]
@@ -121,8 +121,8 @@ def test_unicode_comes_through(openai: Driver, root: str) -> None:
     assert content(openai.stream(root, UNICODE, **options)) == choice["message"]["content"]
 
 
-def test_completions(openai: Driver, openai_server: LiveServer) -> None:
-    found = openai.generate(openai_server.url, PARIS, what="completion", temperature=0, max_tokens=3, logprobs=1)
+def test_completions(openai: Driver, model_server: LiveServer) -> None:
+    found = openai.generate(model_server.url, PARIS, what="completion", temperature=0, max_tokens=3, logprobs=1)
     (choice,) = found["choices"]
     assert (choice["text"], choice["finish_reason"]) == (" Paris.\n", "length")
     assert choice["logprobs"]["tokens"] == [" Paris", ".", "\n"]
@@ -131,13 +131,13 @@ def test_completions(openai: Driver, openai_server: LiveServer) -> None:
     assert found["object"] == "text_completion"
     assert found["usage"]["prompt_tokens"] == 5
     prompts = [PARIS_IDS, [504, 3575]]
-    found = openai.generate(openai_server.url, "", what="completion", prompts=prompts, echo=True, max_tokens=1)
+    found = openai.generate(model_server.url, "", what="completion", prompts=prompts, echo=True, max_tokens=1)
     assert [choice["text"][:11] for choice in found["choices"]] == ["The capital"] * 2
 
 
-def test_a_completions_stream(openai: Driver, openai_server: LiveServer) -> None:
+def test_a_completions_stream(openai: Driver, model_server: LiveServer) -> None:
     prompts = [PARIS, "The capital of Italy is"]
-    chunks = openai.stream(openai_server.url, "", what="completion", prompts=prompts, temperature=0, max_tokens=2)
+    chunks = openai.stream(model_server.url, "", what="completion", prompts=prompts, temperature=0, max_tokens=2)
     texts = [
         "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk["choices"][0]["index"] == index)
         for index in range(2)
@@ -170,8 +170,8 @@ def test_tools_that_the_model_calls_by_itself(openai: Driver, root: str) -> None
         assert call["id"].startswith("call_")
 
 
-def test_tools_that_are_of_no_use(openai: Driver, openai_server: LiveServer) -> None:
-    (choice,) = openai.generate(openai_server.url, QUESTION, **GREEDY, tools=[WEATHER])["choices"]
+def test_tools_that_are_of_no_use(openai: Driver, model_server: LiveServer) -> None:
+    (choice,) = openai.generate(model_server.url, QUESTION, **GREEDY, tools=[WEATHER])["choices"]
     assert choice["message"]["tool_calls"] is None
     assert choice["finish_reason"] in ("stop", "length")
     assert choice["message"]["content"]
@@ -189,9 +189,9 @@ def test_tools_that_are_of_no_use(openai: Driver, openai_server: LiveServer) -> 
     ids=lambda value: value if isinstance(value, str) else None,
 )
 def test_refusals(
-    openai: Driver, openai_server: LiveServer, how: str, options: dict[str, Any], error: str, words: str
+    openai: Driver, model_server: LiveServer, how: str, options: dict[str, Any], error: str, words: str
 ) -> None:
-    outcome = openai.call(how, openai_server.url, QUESTION, **options)
+    outcome = openai.call(how, model_server.url, QUESTION, **options)
     assert outcome.error == error
     assert words in outcome.message
 
@@ -220,30 +220,30 @@ def fresh_cues() -> Any:
         yield server.url
 
 
-def test_a_client_that_leaves_is_forgotten(openai_server: LiveServer) -> None:
-    before = openai_server.metric(CANCELLED)
+def test_a_client_that_leaves_is_forgotten(model_server: LiveServer) -> None:
+    before = model_server.metric(CANCELLED)
     openai = python_client("openai", "drive_openai", "async")
-    found = openai.generate(openai_server.url, "Write a long story.", what="leave", max_tokens=2000)
+    found = openai.generate(model_server.url, "Write a long story.", what="leave", max_tokens=2000)
     assert all(isinstance(text, str) for text in found)
-    wait_for(lambda: openai_server.metric(CANCELLED) == before + 1, 5, "it was not cancelled")
-    wait_for(lambda: openai_server.metric("lmi_active_sequences") == 0, 5, "it still runs")
+    wait_for(lambda: model_server.metric(CANCELLED) == before + 1, 5, "it was not cancelled")
+    wait_for(lambda: model_server.metric("lmi_active_sequences") == 0, 5, "it still runs")
 
 
 # -- langchain_openai --------------------------------------------------------------------------------------------
 
 
-def test_langchain(langchain_openai: Driver, openai_server: LiveServer) -> None:
-    found = langchain_openai.generate(openai_server.url, QUESTION, **GREEDY)
+def test_langchain(langchain_openai: Driver, model_server: LiveServer) -> None:
+    found = langchain_openai.generate(model_server.url, QUESTION, **GREEDY)
     assert found.pop("parts") == [["text", ANSWER, None]]
     end = {"finish_reason": "stop", "tokens": 8, "prompt_tokens": 37}
     assert found == {"content": ANSWER, "tool_calls": [], **end}
-    pieces = langchain_openai.stream(openai_server.url, QUESTION, **GREEDY, stream_usage=True)
+    pieces = langchain_openai.stream(model_server.url, QUESTION, **GREEDY, stream_usage=True)
     assert "".join(piece["content"] for piece in pieces) == ANSWER
     assert sum(piece["tokens"] or 0 for piece in pieces) == 8
 
 
-def test_langchains_lines_in_the_documents(openai_server: LiveServer) -> None:
-    assert python_client("openai", "drive_langchain_openai").run(example("LangChain", openai_server.url)) == SAYS
+def test_langchains_lines_in_the_documents(model_server: LiveServer) -> None:
+    assert python_client("openai", "drive_langchain_openai").run(example("LangChain", model_server.url)) == SAYS
 
 
 def test_langchains_tools(langchain_openai: Driver, root: str) -> None:
@@ -257,13 +257,13 @@ def test_langchains_tools(langchain_openai: Driver, root: str) -> None:
 # -- TGI's clients -----------------------------------------------------------------------------------------------
 
 
-def test_huggingface_hub(chatting_hub: Driver, openai_server: LiveServer) -> None:
-    found = chatting_hub.generate(openai_server.url, QUESTION, **GREEDY)
+def test_huggingface_hub(chatting_hub: Driver, model_server: LiveServer) -> None:
+    found = chatting_hub.generate(model_server.url, QUESTION, **GREEDY)
     (choice,) = found["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (ANSWER, "stop")
     assert found["usage"]["total_tokens"] == 45
     assert found["system_fingerprint"].startswith("lmi-")
-    chunks = chatting_hub.stream(openai_server.url, QUESTION, **GREEDY)
+    chunks = chatting_hub.stream(model_server.url, QUESTION, **GREEDY)
     assert content(chunks) == ANSWER
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
 
@@ -281,8 +281,8 @@ def test_huggingface_hubs_tools(chatting_hub: Driver, root: str) -> None:
 
 
 @_both
-def test_huggingface_hubs_errors(chatting_hub: Driver, openai_server: LiveServer, how: str) -> None:
-    outcome = chatting_hub.call(how, openai_server.url, QUESTION, temperature=9)
+def test_huggingface_hubs_errors(chatting_hub: Driver, model_server: LiveServer, how: str) -> None:
+    outcome = chatting_hub.call(how, model_server.url, QUESTION, temperature=9)
     assert outcome.error is not None
     if outcome.error == "aiohttp.client_exceptions.ClientResponseError":  # the oldest's, which drops the message
         assert outcome.message.startswith("400,")
@@ -291,12 +291,12 @@ def test_huggingface_hubs_errors(chatting_hub: Driver, openai_server: LiveServer
         assert "temperature=9" in outcome.message
 
 
-def test_text_generation(chatting_text_generation: Driver, openai_server: LiveServer) -> None:
-    found = chatting_text_generation.generate(openai_server.url, QUESTION, **GREEDY)
+def test_text_generation(chatting_text_generation: Driver, model_server: LiveServer) -> None:
+    found = chatting_text_generation.generate(model_server.url, QUESTION, **GREEDY)
     (choice,) = found["choices"]
     assert (choice["message"]["content"], choice["finish_reason"]) == (ANSWER, "stop")
     assert (found["model"], found["usage"]["completion_tokens"]) == ("tgi", 8)
-    chunks = chatting_text_generation.stream(openai_server.url, QUESTION, **GREEDY)
+    chunks = chatting_text_generation.stream(model_server.url, QUESTION, **GREEDY)
     assert content(chunks) == ANSWER
     assert {chunk["choices"][0]["delta"]["role"] for chunk in chunks} == {"assistant"}
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
@@ -319,8 +319,8 @@ def message(openai: Driver, server: LiveServer, what: str, **options: Any) -> di
 
 
 @pytest.mark.parametrize("what", ["chat", "gathered"])
-def test_required_calls(openai: Driver, openai_server: LiveServer, what: str) -> None:
-    found = message(openai, openai_server, what, **TOOLS, tool_choice="required", parallel_tool_calls=False)
+def test_required_calls(openai: Driver, model_server: LiveServer, what: str) -> None:
+    found = message(openai, model_server, what, **TOOLS, tool_choice="required", parallel_tool_calls=False)
     (call,) = found["tool_calls"]
     assert (call["type"], call["function"]["name"]) == ("function", "weather")
     assert json.loads(call["function"]["arguments"]) == {"city": "Paris"}
@@ -328,34 +328,34 @@ def test_required_calls(openai: Driver, openai_server: LiveServer, what: str) ->
 
 
 @pytest.mark.parametrize("what", ["chat", "gathered"])
-def test_a_named_call(openai: Driver, openai_server: LiveServer, what: str) -> None:
+def test_a_named_call(openai: Driver, model_server: LiveServer, what: str) -> None:
     choice = {"type": "function", "function": {"name": "time"}}
-    found = message(openai, openai_server, what, **TOOLS, tool_choice=choice)
+    found = message(openai, model_server, what, **TOOLS, tool_choice=choice)
     (call,) = found["tool_calls"]
     assert call["function"]["name"] == "time"
     assert json.loads(call["function"]["arguments"])["zone"] in ("UTC", "CET")
     assert (found["content"], found["finish_reason"]) == (None, "stop")
 
 
-def test_a_schema_of_pydantics(openai: Driver, openai_server: LiveServer) -> None:
-    found = openai.generate(openai_server.url, "Name the capital of France, in JSON.", what="parse", **GREEDY)
+def test_a_schema_of_pydantics(openai: Driver, model_server: LiveServer) -> None:
+    found = openai.generate(model_server.url, "Name the capital of France, in JSON.", what="parse", **GREEDY)
     assert found.keys() == {"country", "city"}
     assert found["city"] == "Paris"
 
 
-def test_any_object(openai: Driver, openai_server: LiveServer) -> None:
+def test_any_object(openai: Driver, model_server: LiveServer) -> None:
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 12, "response_format": {"type": "json_object"}}
-    (choice,) = openai.generate(openai_server.url, "Describe Paris as a JSON object.", **options)["choices"]
+    (choice,) = openai.generate(model_server.url, "Describe Paris as a JSON object.", **options)["choices"]
     assert choice["message"]["content"].lstrip().startswith("{")
 
 
-def test_huggingface_hubs_schema(chatting_hub: Driver, openai_server: LiveServer) -> None:
+def test_huggingface_hubs_schema(chatting_hub: Driver, model_server: LiveServer) -> None:
     """Its newer versions send OpenAI's form as TGI's."""
     form = {"type": "json_schema", "json_schema": {"name": "city", "schema": {**CITY, "additionalProperties": False}}}
-    (choice,) = chatting_hub.generate(openai_server.url, ASK, **GREEDY, response_format=form)["choices"]
+    (choice,) = chatting_hub.generate(model_server.url, ASK, **GREEDY, response_format=form)["choices"]
     assert json.loads(choice["message"]["content"]).keys() == {"city"}
 
 
-def test_langchains_structured_output(langchain_openai: Driver, openai_server: LiveServer) -> None:
-    found = langchain_openai.generate(openai_server.url, ASK, **TOOLS, tool_choice="weather")
+def test_langchains_structured_output(langchain_openai: Driver, model_server: LiveServer) -> None:
+    found = langchain_openai.generate(model_server.url, ASK, **TOOLS, tool_choice="weather")
     assert found["tool_calls"] == [{"name": "weather", "args": {"city": "Paris"}}]

@@ -139,25 +139,25 @@ llama_index = drivers("llama-index", "drive_llama_index")
     ids=["chat", "completion"],
 )
 def test_a_stream_says_what_the_whole_answer_says(
-    llama_index: Driver, openai_server: LiveServer, prompt: str, chat: bool, wanted: str
+    llama_index: Driver, model_server: LiveServer, prompt: str, chat: bool, wanted: str
 ) -> None:
     options = {"chat": chat, "max_tokens": 12, "temperature": 0}
-    text = llama_index.generate(openai_server.url, prompt, **options)
+    text = llama_index.generate(model_server.url, prompt, **options)
     assert text.startswith(wanted)
-    pieces = llama_index.stream(openai_server.url, prompt, **options)
+    pieces = llama_index.stream(model_server.url, prompt, **options)
     assert "".join(pieces) == text
     assert len(pieces) > 4
 
 
-def test_a_refusal_is_the_servers_own(llama_index: Driver, openai_server: LiveServer) -> None:
+def test_a_refusal_is_the_servers_own(llama_index: Driver, model_server: LiveServer) -> None:
     for how in ("generate", "stream"):
-        outcome = llama_index.call(how, openai_server.url, PARIS, chat=True, max_tokens=100_000)
+        outcome = llama_index.call(how, model_server.url, PARIS, chat=True, max_tokens=100_000)
         assert outcome.error == "openai.BadRequestError"
         assert "max_tokens" in outcome.message
 
 
-def test_the_documents_lines(openai_server: LiveServer) -> None:
-    assert python_client("llama-index", "drive_llama_index").run(example("LlamaIndex", openai_server.url)) == SAYS
+def test_the_documents_lines(model_server: LiveServer) -> None:
+    assert python_client("llama-index", "drive_llama_index").run(example("LlamaIndex", model_server.url)) == SAYS
 
 
 # -- pydantic-ai's Agent on OpenAI's chat: text, structured answers by a tool that must be called ----------------------
@@ -167,23 +167,23 @@ QUESTION = "What is the capital of France?"
 agent = drivers("openai", "drive_pydantic_ai")
 
 
-def test_a_stream_says_to_pydantic_ai_what_the_whole_answer_says(agent: Driver, openai_server: LiveServer) -> None:
-    answer = agent.generate(openai_server.url, QUESTION, max_tokens=12, temperature=0)
+def test_a_stream_says_to_pydantic_ai_what_the_whole_answer_says(agent: Driver, model_server: LiveServer) -> None:
+    answer = agent.generate(model_server.url, QUESTION, max_tokens=12, temperature=0)
     assert answer == {"output": "The capital of France is Paris.", "tools": [], "tokens": 8, "prompt_tokens": 37}
-    pieces = agent.stream(openai_server.url, QUESTION, max_tokens=12, temperature=0)
+    pieces = agent.stream(model_server.url, QUESTION, max_tokens=12, temperature=0)
     assert "".join(pieces) == answer["output"]
     assert len(pieces) > 4
 
 
-def test_a_structured_answer_is_a_tool_call(agent: Driver, openai_server: LiveServer) -> None:
-    answer = agent.generate(openai_server.url, "Paris is in France", city=True, temperature=0)
+def test_a_structured_answer_is_a_tool_call(agent: Driver, model_server: LiveServer) -> None:
+    answer = agent.generate(model_server.url, "Paris is in France", city=True, temperature=0)
     assert answer["output"].keys() == {"city", "country"}
     assert set(answer["tools"]) == {"final_result"}
 
 
 @pytest.mark.parametrize("how", ["generate", "stream"])
-def test_a_refusal_is_the_servers_own_in_pydantic_ai(agent: Driver, openai_server: LiveServer, how: str) -> None:
-    outcome = agent.call(how, openai_server.url, QUESTION, max_tokens=-1)
+def test_a_refusal_is_the_servers_own_in_pydantic_ai(agent: Driver, model_server: LiveServer, how: str) -> None:
+    outcome = agent.call(how, model_server.url, QUESTION, max_tokens=-1)
     assert outcome.error == "pydantic_ai.exceptions.ModelRequestRejectedError"
     assert "max_completion_tokens=-1: must be an integer from 1" in outcome.message
 
@@ -219,10 +219,10 @@ def logits(model: Path, ids: list[int]) -> Any:
     return compiled(given)["logits"][0]
 
 
-def test_a_log_likelihood_is_the_models(lm_eval: Driver, openai_server: LiveServer, demo_model: Path) -> None:
-    paris, rome, sentence, words = likelihoods(lm_eval, openai_server.url)
+def test_a_log_likelihood_is_the_models(lm_eval: Driver, tgi_server: LiveServer, demo_model: Path) -> None:
+    paris, rome, sentence, words = likelihoods(lm_eval, tgi_server.url)
     row = logits(prepare(str(demo_model), EngineConfig(Config(dtype="fp32"))), PARIS_IDS)[-1].astype(numpy.float64)
-    ids = [token["id"] for token in openai_server.post({"inputs": " Paris Rome"}, "/tokenize").json()]
+    ids = [token["id"] for token in tgi_server.post({"inputs": " Paris Rome"}, "/tokenize").json()]
     wanted = row[ids] - math.log(numpy.exp(row - row.max()).sum()) - row.max()
     assert [paris[0], rome[0]] == pytest.approx(wanted.tolist(), abs=1e-3)
     assert row.argmax() == ids[0]
@@ -231,21 +231,21 @@ def test_a_log_likelihood_is_the_models(lm_eval: Driver, openai_server: LiveServ
     assert sentence[1]
 
 
-def test_prompts_together_are_as_alone(lm_eval: Driver, openai_server: LiveServer) -> None:
-    alone = likelihoods(lm_eval, openai_server.url)
+def test_prompts_together_are_as_alone(lm_eval: Driver, tgi_server: LiveServer) -> None:
+    alone = likelihoods(lm_eval, tgi_server.url)
     for options in ({"batch_size": 4}, {"num_concurrent": 4}):
-        together = likelihoods(lm_eval, openai_server.url, **options)
+        together = likelihoods(lm_eval, tgi_server.url, **options)
         assert [greedy for _, greedy in together] == [greedy for _, greedy in alone]
         assert [sum for sum, _ in together] == pytest.approx([sum for sum, _ in alone], abs=1e-3)
 
 
-def test_it_generates_until(lm_eval: Driver, openai_server: LiveServer) -> None:
+def test_it_generates_until(lm_eval: Driver, model_server: LiveServer) -> None:
     """Its tasks name what ends an answer."""
-    found = lm_eval.generate(openai_server.url, "", pairs=[[PARIS], [PARIS]], until=["."], batch_size=2)
+    found = lm_eval.generate(model_server.url, "", pairs=[[PARIS], [PARIS]], until=["."], batch_size=2)
     assert found == [" Paris", " Paris"]
 
 
-def test_a_refusal_is_raised(lm_eval: Driver, openai_server: LiveServer) -> None:
-    outcome = lm_eval.call("generate", openai_server.url, "", pairs=PAIRS[:1], model="nobody")
+def test_a_refusal_is_raised(lm_eval: Driver, model_server: LiveServer) -> None:
+    outcome = lm_eval.call("generate", model_server.url, "", pairs=PAIRS[:1], model="nobody")
     assert outcome.error == "requests.exceptions.HTTPError"
     assert "404" in outcome.message

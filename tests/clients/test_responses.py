@@ -32,9 +32,9 @@ def root(echo_url: str) -> str:
     return echo_url.removesuffix("/invocations")
 
 
-def test_a_response(responses: Driver, openai_server: LiveServer) -> None:
+def test_a_response(responses: Driver, model_server: LiveServer) -> None:
     for gathered in (False, True):
-        found = responses.generate(openai_server.url, QUESTION, temperature=0, gathered=gathered)
+        found = responses.generate(model_server.url, QUESTION, temperature=0, gathered=gathered)
         (item,) = found["output"]
         assert (item["type"], item["content"][0]["text"]) == ("message", ANSWER)
         assert (found["status"], found["model"], found["object"]) == ("completed", "model", "response")
@@ -42,8 +42,8 @@ def test_a_response(responses: Driver, openai_server: LiveServer) -> None:
         assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (37, 8, 45)
 
 
-def test_a_responses_stream(responses: Driver, openai_server: LiveServer) -> None:
-    events = responses.stream(openai_server.url, QUESTION, temperature=0)
+def test_a_responses_stream(responses: Driver, model_server: LiveServer) -> None:
+    events = responses.stream(model_server.url, QUESTION, temperature=0)
     assert [event["sequence_number"] for event in events] == [*range(len(events))]
     kinds = [event["type"].removeprefix("response.") for event in events]
     deltas = ["output_text.delta"] * kinds.count("output_text.delta")
@@ -66,12 +66,12 @@ def test_a_tool_and_its_output(responses: Driver, root: str) -> None:
     assert again["incomplete_details"]["reason"] == "max_output_tokens"
 
 
-def test_a_count(responses: Driver, openai_server: LiveServer) -> None:
-    counted = responses.generate(openai_server.url, QUESTION, counted=True)
+def test_a_count(responses: Driver, model_server: LiveServer) -> None:
+    counted = responses.generate(model_server.url, QUESTION, counted=True)
     assert counted == {"object": "response.input_tokens", "input_tokens": 37}
     tools = {"tools": [WEATHER], "instructions": "Be brief."}
-    counted = responses.generate(openai_server.url, QUESTION, counted=True, **tools)
-    asked = responses.generate(openai_server.url, QUESTION, max_output_tokens=1, **tools)
+    counted = responses.generate(model_server.url, QUESTION, counted=True, **tools)
+    asked = responses.generate(model_server.url, QUESTION, max_output_tokens=1, **tools)
     assert counted["input_tokens"] == asked["usage"]["input_tokens"] > 37
 
 

@@ -73,8 +73,8 @@ def endpoint() -> Endpoint:
 
 
 @pytest.fixture(scope="module")
-def url(openai_server: LiveServer, endpoint: Endpoint) -> Iterator[str]:
-    endpoint.container = openai_server.url
+def url(model_server: LiveServer, endpoint: Endpoint) -> Iterator[str]:
+    endpoint.container = model_server.url
     loop = Loop()
     with ExitStack() as stack:
         stack.callback(loop.close)
@@ -150,8 +150,8 @@ litellm_sagemaker = drivers("litellm", "drive_litellm_sagemaker")
 
 
 @pytest.fixture(scope="module")
-def whole(openai_server: LiveServer) -> Iterator[str]:
-    with emulated(openai_server) as url:
+def whole(model_server: LiveServer) -> Iterator[str]:
+    with emulated(model_server) as url:
         yield url
 
 
@@ -206,8 +206,8 @@ def test_a_refusal_is_in_its_exceptions(litellm_sagemaker: Driver, whole: str) -
     assert refused(litellm_sagemaker, "generate", whole, provider="sagemaker", max_tokens=-1)
 
 
-def test_the_documents_lines(openai_server: LiveServer) -> None:
-    assert python_client("litellm", "drive_litellm_sagemaker").run(example("litellm", openai_server.url)) == SAYS
+def test_the_documents_lines(model_server: LiveServer) -> None:
+    assert python_client("litellm", "drive_litellm_sagemaker").run(example("litellm", model_server.url)) == SAYS
 
 
 # -- llmeter against SageMaker's emulator, by stock boto3 and by the OpenAI route --------------------------------------
