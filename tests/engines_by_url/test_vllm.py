@@ -42,6 +42,7 @@ def server(vllm_server: VllmServer, model: Path) -> Iterator[AppServer]:
         yield found
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", [*golden.BY_ROLLING_BATCH][::8])  # `make test-dynamo` asks all, in a tenth of the time
 def test_a_golden_request_is_answered_as_by_echo(server: AppServer, echo: AppServer, name: str) -> None:
     golden.check(name, echo, server)

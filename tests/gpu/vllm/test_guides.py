@@ -208,6 +208,7 @@ def stream(server: LiveServer, tokens: int) -> tuple[int, float]:
     return count, gap
 
 
+@pytest.mark.nightly
 def test_bad_guides_harm_no_neighbour(server: LiveServer, record_property: Any) -> None:
     """A bad one of each kind, sent at once, while four clients read."""
     quiet = stream(server, 100)
