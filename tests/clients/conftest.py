@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.clients.driver import HUBS, Driver, drivers, python_client
+from tests.clients.driver import HUBS, Driver, drivers, of_mode, python_client
 from tests.deploy.local.servers import emulated
 from tests.servers import LiveServer, serve, wait_for
 
+HUB_CLIENTS = [of_mode((hub, mode), mode, f"{hub}-{mode}") for hub in HUBS for mode in ("sync", "async")]
 _ECHO = ("--engine", "echo", "-o", "option.tgi_compat=true")
 
 
@@ -25,7 +26,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 text_generation = drivers("text-generation", "drive_text_generation")
 
 
-@pytest.fixture(scope="module", params=[(hub, mode) for hub in HUBS for mode in ("sync", "async")], ids="-".join)
+@pytest.fixture(scope="module", params=HUB_CLIENTS)
 def huggingface_hub(request: pytest.FixtureRequest) -> Driver:
     hub, mode = request.param
     return python_client(HUBS[hub], "drive_huggingface_hub", mode)
@@ -113,7 +114,7 @@ anthropic = drivers("openai", "drive_anthropic")
 langchain_openai = drivers("openai", "drive_langchain_openai")
 
 
-@pytest.fixture(scope="module", params=[(hub, mode) for hub in HUBS for mode in ("sync", "async")], ids="-".join)
+@pytest.fixture(scope="module", params=HUB_CLIENTS)
 def chatting_hub(request: pytest.FixtureRequest) -> Driver:
     hub, mode = request.param
     return python_client(HUBS[hub], "drive_chat_huggingface_hub", mode)

@@ -157,10 +157,15 @@ skipped_without = functools.partial(skipped_on, toolchains.Unavailable)
 """Skips a test where there is no Node, or no Java."""
 
 
+def of_mode(value: Any, mode: str, id: str) -> Any:
+    """A parameter of a client library's mode; what sends the same as its synchronous half is left to the night."""
+    return pytest.param(value, id=id, marks=[pytest.mark.nightly] if mode == "async" else [])
+
+
 def drivers(environment: str, script: str) -> Callable[..., Any]:
     """A fixture: the script's driver, once synchronous and once not."""
 
-    @pytest.fixture(scope="module", params=["sync", "async"])
+    @pytest.fixture(scope="module", params=[of_mode(mode, mode, mode) for mode in ("sync", "async")])
     def driver(request: pytest.FixtureRequest) -> Driver:
         return python_client(environment, script, request.param)
 

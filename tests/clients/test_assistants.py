@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.clients.driver import Driver, driving_node, python_client
+from tests.clients.driver import Driver, driving_node, of_mode, python_client
 from tests.servers import LiveServer, serve
 
 pytestmark = pytest.mark.clients
@@ -65,14 +65,14 @@ class Client:
 
 
 CLIENTS = [
-    (name, dialect, mode)
+    of_mode((name, dialect, mode), mode, f"{name}-{dialect}-{mode}")
     for name, modes in MODES.items()
     for dialect in ("chat", "responses", "messages", *(("compatible",) if name == "ai" else ()))
     for mode in modes
 ]
 
 
-@pytest.fixture(params=CLIENTS, ids="-".join)
+@pytest.fixture(params=CLIENTS)
 def client(request: pytest.FixtureRequest) -> Client:
     name, dialect, mode = request.param
     scripts = {"langchain": "drive_langchain_openai", "pydantic-ai": "drive_pydantic_ai"}
@@ -141,7 +141,7 @@ def test_a_tools_result(client: Client, thinking: str) -> None:
     assert "12 °C" in "".join(text for kind, text, _ in parts if kind == "text")
 
 
-@pytest.mark.parametrize("client", [case for case in CLIENTS if case[2] == "sync"], indirect=True, ids="-".join)
+@pytest.mark.parametrize("client", [case for case in CLIENTS if not case.marks], indirect=True)
 def test_the_demo_model(client: Client, model_server: LiveServer) -> None:
     question = "What is the capital of France?"
     parts, end = client.ask("stream", model_server.url, question, max_tokens=12, temperature=0)
