@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from botocore import xform_name
 
 from deploy.adopt.jumpstart import read_jumpstart
 from deploy.adopt.live import Source
-from deploy.adopt.specification import Adopted, check
+from deploy.adopt.specification import Adopted, checked
 from deploy.errors import Refused, SpecError
 from handler.core.text_files import decode
 
@@ -35,9 +36,10 @@ def read_file(path: Path, number: int = 1, region: str = "") -> Source:
     content = _json(path)
     for has, operation, read in _FORMS:
         if has(content):
-            if operation:
-                check(path.name, operation.removeprefix("Describe"), operation, content)
-            return read(content, path.name, number, region)
+            place = operation.removeprefix("Describe")
+            unknown = checked(path.name, place, operation, content) if operation else []
+            source = read(content, path.name, number, region)
+            return replace(source, notes=[*source.notes, *unknown])
     raise SpecError(
         f"{path}: is none of the forms that adopt reads",
         "They are: CreateModel's or DescribeModel's fields, alone or as Model: beside EndpointConfig:, Endpoint:, "
@@ -69,14 +71,14 @@ def _parts(content: Content, file: str, number: int, region: str) -> Source:
     endpoint, config = content.get("Endpoint", {}), content.get("EndpointConfig", {})
     models = _list(file, "Models", content.get("Models", [content["Model"]] if "Model" in content else []))
     components = _list(file, "Components", content.get("Components", []))
-    for place, operation, part in (
+    parts = [
         ("Endpoint", "DescribeEndpoint", endpoint),
         ("EndpointConfig", "DescribeEndpointConfig", config),
         ("", "ListTags", {"Tags": content.get("Tags", [])}),
         *(("Model", "DescribeModel", model) for model in models),
         *(("Components", "DescribeInferenceComponent", component) for component in components),
-    ):
-        check(file, place, operation, part)
+    ]
+    notes = [note for place, operation, part in parts for note in checked(file, place, operation, part)]
     return Source(
         str(endpoint.get("EndpointName", "")),
         file,
@@ -86,6 +88,7 @@ def _parts(content: Content, file: str, number: int, region: str) -> Source:
         {str(model.get("ModelName", "")): model for model in models},
         components,
         tags=_tags(*models, config, *components, endpoint, content),
+        notes=notes,
     )
 
 

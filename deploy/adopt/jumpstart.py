@@ -26,6 +26,18 @@ _ONE_MODEL = ("model_id", "url", "version", "gated_bucket")  # of the document, 
 
 _DRAFT = "speculative_decoding"
 
+_OF_SERVING = ("hosting_", "model_kwargs")
+_READ = (
+    "hosting_artifact_",
+    "hosting_prepacked_artifact_",
+    "hosting_ecr_",
+    "hosting_eula_",
+    "hosting_instance_type_variants",
+    "hosting_additional_data_sources",
+    "hosting_use_script_uri",
+)
+"""Beginnings of the fields of serving that are read; the others are named."""
+
 _LICENCE = (
     "read the licence; if you accept it, write `ModelAccessConfig: {AcceptEula: true}` into each gated S3DataSource of "
     "sagemaker.model"
@@ -40,9 +52,12 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
 
     Raises:
         SpecError: a field has another type, or the region must be said.
-        Refused: the document has no image.
+        Refused: the document has no image, or is a package of the Marketplace.
     """
     fields = _chosen(_section(content, file, "document"), file)
+    if fields.get("hosting_model_package_arns"):  # the SDK takes the package, also where an image is named
+        why = "its container and weights are a package of the Marketplace"
+        raise Refused(f"{file}: {why}", "Deploy it as it is sold; lmi deploy serves weights that you have.")
     kind = str(fields.get("default_inference_instance_type") or "")
     variants = _section(fields.get("hosting_instance_type_variants"), file, "hosting_instance_type_variants")
     special = [*_special(variants, kind, file)]
@@ -68,6 +83,10 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
         "ContainerStartupHealthCheckTimeoutInSeconds": times.get("container_startup_health_check_timeout"),
         "VolumeSizeInGB": None if instance is None or instance.nvme_gb else fields.get("inference_volume_size"),
     }
+    unread = (name for name in fields if name.startswith(_OF_SERVING) and not name.startswith(_READ))
+    notes = [(f"JumpStart's {name}", "it is not read here") for name in unread if fields[name]]
+    if fields.get("hosting_eula_key"):
+        notes.append(("JumpStart's hosting_eula_key", _LICENCE))
     model: dict[str, Any] = {"PrimaryContainer": container}
     if fields.get("inference_enable_network_isolation") and uri:
         model["EnableNetworkIsolation"] = True
@@ -77,7 +96,7 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
         region,
         config={"ProductionVariants": [{name: value for name, value in variant.items() if value}]},
         models={"": model},
-        notes=[("JumpStart's hosting_eula_key", _LICENCE)] if fields.get("hosting_eula_key") else [],
+        notes=notes,
     )
 
 
@@ -123,9 +142,6 @@ def _of_type(special: list[dict[str, Any]], file: str, name: str) -> Any:
 def _image(
     fields: Mapping[str, Any], variants: Mapping[str, Any], special: list[dict[str, Any]], file: str, region: str
 ) -> str:
-    if fields.get("hosting_model_package_arns"):  # the SDK takes the package, also where an image is named
-        why = "its container and weights are a package of the Marketplace"
-        raise Refused(f"{file}: {why}", "Deploy it as it is sold; lmi deploy serves weights that you have.")
     regions = _map(variants, file, "regional_aliases")
     aliases = _map(regions, file, region if region in regions else next(iter(regions), ""))
     places = (_section(one.get("regional_properties"), file, "regional_properties").get("image_uri") for one in special)

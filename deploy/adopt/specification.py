@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from deploy.adopt.artifact import Artifact
+from deploy.adopt.artifact import OPTIONS_FILE, Artifact
 from deploy.adopt.live import Source, container_of, data_of, is_adapter, refuse_owned, refuse_unsettled
-from deploy.adopt.variables import KINDS, Container, Variables, container_kind, variables
+from deploy.adopt.variables import KINDS, Container, Variables, container_kind, shown, variables
 from deploy.errors import Refused, SpecError
 from deploy.resolve.images import image_cuda
 from deploy.resources.environment import MODEL_DATA
@@ -258,12 +258,17 @@ def _read(source: Source, served: Served, wishes: Wishes) -> tuple[Container, Va
     A prefix that stays the container's comes along, with its serving.properties; an archive does not.
     """
     container = container_kind(str(served.container.get("Image", "")), wishes.container)
-    environ = served.container.get("Environment", {})
+    environ = dict(served.container.get("Environment", {}))
     uri, is_prefix = data_of(served.container)
+    beaten = environ.pop("HF_MODEL_ID", "") if container.kind == "vllm" and uri else ""
     artifact = source.artifacts.get(uri, _UNREAD) if uri else Artifact()
+    if container.kind not in ("lmi", "ours") and artifact.variables:  # only DJL Serving reads serving.properties
+        artifact = Artifact(others=(OPTIONS_FILE, *artifact.others))
     found = variables(environ, container)
     if not (is_prefix and _stays(wishes.model or found.model_id)):
         found = variables({**environ, **artifact.variables}, container)
+    if beaten:
+        found.idle.append((shown("HF_MODEL_ID", beaten), "vLLM's image serves the model data, or SM_VLLM_MODEL"))
     return container, found, artifact
 
 
@@ -324,6 +329,9 @@ def _model(result: Adopted, served: Json, artifact: Artifact, found: Variables, 
         model["id"] = said
     elif is_prefix:
         model["s3"] = uri
+        if artifact.others:
+            why = "its container does not read it, and this project's image does: take it away"
+            result.unmapped.append((f"{uri}{OPTIONS_FILE}", why))
         if said.rstrip("/").startswith(f"{MODEL_DATA}/"):
             found.environment["OPTION_MODEL_ID"] = said
     else:
@@ -613,8 +621,11 @@ _WORDS = {
 """JSON's words for types."""
 
 
-def check(file: str, place: str, operation: str, content: Any) -> None:
+def checked(file: str, place: str, operation: str, content: Any) -> list[tuple[str, str]]:
     """Check an answer of SageMaker's, or the request of the call that creates the same.
+
+    Returns:
+        The fields that AWS has in neither, each with a reason.
 
     Raises:
         SpecError: a field has another type; names the first.
@@ -626,6 +637,20 @@ def check(file: str, place: str, operation: str, content: Any) -> None:
     wrong = [next(_wrong(shape, content, place), None) for shape in shapes]
     if all(line is not None for line in wrong):
         raise SpecError(f"{file}: {wrong[0]}")
+    return [(name, "AWS's API has no such field") for name in _unknown(shapes, content, place)]
+
+
+def _unknown(shapes: Sequence[Any], value: Any, place: str) -> Iterator[str]:
+    if isinstance(value, dict) and shapes[0].type_name == "structure":
+        for name, item in value.items():
+            below = [shape.members[name] for shape in shapes if name in shape.members]
+            if below:
+                yield from _unknown(below, item, f"{place}.{name}".removeprefix("."))
+            elif name != "ResponseMetadata":  # boto3's
+                yield f"{place}.{name}".removeprefix(".")
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from _unknown([shape.member for shape in shapes], item, f"{place}[{number}]")
 
 
 def _wrong(shape: Any, value: Any, place: str) -> Iterator[str]:

@@ -9,15 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from deploy.data import table
 from deploy.errors import Refused
 from deploy.redaction import HIDDEN, is_secret, redact
 from deploy.spec.options import Value, settings_of, variable_of, wrong_options
 from handler.config.environment import CONTEXTS, STAGES
 from handler.config.lmi_version import KEY, release_of
 from handler.config.loader import Setting, as_lmi_reads, named_engine
-from handler.config.options import ENVIRONMENT, SERVER_ENVIRONMENT
+from handler.config.options import ENVIRONMENT, SERVER_ENVIRONMENT, VARIABLES_OF
 from handler.config.options.names import (
     SM_VLLM,
     VARIABLES,
@@ -38,8 +39,8 @@ class Container(NamedTuple):
     Attributes:
         kind: lmi, tgi, vllm or ours.
         engine: the one that its variables are read for.
-        release: LMI's, e.g. `0.36`; "" for others, and where the tag tells none.
-        told: the release in the tag, of which `release` is the nearest that is known.
+        release: of LMI or TGI, e.g. `0.36`; "" for others, and where the tag tells none.
+        told: the release in the tag, of which LMI's `release` is the nearest that is known.
     """
 
     kind: str
@@ -82,10 +83,16 @@ def container_kind(image: str, said: str | None) -> Container:
         raise Refused(
             f"the image {image or '(none)'} is not one that lmi deploy can replace: those are {known}", _ADVICE
         )
+    if kind == "tgi":
+        found = _TGI.search(tag)
+        release = found[1] if found else ""
+        return Container(kind, "vllm", release, release)
     engine = "trtllm" if kind == "lmi" and "tensorrtllm" in tag else "vllm"
     release = str(release_of(tag) or "") if kind == "lmi" else ""
     return Container(kind, engine, release, ".".join(tag.lstrip("v").split(".")[:2]) if release else "")
 
+
+_TGI = re.compile(r"(?:-tgi|^v?)(\d+\.\d+)(?!.*-tgi)")  # 2.4.0-tgi2.3.1-gpu, and TGI's own tags
 
 _MODEL_ID = "option.model_id"
 _OLD_MODEL_ID = "option.s3url"  # LMI's earlier name
@@ -94,23 +101,16 @@ _ASYNC = "option.async_mode"
 _DEGREES = {f"option.{name}" for name in ("tensor_parallel_degree", "tensor_parallel_size", *STAGES, *CONTEXTS)}
 """Options that decide how many GPUs a model takes."""
 
-_OF_SDK: Mapping[str, str] = {
-    "SAGEMAKER_PROGRAM": "the Hugging Face toolkit's script; the user's own code is model.py (documents: custom-code)",
-    "SAGEMAKER_SUBMIT_DIRECTORY": "the SDK's place of that script",
-    "SAGEMAKER_REQUIREMENTS": "requirements.txt beside the model is read",
-    "SAGEMAKER_CONTAINER_LOG_LEVEL": "LMI_LOG_LEVEL sets the log",
-    "SAGEMAKER_REGION": "SageMaker sets AWS_REGION in the container",
-    "SAGEMAKER_ENV": "nothing reads it here",
-    "SAGEMAKER_MODEL_SERVER_WORKERS": "the engine has its own processes (options.replicas)",
-    "SAGEMAKER_MODEL_SERVER_TIMEOUT": "SageMaker's own limit of 60 s an answer holds",
-    "SAGEMAKER_TS_RESPONSE_TIMEOUT": "it is TorchServe's",
-    "SAGEMAKER_ENABLE_LOAD_AWARE": "it is for AWS's own containers",
-    "ENDPOINT_SERVER_TIMEOUT": "SageMaker's own limit of 60 s an answer holds",
-    "MODEL_CACHE_ROOT": "the model is where SageMaker lays it",
-    "TRANSFORMERS_CACHE": "Transformers reads HF_HOME and HF_HUB_CACHE",
-    "LMI_DEBUG_NODE": "it is LMI's own",
-}
+_OF_SDK: Mapping[str, str] = table("containers")["of_sdk"]
 """Variables of SageMaker's SDK, JumpStart and their toolkits, and why they have no effect here."""
+
+_LIMITS: Mapping[str, Mapping[str, int]] = table("containers")["limits_of_tgi"]
+"""TGI's own limits of tokens, by its major release."""
+
+_READ: Mapping[str, list[str]] = table("containers")["reads"]
+_PATTERNS = {"OPTION_": "lmi", "SERVING_": "lmi", SM_VLLM: "vllm"}
+_GROUPS = {"tgi": "tgi", "vllm": "aws-vllm"}
+"""The variables that a kind of container reads: by name, by their beginning, and its group of foreign.json."""
 
 _MOST = 200  # characters of a value in a comment
 
@@ -154,9 +154,9 @@ def shown(name: str, value: str) -> str:
 def variables(environ: Mapping[str, str], container: Container) -> Variables:
     """Sort the variables of a container. As in LMI, `OPTION_*` beats other names of the same option."""
     found = Variables()
-    names = {name: value for name, value in environ.items() if not _taken_out(name, value, found)}
+    names = {name: value for name, value in environ.items() if not _taken_out(name, value, found, container.kind)}
     engine, settings = _read(names, container)
-    if container.release and variable(KEY) not in names:
+    if container.kind == "lmi" and container.release and variable(KEY) not in names:
         found.options[KEY.removeprefix("option.")] = container.release
     for name, value in names.items():
         if name.startswith(("OPTION_", "SERVING_")):
@@ -174,17 +174,41 @@ def variables(environ: Mapping[str, str], container: Container) -> Variables:
     if settings.get(_ASYNC) == "true":  # told by the name of LMI's handler
         found.options.setdefault(_ASYNC.removeprefix("option."), True)
     _checked(found)
-    if container.kind == "lmi" and not found.keys.keys() & _DEGREES:
-        found.options["tensor_parallel_degree"] = "max"
-        found.defaults.append(("options.tensor_parallel_degree: max", "LMI's: it takes all GPUs that it sees"))
+    _write_defaults(found, container)
     rolling = Setting("option.rolling_batch", str(found.options.get("rolling_batch", "auto")), "")
     if "llm_engine" not in found.options and not named_engine([rolling], ""):
         found.options["llm_engine"] = engine
     return found
 
 
-def _taken_out(name: str, value: str, found: Variables) -> bool:
-    """Return whether the variable is a secret, or empty: it is not written anywhere."""
+def _write_defaults(found: Variables, container: Container) -> None:
+    """Write down what the container does where no variable says it, and this project's image does not do."""
+    for key, value, whose in _defaults(found, container):
+        if key in found.keys:
+            continue
+        place = f"options.{key.removeprefix('option.')}"
+        if key == _LENGTH:
+            place, found.context = "model.context", value
+        else:
+            found.options[key.removeprefix("option.")] = value
+        found.defaults.append((f"{place}: {str(value).lower()}", whose))
+
+
+def _defaults(found: Variables, container: Container) -> Iterator[tuple[str, Any, str]]:
+    """Yield options, their values, and whose they are."""
+    if container.kind == "lmi" and not found.keys.keys() & _DEGREES:
+        yield "option.tensor_parallel_degree", "max", "LMI's: it takes all GPUs that it sees"
+    if container.kind == "vllm":
+        yield "option.openai_compat", True, "vLLM's: its /invocations are OpenAI's"
+    if container.kind == "tgi":
+        yield "option.tgi_compat", True, "TGI's form of answers to inputs"
+        yield "job_queue_size", 128, "TGI's max_concurrent_requests"
+        for key, value in _LIMITS.get(container.release.partition(".")[0], {}).items():
+            yield key, value, f"TGI {container.release}'s own; write the model's length if that is shorter"
+
+
+def _taken_out(name: str, value: str, found: Variables, kind: str) -> bool:
+    """Return whether the variable is a secret, empty, or not read by the container: it sets nothing."""
     line = VARIABLES.get(name)
     is_token = name in ("HF_TOKEN", f"{SM_VLLM}HF_TOKEN") or (line is not None and line.same == "HF_TOKEN")
     if is_token:
@@ -194,10 +218,25 @@ def _taken_out(name: str, value: str, found: Variables) -> bool:
         why = "a secret: anybody who may describe the model can read it; give it to the container in another way"
         found.unmapped.append((f"{name}={HIDDEN}", why))
         return True
+    if not _is_read(name, kind):
+        found.idle.append((shown(name, value), f"{KINDS[kind]} does not read it"))
+        return True
     if value or name in VARIABLES or name.startswith(SM_VLLM):
         return False
     found.idle.append((f"{name}=", "it is empty"))
     return True
+
+
+def _is_read(name: str, kind: str) -> bool:
+    """Return whether the container, too, reads a variable that this project's image reads; others pass."""
+    if kind == "ours":
+        return True
+    if (reader := next((who for start, who in _PATTERNS.items() if name.startswith(start)), None)) is not None:
+        return kind == reader
+    line = VARIABLES.get(name)
+    if name not in ENVIRONMENT and (line is None or line.unread):
+        return True
+    return name in _READ[kind] or name in VARIABLES_OF.get(_GROUPS.get(kind, ""), ())
 
 
 def _read(names: Mapping[str, str], container: Container) -> tuple[str, dict[str, str]]:

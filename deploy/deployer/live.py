@@ -84,12 +84,14 @@ class Live:
             endpoint's configuration.
         online: False: AWS could not be asked, and nothing is known.
         others: components on the same endpoint that it does not own, adapters too.
+        foreign_targets: scalable targets that it does not own, of its endpoint and the components there.
     """
 
     deployment: str
     resources: tuple[LiveResource, ...] = ()
     online: bool = True
     others: tuple[LiveResource, ...] = ()
+    foreign_targets: tuple[LiveResource, ...] = ()
 
     def get(self, kind: Kind, which: Identity) -> LiveResource | None:
         return next((item for item in self.resources if item.kind is kind and item.which == which), None)
@@ -168,8 +170,10 @@ def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
     names = {(item.kind, identity(item.kind, item.request)) for item in desired} | {(Kind.ENDPOINT, (endpoint,))}
     names |= {(kind, identity(kind, description)) for kind, description in served}
     found = {key: item for key, item in existing.items() if key in names or item.is_of(deployment)}
-    others = (item for key, item in existing.items() if key not in found and item.kind is Kind.COMPONENT)
-    return Live(deployment, tuple(found.values()), others=tuple(others))
+    rest = [item for key, item in existing.items() if key not in found]
+    others = tuple(item for item in rest if item.kind is Kind.COMPONENT)
+    foreign = tuple(item for item in rest if item.kind is Kind.SCALABLE_TARGET)
+    return Live(deployment, tuple(found.values()), others=others, foreign_targets=foreign)
 
 
 def _of_another_owner(
@@ -251,6 +255,7 @@ def _scaling(
     desired_targets = {identity(item.kind, item.request) for item in desired}
     own_name, endpoint = name_and_endpoint(deployment)
     variants = f"endpoint/{endpoint}/"
+    present = {f"inference-component/{item.name}" for item in existing.values() if item.kind is Kind.COMPONENT}
     for target in pages(
         aws, "application-autoscaling", "describe_scalable_targets", "ScalableTargets", ServiceNamespace="sagemaker"
     ):
@@ -258,9 +263,14 @@ def _scaling(
         if which not in desired_targets and not target["ResourceId"].startswith((variants, "inference-component/")):
             continue
         tags = _tags(aws, Kind.SCALABLE_TARGET, target)
-        if tags is None or (which not in desired_targets and tags.get(TAG_DEPLOYMENT) != deployment):
+        is_ours = which in desired_targets or (tags is not None and tags.get(TAG_DEPLOYMENT) == deployment)
+        if tags is None or not (
+            is_ours or target["ResourceId"].startswith(variants) or target["ResourceId"] in present
+        ):
             continue
         existing[Kind.SCALABLE_TARGET, which] = LiveResource(Kind.SCALABLE_TARGET, target, tags)
+        if not is_ours:
+            continue
         where = {name: target[name] for name in CALLS[Kind.SCALABLE_TARGET].identity}
         for policy in pages(aws, "application-autoscaling", "describe_scaling_policies", "ScalingPolicies", **where):
             # A policy that a user has added is not ours to change; it is deleted only with its target.

@@ -264,8 +264,21 @@ def removal_of_all(live: Live) -> Plan:
         )
     kept = _of_endpoint(live) if live.others and not is_guest(live.deployment) else []
     gone = [item for item in in_order_of_removal(live.owned) if item not in kept]
+    targets = [removal_of(target, "what it scales goes") for target in _foreign_targets(live, gone)]
     names = tuple(sorted(item.name for item in live.others)) if kept else ()
-    return Plan(live.deployment, tuple(removal_of(existing, "") for existing in gone), kept=names)
+    return Plan(live.deployment, (*targets, *(removal_of(existing, "") for existing in gone)), kept=names)
+
+
+def _foreign_targets(live: Live, gone: Sequence[LiveResource]) -> list[LiveResource]:
+    """Return others' scalable targets on what goes: AWS would keep a component's, for the next one of its name."""
+    names = {(item.kind.value, item.name) for item in gone}
+    return [target for target in live.foreign_targets if _scaled(target) in names]
+
+
+def _scaled(item: LiveResource) -> tuple[str, str]:
+    """Return the kind and the name of what a target or a policy scales."""
+    kind, name = str(item.description["ResourceId"]).split("/")[:2]
+    return kind, name
 
 
 def _of_endpoint(live: Live) -> list[LiveResource]:
@@ -375,8 +388,8 @@ def _failed(live: Live) -> list[LiveResource]:
         if item.kind is Kind.COMPONENT:
             return everything or item.name in failed or _base(item) in failed
         if item.kind in (Kind.SCALABLE_TARGET, Kind.SCALING_POLICY):
-            of, name = str(item.description["ResourceId"]).split("/")[:2]
-            return everything or (of == "inference-component" and name in failed)
+            kind, name = _scaled(item)
+            return everything or (kind == Kind.COMPONENT.value and name in failed)
         return False
 
     return in_order_of_removal([item for item in live.owned if goes(item)])
@@ -426,6 +439,7 @@ def _surplus(desired: Sequence[Resource], live: Live, keep: int) -> list[tuple[L
     names = {(item.kind, identity(item.kind, item.request)) for item in desired}
     surplus = [item for item in live.owned if (item.kind, item.which) not in names]
     parts = [item for item in surplus if item.kind not in (Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT)]
+    parts += _foreign_targets(live, parts)
     old = outdated(desired, live, keep)
     why = {id(item): "not wanted any more" for item in parts} | {id(item): "an older version" for item in old}
     return [(item, why[id(item)]) for item in in_order_of_removal([*parts, *old])]

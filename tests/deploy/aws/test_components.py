@@ -101,6 +101,29 @@ def test_their_whole_life(cloud: Cloud, tmp_path: Path, main: Deployer, capsys: 
     assert "Contents" not in cloud.client("s3").list_objects_v2(Bucket="models", Prefix="mine/")
 
 
+def test_others_scaling_of_a_component_goes_with_it_and_is_said(
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = three(cloud, tmp_path / "mine")
+    assert main(["up", written(tmp_path, content), "--yes"]) == 0
+    scaling = cloud.client("application-autoscaling")
+    where = {
+        "ServiceNamespace": "sagemaker", "ScalableDimension": "sagemaker:inference-component:DesiredCopyCount",
+    }  # fmt: skip
+    for name in ("base", "mine", "hub"):
+        scaling.register_scalable_target(
+            ResourceId=f"inference-component/{name}", MinCapacity=1, MaxCapacity=2, **where
+        )
+    capsys.readouterr()
+    content["components"].pop()
+    path = written(tmp_path, content)
+    for command, left in (("up", ["base", "mine"]), ("down", [])):
+        assert main([command, path, "--yes"]) == 0
+        assert "scalable-target/" in capsys.readouterr().out
+        found = scaling.describe_scalable_targets(ServiceNamespace="sagemaker")["ScalableTargets"]
+        assert sorted(one["ResourceId"] for one in found) == [f"inference-component/{name}" for name in left]
+
+
 def test_a_change_of_one_renews_its_model_only_and_the_plan_shows_it(
     cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
 ) -> None:

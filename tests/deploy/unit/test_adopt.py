@@ -11,7 +11,7 @@ import yaml
 
 from deploy.adopt.files import read_file, written
 from deploy.adopt.specification import Wishes, adopted
-from deploy.adopt.variables import Container, Variables, container_kind, typed, variables
+from deploy.adopt.variables import KINDS, Container, Variables, container_kind, typed, variables
 from deploy.errors import DeployError, Refused, SpecError
 from deploy.spec.options import settings_of
 from deploy.spec.reading import read_spec
@@ -60,6 +60,23 @@ def test_a_model_with_its_configuration_and_tags(tmp_path: Path) -> None:
     assert said["instance"]["type"] == "ml.g5.2xlarge"
     assert said["timeouts"] == {"download": 900, "startup": 600}
     assert (said["role"], said["tags"]) == (ROLE, {"a": "b"})
+
+
+def test_a_field_that_aws_does_not_have_is_said(tmp_path: Path) -> None:
+    container = {**PLAIN.model["PrimaryContainer"], "Imagee": "x"}
+    variant = {"VariantName": "AllTraffic", "InstanceType": "ml.g5.2xlarge", "Count": 2}
+    path = file(
+        tmp_path,
+        {"Model": {**PLAIN.model, "PrimaryContainer": container}, "EndpointConfig": {"ProductionVariants": [variant]}},
+    )
+    made(path)
+    text = path.with_suffix(".yaml").read_text()
+    for place in ("Model.PrimaryContainer.Imagee", "EndpointConfig.ProductionVariants[0].Count"):
+        assert f"#   {place}: AWS's API has no such field" in text
+    made(file(tmp_path, {**PLAIN.model, "ResponseMetadata": {}, "Comment": "x"}))
+    text = path.with_suffix(".yaml").read_text()
+    assert "#   Model.Comment: AWS's API" in text
+    assert "ResponseMetadata" not in text
 
 
 def test_a_component_without_copies_gets_one_as_aws_creates_none_with_0(tmp_path: Path) -> None:
@@ -212,6 +229,10 @@ def test_jumpstart_s_own_document_gives_its_first_configuration_on_its_default_t
     (source,) = content["sagemaker"]["model"]["PrimaryContainer"]["AdditionalModelDataSources"]
     assert (source["ChannelName"], source["S3DataSource"]["S3Uri"]) == ("draft", f"{bucket}draft/")
     assert "JumpStart's hosting_eula_key: read the licence" in text
+    needs = {"hosting_resource_requirements": {"num_accelerators": 8}, "hosting_script_key": ""}
+    _, text = in_region(file(tmp_path, {**IN_ITS_BUCKET, **needs}), "us-west-2")
+    assert "JumpStart's hosting_resource_requirements: it is not read here" in text
+    assert text.count("is not read here") == 1
 
 
 def test_jumpstart_s_image_is_known_by_its_framework_where_no_variant_names_it(tmp_path: Path) -> None:
@@ -395,9 +416,58 @@ def test_names_of_tgi_become_options() -> None:
     found = variables({**given, "QUANTIZE": "awq", "CUDA_MEMORY_FRACTION": "0.8"}, TGI)
     assert found.options == {
         "tensor_parallel_degree": 4, "max_input_len": 1024, "quantize": "awq", "gpu_memory_utilization": 0.8,
-        "llm_engine": "vllm",
+        "llm_engine": "vllm", "tgi_compat": True, "job_queue_size": 128,
     }  # fmt: skip
     assert (found.model_id, found.context) == ("a/b", 2048)
+
+
+@in_one_test(
+    ("release", "prompt", "total"),
+    [("0.8", 1024, 2048), ("1.4", 1024, 2048), ("2.3", 4095, 4096), ("3.3", None, None), ("", None, None)],
+)
+def test_tgi_s_own_limits_are_written_down(release: str, prompt: int | None, total: int | None) -> None:
+    container = Container("tgi", "vllm", release, release)
+    found = variables({"HF_MODEL_ID": "a/b"}, container)
+    assert (found.options.get("max_input_len"), found.context) == (prompt, total)
+    assert (found.options["tgi_compat"], found.options["job_queue_size"]) == (True, 128)
+    assert len(found.defaults) == (2 if total is None else 4)
+    given = {"MAX_INPUT_LENGTH": "100", "MAX_TOTAL_TOKENS": "200", "MAX_CONCURRENT_REQUESTS": "7"}
+    found = variables(given, container)
+    assert (found.options["max_input_len"], found.context, found.options["job_queue_size"]) == (100, 200, 7)
+    assert [place for place, _ in found.defaults] == ["options.tgi_compat: true"]
+
+
+def test_vllm_s_image_answers_as_openai_without_any_of_its_variables() -> None:
+    found = variables({"HF_MODEL_ID": "a/b"}, VLLM)
+    assert found.options["openai_compat"] is True
+    assert [place for place, _ in found.defaults] == ["options.openai_compat: true"]
+    assert variables({"SM_VLLM_MODEL": "a/b"}, VLLM).defaults == []
+
+
+@in_one_test(
+    ("container", "given"),
+    [
+        (LMI, {"MAX_TOTAL_TOKENS": "8192", "SM_VLLM_MODEL": "a/b", "MESSAGES_API_ENABLED": "true", "QUANTIZE": "awq",
+               "SAGEMAKER_ENABLE_STATEFUL_SESSIONS": "true", "HF_MODEL_REVISION": "main"}),
+        (TGI, {"OPTION_DTYPE": "fp16", "SERVING_JOB_QUEUE_SIZE": "9", "TENSOR_PARALLEL_DEGREE": "2", "HF_TASK": "x",
+               "OPTION_NO_SUCH": "1", "SM_VLLM_MODEL": "a/b", "HF_REVISION": "main"}),
+        (VLLM, {"OPTION_DTYPE": "fp16", "SM_NUM_GPUS": "8", "MAX_TOTAL_TOKENS": "8192", "HF_TASK": "x"}),
+    ],
+)  # fmt: skip
+def test_a_variable_that_its_container_does_not_read_has_no_effect(container: Container, given: dict[str, str]) -> None:
+    found = variables(given, container)
+    assert names(found.idle) == [*given]
+    assert {why for _, why in found.idle} == {f"{KINDS[container.kind]} does not read it"}
+    untold = variables({}, container)
+    assert (found.options, found.environment, found.unmapped) == (untold.options, {}, [])
+    assert (found.model_id, found.context) == ("", untold.context)
+
+
+def test_ours_reads_every_name() -> None:
+    given = {"MAX_TOTAL_TOKENS": "8192", "SM_VLLM_DTYPE": "bfloat16", "OPTION_MAX_ROLLING_BATCH_SIZE": "8"}
+    found = variables(given, Container("ours", "vllm"))
+    assert (found.context, found.options["dtype"], found.options["max_rolling_batch_size"]) == (8192, "bfloat16", 8)
+    assert found.idle == []
 
 
 def test_variables_of_vllm_s_image_become_options_and_what_they_set_beside() -> None:
@@ -438,7 +508,7 @@ def test_an_empty_token_is_dropped() -> None:
 
 def test_what_is_refused_unknown_or_wrong_does_not_map_with_the_reason() -> None:
     given = {
-        "ROPE_SCALING": "dynamic",  # refused
+        "SAGEMAKER_MULTI_MODEL": "true",  # refused
         "OPTION_NO_SUCH_THING": "1",  # nobody's
         "OPTION_MAX_ROLLING_BATCH": "32",  # near a known one
         "OPTION_DTYPE": "fp17",  # a wrong value
@@ -454,7 +524,6 @@ def test_what_is_refused_unknown_or_wrong_does_not_map_with_the_reason() -> None
 def test_what_has_no_effect_is_listed_and_left_out() -> None:
     given = {
         "SERVING_FAIL_FAST": "true",
-        "MAX_BATCH_TOTAL_TOKENS": "8192",
         "SAGEMAKER_PROGRAM": "inference.py",
         "OPTION_PARALLEL_LOADING": "true",
     }
@@ -476,7 +545,7 @@ def test_no_secret_is_written_anywhere() -> None:
         TGI,
     )
     assert found.hub_token == ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"]
-    assert variables({"SM_VLLM_HF_TOKEN": token}, TGI).hub_token == ["SM_VLLM_HF_TOKEN"]
+    assert variables({"SM_VLLM_HF_TOKEN": token}, VLLM).hub_token == ["SM_VLLM_HF_TOKEN"]
     assert variables({"HF_TOKEN": "", "NOTHING": ""}, TGI).idle == [("NOTHING=", "it is empty")]
     assert names(found.unmapped) == ["OPENAI_API_KEY", "PROXY", "NOTE"]
     said = everywhere(found)
@@ -500,7 +569,10 @@ def test_a_typed_value_gives_the_same_variable(text: str) -> None:
         ("763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.36.0-lmi20.0.0-cu128", "lmi", "vllm", "0.36"),
         ("763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.30.0-tensorrtllm0.12.0-cu125", "lmi", "trtllm",
          "0.30"),
-        ("1.dkr.ecr.us-east-1.amazonaws.com/huggingface-pytorch-tgi-inference:2.4.0-tgi2.3.1-gpu", "tgi", "vllm", ""),
+        ("1.dkr.ecr.us-east-1.amazonaws.com/huggingface-pytorch-tgi-inference:2.4.0-tgi2.3.1-gpu", "tgi", "vllm",
+         "2.3"),
+        ("ghcr.io/huggingface/text-generation-inference:3.3.4", "tgi", "vllm", "3.3"),
+        ("1.dkr.ecr.us-east-1.amazonaws.com/text-generation-inference:latest", "tgi", "vllm", ""),
         ("1.dkr.ecr.us-east-1.amazonaws.com/vllm:0.19.0-gpu", "vllm", "vllm", ""),
         ("1.dkr.ecr.us-east-1.amazonaws.com/mirror/vllm-openai@sha256:00", "vllm", "vllm", ""),
         ("1.dkr.ecr.us-east-1.amazonaws.com/lmi-handler:1", "ours", "vllm", ""),

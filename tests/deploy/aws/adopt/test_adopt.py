@@ -26,6 +26,7 @@ from tests.deploy.doubles.aws import CALLER, Cloud
 from tests.deploy.public_endpoints import OTHERS, PUBLIC, ROLE, Public
 
 PLAIN = PUBLIC["Zephyr-7B"]
+OF_LMI = PUBLIC["Phi-3-mini"]
 
 
 def content(path: Path) -> dict[str, Any]:
@@ -297,7 +298,7 @@ def archive(**files: bytes) -> bytes:
     return packed.getvalue()
 
 
-def with_data(cloud: Cloud, key: str, data: bytes | None, environment: dict[str, str]) -> None:
+def with_data(cloud: Cloud, key: str, data: bytes | None, environment: dict[str, str], public: Public = OF_LMI) -> None:
     """An endpoint whose container has an archive or, where the key is of a prefix's file, that prefix."""
     s3 = cloud.client("s3")
     s3.create_bucket(Bucket="by-hand")
@@ -308,7 +309,7 @@ def with_data(cloud: Cloud, key: str, data: bytes | None, environment: dict[str,
     container: dict[str, Any] = {"ModelDataUrl": uri}
     if not key.endswith(".tar.gz"):
         container = {"ModelDataSource": {"S3DataSource": prefix}}
-    by_hand(cloud, PLAIN.but(environment=environment, container=container))
+    by_hand(cloud, public.but(environment=environment, container=container))
 
 
 @pytest.mark.parametrize("place", ["serving_properties", "mymodel__serving_properties"])
@@ -332,14 +333,38 @@ def test_an_archive_of_a_file_is_read_where_that_is_said(
     cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str], host: str
 ) -> None:
     with_data(cloud, "m/model.tar.gz", archive(serving_properties=PROPERTIES), {})
-    container = {**PLAIN.model["PrimaryContainer"], "Environment": {}, "ModelDataUrl": f"https://{host}/m/model.tar.gz"}
+    own = {"Environment": {}, "ModelDataUrl": f"https://{host}/m/model.tar.gz"}
     file = path.with_suffix(".json")
-    file.write_text(json.dumps({**PLAIN.model, "PrimaryContainer": container}))
+    file.write_text(json.dumps(OF_LMI.but(container=own).model))
     given = ("--file", str(file), "--name", "chat", "--region", "us-east-1", "--output", str(path))
     assert adopt(*given) == 2
     assert "a file's data is read with --read-data" in capsys.readouterr().err
     assert adopt(*given, "--read-data") == 0
     assert content(path)["model"] == {"id": "Qwen/Qwen3-8B", "context": 8192}
+
+
+def test_only_djl_serving_reads_serving_properties(cloud: Cloud, adopt: Callable[..., int], path: Path) -> None:
+    with_data(cloud, "m/model.tar.gz", archive(serving_properties=PROPERTIES), {"HF_MODEL_ID": "a/b"}, PLAIN)
+    assert adopt("--output", str(path)) == 0
+    assert content(path)["model"]["id"] == "a/b"
+    assert "tensor_parallel_degree" not in content(path)["options"]
+    assert "ModelDataUrl=s3://by-hand/m/model.tar.gz: serving.properties does not come along" in path.read_text()
+
+
+def test_a_prefix_of_tgi_with_a_serving_properties_is_said_to_be_read_here(
+    cloud: Cloud, adopt: Callable[..., int], path: Path
+) -> None:
+    with_data(cloud, "m/serving.properties", PROPERTIES, {"HF_MODEL_ID": "/opt/ml/model"}, PLAIN)
+    assert adopt("--output", str(path)) == 0
+    assert content(path)["model"]["s3"] == "s3://by-hand/m/"
+    assert "#   s3://by-hand/m/serving.properties: its container does not read it" in path.read_text()
+
+
+def test_model_data_beats_the_hub_s_name_on_vllm_s_image(cloud: Cloud, adopt: Callable[..., int], path: Path) -> None:
+    with_data(cloud, "m/config.json", b"{}", {"HF_MODEL_ID": "a/b"}, PUBLIC["Llama-3.3-70B-FP8"].but(type=PLAIN.type))
+    assert adopt("--output", str(path)) == 0
+    assert content(path)["model"] == {"s3": "s3://by-hand/m/"}
+    assert "#   HF_MODEL_ID=a/b: vLLM's image serves the model data" in path.read_text()
 
 
 def test_model_data_that_is_not_in_s3_is_said() -> None:
