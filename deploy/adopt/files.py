@@ -15,6 +15,7 @@ from botocore import xform_name
 from deploy.adopt.jumpstart import read_jumpstart
 from deploy.adopt.live import Source
 from deploy.adopt.specification import Adopted, checked
+from deploy.adopt.variables import one_line
 from deploy.errors import Refused, SpecError
 from handler.core.text_files import decode
 
@@ -252,11 +253,6 @@ def _listed(title: str, items: Sequence[tuple[str, str]]) -> Iterator[str]:
     if items:
         yield f"\n# {title}:"
         yield from (_comment(f"  {what}: {why}") for what, why in items)
-
-
-def one_line(text: str) -> str:
-    """Return a text without what could leave its line, or change a terminal."""
-    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def _comment(text: str) -> str:

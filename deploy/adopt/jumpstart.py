@@ -8,18 +8,11 @@ from typing import Any
 from botocore import xform_name
 
 from deploy.adopt.live import Source
+from deploy.data import table
 from deploy.errors import Refused, SpecError
 from deploy.resolve.instances import find
 
-_IMAGES = {
-    "djl-lmi": "djl-inference:{}",
-    "djl-deepspeed": "djl-inference:{}-deepspeed",
-    "djl-fastertransformer": "djl-inference:{}-fastertransformer",
-    "djl-tensorrtllm": "djl-inference:{}-tensorrtllm",
-    "djl-neuronx": "djl-inference:{}-neuronx",
-    "huggingface-llm": "huggingface-pytorch-tgi-inference:{}",
-    "vllm": "vllm:{}",
-}
+_IMAGES: Mapping[str, str] = table("containers")["images_of_jumpstart"]
 """The SDK's frameworks and their images, where a document names no image."""
 
 _ONE_MODEL = ("model_id", "url", "version", "gated_bucket")  # of the document, whatever a configuration says

@@ -634,42 +634,37 @@ def checked(file: str, place: str, operation: str, content: Any) -> list[tuple[s
     shapes = [service.operation_model(operation).output_shape]
     if operation in _CREATED:
         shapes.append(service.operation_model(operation.replace("Describe", "Create")).input_shape)
-    wrong = [next(_wrong(shape, content, place), None) for shape in shapes]
-    if all(line is not None for line in wrong):
+    found = [[*_problems(shape, content, place)] for shape in shapes]
+    wrong = [next((f"{where}: {why}" for where, why in one if why != _NO_FIELD), None) for one in found]
+    if None not in wrong:
         raise SpecError(f"{file}: {wrong[0]}")
-    return [(name, "AWS's API has no such field") for name in _unknown(shapes, content, place)]
+    return [one for one in found[0] if one in found[-1] and one[1] == _NO_FIELD]
 
 
-def _unknown(shapes: Sequence[Any], value: Any, place: str) -> Iterator[str]:
-    if isinstance(value, dict) and shapes[0].type_name == "structure":
-        for name, item in value.items():
-            below = [shape.members[name] for shape in shapes if name in shape.members]
-            if below:
-                yield from _unknown(below, item, f"{place}.{name}".removeprefix("."))
-            elif name != "ResponseMetadata":  # boto3's
-                yield f"{place}.{name}".removeprefix(".")
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            yield from _unknown([shape.member for shape in shapes], item, f"{place}[{number}]")
+_NO_FIELD = "AWS's API has no such field"
 
 
-def _wrong(shape: Any, value: Any, place: str) -> Iterator[str]:
+def _problems(shape: Any, value: Any, place: str) -> Iterator[tuple[str, str]]:
+    """Yield the places that do not fit AWS's shape, each with a reason."""
     types, words = TYPES.get(shape.type_name, ((), ""))
     if types and type(value) not in types:
-        yield f"{place}: must be {_WORDS.get(shape.type_name, words)}"
+        yield place, f"must be {_WORDS.get(shape.type_name, words)}"
     elif shape.type_name == "structure":
         for name in shape.required_members:
             if name in _NEEDED and name not in value:
-                yield f"{place}.{name}: must be given".removeprefix(".")
+                yield f"{place}.{name}".removeprefix("."), "must be given"
         for name, item in value.items():
+            where = f"{place}.{name}".removeprefix(".")
             if name in shape.members:
-                yield from _wrong(shape.members[name], item, f"{place}.{name}".removeprefix("."))
+                yield from _problems(shape.members[name], item, where)
+            elif name != "ResponseMetadata":  # boto3's
+                yield where, _NO_FIELD
     elif shape.type_name == "list":
         for number, item in enumerate(value):
-            yield from _wrong(shape.member, item, f"{place}[{number}]")
+            yield from _problems(shape.member, item, f"{place}[{number}]")
     elif shape.type_name == "map":
         for name, item in value.items():
-            yield from _wrong(shape.value, item, f"{place}.{name}")
+            yield from _problems(shape.value, item, f"{place}.{name}")
 
 
 _CREATED = ("DescribeEndpoint", "DescribeEndpointConfig", "DescribeInferenceComponent", "DescribeModel")

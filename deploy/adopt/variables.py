@@ -18,7 +18,7 @@ from deploy.spec.options import Value, settings_of, variable_of, wrong_options
 from handler.config.environment import CONTEXTS, STAGES
 from handler.config.lmi_version import KEY, release_of
 from handler.config.loader import Setting, as_lmi_reads, named_engine
-from handler.config.options import ENVIRONMENT, SERVER_ENVIRONMENT, VARIABLES_OF
+from handler.config.options import ENVIRONMENT, SERVER_ENVIRONMENT, VARIABLES_OF, Option
 from handler.config.options.names import (
     SM_VLLM,
     VARIABLES,
@@ -49,14 +49,9 @@ class Container(NamedTuple):
     told: str = ""
 
 
-KINDS = {"lmi": "LMI (DJL Serving)", "tgi": "Text Generation Inference", "vllm": "vLLM", "ours": "this project's own"}
+_CONTAINERS: Mapping[str, Any] = table("containers")
+KINDS: Mapping[str, str] = {kind: one["name"] for kind, one in _CONTAINERS["kinds"].items()}
 
-_REPOSITORIES = (
-    ("lmi", re.compile(r"(^|[/-])(djl-inference|djl-serving|lmi)$")),
-    ("tgi", re.compile(r"(^|[/-])(huggingface-pytorch-tgi-inference|text-generation-inference|tgi)$")),
-    ("vllm", re.compile(r"(^|[/-])(vllm|vllm-openai|huggingface-vllm)$")),
-    ("ours", re.compile(r"(^|[/-])lmi-handler(-[a-z0-9]+)?$")),
-)
 _NEURON = re.compile(r"neuron|inf2|trn1|optimum", re.IGNORECASE)
 
 _ADVICE = (
@@ -77,7 +72,8 @@ def container_kind(image: str, said: str | None) -> Container:
     repository, _, tag = image.partition("@")[0].partition(":")
     if _NEURON.search(image):
         raise Refused(f"the image {image} is for AWS Neuron, which this project's images do not serve", "")
-    kind = said or next((kind for kind, name in _REPOSITORIES if name.search(repository)), None)
+    images = ((kind, one["repository"]) for kind, one in _CONTAINERS["kinds"].items())
+    kind = said or next((kind for kind, name in images if re.search(name, repository)), None)
     if kind is None:
         known = ", ".join(KINDS.values())
         raise Refused(
@@ -101,18 +97,11 @@ _ASYNC = "option.async_mode"
 _DEGREES = {f"option.{name}" for name in ("tensor_parallel_degree", "tensor_parallel_size", *STAGES, *CONTEXTS)}
 """Options that decide how many GPUs a model takes."""
 
-_OF_SDK: Mapping[str, str] = table("containers")["of_sdk"]
+_OF_SDK: Mapping[str, str] = _CONTAINERS["of_sdk"]
 """Variables of SageMaker's SDK, JumpStart and their toolkits, and why they have no effect here."""
 
-_LIMITS: Mapping[str, Mapping[str, int]] = table("containers")["limits_of_tgi"]
-"""TGI's own limits of tokens, by its major release."""
-
-_READ: Mapping[str, list[str]] = table("containers")["reads"]
 _PATTERNS = {"OPTION_": "lmi", "SERVING_": "lmi", SM_VLLM: "vllm"}
-_GROUPS = {"tgi": "tgi", "vllm": "aws-vllm"}
-"""The variables that a kind of container reads: by name, by their beginning, and its group of foreign.json."""
-
-_MOST = 200  # characters of a value in a comment
+"""Beginnings of variables, and the kind of container that reads them."""
 
 
 @dataclass
@@ -146,9 +135,16 @@ class Variables:
 
 def shown(name: str, value: str) -> str:
     """Return `NAME=value` for a comment: on one line, not too long, without a secret."""
-    text = HIDDEN if is_secret(name, value) else str(redact(value))
-    text = "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+    text = one_line(HIDDEN if is_secret(name, value) else str(redact(value)))
     return f"{name}={text[:_MOST]}{'...' if len(text) > _MOST else ''}"
+
+
+_MOST = 200  # characters of a value in a comment
+
+
+def one_line(text: str) -> str:
+    """Return a text without what could leave its line, or change a terminal."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def variables(environ: Mapping[str, str], container: Container) -> Variables:
@@ -201,9 +197,9 @@ def _defaults(found: Variables, container: Container) -> Iterator[tuple[str, Any
     if container.kind == "vllm":
         yield "option.openai_compat", True, "vLLM's: its /invocations are OpenAI's"
     if container.kind == "tgi":
-        yield "option.tgi_compat", True, "TGI's form of answers to inputs"
+        yield "option.tgi_compat", True, "TGI's form of answers; a request without max_new_tokens gets 30, as in LMI"
         yield "job_queue_size", 128, "TGI's max_concurrent_requests"
-        for key, value in _LIMITS.get(container.release.partition(".")[0], {}).items():
+        for key, value in _CONTAINERS["limits_of_tgi"].get(container.release.partition(".")[0], {}).items():
             yield key, value, f"TGI {container.release}'s own; write the model's length if that is shorter"
 
 
@@ -236,7 +232,8 @@ def _is_read(name: str, kind: str) -> bool:
     line = VARIABLES.get(name)
     if name not in ENVIRONMENT and (line is None or line.unread):
         return True
-    return name in _READ[kind] or name in VARIABLES_OF.get(_GROUPS.get(kind, ""), ())
+    own = _CONTAINERS["kinds"][kind]
+    return name in own["reads"] or name in VARIABLES_OF.get(own["group"], ())
 
 
 def _read(names: Mapping[str, str], container: Container) -> tuple[str, dict[str, str]]:
@@ -277,12 +274,12 @@ def _own(found: Variables, origin: str, given: str, key: str, value: str, engine
     if same == _MODEL_ID:
         found.model_id = value
         return
-    if (why := _unknown(origin, key, engine)) is not None:
-        found.unmapped.append((shown(origin, given), why))
-        return
-    if refusal := _refusal(key, value, engine):
+    if option is None:
+        unknown = unknown_variable(origin) if origin.startswith("SERVING_") else unknown_option(key, engine)
+        found.unmapped.append((shown(origin, given), f"{unknown.message}; its container silently drops such a name"))
+    elif refusal := _refusal(option, value, engine):
         found.unmapped.append((shown(origin, given), refusal))
-    elif no_effect := _no_effect(key, engine):
+    elif no_effect := _no_effect(option, engine):
         found.idle.append((shown(origin, given), no_effect))
     elif same == _LENGTH and value.isdecimal() and int(value):
         found.context = int(value)
@@ -293,17 +290,7 @@ def _own(found: Variables, origin: str, given: str, key: str, value: str, engine
         found.origins[f"options.{name}"] = origin
 
 
-def _unknown(origin: str, key: str, engine: str) -> str | None:
-    """Say that nobody has the option; None: somebody has."""
-    if find_option(key, engine) is not None:
-        return None
-    unknown = unknown_variable(origin) if origin.startswith("SERVING_") else unknown_option(key, engine)
-    return f"{unknown.message}; its container silently drops such a name"
-
-
-def _refusal(key: str, value: str, engine: str) -> str:
-    option = find_option(key, engine)
-    assert option is not None
+def _refusal(option: Option, value: str, engine: str) -> str:
     try:
         option.parse(value.strip())
     except ValueError as error:
@@ -314,9 +301,7 @@ def _refusal(key: str, value: str, engine: str) -> str:
     return f"it is for {' and '.join(option.engines)}, and the container's engine is {engine}"
 
 
-def _no_effect(key: str, engine: str) -> str:
-    option = find_option(key, engine)
-    assert option is not None
+def _no_effect(option: Option, engine: str) -> str:
     if option.engines and engine not in option.engines:
         return option.idle or "it asks for nothing"
     return "" if option.field or option.argument else option.help or "nothing reads it here"

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from deploy.adopt.files import one_line, read_file, written
+from deploy.adopt.files import read_file, written
 from deploy.adopt.live import read_endpoint, reading_policy, with_data
 from deploy.adopt.specification import Wishes, adopted
-from deploy.adopt.variables import KINDS
+from deploy.adopt.variables import KINDS, one_line
 from deploy.aws import Aws
 from deploy.errors import Refused, SpecError
 from deploy.resolve.images import ECR_URI

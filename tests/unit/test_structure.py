@@ -110,6 +110,7 @@ OF_DEPLOY = {
     "adopt": {
         "service_model",
         "aws",
+        "data",
         "deployer.calls",
         "errors",
         "iam.policies",
