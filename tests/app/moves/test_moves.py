@@ -435,6 +435,7 @@ def test_the_models_name_is_the_one_that_vllm_was_told() -> None:
     ],
     ids=["middleware", "handler"],
 )
+@pytest.mark.nightly
 def test_the_client_of_aws_vllm_finds_the_shapes_that_it_had(
     name: str,
     files: list[str],

@@ -86,6 +86,7 @@ def test_tokens_and_log_probabilities_are_those_of_transformers(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
+@pytest.mark.nightly
 def test_weights_of_16_bits_stay_so(tmp_path: Path, tokenizer: Any, cache: Path, kind: str) -> None:
     name = "qwen3"
     directory = write_checkpoint(tmp_path / "model", name, kind)
@@ -112,6 +113,7 @@ def test_weights_of_16_bits_stay_so(tmp_path: Path, tokenizer: Any, cache: Path,
         ({"quantization": "int4"}, 32, 0.25),
     ],
 )
+@pytest.mark.nightly
 def test_quantized_weights_are_computed_as_they_are(
     tmp_path: Path, tokenizer: Any, cache: Path, options: dict[str, Any], group: int, size: float
 ) -> None:

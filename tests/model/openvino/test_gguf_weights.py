@@ -88,6 +88,7 @@ def test_answers_as_transformers_does_with_the_same_file(f32_model: Path) -> Non
 
 
 @pytest.mark.model
+@pytest.mark.nightly
 def test_the_tokenizer_is_the_files(f32_model: Path, demo_model: Path) -> None:
     from openvino_genai import Tokenizer
 

@@ -142,6 +142,7 @@ def test_it_is_followed(keywords_speaker: Speaker, case: Case) -> None:
         assert not keywords_speaker.says(written(case.invalid), structured_output)
 
 
+@pytest.mark.nightly
 def test_none_of_many_values_is_taken_for_another(model: Path, num_logits: int) -> None:
     """Words of few letters, which GenAI's xgrammar confuses where they stand side by side."""
     chance = random.Random(1)
