@@ -90,7 +90,7 @@ def _codex(served: Served) -> Settings:
         "model": served.model,
         "model_provider": "lmi",
         "model_context_window": served.context,
-        "web_search": "disabled",  # the server has no hosted tools
+        "web_search": "disabled",  # the server has none
         "check_for_update_on_startup": False,
         "analytics.enabled": False,
         "otel.metrics_exporter": "none",

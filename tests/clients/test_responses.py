@@ -82,7 +82,11 @@ def test_a_count(responses: Driver, model_server: LiveServer) -> None:
         ({"store": True}, "BadRequestError", "store=true: is not supported"),
         ({"previous_response_id": "resp_1"}, "BadRequestError", "previous_response_id"),
         ({"model": "other"}, "NotFoundError", "Model not found: other"),
-        ({"tools": [{"type": "web_search"}]}, "BadRequestError", "hosted tools run at OpenAI"),
+        (
+            {"tools": [{"type": "file_search", "vector_store_ids": ["a"]}]},
+            "BadRequestError",
+            "hosted tools run at OpenAI",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )

@@ -56,6 +56,7 @@ from handler.protocols.responses.api import (
 )
 from handler.protocols.responses.response import (
     NUM_STATES,
+    SKIPPED,
     ResponseDocument,
     ResponseStream,
     Settings,
@@ -344,14 +345,14 @@ _HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", 
 """How the types of tools begin that run at OpenAI."""
 
 _TOOL_FIELDS: Mapping[str, Shape] = {
-    "type": {"enum": ["function", "namespace"]},
+    "type": {"enum": ["function", "namespace", *SKIPPED]},
     "name": TEXT,
     "description": nullable(TEXT),
     "parameters": {"type": ["object", "null"]},
     "strict": nullable(FLAG),
 }
 TOOLS: Mapping[str, Shape] = {
-    "tools": nullable(listing({**record(_TOOL_FIELDS), "required": ["type", "name"]})),
+    "tools": nullable(listing({**record(_TOOL_FIELDS), "required": ["type"]})),
     "tool_choice": TOOL_FIELDS["tool_choice"],
 }
 """What `ToolsReader` and `read_choice` read."""
@@ -363,10 +364,12 @@ class ToolsReader:
     Attributes:
         tools: in the chat's form, whose reader checks names and schemas; as given where it is no list.
         namespaces: a tool's name in the prompt -> its namespace and its name there.
+        ignored: how a header names those that are skipped.
     """
 
     def __init__(self) -> None:
         self.tools: Any = None
+        self.ignored: dict[str, None] = {}
         self.namespaces: dict[str, tuple[str, str]] = {}
 
     def read(self, value: Any) -> None:
@@ -382,6 +385,9 @@ class ToolsReader:
 
     def _tool(self, tool: Any, at: str, namespace: str) -> None:
         kind = tool.get("type") if isinstance(tool, dict) else None
+        if kind in SKIPPED:
+            self.ignored[f"tools[].type={kind}"] = None
+            return
         if kind == "namespace" and not namespace and isinstance(tool.get("tools"), list):
             if not isinstance(tool.get("name"), str) or not tool["name"]:
                 raise InvalidParameter(f"{at}.name: must be a string")
@@ -571,11 +577,11 @@ class OpenAiResponses(OpenAiDialect):
         translated = {
             **{name: body[name] for name in _SAME if name in body and not (context.keeper and name in KEPT)},
             "messages": reader.chat,
-            "tools": tools.tools,
+            "tools": tools.tools or None if tools.ignored else tools.tools,
             "tool_choice": read_choice(body.get("tool_choice"), tools.tools),
             "reasoning_effort": effort,
         }
-        ignored = self.unknown(body, context, *reader.unknown)
+        ignored = self.unknown(body, context, *reader.unknown, *tools.ignored)
         try:
             head = read_head(body, context.generation, store=keeps)
             keeping = make_keeping(context.keeper, head, reader.items) if context.keeper and keeps else None

@@ -444,6 +444,12 @@ class ResponseDocument(WholeReply):
 # -- what a response repeats of its request ----------------------------------------------------------------------------
 
 
+SKIPPED = (
+    "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "custom",
+)  # fmt: skip
+"""Types of tools that the model is not told of: Codex offers them beside its functions. A header lists them, the
+response does not."""
+
 _SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
@@ -479,7 +485,7 @@ def read_head(body: Mapping[str, Any], generation: GenerationDefaults, *, store:
         "temperature": used["temperature"],
         "text": {"format": _format(text.get("format") if isinstance(text, dict) else None)},
         "tool_choice": body.get("tool_choice") or "auto",
-        "tools": [_tool(tool) for tool in tools] if isinstance(tools, list) else tools,
+        "tools": _repeated(tools) if isinstance(tools, list) else tools,
         "top_logprobs": 0,
         "top_p": used["top_p"],
         "truncation": "disabled",
@@ -510,12 +516,16 @@ def without_strict(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
+def _repeated(tools: list[Any]) -> list[Any]:
+    return [_tool(tool) for tool in tools if not isinstance(tool, dict) or tool.get("type") not in SKIPPED]
+
+
 def _tool(tool: Any) -> Any:
     """Return a tool with all that a response's has; what is wrong with it the tools' reader says."""
     if not isinstance(tool, dict):
         return tool
     if isinstance(tool.get("tools"), list):
-        return {**tool, "tools": [_tool(own) for own in tool["tools"]]}
+        return {**tool, "tools": _repeated(tool["tools"])}
     return {"description": None, "parameters": None, **tool, "strict": tool.get("strict") is True}
 
 

@@ -28,6 +28,9 @@ _TEMPLATE = """{% if tools %}<|im_start|>system
 {% endif %}"""
 _AT_ONCE = 40  # tokens in a write of the server's
 
+ASKING = "<|im_start|>assistant\n"
+"""How a prompt ends, which the next one of its session then has an answer behind."""
+
 
 def call(name: str, **arguments: object) -> str:
     """A call of a tool as the model writes it."""

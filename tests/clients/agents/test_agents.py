@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import re
 import signal
@@ -10,14 +11,14 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from tests.clients import toolchains
-from tests.clients.agents.scripted import Model, call, said_by
+from tests.clients.agents.scripted import ASKING, Model, call, said_by
 from tests.clients.driver import Driver, python_client, skipped_without
 from tests.deploy.local.servers import emulated
 
@@ -161,6 +162,21 @@ def test_a_long_conversation(agent: Agent, model: Model) -> None:
     last = model.prompts[-1]
     assert turns_in(last) == turns
     assert [f"2 °C in C{number}" in text for number in range(8)] == [True] * 8
+    prompts_begin_alike(model, f"What is the weather in {turns[0]}?", agent.answers, agent.says("So."))
+
+
+def prompts_begin_alike(model: Model, task: str, session: Callable[[str], object], last: str = "So.") -> None:
+    """Each prompt begins with all of the one before, and another session's with all that stands before its task, so
+    that an engine finds it in its cache. `last` is what ends a turn.
+    """
+    first, pairs = model.prompts[0], [*itertools.pairwise(model.prompts)]
+    moved = [n for n, (one, after) in enumerate(pairs) if not after.startswith(one.removesuffix(ASKING))]
+    assert moved == []
+    model.says(lambda prompt: last)
+    session("Sing a song.")
+    [other] = model.prompts
+    differs = next(n for n, (one, two) in enumerate(zip(first, other, strict=False)) if one != two)
+    assert first[differs:].startswith(task)
 
 
 @both
@@ -344,3 +360,4 @@ def test_a_long_conversation_of_a_coding_agent(coding_agent: CodingAgent, model:
     assert f"FOUND {wanted}, ASKED True" in coding_agent.answers("And now?", again=True)
     assert len(model.prompts) == 12
     assert coding_agent.trap.asked == []
+    prompts_begin_alike(model, "Count.", coding_agent.answers)

@@ -19,6 +19,7 @@ from tests.unit.protocols.golden.responses import ASK, CALL, TOOLS, WEATHER, bod
 # -- OpenAI's responses: what a body becomes for the chat's readers, and what is refused -------------------------------
 
 
+SEARCH = {"type": "web_search", "external_web_access": False}
 HERMES = replace(CAPABLE, chat_template="{{ tools, tool_calls, message.reasoning, reasoning_effort }} <tool_call>")
 
 
@@ -106,10 +107,27 @@ def test_a_call_of_a_tool_that_is_not_allowed_is_text(stream: bool) -> None:
         ({"seed": 1, "input": [{"role": "user", "content": "a", "name": "b"}]}, ["seed", "input[].name"]),
         ({"reasoning": {"effort": "low", "summary": "auto"}}, []),
         ({"tools": [{**WEATHER, "output_schema": {}}]}, ["tools[].output_schema", "tools[].strict"]),
+        ({"tools": [SEARCH], "tool_choice": "auto"}, ["tools[].type=web_search"]),
     ],
 )
 def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]) -> None:
     assert parse(body(**more)).ignored == listed
+
+
+def test_tools_of_codex_that_are_no_functions_are_skipped() -> None:
+    """The model is not told of them, and the response does not repeat them."""
+    patch = {"type": "custom", "name": "patch", "format": {"type": "grammar", "syntax": "lark", "definition": "a"}}
+    inside = {"type": "namespace", "name": "own", "description": "", "tools": [patch, PLAIN_TOOL]}
+    asked = {"input": [user()], "tools": [SEARCH, PLAIN_TOOL, patch, inside], "tool_choice": "auto"}
+    parsed = parse(asked)
+    assert parsed.ignored == ["tools[].type=web_search", "tools[].type=custom"]
+    [request] = parsed.requests
+    assert (
+        parse({**asked, "tools": [PLAIN_TOOL, {**inside, "tools": [PLAIN_TOOL]}]}).requests[0].prompt == request.prompt
+    )
+    found = json.loads(answer("openai_responses", asked, saying("a"), SEEING).body)
+    assert [tool["name"] for tool in found["tools"]] == [PLAIN_TOOL["name"], "own"]
+    assert [tool["name"] for tool in found["tools"][1]["tools"]] == [PLAIN_TOOL["name"]]
 
 
 @in_one_test(
@@ -128,8 +146,10 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
         (body(reasoning="much"), "reasoning=", "reasoning"),
         (body(tools=[{**WEATHER, "name": "a b"}]), "tools[0].name: must be 1 to 64 letters", None),
         (body(text="x"), "text=", "text"),
-        (body(tools=[{"type": "web_search"}]), 'tools[0].type="web_search": is not supported: hosted tools', None),
-        (body(tools=[{"type": "custom", "name": "a"}]), 'tools[0].type="custom": is not supported: it must be', None),
+        (body(tools=[{"type": "mcp"}]), 'tools[0].type="mcp": is not supported: hosted tools', None),
+        (body(tools=[{"type": "other", "name": "a"}]), 'tools[0].type="other": is not supported: it must be', None),
+        (body(tools=[SEARCH], tool_choice="required"), "tool_choice", None),
+        (body(tools=[SEARCH, {**WEATHER, "name": "a b"}]), "tools[0].name: must be 1 to 64 letters", None),
         (body(tools=TOOLS, tool_choice={"type": "function", "name": "x"}), "tool_choice=", "tool_choice"),
         (body(tools=TOOLS, tool_choice={"type": "allowed_tools"}), "tool_choice.allowed_tools=", None),
         (
