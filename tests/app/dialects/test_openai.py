@@ -259,6 +259,8 @@ def _check_anthropics_list(paced: LiveServer, ids: list[str]) -> None:
         ({"after_id": "two"}, 'after_id="two": there is no'),
     ):
         assert page(**query)["error"]["message"].startswith(message)
+    found = http.get(paced.url + "/v1/models/one", headers=ANTHROPIC)
+    assert (found.status_code, found.json()["id"]) == (200, "one")
     missing = http.get(paced.url + "/v1/models/two", headers=ANTHROPIC)
     assert (missing.status_code, missing.json()["error"]["type"]) == (404, "not_found_error")
 

@@ -137,6 +137,7 @@ def test_tools_of_codex_that_are_no_functions_are_skipped() -> None:
         (body(store=True), "store=true: is not supported: nothing is kept", "store"),
         (body(previous_response_id="resp_1"), "previous_response_id=", "previous_response_id"),
         (body(conversation="c"), "conversation=", "conversation"),
+        (body(tools=7), "tools=7: must be a list of at most 128 tools", "tools"),
         (body(background=True), "background=true: is not supported", "background"),
         (body(truncation="auto"), "truncation=", "truncation"),
         (body(include=["message.output_text.logprobs"]), "include=", "include"),

@@ -69,6 +69,7 @@ def test_what_it_comes_to(name: str, given: Any, wanted: StructuredOutput | None
         ("guided_json", '{"a": "\\ud800"}', "without lone surrogates"),
         ("guided_json", {"a": "x" * 70_000}, "at most 16384 characters; it has 70009"),
         ("guided_json_object", 2, "true or false"),
+        ("response_format", {"type": "json_object", "json_schema": {}}, "holds an unknown name 'json_schema'"),
         ("guided_regex", "", "non-empty"),
         ("guided_regex", "x" * 16_385, "at most 16384 characters"),
         ("guided_regex", 5, "a regular expression"),

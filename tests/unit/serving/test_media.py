@@ -120,6 +120,7 @@ def test_images_are_decoded_as_vllm_does(name: str) -> None:
     data, size, pixels = CASES[name]
     found = decoded(data)
     assert (found.size, tuple(found.data)) == (size, pixels)
+    assert sorted(read_size(data)) == sorted(size)  # before it is turned
 
 
 def chunks(number: int, name: bytes, head: bytes, unpacked: bytes = bytes(1 << 20)) -> bytes:

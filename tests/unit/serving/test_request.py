@@ -380,6 +380,7 @@ def test_a_refusal_while_the_body_is_parsed_on_a_thread_stands() -> None:
     task = bench.model.open({})
     task.start(dumps(ask("word " * 20_000, 2, stream=True)))
     bench.loop.poll()
+    assert task.content_type == "application/json"  # DJL before 0.29 asks before it is known
     task.refuse(GenerationFailed("gone"))
     assert task._background is not None
     while not task._background.done():

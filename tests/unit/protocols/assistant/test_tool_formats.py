@@ -145,6 +145,12 @@ def test_strings_come_as_they_are_written(format: str) -> None:
     assert parser.flush() == []
 
 
+def test_values_too_deep_in_one_another_are_text() -> None:
+    for depth, called in ((33, True), (34, False)):
+        found = parse("pythonic", f"[weather(city={'[' * depth}{']' * depth})]")
+        assert any(isinstance(event, str) for event in found) is not called
+
+
 @in_one_test(
     ("text", "types", "wanted"),
     [
