@@ -61,6 +61,7 @@ def test_numbers_are_those_of_transformers_alone_and_in_company(
     check_numbers(engine, requests, WANTED[name][mode])
 
 
+@pytest.mark.timeout(300)  # vLLM is imported anew
 def test_a_server_by_grpc_computes_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     options = {
