@@ -105,7 +105,7 @@ CASES = {
     "turned by ImageMagick's profile": (turned_by_imagemagick(), (1, 2), (*RED, *BLUE)),
     "a JPEG turned by XMP": (saved(PIL.Image.new("L", (2, 1), 7), "JPEG", xmp=XMP), (1, 2), (7,) * 6),
     "much XMP": (turned_by_xmp(" " * 300_000), (1, 2), (*RED, *BLUE)),
-    "a WebP's much XMP": (saved(PIL.Image.new("L", (2, 1)), "WEBP", xmp=XMP + bytes(1 << 20)), (1, 2), (0,) * 6),
+    "a WebP's much XMP": (saved(PIL.Image.new("L", (2, 3)), "WEBP", xmp=XMP + bytes(1 << 20)), (3, 2), (0,) * 18),
     "a broken EXIF": (saved(pair("RGB", RED, BLUE), exif=b"Exif\0\0II*\0\xff\xff\xff\xff"), (2, 1), (*RED, *BLUE)),
     "WebP": (saved(pair("RGB", RED, BLUE), "WEBP", lossless=True), (2, 1), (*RED, *BLUE)),
     "the first frame": (
