@@ -7,12 +7,14 @@ import functools
 import itertools
 import json
 import os
+import re
 import secrets
 import shlex
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +27,7 @@ from handler.config.engines import LLM_ENGINES
 from handler.config.model_files import cache_directory
 from handler.core.child_processes import die_with_parent, python
 from handler.core.command_line import Parser
-from handler.core.errors import ConfigError
+from handler.core.errors import ConfigError, log_words
 
 _NEAR = "http://127.0.0.1:8080"  # where `lmi serve` listens
 _ROOM = 32_000  # tokens: what an agent sends first, with room for work
@@ -73,15 +75,19 @@ class Agent(NamedTuple):
 
 def _claude(served: Served) -> Settings:
     models = ("MODEL", "DEFAULT_HAIKU_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_OPUS_MODEL")
+    keys = ("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY")
     variables = {
         "ANTHROPIC_BASE_URL": served.url,
         "ANTHROPIC_AUTH_TOKEN": served.key,
         "ANTHROPIC_API_KEY": "",  # the user's own is for Anthropic, and a terminal would be asked about it
         **{f"ANTHROPIC_{name}": served.model for name in models},
+        **{f"CLAUDE_CODE_USE_{cloud}": "" for cloud in ("BEDROCK", "VERTEX", "FOUNDRY")},
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": _text(served.context),  # else it assumes 1,000,000
     }
-    return Settings(variables)
+    # `env` of the user's settings.json beats variables, and --settings beats that. Other users can read arguments.
+    own = {name: value for name, value in variables.items() if value is not None and name not in keys}
+    return Settings(variables, ["--settings", json.dumps({"env": own})])
 
 
 def _codex(served: Served) -> Settings:
@@ -98,7 +104,8 @@ def _codex(served: Served) -> Settings:
         "features.apps": False,
         **{f"model_providers.lmi.{name}": value for name, value in provider.items()},
     }
-    pairs = [f"{name}={json.dumps(value)}" for name, value in values.items() if value is not None]  # TOML writes alike
+    # TOML writes these values as JSON does, but has no escapes for halves of characters.
+    pairs = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items() if value is not None]
     return Settings({"LMI_KEY": served.key}, [word for pair in pairs for word in ("-c", pair)])
 
 
@@ -136,15 +143,14 @@ def _goose(served: Served) -> Settings:
 
 def _aider(served: Served) -> Settings:
     variables = {
-        "OPENAI_API_BASE": f"{served.url}/v1",
-        "OPENAI_API_KEY": served.key,
-        "AIDER_MODEL": f"openai/{served.model}",
+        "AIDER_OPENAI_API_KEY": served.key,
         "AIDER_SHOW_MODEL_WARNINGS": "false",  # that it does not know the model
         "AIDER_CHECK_UPDATE": "false",
         "AIDER_ANALYTICS": "false",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks GitHub for prices
     }
-    return Settings(variables)
+    # Not variables: those of a project's .env beat them.
+    return Settings(variables, ["--model", f"openai/{served.model}", "--openai-api-base", f"{served.url}/v1"])
 
 
 def _text(number: int | None) -> str | None:
@@ -202,6 +208,8 @@ def _launch(arguments: argparse.Namespace) -> int:
             f"--{'url' if arguments.url else 'print'} is for a server that runs, and MODEL, --engine, --properties "
             "and -o are of one to start"
         )
+    if starts and sys.platform != "linux":
+        raise ConfigError("lmi launch: only on Linux does a server end with the agent: start one by `lmi serve MODEL`")
     if shutil.which(name) is None and not arguments.print:
         raise ConfigError(f"lmi launch: {agent.title} is not installed ({name} is not on PATH): {agent.install}")
     url, key = _started(arguments) if starts else ((arguments.url or _NEAR).rstrip("/"), environment.api_key())
@@ -223,8 +231,9 @@ def _direct(url: str) -> dict[str, str]:
     host = urlsplit(url).hostname or ""
     if host not in ("127.0.0.1", "localhost", "::1"):
         return {}
-    names = ("NO_PROXY", "no_proxy")
-    return {name: ",".join(filter(None, [os.environ.get(name), host])) for name in names}
+    others = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    value = others if others.strip() == "*" else ",".join(filter(None, [others, host]))
+    return {"NO_PROXY": value, "no_proxy": value}
 
 
 def _find(url: str, key: str, name: str | None) -> Served:
@@ -248,21 +257,24 @@ def _find(url: str, key: str, name: str | None) -> Served:
     except (ValueError, LookupError, TypeError, AttributeError, StopIteration):
         raise ConfigError(f"lmi launch: {url}/v1/models does not list models") from None
     if model not in contexts:
-        raise ConfigError(f"lmi launch: {url} has no model {model}; it has {', '.join(contexts)}")
+        raise ConfigError(f"lmi launch: {url} has no model {model}; it has {log_words(', '.join(contexts))}")
     context = contexts[model]
     return Served(url, key or "none", model, context if isinstance(context, int) else None)
 
 
 def _get(url: str, key: str) -> bytes:
-    import urllib.request  # here: it takes longer than all else of a command line
+    import http.client  # here: they take longer than all else of a command line
+    import urllib.request
 
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     request = urllib.request.Request(url, headers=headers)
-    proxies: dict[str, str] | None = (
-        {} if _direct(url) else None
-    )  # of this machine: without; else those of the environment
-    with urllib.request.build_opener(urllib.request.ProxyHandler(proxies)).open(request, timeout=_TIMEOUT) as answer:
-        found: bytes = answer.read(_LIST)
+    proxies: dict[str, str] | None = {} if _direct(url) else None  # None: those of the environment
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
+    try:
+        with opener.open(request, timeout=_TIMEOUT) as answer:
+            found: bytes = answer.read(_LIST)
+    except http.client.HTTPException as error:  # no HTTP is spoken there, or the URL is none
+        raise OSError(str(error)) from None
     return found
 
 
@@ -282,9 +294,10 @@ def _started(arguments: argparse.Namespace) -> tuple[str, str]:
     words += [word for option in arguments.options for word in ("-o", option)]
     log = cache_directory() / "launch.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    log.unlink(missing_ok=True)  # of a launch before, which may still write there
     _say(f"starting a server; its log is {log}")
-    with log.open("xb") as output:
+    descriptor, made = tempfile.mkstemp(dir=log.parent)
+    os.replace(made, log)  # that of a launch before stays open to its server
+    with open(descriptor, "r+b") as output:
         server = subprocess.Popen(
             python("handler.cli:run", json.dumps(["serve", *words])),
             env={**os.environ, "LMI_API_KEY": os.environ.get("LMI_API_KEY") or key},
@@ -294,24 +307,27 @@ def _started(arguments: argparse.Namespace) -> tuple[str, str]:
             start_new_session=True,  # Ctrl-C is the agent's
             preexec_fn=functools.partial(die_with_parent, signal.SIGTERM),
         )
-    try:
-        return _wait(server, log, key), key
-    except BaseException:
-        server.terminate()
-        server.wait()
-        raise
+        try:
+            return _wait(server, output.fileno(), key), key
+        except BaseException:
+            server.terminate()
+            server.wait()
+            raise
 
 
-def _wait(server: subprocess.Popen[bytes], log: Path, key: str) -> str:
+def _wait(server: subprocess.Popen[bytes], log: int, key: str) -> str:
+    """Return the URL of a server that is ready, from its log: another launch may have replaced the file meanwhile."""
     while server.poll() is None:
-        text = log.read_text(errors="replace")
-        _, found, after = text.partition("listening on ")
-        url = after.partition(";")[0]
-        if found and _ready(url, key):
-            return url
+        found = re.search(r"^listening on (https?://[^\s;]+);", _read(log), re.MULTILINE)
+        if found and _ready(found[1], key):
+            return found[1]
         time.sleep(0.1)
-    tail = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_TAIL:])
+    tail = "\n".join(_read(log).splitlines()[-_LOG_TAIL:])
     raise ConfigError(f"lmi launch: the server ended with status {server.returncode}:\n{tail}")
+
+
+def _read(log: int) -> str:
+    return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")  # the server's place in it stays
 
 
 def _ready(url: str, key: str) -> bool:

@@ -79,18 +79,19 @@ def test_the_settings_of_each_agent(
     """They name the server, its key, its model and its context."""
     monkeypatch.setenv("LMI_API_KEY", "secret,other")
     monkeypatch.setenv("NO_PROXY", "example.com")
+    monkeypatch.delenv("no_proxy", raising=False)
     assert main(["launch", agent, "--url", server.url + "/", "--print", "--", "-p", "a b"]) == 0
     *exports, command = capsys.readouterr().out.splitlines()
     values = dict(word.split("=", 1) for line in exports for word in shlex.split(line)[1:])
     words = shlex.split(command)
-    assert values["NO_PROXY"] == "example.com,127.0.0.1"
+    assert values["NO_PROXY"] == values["no_proxy"] == "example.com,127.0.0.1"
     assert words[0] == agent
     assert words[-2:] == ["-p", "a b"]
     settings = json.dumps([values, words])
     assert ("40000" in settings) == (agent != "aider")  # which takes no limit
     assert server.url in settings
     assert "qwen" in settings
-    assert re.search(r"\bsecret\b", settings)
+    assert re.search(r"\bsecret\b", json.dumps(values))
 
 
 def test_an_agent_on_a_server_that_runs(programs: Path, server: LiveServer) -> None:
@@ -104,12 +105,19 @@ def test_an_agent_on_a_server_that_runs(programs: Path, server: LiveServer) -> N
 
 
 def test_a_server_of_its_own_ends_with_the_agent(programs: Path) -> None:
-    process = launch(programs, "claude", *ECHO, "--", "-p", "hello", ANTHROPIC_API_KEY="sk-own")
+    process = launch(
+        programs, "claude", *ECHO, "--", "-p", "hello", ANTHROPIC_API_KEY="sk-own", CLAUDE_CODE_USE_BEDROCK="1"
+    )
     words, environment = told(process)
     url, key = environment["ANTHROPIC_BASE_URL"], environment["ANTHROPIC_AUTH_TOKEN"]
-    assert words == ["-p", "hello"]
+    settings, *others = words[1:]
+    assert (words[0], others) == ("--settings", ["-p", "hello"])
+    assert json.loads(settings)["env"].items() <= environment.items()
+    assert key not in settings, "other users can read it"
     assert environment["ANTHROPIC_API_KEY"] == ""
     assert environment["ANTHROPIC_MODEL"] == "qwen"
+    assert environment["CLAUDE_CODE_USE_BEDROCK"] == ""
+    assert (programs / "cache" / "launch.log").stat().st_mode & 0o777 == 0o600
     assert url.startswith("http://127.0.0.1:")
     assert (answers(url, key), answers(url, "none")) == (200, 401)
     process.kill()
@@ -132,7 +140,7 @@ def test_a_small_context_is_told(programs: Path) -> None:
     given = options("option.max_model_len=4096")
     process = launch(programs, "aider", "--engine", "echo", *given, LMI_API_KEY="mine")
     _, environment = told(process)
-    assert environment["OPENAI_API_KEY"] == "mine"
+    assert environment["AIDER_OPENAI_API_KEY"] == "mine"
     _, errors = process.communicate("0\n", timeout=PATIENCE)
     assert process.returncode == 0
     assert "4096 tokens; an agent needs 32000" in errors
@@ -144,6 +152,7 @@ def test_a_small_context_is_told(programs: Path) -> None:
         (["opencode"], r"OpenCode is not installed \(opencode is not on PATH\): npm install -g opencode-ai"),
         (["claude", "--print", "--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9 .*lmi serve"),
         (["claude", "--print", "--url", "URL"], "answers with status 401; LMI_API_KEY is its key"),
+        (["claude", "--print", "--url", "http://127.0.0.1:8o80"], r"no server answers at http://127.0.0.1:8o80 \("),
         (["claude", "--print", "--url", "URL/x"], "answers with status 404$"),
         (["claude", "--print", "--url", "URL", "--name", "other"], "has no model other; it has qwen, model"),
     ],

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from handler import launch
 from handler.cli import main, make_parser
 from handler.launch import AGENTS, Served
 from tests.docs.blocks import Block, parse
@@ -50,12 +52,29 @@ def test_the_page_has_codexs_settings() -> None:
     assert documented("sh", "codex exec").startswith("".join(f"{name}={key} " for name, key in variables.items()))
 
 
+def test_codex_takes_any_name_of_a_model() -> None:
+    words = AGENTS["codex"].settings(SERVED._replace(model="llama\N{LLAMA}")).arguments
+    assert tomllib.loads("\n".join(words[1::2]))["model"] == "llama\N{LLAMA}"
+
+
 @pytest.mark.parametrize("agent", AGENTS)
 def test_nothing_is_said_of_a_context_that_the_server_does_not_tell(agent: str) -> None:
     settings = AGENTS[agent].settings(SERVED._replace(context=None))
     told = {name: value for name, value in settings.variables.items() if value is not None}
     assert "131072" not in str((told, settings.arguments))
     assert "None" not in str((told, settings.arguments))
+
+
+def test_a_server_is_found_by_its_own_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by what its engine says, nor by the log of a launch that came after."""
+    log = tmp_path / "launch.log"
+    log.write_text("gRPC server listening on 127.0.0.1:5\nlistening on http://127.0.0.1:9; docs at /docs\n")
+    monkeypatch.setattr(launch, "_ready", lambda url, key: True)
+    with log.open("r+b") as file, subprocess.Popen(["sleep", "60"]) as server:
+        log.unlink()
+        log.write_text("listening on http://127.0.0.1:6;\n")
+        assert launch._wait(server, file.fileno(), "") == "http://127.0.0.1:9"
+        server.kill()
 
 
 def test_words_after_dashes_are_the_agents() -> None:
