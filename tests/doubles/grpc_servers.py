@@ -443,6 +443,12 @@ class SglangServer(_OfServicer):
             request.top_logprobs_num if request.return_logprob and request.logprob_start_len == 0 else None,
         )
 
+    def embedding(self, request: Any) -> Any:
+        """Answer an Embed: the tensors of an encoder's ids and of their types have one shape."""
+        if len(request.token_type_ids) != len(request.tokenized.input_ids):
+            return Status(grpc.StatusCode.INTERNAL, "The size of tensor a must match the size of tensor b")
+        return super().embedding(request)
+
     def abort(self, request: Any) -> Message:
         """The scheduler ends all requests whose ids begin with the given one."""
         self.aborted.append(request.request_id)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -79,6 +79,7 @@ class Contract(ABC):
         no_adapters: why requests name no LoRA adapter.
         no_media: why requests have neither images nor audio.
         no_embeddings: why it computes no embeddings; "" where it does.
+        pools: modes of pooling that its server has, as the model's files name them.
         reports_load: it has GetLoads.
         command: what starts a server, after `python -m` and before the model.
         context_flag: the server's flag for the tokens of prompt and answer together.
@@ -96,6 +97,7 @@ class Contract(ABC):
     no_adapters: str
     no_media: str
     no_embeddings = ""
+    pools: ClassVar[Set[str]] = frozenset({"cls", "last", "mean"})
     reports_load = True
     command: Sequence[str]
     context_flag: str

@@ -262,13 +262,14 @@ class ContractEngine(RemoteEngine[C]):
         kind = find_contract(tuple(urls)) if kind == "auto" else kind
         check_task(config, kind)
         contract = CONTRACTS[kind]
+        more = flags(contract)
         self._own: OwnServer | None = None
         self._lost: Failed | None = None  # why the own server has to be started again
         setting = "option.base_url="
         if not urls:
             setting = "the server of option.engine_python at "
             assert config.model is not None
-            words = command(contract, config.model, config.options, flags(contract))
+            words = command(contract, config.model, config.options, more)
             self._own = OwnServer(contract.command[0], words)
             urls = (self._own.url,)
         tls = any(url.startswith("grpcs:") for url in urls)
@@ -422,17 +423,21 @@ class GrpcPooling(ContractEngine[EmbedCall]):
     def __init__(self, config: EngineConfig) -> None:
         assert config.model is not None
         self._pooling: PoolingFiles = read_pooling(config.model)
-        super().__init__(config, lambda contract: contract.embedding_flags(self._pooling.mode))
+        super().__init__(config, self._flags)
         limits = (self._pooling.most_tokens, self.info.max_total_tokens)
         most = min(limit for limit in limits if limit)
         self.info = replace(self.info, max_total_tokens=most, dimensions=self._model.dimensions)
 
+    def _flags(self, contract: Contract) -> Sequence[str]:
+        mode = self._pooling.mode
+        if mode not in contract.pools:
+            raise ConfigError(f"the model's files say to pool by {mode}, which no server of {contract.name} does")
+        return contract.embedding_flags(mode)
+
     def new_call(self, request: EngineRequest) -> EmbedCall:
-        pooling = request.pooling
-        normalize = self._pooling.normalize if pooling.normalize is None else pooling.normalize
-        if self._model.normalizes and not normalize:
+        if self._model.normalizes and request.pooling.normalize is False:
             raise ValueError("normalize=false: the server's vectors have length 1")
-        return EmbedCall(request.ids, pooling)
+        return EmbedCall(request.ids, request.pooling)
 
     async def stream(self, server: Server, running: Running[EmbedCall]) -> None:
         import numpy

@@ -63,6 +63,7 @@ class Sglang(Contract):
     no_media = "SGLang's gRPC contract takes processed pixels only"
     command = ("sglang.launch_server", "--grpc-mode", "--model-path")
     context_flag = "--context-length"
+    pools = frozenset({"cls", "last"})  # its models choose, and none of them the mean (its models/bert.py, 2026)
     supports = frozenset({*_TABLE, *_DRAWN, *_OF_THE_REQUEST})
     reasons: ClassVar[Mapping[str, str]] = {
         "seed": NO_FIELD,
@@ -77,6 +78,11 @@ class Sglang(Contract):
             "logprob_start_len": 0 if sampling.prompt_logprobs else -1,
             "top_logprobs_num": tops,
         }
+
+    def embed(self, id: str, ids: Sequence[int]) -> Any:
+        message = super().embed(id, ids)
+        message.token_type_ids.extend([0] * len(ids))  # without, the model of an encoder fails
+        return message
 
     def embedding_flags(self, mode: str) -> Sequence[str]:
         return ("--is-embedding",)

@@ -33,7 +33,7 @@ LENGTH = math.hypot(*vector(IDS))
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("bert"), "bert")
+    return write_model(tmp_path_factory.mktemp("bert"), "bert", "cls")
 
 
 @pytest.fixture(autouse=True)
@@ -106,9 +106,9 @@ def test_vectors_are_as_the_client_wants_them(model: Path, kind: str) -> None:
         assert embedded(ask(found, Pooling("embed", dimensions=2))) == pytest.approx(
             [one / half for one in vector(IDS)[:2]], abs=1e-6
         )
-        for normalize in (False, None):  # the model's files have no Normalize
-            with pytest.raises(ValueError, match="normalize=false: the server's vectors have length 1"):
-                ask(found, Pooling("embed", normalize=normalize))
+        assert embedded(ask(found, Pooling("embed", normalize=None))) == NORMALIZED, "what the server does"
+        with pytest.raises(ValueError, match="normalize=false: the server's vectors have length 1"):
+            ask(found, Pooling("embed", normalize=False))
     with serving(kind) as server:
         server.normalizes = False
         with engine(config(model, server, kind=kind)) as found:
@@ -174,6 +174,13 @@ def test_a_model_for_something_else_is_named_at_the_start(model: Path, monkeypat
         pytest.raises(ConfigError, match="TensorRT-LLM's gRPC server does not implement Embed"),
     ):
         engines.load("grpc", config(model, server, kind="auto"))
+
+
+@in_one_test(("kind", "mode"), [("vllm", "max"), ("sglang", "mean"), ("sglang", "max")])
+def test_a_server_that_pools_in_another_way_is_refused_at_the_start(tmp_path: Path, kind: str, mode: str) -> None:
+    model = write_model(tmp_path / kind / mode, "bert", mode)
+    with serving(kind) as server, pytest.raises(ConfigError, match=f"pool by {mode}, which no server of {kind} does"):
+        engines.load("grpc", config(model, server, kind=kind))
 
 
 @in_one_test(
