@@ -638,7 +638,8 @@ def checked(file: str, place: str, operation: str, content: Any) -> list[tuple[s
     wrong = [next((f"{where}: {why}" for where, why in one if why != _NO_FIELD), None) for one in found]
     if None not in wrong:
         raise SpecError(f"{file}: {wrong[0]}")
-    return [one for one in found[0] if one in found[-1] and one[1] == _NO_FIELD]
+    others = {*found[-1]}
+    return [one for one in found[0] if one in others and one[1] == _NO_FIELD]
 
 
 _NO_FIELD = "AWS's API has no such field"

@@ -88,7 +88,7 @@ def container_kind(image: str, said: str | None) -> Container:
     return Container(kind, engine, release, ".".join(tag.lstrip("v").split(".")[:2]) if release else "")
 
 
-_TGI = re.compile(r"(?:-tgi|^v?)(\d+\.\d+)(?!.*-tgi)")  # 2.4.0-tgi2.3.1-gpu, and TGI's own tags
+_TGI = re.compile(r"(?:-tgi|^v?)(\d+\.\d+(?:\.\d+)?)(?!.*-tgi)")  # 2.4.0-tgi2.3.1-gpu, and TGI's own tags
 
 _MODEL_ID = "option.model_id"
 _OLD_MODEL_ID = "option.s3url"  # LMI's earlier name
@@ -199,8 +199,15 @@ def _defaults(found: Variables, container: Container) -> Iterator[tuple[str, Any
     if container.kind == "tgi":
         yield "option.tgi_compat", True, "TGI's form of answers; a request without max_new_tokens gets 30, as in LMI"
         yield "job_queue_size", 128, "TGI's max_concurrent_requests"
-        for key, value in _CONTAINERS["limits_of_tgi"].get(container.release.partition(".")[0], {}).items():
+        for key, value in _limits_of_tgi(container.release).items():
             yield key, value, f"TGI {container.release}'s own; write the model's length if that is shorter"
+
+
+def _limits_of_tgi(release: str) -> Mapping[str, int]:
+    limits = _CONTAINERS["limits_of_tgi"]
+    numbers = [int(number) for number in release.split(".") if number]
+    found: Mapping[str, int] = limits.get(release.partition(".")[0], {}) if numbers <= limits["to"] else {}
+    return found
 
 
 def _taken_out(name: str, value: str, found: Variables, kind: str) -> bool:

@@ -423,7 +423,14 @@ def test_names_of_tgi_become_options() -> None:
 
 @in_one_test(
     ("release", "prompt", "total"),
-    [("0.8", 1024, 2048), ("1.4", 1024, 2048), ("2.3", 4095, 4096), ("3.3", None, None), ("", None, None)],
+    [
+        ("0.8", 1024, 2048),
+        ("1.4", 1024, 2048),
+        ("2.4.0", 4095, 4096),
+        ("2.4.1", None, None),
+        ("3.3", None, None),
+        ("", None, None),
+    ],
 )
 def test_tgi_s_own_limits_are_written_down(release: str, prompt: int | None, total: int | None) -> None:
     container = Container("tgi", "vllm", release, release)
@@ -570,8 +577,8 @@ def test_a_typed_value_gives_the_same_variable(text: str) -> None:
         ("763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.30.0-tensorrtllm0.12.0-cu125", "lmi", "trtllm",
          "0.30"),
         ("1.dkr.ecr.us-east-1.amazonaws.com/huggingface-pytorch-tgi-inference:2.4.0-tgi2.3.1-gpu", "tgi", "vllm",
-         "2.3"),
-        ("ghcr.io/huggingface/text-generation-inference:3.3.4", "tgi", "vllm", "3.3"),
+         "2.3.1"),
+        ("ghcr.io/huggingface/text-generation-inference:3.3.4", "tgi", "vllm", "3.3.4"),
         ("1.dkr.ecr.us-east-1.amazonaws.com/text-generation-inference:latest", "tgi", "vllm", ""),
         ("1.dkr.ecr.us-east-1.amazonaws.com/vllm:0.19.0-gpu", "vllm", "vllm", ""),
         ("1.dkr.ecr.us-east-1.amazonaws.com/mirror/vllm-openai@sha256:00", "vllm", "vllm", ""),
