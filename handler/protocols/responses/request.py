@@ -64,6 +64,7 @@ from handler.protocols.responses.response import (
     new_id,
     read_head,
     secret_id,
+    without_skipped,
     without_strict,
 )
 
@@ -431,7 +432,7 @@ def _allowed(value: Mapping[str, Any]) -> Any:
     """Return the allowed tools in the form of a chat, whose reader checks them."""
     tools = value.get("tools")
     if isinstance(tools, list):
-        tools = [_function(tool) if isinstance(tool, dict) else tool for tool in tools]
+        tools = [_function(tool) if isinstance(tool, dict) else tool for tool in without_skipped(tools)]
     return {"type": "allowed_tools", "allowed_tools": {"mode": value.get("mode"), "tools": tools}}
 
 

@@ -485,7 +485,7 @@ def read_head(body: Mapping[str, Any], generation: GenerationDefaults, *, store:
         "temperature": used["temperature"],
         "text": {"format": _format(text.get("format") if isinstance(text, dict) else None)},
         "tool_choice": body.get("tool_choice") or "auto",
-        "tools": _repeated(tools) if isinstance(tools, list) else tools,
+        "tools": [_tool(tool) for tool in without_skipped(tools)] if isinstance(tools, list) else tools,
         "top_logprobs": 0,
         "top_p": used["top_p"],
         "truncation": "disabled",
@@ -516,8 +516,8 @@ def without_strict(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def _repeated(tools: list[Any]) -> list[Any]:
-    return [_tool(tool) for tool in tools if not isinstance(tool, dict) or tool.get("type") not in SKIPPED]
+def without_skipped(tools: list[Any]) -> list[Any]:
+    return [tool for tool in tools if not isinstance(tool, dict) or tool.get("type") not in SKIPPED]
 
 
 def _tool(tool: Any) -> Any:
@@ -525,7 +525,7 @@ def _tool(tool: Any) -> Any:
     if not isinstance(tool, dict):
         return tool
     if isinstance(tool.get("tools"), list):
-        return {**tool, "tools": _repeated(tool["tools"])}
+        return {**tool, "tools": [_tool(tool) for tool in without_skipped(tool["tools"])]}
     return {"description": None, "parameters": None, **tool, "strict": tool.get("strict") is True}
 
 

@@ -81,8 +81,8 @@ def test_parameters() -> None:
 
 def test_allowed_tools_alone_are_shown() -> None:
     other = {"type": "function", "name": "other"}
-    choice = {"type": "allowed_tools", "mode": "auto", "tools": [other]}
-    (request,) = parse(body(tools=[WEATHER, other], tool_choice=choice)).requests
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "web_search"}, other]}
+    (request,) = parse(body(tools=[WEATHER, {"type": "web_search"}, other], tool_choice=choice)).requests
     assert [tool["function"]["name"] for tool in request.tools] == ["other"]
 
 
