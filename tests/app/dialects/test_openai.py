@@ -220,7 +220,8 @@ def test_models_are_listed(paced: LiveServer, tmp_path: Path) -> None:
     for model in listed["data"]:
         assert model["input_modalities"] == taken
         assert model["root"] == ("one" if model["id"] == "one" else "model")  # echo's comes from nowhere
-        assert http.get(f"{paced.url}/v1/models/{model['id']}").json() == model
+        found = http.get(f"{paced.url}/v1/models/{model['id']}")
+        assert (found.status_code, found.json()) == (200, model)
     assert error(http.get(paced.url + "/v1/models/two"), 404)["code"] == "model_not_found"
     _check_anthropics_list(paced, ["first", "org/x", "model", "one"])
 
