@@ -8,6 +8,7 @@ import functools
 import math
 import os
 from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
@@ -75,13 +76,7 @@ class Client:
         self._ready = grpc.ChannelConnectivity.READY
         self._error = grpc.aio.AioRpcError
         self._contract = contract
-        address, credentials = _address(url)
-        settings = _settings(connect_timeout)
-        self._channel = (
-            grpc.aio.insecure_channel(address, settings)
-            if credentials is None
-            else grpc.aio.secure_channel(address, credentials, settings)
-        )
+        self._channel = _channel(grpc.aio, url, connect_timeout)
         self._stub = contract.stub(self._channel)
         self._aborts: set[asyncio.Task[None]] = set()
 
@@ -198,22 +193,12 @@ def _vector(answer: Any) -> Sequence[float]:
     return vector
 
 
-def _address(url: str) -> tuple[str, Any]:
-    """Return a server's host and port, and the credentials of TLS, by the authorities known here."""
+def _channel(api: Any, url: str, connect_timeout: float) -> Any:
+    """Open a channel of grpc's or grpc.aio's; for grpcs:// by the authorities known here."""
     import grpc
 
     parts = urlsplit(url)
-    if parts.scheme == "grpc":
-        return parts.netloc, None
-    roots = os.environ.get("SSL_CERT_FILE")
-    if roots is None:
-        return parts.netloc, grpc.ssl_channel_credentials()
-    with open(roots, "rb") as file:
-        return parts.netloc, grpc.ssl_channel_credentials(file.read())
-
-
-def _settings(connect_timeout: float) -> list[tuple[str, int]]:
-    return [
+    options = [
         ("grpc.max_receive_message_length", MOST_BYTES),
         ("grpc.max_send_message_length", MOST_BYTES),
         ("grpc.min_reconnect_backoff_ms", int(connect_timeout * 1000)),  # in which a connection is made
@@ -223,11 +208,16 @@ def _settings(connect_timeout: float) -> list[tuple[str, int]]:
         ("grpc.enable_retries", 0),
         ("grpc.use_local_subchannel_pool", 1),
     ]
+    if parts.scheme == "grpc":
+        return api.insecure_channel(parts.netloc, options)
+    roots = os.environ.get("SSL_CERT_FILE")
+    credentials = grpc.ssl_channel_credentials(Path(roots).read_bytes() if roots else None)
+    return api.secure_channel(parts.netloc, credentials, options)
 
 
 @functools.lru_cache
 def find_contract(urls: tuple[str, ...]) -> str:
-    """Ask all servers which contract they speak; blocks for some seconds at most.
+    """Ask all servers which contract they speak; blocks for up to 5 s for each.
 
     Raises:
         ConfigError: none answers, one speaks none, or they speak several.
@@ -252,14 +242,7 @@ def find_contract(urls: tuple[str, ...]) -> str:
 def _contract_of(url: str) -> str:
     import grpc
 
-    address, credentials = _address(url)
-    settings = _settings(INFO_TIMEOUT)
-    make = (
-        grpc.insecure_channel
-        if credentials is None
-        else functools.partial(grpc.secure_channel, credentials=credentials)
-    )
-    with make(address, options=settings) as channel:
+    with _channel(grpc, url, INFO_TIMEOUT) as channel:
         for name, contract in CONTRACTS.items():
             try:
                 contract.stub(channel).GetModelInfo(contract.messages.GetModelInfoRequest(), timeout=INFO_TIMEOUT)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -67,7 +66,7 @@ class Chunk(NamedTuple):
     num_cached: int = 0
 
 
-class Contract(ABC):
+class Contract:
     """One protocol.
 
     Attributes:
@@ -152,9 +151,9 @@ class Contract(ABC):
         """
         return ()
 
-    @abstractmethod
     def abort(self, id: str) -> Any:
         """Make the message of Abort."""
+        return self.messages.AbortRequest(request_id=id)
 
     def model(self, info: Any) -> Model:
         """Read the answer to GetModelInfo.
@@ -178,15 +177,16 @@ class Contract(ABC):
         return Chunk(
             chunk.token_ids,
             scores.token_logprobs,
-            [ranked(zip(one.token_ids, one.values, strict=True), num_tops) for one in scores.top_logprobs]
-            if num_tops
-            else (),
+            _tops(scores.top_logprobs, num_tops),
             [one.value if one.HasField("value") else None for one in prompt.token_logprobs],
-            [ranked(zip(one.token_ids, one.values, strict=True), num_prompt_tops) for one in prompt.top_logprobs]
-            if num_prompt_tops
-            else (),
+            _tops(prompt.top_logprobs, num_prompt_tops),
             chunk.cached_tokens,
         )
+
+
+def _tops(found: Any, count: int) -> list[Alternatives]:
+    """Read each token's alternatives."""
+    return [ranked(zip(one.token_ids, one.values, strict=True), count) for one in found] if count else []
 
 
 def statistics(loads: Sequence[Any]) -> EngineStatistics:

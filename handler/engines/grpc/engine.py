@@ -11,7 +11,7 @@ import shutil
 import signal
 import socket
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +30,7 @@ from handler.engines.huggingface.files import TORCH_DTYPES, eos_ids
 from handler.engines.huggingface.pooling import HfPoolingTokenizer, PoolingFiles, read_pooling
 from handler.engines.process.supervisor import descendants, end_with_process, end_with_this_process
 from handler.engines.remote.engine import TLS_CLOSE, C, RemoteEngine, Running
-from handler.engines.remote.servers import Failed, Part, Server, Setting, first_found
+from handler.engines.remote.servers import Failed, Part, Server, Setting, find_model
 
 __all__ = ["GrpcEngine", "GrpcPooling", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
 
@@ -59,23 +59,25 @@ class GrpcSetting(Setting):
         key, python = "option.engine_python", options.get("engine_python")
         if python is None:
             if "engine_flags" in options:
-                raise ConfigError(Problem("", "option.engine_flags", f"option.engine_flags needs {key}"))
+                raise _wrong("option.engine_flags", f"option.engine_flags needs {key}")
             return super().urls(config)
         if "base_url" in options:
-            raise ConfigError(Problem("", key, f"{key} starts a server, and option.base_url names another: set one"))
+            raise _wrong(key, f"{key} starts a server, and option.base_url names another: set one")
         kind = options.get("base_url_kind", "auto")
         if kind == "auto":
-            message = f"{key} needs option.base_url_kind, the server to start: {', '.join(CONTRACTS)}"
-            raise ConfigError(Problem("", key, message))
+            raise _wrong(key, f"{key} needs option.base_url_kind, the server to start: {', '.join(CONTRACTS)}")
         dtype = config.options.dtype
         if dtype != "auto" and CONTRACTS[kind].dtype_flag is None:
-            message = f"option.dtype={dtype}: the server of {kind} has no flag for it"
-            raise ConfigError(Problem("", "option.dtype", message))
+            raise _wrong("option.dtype", f"option.dtype={dtype}: the server of {kind} has no flag for it")
         if config.options.engine_isolation == "thread":
-            raise ConfigError(Problem("", key, f"{key} needs a process that ends with its server, no thread"))
+            raise _wrong(key, f"{key} needs a process that ends with its server, no thread")
         if shutil.which(python) is None:
-            raise ConfigError(Problem("", key, f"{key}={python} is no program"))
+            raise _wrong(key, f"{key}={python} is no program")
         return ()
+
+
+def _wrong(key: str, message: str) -> ConfigError:
+    return ConfigError(Problem("", key, message))
 
 
 def check_task(config: EngineConfig, kind: str) -> None:
@@ -85,12 +87,12 @@ def check_task(config: EngineConfig, kind: str) -> None:
     key = f"option.task={config.options.task}"
     if config.task is not Task.EMBEDDING:
         message = f"{key}: the model is for {config.task.value}, and no gRPC contract has scores or classes"
-        raise ConfigError(Problem("", "option.task", message))
+        raise _wrong("option.task", message)
     if kind in CONTRACTS and (reason := CONTRACTS[kind].no_embeddings):
-        raise ConfigError(Problem("", "option.task", f"{key}: {reason}"))
+        raise _wrong("option.task", f"{key}: {reason}")
     if config.options.pooling != "auto":
         key = f"option.pooling={config.options.pooling}"
-        raise ConfigError(Problem("", "option.pooling", f"{key}: the server pools as its model's files say"))
+        raise _wrong("option.pooling", f"{key}: the server pools as its model's files say")
 
 
 _SETTING = GrpcSetting("grpc", "grpc://host:50051")
@@ -283,30 +285,19 @@ class ContractEngine(RemoteEngine[C]):
             if self._own is not None:
                 self._own.start()
             self.complete(self._connect(urls, float(options["base_url_connect_timeout"])))
-            self._model, failed = self.complete(first_found(self._look, "a model", setting))
+            self._model, failed = self.complete(find_model(urls, self._model_at, self._fit, "a model", setting))
             self.begin("grpc", self._model.max_tokens, config, failed)
             on_failure.pop_all()
 
     async def _connect(self, urls: Sequence[str], timeout: float) -> None:
         self._clients = {url: Client(url, self._contract, timeout) for url in urls}
 
-    async def _look(self) -> tuple[Model | None, Mapping[str, Failed]]:
-        """Ask all servers at once for their models; the usable ones have the same."""
-        answers = await asyncio.gather(*(self._model_at(url) for url in self._clients), return_exceptions=True)
-        found: Model | None = None
-        failed: dict[str, Failed] = {}
-        for url, answer in zip(self._clients, answers, strict=True):
-            try:
-                if isinstance(answer, BaseException):
-                    raise answer
-                self._files.compare(answer)
-                _same(answer, found)
-            except Failed as error:
-                failed[url] = error
-                continue
-            most = [one.max_tokens for one in (found, answer) if one is not None and one.max_tokens]
-            found = answer._replace(max_tokens=min(most, default=None))
-        return found, failed
+    def _fit(self, model: Model, first: Model | None) -> Model:
+        """Return a server's model; raise Failed unless it fits the files here and the first server's model."""
+        self._files.compare(model)
+        if first is not None and model._replace(max_tokens=None) != first._replace(max_tokens=None):
+            raise Failed("has another model", f"it has {model.name!r}")
+        return model
 
     async def _model_at(self, url: str) -> Model:
         if self._own is not None:
@@ -326,10 +317,7 @@ class ContractEngine(RemoteEngine[C]):
 
     async def check(self, server: Server) -> None:
         """Ask a server whether it serves the model, and as many tokens as this one promises."""
-        model = await self._model_at(server.url)
-        self._files.compare(model)
-        _same(model, self._model)
-        self.check_max_tokens(model.max_tokens)
+        self.check_max_tokens(self._fit(await self._model_at(server.url), self._model).max_tokens)
 
     def leave_out(self, server: Server, error: Failed) -> None:
         """Give the engine up where its own server is ill for good: the supervisor starts both again."""
@@ -448,12 +436,6 @@ class GrpcPooling(ContractEngine[EmbedCall]):
             raise Failed(f"sent a vector of {len(vector)} numbers", f"those of the start have {self.info.dimensions}")
         finished = self._pooling.finish(numpy.array(vector, numpy.float32), call.pooling)
         self.take(server, running, Part(finish=Finish.EOS, extras=Extras(vector=finished)))
-
-
-def _same(model: Model, first: Model | None) -> None:
-    """Raise Failed where a server's model is not that of the first one."""
-    if first is not None and model._replace(max_tokens=None) != first._replace(max_tokens=None):
-        raise Failed("has another model", f"it has {model.name!r}")
 
 
 def capabilities(config: EngineConfig) -> Capabilities:

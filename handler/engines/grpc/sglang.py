@@ -86,6 +86,3 @@ class Sglang(Contract):
 
     def embedding_flags(self, mode: str) -> Sequence[str]:
         return ("--is-embedding",)
-
-    def abort(self, id: str) -> Any:
-        return self.messages.AbortRequest(request_id=id, reason="the client left")

@@ -102,9 +102,6 @@ class TrtLlm(Contract):
         guide = regex_of(rule.value) if rule.kind == "choice" else rule.value or "{}"  # it skips an empty one
         return params(guide_type=params.GuideType.Value(_GUIDES[rule.kind]), guide=guide)
 
-    def abort(self, id: str) -> Any:
-        return self.messages.AbortRequest(request_id=id)
-
     def model(self, info: Any) -> Model:
         if not info.model_id:
             raise Failed("does not say what it serves")

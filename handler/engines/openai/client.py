@@ -9,7 +9,6 @@ import json
 import ssl
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import orjson
@@ -18,7 +17,7 @@ from handler.config.environment import secrets, server_key
 from handler.core.errors import ConfigError, log_words
 from handler.engines.openai.answer import Event, EventReader, status_error, status_in
 from handler.engines.openai.kinds import KINDS
-from handler.engines.remote.servers import Failed, first_found
+from handler.engines.remote.servers import Failed
 
 _MOST_BODY = 1 << 20  # bytes that are read of an error or of the models
 _MOST_NAME = 1000  # characters
@@ -129,21 +128,6 @@ class Client:
             raise Failed("broke off", str(error) or type(error).__name__, broke_off=True) from None
 
 
-@dataclass
-class Found:
-    """The model that all usable servers serve.
-
-    Attributes:
-        model: its name.
-        max_tokens: the smallest context length of any server, in tokens; None if no server reports one.
-        out: the unusable servers, by address, and why.
-    """
-
-    model: str
-    max_tokens: int | None = None
-    out: Mapping[str, Failed] = field(default_factory=dict)
-
-
 def suitable(models: Sequence[Model], name: str | None, kind: str | None) -> Model:
     """Return the server's model with this name and kind; None matches any.
 
@@ -160,37 +144,6 @@ def suitable(models: Sequence[Model], name: str | None, kind: str | None) -> Mod
     return named[0]
 
 
-async def find_model(client: Client, urls: Sequence[str], name: str | None, kind: str | None = None) -> Found:
-    """Wait until a server has the model; ask all of them.
-
-    Args:
-        name: None: the first that the first server names.
-        kind: None: any.
-
-    Raises:
-        ConfigError: none will ever have it.
-    """
-
-    async def look() -> tuple[Found | None, dict[str, Failed]]:
-        found: Found | None = None
-        failed: dict[str, Failed] = {}
-        for url, models in zip(urls, await _all_models(client, urls), strict=True):
-            try:
-                if isinstance(models, Failed):
-                    raise models
-                model = suitable(models, found.model if found else name, kind)
-            except Failed as error:
-                failed[url] = error
-                continue
-            found = found or Found(model.name)
-            if model.max_tokens is not None:
-                found.max_tokens = min(model.max_tokens, found.max_tokens or model.max_tokens)
-        return found, failed
-
-    found, failed = await first_found(look, repr(name) if name else "a model")
-    return replace(found, out=failed)
-
-
 def _noting_reuse() -> Any:
     """Return a trace that writes into a request's context that its connection has had others."""
     import aiohttp
@@ -202,18 +155,6 @@ def _noting_reuse() -> Any:
     trace = aiohttp.TraceConfig()
     trace.on_connection_reuseconn.append(note)
     return trace
-
-
-async def _all_models(client: Client, urls: Sequence[str]) -> list[list[Model] | Failed]:
-    """Ask all servers at once."""
-
-    async def ask(url: str) -> list[Model] | Failed:
-        try:
-            return await client.models(url)
-        except Failed as error:
-            return error
-
-    return await asyncio.gather(*map(ask, urls))
 
 
 async def _body(content: Any) -> bytes:
@@ -297,7 +238,14 @@ def find_kind(urls: tuple[str, ...]) -> str:
 
 async def _ask_once(urls: Sequence[str]) -> list[list[Model] | Failed]:
     client = Client(_MODELS_TIMEOUT, tls=has_tls(urls))
+
+    async def ask(url: str) -> list[Model] | Failed:
+        try:
+            return await client.models(url)
+        except Failed as error:
+            return error
+
     try:
-        return await _all_models(client, urls)
+        return await asyncio.gather(*map(ask, urls))
     finally:
         await client.close()

@@ -5,7 +5,7 @@ Text, stop strings, templates and errors stay this handler's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -13,10 +13,10 @@ from handler.engines.base import Capabilities, EngineConfig, EngineRequest
 from handler.engines.huggingface.files import fetch_descriptions as fetch
 from handler.engines.huggingface.files import load_tokenizer
 from handler.engines.openai.answer import Answer
-from handler.engines.openai.client import Client, find_kind, find_model, has_tls, suitable
+from handler.engines.openai.client import Client, Model, find_kind, has_tls, suitable
 from handler.engines.openai.kinds import KINDS, completion
 from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
-from handler.engines.remote.servers import Failed, Part, Refused, Server, Setting
+from handler.engines.remote.servers import Failed, Part, Refused, Server, Setting, find_model
 
 __all__ = ["UrlEngine", "capabilities", "check", "fetch", "load", "load_tokenizer", "prepare"]
 
@@ -51,10 +51,15 @@ class UrlEngine(RemoteEngine[_Call]):
         self._client: Client = self.complete(_new_client(options["base_url_connect_timeout"], has_tls(urls)))
         with ExitStack() as on_failure:
             on_failure.callback(self.close)
-            found = self.complete(find_model(self._client, urls, options.get("base_url_model"), self._wanted_kind))
-            self._model = found.model
-            self.begin("openai", found.max_tokens, config, found.out)
+            self._model: str = options.get("base_url_model") or ""  # "": the first that the first server names
+            wanted = repr(self._model) if self._model else "a model"
+            found, failed = self.complete(find_model(urls, self._client.models, self._fit, wanted))
+            self._model = found.name
+            self.begin("openai", found.max_tokens, config, failed)
             on_failure.pop_all()
+
+    def _fit(self, models: Sequence[Model], first: Model | None = None) -> Model:
+        return suitable(models, first.name if first else self._model or None, self._wanted_kind)
 
     def new_call(self, request: EngineRequest) -> _Call:
         return _Call(completion(self._kind, self._model, request.ids, request.sampling), request)
@@ -83,8 +88,7 @@ class UrlEngine(RemoteEngine[_Call]):
 
     async def check(self, server: Server) -> None:
         """Ask a server whether it serves the model, and as many tokens as this one promises."""
-        model = suitable(await self._client.models(server.url), self._model, self._wanted_kind)
-        self.check_max_tokens(model.max_tokens)
+        self.check_max_tokens(self._fit(await self._client.models(server.url)).max_tokens)
 
     async def disconnect(self) -> None:
         await self._client.close()

@@ -6,10 +6,10 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from handler.config.environment import secrets
 from handler.core.errors import ConfigError, Problem, Problems, log_words
@@ -192,29 +192,45 @@ def choose(servers: Iterable[Server], tries: Counter[Server], now: float) -> Ser
     return min(servers, key=lambda server: (not server.serves(now), tries[server], server.outstanding))
 
 
-_T = TypeVar("_T")
+class Model(Protocol):
+    """A server's description of its model; `max_tokens` is None if it does not report one."""
+
+    @property
+    def max_tokens(self) -> int | None: ...
+
+    def _replace(self, *, max_tokens: int | None) -> Any: ...
+
+
+A = TypeVar("A")
+M = TypeVar("M", bound=Model)
 _POLL_INTERVAL = 0.5  # seconds between looks at a server that is not ready
 _LOG_INTERVAL = 10.0  # seconds between messages about it
 
 
-async def first_found(
-    look: Callable[[], Awaitable[tuple[_T | None, Mapping[str, Failed]]]],
+async def find_model(
+    urls: Sequence[str],
+    ask: Callable[[str], Awaitable[A]],
+    fit: Callable[[A, M | None], M],
     wanted: str,
     setting: str = "option.base_url=",
-) -> tuple[_T, Mapping[str, Failed]]:
-    """Look at all servers until one can serve.
+) -> tuple[M, Mapping[str, Failed]]:
+    """Ask all servers for their models until one has a model that fits.
 
     Args:
-        look: returns what the usable ones serve, None without any, and by address why others are unusable.
+        ask: gets a server's answer.
+        fit: reads it, and raises Failed if it has not the model of the servers before (None: there are none).
         wanted: what is waited for, for the log.
         setting: what stands before an address in messages.
+
+    Returns:
+        The model, with the smallest `max_tokens` of any server; by address, why other servers are unusable.
 
     Raises:
         ConfigError: none will ever serve.
     """
     logged_at = time.monotonic()
     while True:
-        found, failed = await look()
+        found, failed = _fitting(urls, await asyncio.gather(*map(ask, urls), return_exceptions=True), fit)
         if found is not None:
             return found, failed
         reasons = log_words("; ".join(f"{setting}{url}: {error}" for url, error in failed.items()), secrets())
@@ -224,3 +240,21 @@ async def first_found(
             logged_at = time.monotonic()
             print(f"waiting for {wanted}: {reasons}", file=sys.stderr, flush=True)
         await asyncio.sleep(_POLL_INTERVAL)
+
+
+def _fitting(
+    urls: Sequence[str], answers: Sequence[A | BaseException], fit: Callable[[A, M | None], M]
+) -> tuple[M | None, dict[str, Failed]]:
+    found: M | None = None
+    failed: dict[str, Failed] = {}
+    for url, answer in zip(urls, answers, strict=True):
+        try:
+            if isinstance(answer, BaseException):
+                raise answer
+            model = fit(answer, found)
+        except Failed as error:
+            failed[url] = error
+            continue
+        limits = [one.max_tokens for one in (found, model) if one is not None and one.max_tokens]
+        found = model._replace(max_tokens=min(limits, default=None))
+    return found, failed
