@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from botocore import xform_name
 
-from deploy.adopt.jumpstart import read_jumpstart
+from deploy.adopt.jumpstart import listed, read_jumpstart
 from deploy.adopt.live import Source
 from deploy.adopt.specification import Adopted, checked
 from deploy.adopt.variables import one_line
@@ -70,8 +70,8 @@ def _parts(content: Content, file: str, number: int, region: str) -> Source:
     if unknown := sorted(content.keys() - _PARTS):
         raise SpecError(f"{file}: {', '.join(unknown)}: is not read here", f"It has {', '.join(sorted(_PARTS))}.")
     endpoint, config = content.get("Endpoint", {}), content.get("EndpointConfig", {})
-    models = _list(file, "Models", content.get("Models", [content["Model"]] if "Model" in content else []))
-    components = _list(file, "Components", content.get("Components", []))
+    models = listed(content.get("Models", [content["Model"]] if "Model" in content else []), file, "Models")
+    components = listed(content.get("Components"), file, "Components")
     parts = [
         ("Endpoint", "DescribeEndpoint", endpoint),
         ("EndpointConfig", "DescribeEndpointConfig", config),
@@ -99,12 +99,6 @@ _PARTS = {"Endpoint", "EndpointConfig", "Model", "Models", "Components", "Tags"}
 def _tags(*requests: Content) -> dict[str, str]:
     """Join the tags of requests; those of later ones win."""
     return {str(tag["Key"]): str(tag["Value"]) for request in requests for tag in request.get("Tags", ())}
-
-
-def _list(file: str, place: str, value: Any) -> list[Any]:
-    if not isinstance(value, list):
-        raise SpecError(f"{file}: {place}: must be an array")
-    return value
 
 
 def _region(arn: str) -> str:
@@ -197,10 +191,6 @@ def _hub_content(content: Content, file: str, number: int, region: str) -> Sourc
     return read_jumpstart(document if isinstance(document, dict) else {}, file, region)
 
 
-def _jumpstart(content: Content, file: str, number: int, region: str) -> Source:
-    return read_jumpstart(content, file, region)
-
-
 def _has(*names: str) -> Callable[[Mapping[str, Any]], bool]:
     return lambda content: any(name in content for name in names)
 
@@ -211,7 +201,11 @@ _FORMS: tuple[tuple[Callable[[Mapping[str, Any]], bool], str, Callable[[Content,
     (_has("InferenceRecommendations"), "DescribeInferenceRecommendationsJob", _recommended),
     (_has("Recommendations"), "DescribeAIRecommendationJob", _ai_recommended),
     (_has("HubContentDocument"), "DescribeHubContent", _hub_content),
-    (_has(*(name for one in _OF_JUMPSTART for name in (one, xform_name(one)))), "", _jumpstart),
+    (
+        _has(*(name for one in _OF_JUMPSTART for name in (one, xform_name(one)))),
+        "",
+        lambda content, file, _, region: read_jumpstart(content, file, region),
+    ),
     (_has("InferenceSpecification"), "DescribeModelPackage", _package),
     (_has("EndpointConfig", "Model", "Models"), "", _parts),
     (_has("PrimaryContainer", "Containers"), "DescribeModel", _model),

@@ -65,7 +65,7 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
     elif uri:
         container["ModelDataUrl"] = uri
     sources = fields.get("hosting_additional_data_sources")
-    if drafts := _list(_section(sources, file, "hosting_additional_data_sources").get(_DRAFT), file, _DRAFT):
+    if drafts := listed(_section(sources, file, "hosting_additional_data_sources").get(_DRAFT), file, _DRAFT):
         container["AdditionalModelDataSources"] = [_draft(one, file, region) for one in drafts]
     times = {**fields, **_section(fields.get("deploy_kwargs"), file, "deploy_kwargs")}
     instance = find(kind)
@@ -99,13 +99,13 @@ def _chosen(fields: dict[str, Any], file: str) -> dict[str, Any]:
     ranking = _section(
         _map(fields, file, "inference_config_rankings").get("overall"), file, "inference_config_rankings"
     )
-    names = [name for name in map(str, _list(ranking.get("rankings"), file, "rankings")) if name in configs] or sorted(
+    names = [name for name in map(str, listed(ranking.get("rankings"), file, "rankings")) if name in configs] or sorted(
         configs
     )
     components = _map(fields, file, "inference_config_components")
     for config in names[:1]:
         own = _section(configs[config], file, f"inference_configs.{config}")
-        for name in map(str, _list(own.get("component_names"), file, "component_names")):
+        for name in map(str, listed(own.get("component_names"), file, "component_names")):
             component = _section(components.get(name), file, f"inference_config_components.{name}")
             fields = _over(fields, {key: value for key, value in component.items() if key not in _ONE_MODEL})
     return fields
@@ -152,7 +152,7 @@ def _image(
 def _environment(fields: Mapping[str, Any], special: list[dict[str, Any]], file: str) -> dict[str, str]:
     environ: dict[str, Any] = {}
     place = "inference_environment_variables"
-    for number, item in enumerate(_list(fields.get(place), file, place)):
+    for number, item in enumerate(listed(fields.get(place), file, place)):
         one = _section(item, file, f"{place}[{number}]")
         if "name" not in one:
             raise SpecError(f"{file}: {place}[{number}]: must be an object with a name")
@@ -214,7 +214,8 @@ def _object(value: Any, file: str, place: str) -> dict[str, Any]:
     return value or {}
 
 
-def _list(value: Any, file: str, place: str) -> list[Any]:
+def listed(value: Any, file: str, place: str) -> list[Any]:
+    """Return an array; nothing is an empty one."""
     if value is not None and not isinstance(value, list):
         raise SpecError(f"{file}: {place}: must be an array")
     return value or []

@@ -329,7 +329,7 @@ def _model(result: Adopted, served: Json, artifact: Artifact, found: Variables, 
         model["id"] = said
     elif is_prefix:
         model["s3"] = uri
-        if artifact.others:
+        if OPTIONS_FILE in artifact.others:
             why = "its container does not read it, and this project's image does: take it away"
             result.unmapped.append((f"{uri}{OPTIONS_FILE}", why))
         if said.rstrip("/").startswith(f"{MODEL_DATA}/"):
@@ -547,13 +547,13 @@ def _rest(result: Adopted, part: str, content: Json, place: str) -> dict[str, An
     """Return the fields of a part that the specification has no setting for, each as SageMaker takes it."""
     fields = _without_owned(shape_of(part), content, OWNED[part], "")
     for name in list(fields):
-        if wrong := [*problems(part, {name: fields[name]})]:
-            mine = [line for line in wrong if f".{name}" in line.partition(": ")[0]]
-            if mine:
-                del fields[name]
-                result.unmapped.append((f"{place}.{name}", mine[0].partition(": ")[2]))
-                continue
-        result.passed.append(f"{place}.{name}")
+        wrong = (line.partition(": ") for line in problems(part, {name: fields[name]}))
+        why = next((why for where, _, why in wrong if f".{name}" in where), None)
+        if why is None:
+            result.passed.append(f"{place}.{name}")
+        else:
+            del fields[name]
+            result.unmapped.append((f"{place}.{name}", why))
     return fields
 
 
@@ -599,11 +599,10 @@ def _dropped(result: Adopted, line: str) -> bool:
     level: Any = result.content
     for name in names[:-1]:
         level = level.get(name) if isinstance(level, dict) else None
-    top = names[0] if not isinstance(level, dict) or names[-1] not in level else None
-    if top is None:
+    if isinstance(level, dict) and names[-1] in level:
         level.pop(names[-1])
     else:
-        result.content.pop(top, None)
+        result.content.pop(names[0], None)
     result.unmapped.append((place, why))
     result.passed = [one for one in result.passed if not place.endswith(one)]
     return True

@@ -39,8 +39,8 @@ class Container(NamedTuple):
     Attributes:
         kind: lmi, tgi, vllm or ours.
         engine: the one that its variables are read for.
-        release: of LMI or TGI, e.g. `0.36`; "" for others, and where the tag tells none.
-        told: the release in the tag, of which LMI's `release` is the nearest that is known.
+        release: of TGI, or the nearest known one of LMI, e.g. `0.36`; "" if the tag has none.
+        told: the release as the tag has it.
     """
 
     kind: str
@@ -79,10 +79,8 @@ def container_kind(image: str, said: str | None) -> Container:
         raise Refused(
             f"the image {image or '(none)'} is not one that lmi deploy can replace: those are {known}", _ADVICE
         )
-    if kind == "tgi":
-        found = _TGI.search(tag)
-        release = found[1] if found else ""
-        return Container(kind, "vllm", release, release)
+    if kind == "tgi" and (found := _TGI.search(tag)):
+        return Container(kind, "vllm", found[1], found[1])
     engine = "trtllm" if kind == "lmi" and "tensorrtllm" in tag else "vllm"
     release = str(release_of(tag) or "") if kind == "lmi" else ""
     return Container(kind, engine, release, ".".join(tag.lstrip("v").split(".")[:2]) if release else "")
@@ -100,8 +98,8 @@ _DEGREES = {f"option.{name}" for name in ("tensor_parallel_degree", "tensor_para
 _OF_SDK: Mapping[str, str] = _CONTAINERS["of_sdk"]
 """Variables of SageMaker's SDK, JumpStart and their toolkits, and why they have no effect here."""
 
-_PATTERNS = {"OPTION_": "lmi", "SERVING_": "lmi", SM_VLLM: "vllm"}
-"""Beginnings of variables, and the kind of container that reads them."""
+_READERS = {"OPTION_": "lmi", "SERVING_": "lmi", SM_VLLM: "vllm"}
+"""Prefix of variables -> the kind of container that reads them."""
 
 
 @dataclass
@@ -178,7 +176,7 @@ def variables(environ: Mapping[str, str], container: Container) -> Variables:
 
 
 def _write_defaults(found: Variables, container: Container) -> None:
-    """Write down what the container does where no variable says it, and this project's image does not do."""
+    """Write down the container's defaults that this project's image does not share, unless a variable sets them."""
     for key, value, whose in _defaults(found, container):
         if key in found.keys:
             continue
@@ -191,7 +189,7 @@ def _write_defaults(found: Variables, container: Container) -> None:
 
 
 def _defaults(found: Variables, container: Container) -> Iterator[tuple[str, Any, str]]:
-    """Yield options, their values, and whose they are."""
+    """Yield `(option, value, why)` for each default of the container."""
     if container.kind == "lmi" and not found.keys.keys() & _DEGREES:
         yield "option.tensor_parallel_degree", "max", "LMI's: it takes all GPUs that it sees"
     if container.kind == "vllm":
@@ -231,11 +229,12 @@ def _taken_out(name: str, value: str, found: Variables, kind: str) -> bool:
 
 
 def _is_read(name: str, kind: str) -> bool:
-    """Return whether the container, too, reads a variable that this project's image reads; others pass."""
+    """Return whether the container reads a variable; also true if this project's image does not read it either."""
     if kind == "ours":
         return True
-    if (reader := next((who for start, who in _PATTERNS.items() if name.startswith(start)), None)) is not None:
-        return kind == reader
+    for prefix, reader in _READERS.items():
+        if name.startswith(prefix):
+            return kind == reader
     line = VARIABLES.get(name)
     if name not in ENVIRONMENT and (line is None or line.unread):
         return True

@@ -448,12 +448,8 @@ def upload_progress(console: Console) -> Iterator[Callable[[UploadProgress], Non
         task = bar.add_task("uploading", total=None)
 
         def report(progress: UploadProgress) -> None:
-            bar.update(
-                task,
-                total=progress.of_size,
-                completed=progress.size,
-                description=f"{progress.files} of {progress.of_files} files",
-            )
+            files = f"{progress.files} of {progress.of_files} files"
+            bar.update(task, total=progress.of_size, completed=progress.size, description=files)
 
         yield report
 
@@ -466,10 +462,7 @@ def _plain_upload(console: Console) -> Callable[[UploadProgress], None]:
         tenth = 10 * progress.size // max(progress.of_size, 1)
         if tenth != last:
             last = tenth
-            size, files = (
-                f"{human(progress.size)} of {human(progress.of_size)}",
-                f"{progress.files} of {progress.of_files}",
-            )
-            say(console, f"uploaded {size}, {files} files")
+            size = f"{human(progress.size)} of {human(progress.of_size)}"
+            say(console, f"uploaded {size}, {progress.files} of {progress.of_files} files")
 
     return report

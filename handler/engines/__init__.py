@@ -81,7 +81,7 @@ def check_task(name: str, task: Task, option: str) -> None:
         able = ", ".join(sorted(name for name, one in ENGINES.items() if one.pools))
         raise ConfigError(
             f"option.task={option}: {'the model is for ' + task.value + ', but ' if option == 'auto' else ''}"
-            f"the engine {name} generates text only; {able} compute embeddings and scores"
+            f"the engine {name} generates text only; {able} compute embeddings or scores"
         )
 
 

@@ -267,12 +267,17 @@ def covering(numbers: Collection[int], recorded: Mapping[str, Recorded], budget:
     return sorted(names, key=lambda name: files.index(_file(name)))
 
 
+def _limit(names: Sequence[str], recorded: Mapping[str, Recorded]) -> float:
+    """Return the seconds after which tests count as hanging."""
+    return 30 + 5 * sum(recorded[name].seconds for name in names)
+
+
 def _file(test: str) -> str:
     return test.partition("::")[0]
 
 
 def fork(what: Callable[[], bool]) -> int:
-    """Begin a process of its own, whose status tells whether `what` returns True; return its id."""
+    """Run `what` in a child process that leads a session; return its id. Its status is 0 if `what` returns True."""
     child = os.fork()
     if child == 0:
         try:
@@ -300,10 +305,10 @@ def ends_well(child: int, seconds: float = float("inf")) -> bool:
 
 
 class Plugin:
-    """What pytest runs with, in the clone, in the place of its own loop over the tests."""
+    """pytest's plugin in the clone: runs the changes in place of the usual loop over the tests."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan, self._file = plan, Path(plan.recorded)
+        self._plan, self._record_file = plan, Path(plan.recorded)
         self._mutated: Any = importlib.import_module("mutated")
         self._items: dict[str, pytest.Item] = {}
         self._passes, self._began = True, 0.0
@@ -314,11 +319,11 @@ class Plugin:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         at_import = set(self._mutated.executed)
         self._items = {item.nodeid: item for item in session.items}
-        if not self._file.exists():
+        if not self._record_file.exists():
             self._record()
-        of_places, tests = json.loads(self._file.read_text())
+        of_places, tests = json.loads(self._record_file.read_text())
         if of_places != self._plan.places:
-            raise pytest.UsageError(f"{self._file} is the record of other places")
+            raise pytest.UsageError(f"{self._record_file} is the record of other places")
         recorded = {name: Recorded(*test) for name, test in tests.items() if name in self._items}
         passed = [name for name, test in recorded.items() if test.passed and test.numbers]
         print(f"\n{len(passed)} of {len(recorded)} tests pass and execute a place", flush=True)
@@ -327,11 +332,11 @@ class Plugin:
         caught = uncovered = 0
         for number, (place, module) in enumerate(zip(self._plan.places, self._plan.modules, strict=True)):
             names = covering([number], recorded, self._plan.budget)
-            found = bool(names) and not self._try(number, names, self._limit(names, recorded))
+            found = bool(names) and not self._try(number, names, _limit(names, recorded))
             if not found and number in at_import:
                 beside = [other for other, of in enumerate(self._plan.modules) if of == module]
                 names = names or covering([module, *beside], recorded, self._plan.budget)
-                found = bool(names) and not self._try_anew(number, names, self._limit(names, recorded))
+                found = bool(names) and not self._try_anew(number, names, _limit(names, recorded))
             caught, uncovered = caught + found, uncovered + (not names)
             verdict = "caught" if found else "MISSED" if names else "MISSED, no test executes it"
             print(f"{place}  {verdict}", flush=True)
@@ -339,14 +344,11 @@ class Plugin:
         print(f"{caught} of {total} caught ({caught / total:.1%}), {uncovered} in places that no test executes")
         return True
 
-    def _limit(self, names: Sequence[str], recorded: Mapping[str, Recorded]) -> float:
-        return 30 + 5 * sum(recorded[name].seconds for name in names)
-
     def _record(self) -> None:
         """Run all tests without a change, in two forks, each of which has half of the files, and write the file."""
         files = list(dict.fromkeys(map(_file, self._items)))
         halves = [[name for name in self._items if _file(name) in files[half::2]] for half in range(2)]
-        parts = [self._file.with_suffix(f".{half}") for half in range(2)]
+        parts = [self._record_file.with_suffix(f".{half}") for half in range(2)]
 
         def record(names: Sequence[str], part: Path) -> bool:
             tests = dict[str, Recorded]()
@@ -360,7 +362,7 @@ class Plugin:
         if not all(ended):
             raise pytest.UsageError("the run that records did not end")
         tests = {name: test for part in parts for name, test in json.loads(part.read_text()).items()}
-        self._file.write_text(json.dumps([self._plan.places, tests]))
+        self._record_file.write_text(json.dumps([self._plan.places, tests]))
 
     def _try(self, number: int, names: Sequence[str], seconds: float) -> bool:
         """Return whether the tests pass with a change."""
@@ -378,7 +380,7 @@ class Plugin:
 
     def _try_anew(self, number: int, names: Sequence[str], seconds: float) -> bool:
         """Return whether the tests pass with a change, in a process that imports all modules again."""
-        arguments = self._file.with_suffix(".tests")
+        arguments = self._record_file.with_suffix(".tests")
         arguments.write_text("".join(f"{name}\n" for name in names))
         command = [sys.executable, "-m", "pytest", *_PYTEST, "-x", f"@{arguments}"]
 

@@ -65,8 +65,7 @@ def status_error(code: str, details: str, *, connected: bool, constraint_failed:
 class Client:
     """A server, by one connection; made and used on one event loop.
 
-    A connection that ends comes back by itself with the next request, perhaps to another server.
-    So `connected` has to be looked at before each.
+    gRPC reconnects by itself with the next request, perhaps to another server: check `connected` before each.
     """
 
     def __init__(self, url: str, contract: Contract, connect_timeout: float) -> None:
@@ -118,7 +117,7 @@ class Client:
         return _vector(await self._answer(self._stub.Embed(self._contract.embed(uuid4().hex, ids))))
 
     async def loads(self) -> Sequence[Any]:
-        """Ask the server how much its ranks have to do; nothing where it does not say so."""
+        """Return the load of each rank; nothing if the server does not report it."""
         request = self._contract.messages.GetLoadsRequest(include=["core"])
         with contextlib.suppress(Failed):
             loads = (await self._ask(self._stub.GetLoads(request, timeout=_LOADS_TIMEOUT))).loads

@@ -81,7 +81,7 @@ def _wrong(key: str, message: str) -> ConfigError:
 
 
 def check_task(config: EngineConfig, kind: str) -> None:
-    """Raise ConfigError where servers of a kind do not compute what the model is for."""
+    """Raise ConfigError if servers of a kind do not have the model's task."""
     if config.task is Task.GENERATION:
         return
     key = f"option.task={config.options.task}"
@@ -337,7 +337,7 @@ class ContractEngine(RemoteEngine[C]):
             return self._statistics
         rests = all(running.ended for running in self._running.values())
         if self._asking is not None and rests:
-            self._asking.cancel()  # it was asked amid the work
+            self._asking.cancel()  # it was asked before the work ended
         if self._asking is None or self._asking.done() or rests:
             self._asking = self._loop.create_task(self._ask_loads())
         if rests:  # nobody else runs the loop
@@ -401,9 +401,9 @@ class EmbedCall(NamedTuple):
 
 
 class GrpcPooling(ContractEngine[EmbedCall]):
-    """See `engines.base.Engine`; it gets Pooling in place of Sampling.
+    """See `engines.base.Engine`; requests have Pooling in place of Sampling.
 
-    The server gives the pooled vector. All after that is done here, as with other engines.
+    The server pools; normalizing and cutting to `dimensions` is done here.
     """
 
     generates = False

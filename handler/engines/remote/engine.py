@@ -119,7 +119,7 @@ class RemoteEngine(ABC, Generic[C]):
 
     def interrupt_on(self, fd: int) -> bool:
         self._loop.add_reader(fd, self._interrupt)
-        os.set_blocking(fd, True)  # uvloop changes that, and whoever waits for commands would spin
+        os.set_blocking(fd, True)  # uvloop makes it non-blocking: reading commands would spin
         return True
 
     def begin(self, name: str, max_tokens: int | None, config: EngineConfig, failed: Mapping[str, Failed]) -> None:

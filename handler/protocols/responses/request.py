@@ -365,7 +365,7 @@ class ToolsReader:
     Attributes:
         tools: in the chat's form, whose reader checks names and schemas; as given where it is no list.
         namespaces: a tool's name in the prompt -> its namespace and its name there.
-        ignored: how a header names those that are skipped.
+        ignored: skipped tools, as the header `x-lmi-ignored-parameters` names them.
     """
 
     def __init__(self) -> None:
@@ -578,7 +578,7 @@ class OpenAiResponses(OpenAiDialect):
         translated = {
             **{name: body[name] for name in _SAME if name in body and not (context.keeper and name in KEPT)},
             "messages": reader.chat,
-            "tools": tools.tools or None if tools.ignored else tools.tools,
+            "tools": (tools.tools or None) if tools.ignored else tools.tools,  # none but skipped ones: no tools
             "tool_choice": read_choice(body.get("tool_choice"), tools.tools),
             "reasoning_effort": effort,
         }

@@ -447,8 +447,7 @@ class ResponseDocument(WholeReply):
 SKIPPED = (
     "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "custom",
 )  # fmt: skip
-"""Types of tools that the model is not told of: Codex offers them beside its functions. A header lists them, the
-response does not."""
+"""Types of tools that neither the prompt nor the response has; Codex sends them with its functions."""
 
 _SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
@@ -517,6 +516,7 @@ def without_strict(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def without_skipped(tools: list[Any]) -> list[Any]:
+    """Return the tools that the response repeats, or that a choice may name."""
     return [tool for tool in tools if not isinstance(tool, dict) or tool.get("type") not in SKIPPED]
 
 
