@@ -29,20 +29,20 @@ from handler.core.child_processes import die_with_parent, python
 from handler.core.command_line import Parser
 from handler.core.errors import ConfigError, log_words
 
-_NEAR = "http://127.0.0.1:8080"  # where `lmi serve` listens
-_ROOM = 32_000  # tokens: what an agent sends first, with room for work
-_TIMEOUT = 10.0  # seconds for a list of models
+_URL = "http://127.0.0.1:8080"  # where `lmi serve` listens
+_MIN_CONTEXT = 32_000  # tokens: an agent's first prompt, with room for work
+_TIMEOUT = 10.0  # seconds for an answer
+_MAX_BYTES = 1 << 22  # of an answer
 _LOG_TAIL = 20  # lines of a failed server's log
-_LIST = 1 << 22  # bytes of a list of models
 
 
 class Served(NamedTuple):
     """The model that an agent uses.
 
     Attributes:
-        url: of the server, without a slash at its end.
-        key: "none" for a server without keys, since agents want one.
-        context: tokens; None where the server does not tell.
+        url: of the server, without a trailing slash.
+        key: "none" for a server without keys: agents require one.
+        context: tokens; None if the server does not report it.
     """
 
     url: str
@@ -52,15 +52,15 @@ class Served(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What an agent is started with.
+    """Environment variables and arguments of an agent.
 
     Attributes:
-        variables: None where the server does not tell the value.
-        arguments: before the user's.
-        command: in place of the user's arguments, if there are none.
+        variables: those that are None stay unset.
+        arguments: come before the user's.
+        command: arguments for a user who gives none.
     """
 
-    variables: Mapping[str, str | None]
+    variables: Mapping[str, str | int | None]
     arguments: Sequence[str] = ()
     command: Sequence[str] = ()
 
@@ -76,17 +76,17 @@ class Agent(NamedTuple):
 def _claude(served: Served) -> Settings:
     models = ("MODEL", "DEFAULT_HAIKU_MODEL", "DEFAULT_SONNET_MODEL", "DEFAULT_OPUS_MODEL")
     keys = ("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_API_KEY")
-    variables = {
+    variables: dict[str, str | int | None] = {
         "ANTHROPIC_BASE_URL": served.url,
         "ANTHROPIC_AUTH_TOKEN": served.key,
         "ANTHROPIC_API_KEY": "",  # the user's own is for Anthropic, and a terminal would be asked about it
         **{f"ANTHROPIC_{name}": served.model for name in models},
         **{f"CLAUDE_CODE_USE_{cloud}": "" for cloud in ("BEDROCK", "VERTEX", "FOUNDRY")},
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": _text(served.context),  # else it assumes 1,000,000
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": served.context,  # else it assumes 1,000,000
     }
     # `env` of the user's settings.json beats variables, and --settings beats that. Other users can read arguments.
-    own = {name: value for name, value in variables.items() if value is not None and name not in keys}
+    own = {name: str(value) for name, value in variables.items() if value is not None and name not in keys}
     return Settings(variables, ["--settings", json.dumps({"env": own})])
 
 
@@ -129,13 +129,13 @@ def _opencode(served: Served) -> Settings:
 
 
 def _goose(served: Served) -> Settings:
-    variables = {
+    variables: dict[str, str | int | None] = {
         "GOOSE_PROVIDER": "openai",
         "GOOSE_MODEL": served.model,
         "OPENAI_HOST": served.url,
         "OPENAI_BASE_PATH": "v1/chat/completions",
         "OPENAI_API_KEY": served.key,
-        "GOOSE_CONTEXT_LIMIT": _text(served.context),  # else it assumes 128,000
+        "GOOSE_CONTEXT_LIMIT": served.context,  # else it assumes 128,000
         "GOOSE_TELEMETRY_ENABLED": "false",
     }
     return Settings(variables, command=["session"])  # alone, it asks for settings first
@@ -151,10 +151,6 @@ def _aider(served: Served) -> Settings:
     }
     # Not variables: those of a project's .env beat them.
     return Settings(variables, ["--model", f"openai/{served.model}", "--openai-api-base", f"{served.url}/v1"])
-
-
-def _text(number: int | None) -> str | None:
-    return None if number is None else str(number)
 
 
 AGENTS = {
@@ -177,11 +173,11 @@ def add_parser(commands: Any) -> None:
         "--engine, --properties and -o start one too. "
         "Words after -- go to the agent. Agents:\n"
         + "\n".join(f"  {name:<9} {agent.title}" for name, agent in AGENTS.items())
-        + "\nLMI_API_KEY is the key of a server that runs.",
+        + "\nLMI_API_KEY is the server's key.",
     )
     parser.add_argument("agent", choices=[*AGENTS], metavar="AGENT", help=", ".join(AGENTS))
     parser.add_argument("model", nargs="?", metavar="MODEL", help="start a server of this model, as lmi serve does")
-    parser.add_argument("--url", help=f"a server that runs (default {_NEAR})")
+    parser.add_argument("--url", help=f"a running server (default {_URL})")
     parser.add_argument("--name", help="a name of /v1/models, such as an adapter's (default: the first)")
     parser.add_argument("--print", action="store_true", help="print the settings for a shell; run nothing")
     parser.add_argument("--engine", help=f"of MODEL's server: {', '.join(LLM_ENGINES)}")
@@ -200,34 +196,39 @@ def add_parser(commands: Any) -> None:
 
 
 def _launch(arguments: argparse.Namespace) -> int:
-    """Become the agent: its signals, its terminal and its exit status are those of this process."""
+    """Replace this process by the agent, which so gets its signals, its terminal and its exit status."""
     name, agent = arguments.agent, AGENTS[arguments.agent]
     starts = any((arguments.model, arguments.engine, arguments.properties, arguments.options))
     if starts and (arguments.url or arguments.print):
         arguments.parser.error(
-            f"--{'url' if arguments.url else 'print'} is for a server that runs, and MODEL, --engine, --properties "
-            "and -o are of one to start"
+            f"--{'url' if arguments.url else 'print'} is for a running server; MODEL, --engine, --properties and -o "
+            "start another"
         )
     if starts and sys.platform != "linux":
         raise ConfigError("lmi launch: only on Linux does a server end with the agent: start one by `lmi serve MODEL`")
     if shutil.which(name) is None and not arguments.print:
         raise ConfigError(f"lmi launch: {agent.title} is not installed ({name} is not on PATH): {agent.install}")
-    url, key = _started(arguments) if starts else ((arguments.url or _NEAR).rstrip("/"), environment.api_key())
+    url, key = (
+        _started(arguments)
+        if starts
+        else ((arguments.url or _URL).rstrip("/").removesuffix("/v1"), environment.api_key())
+    )
     served = _find(url, key, arguments.name)
     variables, before, command = agent.settings(served)
-    known = {**_direct(url), **{name: value for name, value in variables.items() if value is not None}}
+    known = {**_direct(url), **{name: str(value) for name, value in variables.items() if value is not None}}
     words = [name, *before, *(arguments.words or command)]
     if arguments.print:
         print(*(f"export {variable}={shlex.quote(value)}" for variable, value in known.items()), sep="\n")
         print(shlex.join(words), flush=True)
         return 0
-    if served.context is not None and served.context < _ROOM:
-        _say(f"the context of {served.model} is {served.context} tokens; an agent needs {_ROOM} (option.max_model_len)")
+    if served.context is not None and served.context < _MIN_CONTEXT:
+        has = f"the context of {served.model} is {served.context} tokens"
+        _say(f"{has}; an agent needs {_MIN_CONTEXT} (option.max_model_len)")
     os.execvpe(name, words, {**os.environ, **known})
 
 
 def _direct(url: str) -> dict[str, str]:
-    """Variables that keep an agent's requests to this machine away from a proxy."""
+    """Return variables by which requests to this machine pass no proxy."""
     host = urlsplit(url).hostname or ""
     if host not in ("127.0.0.1", "localhost", "::1"):
         return {}
@@ -240,7 +241,7 @@ def _find(url: str, key: str, name: str | None) -> Served:
     """Ask a server for its models.
 
     Raises:
-        ConfigError: nobody answers there, or not as /v1/models does; or it has no model of that name.
+        ConfigError: nothing answers, or not with a list of models; or no model has that name.
     """
     try:
         models = json.loads(_get(f"{url}/v1/models", key))["data"]
@@ -263,19 +264,16 @@ def _find(url: str, key: str, name: str | None) -> Served:
 
 
 def _get(url: str, key: str) -> bytes:
-    import http.client  # here: they take longer than all else of a command line
+    import http.client  # here: the two take longer than all else of a command line
     import urllib.request
 
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    request = urllib.request.Request(url, headers=headers)
-    proxies: dict[str, str] | None = {} if _direct(url) else None  # None: those of the environment
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
+    proxies = urllib.request.ProxyHandler({} if _direct(url) else None)  # None: the environment's
     try:
-        with opener.open(request, timeout=_TIMEOUT) as answer:
-            found: bytes = answer.read(_LIST)
-    except http.client.HTTPException as error:  # no HTTP is spoken there, or the URL is none
-        raise OSError(str(error)) from None
-    return found
+        with urllib.request.build_opener(proxies).open(request, timeout=_TIMEOUT) as answer:
+            return bytes(answer.read(_MAX_BYTES))
+    except http.client.HTTPException as error:
+        raise OSError(repr(error)) from None  # a wrong URL, or no HTTP server
 
 
 # -- a server of its own, a child of the process that becomes the agent ------------------------------------------------
@@ -285,9 +283,9 @@ def _started(arguments: argparse.Namespace) -> tuple[str, str]:
     """Start a server on a free port of loopback; return its URL and its key once it is ready.
 
     Raises:
-        ConfigError: it ended before.
+        ConfigError: it ended first.
     """
-    key = environment.api_key() or secrets.token_urlsafe(16)  # other users of this machine have no business there
+    key = environment.api_key() or secrets.token_urlsafe(16)  # keeps other users of this machine out
     words = ["--port", "0", *filter(None, [arguments.model])]
     words += ["--engine", arguments.engine] if arguments.engine else []
     words += ["--properties", str(arguments.properties)] if arguments.properties else []

@@ -80,7 +80,7 @@ def test_the_settings_of_each_agent(
     monkeypatch.setenv("LMI_API_KEY", "secret,other")
     monkeypatch.setenv("NO_PROXY", "example.com")
     monkeypatch.delenv("no_proxy", raising=False)
-    assert main(["launch", agent, "--url", server.url + "/", "--print", "--", "-p", "a b"]) == 0
+    assert main(["launch", agent, "--url", server.url + "/v1/", "--print", "--", "-p", "a b"]) == 0
     *exports, command = capsys.readouterr().out.splitlines()
     values = dict(word.split("=", 1) for line in exports for word in shlex.split(line)[1:])
     words = shlex.split(command)
