@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple
 from handler.core.media import MEDIA
 from handler.core.values import Extras, Finish, Sampling
 from handler.engines.base import Alternatives, Capabilities, EngineRequest, EngineStatistics, Rule, arguments
-from handler.engines.remote.servers import Failed, Part
+from handler.engines.remote.servers import Answer, Failed, Part, score
 
 MOST_BYTES = 1 << 22
 """Of a message; prompts whose log-probabilities would not fit are refused."""
@@ -202,7 +202,7 @@ def ranked(pairs: Any, count: int) -> Alternatives:
     return sorted(pairs, key=lambda pair: -pair[1])[:count]
 
 
-class GrpcCall:
+class GrpcCall(Answer):
     """One request, and the reader of its answer.
 
     Args:
@@ -218,21 +218,14 @@ class GrpcCall:
 
     def __init__(self, contract: Contract, request: EngineRequest, most_id: int, eos: frozenset[int]) -> None:
         check_size(request)
+        super().__init__(request.sampling)
         self._contract = contract
         self._sampling = request.sampling
         self._num_prompt = len(request.ids)
         self.message = contract.request("", request.ids, request.sampling)
-        self._stops = frozenset(self._sampling.stop_token_ids)
         self._ends = self._stops if self._sampling.ignore_eos else self._stops | eos
-        self._most = max(self._sampling.max_new_tokens, 1)
         self._most_id = most_id
-        self._num_ids = 0
         self._last = -1
-        self._scored = self._sampling.logprobs or bool(self._sampling.top_logprobs)
-
-    @property
-    def begun(self) -> bool:
-        return self._num_ids > 0
 
     @property
     def awaits_finish_reason(self) -> bool:
@@ -265,25 +258,14 @@ class GrpcCall:
         ids = list(chunk.ids)
         if max(ids) >= self._most_id:
             raise Failed("sent an id beyond the vocabulary", f"{max(ids)} of {self._most_id}")
-        if self._num_ids + len(ids) > self._most:
-            raise Failed(f"sent more tokens than max_tokens={self._most}")
-        logprobs: list[float | None] = [None] * len(ids)
-        if self._scored:
-            logprobs = [None if one is None else _score(one) for one in chunk.logprobs]
-            if len(logprobs) != len(ids):
-                raise ValueError("a token's log-probability is missing")
-        if self._sampling.top_logprobs:
-            if len(chunk.tops) != len(ids):
-                raise ValueError("a token's alternatives are missing")
-            part.tops += map(self._checked, chunk.tops)
-        if self._sampling.prompt_logprobs and not self._num_ids:
+        tops = [*map(self._checked, chunk.tops)]
+        first = not self._num_ids
+        if self._sampling.prompt_logprobs and first:
             self._take_prompt(chunk, part)
-        if chunk.num_cached and not self._num_ids:
+        self.take(part, ids, chunk.logprobs, tops)
+        if chunk.num_cached and first:
             part.extras = Extras(num_cached_tokens=min(chunk.num_cached, self._num_prompt))
-        self._num_ids += len(ids)
         self._last = ids[-1]
-        part.ids += ids
-        part.logprobs += logprobs
 
     def _take_prompt(self, chunk: Chunk, part: Part) -> None:
         count = self._num_prompt
@@ -291,23 +273,18 @@ class GrpcCall:
         if len(chunk.prompt_logprobs) != count or (tops and len(chunk.prompt_tops) != count):
             raise ValueError("log-probabilities of the prompt are missing")
         scores = chunk.prompt_logprobs[1:]
-        part.prompt_logprobs = [None, *(None if one is None else _score(one) for one in scores)]
+        part.prompt_logprobs = [None, *(None if one is None else score(one) for one in scores)]
         if tops:
             part.prompt_tops = [(), *map(self._checked, chunk.prompt_tops[1:])]
 
     def _checked(self, tops: Alternatives) -> Alternatives:
         if any(id >= self._most_id for id, _ in tops):
             raise ValueError("an alternative is beyond the vocabulary")
-        return [(id, _score(logprob)) for id, logprob in tops]
+        return [(id, score(logprob)) for id, logprob in tops]
 
     def _finish(self, complete: Any) -> Finish:
-        match complete.finish_reason:
-            case "length":
-                return Finish.LENGTH
-            case "stop":
-                last = complete.matched_token_id if complete.HasField("matched_token_id") else self._last
-                return Finish.STOP if last in self._stops else Finish.EOS
-        raise Failed("ended the request for a reason of its own", f"finish_reason={complete.finish_reason[:100]!r}")
+        named = complete.HasField("matched_token_id")
+        return self.finish(complete.finish_reason, complete.matched_token_id if named else self._last)
 
 
 def check_size(request: EngineRequest) -> None:
@@ -318,9 +295,3 @@ def check_size(request: EngineRequest) -> None:
         raise ValueError(
             f"prompt_logprobs: those of {len(request.ids)} tokens do not fit into a message of {MOST_BYTES} bytes"
         )
-
-
-def _score(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError("a log-probability is not a number")
-    return value

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
@@ -13,9 +12,9 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from handler.core.values import Finish
+from handler.core.values import Finish, Sampling
 from handler.engines.base import Alternatives
-from handler.engines.remote.servers import Failed, Part, Refused
+from handler.engines.remote.servers import Answer, Failed, Part, Refused, score
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _MOST = 1 << 22  # bytes of an event
@@ -105,28 +104,13 @@ _MOST_WAIT = 60.0  # seconds that a client is told to wait: whatever a server sa
 _MOST_HEADER = 64  # characters of a Retry-After
 
 
-class Answer:
-    """Reads the events of one answer.
+class EventAnswer(Answer):
+    """Reads the events of one answer."""
 
-    Args:
-        stops: ids that end it as STOP, not as EOS.
-        num_tops: the number of alternatives to each token.
-        most: tokens that were asked for.
-        scored: its tokens have log-probabilities.
-    """
-
-    def __init__(self, stops: frozenset[int], num_tops: int, most: int, *, scored: bool) -> None:
-        self._stops = stops
-        self._most = most
-        self._num_tops = num_tops
-        self._scored = scored
-        self._num_ids = 0
+    def __init__(self, body: Mapping[str, Any], sampling: Sampling) -> None:
+        super().__init__(sampling)
+        self.body = body
         self._has_text = False
-
-    @property
-    def begun(self) -> bool:
-        """Return whether a token has come: then nobody else may be asked."""
-        return self._num_ids > 0
 
     def read(self, event: Event, part: Part) -> bool:
         """Add an event to `part`; return whether anything came.
@@ -160,48 +144,23 @@ class Answer:
     def _take(self, ids: Sequence[int], scores: Mapping[str, Any] | None, part: Part) -> None:
         if not all(type(id) is int and id >= 0 for id in ids):
             raise ValueError("token ids are whole numbers")
-        if self._num_ids + len(ids) > self._most:
-            raise Failed(f"sent more tokens than max_tokens={self._most}")
-        logprobs: Sequence[float | None] = [None] * len(ids)
-        if self._scored and scores:
-            given = scores["token_logprobs"]
-            # A token's text may come later than its id, and its log-probability with either.
-            if len(given) == len(ids):
-                logprobs = [None if one is None else _score(one) for one in given]
-        tops: list[Alternatives] = []
-        if self._num_tops:
-            if not scores or len(scores["top_logprobs"]) != len(ids):
-                raise ValueError("a token's alternatives are missing")
-            tops = [_ranked(one, self._num_tops) for one in scores["top_logprobs"]]
-        self._num_ids += len(ids)
-        part.ids += ids
-        part.logprobs += logprobs
-        part.tops += tops
+        # A token's text may come later than its id, and its log-probability with either.
+        given = scores["token_logprobs"] if self._scored and scores else []
+        logprobs = given if len(given) == len(ids) else [None] * len(ids)
+        tops = [_ranked(one, self._num_tops) for one in scores["top_logprobs"]] if self._num_tops and scores else []
+        self.take(part, ids, logprobs, tops)
 
     def _finish(self, reason: str, stop_reason: Any, ids: Sequence[int]) -> Finish:
         if self._has_text and not self._num_ids:
             raise Failed("sent text without token ids", "option.base_url_kind is another", lasts=True)
-        match reason:
-            case "length":
-                return Finish.LENGTH
-            case "stop":
-                last = ids[-1] if ids else stop_reason  # the id may be left out
-                return Finish.STOP if last in self._stops else Finish.EOS
-        raise Failed("ended the request for a reason of its own", f"finish_reason={str(reason)[:100]!r}")
+        return self.finish(reason, ids[-1] if ids else stop_reason)  # the id may be left out
 
 
 def _ranked(entry: Any, count: int) -> Alternatives:
     """Read the alternatives to a token: names with their log-probabilities, or Dynamo's list of objects."""
     pairs = entry.items() if isinstance(entry, dict) else [(one["token"], one["logprob"]) for one in entry]
-    best = sorted(((name, _score(logprob)) for name, logprob in pairs), key=lambda pair: -pair[1])[:count]
+    best = sorted(((name, score(logprob)) for name, logprob in pairs), key=lambda pair: -pair[1])[:count]
     return [(_token_id(name), logprob) for name, logprob in best]
-
-
-def _score(value: Any) -> float:
-    """Check a log-probability, which JSON of other writers may have as text, or as no number at all."""
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise ValueError("a log-probability is not a number")
-    return float(value)
 
 
 def _token_id(name: str) -> int:

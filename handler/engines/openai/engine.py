@@ -5,14 +5,13 @@ Text, stop strings, templates and errors stay this handler's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
 
 from handler.engines.base import Capabilities, EngineConfig, EngineRequest
 from handler.engines.huggingface.files import fetch_descriptions as fetch
 from handler.engines.huggingface.files import load_tokenizer
-from handler.engines.openai.answer import Answer
+from handler.engines.openai.answer import EventAnswer
 from handler.engines.openai.client import Client, Model, find_kind, has_tls, suitable
 from handler.engines.openai.kinds import KINDS, completion
 from handler.engines.remote.engine import TLS_CLOSE, RemoteEngine, Running
@@ -24,21 +23,7 @@ _SETTING = Setting("openai", "http://host:8000/v1")
 check, prepare = _SETTING.check, _SETTING.prepare
 
 
-class _Call(Answer):
-    """A request's body and the reader of its answer."""
-
-    def __init__(self, body: Mapping[str, Any], request: EngineRequest) -> None:
-        sampling = request.sampling
-        super().__init__(
-            frozenset(sampling.stop_token_ids),
-            sampling.top_logprobs,
-            body["max_tokens"],
-            scored=sampling.logprobs or bool(sampling.top_logprobs),
-        )
-        self.body = body
-
-
-class UrlEngine(RemoteEngine[_Call]):
+class UrlEngine(RemoteEngine[EventAnswer]):
     """See `engines.base.Engine`."""
 
     def __init__(self, config: EngineConfig) -> None:
@@ -61,10 +46,10 @@ class UrlEngine(RemoteEngine[_Call]):
     def _fit(self, models: Sequence[Model], first: Model | None = None) -> Model:
         return suitable(models, first.name if first else self._model or None, self._wanted_kind)
 
-    def new_call(self, request: EngineRequest) -> _Call:
-        return _Call(completion(self._kind, self._model, request.ids, request.sampling), request)
+    def new_call(self, request: EngineRequest) -> EventAnswer:
+        return EventAnswer(completion(self._kind, self._model, request.ids, request.sampling), request.sampling)
 
-    async def stream(self, server: Server, running: Running[_Call]) -> None:
+    async def stream(self, server: Server, running: Running[EventAnswer]) -> None:
         """Read an answer to its end; after its finish_reason what follows frees the connection for the next.
 
         Raises:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 from handler.config.environment import secrets
 from handler.core.errors import ConfigError, Problem, Problems, log_words
-from handler.core.values import Extras, Finish
+from handler.core.values import Extras, Finish, Sampling
 from handler.engines.base import Alternatives, EngineConfig
 from handler.engines.huggingface.files import check_tokenizer, is_fetched
 
@@ -124,6 +125,64 @@ class Part:
     refused: bool = False
     detail: str = ""
     retry_after: float | None = None  # the servers are busy
+
+
+class Answer:
+    """Checks what comes of one answer against what was asked for."""
+
+    def __init__(self, sampling: Sampling) -> None:
+        self._stops = frozenset(sampling.stop_token_ids)
+        self._most = max(sampling.max_new_tokens, 1)
+        self._num_tops = sampling.top_logprobs
+        self._scored = sampling.logprobs or bool(sampling.top_logprobs)
+        self._num_ids = 0
+
+    @property
+    def begun(self) -> bool:
+        """Return whether a token has come: then nobody else may be asked."""
+        return self._num_ids > 0
+
+    def take(
+        self, part: Part, ids: Sequence[int], logprobs: Sequence[float | None], tops: Sequence[Alternatives]
+    ) -> None:
+        """Add tokens to `part`, with their log-probabilities and alternatives where these were asked for.
+
+        Raises:
+            Failed: there are too many.
+            ValueError: a log-probability or an alternative is missing, or is not a number.
+        """
+        if self._num_ids + len(ids) > self._most:
+            raise Failed(f"sent more tokens than max_tokens={self._most}")
+        if self._scored and len(logprobs) != len(ids):
+            raise ValueError("a token's log-probability is missing")
+        if self._num_tops and len(tops) != len(ids):
+            raise ValueError("a token's alternatives are missing")
+        given: Sequence[float | None] = logprobs if self._scored else [None] * len(ids)
+        part.logprobs += [None if one is None else score(one) for one in given]
+        part.ids += ids
+        self._num_ids += len(ids)
+        if self._num_tops:
+            part.tops += tops
+
+    def finish(self, reason: str, last: Any) -> Finish:
+        """Return why the answer ends, by the server's reason and the last id.
+
+        Raises:
+            Failed: the server ended it for a reason of its own.
+        """
+        match reason:
+            case "length":
+                return Finish.LENGTH
+            case "stop":
+                return Finish.STOP if last in self._stops else Finish.EOS
+        raise Failed("ended the request for a reason of its own", f"finish_reason={str(reason)[:100]!r}")
+
+
+def score(value: Any) -> float:
+    """Check a log-probability, which other writers' JSON may have as text, or as no number at all."""
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError("a log-probability is not a number")
+    return float(value)
 
 
 _PAUSE, _MOST_PAUSE = 1.0, 30.0  # seconds that a server is left out; doubled by each failure in a row
