@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -236,8 +237,12 @@ def test_a_guide_is_not_refused_for_the_death_of_a_process_that_has_a_successor(
             return real(channel, job, *more)
         lost = process._process
         assert lost is not None
+        assert process._control is not None
+        hangs_up = select.poll()
+        hangs_up.register(process._control, 0)
         os.killpg(first, signal.SIGKILL)  # with the job's own process, which may have its socket still
-        lost.wait(10)  # until its last thread has ended, and with it its socket
+        lost.wait(10)
+        assert hangs_up.poll(10_000), "some process has its socket still"
         ours, theirs = socket.socketpair()
         with ours, theirs:
             process._hand_over(theirs)  # another lane's guide
