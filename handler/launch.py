@@ -208,11 +208,10 @@ def _launch(arguments: argparse.Namespace) -> int:
         raise ConfigError("lmi launch: only on Linux does a server end with the agent: start one by `lmi serve MODEL`")
     if shutil.which(name) is None and not arguments.print:
         raise ConfigError(f"lmi launch: {agent.title} is not installed ({name} is not on PATH): {agent.install}")
-    url, key = (
-        _started(arguments)
-        if starts
-        else ((arguments.url or _URL).rstrip("/").removesuffix("/v1"), environment.api_key())
-    )
+    if starts:
+        url, key = _started(arguments)
+    else:
+        url, key = (arguments.url or _URL).rstrip("/").removesuffix("/v1"), environment.api_key()
     served = _find(url, key, arguments.name)
     variables, before, command = agent.settings(served)
     known = {**_direct(url), **{name: str(value) for name, value in variables.items() if value is not None}}

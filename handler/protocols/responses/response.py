@@ -525,7 +525,7 @@ def _tool(tool: Any) -> Any:
     if not isinstance(tool, dict):
         return tool
     if isinstance(tool.get("tools"), list):
-        return {**tool, "tools": [_tool(tool) for tool in without_skipped(tool["tools"])]}
+        return {**tool, "tools": [_tool(own) for own in without_skipped(tool["tools"])]}
     return {"description": None, "parameters": None, **tool, "strict": tool.get("strict") is True}
 
 
