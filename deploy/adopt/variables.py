@@ -197,15 +197,16 @@ def _defaults(found: Variables, container: Container) -> Iterator[tuple[str, Any
     if container.kind == "tgi":
         yield "option.tgi_compat", True, "TGI's form of answers; a request without max_new_tokens gets 30, as in LMI"
         yield "job_queue_size", 128, "TGI's max_concurrent_requests"
-        for key, value in _limits_of_tgi(container.release).items():
-            yield key, value, f"TGI {container.release}'s own; write the model's length if that is shorter"
+        for key, (value, why) in _of_tgi(container.release).items():
+            if key not in _DEGREES or not found.keys.keys() & _DEGREES:
+                yield key, value, f"TGI {container.release}'s own: {why}"
 
 
-def _limits_of_tgi(release: str) -> Mapping[str, int]:
-    limits = _CONTAINERS["limits_of_tgi"]
+def _of_tgi(release: str) -> dict[str, tuple[Any, str]]:
+    """Return the defaults of a release's launcher, each with a remark; none where the release is not known."""
     numbers = [int(number) for number in release.split(".") if number]
-    found: Mapping[str, int] = limits.get(release.partition(".")[0], {}) if numbers <= limits["to"] else {}
-    return found
+    rows = [row for row in _CONTAINERS["of_tgi"] if numbers and numbers <= row["to"]]
+    return {key: (value, row["why"]) for row in reversed(rows) for key, value in row["options"].items()}
 
 
 def _taken_out(name: str, value: str, found: Variables, kind: str) -> bool:

@@ -428,7 +428,8 @@ def test_names_of_tgi_become_options() -> None:
         ("1.4", 1024, 2048),
         ("2.4.0", 4095, 4096),
         ("2.4.1", None, None),
-        ("3.3", None, None),
+        ("3.3.6", None, None),
+        ("3.3.7", None, None),
         ("", None, None),
     ],
 )
@@ -437,10 +438,12 @@ def test_tgi_s_own_limits_are_written_down(release: str, prompt: int | None, tot
     found = variables({"HF_MODEL_ID": "a/b"}, container)
     assert (found.options.get("max_input_len"), found.context) == (prompt, total)
     assert (found.options["tgi_compat"], found.options["job_queue_size"]) == (True, 128)
-    assert len(found.defaults) == (2 if total is None else 4)
-    given = {"MAX_INPUT_LENGTH": "100", "MAX_TOTAL_TOKENS": "200", "MAX_CONCURRENT_REQUESTS": "7"}
+    assert found.options.get("tensor_parallel_degree") == {"3.3.7": "max", "": None}.get(release, 1)
+    assert len(found.defaults) == 2 + 2 * (total is not None) + bool(release)
+    given = {"MAX_INPUT_LENGTH": "100", "MAX_TOTAL_TOKENS": "200", "MAX_CONCURRENT_REQUESTS": "7", "SM_NUM_GPUS": "4"}
     found = variables(given, container)
     assert (found.options["max_input_len"], found.context, found.options["job_queue_size"]) == (100, 200, 7)
+    assert found.options["tensor_parallel_degree"] == 4
     assert [place for place, _ in found.defaults] == ["options.tgi_compat: true"]
 
 
