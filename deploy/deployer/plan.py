@@ -243,6 +243,8 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
     ]
     remaining = replace(live, resources=tuple(item for item in live.resources if item not in lost))
     changes_in_order = [action for resource in desired for action in action_of(resource, remaining, desired)]
+    # Tags tell what serves: those of an update that is rolled back stay as they were.
+    changes_in_order.sort(key=lambda action: action.verb is Verb.TAG)
     last = [removal_of(existing, why) for existing, why in _surplus(desired, remaining, keep)]
     return Plan(live.deployment, (*first, *changes_in_order, *last), live.online)
 

@@ -92,8 +92,13 @@ def test_an_update_says_how_and_which_alarms_undo_it(cloud: Cloud) -> None:
 
 
 def test_an_update_that_is_rolled_back_leaves_what_served(cloud: Cloud) -> None:
+    def tags() -> Any:
+        (alarm,) = cloudwatch.describe_alarms(AlarmNames=["llama/5xx"])["MetricAlarms"]
+        return cloudwatch.list_tags_for_resource(ResourceARN=alarm["AlarmArn"])["Tags"]
+
+    cloudwatch = cloud.client("cloudwatch")
     up(wanted_of(PLAIN))
-    before = cloud.everything()
+    before, told = cloud.everything(), tags()
     cloud.sagemaker.fate(NAME, "RolledBack", "llama/5xx went off")
     with pytest.raises(Failed, match="rolled back"):
         up(wanted_of(PLAIN, options={"max_tokens": 2}))
@@ -101,6 +106,9 @@ def test_an_update_that_is_rolled_back_leaves_what_served(cloud: Cloud) -> None:
     assert set(after) == set(before)
     name = f"endpoint/{NAME}"
     assert after[name]["EndpointConfigName"] == before[name]["EndpointConfigName"]
+    assert tags() == told
+    up(wanted_of(PLAIN, options={"max_tokens": 2}))
+    assert tags() != told
 
 
 def test_an_endpoint_that_fails_is_taken_away_with_all_that_was_made(cloud: Cloud) -> None:
