@@ -66,13 +66,13 @@ def add_shadow(parser: argparse.ArgumentParser) -> None:
     default = Share()
     parser.add_argument(
         "--shadow-percent",
-        type=_number(100),
+        type=number(100),
         metavar="P",
         help=f"with --shadow: percentage of the requests that are copied to it (default: {default.percent})",
     )
     parser.add_argument(
         "--shadow-count",
-        type=_number(1000),
+        type=number(1000),
         metavar="N",
         help=f"with --shadow: its instances (default: {default.count})",
     )
@@ -95,13 +95,15 @@ def share_of(arguments: argparse.Namespace) -> Share | None:
     return None
 
 
-def _number(most: int) -> Callable[[str], int]:
-    def number(text: str) -> int:
+def number(most: int) -> Callable[[str], int]:
+    """Return what reads a whole number from 1 on."""
+
+    def read(text: str) -> int:
         if not text.isdecimal() or not 1 <= int(text) <= most:
             raise argparse.ArgumentTypeError(f"must be a whole number from 1 to {most}")
         return int(text)
 
-    return number
+    return read
 
 
 def add_endpoint(parser: argparse.ArgumentParser) -> None:
@@ -120,7 +122,7 @@ def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--patience",
-        type=_seconds,
+        type=seconds,
         metavar="S",
         help="try so long while nothing is begun (default: 60 s, without a copy 900 s)",
     )
@@ -234,11 +236,11 @@ def url(text: str) -> str:
     return text
 
 
-def _seconds(text: str) -> float:
+def seconds(text: str) -> float:
     try:
-        seconds = float(text)
+        value = float(text)
     except ValueError:
-        seconds = -1
-    if not 0 <= seconds < 86400:
+        value = -1
+    if not 0 <= value < 86400:
         raise argparse.ArgumentTypeError("must be a number of seconds")
-    return seconds
+    return value

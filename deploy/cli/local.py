@@ -16,10 +16,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from deploy.cli.arguments import number, seconds
 from deploy.emulator.container import Command, Probing, command
 from deploy.emulator.endpoint import Component, Endpoint, Limits
 from deploy.emulator.serving import Plan, free_port, serve
-from deploy.emulator.specification import refuse_with_specification, started, this_machine, with_arguments
+from deploy.emulator.specification import started, this_machine, with_arguments
 from deploy.errors import DeployError
 from deploy.spec.reading import read_spec
 from handler.core.command_line import port
@@ -61,7 +62,7 @@ def rehearsed(arguments: argparse.Namespace, plan: Plan) -> Plan:
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise DeployError(f"--aws needs {', '.join(missing)}: pip install 'lmi-handler[rehearse]'")
     for name, why in _NOT_WITH_AWS.items():
-        if getattr(arguments, name) not in (_defaults()[name], [], None):
+        if getattr(arguments, name) not in ("127.0.0.1", [], None):
             option = {"adapters": "adapter"}.get(name, name.replace("_", "-"))
             raise DeployError(f"--{option} cannot be set with --aws: {why}")
     if plan.endpoint.components:
@@ -108,10 +109,6 @@ def _no_proxy() -> dict[str, str]:
     others = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
     both = ",".join(filter(None, [others, "127.0.0.1"]))
     return {"NO_PROXY": both, "no_proxy": both}
-
-
-def _defaults() -> dict[str, Any]:
-    return {"endpoint_name": "local", "adapters": [], "host": "127.0.0.1"}
 
 
 BASE = "base"
@@ -177,7 +174,7 @@ def _add_container(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--start-timeout",
-        type=_seconds,
+        type=_limit,
         default=480.0,
         metavar="S",
         help="seconds until it must be ready (default %(default)g, as SageMaker's)",
@@ -186,11 +183,11 @@ def _add_container(parser: argparse.ArgumentParser) -> None:
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("SageMaker's ways")
-    group.add_argument("--invoke-timeout", type=_seconds, default=60.0, metavar="S", help="(default %(default)g)")
-    group.add_argument("--stream-timeout", type=_seconds, default=480.0, metavar="S", help="(default %(default)g)")
+    group.add_argument("--invoke-timeout", type=_limit, default=60.0, metavar="S", help="(default %(default)g)")
+    group.add_argument("--stream-timeout", type=_limit, default=480.0, metavar="S", help="(default %(default)g)")
     group.add_argument("--max-body", type=int, default=25 * 2**20, metavar="BYTES", help="(default %(default)s)")
     group.add_argument(
-        "--part-bytes", type=_positive, metavar="N", help="cut a stream's parts at N bytes, to test clients"
+        "--part-bytes", type=number(2**31), metavar="N", help="cut a stream's parts at N bytes, to test clients"
     )
 
 
@@ -250,7 +247,8 @@ def _plan_of_specification(arguments: argparse.Namespace) -> Plan:
     Raises:
         DeployError, SpecError: the file is invalid, does not go with an argument, or does not run here.
     """
-    refuse_with_specification(arguments.container_port)
+    if arguments.container_port is not None:
+        raise DeployError("--container-port is for one container, and a specification may have several")
     spec = with_arguments(read_spec(Path(arguments.model)), arguments.options, arguments.engine)
     given = started(
         spec,
@@ -301,17 +299,7 @@ def _adapters(settings: list[str], taken: tuple[str, ...]) -> dict[str, str]:
     return adapters
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError("must be a number of at least 1")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0
-    if not 0 < seconds < 86400:
-        raise argparse.ArgumentTypeError("must be a number of seconds above 0")
-    return seconds
+def _limit(text: str) -> float:
+    if (limit := seconds(text)) == 0:
+        raise argparse.ArgumentTypeError("must be above 0")
+    return limit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from rich.console import Console
@@ -39,7 +40,7 @@ def add(commands: Any) -> None:
     add_arguments(parser)
     add_adopt(parser)
     add_shadow(parser)
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=partial(deploy, command="up"))
 
 
 def add_adopt(parser: argparse.ArgumentParser) -> None:
@@ -53,10 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep-failed", action="store_true", help="keep failed resources for inspection")
     parser.add_argument("--no-checks", action="store_true", help="skip the preflight checks")
     parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
-
-
-def _run(arguments: argparse.Namespace) -> int:
-    return deploy(arguments, "up")
 
 
 def deploy(arguments: argparse.Namespace, command: str) -> int:
@@ -165,11 +162,7 @@ def add_update(commands: Any) -> None:
     parser = commands.add_parser("update", help="change an existing endpoint; alarms trigger a rollback")
     add_arguments(parser)
     add_adopt(parser)
-    parser.set_defaults(run=_update)
-
-
-def _update(arguments: argparse.Namespace) -> int:
-    return deploy(arguments, "update")
+    parser.set_defaults(run=partial(deploy, command="update"))
 
 
 # -- `lmi deploy promote`: make a shadow beside another owner's endpoint the variant that serves -----------------------
@@ -178,8 +171,4 @@ def _update(arguments: argparse.Namespace) -> int:
 def add_promote(commands: Any) -> None:
     parser = commands.add_parser("promote", help="make the shadow of `up --shadow` the variant that serves")
     add_arguments(parser)
-    parser.set_defaults(run=_promote, adopt=True)
-
-
-def _promote(arguments: argparse.Namespace) -> int:
-    return deploy(arguments, "promote")
+    parser.set_defaults(run=partial(deploy, command="promote"), adopt=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from deploy.emulator.container import Command, settings_of_arguments, start
 from deploy.emulator.endpoint import Component
-from deploy.errors import DeployError, SpecError
+from deploy.errors import SpecError
 from deploy.spec import Spec
 from deploy.spec.components import servers
 from deploy.spec.options import ADVICE, is_aws_image, options_problems, problems_error, settings_of
@@ -222,13 +222,3 @@ def _notes(spec: Spec) -> Iterator[str]:
 def _who(server: Spec) -> str:
     names: list[Section] = list(server.components)
     return f"component {', '.join(item.name for item in names)}: " if names else ""
-
-
-def refuse_with_specification(container_port: int | None) -> None:
-    """Refuse arguments that a specification does not go with.
-
-    Raises:
-        DeployError: there is one.
-    """
-    if container_port is not None:
-        raise DeployError("--container-port is for one container, and a specification may have several")
