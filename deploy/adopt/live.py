@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from deploy.adopt.artifact import OPTIONS_FILE, Artifact, read_artifact
 from deploy.aws import Aws, components_of
 from deploy.deployer.calls import call, show, tags_of
 from deploy.errors import NotThere, Refused
 from deploy.iam.policies import Policy, allow, policy
 from deploy.resources.resource import DIMENSIONS, READY, TAG_DEPLOYMENT, TAG_STACK, Json, Kind, containers
+from deploy.s3.archive import OPTIONS_FILE, Artifact, read_artifact
+from deploy.s3.prefix import ARCHIVE
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,7 @@ def reading_policy(name: str, region: str, partition: str = "aws") -> Policy:
     head = f"arn:{partition}:sagemaker:{region}:*"
     endpoints = [f"{head}:endpoint/{one}" for one in dict.fromkeys((name, name.lower()))]
     kinds = {"EndpointConfig": "endpoint-config", "Model": "model", "InferenceComponent": "inference-component"}
+    data = [f"arn:{partition}:s3:::*/{one}" for one in (f"*{ARCHIVE}", OPTIONS_FILE)]
     general = [
         "sagemaker:ListInferenceComponents",
         "application-autoscaling:DescribeScalableTargets",
@@ -189,7 +191,7 @@ def reading_policy(name: str, region: str, partition: str = "aws") -> Policy:
     return policy([
         allow("Endpoint", ["sagemaker:DescribeEndpoint", "sagemaker:ListTags"], endpoints),
         allow("Parts", [f"sagemaker:Describe{kind}" for kind in kinds], [f"{head}:{one}/*" for one in kinds.values()]),
-        allow("ModelData", ["s3:GetObject"], [f"arn:{partition}:s3:::*/{one}" for one in ("*.tar.gz", OPTIONS_FILE)]),
+        allow("ModelData", ["s3:GetObject"], data),
         allow("General", general, ["*"]),
     ])  # fmt: skip
 

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from deploy.adopt.artifact import OPTIONS_FILE, Artifact
 from deploy.adopt.live import Source, container_of, data_of, is_adapter, refuse_owned, refuse_unsettled
 from deploy.adopt.variables import KINDS, Container, Variables, container_kind, shown, variables
 from deploy.errors import Refused, SpecError
 from deploy.resolve.images import image_cuda
 from deploy.resources.environment import MODEL_DATA
 from deploy.resources.resource import Json
+from deploy.s3.archive import OPTIONS_FILE, Artifact
+from deploy.s3.prefix import ARCHIVE
 from deploy.service_model import sagemaker
 from deploy.spec.passthrough import OWNED, TYPES, problems, shape_of
 from deploy.spec.reading import content_problems
@@ -249,23 +250,24 @@ def _served(source: Source, variant: Json, bases: Sequence[Json]) -> list[Served
     return [served[0], *(one for one in served[1:] if one.container != served[0].container)]
 
 
-_UNREAD = Artifact(problem="a file's data is read with --read-data")  # a file may be of another account
+_UNREAD = Artifact(problem="a file's data is read with --read-data", unseen=True)  # a file may be of another account
 
 
 def _read(source: Source, served: Served, wishes: Wishes) -> tuple[Container, Variables, Artifact]:
     """Return the container's kind, its settings, and what lies in its data.
 
-    A prefix that stays the container's comes along, with its serving.properties; an archive does not.
+    Data that stay the container's come along, with their serving.properties; an archive without a model does not.
     """
     container = container_kind(str(served.container.get("Image", "")), wishes.container)
     environ = dict(served.container.get("Environment", {}))
     uri, is_prefix = data_of(served.container)
     beaten = environ.pop("HF_MODEL_ID", "") if container.kind == "vllm" and uri else ""
     artifact = source.artifacts.get(uri, _UNREAD) if uri else Artifact()
-    if container.kind not in ("lmi", "ours") and artifact.variables:  # only DJL Serving reads serving.properties
-        artifact = Artifact(others=(OPTIONS_FILE, *artifact.others))
+    if container.kind not in ("lmi", "ours"):  # only DJL Serving reads serving.properties, and looks into a folder
+        others = (OPTIONS_FILE,) * bool(artifact.variables)
+        artifact = replace(artifact, variables={}, others=(*others, *artifact.others), folder="")
     found = variables(environ, container)
-    if not (is_prefix and _stays(wishes.model or found.model_id)):
+    if not ((is_prefix or artifact.may_serve) and _stays(wishes.model or found.model_id)):
         found = variables({**environ, **artifact.variables}, container)
     if beaten:
         found.idle.append((shown("HF_MODEL_ID", beaten), "vLLM's image serves the model data, or SM_VLLM_MODEL"))
@@ -327,16 +329,21 @@ def _model(result: Adopted, served: Json, artifact: Artifact, found: Variables, 
         model["s3"] = _slash(said)
     elif not _stays(said):
         model["id"] = said
-    elif is_prefix:
+    elif is_prefix or (uri.endswith(ARCHIVE) and artifact.may_serve):
         model["s3"] = uri
+        if artifact.unseen and not is_prefix:
+            why = f"{artifact.problem}; SageMaker unpacks it, and the model's files must be at its top"
+            result.unmapped.append((f"ModelDataUrl={uri}", why))
         if OPTIONS_FILE in artifact.others:
             why = "its container does not read it, and this project's image does: take it away"
             result.unmapped.append((f"{uri}{OPTIONS_FILE}", why))
         if said.rstrip("/").startswith(f"{MODEL_DATA}/"):
             found.environment["OPTION_MODEL_ID"] = said
+        elif artifact.folder:
+            found.environment["OPTION_MODEL_ID"] = f"{MODEL_DATA}/{artifact.folder}"
     else:
         where = f"the archive {uri}" if uri else f"{said or 'nothing'}, which is in no place that AWS names"
-        why = artifact.problem or (f"it holds weights ({artifact.weights})" if artifact.weights else "")
+        why = artifact.problem or artifact.fault or ("it holds no weights" if uri else "")
         raise Refused(
             f"the container's model is {where}{': ' * bool(why)}{why}",
             "Unpack it into a prefix of S3 and say which, --model s3://BUCKET/PREFIX/; or the hub's name, --model ID.",
@@ -371,7 +378,7 @@ _MOST_NAMES = 5  # of files in a comment
 
 
 def _slash(uri: str) -> str:
-    return uri if uri.endswith("/") else f"{uri}/"
+    return uri if uri.endswith(("/", ARCHIVE)) else f"{uri}/"
 
 
 def _token(result: Adopted, model: dict[str, Any], found: Variables, wishes: Wishes) -> None:

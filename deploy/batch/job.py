@@ -1,7 +1,7 @@
 """Build a transform job and the model that it needs (CreateTransformJob, CreateModel). Pure.
 
 SageMaker takes no uncompressed model data for batch transform (botocore's ContainerDefinition.ModelDataSource), so the
-container fetches a model in S3 by itself.
+container fetches a prefix in S3 by itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from deploy.resolve.decision import Decision, spec_on
 from deploy.resources.build import spec_digest
 from deploy.resources.endpoint_config import model
 from deploy.resources.resource import Json, Resource, batch_name, digest, job_prefix, tags, version_name
-from deploy.s3.prefix import Prefix, bucket_and_key, check_region
+from deploy.s3.prefix import ARCHIVE, Prefix, bucket_and_key, check_region
 from deploy.s3.upload import counted, human
 from deploy.service_model import instance_types
 from deploy.spec import Spec
@@ -132,7 +132,7 @@ def _check(spec: Spec, decision: Decision) -> None:
         )
     if spec.instance.count > _INSTANCES:
         raise Refused(f"instance.count: {spec.instance.count}, and a job takes {_INSTANCES}", "Give --count.")
-    if spec.network.isolated and decision.model_data is not None:
+    if spec.network.isolated and _fetches(decision):
         raise Refused(
             "network.isolated: a job's container fetches the model from S3 by itself, as SageMaker takes no "
             "uncompressed model data for batch transform",
@@ -146,15 +146,21 @@ def _check(spec: Spec, decision: Decision) -> None:
 
 
 def _model(spec: Spec, decision: Decision, marks: list[dict[str, str]], *, allow_plaintext_secret: bool) -> Resource:
-    """Build the model: that of an endpoint, but the container fetches its data from S3, and knows no adapters."""
+    """Build the model: that of an endpoint, but the container fetches a prefix from S3, and knows no adapters."""
     environment = dict(spec.environment)
-    if decision.model_data is not None:
-        environment["HF_MODEL_ID"] = decision.model_data
+    if _fetches(decision):
+        environment["HF_MODEL_ID"] = str(decision.model_data)
+        decision = replace(decision, model_data=None)
     on_its_own = spec.model_copy(update={"environment": environment, "components": ()})
-    made = model(on_its_own, replace(decision, model_data=None), marks, allow_plaintext_secret=allow_plaintext_secret)
+    made = model(on_its_own, decision, marks, allow_plaintext_secret=allow_plaintext_secret)
     content = {name: value for name, value in made.request.items() if name not in ("ModelName", "Tags")}
     name = version_name(batch_name(spec.name), content)
     return replace(made, name=name, request={**made.request, "ModelName": name})
+
+
+def _fetches(decision: Decision) -> bool:
+    """Return whether the container fetches model data from S3; SageMaker unpacks archives for jobs too."""
+    return decision.model_data is not None and not decision.model_data.endswith(ARCHIVE)
 
 
 def _warnings(spec: Spec, decision: Decision) -> Iterator[str]:

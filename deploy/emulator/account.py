@@ -26,6 +26,7 @@ from deploy.emulator.rehearsal import Emulators
 from deploy.emulator.sagemaker import ACCOUNT, Fate, Thing
 from deploy.emulator.serving import Front, Log, Plan, cannot_listen
 from deploy.operations.logs import component_group, endpoint_group
+from deploy.s3.archive import read_archive
 from deploy.s3.prefix import bucket_and_key
 from deploy.service_model import instance_types
 from deploy.spec.options import Setting, wrong_options
@@ -253,8 +254,10 @@ class Starts:
         return None
 
     def _data(self, container: Mapping[str, Any], role: str, where: Where) -> str | None:
-        archive = container.get("ModelDataUrl")  # an object; only a ModelDataSource may be a prefix
-        uri = container.get("ModelDataSource", {}).get("S3DataSource", {}).get("S3Uri") or archive
+        source = container.get("ModelDataSource", {}).get("S3DataSource", {})
+        if archive := container.get("ModelDataUrl"):
+            source = {"S3Uri": archive, "S3DataType": "S3Object", "CompressionType": "Gzip"}
+        uri = source.get("S3Uri")
         if uri is None:
             return None
         bucket, prefix = bucket_and_key(uri)
@@ -263,14 +266,24 @@ class Starts:
         except ClientError:
             found = {}
         keys = [item["Key"] for item in found.get("Contents", ())]
-        if not keys or (uri == archive and keys[0] != prefix):
+        if not keys or (source["S3DataType"] == "S3Object" and keys[0] != prefix):
             return f"Could not find model data at {uri}."
         encrypted = self._cloud.keys.get(bucket)
         lists = needs_of_s3("GET", bucket, "", {"list-type": "2", "prefix": prefix}, b"", where, encrypted)
         reads = needs_of_s3("GET", bucket, keys[0], {}, b"", where, encrypted)
         if (missing := self._cloud.missing(role, [*lists, *reads])) is not None:
             return f"Could not access model data at {uri}: the role {role} is not authorized to perform: {missing}."
+        if source["CompressionType"] == "Gzip" and (fault := self._fault_of_archive(bucket, prefix, where)):
+            return (
+                f'Failed to extract model data archive from URL "{uri}". Please ensure that the object located at the '
+                f"URL is a valid tar.gz archive. (The rehearsal: {fault}.)"
+            )
         return None
+
+    def _fault_of_archive(self, bucket: str, key: str, where: Where) -> str:
+        got = self._cloud.client("s3", where.region).get_object(Bucket=bucket, Key=key)
+        with got["Body"] as body:
+            return read_archive(body).fault
 
 
 def _rehearsed(model: Mapping[str, Any]) -> str | None:

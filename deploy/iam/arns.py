@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from deploy.resolve.decision import Decision
 from deploy.resolve.images import ECR_URI
 from deploy.resources.resource import TRANSFORM_LOGS, batch_name, digest, job_prefix, version_name
-from deploy.s3.prefix import bucket_and_key
+from deploy.s3.prefix import ARCHIVE, bucket_and_key
 from deploy.spec import Spec
 from deploy.spec.components import servers, shadow_of, uploads
 from deploy.spec.options import read, written
@@ -150,9 +150,9 @@ class Arns:
         return _once([config.get("RepositoryAuthConfig", {}).get("RepositoryCredentialsProviderArn")])
 
     def objects(self, uris: list[str]) -> list[str]:
-        """Return the ARN of one adapter's file, or of everything below another S3 URI."""
+        """Return the ARN of an archive, or of everything below another S3 URI."""
         places = [uri.removeprefix("s3://") for uri in uris]
-        ends = ["" if place.endswith(".tar.gz") else "*" if "/" in place else "/*" for place in places]
+        ends = ["" if place.endswith(ARCHIVE) else "*" if "/" in place else "/*" for place in places]
         return [f"arn:{self._partition}:s3:::{place}{end}" for place, end in zip(places, ends, strict=True)]
 
     def buckets(self, uris: list[str]) -> list[str]:

@@ -13,8 +13,10 @@ from deploy.preflight.check import Check, Context, Verdict, error, ok, warning
 from deploy.preflight.key import SECRET, compared, customers
 from deploy.resolve.images import ECR_URI
 from deploy.resolve.model.files import endpoint
+from deploy.resources.environment import MODEL_DATA
+from deploy.s3.archive import read_artifact
 from deploy.s3.lint import Finding, Level, lint
-from deploy.s3.prefix import Prefix, check_region, objects, reader
+from deploy.s3.prefix import ARCHIVE, Prefix, check_region, objects, reader
 from deploy.s3.upload import human, plan_upload
 
 _DEMO = "demo"  # the handler's name for its small demo model
@@ -30,6 +32,8 @@ def model(context: Context) -> list[Check]:
             says = f"{planned.prefix} holds {len(planned.foreign)} more objects, e.g. {planned.foreign[0]}"
             checks.append(warning("model", says, "SageMaker loads them too: delete what is not the model's."))
         return checks + _as_checks([*planned.findings, *planned.foreign_findings])
+    if spec.s3 is not None and spec.s3.endswith(ARCHIVE):
+        return _archive(context, spec.s3)
     if spec.s3 is not None:
         prefix = Prefix.of(spec.s3)
         check_region(context.aws, prefix)
@@ -39,6 +43,36 @@ def model(context: Context) -> list[Check]:
     if spec.id == _DEMO:
         return [ok("model", "demo: in the image, or fetched by the container from PyPI")]
     return [_hub(context, str(spec.id))]
+
+
+_LARGE_ARCHIVE = 10e9  # bytes: one thread unpacks it for minutes
+
+
+def _archive(context: Context, uri: str) -> list[Check]:
+    """Check an archive: its size, and what its first 64 MiB tell."""
+    place = Prefix.of(uri)
+    check_region(context.aws, place)
+    size = next((entry.size for entry in objects(context.aws, place) if not entry.name), None)
+    if size is None:
+        return [error("model", f"{uri} does not exist", "See that model.s3 is right.")]
+    checks = [ok("model", f"{uri}: an archive of {human(size)}, which SageMaker unpacks")]
+    if size >= _LARGE_ARCHIVE:
+        says = f"{human(size)}: each instance unpacks it before it starts the container, and has the disk for both"
+        checks.append(warning("model", says, "A prefix with the files starts sooner: model.path with model.upload."))
+    read = read_artifact(context.aws, uri)
+    own = any(context.spec.environment.get(name, "").startswith(f"{MODEL_DATA}/") for name in _MODEL_IDS)
+    if problem := read.fault or read.problem:
+        checks.append((warning if read.unseen else error)("model", f"{uri}: {problem}", _PACK))
+    elif not read.weights and not own and "OPTION_MODEL_ID" not in read.variables:
+        checks.append(error("model", f"{uri}: it holds no weights", _PACK))
+    elif read.folder and not own:
+        says = f"{uri}: all its files are in a directory, {read.folder!r}"
+        checks.append(error("model", says, f"Set environment.OPTION_MODEL_ID: {MODEL_DATA}/{read.folder}"))
+    return checks
+
+
+_MODEL_IDS = ("OPTION_MODEL_ID", "HF_MODEL_ID")
+_PACK = "In the model's directory: tar --dereference -czf model.tar.gz *"
 
 
 def _as_checks(findings: Sequence[Finding]) -> list[Check]:

@@ -39,7 +39,7 @@ class Decision:
         instance_type: SageMaker's name, never `auto`; with pools the first one's.
         gpus: GPUs of one such instance; 0 on a CPU type; the number needed if the tables do not know the type.
         ami: InferenceAmiVersion; None: the account's default host (CPU types, or unknown CUDA).
-        model_data: the S3 prefix that SageMaker mounts at /opt/ml/model; None: the container fetches from a hub.
+        model_data: the S3 prefix or archive that SageMaker puts into /opt/ml/model; None: the container has a hub's.
         download: timeout of the model data's download, 60 to 3600 seconds.
         startup: timeout until /ping answers 200, 60 to 3600 seconds.
         provision: timeout to find an instance, in seconds; None: AWS's default.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from botocore.exceptions import ClientError
 
@@ -16,9 +16,10 @@ from deploy.resolve.components import resolve_components
 from deploy.resolve.decision import Decision, Pool, spec_on
 from deploy.resolve.fit import Candidates, Fit, Need, Resolution, able, cheapest, fit, rank, too_old, too_small
 from deploy.resolve.instances import InstanceType, device_warnings, find, num_engines, refuse_mistyped
-from deploy.resolve.model.files import Hub, HubError
+from deploy.resolve.model.files import Hub, HubError, S3Prefix
 from deploy.resolve.model.shape import known_model, read_shape, shape_in_directory, shape_in_s3
 from deploy.resolve.prices import TABLE, Prices
+from deploy.s3.prefix import ARCHIVE
 from deploy.spec import Spec
 from deploy.spec.components import shadow_of
 from deploy.spec.sections import PrefixAware, Shape
@@ -100,6 +101,7 @@ def with_shadow(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resolution
 # the start succeeds, so each rate is at the slow end of the usual:
 #
 #     download      50 MiB/s from S3 to the instance (usual: 100 and more), and 300 s for the image and the disk
+#     unpack        50 MiB/s of an archive, by one thread; it counts as download
 #     from a hub    40 MiB/s, in the container, so it counts as startup
 #     load          200 MiB/s from disk to the GPUs
 #     ready         600 s: the process, CUDA, the choice of kernels, CUDA graphs, the first token
@@ -110,7 +112,7 @@ def with_shadow(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resolution
 
 _LONGEST = 3600
 _UNKNOWN_GIB = 20.0
-_DOWNLOAD, _HUB, _LOAD = 50, 40, 200  # MiB/s
+_DOWNLOAD, _UNPACK, _HUB, _LOAD = 50, 50, 40, 200  # MiB/s
 
 
 class Times(NamedTuple):
@@ -121,17 +123,25 @@ class Times(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def times(gib: float | None, *, engine: str = "", from_hub: bool = False, builds_engine: bool = False) -> Times:
+def times(
+    gib: float | None,
+    *,
+    engine: str = "",
+    from_hub: bool = False,
+    is_archive: bool = False,
+    builds_engine: bool = False,
+) -> Times:
     """Return the timeouts of a start.
 
     Args:
         gib: size of the checkpoint; None: unknown, 20 GiB are assumed.
         engine: option.llm_engine.
         from_hub: whether the container downloads the model.
+        is_archive: whether SageMaker unpacks it.
         builds_engine: whether the image compiles the model at its start.
     """
     mib = (_UNKNOWN_GIB if gib is None else gib) * 1024
-    download = 300 + (0 if from_hub else mib / _DOWNLOAD)
+    download = 300 + (0 if from_hub else mib / _DOWNLOAD) + (mib / _UNPACK if is_archive else 0)
     startup = 600 + mib / _LOAD + (900 if engine == "trtllm" else 0) + (mib / _HUB if from_hub else 0)
     if builds_engine:
         startup = max(startup, _LONGEST)
@@ -177,11 +187,16 @@ _PRECISIONS: dict[str, Precision] = {
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A model's shape, its source in a few words for the table of candidates, and what was wrong with others."""
+    """A model's shape, its source in a few words for the table of candidates, and what was wrong with others.
+
+    Attributes:
+        packed: GiB of its archive.
+    """
 
     shape: Shape | None
     source: str
     notes: tuple[str, ...] = ()
+    packed: float | None = None
 
 
 def resolve(
@@ -244,7 +259,7 @@ def _resolve(spec: Spec, asked: _Asked) -> Resolution:
     chosen, type_warnings = _choose(spec, instance, need, fits, prices)
     instance = instance if chosen is None else chosen.instance
     ami, ami_warnings = images.choose_ami(spec.instance.ami, instance, image.cuda)
-    times = _times(spec, need)
+    times = _times(spec, need.stored_gib if need is not None else size.packed)
     decision = Decision(
         region=asked.region,
         account=asked.account,
@@ -288,8 +303,11 @@ def find_size(spec: Spec, aws: Aws | None = None, hub: Hub | None = None) -> Mod
         if not model.directory.is_dir():
             raise SpecError(f"model.path: {model.path} is not a directory here")
         return ModelSize(shape_in_directory(model.directory, notes), "its files", tuple(notes))
+    if model.s3 is not None and model.s3.endswith(ARCHIVE):
+        return _packed(model.s3, aws)
     if model.s3 is not None:
-        return ModelSize(_readable_shape(aws, model.s3, notes), "its files in S3", tuple(notes))
+        prefix = model.s3
+        return ModelSize(_readable(aws, lambda aws: shape_in_s3(aws, prefix, notes)), "its files in S3", tuple(notes))
     name = str(model.id)
     found = _on_hub(hub, name, str(spec.options.get("revision", "main")), notes) if hub is not None else None
     if found is not None and hub is not None:
@@ -313,12 +331,23 @@ def _on_hub(hub: Hub, name: str, revision: str, notes: list[str]) -> Shape | Non
     return None
 
 
-def _readable_shape(aws: Aws | None, prefix: str, notes: list[str]) -> Shape | None:
-    """Read the shape in S3; None: there is none, or the user may not read it. Preflight reports a missing prefix."""
+def _packed(uri: str, aws: Aws | None) -> ModelSize:
+    """Return the size of an archive, whose content is not looked into."""
+    size = _readable(aws, lambda aws: S3Prefix(aws, uri).sizes.get(""))
+    of = "" if size is None else f" of {size / 1e9:.1f} GB"
+    note = f"model.s3 is an archive{of}, which each instance unpacks at its start: its content's size is not known."
+    return ModelSize(None, "", (note,), None if size is None else size / 2**30)
+
+
+_T = TypeVar("_T")
+
+
+def _readable(aws: Aws | None, read: Callable[[Aws], _T | None]) -> _T | None:
+    """Read in S3; None: there is nothing, or the user may not read it. Preflight reports missing model data."""
     if aws is None:
         return None
     try:
-        return shape_in_s3(aws, prefix, notes)
+        return read(aws)
     except ClientError as error:
         if error_code(error) not in _UNREADABLE:
             raise
@@ -478,12 +507,13 @@ def _volume_warnings(spec: Spec, instance: InstanceType | None) -> tuple[str, ..
     return tuple(warnings)
 
 
-def _times(spec: Spec, need: Need | None) -> Times:
+def _times(spec: Spec, gib: float | None) -> Times:
     engine = str(spec.options.get("llm_engine", "trtllm" if spec.image.aws == "djl-tensorrtllm" else ""))
     return times(
-        need.stored_gib if need is not None else None,
+        gib,
         engine=engine,
         from_hub=spec.model.id is not None,
+        is_archive=(spec.model.s3 or "").endswith(ARCHIVE),
         builds_engine=spec.image.aws == "djl-tensorrtllm",
     )
 

@@ -70,15 +70,7 @@ def component(
 
 
 def adapter(spec: Spec, item: Adapter, base: Resource, tags: list[dict[str, str]]) -> Resource:
-    """Build one adapter. It uses its base's copies and compute resources.
-
-    Raises:
-        SpecError: its file is no tar.gz.
-    """
-    if not item.artifact.endswith(".tar.gz"):
-        raise SpecError(
-            f"{item.name}: artifact must end in .tar.gz, as SageMaker takes adapters (given: {item.artifact})"
-        )
+    """Build one adapter. It uses its base's copies and compute resources."""
     specification = {"BaseInferenceComponentName": base.name, "Container": {"ArtifactUrl": item.artifact}}
     return Resource(
         Kind.COMPONENT,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -10,6 +10,7 @@ from deploy.errors import SpecError
 from deploy.resolve.decision import Decision
 from deploy.resources.environment import environment
 from deploy.resources.resource import SHADOW, Kind, Resource, merged, version_name
+from deploy.s3.prefix import ARCHIVE
 from deploy.spec import Spec
 from deploy.spec.components import shadow_of
 from deploy.spec.sections import Async, Capture, PrefixAware
@@ -25,15 +26,22 @@ def model(spec: Spec, decision: Decision, tags: list[dict[str, str]], *, allow_p
         "Environment": environment(spec, decision, allow_plaintext_secret=allow_plaintext_secret),
     }
     if decision.model_data is not None:
-        container["ModelDataSource"] = {
-            "S3DataSource": {"S3Uri": decision.model_data, "S3DataType": "S3Prefix", "CompressionType": "None"}
-        }
+        container |= _data(decision.model_data, spec.sagemaker.model.get("PrimaryContainer", {}))
     content: dict[str, Any] = {"PrimaryContainer": container, "ExecutionRoleArn": spec.role}
     if not spec.components:  # with components the configuration holds them
         content |= isolation(spec)
     content = merged(content, spec.sagemaker.model)
     name = version_name(spec.name, content)
     return Resource(Kind.MODEL, name, {"ModelName": name, **content, "Tags": tags})
+
+
+def _data(uri: str, passed: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the container's model data; an archive's are ModelDataUrl, which jobs take too, if nothing says more."""
+    is_archive = uri.endswith(ARCHIVE)
+    if is_archive and "ModelDataSource" not in passed:
+        return {"ModelDataUrl": uri}
+    kind, compression = ("S3Object", "Gzip") if is_archive else ("S3Prefix", "None")
+    return {"ModelDataSource": {"S3DataSource": {"S3Uri": uri, "S3DataType": kind, "CompressionType": compression}}}
 
 
 def isolation(spec: Spec) -> dict[str, Any]:

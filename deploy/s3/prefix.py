@@ -1,4 +1,4 @@
-"""S3 prefixes: list, read and delete the objects below one."""
+"""S3 prefixes: list, read and delete the objects below one. An archive is one with a single object."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ from botocore.exceptions import ClientError
 
 from deploy.aws import Aws, error_code, pages
 from deploy.errors import Failed, NotThere, Refused
+
+ARCHIVE = ".tar.gz"
+"""The end of a key that SageMaker unpacks to the model's directory (botocore's ModelDataUrl)."""
 
 
 def bucket_and_key(uri: str) -> tuple[str, str]:
@@ -31,7 +34,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Prefix:
-    """`s3://bucket/key/`; `key` ends in a slash or is empty."""
+    """`s3://bucket/key/`; `key` ends in a slash, is empty, or is an archive's."""
 
     bucket: str
     key: str
@@ -42,7 +45,7 @@ class Prefix:
     @classmethod
     def of(cls, uri: str) -> Prefix:
         bucket, key = bucket_and_key(uri)
-        return cls(bucket, key if not key or key.endswith("/") else f"{key}/")
+        return cls(bucket, key if not key or key.endswith(("/", ARCHIVE)) else f"{key}/")
 
 
 def objects(aws: Aws, prefix: Prefix) -> list[Entry]:

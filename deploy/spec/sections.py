@@ -18,6 +18,7 @@ from deploy.spec.values import (
     ImageUri,
     InstanceType,
     KeyId,
+    ModelUri,
     Name,
     Option,
     OutputUri,
@@ -101,10 +102,12 @@ class Shape(Section):
 
 
 class Model(Section):
-    """The model: one of `id` (a hub's name), `s3` (a prefix), `path` (a local directory, uploaded to `upload`)."""
+    """The model: `id` (a hub's name), `s3` (a prefix or archive), `path` (a local directory, uploaded to `upload`)."""
 
     id: str | None = Field(None, min_length=1, description="Name on the Hugging Face hub.")
-    s3: S3Prefix | None = Field(None, description="S3 prefix of uncompressed files.")
+    s3: ModelUri | None = Field(
+        None, description="S3 prefix of uncompressed files; or a .tar.gz, which SageMaker unpacks at each start."
+    )
     path: str | None = Field(None, description="Local directory.")
     upload: S3Prefix | None = Field(None, description="S3 prefix to upload `path` to.")
     shape: Shape | None = Field(None, description="The model's shape, if there is no readable config.json.")

@@ -54,7 +54,7 @@ TopicArn = Annotated[
     str, text(r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[a-zA-Z0-9_.-]+$", "as arn:aws:sns:us-east-1:111122223333:alarms")
 ]
 ArtifactUri = Annotated[
-    str, text(r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/.+$", "an object, as s3://bucket/adapter.tar.gz", 1024)
+    str, text(r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/.+\.tar\.gz$", "an archive, as s3://bucket/adapter.tar.gz", 1024)
 ]
 OutputUri = Annotated[str, text(r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$", "as s3://bucket/answers/", 512)]
 S3Prefix = Annotated[
@@ -66,6 +66,14 @@ S3Prefix = Annotated[
     ),
 ]
 """Ends in a slash: SageMaker takes nothing else as a prefix of model data."""
+ModelUri = Annotated[
+    str,
+    text(
+        r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/(.+/|.+\.tar\.gz)?$",
+        "a prefix that ends in a slash, as s3://bucket/llama-3-8b/, or an archive, as s3://bucket/model.tar.gz",
+        1024,
+    ),
+]
 
 _TYPE = r"ml\.[a-z0-9-]+\.[a-z0-9]+"
 InstanceType = Annotated[str, text(rf"^(auto|{_TYPE})$", "auto, or a SageMaker type, as ml.g6e.xlarge", 64)]

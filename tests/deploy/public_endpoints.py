@@ -376,6 +376,11 @@ PUBLIC: dict[str, Public] = {
         },
         _start(900), _prefix("s3://by-hand/llama-3-1-8b/"),
     ),
+    "Gemma-3-27B, archive": Public(
+        LMI + "0.33.0-lmi15.0.0-cu128", "ml.g5.24xlarge",
+        {"HF_TASK": "Image-Text-to-Text", "OPTION_LIMIT_MM_PER_PROMPT": "image=2"},
+        container={"ModelDataUrl": "s3://by-hand/gemma-3/mymodel.tar.gz"},
+    ),
     "Qwen3-4B-Thinking": Public(
         LMI + "0.34.0-lmi16.0.0-cu128", "ml.g5.2xlarge",
         {
@@ -414,14 +419,6 @@ OTHERS: dict[str, tuple[Public, str]] = {
             {"HF_MODEL_ID": "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"},
         ),
         "is for AWS Neuron",
-    ),
-    "Gemma-3-27B, archive": (
-        Public(
-            LMI + "0.33.0-lmi15.0.0-cu128", "ml.g5.24xlarge",
-            {"HF_TASK": "Image-Text-to-Text", "OPTION_LIMIT_MM_PER_PROMPT": "image=2"},
-            container={"ModelDataUrl": "s3://by-hand/gemma-3/mymodel.tar.gz"},
-        ),
-        "the container's model is the archive s3://by-hand/gemma-3/mymodel.tar.gz",
     ),
 }  # fmt: skip
 """Endpoints of the same places that are refused, and with which words."""

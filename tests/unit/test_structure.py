@@ -79,7 +79,7 @@ OF_DEPLOY = {
     "spec": {"service_model", "errors"},
     "s3": {"aws", "errors"},
     "resolve": {"service_model", "aws", "data", "errors", "s3.prefix", "spec"},
-    "resources": {"errors", "redaction", "resolve.decision", "spec"},
+    "resources": {"errors", "redaction", "resolve.decision", "s3.prefix", "spec"},
     "export": {"errors", "resolve.decision", "resources", "service_model", "spec"},
     "iam": {"aws", "errors", "resolve.decision", "resolve.images", "resources.resource", "s3.prefix", "spec"},
     "preflight": {
@@ -88,6 +88,7 @@ OF_DEPLOY = {
         "resolve.decision",
         "resolve.images",
         "resolve.model.files",
+        "resources.environment",
         "resources.resource",
         "s3",
         "spec",
@@ -136,7 +137,7 @@ OF_DEPLOY = {
         "spec",
     },
     "client": {"credentials", "errors", "web_pages"},
-    "emulator": {"errors", "operations.logs", "s3.prefix", "service_model", "spec"},
+    "emulator": {"errors", "operations.logs", "s3.archive", "s3.prefix", "service_model", "spec"},
 }
 """A package of deploy's, and what of deploy it may import beside itself; `cli` may import all of it."""
 

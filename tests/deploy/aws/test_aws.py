@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
@@ -490,15 +492,39 @@ def test_a_start_needs_the_image_of_each_model(cloud: Cloud, wanted: dict[str, A
 def test_model_data_by_url_are_an_object(cloud: Cloud) -> None:
     s3, role = cloud.client("s3"), f"arn:aws:iam::{ACCOUNT}:role/model"
     s3.create_bucket(Bucket="models")
-    s3.put_object(Bucket="models", Key="llama/model.tar.gz")
+    s3.put_object(Bucket="models", Key="llama/model.tar.gz", Body=packed("model.safetensors"))
+    s3.put_object(Bucket="models", Key="zip/model.tar.gz", Body=b"PK")
+    s3.put_object(Bucket="models", Key="out/model.tar.gz", Body=packed("../model.safetensors"))
     cloud.policies[role] = [{"Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}]
-    for name, url in (("object", "s3://models/llama/model.tar.gz"), ("prefix", "s3://models/llama/")):
-        container = {"Image": FROM_AWS, "ModelDataUrl": url}
-        cloud.client("sagemaker").create_model(ModelName=name, PrimaryContainer=container, ExecutionRoleArn=role)
+    gzip = {"S3Uri": "s3://models/out/model.tar.gz", "S3DataType": "S3Object", "CompressionType": "Gzip"}
+    data: dict[str, dict[str, Any]] = {
+        "object": {"ModelDataUrl": "s3://models/llama/model.tar.gz"},
+        "prefix": {"ModelDataUrl": "s3://models/llama/"},
+        "zip": {"ModelDataUrl": "s3://models/zip/model.tar.gz"},
+        "outside": {"ModelDataSource": {"S3DataSource": gzip}},
+        "as it is": {"ModelDataSource": {"S3DataSource": {**gzip, "CompressionType": "None"}}},
+    }
     thing = cloud.sagemaker.create("inference-component", "new", {}, "us-east-1")
-    fates = [Starts(cloud, print)(thing, {"Specification": {"ModelName": name}}) for name in ("object", "prefix")]
+    fates = []
+    for number, source in enumerate(data.values()):
+        container, name = {"Image": FROM_AWS, **source}, f"model-{number}"
+        cloud.client("sagemaker").create_model(ModelName=name, PrimaryContainer=container, ExecutionRoleArn=role)
+        fates.append(Starts(cloud, print)(thing, {"Specification": {"ModelName": name}}))
     del cloud.policies[role]
-    assert fates == [Fate("InService"), Fate("Failed", "Could not find model data at s3://models/llama/.")]
+    assert fates[:2] == [Fate("InService"), Fate("Failed", "Could not find model data at s3://models/llama/.")]
+    assert [fate.status for fate in fates[2:]] == ["Failed", "Failed", "InService"]
+    for fate, why in zip(fates[2:4], ("cannot be read as a tar.gz", "is outside"), strict=True):
+        assert fate.reason is not None
+        assert fate.reason.startswith("Failed to extract model data archive from URL")
+        assert why in fate.reason
+
+
+def packed(name: str) -> bytes:
+    """A tar.gz with one empty file."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz") as tar:
+        tar.addfile(tarfile.TarInfo(name))
+    return made.getvalue()
 
 
 # -- who may call ------------------------------------------------------------------------------------------------------

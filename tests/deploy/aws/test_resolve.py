@@ -11,7 +11,7 @@ from deploy.aws import Aws
 from deploy.errors import NotThere, SpecError
 from deploy.resolve.images import resolve_image
 from deploy.resolve.model.shape import shape_in_s3
-from deploy.resolve.resolver import find_size, resolve
+from deploy.resolve.resolver import find_size, resolve, times
 from deploy.spec import Spec
 from deploy.spec.sections import Image
 from tests.deploy.cases import LLAMA_CONFIG
@@ -56,6 +56,21 @@ def test_with_aws_the_account_the_digest_and_the_config_are_its_answers(cloud: C
     assert (found.instance_type, found.ami) == ("ml.g6.2xlarge", "al2023-ami-sagemaker-inference-gpu-4-1")
     with pytest.raises(SpecError, match="needs the model's size"):
         resolve(given, "us-east-1")
+
+
+def test_an_archive_tells_its_own_size_and_takes_longer(cloud: Cloud) -> None:
+    s3 = cloud.client("s3")
+    s3.create_bucket(Bucket="models")
+    s3.put_object(Bucket="models", Key="llama.tar.gz", Body=bytes(3 << 20))
+    given = spec(model={"s3": "s3://models/llama.tar.gz"})
+    permit(cloud, with_shape(given))
+    found = find_size(given, Aws("us-east-1"))
+    assert found.packed == 3 / 1024
+    (note,) = found.notes
+    assert note.startswith("model.s3 is an archive of 0.0 GB, which each instance unpacks")
+    (note,) = find_size(given).notes
+    assert note.startswith("model.s3 is an archive, which each instance unpacks")
+    assert (times(20).download, times(20, is_archive=True).download) == (720, 1140)
 
 
 def test_a_prefix_that_cannot_be_read_tells_no_size(cloud: Cloud) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -41,6 +42,15 @@ def test_botocore_takes_every_request(case: str) -> None:
         assert not list(wrong_words(shape, asked))
     assert "ModelDataSource" not in json.dumps(made.model.request)
     assert request["TransformOutput"]["KmsKeyId"] == request["TransformResources"]["VolumeKmsKeyId"] == KEY
+
+
+def test_an_archive_is_unpacked_for_a_job_too() -> None:
+    archive = "s3://models/llama.tar.gz"
+    made = batch_job(spec("isolated", batch=PLACES), replace(decision("isolated"), model_data=archive))
+    container = made.model.request["PrimaryContainer"]
+    assert container["ModelDataUrl"] == archive
+    assert container["Environment"]["OPTION_MODEL_ID"] == "/opt/ml/model"
+    assert "HF_MODEL_ID" not in container["Environment"]
 
 
 def test_several_models_and_another_endpoint_are_refused() -> None:

@@ -70,6 +70,7 @@ TABLE = [
     (PING, ["config error: unknown option 'option.max_rolling_batch'; did you mean 'max_rolling_batch_size'?"],
      "unknown option", ["options"]),
     (PING, ["failed to extract model.tar.gz: contains a symbolic link"], "archive", ["model.path", "model.s3"]),
+    (PING, ['Failed to extract model data archive from URL "s3://a/b.tar.gz".'], "archive", ["model.path", "model.s3"]),
     ("Failed to lay out model data: 0-byte object models/llama/", [], "prefix", ["model.s3"]),
     ('Failed to download model data for container "container_1" from URL: "s3://b/p/". Please ensure that there is '
          "an object located at the URL and that the role passed to CreateModel has permissions to download it.", [],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,25 @@ def test_latency_is_in_microseconds_and_somebody_is_told() -> None:
     assert latency["AlarmActions"] == [TOPIC]
 
 
+def test_an_archive_of_a_model_is_sagemaker_s_to_unpack() -> None:
+    """It is ModelDataUrl, or ModelDataSource where fields of that are passed."""
+    decided = replace(decision("plain"), model_data="s3://models/llama.tar.gz")
+    (plain,) = (one for one in resources(spec("plain"), decided) if one.kind is Kind.MODEL)
+    assert plain.request["PrimaryContainer"]["ModelDataUrl"] == "s3://models/llama.tar.gz"
+    accepted = {"S3DataSource": {"ModelAccessConfig": {"AcceptEula": True}}}
+    said = spec(
+        "plain",
+        model={"s3": "s3://models/llama.tar.gz"},
+        sagemaker={"model": {"PrimaryContainer": {"ModelDataSource": accepted}}},
+    )
+    (passed,) = (one for one in resources(said, decided) if one.kind is Kind.MODEL)
+    assert "ModelDataUrl" not in passed.request["PrimaryContainer"]
+    assert passed.request["PrimaryContainer"]["ModelDataSource"]["S3DataSource"] == {
+        "S3Uri": "s3://models/llama.tar.gz", "S3DataType": "S3Object", "CompressionType": "Gzip",
+        "ModelAccessConfig": {"AcceptEula": True},
+    }  # fmt: skip
+
+
 def test_a_component_on_cpus_asks_for_no_accelerator() -> None:
     said = spec("cpu", components=[{"name": "one", "cpus": 2}])
     component = made("cpu", said)[Kind.COMPONENT][0].request["Specification"]
@@ -171,8 +191,6 @@ def test_a_component_on_cpus_asks_for_no_accelerator() -> None:
 @pytest.mark.parametrize(("case", "changes", "message"), [
     ("components", {"components": [{"name": "a", "accelerators": 8}]},
      r"a: accelerators: 8, and ml\.g6e\.12xlarge has 4"),
-    ("components", {"components": [{"name": "a", "adapters": [{"name": "b", "artifact": "s3://models/adapters/b"}]}]},
-     r"b: artifact must end in \.tar\.gz"),
     ("components", {"instance": {"type": "ml.g6e.12xlarge", "count": 9, "managed": {"min": 0, "max": 4}}},
      r"instance\.count: 9 is above instance\.managed\.max"),
 ])  # fmt: skip

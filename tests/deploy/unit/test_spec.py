@@ -356,6 +356,7 @@ def test_prefix_aware_routing_has_its_bounds() -> None:
         (values.KeyId, "KmsKeyId", "mrk-0123456789abcdef0123456789abcdef"),
         (values.TopicArn, "SnsTopicArn", "arn:aws-cn:sns:cn-north-1:111122223333:x"),
         (values.S3Prefix, "S3ModelUri", "s3://bucket/"),
+        (values.ModelUri, "S3ModelUri", "s3://bucket/x.tar.gz"),
         (values.ArtifactUri, "Url", "s3://bucket/x.tar.gz"),
         (values.OutputUri, "DestinationS3Uri", "s3://bucket"),
         (values.VpcId, "SubnetId", "subnet-0"),

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import tarfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,11 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.adopt.artifact import read_artifact
 from deploy.adopt.live import reading_policy
 from deploy.adopt.variables import container_kind, variables
 from deploy.aws import Aws
 from deploy.cli.main import main as run
+from deploy.s3.archive import read_artifact
 from deploy.spec.components import servers
 from deploy.spec.reading import read_spec
 from tests.deploy.aws.adopt.conftest import NAME, by_hand
@@ -278,6 +279,7 @@ def test_a_component_with_a_model_of_its_own_says_what_differs(
 # -- model data: archives, and prefixes with a serving.properties ------------------------------------------------------
 
 
+DATA = "/opt/ml/model"
 PROPERTIES = b"""engine=Python
 option.model_id=Qwen/Qwen3-8B
 option.tensor_parallel_degree=2
@@ -287,14 +289,16 @@ minWorkers=1
 """
 
 
-def archive(**files: bytes) -> bytes:
-    """A tar.gz of files, whose names have `__` for a slash and `_` for a dot before the suffix."""
+def archive(**files: bytes | None) -> bytes:
+    """A tar.gz of files, whose names have `__` for a slash and `_` for a dot before the suffix; None: a link."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz") as tar:
         for name, data in files.items():
             member = tarfile.TarInfo(name.replace("__", "/").replace("_", "."))
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
+            member.size = len(data or b"")
+            if data is None:
+                member.type, member.linkname = tarfile.SYMTYPE, "../other"
+            tar.addfile(member, io.BytesIO(data or b""))
     return packed.getvalue()
 
 
@@ -330,15 +334,17 @@ def test_an_archive_s_options_and_model_are_taken_and_beat_the_variables(
 
 @pytest.mark.parametrize("host", ["by-hand.s3.us-east-1.amazonaws.com", "s3.amazonaws.com/by-hand"])
 def test_an_archive_of_a_file_is_read_where_that_is_said(
-    cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str], host: str
+    cloud: Cloud, adopt: Callable[..., int], path: Path, host: str
 ) -> None:
     with_data(cloud, "m/model.tar.gz", archive(serving_properties=PROPERTIES), {})
     own = {"Environment": {}, "ModelDataUrl": f"https://{host}/m/model.tar.gz"}
     file = path.with_suffix(".json")
     file.write_text(json.dumps(OF_LMI.but(container=own).model))
     given = ("--file", str(file), "--name", "chat", "--region", "us-east-1", "--output", str(path))
-    assert adopt(*given) == 2
-    assert "a file's data is read with --read-data" in capsys.readouterr().err
+    assert adopt(*given) == 0
+    assert content(path)["model"] == {"s3": "s3://by-hand/m/model.tar.gz"}
+    assert "#   ModelDataUrl=s3://by-hand/m/model.tar.gz: a file's data is read with --read-data" in path.read_text()
+    path.unlink()
     assert adopt(*given, "--read-data") == 0
     assert content(path)["model"] == {"id": "Qwen/Qwen3-8B", "context": 8192}
 
@@ -347,7 +353,7 @@ def test_only_djl_serving_reads_serving_properties(cloud: Cloud, adopt: Callable
     with_data(cloud, "m/model.tar.gz", archive(serving_properties=PROPERTIES), {"HF_MODEL_ID": "a/b"}, PLAIN)
     assert adopt("--output", str(path)) == 0
     assert content(path)["model"]["id"] == "a/b"
-    assert "tensor_parallel_degree" not in content(path)["options"]
+    assert content(path)["options"]["tensor_parallel_degree"] == 1  # TGI's own
     assert "ModelDataUrl=s3://by-hand/m/model.tar.gz: serving.properties does not come along" in path.read_text()
 
 
@@ -403,13 +409,10 @@ def common(count: int) -> bytes:
     return head + tarfile.TarInfo("model.py").tobuf() * 3
 
 
-ARCHIVES: dict[str, tuple[Callable[[], bytes | None], str]] = {
-    "weights": (
-        lambda: archive(serving_properties=PROPERTIES, model_safetensors=b"x"),
-        r"it holds weights \(model.safetensors\)",
-    ),
-    "much": (lambda: archive(weights_dat=bytes(65 << 20)), r"it holds weights \(more than 64 MiB\)"),
+ARCHIVES: dict[str, tuple[Callable[[], bytes], str]] = {
     "zeros": (lambda: gzip.compress(bytes(65 << 20), 1), "the container's model is the archive"),
+    "link": (lambda: archive(model_safetensors=b"x", config_json=None), "its member 'config.json' is a link"),
+    "outside": (lambda: archive(__model_safetensors=b"x"), "its member '/model.safetensors' is outside"),
     "no archive": (lambda: b"no archive", "it cannot be read as a tar.gz"),
     "cut": (lambda: archive(serving_properties=PROPERTIES)[:60], "it cannot be read as a tar.gz"),
     "utf-16": (lambda: archive(serving_properties=b"\xff\xfea\0"), "its serving.properties cannot be read"),
@@ -420,13 +423,12 @@ ARCHIVES: dict[str, tuple[Callable[[], bytes | None], str]] = {
     "sparse": (lambda: gzip.compress(sparse(1000)), "cannot be read as a tar.gz: a sparse file"),
     "sparse, old": (lambda: gzip.compress(old_sparse()), "cannot be read as a tar.gz: a sparse file"),
     "common": (lambda: gzip.compress(common(17)), "17 fields common to all its members"),
-    "no model": (lambda: archive(model_py=b"x"), "the container's model is the archive"),
-    "absent": (lambda: None, "not there"),
+    "no model": (lambda: archive(model_py=b"x"), "m/model.tar.gz: it holds no weights"),
 }
 
 
 @pytest.mark.parametrize("name", ARCHIVES)
-def test_an_archive_with_weights_or_that_cannot_be_read_is_refused_unless_the_model_is_said(
+def test_an_archive_that_cannot_serve_is_refused_unless_the_model_is_said(
     cloud: Cloud, adopt: Callable[..., int], path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     data, why = ARCHIVES[name]
@@ -437,14 +439,76 @@ def test_an_archive_with_weights_or_that_cannot_be_read_is_refused_unless_the_mo
     assert name == "zeros" or "#   ModelDataUrl=s3://by-hand/m/model.tar.gz: " in path.read_text()
 
 
-def test_an_archive_of_many_gigabytes_is_not_fetched() -> None:
-    class Body(io.BytesIO):
-        def read(self, size: int | None = -1) -> bytes:
-            raise AssertionError("read")
+@pytest.mark.parametrize(
+    ("files", "environment"),
+    [
+        ({"model_safetensors": b"x"}, {}),
+        ({"config_json": b"{}", "serving_properties": PROPERTIES, "weights_dat": bytes(65 << 20)}, {}),
+        ({"mymodel__config_json": b"{}", "mymodel__model_safetensors": b"x"}, {"OPTION_MODEL_ID": f"{DATA}/mymodel"}),
+        ({"code__model_py": b"x", "model_safetensors": b"x"}, {}),
+    ],
+    ids=["weights", "much", "folder", "code"],
+)
+def test_an_archive_with_a_model_stays_sagemaker_s_to_unpack(
+    cloud: Cloud,
+    adopt: Callable[..., int],
+    path: Path,
+    planned: Callable[[Path], dict[str, dict[str, Any]]],
+    files: dict[str, bytes],
+    environment: dict[str, str],
+) -> None:
+    with_data(cloud, "m/model.tar.gz", archive(**files), {"HF_MODEL_ID": DATA})
+    assert adopt("--output", str(path)) == 0
+    assert content(path)["model"] == {"s3": "s3://by-hand/m/model.tar.gz"}
+    assert content(path).get("environment", {}) == environment
+    changes = [change["place"] for action in planned(path).values() for change in action["changes"]]
+    assert not [place for place in changes if "ModelData" in place]
+
+
+def test_an_archive_that_may_not_be_read_is_left_to_sagemaker_with_the_reason(
+    cloud: Cloud, adopt: Callable[..., int], path: Path
+) -> None:
+    with_data(cloud, "m/model.tar.gz", None, {"HF_MODEL_ID": DATA})
+    assert adopt("--output", str(path)) == 0
+    assert content(path)["model"] == {"s3": "s3://by-hand/m/model.tar.gz"}
+    assert "ModelDataUrl=s3://by-hand/m/model.tar.gz: AccessDenied: not there, or s3:GetObject" in path.read_text()
+
+
+def test_a_folder_s_name_is_written_for_lmi_only_which_looks_into_it(
+    cloud: Cloud, adopt: Callable[..., int], path: Path
+) -> None:
+    with_data(cloud, "m/model.tar.gz", archive(m__model_safetensors=b"x"), {"HF_MODEL_ID": f"{DATA}/m"}, PLAIN)
+    assert adopt("--output", str(path)) == 0
+    assert content(path)["environment"] == {"OPTION_MODEL_ID": f"{DATA}/m"}
+    cloud.sagemaker.things["model", "by-hand-model"].request["PrimaryContainer"]["Environment"] = {}
+    path.unlink()
+    assert adopt("--output", str(path)) == 0
+    assert "environment" not in content(path)
+
+
+class Endless(io.RawIOBase):
+    """A tar.gz of a file of 20 GB, which says how much of it was read."""
+
+    def __init__(self) -> None:
+        member = tarfile.TarInfo("weights.dat")
+        member.size = 20 * 10**9
+        self._packer = zlib.compressobj(0, wbits=31)
+        self._left, self.taken = self._packer.compress(member.tobuf()), 0
+
+    def read(self, size: int = -1) -> bytes:
+        while len(self._left) < size:
+            self._left += self._packer.compress(bytes(1 << 20))
+        data, self._left = self._left[:size], self._left[size:]
+        self.taken += size
+        return data
+
+
+def test_64_mib_of_an_archive_of_many_gigabytes_are_fetched() -> None:
+    body = Endless()
 
     class Client:
         def get_object(self, **_: str) -> dict[str, Any]:
-            return {"ContentLength": 20 * 10**9, "Body": Body()}
+            return {"Body": body}
 
     class Account(Aws):
         def __init__(self) -> None: ...
@@ -452,7 +516,8 @@ def test_an_archive_of_many_gigabytes_is_not_fetched() -> None:
         def client(self, service: str) -> Any:
             return Client()
 
-    assert read_artifact(Account(), "s3://by-hand/model.tar.gz").weights == "20.0 GB"
+    assert read_artifact(Account(), "s3://by-hand/model.tar.gz").weights == "more than 64 MiB"
+    assert body.taken < 65 << 20
 
 
 def test_a_prefix_stays_with_its_file_unless_the_variables_name_a_model_elsewhere(
@@ -647,6 +712,11 @@ def test_a_public_endpoint_is_adopted_and_only_image_and_variables_would_change(
     planned: Callable[[Path], dict[str, dict[str, Any]]],
 ) -> None:
     by_hand(cloud, PUBLIC[name])
+    if (url := PUBLIC[name].container.get("ModelDataUrl")) is not None:
+        cloud.client("s3").create_bucket(Bucket="by-hand")
+        packed = archive(model_safetensors=b"x")
+        cloud.client("s3").put_object(Bucket="by-hand", Key=url.removeprefix("s3://by-hand/"), Body=packed)
+        cloud.calls.clear()
     before = cloud.everything()
     path = tmp_path / "chat.yaml"
     assert adopt("--output", str(path)) == 0

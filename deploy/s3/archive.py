@@ -1,4 +1,4 @@
-"""Read what lies in a container's model data beside its variables: serving.properties, and the names of other files."""
+"""Read model data in S3 without unpacking it: an archive's names and serving.properties, or that file of a prefix."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import gzip
 import tarfile
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any, BinaryIO, cast
 
@@ -19,7 +19,7 @@ from handler.config.loader import MOST_BYTES, Setting, decode_properties, settin
 from handler.config.options.names import variable
 
 OPTIONS_FILE = "serving.properties"
-_MOST = 64 << 20  # bytes of an archive, packed or not: one with weights has more
+_MOST = 64 << 20  # bytes of an archive to read, packed and unpacked: one with weights may have more
 _ABSENT = ("404", "NoSuchKey", "NoSuchBucket")
 
 
@@ -30,18 +30,29 @@ class Artifact:
     Attributes:
         variables: serving.properties, under the names of variables. It beats the container's own, as in LMI.
         others: names of further files; of an archive only.
-        weights: the name of a file with weights, or why there must be one; "": there is none.
+        weights: a file with weights, or why there must be one; "": there is none.
+        folder: the only directory at an archive's top, if all files are there.
+        fault: why SageMaker cannot unpack an archive; "": nothing of the kind was read.
         problem: why it was not read; "": it was.
+        unseen: the problem is the reader's, and SageMaker may read it.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
     others: tuple[str, ...] = ()
     weights: str = ""
+    folder: str = ""
+    fault: str = ""
     problem: str = ""
+    unseen: bool = False
+
+    @property
+    def may_serve(self) -> bool:
+        """Whether SageMaker can unpack an archive that holds a model, as far as was read."""
+        return self.unseen or bool(self.weights and not self.fault and not self.problem)
 
 
 def read_artifact(aws: Aws, uri: str) -> Artifact:
-    """Read an archive of at most 64 MiB, or serving.properties below a prefix (which ends in a slash)."""
+    """Read the first 64 MiB of an archive, or serving.properties below a prefix (which ends in a slash)."""
     if not uri.startswith("s3://"):
         return Artifact(problem="it is no address of S3")
     is_prefix = uri.endswith("/")
@@ -50,49 +61,62 @@ def read_artifact(aws: Aws, uri: str) -> Artifact:
         got = aws.client("s3").get_object(Bucket=bucket, Key=key + OPTIONS_FILE * is_prefix)
         with got["Body"] as body:
             if is_prefix:
-                return _with_options(body.read(MOST_BYTES + 1))
-            if got["ContentLength"] > _MOST:
-                return Artifact(weights=f"{got['ContentLength'] / 1e9:.1f} GB")
-            return unpacked(body)
+                return _with_options(body.read(MOST_BYTES + 1), Artifact())
+            return read_archive(body)
     except ClientError as error:
         code = error_code(error)
         if is_prefix and code in _ABSENT:
             return Artifact()
-        return Artifact(problem="it is not there" if code in _ABSENT else f"{code}: not there, or s3:GetObject lacks")
+        if code in _ABSENT:
+            return Artifact(problem="it is not there")
+        return Artifact(problem=f"{code}: not there, or s3:GetObject lacks", unseen=True)
     except BotoCoreError as error:
-        return Artifact(problem=str(error))
+        return Artifact(problem=str(error), unseen=True)
 
 
-def unpacked(packed: Any) -> Artifact:
+def read_archive(packed: Any) -> Artifact:
     """Read an archive's names, and its serving.properties: at the top, or in the only directory there."""
     found: dict[PurePosixPath, bytes] = {}
-    names: list[str] = []
+    places: list[PurePosixPath] = []
+    weights = fault = ""
     try:
-        stream = cast("BinaryIO", _Bounded(gzip.GzipFile(fileobj=packed)))
+        stream = cast("BinaryIO", _Bounded(gzip.GzipFile(fileobj=cast("BinaryIO", _Bounded(packed)))))
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive:
             for member in archive:
                 archive.members = []  # type: ignore[attr-defined]  # else each is kept
                 if len(archive.pax_headers) > _MOST_COMMON:
                     raise tarfile.ReadError(f"{len(archive.pax_headers)} fields common to all its members")
                 place = PurePosixPath(member.name)
+                fault = fault or _fault(member, place)
                 if not member.isfile():
                     continue
+                places.append(place)
                 if place.name.endswith(WEIGHTS):
-                    return Artifact(weights=place.name)
-                if place.name == OPTIONS_FILE and len(place.parts) <= _DEEPEST:
+                    weights = weights or str(place)
+                elif place.name == OPTIONS_FILE and len(place.parts) <= _DEEPEST:
                     file = archive.extractfile(member)
                     found[place] = file.read(MOST_BYTES + 1) if file is not None else b""
-                else:
-                    names.append(place.name)
     except _TooLongError:
-        return Artifact(weights=f"more than {_MOST >> 20} MiB")
+        weights = weights or f"more than {_MOST >> 20} MiB"
     except (tarfile.TarError, OSError, EOFError, zlib.error, ValueError, RecursionError) as error:
-        return Artifact(problem=f"it cannot be read as a tar.gz: {error}")
-    others = tuple(dict.fromkeys(names))
-    if not found:
-        return Artifact(others=others)
-    first = min(found, key=lambda place: len(place.parts))
-    return _with_options(found[first], others)
+        problem = f"it cannot be read as a tar.gz: {error}"
+        return Artifact(problem=problem, fault=problem)
+    tops = {place.parts[0] for place in places if place.parts and not place.parts[0].startswith(".")}
+    read = Artifact(
+        others=tuple(dict.fromkeys(place.name for place in places if place not in found)),
+        weights=weights,
+        folder=tops.pop() if len(tops) == 1 and all(len(place.parts) > 1 for place in places) else "",
+        fault=fault,
+    )
+    first = min(found, key=lambda place: len(place.parts), default=None)
+    return read if first is None else _with_options(found[first], read)
+
+
+def _fault(member: tarfile.TarInfo, place: PurePosixPath) -> str:
+    """Return why SageMaker cannot unpack a member: it takes files and directories, in the model's own directory."""
+    if place.is_absolute() or ".." in place.parts:
+        return f"its member {member.name!r} is outside of the model's directory"
+    return "" if member.isfile() or member.isdir() else f"its member {member.name!r} is a link, or no file"
 
 
 _DEEPEST = 2  # parts of the path of serving.properties
@@ -132,19 +156,19 @@ _EXTENDING = (
 )
 
 
-def _with_options(data: bytes, others: tuple[str, ...] = ()) -> Artifact:
+def _with_options(data: bytes, read: Artifact) -> Artifact:
     if len(data) > MOST_BYTES:
-        return Artifact(others=others, problem=f"its {OPTIONS_FILE} has more than {MOST_BYTES} bytes")
+        return replace(read, problem=f"its {OPTIONS_FILE} has more than {MOST_BYTES} bytes")
     variables: dict[str, str] = {}
     try:
         text = decode_properties(data)
     except ValueError as error:
-        return Artifact(others=others, problem=f"its {OPTIONS_FILE} cannot be read: {error}")
+        return replace(read, problem=f"its {OPTIONS_FILE} cannot be read: {error}")
     for item in settings_of(text, OPTIONS_FILE):
         if not isinstance(item, Setting):
-            return Artifact(others=others, problem=str(item))
+            return replace(read, problem=str(item))
         variables[_name(item.key)] = item.value
-    return Artifact(variables, others)
+    return replace(read, variables=variables)
 
 
 def _name(key: str) -> str:
