@@ -30,7 +30,7 @@ from handler.serving.check import check
 from handler.serving.metrics.tracing import RequestRecord
 from handler.serving.model import ServedModel
 from handler.serving.sessions import sessions_root
-from handler.serving.start import running
+from handler.serving.start import StartTimes, running
 from handler.serving.user_code import model_formatters
 
 if TYPE_CHECKING:
@@ -194,7 +194,10 @@ async def load(config: Config, formatters: Formatters, directory: Path, *, stepp
         ConfigError: something is missing; the message says what to change.
     """
 
+    times = StartTimes()
+
     def announce(spec: Spec) -> None:
+        times.files_are_here()
         log.info("loading %s with %s", config.model_id or "no model", spec.engine)
 
     config = own_sessions(config, os.getppid())
@@ -202,6 +205,7 @@ async def load(config: Config, formatters: Formatters, directory: Path, *, stepp
     async with contextlib.AsyncExitStack() as on_failure:
         model = await on_failure.enter_async_context(host)
         await _wait_ready(model)
+        log.info("%s", times.ready(model))
         _AT_END.push_async_exit(on_failure.pop_all())
     return model
 
@@ -211,17 +215,6 @@ async def _wait_ready(model: ServedModel) -> None:
     while not (await asyncio.wait({model.opened}, timeout=10))[0]:
         log.info("still loading after %d s", time.monotonic() - began)
     model.opened.result()
-    info = model.info
-    assert info is not None, "a ready engine has said what it is"
-    log.info(
-        "ready after %.1f s: %s %s on %s, dtype %s, %d tokens",
-        time.monotonic() - began,
-        info.name,
-        info.version,
-        info.device,
-        info.dtype,
-        info.max_total_tokens,
-    )
 
 
 def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: str = "") -> Reading:

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from handler.config.config import Config
 from handler.core import loop
 from handler.core.errors import ConfigError, Problem, Problems, Unavailable
-from handler.core.values import Role, Task
+from handler.core.values import Task
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import State
 from handler.http.app import App, users_functions
@@ -33,7 +33,7 @@ from handler.protocols.api import ModelState
 from handler.protocols.kernel.errors import FRONT_END
 from handler.serving.head import request_id
 from handler.serving.model import ServedModel
-from handler.serving.start import running
+from handler.serving.start import StartTimes, running
 
 log = logging.getLogger("handler.server")
 
@@ -211,7 +211,7 @@ async def _serve(
     hosts: AllowedHosts,
     signals: loop.StopSignals,
 ) -> int:
-    app, progress = StartingApp(config.model_name), Progress()
+    app, progress, times = StartingApp(config.model_name), Progress(), StartTimes()
     server = Server(
         app,
         access,
@@ -225,6 +225,7 @@ async def _serve(
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
 
     def announce(spec: Spec) -> None:
+        times.files_are_here()
         what = f"loading {config.model_id or 'the demo model'} with" if spec.config.model else "starting"
         progress.start(f"{what} {spec.engine}")
 
@@ -234,7 +235,7 @@ async def _serve(
         if state is State.CLOSED:
             server.stop()
         elif state is State.READY and not model.restarts:
-            print(f"{CLEAR}ready after {progress.seconds:.1f} s: {_describe(model)}", file=sys.stderr)
+            print(f"{CLEAR}{times.ready(model)}", file=sys.stderr)
             print(_greeting(listener, access, model.context.task, formatters), file=sys.stderr, flush=True)
 
     start = functools.partial(running, config, formatters, signals=True, wait_ready=False)
@@ -274,16 +275,6 @@ async def _host(
         failure = model.opened.exception() if model.opened.done() else None
         if failure is not None and not model.draining:
             raise failure
-
-
-def _describe(model: ServedModel) -> str:
-    if model.config.handle_role is Role.ALONE:
-        return "handle of model.py, without an engine"
-    info, replicas = model.info, model.replicas
-    assert info is not None, "a ready engine has said what it is"
-    count = f"{len(replicas)} replicas of " if replicas else ""
-    computes = "" if info.device == "none" else f" on {info.device}, dtype {info.dtype}"  # echo does not
-    return f"{count}{info.name} {info.version}{computes}, {info.max_total_tokens} tokens"
 
 
 _EXAMPLES = {
@@ -375,13 +366,7 @@ class Progress:
     """The server's present work: seconds count up on a terminal, a log gets a line every ten seconds."""
 
     def __init__(self) -> None:
-        self._began = time.perf_counter()
         self._task: asyncio.Task[None] | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Since the start."""
-        return time.perf_counter() - self._began
 
     def start(self, what: str) -> None:
         self._task = asyncio.ensure_future(_show(what))

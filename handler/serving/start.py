@@ -20,7 +20,7 @@ from handler.core import child_processes, loop
 from handler.core.errors import ConfigError
 from handler.core.loop import LoopWatch, run_in_daemon_thread
 from handler.core.media import MEDIA
-from handler.core.values import Task
+from handler.core.values import Role, Task
 from handler.engines.base import NO_MEDIA, Tokenizer
 from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import State
@@ -200,6 +200,33 @@ def _one_line(error: Exception) -> str:
     """Return the line that says most: the last one of OpenVINO, after its own source files, the first one of others."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1] if lines[0].startswith(("Check '", "Exception from ")) else lines[0]
+
+
+class StartTimes:
+    """The seconds of a start: until the model's files are on this machine, then until the engine is ready."""
+
+    def __init__(self) -> None:
+        self._began = self._loading = time.monotonic()
+
+    def files_are_here(self) -> None:
+        """Begin the engine's time, where `announce` is called."""
+        self._loading = time.monotonic()
+
+    def ready(self, model: ServedModel) -> str:
+        """Return the log line of a start that has ended."""
+        now = time.monotonic()
+        parts = f"files {self._loading - self._began:.1f} s, engine {now - self._loading:.1f} s"
+        return f"ready after {now - self._began:.1f} s ({parts}): {_describe(model)}"
+
+
+def _describe(model: ServedModel) -> str:
+    if model.config.handle_role is Role.ALONE:
+        return "handle of model.py, without an engine"
+    info, replicas = model.info, model.replicas
+    assert info is not None, "a ready engine has said what it is"
+    count = f"{len(replicas)} replicas of " if replicas else ""
+    computes = "" if info.device == "none" else f" on {info.device}, dtype {info.dtype}"  # echo does not
+    return f"{count}{info.name} {info.version}{computes}, {info.max_total_tokens} tokens"
 
 
 @contextlib.asynccontextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -52,6 +53,10 @@ def test_at_rest_nothing_is_said_of_answers_to_finish() -> None:
         server.send_signal(signal.SIGTERM)
         assert ended(server) == 0
     assert server.log.endswith("SIGTERM: stopping\n")
+    times = re.search(r"ready after (\S+) s \(files (\S+) s, engine (\S+) s\): echo ", server.log)
+    assert times is not None
+    whole, files, engine = map(float, times.groups())
+    assert whole == pytest.approx(files + engine, abs=0.16)  # each is rounded
 
 
 def test_a_signal_in_the_middle_of_a_log_write_under_load_fails_nobody() -> None:
