@@ -47,11 +47,15 @@ def encoded(value: Any, depth: int = 0) -> Any:
 
 def rewritten(text: str) -> Any:
     """Return what stands for a JSON text in another value: it is written compactly, with all digits of its integers."""
-    value = json.loads(text)
+    return orjson.Fragment(dumps_decoded(json.loads(text)))
+
+
+def dumps_decoded(value: Any) -> bytes:
+    """Encode a value that was decoded from JSON, with all digits of its integers."""
     try:
-        return orjson.Fragment(dumps(value))
+        return dumps(value)
     except TypeError:  # an integer of more than 64 bits
-        return orjson.Fragment(json.dumps(value, separators=(",", ":"), ensure_ascii=False))
+        return json.dumps(value, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def refuse_constant(name: str) -> None:

@@ -42,9 +42,10 @@ SAMPLE_RATE = 16_000
 
 
 class Upload(NamedTuple):
-    """A file of a form."""
+    """A file of a form; `data` is empty where it has been written as it came."""
 
     data: bytes
+    name: str = ""
 
 
 class MediaSource(NamedTuple):

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Forbidden, InvalidPayload, ModelNotFound, RouteNotFound
+from handler.http.batch_routes import BatchRoutes
 from handler.http.custom import FASTAPI, CustomCode, missing_of
 from handler.http.foreign_routes import TgiRoutes, TritonRoutes, VllmRoutes
 from handler.http.inference import Endpoint, Inference, headers_by_name, send_answer, send_error, send_json
@@ -85,6 +86,7 @@ class App:
             Route("/metrics", Endpoint({"GET": self._metrics})),
             Route("/execution-parameters", Endpoint({"GET": self._execution_parameters})),
             *AdapterRoutes(model).routes,
+            *BatchRoutes(model).routes,
             *TgiRoutes(model).routes,
             *ModelRoutes(model).routes,
             *ResponseRoutes(model).routes,

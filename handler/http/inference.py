@@ -37,7 +37,7 @@ AS_IT_COMES = (b"x-accel-buffering", b"no")
 _TIMES = 3
 """Bytes of memory for each of a body: what most are decoded to lies beside it. So one that has come whole is read."""
 KEEP_ALIVE = 15.0  # seconds of silence after which a stream says that it is there, where its dialect does
-_GIVEN_UP = "body_given_up"
+GIVEN_UP = "body_given_up"
 """In the scope of a request whose body is not waited for: its answer ends the connection."""
 
 
@@ -93,14 +93,14 @@ async def read_body(
         with model.receiving():
             return await asyncio.wait_for(body, seconds)
     except asyncio.TimeoutError:
-        scope[_GIVEN_UP] = True
+        scope[GIVEN_UP] = True
         raise TooSlow(f"the body did not arrive within {seconds:g} s (option.client_timeout)") from None
 
 
 async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share) -> bytes | None:
     length = scope["headers_by_name"].get("content-length", "").lstrip("0")
     if length.isdigit() and (len(length) > 18 or int(length) > limit):
-        scope[_GIVEN_UP] = True
+        scope[GIVEN_UP] = True
         raise TooLarge(f"the body has {length} bytes; at most {limit} (max_request_size)")
     parts: list[bytes] = []
     size = 0
@@ -119,7 +119,7 @@ async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share) 
             parts.clear()
             memory.give_back()  # at once: it is room for another one
             if more:
-                scope[_GIVEN_UP] = True
+                scope[GIVEN_UP] = True
             raise
         parts.append(part)
         if not more:
@@ -163,7 +163,7 @@ async def send_start(
 
 async def send_answer(scope: Scope, send: Send, answer: HttpResponse, extra: Headers | None = None) -> None:
     headers = [(b"content-length", str(len(answer.body)).encode()), *encoded(answer.headers), *(extra or [])]
-    if _GIVEN_UP in scope:
+    if GIVEN_UP in scope:
         headers.append((b"connection", b"close"))
     await send_start(scope, send, answer.status, answer.content_type, headers, answer.retry_after)
     await send({"type": "http.response.body", "body": answer.body})

@@ -16,16 +16,11 @@ from starlette.types import Receive, Scope, Send
 
 from handler.core.errors import (
     BadRequest,
-    FormatterFailed,
-    InvalidParameter,
     InvalidPayload,
     ModelNotFound,
     NotFound,
     NotKept,
     ServingError,
-    TooLarge,
-    TooLong,
-    UnsupportedMedia,
 )
 from handler.core.framing import JSON, dumps
 from handler.http.inference import (
@@ -52,6 +47,7 @@ from handler.protocols.openapi import DocumentedRoute, document
 from handler.protocols.responses.api import check_retrieval, deleted, not_kept, page, read_page
 from handler.protocols.tgi.api import UNHEALTHY
 from handler.scheduler.lora import AdapterCall, Registered, read_adapter_call, required
+from handler.serving.batches.runner import OF_THE_LINE, line_answer
 from handler.serving.head import owner_of
 from handler.serving.model import ServedModel
 from handler.serving.stored_responses import ResponseStore
@@ -272,11 +268,6 @@ def _status(scope: Scope, name: str, done: str) -> AdapterChange:
 # A job fails, and writes nothing of a file, where one of its requests fails. So a refusal is an answer too, with
 # status 200: the error stands at its line's place, and the other lines keep theirs.
 
-_OF_THE_LINE = (
-    BadRequest, FormatterFailed, InvalidParameter, InvalidPayload, NotFound, TooLarge, TooLong, UnsupportedMedia,
-)  # fmt: skip
-"""What is wrong with a line, however often it is sent. Other failures keep their status: SageMaker tries again."""
-
 _STREAM = "'stream': batch transform has one line for each answer; leave it out, and output_formatter too"
 
 
@@ -297,11 +288,9 @@ class Records(Inference):
                 if exchange.is_over:
                     return
                 await exchange.wait()
-            answer = task.take_whole()
-            if isinstance(task.error, _OF_THE_LINE):
+            answer = line_answer(task)
+            if isinstance(task.error, OF_THE_LINE):
                 answer = answer._replace(status=200)
-            # Line breaks within are JSON's white space; in LMI's async mode the answer ends in one.
-            answer = answer._replace(body=answer.body.rstrip().replace(b"\n", b" "))
             await send_answer(scope, send, answer, encoded(ignored_header(task.ignored).items()))
 
 

@@ -252,6 +252,8 @@ def _other(known: Operation) -> dict[str, Any]:
         ]
     if known.body is not None:
         operation["requestBody"] = {"content": {"application/json": {"schema": known.body}}}
+    if known.form is not None:
+        operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": known.form}}}
     for status, answer in known.answers.items():
         response: dict[str, Any] = {"description": "It succeeded" if status < 300 else "It did not"}
         content_type, kind, example = answer

@@ -40,7 +40,27 @@ from handler.protocols.kernel.messages import MESSAGES
 from handler.protocols.kernel.schema import COUNT, FLAG, TEXT, Shape, listing, nullable, record, ref
 from handler.protocols.kernel.texts import NON_EMPTY
 from handler.protocols.openai.api import ERRORS as OPENAI_ERRORS
-from handler.protocols.openai.api import OpenAiError, OpenAiModel, OpenAiModels
+from handler.protocols.openai.api import (
+    DeletedFile,
+    OpenAiBatch,
+    OpenAiBatches,
+    OpenAiError,
+    OpenAiFile,
+    OpenAiFiles,
+    OpenAiModel,
+    OpenAiModels,
+)
+from handler.protocols.openai.batches import (
+    DAY,
+    INPUT,
+    LIFETIME,
+    NewBatch,
+    new_batch,
+    new_file,
+    no_batch,
+    no_file,
+    page,
+)
 from handler.protocols.registry import ROUTES
 from handler.protocols.responses.api import DeletedResponse, OpenAiResponse, ResponseItems, not_kept
 from handler.protocols.tgi.api import UNHEALTHY, TgiChatPieces, TgiError, TgiInfo, TgiPiece
@@ -111,6 +131,7 @@ class Operation(NamedTuple):
         answers: status -> content type, type and example.
         query: names in the query, with their schemas.
         body: schema of an optional JSON body.
+        form: schema of a form.
         open: needs no key.
     """
 
@@ -119,6 +140,7 @@ class Operation(NamedTuple):
     answers: Mapping[int, Answer]
     query: Mapping[str, Shape] = MappingProxyType({})
     body: Shape | None = None
+    form: Shape | None = None
     open: bool = False
 
 
@@ -186,6 +208,8 @@ PATH_PARAMETERS: dict[str, str] = {
     "adapter": "The adapter's name",
     "id": "The model's name or an adapter's",
     "response": "The id of a stored response",
+    "file": "The id of a file",
+    "batch": "The id of a batch",
 }
 
 
@@ -386,6 +410,57 @@ _OF_RESPONSES: Mapping[tuple[str, str], Operation] = {
     ),
 }  # fmt: skip
 
+# -- OpenAI's files and batches --------------------------------------------------------------------------------------
+
+_FILE = new_file("file-0", "requests.jsonl", 175, _FIXED, LIFETIME)
+_NEW_BATCH = {"input_file_id": "file-0", "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+_BATCH = new_batch("batch_0", NewBatch("file-0", "/v1/chat/completions", "24h", DAY, LIFETIME, None, ()), _FIXED)
+_NO_FILE = _failure(OPENAI_ERRORS, OpenAiError, no_file("file-0"))
+_NO_BATCH = _failure(OPENAI_ERRORS, OpenAiError, no_batch("batch_0"))
+_UPLOAD = {"file": {"type": "string", "format": "binary"}, "purpose": {"const": INPUT}}
+_EXPIRY = {"expires_after[anchor]": {"const": "created_at"}, "expires_after[seconds]": COUNT}
+_LIST = {"limit": COUNT, "after": TEXT}
+
+
+def _of_files(summary: str, answer: Answer, missing: Answer = _NO_FILE, **request: Any) -> Operation:
+    where = "where option.batches_store keeps any"
+    return Operation("OpenAI", f"{summary}, {where}", {200: answer, 404: missing}, **request)
+
+
+def _of_batches(summary: str, kind: Any, example: Any, **request: Any) -> Operation:
+    return _of_files(summary, (_JSON, kind, example), _NO_BATCH, **request)
+
+
+_OF_BATCHES: Mapping[tuple[str, str], Operation] = {
+    ("GET", "/v1/files"): _of_files(
+        "List files", (_JSON, OpenAiFiles, page([_FILE], has_more=False)),
+        query={**_LIST, "order": TEXT, "purpose": TEXT},
+    ),
+    ("POST", "/v1/files"): _of_files(
+        "Upload a file of requests", (_JSON, OpenAiFile, _FILE), form=record(_UPLOAD, _EXPIRY)
+    ),
+    ("GET", "/v1/files/{file}"): _of_files("Describe a file", (_JSON, OpenAiFile, _FILE)),
+    ("DELETE", "/v1/files/{file}"): _of_files(
+        "Delete a file", (_JSON, DeletedFile, {"id": "file-0", "object": "file", "deleted": True})
+    ),
+    ("GET", "/v1/files/{file}/content"): _of_files(
+        "Download a file", ("application/octet-stream", str, '{"custom_id": "1", "method": "POST"}')
+    ),
+    ("GET", "/v1/batches"): _of_batches("List batches", OpenAiBatches, page([_BATCH], has_more=False), query=_LIST),
+    ("POST", "/v1/batches"): _of_batches(
+        "Have the requests of a file answered", OpenAiBatch, _BATCH,
+        body=record(
+            dict.fromkeys(_NEW_BATCH, TEXT),
+            {"metadata": {"type": "object"}, "output_expires_after": {"type": "object"}},
+            example=_NEW_BATCH,
+        ),
+    ),
+    ("GET", "/v1/batches/{batch}"): _of_batches("Describe a batch", OpenAiBatch, _BATCH),
+    ("POST", "/v1/batches/{batch}/cancel"): _of_batches(
+        "Cancel a batch", OpenAiBatch, {**_BATCH, "status": "cancelling", "cancelling_at": _FIXED}
+    ),
+}  # fmt: skip
+
 # -- Triton's other routes ---------------------------------------------------------------------------------------------
 
 _UNKNOWN_MODEL = _failure(TRITON_ERRORS, TritonError, _OTHER_MODEL)
@@ -494,5 +569,12 @@ _OF_VLLM: Mapping[tuple[str, str], Operation] = {
     ),
 }
 
-OPERATIONS: Mapping[tuple[str, str], Operation] = {**_OF_SERVER, **_OF_TGI, **_OF_RESPONSES, **_OF_TRITON, **_OF_VLLM}
+OPERATIONS: Mapping[tuple[str, str], Operation] = {
+    **_OF_SERVER,
+    **_OF_TGI,
+    **_OF_RESPONSES,
+    **_OF_BATCHES,
+    **_OF_TRITON,
+    **_OF_VLLM,
+}
 """Method and path -> the operation, for routes that no description of a dialect covers."""

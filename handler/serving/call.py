@@ -396,43 +396,70 @@ def read_form(body: bytes, content_type: str) -> Parts:
     Raises:
         InvalidPayload: the body is no such form, or has too many parts.
     """
-    from python_multipart.exceptions import FormParserError
-    from python_multipart.multipart import MultipartParser, parse_options_header
-
-    boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
-    if not 0 < len(boundary) <= _MOST_BOUNDARY:
-        raise InvalidPayload(f"content type multipart/form-data needs a boundary of 1 to {_MOST_BOUNDARY} characters")
-    form = _Form()
-    try:
-        parser = MultipartParser(boundary, form.callbacks)
-        parser.write(body)
-        parser.finalize()
-    except (FormParserError, ValueError):
-        raise InvalidPayload("the body is not of the type multipart/form-data, or breaks off") from None
-    if not form.ended:
-        raise InvalidPayload("the body is not of the type multipart/form-data, or breaks off")
-    return form.parts
+    form = FormReader(content_type)
+    form.feed(body)
+    return form.end()
 
 
-class _Form:
-    """Gathers what the parser tells of."""
+class FormReader:
+    """Reads a form as it comes, and gathers its parts.
 
-    def __init__(self) -> None:
-        self.parts: Parts = {}
-        self.ended = False
-        self._number = 0
+    Args:
+        write: takes the form's one file in pieces; None: files are parts like others.
+
+    Raises:
+        InvalidPayload: the content type names no boundary.
+    """
+
+    def __init__(self, content_type: str, write: Callable[[memoryview], None] | None = None) -> None:
+        from python_multipart.multipart import MultipartParser, parse_options_header
+
+        boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
+        if not 0 < len(boundary) <= _MOST_BOUNDARY:
+            words = f"needs a boundary of 1 to {_MOST_BOUNDARY} characters"
+            raise InvalidPayload(f"content type multipart/form-data {words}")
+        self._parser = MultipartParser(boundary, self._callbacks)
+        self._parts: Parts = {}
+        self._ended = False
+        self._write = write
+        self._number = self._num_written = 0
+        self._options: dict[bytes, bytes] = {}
         self._field, self._value = bytearray(), bytearray()
         self._headers: dict[bytes, bytes] = {}
         self._data = bytearray()
 
+    def feed(self, data: bytes) -> None:
+        """Read a piece.
+
+        Raises:
+            InvalidPayload: the body is no such form, or has too many parts.
+        """
+        from python_multipart.exceptions import FormParserError
+
+        try:
+            self._parser.write(data)
+        except (FormParserError, ValueError):
+            raise _no_form() from None
+
+    def end(self) -> Parts:
+        """Return the parts by name, as `read_form`.
+
+        Raises:
+            InvalidPayload: the form breaks off.
+        """
+        if not self._ended:
+            raise _no_form()
+        return self._parts
+
     @property
-    def callbacks(self) -> MultipartCallbacks:
+    def _callbacks(self) -> MultipartCallbacks:
         return {
             "on_part_begin": self._begin,
             "on_header_field": lambda data, start, end: self._field.extend(data[start:end]),
             "on_header_value": lambda data, start, end: self._value.extend(data[start:end]),
             "on_header_end": self._header,
-            "on_part_data": lambda data, start, end: self._data.extend(memoryview(data)[start:end]),
+            "on_headers_finished": self._open,
+            "on_part_data": lambda data, start, end: self._take(memoryview(data)[start:end]),
             "on_part_end": self._part,
             "on_end": self._end,
         }
@@ -447,15 +474,25 @@ class _Form:
         self._headers[bytes(self._field).lower()] = bytes(self._value)
         self._field, self._value = bytearray(), bytearray()
 
-    def _part(self) -> None:
+    def _open(self) -> None:
+        """Choose what takes the part's data."""
         from python_multipart.multipart import parse_options_header
 
-        options = parse_options_header(self._headers.get(b"content-disposition", b""))[1]
+        self._options = parse_options_header(self._headers.get(b"content-disposition", b""))[1]
+        self._take: Callable[[memoryview], None] = self._data.extend
+        if self._write is not None and b"filename" in self._options:
+            self._num_written += 1
+            if self._num_written > 1:
+                raise InvalidPayload("the form has more than one file")
+            self._take = self._write
+
+    def _part(self) -> None:
+        options = self._options
         name = options.get(b"name", b"").decode(errors="replace")
         if not name:
             raise InvalidPayload("a part of the form has no name")
         if b"filename" in options:
-            self.parts[name] = Upload(bytes(self._data))
+            self._parts[name] = Upload(bytes(self._data), options[b"filename"].decode(errors="replace"))
             return
         if len(self._data) > _MOST_TEXT:
             raise InvalidPayload(f"{name[:64]!r}: a form's text may have {_MOST_TEXT} bytes; send a file with a name")
@@ -464,9 +501,13 @@ class _Form:
         except UnicodeDecodeError:
             raise InvalidPayload(f"{name[:64]!r} must be UTF-8 text") from None
         if not name.endswith("[]"):
-            self.parts[name] = text
-        elif isinstance(texts := self.parts.setdefault(name, []), list):
+            self._parts[name] = text
+        elif isinstance(texts := self._parts.setdefault(name, []), list):
             texts.append(text)
 
     def _end(self) -> None:
-        self.ended = True
+        self._ended = True
+
+
+def _no_form() -> InvalidPayload:
+    return InvalidPayload("the body is not of the type multipart/form-data, or breaks off")

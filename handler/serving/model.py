@@ -25,6 +25,7 @@ from handler.scheduler.batcher import Batcher
 from handler.scheduler.engine import ThinkingEngine
 from handler.scheduler.lora import AdapterHome, Change, Outcome, Registered
 from handler.serving.admission import Admission, InferenceRoutes
+from handler.serving.batches.store import BatchStore
 from handler.serving.call import Preprocessor
 from handler.serving.custom_handle import CustomHandle
 from handler.serving.engine_driver import DynamicBatcher, EngineDriver
@@ -45,6 +46,7 @@ class ServedModel:
     Args:
         engine: started, perhaps still loading.
         request_log: requests are written into it; None where they are not captured.
+        batches: files and batches of requests; None where there are none.
         stepped: the loop runs in a host's steps only. The host batches requests itself where batching is dynamic.
 
     Attributes:
@@ -62,8 +64,10 @@ class ServedModel:
         stepped: bool = False,
         tracer: Tracer | None = None,
         request_log: RequestLog | None = None,
+        batches: BatchStore | None = None,
     ) -> None:
         self.config = config
+        self.batches = batches
         self._request_log = request_log
         self.preprocessor, self.context, self.store = preprocessor, preprocessor.context, preprocessor.store
         self.dialect = preprocessor.dialect
@@ -239,6 +243,8 @@ class ServedModel:
             self.handle.close()
         if self._request_log is not None:
             self._request_log.close()
+        if self.batches is not None:
+            self.batches.close()
 
     @property
     def state(self) -> str:

@@ -32,6 +32,8 @@ from handler.protocols.assistant.template import check_defaults, warn_of_unread
 from handler.protocols.kernel.dialect import DEFAULT_MAX_MEDIA, NO_DEFAULTS, ServerContext
 from handler.protocols.lmi.asynchronous import MODEL_NAME
 from handler.scheduler.lora import AdapterRegistry
+from handler.serving.batches.runner import batches_run
+from handler.serving.batches.store import configured_batches
 from handler.serving.call import Preprocessor
 from handler.serving.check import generation_defaults, response_template
 from handler.serving.engine import engine_spec, start_engine
@@ -135,7 +137,7 @@ async def load_model(
     adapters = adapter_home(spec.config.options, spec, directory)
     announce(spec)
     sessions, store = configured_sessions(config), configured_store(config)
-    request_log = configured_log(config)
+    request_log, batches = configured_log(config), None if stepped else configured_batches(config)
     engine = start_engine(config, spec)
     with contextlib.ExitStack() as on_failure:
         on_failure.callback(engine.close)
@@ -145,6 +147,8 @@ async def load_model(
             on_failure.callback(store.close)
         if request_log is not None:
             on_failure.callback(request_log.close)
+        if batches is not None:
+            on_failure.callback(batches.close)
         tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
         context = replace(server_context(config, spec, adapters.registry), tool_format=formatters.tool_format)
         warn_of_unread(config.default_chat_template_kwargs or (), tokenizer.chat_template)
@@ -160,7 +164,14 @@ async def load_model(
             dialect, context, tokenizer, info, formatters, validator, sessions, store, whole=whole
         )
         model = ServedModel(
-            config, engine, preprocessor, adapters, stepped=stepped, tracer=tracer, request_log=request_log
+            config,
+            engine,
+            preprocessor,
+            adapters,
+            stepped=stepped,
+            tracer=tracer,
+            request_log=request_log,
+            batches=batches,
         )
         on_failure.pop_all()
     return model
@@ -280,8 +291,9 @@ async def running(
         if wait_ready:
             await asyncio.wait({model.opened})  # which a cancelled host must not cancel
             model.opened.result()
-        yield model
-        await _finish(model)
+        async with batches_run(model):
+            yield model
+            await _finish(model)
 
 
 async def _loaded(load: Coroutine[Any, Any, ServedModel]) -> ServedModel:

@@ -136,6 +136,13 @@ def _pooling(text: str) -> str:
     return "last" if text == "lasttoken" else text
 
 
+def _directory(text: str) -> str:
+    """Parse a directory, or what may stand in its place. A bucket is none: output grows by a line, under a lock."""
+    if text.startswith("s3://"):
+        raise ValueError("must be off or a directory: a bucket takes whole objects, and answers are written one by one")
+    return path(text)
+
+
 @dataclass(frozen=True)
 class Options:
     """Options of all engines, a line each: name, type, parser, default, meaning, other names."""
@@ -187,6 +194,14 @@ class Options:
     responses_max: int = option(integer(1, 10**5), 10000, "stored responses of one API key; above this number, its least recently used are dropped")
     responses_max_bytes: int = option(integer(1 << 20, 1 << 40), 1 << 28, "bytes of one API key's stored responses; above this, its least recently used are dropped; a longer request is refused")
     responses_total_bytes: int = option(integer(1 << 20, 1 << 42), 1 << 30, "bytes of all stored responses; above this, a key that has none to drop gets 503")
+    # files and batches (wire/batches.md)
+    batches_store: str = option(_directory, "off", "directory of the embedded server's files and batches: off, or a directory (wire/batches.md)")
+    batches_concurrency: int = option(integer(0, 4096), 0, "requests of batches that the engine has at once; 0: half of what it takes")
+    batches_max_open: int = option(integer(1, 10**4), 16, "batches of one API key that have not ended; one more gets 429")
+    batches_max_lines: int = option(integer(1, 10**6), 50_000, "requests of a batch; a longer one fails")
+    batches_max_file_bytes: int = option(integer(1, 1 << 40), 200 << 20, "bytes of an uploaded file; a larger one gets 413")
+    batches_max_bytes: int = option(integer(1 << 20, 1 << 42), 1 << 30, "bytes of one API key's files; above this, uploads get 413 and its batches fail")
+    batches_total_bytes: int = option(integer(1 << 20, 1 << 44), 8 << 30, "bytes of all files; above this, uploads get 503 and batches wait")
     # images (images.md)
     allowed_media_domains: tuple[str, ...] | None = option(hosts, None, "comma-separated hosts from which images and audio clips are fetched (images.md); by default none")
     allowed_local_media_path: str | None = option(path, None, "a directory whose files requests may name by `file:` URLs; by default none")

@@ -63,6 +63,8 @@ MAX_NAME = 256  # characters of what an answer repeats all the time: a model's n
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 2048
 
+_PAIRS, _KEY, _VALUE = 16, 64, 512  # of metadata: pairs, and characters
+
 _STRINGS = {
     "type": "array",
     "maxItems": MAX_STOPS,
@@ -85,6 +87,20 @@ def string(value: Any) -> str:
     if not isinstance(value, str):
         raise ValueError("must be a string")
     return value
+
+
+@accepts(
+    type="object",
+    maxProperties=_PAIRS,
+    propertyNames={"maxLength": _KEY},
+    additionalProperties={"type": "string", "maxLength": _VALUE},
+)
+def metadata(value: Any) -> None:
+    if not isinstance(value, dict) or len(value) > _PAIRS:
+        raise ValueError(f"must be an object of at most {_PAIRS} pairs")
+    for key, item in value.items():
+        if len(key) > _KEY or not isinstance(item, str) or len(item) > _VALUE:
+            raise ValueError(f"must have keys of at most {_KEY} characters, and strings of at most {_VALUE}")
 
 
 def integer(least: int, most: int = INT32) -> Callable[[Any], int]:

@@ -22,6 +22,11 @@ from handler.protocols.kernel.schema import Count, NotRequired
 FinishReason = Annotated[str, ("enum", ("stop", "length", "tool_calls", "content_filter", "function_call"))]
 
 
+BATCH_STATUSES = (
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled",
+)  # fmt: skip
+
+
 class CompletionDetails(TypedDict):
     reasoning_tokens: Count
 
@@ -296,6 +301,87 @@ class OpenAiModel(TypedDict):
 class OpenAiModels(TypedDict):
     object: Literal["list"]
     data: list[OpenAiModel]
+
+
+# -- files and batches -------------------------------------------------------------------------------------------
+
+
+class OpenAiFile(TypedDict):
+    id: str
+    object: Literal["file"]
+    bytes: Count
+    created_at: Count
+    expires_at: Count
+    filename: str
+    purpose: Annotated[str, ("enum", ("batch", "batch_output"))]
+    status: Literal["processed"]
+
+
+class OpenAiFiles(TypedDict):
+    object: Literal["list"]
+    data: list[OpenAiFile]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedFile(TypedDict):
+    id: str
+    object: Literal["file"]
+    deleted: Literal[True]
+
+
+class BatchError(TypedDict):
+    """Why a batch has failed; `line` is that of its input."""
+
+    code: str
+    message: str
+    param: str | None
+    line: Count | None
+
+
+class BatchErrors(TypedDict):
+    object: Literal["list"]
+    data: list[BatchError]
+
+
+class BatchCounts(TypedDict):
+    total: Count
+    completed: Count
+    failed: Count
+
+
+class OpenAiBatch(TypedDict):
+    """A batch. A time is null until the batch has come so far, and so are the ids of files that it has written."""
+
+    id: str
+    object: Literal["batch"]
+    endpoint: str
+    errors: BatchErrors | None
+    input_file_id: str
+    completion_window: str
+    status: Annotated[str, ("enum", BATCH_STATUSES)]
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: Count
+    in_progress_at: Count | None
+    expires_at: Count
+    finalizing_at: Count | None
+    completed_at: Count | None
+    failed_at: Count | None
+    expired_at: Count | None
+    cancelling_at: Count | None
+    cancelled_at: Count | None
+    request_counts: BatchCounts
+    metadata: dict[str, str] | None
+
+
+class OpenAiBatches(TypedDict):
+    object: Literal["list"]
+    data: list[OpenAiBatch]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 # -- errors, `{"error": {"message", "type", "param", "code"}}`, and the statuses that clients know ---------------------

@@ -39,6 +39,7 @@ from handler.protocols.kernel.parameters import Parameter, Table, named, request
 from handler.protocols.kernel.readers import (
     Named,
     integer,
+    metadata,
     response_format,
     show,
     string,
@@ -99,22 +100,7 @@ def _include(value: Any) -> None:
         raise ValueError(f"{_LOGPROBS!r} is not supported: ask for logprobs on /v1/chat/completions")
 
 
-_PAIRS, _KEY, _VALUE = 16, 64, 512
 _ID = 64  # characters
-
-
-@accepts(
-    type="object",
-    maxProperties=_PAIRS,
-    propertyNames={"maxLength": _KEY},
-    additionalProperties={"type": "string", "maxLength": _VALUE},
-)
-def _metadata(value: Any) -> None:
-    if not isinstance(value, dict) or len(value) > _PAIRS:
-        raise ValueError(f"must be an object of at most {_PAIRS} pairs")
-    for key, item in value.items():
-        if len(key) > _KEY or not isinstance(item, str) or len(item) > _VALUE:
-            raise ValueError(f"must have keys of at most {_KEY} characters, and strings of at most {_VALUE}")
 
 
 @accepts(type="string", maxLength=_ID)
@@ -138,7 +124,7 @@ TABLE = Table(
         "top_logprobs": unsupported("ask for them on /v1/chat/completions", 0),
         "include": Parameter("", _include),
         "max_tool_calls": Parameter("", integer(1)),
-        "metadata": Parameter("", _metadata),
+        "metadata": Parameter("", metadata),
         **{name: Parameter("", _identifier) for name in ("prompt_cache_key", "safety_identifier", "user")},
         "service_tier": Parameter("", string),
         "max_tokens": unsupported("write max_output_tokens"),

@@ -1,0 +1,275 @@
+"""OpenAI's files and batches: what their calls say, and the lines of a batch's input and output.
+
+Sources: OpenAI's API reference, "Files" and "Batch"; the types of its Python client, 3.52.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from handler.core.errors import InvalidPayload, NotFound
+from handler.core.framing import dumps, dumps_decoded
+from handler.core.media import Upload
+from handler.protocols.kernel.body import report_unknown
+from handler.protocols.kernel.dialect import ServerContext
+from handler.protocols.kernel.errors import HttpResponse
+from handler.protocols.kernel.readers import Named, integer, metadata, string
+from handler.protocols.openai.api import BatchError, OpenAiBatch, OpenAiFile
+
+INPUT, OUTPUT = "batch", "batch_output"
+"""The purposes of files: what a client uploads, and what a batch writes."""
+
+DAY = 86_400  # seconds
+LIFETIME = 30 * DAY
+"""Seconds that a file is kept unless its client asks for less, and a batch after its end: OpenAI's of batch files."""
+
+_LEAST_LIFETIME = 3600
+_MOST_NAME = 255  # characters of a file's name
+_MOST_ID = 512  # characters of a custom_id
+_WINDOW = re.compile(r"([1-9]\d{0,3})([mhd])")
+_UNITS = {"m": 60, "h": 3600, "d": DAY}
+_SECONDS = integer(_LEAST_LIFETIME, LIFETIME)
+
+
+# -- calls -------------------------------------------------------------------------------------------------------
+
+
+class NewFile(NamedTuple):
+    """A file that is uploaded; `lifetime` is in seconds."""
+
+    name: str
+    lifetime: int
+    ignored: Sequence[str]
+
+
+def read_file(form: Mapping[str, Any], context: ServerContext) -> NewFile:
+    """Read the form of POST /v1/files.
+
+    Raises:
+        InvalidPayload, InvalidParameter: naming the field.
+    """
+    file, purpose = form.get("file"), form.get("purpose")
+    if not isinstance(file, Upload):
+        raise InvalidPayload("'file' must be a file of the form, with a filename")
+    if purpose != INPUT:
+        raise Named("purpose", purpose).refused(f"must be {INPUT}: files are kept for batches alone")
+    anchor, seconds = (form.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
+    lifetime = LIFETIME
+    if anchor is not None or seconds is not None:
+        number = int(seconds) if isinstance(seconds, str) and re.fullmatch(r"\d{1,9}", seconds) else seconds
+        lifetime = _read_lifetime("expires_after", {"anchor": anchor, "seconds": number})
+    known = ("file", "purpose", "expires_after[anchor]", "expires_after[seconds]")
+    ignored = report_unknown([name for name in form if name not in known], form, context)
+    return NewFile(file.name[-_MOST_NAME:], lifetime, ignored)
+
+
+class NewBatch(NamedTuple):
+    """A batch that is created; `window` and `lifetime` (of its output) are in seconds."""
+
+    input: str
+    endpoint: str
+    completion_window: str
+    window: int
+    lifetime: int
+    metadata: dict[str, str] | None
+    ignored: Sequence[str]
+
+
+_FIELDS = ("input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after")
+
+
+def read_batch(body: Any, endpoints: Collection[str], context: ServerContext) -> NewBatch:
+    """Read the body of POST /v1/batches.
+
+    Args:
+        endpoints: the routes that batches may call.
+
+    Raises:
+        InvalidPayload, InvalidParameter: naming the field.
+    """
+    if not isinstance(body, dict):
+        raise InvalidPayload("the body must be a JSON object with 'input_file_id', 'endpoint' and 'completion_window'")
+    for name in _FIELDS[:3]:
+        if body.get(name) is None:
+            raise InvalidPayload(f"'{name}' is missing")
+    input, endpoint, window = (Named(name, body[name]).read(string) for name in _FIELDS[:3])
+    if endpoint not in endpoints:
+        raise Named("endpoint", endpoint).refused(f"must be one of {', '.join(endpoints)}")
+    match = _WINDOW.fullmatch(window)
+    seconds = int(match[1]) * _UNITS[match[2]] if match else 0
+    if not 0 < seconds <= LIFETIME:
+        raise Named("completion_window", window).refused("must be like 24h: minutes, hours or days, up to 30d")
+    if (pairs := body.get("metadata")) is not None:
+        Named("metadata", pairs).read(metadata)
+    expires = body.get("output_expires_after")
+    lifetime = LIFETIME if expires is None else _read_lifetime("output_expires_after", expires)
+    ignored = report_unknown([name for name in body if name not in _FIELDS], body, context)
+    return NewBatch(input, endpoint, window, seconds, lifetime, pairs, ignored)
+
+
+def _read_lifetime(name: str, value: Any) -> int:
+    """Read when a file expires: `{"anchor": "created_at", "seconds": …}`."""
+    if not isinstance(value, dict) or value.get("anchor") != "created_at":
+        raise Named(name, value).refused("must have 'anchor' created_at, and 'seconds'")
+    return Named(f"{name}.seconds", value.get("seconds")).read(_SECONDS)
+
+
+class Page(NamedTuple):
+    """What a list is asked for."""
+
+    limit: int
+    after: str
+    newest_first: bool
+    purpose: str = ""
+
+
+def read_page(query: Mapping[str, str], most: int, default: int) -> Page:
+    """Read `limit`, `after`, and for files `order` and `purpose`.
+
+    Raises:
+        InvalidParameter: naming the field.
+    """
+    limit, order = query.get("limit", str(default)), query.get("order", "desc")
+    if not (re.fullmatch(r"[0-9]{1,6}", limit) and 1 <= int(limit) <= most):
+        raise Named("limit", limit).refused(f"must be an integer from 1 to {most}")
+    if order not in ("asc", "desc"):
+        raise Named("order", order).refused("must be asc or desc")
+    return Page(int(limit), query.get("after", ""), order == "desc", query.get("purpose", ""))
+
+
+def page(items: Sequence[Any], *, has_more: bool) -> dict[str, Any]:
+    """Return a list as OpenAI writes it."""
+    first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
+    return {"object": "list", "data": [*items], "first_id": first, "last_id": last, "has_more": has_more}
+
+
+def no_file(id: str) -> NotFound:
+    return NotFound(f"No such File object: {id[:128]}")
+
+
+def no_batch(id: str) -> NotFound:
+    return NotFound(f"No batch found with id '{id[:128]}'.")
+
+
+# -- objects -----------------------------------------------------------------------------------------------------
+
+
+def new_file(id: str, name: str, size: int, now: float, lifetime: int, purpose: str = INPUT) -> OpenAiFile:
+    return {
+        "id": id,
+        "object": "file",
+        "bytes": size,
+        "created_at": int(now),
+        "expires_at": int(now) + lifetime,
+        "filename": name,
+        "purpose": purpose,
+        "status": "processed",
+    }
+
+
+def new_batch(id: str, asked: NewBatch, now: float) -> OpenAiBatch:
+    return {
+        "id": id,
+        "object": "batch",
+        "endpoint": asked.endpoint,
+        "errors": None,
+        "input_file_id": asked.input,
+        "completion_window": asked.completion_window,
+        "status": "validating",
+        "output_file_id": None,
+        "error_file_id": None,
+        "created_at": int(now),
+        "in_progress_at": None,
+        "expires_at": int(now) + asked.window,
+        "finalizing_at": None,
+        "completed_at": None,
+        "failed_at": None,
+        "expired_at": None,
+        "cancelling_at": None,
+        "cancelled_at": None,
+        "request_counts": {"total": 0, "completed": 0, "failed": 0},
+        "metadata": asked.metadata,
+    }
+
+
+# -- lines -------------------------------------------------------------------------------------------------------
+
+
+class LineError(NamedTuple):
+    """Why a line was not answered: OpenAI's code for it, in words, and the field."""
+
+    code: str
+    message: str
+    param: str | None = None
+
+    def of_batch(self, line: int | None = None) -> BatchError:
+        return {"code": self.code, "message": self.message, "param": self.param, "line": line}
+
+
+class Line(NamedTuple):
+    """A line of a batch's input.
+
+    Attributes:
+        number: from 1.
+        custom_id: None where it has none.
+        body: of its request, as JSON; b"" beside an error.
+        error: why it cannot be a request.
+    """
+
+    number: int
+    custom_id: str | None
+    body: bytes = b""
+    error: LineError | None = None
+
+
+NOT_JSON = LineError("invalid_json_line", "This line is not parseable as valid JSON.")
+EXPIRED = LineError("batch_expired", "This request could not be executed before the completion window expired.")
+CANCELLED = LineError("batch_cancelled", "This request was not executed before the batch was cancelled.")
+MISMATCH = "url_mismatch"
+
+
+def read_line(number: int, value: Any, endpoint: str) -> Line:
+    """Return a line of a batch for an endpoint."""
+    if not isinstance(value, dict):
+        return Line(number, None, error=NOT_JSON)
+    custom_id, url, body = value.get("custom_id"), value.get("url"), value.get("body")
+    if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MOST_ID:
+        why = f"'custom_id' must be a string of 1 to {_MOST_ID} characters"
+        return Line(number, None, error=LineError("missing_required_parameter", why, "custom_id"))
+    error = None
+    if value.get("method") != "POST":
+        error = LineError("invalid_method", "'method' must be POST", "method")
+    elif not isinstance(body, dict):
+        error = LineError("missing_required_parameter", "'body' must be a JSON object", "body")
+    elif url is None:
+        error = LineError("missing_required_parameter", "'url' is missing", "url")
+    elif url != endpoint:
+        error = LineError(MISMATCH, f"'url' must be the batch's endpoint, {endpoint}", "url")
+    return Line(number, custom_id, b"" if error else dumps_decoded(body), error)
+
+
+def line_id(batch: str, number: int) -> str:
+    """Return the id of a line's answer, which tells the line's number."""
+    return f"batch_req_{batch.removeprefix('batch_')}_{number}"
+
+
+def line_number(id: str) -> int:
+    return int(id.rpartition("_")[2])
+
+
+def answered(batch: str, line: Line, answer: HttpResponse) -> bytes:
+    """Return the line of the output for a request that was answered, or refused by its route."""
+    id = line_id(batch, line.number)
+    body = answer.body if "json" in answer.content_type else dumps(answer.body.decode())
+    head = dumps({"id": id, "custom_id": line.custom_id})[:-1]
+    response = b'"response":{"status_code":%d,"request_id":%b,"body":%b}' % (answer.status, dumps(id), body)
+    return b'%b,%b,"error":null}\n' % (head, response)
+
+
+def not_answered(batch: str, line: Line, error: LineError) -> bytes:
+    """Return the line of the error file for a request that was not sent."""
+    value = {"code": error.code, "message": error.message, **({"param": error.param} if error.param else {})}
+    id = line_id(batch, line.number)
+    return dumps({"id": id, "custom_id": line.custom_id, "response": None, "error": value}) + b"\n"

@@ -1,0 +1,452 @@
+"""Batches: answer the lines of their files, few at a time and behind all other requests, and write each answer once.
+
+A lock on a batch's output has one process answer it. Whoever takes it over reads from the output which lines are done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import functools
+import logging
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from hashlib import blake2b
+from itertools import count
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from handler.core.errors import (
+    BadRequest,
+    FormatterFailed,
+    InvalidParameter,
+    InvalidPayload,
+    NotFound,
+    NotJson,
+    ServingError,
+    TooLarge,
+    TooLong,
+    Unavailable,
+    UnsupportedMedia,
+)
+from handler.core.framing import loads
+from handler.core.loop import run_in_daemon_thread
+from handler.protocols.kernel.body import decode
+from handler.protocols.kernel.errors import HttpResponse
+from handler.protocols.openai import batches
+from handler.protocols.openai.api import BatchError, OpenAiBatch
+from handler.protocols.openai.batches import Line, LineError
+from handler.serving.batches.store import OPEN_STATUSES, BatchStore, OpenBatch, output_ids
+from handler.serving.head import OWNER
+from handler.serving.model import ServedModel
+from handler.serving.task import RequestTask
+from handler.serving.turns import LARGE
+
+log = logging.getLogger("handler")
+
+OF_THE_LINE = (
+    BadRequest, FormatterFailed, InvalidParameter, InvalidPayload, NotFound, TooLarge, TooLong, UnsupportedMedia,
+)  # fmt: skip
+"""What is wrong with a line, however often it is sent. After other failures it may be sent again."""
+
+STREAM = "'stream': a line of a batch has one answer; leave it out, and output_formatter too"
+
+_LAST = 1 << 64  # a priority behind all that clients can name
+_LOOK_SECONDS = 1.0  # between two looks whether a batch is cancelled, in which its progress is written too
+_IDLE_SECONDS = 10.0  # between two looks for batches that another server has left
+_TRIES = 3  # of a line at which the engine fails
+_MOST_WAIT = 8.0  # seconds that a line waits for an engine that cannot take it
+_TIMES = 3  # bytes of memory for each of a line, as for a body
+_MOST_ERRORS = 100  # that a failed batch lists
+
+
+def line_answer(task: RequestTask) -> HttpResponse:
+    """Return a finished task's answer on one line. Line breaks within are JSON's white space."""
+    answer = task.take_whole()
+    return answer._replace(body=answer.body.rstrip().replace(b"\n", b" "))
+
+
+# -- a batch's files ---------------------------------------------------------------------------------------------
+
+
+class Input:
+    """The lines of a batch's input.
+
+    Args:
+        most_bytes: of a line; a longer one is its own error.
+        decode_large: decodes a large line, on the thread that calls.
+    """
+
+    def __init__(self, path: Path, endpoint: str, most_bytes: int, decode_large: Callable[[bytes], Any]) -> None:
+        self._path, self._endpoint, self._most = path, endpoint, most_bytes
+        self._decode_large = decode_large
+
+    def __iter__(self) -> Iterator[Line]:
+        """Yield each line that is not blank. It may block."""
+        with self._path.open("rb") as file:
+            for number in count(1):
+                text = file.readline(self._most + 1)
+                if not text:
+                    return
+                if len(text) > self._most:
+                    while text and not text.endswith(b"\n"):
+                        text = file.readline(LARGE)
+                    why = f"This line has more than {self._most} bytes (max_request_size)."
+                    yield Line(number, None, error=LineError("line_too_large", why))
+                elif text.strip():
+                    yield self._read(number, text)
+
+    def _read(self, number: int, text: bytes) -> Line:
+        try:
+            value = decode(text, unique_keys=False) if len(text) < LARGE else self._decode_large(text)
+        except NotJson:
+            return Line(number, None, error=batches.NOT_JSON)
+        except TooLarge as error:
+            return Line(number, None, error=LineError("line_too_large", error.message))
+        return batches.read_line(number, value, self._endpoint)
+
+    def check(self, most: int) -> tuple[int, list[BatchError]]:
+        """Return the number of lines, and why the batch cannot begin. What is wrong with a line alone is no reason.
+
+        Args:
+            most: lines.
+        """
+        seen, total, errors = set[bytes](), 0, list[BatchError]()
+        for line in self:
+            total += 1
+            if total > most:
+                why = f"The file has more than {most} requests (option.batches_max_lines)."
+                errors.append(LineError("too_many_tasks", why).of_batch())
+                break
+            if line.error is not None and line.error.code == batches.MISMATCH:
+                errors.append(line.error.of_batch(line.number))
+            digest = blake2b((line.custom_id or "").encode("utf-8", "surrogatepass"), digest_size=16).digest()
+            if line.custom_id is not None and digest in seen:
+                why = f"The custom_id of this line is that of another: {line.custom_id[:64]}"
+                errors.append(LineError("duplicate_custom_id", why, "custom_id").of_batch(line.number))
+            seen.add(digest)
+            if len(errors) >= _MOST_ERRORS:
+                break
+        if not total:
+            errors.append(LineError("empty_file", "The file has no requests.").of_batch())
+        return total, errors
+
+
+class Output:
+    """The files that a batch writes: one of answers, one of errors. Thread-safe; all calls may block.
+
+    Raises:
+        BlockingIOError: another process writes them.
+        OSError: they cannot be opened.
+    """
+
+    def __init__(self, answers: Path, errors: Path) -> None:
+        self._lock = threading.Lock()
+        self._done = set[int]()
+        self.sizes, self.counts = [0, 0], [0, 0]
+        self._files = list[int]()  # descriptors
+        try:
+            for path in (answers, errors):
+                self._files.append(os.open(path, os.O_RDWR | os.O_APPEND))
+                fcntl.flock(self._files[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise
+
+    def __enter__(self) -> Output:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def recover(self) -> None:
+        """Read which lines are done, and cut off one that was being written when its process ended."""
+        for index, file in enumerate(self._files):
+            with open(file, "rb", closefd=False) as reader:
+                reader.seek(0)
+                for text in reader:
+                    try:
+                        number = batches.line_number(loads(text)["id"]) if text.endswith(b"\n") else 0
+                    except ValueError:  # the machine stopped
+                        number = 0
+                    if not number:
+                        os.ftruncate(file, self.sizes[index])
+                        break
+                    self._done.add(number)
+                    self.sizes[index] += len(text)
+                    self.counts[index] += 1
+
+    def has(self, number: int) -> bool:
+        """Return whether a line is done."""
+        return number in self._done
+
+    def write(self, number: int, text: bytes, *, failed: bool) -> None:
+        """Write a line's answer, unless it has one.
+
+        Raises:
+            OSError: the disk is full, or fails. Nothing of the answer is left then.
+        """
+        with self._lock:
+            if number in self._done or not self._files:
+                return
+            descriptor = self._files[failed]
+            try:
+                written = os.write(descriptor, text)
+                while written < len(text):
+                    written += os.write(descriptor, text[written:])
+            except OSError:
+                os.ftruncate(descriptor, self.sizes[failed])
+                raise
+            self._done.add(number)
+            self.sizes[failed] += len(text)
+            self.counts[failed] += 1
+
+    def sync(self) -> None:
+        """Return when the disk has all that was written."""
+        with self._lock:
+            for file in self._files:
+                os.fsync(file)
+
+    def close(self) -> None:
+        """Write no more, and let others write."""
+        with self._lock:
+            for file in self._files:
+                os.close(file)
+            self._files.clear()
+
+
+# -- the runner --------------------------------------------------------------------------------------------------
+
+
+class _Stopped(Exception):
+    """The server stops; the batch is left for the next one."""
+
+
+@contextlib.asynccontextmanager
+async def batches_run(model: ServedModel) -> AsyncIterator[None]:
+    """Answer batches during the block, where the options ask for it; they stop when the model drains."""
+    if model.batches is None:
+        yield
+        return
+    running = asyncio.ensure_future(BatchRunner(model, model.batches).run())
+    try:
+        yield
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+
+
+class BatchRunner:
+    """Answers all open batches that nobody else does."""
+
+    def __init__(self, model: ServedModel, store: BatchStore) -> None:
+        self._model, self._store = model, store
+        self._most = model.config.batches_concurrency or max(1, model.max_sequences // 2)
+        self._running: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Look for batches until it is cancelled, or the server stops."""
+        await asyncio.wait({self._model.opened})
+        try:
+            while not self._model.draining:
+                try:
+                    await self._store.call(self._store.remove_expired)
+                    for one in await self._store.call(self._store.open_batches, self._most):
+                        self._begin(one)
+                except Unavailable:
+                    pass  # the log tells why
+                except Exception:
+                    log.exception("batches: a bug")
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(self._store.created.wait(), _IDLE_SECONDS)
+                self._store.created.clear()
+        finally:
+            for task in self._running.values():
+                task.cancel()
+            await asyncio.gather(*self._running.values(), return_exceptions=True)
+
+    def _begin(self, one: OpenBatch) -> None:
+        id = one.batch["id"]
+        if id not in self._running and len(self._running) < self._most:
+            task = self._running[id] = asyncio.ensure_future(self._attend(one))
+            task.add_done_callback(lambda _: self._running.pop(id))
+
+    async def _attend(self, one: OpenBatch) -> None:
+        """Answer a batch, unless another server does. One that cannot go on now is tried again at a later look."""
+        id = one.batch["id"]
+        try:
+            paths = [self._store.path(file) for file in output_ids(id)]
+            with await run_in_daemon_thread(functools.partial(Output, *paths)) as output:
+                await self._answer(one, output)
+        except (BlockingIOError, _Stopped, Unavailable):
+            return
+        except (OSError, TooLarge) as error:
+            log.error("batch %s: %s", id, error)
+            why = error.message if isinstance(error, TooLarge) else error.strerror or "the disk fails"
+            await self._fail(id, [LineError("storage_error", why).of_batch()])
+        except Exception:
+            log.exception("batch %s: a bug", id)
+            await self._fail(id, [LineError("internal_error", "The server has a bug; its log has more.").of_batch()])
+        self._store.created.set()  # there is room for another one
+
+    async def _fail(self, id: str, errors: list[BatchError]) -> None:
+        with contextlib.suppress(Unavailable):  # which the log tells; it is tried again at the next look
+            await self._store.call(self._store.end, id, "failed", {"object": "list", "data": errors})
+
+    async def _answer(self, one: OpenBatch, output: Output) -> None:
+        """Answer a batch from where it stands to its end."""
+        store, config = self._store, self._model.config
+        await run_in_daemon_thread(output.recover)
+        batch = await store.call(store.advance, one.batch["id"], output.sizes, {})
+        if batch["status"] not in OPEN_STATUSES:
+            return  # another server has ended it meanwhile
+        lines = Input(
+            store.path(batch["input_file_id"]), batch["endpoint"], config.max_request_size, self._decode_large
+        )
+        if batch["endpoint"] not in self._model.routes.dialects:  # of another model, which was here before
+            why = f"'endpoint' {batch['endpoint']} is not served"
+            return await self._fail(batch["id"], [LineError("invalid_endpoint", why, "endpoint").of_batch()])
+        if batch["status"] == "validating":
+            total, errors = await run_in_daemon_thread(functools.partial(lines.check, config.batches_max_lines))
+            if errors:
+                return await self._fail(batch["id"], errors)
+            counts = {"total": total, "completed": 0, "failed": 0}
+            change = {"status": "in_progress", "in_progress_at": int(store.clock()), "request_counts": counts}
+            batch = await store.call(store.advance, batch["id"], output.sizes, change)
+        status = await _Answering(self._model, store, one._replace(batch=batch), output, self._share).run(lines)
+        if status != "completed":
+            error = batches.EXPIRED if status == "expired" else batches.CANCELLED
+            await run_in_daemon_thread(functools.partial(_write_rest, batch["id"], lines, output, error))
+        await _save(store, batch, output, {"status": "finalizing", "finalizing_at": int(store.clock())})
+        await run_in_daemon_thread(output.sync)
+        await store.call(store.end, batch["id"], status)
+
+    def _share(self) -> int:
+        """Return how many lines of a batch may be in flight."""
+        return max(1, self._most // len(self._running))
+
+    def _decode_large(self, text: bytes) -> Any:
+        bodies = self._model.preprocessor.large_bodies
+        return bodies.submit(len(text), functools.partial(bodies.decode, text, plain=False, unique_keys=False)).result()
+
+
+def _write_rest(batch: str, lines: Input, output: Output, error: LineError) -> None:
+    """Write an error for each line that is not done."""
+    for line in lines:
+        output.write(line.number, batches.not_answered(batch, line, line.error or error), failed=True)
+
+
+async def _save(store: BatchStore, batch: OpenAiBatch, output: Output, change: Any = None) -> OpenAiBatch:
+    counts = {"total": batch["request_counts"]["total"], "completed": output.counts[0], "failed": output.counts[1]}
+    return await store.call(store.advance, batch["id"], output.sizes, {**(change or {}), "request_counts": counts})
+
+
+class _Answering:
+    """One batch whose lines are being answered."""
+
+    def __init__(
+        self, model: ServedModel, store: BatchStore, one: OpenBatch, output: Output, share: Callable[[], int]
+    ) -> None:
+        self._model, self._store, self._output, self._share = model, store, output, share
+        self._owner, self._batch = one
+        self._dialect = model.routes.dialect(self._batch["endpoint"])
+        self._looked_at = 0.0
+
+    async def run(self, lines: Input) -> str:
+        """Return the status that the batch ends with, when it has.
+
+        Raises:
+            _Stopped: the server stops.
+            OSError, ServingError: the output cannot be written.
+        """
+        left = iter(lines)
+        tasks = set[asyncio.Task[None]]()
+        line: Line | None = None
+        ended = False
+        try:
+            while not (status := await self._status()):
+                if line is None and not ended and len(tasks) < self._share():
+                    line = await run_in_daemon_thread(functools.partial(self._next, left))
+                    ended = line is None
+                if line is not None:
+                    tasks.add(asyncio.ensure_future(self._line(line)))
+                    line = None
+                elif not tasks:
+                    return "completed"
+                else:
+                    await asyncio.wait(tasks, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                for task in [task for task in tasks if task.done()]:
+                    tasks.remove(task)
+                    task.result()
+            return status
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _next(self, left: Iterator[Line]) -> Line | None:
+        return next((line for line in left if not self._output.has(line.number)), None)
+
+    async def _status(self) -> str:
+        """Return the status that the batch must end with now; "" where it goes on. Save its progress now and then."""
+        if self._model.draining:
+            raise _Stopped
+        if self._store.clock() >= self._batch["expires_at"]:
+            return "expired"
+        if time.monotonic() - self._looked_at >= _LOOK_SECONDS:
+            self._batch = await _save(self._store, self._batch, self._output)
+            await self._store.call(self._store.check_output, self._owner)
+            self._looked_at = time.monotonic()
+        return "cancelled" if self._batch["status"] == "cancelling" else ""
+
+    async def _line(self, line: Line) -> None:
+        """Answer a line, and write the answer."""
+        if line.error is not None:
+            text, failed = batches.not_answered(self._batch["id"], line, line.error), True
+        else:
+            answer = await self._ask(line)
+            text, failed = batches.answered(self._batch["id"], line, answer), answer.status != 200
+        await run_in_daemon_thread(functools.partial(self._output.write, line.number, text, failed=failed))
+
+    async def _ask(self, line: Line) -> HttpResponse:
+        """Return a line's answer, once the engine takes it."""
+        wait, tries = 0.5, 0
+        while True:
+            answer, error = await self._try(line)
+            if error is None or isinstance(error, OF_THE_LINE):
+                return answer
+            if not isinstance(error, Unavailable):
+                tries += 1
+                if tries >= _TRIES:
+                    return answer
+            await asyncio.sleep(wait)
+            wait = min(2 * wait, _MOST_WAIT)
+
+    async def _try(self, line: Line) -> tuple[HttpResponse, ServingError | None]:
+        over = asyncio.Event()
+
+        def on_bytes(task: RequestTask) -> None:
+            if task.finished:
+                over.set()
+
+        headers = {"content-type": "application/json", OWNER: self._owner}
+        id, path = batches.line_id(self._batch["id"], line.number), self._batch["endpoint"]
+        with self._model.open(headers, self._dialect, path=path, id=id, on_bytes=on_bytes) as task:
+            try:
+                task.memory.take(_TIMES * len(line.body))
+            except ServingError as error:
+                task.refuse(error)
+            await task.parse(line.body)
+            if task.parsed is not None and task.parsed.streams:
+                task.refuse(InvalidPayload(STREAM))
+            elif task.parsed is not None:
+                behind = [one._replace(priority=_LAST + one.priority) for one in task.parsed.requests]
+                task.parsed = task.parsed._replace(requests=behind)
+            task.start()
+            while not task.finished:
+                await over.wait()
+            return line_answer(task), task.error
