@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
-import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -187,7 +187,7 @@ def _add_access(serve: argparse.ArgumentParser) -> None:
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    from handler.core import loop
+    from handler.core import log, loop
 
     signals = loop.StopSignals()
     signals.install()  # before the slow imports
@@ -215,11 +215,13 @@ def _serve(arguments: argparse.Namespace) -> int:
             hosts=arguments.hosts,
             environ=os.environ,
         )
+    as_json = False
     with problems:
-        _log_to_stderr(os.environ.get("LMI_LOG_LEVEL", "INFO").upper())
+        as_json = log.set_up(os.environ)
     config = reading.config
     if not arguments.check:
-        return serve(config, arguments.host, arguments.port, signals, access, problems)
+        with log.captured() if as_json else contextlib.nullcontext():
+            return serve(config, arguments.host, arguments.port, signals, access, problems)
     problems.check()
     for warning in config.warnings:
         print(warning)
@@ -273,14 +275,6 @@ def _complete_files(parser: argparse.ArgumentParser, files: dict[str, str]) -> N
             action.complete = files  # type: ignore[attr-defined]
         if action.help == argparse.SUPPRESS:  # of a flag that --help leaves to `lmi options`
             action.help = ""
-
-
-def _log_to_stderr(level: str) -> None:
-    if level not in ("DEBUG", "INFO", "WARNING", "ERROR"):
-        raise ConfigError(f"environment variable LMI_LOG_LEVEL={level}: must be debug, info, warning or error")
-    logging.basicConfig(level=level, format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr)
-    for library in ("uvicorn", "httpx", "httpx2"):  # huggingface_hub's client writes a line a request
-        logging.getLogger(library).setLevel(logging.WARNING)
 
 
 if __name__ == "__main__":

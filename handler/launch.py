@@ -297,7 +297,7 @@ def _started(arguments: argparse.Namespace) -> tuple[str, str]:
     with open(descriptor, "r+b") as output:
         server = subprocess.Popen(
             python("handler.cli:run", json.dumps(["serve", *words])),
-            env={**os.environ, "LMI_API_KEY": os.environ.get("LMI_API_KEY") or key},
+            env={**os.environ, "LMI_API_KEY": os.environ.get("LMI_API_KEY") or key, "LMI_LOG_FORMAT": "text"},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,

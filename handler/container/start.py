@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -27,6 +28,7 @@ from handler.container.arguments import (
 from handler.container.supervisor import run_as_init, supervise
 from handler.core.devices import Driver, DriverCheck, check_driver, read_driver
 from handler.core.errors import ConfigError, Problem, Problems
+from handler.core.log import captured, set_up
 
 log = logging.getLogger("handler.container")
 
@@ -54,10 +56,8 @@ class Start(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     """Replace this process by the server, or run the server and return its exit status."""
     signal.signal(signal.SIGTERM, _exit)  # without a handler the kernel drops it for process 1
-    logging.basicConfig(
-        level="INFO", format="%(asctime)s %(levelname)s %(name)s %(message)s", stream=sys.stderr, force=True
-    )
     try:
+        as_json = set_up({**os.environ, "LMI_LOG_LEVEL": "INFO"})
         start = prepare(sys.argv[1:] if argv is None else argv, os.environ)
     except ConfigError as error:
         log.error("cannot start: %s", error)
@@ -67,7 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     sys.stderr.flush()
     if start.supervised:
-        return supervise(start.command, start.environ, start.port)
+        with captured() if as_json else contextlib.nullcontext():
+            return supervise(start.command, start.environ, start.port)
     if os.getpid() == 1:
         return run_as_init(start.command, start.environ)
     # A signal that comes now waits until `lmi serve` has its handlers; process 1 would lose it.

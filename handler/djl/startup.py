@@ -23,6 +23,7 @@ from handler.config.options.names import option_key
 from handler.config.options.tables import ROLLING_BATCHES
 from handler.config.user_files import unused_handle
 from handler.core.errors import ConfigError, Problem, Problems
+from handler.core.log import format_as_json, wants_json
 from handler.core.values import INSTEAD, SCRIPT
 from handler.engines.process.engine_process import Spec
 from handler.plugins.functions import Formatters, model_py
@@ -100,6 +101,10 @@ def prepare(properties: Mapping[str, Any], version: DjlVersion | None, *, djl: s
         ConfigError: with all problems: of options, of what this Java side cannot do, the model's files, model.py.
     """
     directory = Path(properties["model_dir"])
+    wrong = Problems()
+    with wrong:
+        if wants_json(os.environ):
+            format_as_json()
     reading = read_properties(properties, asynchronous=version is None, djl=djl)
     for warning in reading.config.warnings:
         log.warning("%s", warning)
@@ -109,7 +114,7 @@ def prepare(properties: Mapping[str, Any], version: DjlVersion | None, *, djl: s
         if str(properties.get("async_mode", "")).lower() == "true":
             log.warning("%s", _NO_ASYNC)
         reading = reading._replace(problems=(*reading.problems, *_beyond_java(reading.config, properties, version)))
-    reading = reading._replace(problems=(*reading.problems, *_custom_code()))
+    reading = reading._replace(problems=(*wrong, *reading.problems, *_custom_code()))
     problems, formatters = check(reading, directory), Formatters()
     with problems:
         formatters = model_formatters(reading.config, directory)

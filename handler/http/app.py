@@ -19,7 +19,15 @@ from handler.core.errors import ConfigError, Forbidden, InvalidPayload, ModelNot
 from handler.http.batch_routes import BatchRoutes
 from handler.http.custom import FASTAPI, CustomCode, missing_of
 from handler.http.foreign_routes import TgiRoutes, TritonRoutes, VllmRoutes
-from handler.http.inference import Endpoint, Inference, headers_by_name, send_answer, send_error, send_json
+from handler.http.inference import (
+    Endpoint,
+    Inference,
+    headers_by_name,
+    send_answer,
+    send_error,
+    send_json,
+    send_refusal,
+)
 from handler.http.protocol import EXCHANGE, AsgiExchange
 from handler.http.routes import OPEN_PATHS, AdapterRoutes, ModelRoutes, PageRoutes, Records, ResponseRoutes
 from handler.http.security import OPEN, Access, AllowedHosts, ApiKeys, Cors, read_access
@@ -212,7 +220,7 @@ class App:
 
     async def _not_found(self, scope: Scope, receive: Receive, send: Send) -> None:
         if (refused := registry.refuse_path(scope["path"], self._model.context.task)) is not None:
-            return await send_answer(scope, send, refused)
+            return await send_refusal(scope, send, refused)
         message = "Requested resource is not found, please refer to API document."
         await send_error(scope, send, RouteNotFound(message))
 

@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from handler.config.config import Config
 from handler.core.errors import BadRequest, InternalError, ServingError, UnsupportedMedia
+from handler.core.log import of_request
 from handler.http.inference import (
     AS_IT_COMES,
     SHARED,
@@ -255,7 +256,8 @@ class CustomCode:
         try:
             await self._app(scope, receive, framed.send)
         except Exception as error:  # the user's code
-            log.exception("request %s: custom code failed", scope["request_id"])
+            id = scope["request_id"]
+            log.exception("request %s: custom code failed", id, extra=of_request(id))
             if not framed.begun:
                 await send_error(scope, send, InternalError(f"custom code raised {_shown(error)}"))
             elif exchange := scope["extensions"].get(EXCHANGE):  # none is left after the answer, as in background tasks
@@ -326,7 +328,8 @@ class _Framed:
         declared = self._declared()
         if declared is not None and (size == declared or (size < declared and not ends)):
             return declared
-        log.warning("request %s: custom code's Content-Length is wrong, and not sent", self._scope["request_id"])
+        id = self._scope["request_id"]
+        log.warning("request %s: custom code's Content-Length is wrong, and not sent", id, extra=of_request(id))
         return size if ends else None
 
 

@@ -15,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from handler.core.errors import MethodNotAllowed, ModelNotFound, Overloaded, ServingError, TooLarge, TooSlow
 from handler.core.framing import dumps
+from handler.core.log import of_request
 from handler.core.loop import start_now
 from handler.http.protocol import EXCHANGE, AnyExchange
 from handler.protocols.kernel.dialect import Dialect
@@ -37,6 +38,7 @@ AS_IT_COMES = (b"x-accel-buffering", b"no")
 _TIMES = 3
 """Bytes of memory for each of a body: what most are decoded to lies beside it. So one that has come whole is read."""
 KEEP_ALIVE = 15.0  # seconds of silence after which a stream says that it is there, where its dialect does
+_MOST_OF_PATH = 200  # characters in the log
 GIVEN_UP = "body_given_up"
 """In the scope of a request whose body is not waited for: its answer ends the connection."""
 
@@ -68,7 +70,7 @@ class Endpoint:
         error = MethodNotAllowed("Request method is not allowed, please refer to API document.")
         allowed = [name for method in self.handlers for name in (method, *(("HEAD",) if method == "GET" else ()))]
         allow = [(b"allow", ", ".join(allowed).encode())]
-        await send_answer(scope, send, (self.errors or SERVER).whole(error), allow)
+        await send_refusal(scope, send, (self.errors or SERVER).whole(error), allow)
 
 
 async def read_body(
@@ -175,7 +177,19 @@ async def send_json(scope: Scope, send: Send, status: int, value: Any, extra: He
 
 async def send_error(scope: Scope, send: Send, error: ServingError) -> None:
     """Refuse a request that no dialect answers."""
-    await send_answer(scope, send, SERVER.whole(error))
+    await send_refusal(scope, send, SERVER.whole(error))
+
+
+async def send_refusal(scope: Scope, send: Send, answer: HttpResponse, extra: Headers | None = None) -> None:
+    """Send an answer to a request that is no inference, and so has no line of its own in the log: write one."""
+    fields = {
+        "request_id": scope["request_id"],
+        "status": answer.status,
+        "method": scope["method"],
+        "path": scope["path"][:_MOST_OF_PATH],
+    }
+    log.info("id=%s status=%d method=%s path=%r", *fields.values(), extra={"fields": fields})
+    await send_answer(scope, send, answer, extra)
 
 
 def encoded(headers: Iterable[tuple[str, str]]) -> Headers:
@@ -430,7 +444,9 @@ async def _send(scope: Scope, send: Send, task: RequestTask, exchange: AnyExchan
         await _end_of(writer, exchange, sign)
         if not exchange.is_over:  # the client cannot be written to any more
             if writer.overflowed:
-                log.info("request %s: the connection is closed: its client reads too slowly", scope["request_id"])
+                id = scope["request_id"]
+                told = "request %s: the connection is closed: its client reads too slowly"
+                log.info(told, id, extra=of_request(id))
             exchange.drop()
 
 

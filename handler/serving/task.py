@@ -402,7 +402,8 @@ class RequestTask:
         self.unsent[:] = [answer.body]
         self._stats.error = error.public
         failed = "failed" if self._stats.engine_answered and not isinstance(error, RefusedByEngine) else "refused"
-        self._end("overloaded" if isinstance(error, Unavailable) else failed)
+        unavailable = "overloaded" if isinstance(error, Overloaded) else "unavailable"
+        self._end(unavailable if isinstance(error, Unavailable) else failed)
         self._driver.notify(self)
 
     def _end(self, outcome: str, finish: Finish | None = None) -> None:

@@ -96,6 +96,7 @@ def test_a_replica_that_is_lost_takes_only_its_own_streams(count: int, number: s
         wait_for(lambda: ping(server) == (200, {"ready": count, "total": count}), 20, "it does not come back")
         assert figures(server, "restarts_total") == [1] + [0] * (count - 1)
         assert server.metric("lmi_engine_restarts_total") == 1
+        assert "replica 0 is ready again" in server.log
         before = figures(server, "requests_total")
         for index in range(count):
             server.post(ask(f"again{index}"))

@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from handler.core import loop
+from handler.core import log, loop
 from handler.core.child_processes import die_with_parent
 from handler.core.errors import ConfigError
 from handler.core.values import Adapter, Finish
@@ -187,6 +187,7 @@ def main(fd: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     die_with_parent()
+    log.set_up_child()
     channel = socket.socket(fileno=int(fd))
     spec: Spec = Messages(channel).next()
 

@@ -567,6 +567,8 @@ class ReplicaSet:
     def _changed(self, replica: Replica, state: State) -> None:
         """Give a replica that is ready the adapters, which a new engine does not have."""
         if state is State.READY:
+            if replica.engine.restarts:
+                log.info("replica %d is ready again", replica.number)
             for adapter in list(self._adapters.values()):
                 replica.engine.change_adapter(next(self._own_keys), adapter, drop=False)
         self._opened = self._opened or all(one.engine.ready for one in self._replicas)

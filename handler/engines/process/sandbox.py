@@ -283,7 +283,8 @@ class Sandbox:
         except ChannelClosed:
             raise NotRun("the process ended while it was loading") from None
         if loaded.reason:
-            log.error("%s\n%s", self._purpose.impossible, loaded.trace.rstrip())
+            fields = {"message": self._purpose.impossible, "traceback": loaded.trace.rstrip()}
+            log.error("%s\n%s", *fields.values(), extra={"fields": fields})
             raise NotRun(loaded.reason)
         control.settimeout(None)
         seconds = time.monotonic() - began

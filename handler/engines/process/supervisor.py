@@ -372,10 +372,13 @@ class EngineSupervisor:
             self.statistics = message
         elif isinstance(message, Ready):
             self.info, self.reason = message.info, ""
+            if self.restarts:
+                log.info("the engine is ready again after %.1f s", time.monotonic() - self._start_at)
             self._change(State.READY)
         elif isinstance(message, Failed):
             if message.trace:
-                log.error("engine failed\n%s", message.trace.rstrip())
+                fields = {"message": "engine failed", "traceback": message.trace.rstrip()}
+                log.error("engine failed\n%s", fields["traceback"], extra={"fields": fields})
             self._failure = message.reason  # the steps before it are delivered first
 
     def _start(self) -> None:

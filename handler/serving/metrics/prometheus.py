@@ -21,6 +21,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from handler.core.log import of_request
 from handler.core.values import Finish
 from handler.engines.base import EngineStatistics
 from handler.engines.process.replicas import ReplicaReport
@@ -228,7 +229,7 @@ REPLICA_FAMILIES: tuple[tuple[_Family, str, str, Callable[[ReplicaReport], float
 )
 """Metrics of each replica, where there are several."""
 
-OUTCOMES = ("ok", "refused", "overloaded", "failed", "cancelled")
+OUTCOMES = ("ok", "refused", "overloaded", "unavailable", "failed", "cancelled")
 
 
 @dataclass(frozen=True)
@@ -505,7 +506,7 @@ class RequestStats:
         """Write the figures down.
 
         Args:
-            outcome: ok, failed, refused, overloaded or cancelled.
+            outcome: one of OUTCOMES.
             finish: why the last sequence ended.
         """
         seconds = time.perf_counter() - self._accepted_at if self._accepted_at else 0.0
@@ -531,6 +532,17 @@ class RequestStats:
                 for note in self._metrics.recorders:
                     note(record)
         ignored = self._parsed.ignored if self._parsed is not None else ()
+        names = [name[:64] for name in ignored[:32]]
+        fields: dict[str, Any] = {
+            "request_id": self._request_id,
+            "outcome": outcome,
+            "prompt_tokens": self.num_prompt_tokens,
+            "tokens": self.num_tokens,
+            "first_token_s": round(first, 3),
+            "seconds": round(seconds, 3),
+            **({"ignored": names} if names else {}),
+            **({"error": self.error} if self.error else {}),
+        }
         log.info(
             "id=%s outcome=%s prompt_tokens=%d tokens=%d first_token_s=%.3f seconds=%.3f%s%s",
             self._request_id,
@@ -539,11 +551,13 @@ class RequestStats:
             self.num_tokens,
             first,
             seconds,
-            f" ignored={','.join(name[:64] for name in ignored[:32])!r}" if ignored else "",
+            f" ignored={','.join(names)!r}" if names else "",
             f" error={self.error!r}" if self.error else "",
+            extra={"fields": fields},
         )
         if self._log_prompts and self._parsed is not None:
-            log.info("id=%s prompts=%r", self._request_id, self._prompts)
+            id = self._request_id
+            log.info("id=%s prompts=%r", id, self._prompts, extra=of_request(id))
 
     def _record(self, outcome: str, finish: Finish | None, seconds: float, first: float) -> RequestRecord:
         return RequestRecord(

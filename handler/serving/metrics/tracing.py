@@ -31,7 +31,7 @@ class RequestRecord(NamedTuple):
 
     Attributes:
         headers: the request's, names in lower case; `traceparent` and `tracestate` name the parent span.
-        outcome: ok, refused, overloaded, failed or cancelled.
+        outcome: ok, refused, overloaded, unavailable, failed or cancelled.
         finish: why the last sequence ended; "" where none has.
         error: "" for none.
         queue: time from the tokenized prompt to the engine.

@@ -16,6 +16,7 @@ from handler.core.errors import (
     GenerationFailed,
     InvalidParameter,
     InvalidPayload,
+    Overloaded,
     PromptTooLong,
     ServingError,
     Unavailable,
@@ -317,7 +318,7 @@ def test_long_texts_are_told_wherever_they_stand(long: Request) -> None:
 # -- one request in flight: what its host is told and may take, however it ends ----------------------------------------
 
 
-OUTCOMES = ("ok", "failed", "refused", "overloaded", "cancelled")
+OUTCOMES = ("ok", "failed", "refused", "overloaded", "unavailable", "cancelled")
 
 
 class Begun:
@@ -401,7 +402,8 @@ def test_a_refusal_has_none_of_the_dialects_headers() -> None:
         (b"{", None, "refused"),
         (ask("a b", 8), GenerationFailed("gone"), "failed"),
         (ask("a b", 8, stream=True), GenerationFailed("gone"), "failed"),
-        (ask("a b", 8), Unavailable("stopping"), "overloaded"),
+        (ask("a b", 8), Unavailable("stopping"), "unavailable"),
+        (ask("a b", 8), Overloaded("full"), "overloaded"),
         (ask("a b", 2), None, "ok"),
     ],
 )

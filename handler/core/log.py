@@ -1,0 +1,200 @@
+"""The log: lines of text, or a JSON object a line (`LMI_LOG_FORMAT=json`; TGI's JSON_OUTPUT=true is the same)."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import logging
+import os
+import re
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from types import TracebackType
+from typing import Any
+
+from handler.core.errors import ConfigError, Problem, Problems
+
+TEXT = "%(asctime)s %(levelname)s %(name)s %(message)s"
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+_FORMATS = ("text", "json")
+
+log = logging.getLogger("handler")
+
+
+def wants_json(environ: Mapping[str, str]) -> bool:
+    """Return whether an environment asks for JSON.
+
+    Raises:
+        ConfigError: it asks for neither JSON nor text.
+    """
+    value = environ.get("LMI_LOG_FORMAT", "")
+    if value and value.lower() not in _FORMATS:
+        raise ConfigError(f"environment variable LMI_LOG_FORMAT={value}: must be {' or '.join(_FORMATS)}")
+    return value.lower() == "json" or (not value and environ.get("JSON_OUTPUT", "").lower() in ("true", "1"))
+
+
+def set_up(environ: Mapping[str, str]) -> bool:
+    """Send the records of this process to standard error; return whether as JSON.
+
+    Raises:
+        ConfigError: LMI_LOG_LEVEL or LMI_LOG_FORMAT has a wrong value; the defaults hold then.
+    """
+    problems, level, as_json = Problems(), environ.get("LMI_LOG_LEVEL", "INFO").upper(), False
+    with problems:
+        as_json = wants_json(environ)
+    if level not in _LEVELS:
+        told = f"environment variable LMI_LOG_LEVEL={level}: must be debug, info, warning or error"
+        problems.append(Problem("", "", told))
+        level = "INFO"
+    _configure(level, as_json=as_json)
+    for library in ("uvicorn", "httpx", "httpx2"):  # huggingface_hub's client writes a line a request
+        logging.getLogger(library).setLevel(logging.WARNING)
+    problems.check()
+    return as_json
+
+
+def set_up_child() -> None:
+    """Have the warnings of a child process leave it as JSON, where its parent's log is JSON."""
+    if wants_json(os.environ):
+        _configure("WARNING", as_json=True)
+
+
+def format_as_json() -> None:
+    """Have the handlers that a host has installed write JSON."""
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(JsonFormatter())
+
+
+def of_request(id: str) -> dict[str, dict[str, str]]:
+    """Return the argument `extra` of a record about a request."""
+    return {"fields": {"request_id": id}}
+
+
+def _configure(level: str, *, as_json: bool) -> None:
+    handler = _Handler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if as_json else logging.Formatter(TEXT))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+class JsonFormatter(logging.Formatter):
+    """Writes a record as a JSON object: its time, level, logger and message, the traceback, and its `fields`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        if getattr(record, "is_object", False):
+            return str(record.msg)
+        at = datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc)
+        line: dict[str, Any] = {
+            "time": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "fields", {}),
+        }
+        if record.exc_info and record.exc_info[0] is not None:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False, default=str)
+
+
+class _Handler(logging.StreamHandler[Any]):
+    def handleError(self, record: logging.LogRecord) -> None:
+        if not isinstance(sys.exc_info()[1], OSError):  # where stderr is closed, there is nobody to tell
+            super().handleError(record)
+
+
+# -- what does not come as a record: lines that libraries, a model.py and child processes write ------------------------
+
+_MOST = 1 << 16  # bytes of a line; longer ones are divided
+_END = b"\0end of output\0"
+_BREAK = re.compile(rb"[\r\n]+")  # a progress bar returns
+_COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
+_LEVEL = re.compile(r"(?:\([^)]*\) )?\W{0,2}(DEBUG|INFO|WARN|WARNING|ERROR|FATAL|CRITICAL)\b")
+"""The level in a line of vLLM, perhaps after the name of its process, or of DJL Serving."""
+_STANDARD = {"WARN": "WARNING", "FATAL": "CRITICAL"}
+_OF_WORKER = re.compile(r".*\bW-\S*-std(?:out|err): (?={)")
+"""What DJL Serving puts before a line of its worker."""
+
+
+@contextlib.contextmanager
+def captured() -> Iterator[None]:
+    """Write all lines of stdout and stderr as JSON, this process's and its children's; those that are JSON stay.
+
+    Records go on to stderr directly. An exception that nobody catches becomes a record.
+    """
+    (handler,) = logging.getLogger().handlers
+    assert isinstance(handler, _Handler)
+    stdout = _Handler()
+    stdout.setFormatter(handler.formatter)
+    relays = [_Relay(1, stdout), _Relay(2, handler)]
+    sys.excepthook, threading.excepthook = _log_uncaught, _log_uncaught_in_thread
+    try:
+        yield
+    except ConfigError as error:
+        log.error("cannot start: %s", error)
+        raise SystemExit(2) from None
+    finally:
+        for relay in relays:
+            relay.close()
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    log.critical("uncaught exception: %s", kind.__name__, exc_info=(kind, error, trace))
+
+
+def _log_uncaught_in_thread(found: threading.ExceptHookArgs) -> None:
+    name = found.thread.name if found.thread else "a thread"
+    trace = (found.exc_type, found.exc_value or found.exc_type(), found.exc_traceback)
+    log.critical("uncaught exception in %s: %s", name, found.exc_type.__name__, exc_info=trace)
+
+
+class _Relay:
+    """Reads what is written to a descriptor, line by line, and has `handler` write it to where that led before."""
+
+    def __init__(self, descriptor: int, handler: _Handler) -> None:
+        self._descriptor, self._handler = descriptor, handler
+        self._before = os.dup(descriptor)
+        handler.setStream(os.fdopen(self._before, "w", encoding="utf-8", errors="backslashreplace", closefd=False))
+        self._pipe, end = os.pipe()
+        os.dup2(end, descriptor)
+        os.close(end)
+        self._thread = threading.Thread(target=self._run, name=f"log-{descriptor}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write what has come, and leave the descriptor as it was. Children may outlive this: their pipe stays open."""
+        (sys.stdout if self._descriptor == 1 else sys.stderr).flush()
+        os.write(self._descriptor, _END)
+        os.dup2(self._before, self._descriptor)
+        self._thread.join(5)  # nobody may read it
+
+    def _run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the main thread
+        rest, end = b"", b""
+        while not end:
+            data, end, _ = (rest + os.read(self._pipe, _MOST)).partition(_END)
+            *lines, rest = _BREAK.split(data)
+            if end or len(rest) >= _MOST:
+                lines, rest = [*lines, rest], b""
+            for line in lines:
+                self._write(_COLOURS.sub("", line.decode(errors="replace")))
+
+    def _write(self, line: str) -> None:
+        bare = _OF_WORKER.sub("", line, count=1)
+        if _is_object(bare):
+            self._handler.handle(logging.makeLogRecord({"msg": bare, "is_object": True}))
+        elif line.strip():
+            found = _LEVEL.match(line)
+            level = _STANDARD.get(found[1], found[1]) if found else "INFO"
+            self._handler.handle(logging.makeLogRecord({"name": "output", "levelname": level, "msg": line}))
+
+
+def _is_object(line: str) -> bool:
+    if not (line.startswith("{") and line.rstrip().endswith("}")):
+        return False
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True

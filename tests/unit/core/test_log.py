@@ -1,0 +1,123 @@
+"""The log as JSON: records, what libraries and child processes write, and what DJL Serving makes of both."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from handler.core.errors import ConfigError
+from handler.core.log import JsonFormatter, of_request, set_up, wants_json
+
+STORY = """
+import logging, os, subprocess, sys
+from handler.core import log
+from handler.core.errors import ConfigError
+log.set_up({"LMI_LOG_FORMAT": "json"})
+with log.captured():
+    exec(sys.argv[1])
+"""
+
+
+def run(code: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]], int]:
+    """Run code in a process whose output is captured; return the objects on stdout and on stderr, and its status."""
+    ended = subprocess.run([sys.executable, "-c", STORY, code], capture_output=True, text=True)
+    out, err = ([json.loads(line) for line in text.splitlines()] for text in (ended.stdout, ended.stderr))
+    return out, err, ended.returncode
+
+
+def brief(lines: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(line["level"], line["message"]) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, False),
+        ({"LMI_LOG_FORMAT": "JSON"}, True),
+        ({"JSON_OUTPUT": "true"}, True),
+        ({"JSON_OUTPUT": "false"}, False),
+        ({"LMI_LOG_FORMAT": "text", "JSON_OUTPUT": "true"}, False),
+    ],
+)
+def test_the_environment_asks_for_it(environ: dict[str, str], expected: bool) -> None:
+    assert wants_json(environ) is expected
+
+
+def test_wrong_values_are_told_together() -> None:
+    with pytest.raises(ConfigError) as refused:
+        set_up({"LMI_LOG_FORMAT": "yaml", "LMI_LOG_LEVEL": "loud"})
+    assert [problem.message for problem in refused.value.problems] == [
+        "environment variable LMI_LOG_FORMAT=yaml: must be text or json",
+        "environment variable LMI_LOG_LEVEL=LOUD: must be debug, info, warning or error",
+    ]
+
+
+def test_a_record_has_its_time_and_its_fields() -> None:
+    record = logging.LogRecord("handler.x", logging.WARNING, "x.py", 1, "a %s\n\u2028é\udc80", ("b",), None)
+    record.created = 1.5
+    record.__dict__.update(of_request("r-1"))
+    assert json.loads(JsonFormatter().format(record)) == {
+        "time": "1970-01-01T00:00:01.500Z",
+        "level": "WARNING",
+        "logger": "handler.x",
+        "message": "a b\n\u2028é\udc80",
+        "request_id": "r-1",
+    }
+
+
+def test_all_that_is_written_is_one_object_a_line() -> None:
+    out, err, status = run(
+        """
+print('plain'); print('{"_aws": 1}'); print('{no object}', flush=True)
+sys.stderr.write('\\x1b[32m(EngineCore pid=7) ERROR 11-26 of vLLM\\x1b[0m\\n10 %\\r20 %\\r\\n')
+subprocess.run([sys.executable, '-c', 'print("of a child"); print(end="without an end")'])
+os.write(1, b'\\xff' + b'x' * 70000)
+logging.getLogger('handler').warning('of %s', 'ours')
+"""
+    )
+    *first, long, rest = out
+    assert (first[1], status) == ({"_aws": 1}, 0)
+    assert brief([first[0], *first[2:]]) == [("INFO", "plain"), ("INFO", "{no object}"), ("INFO", "of a child")]
+    assert long["message"].startswith("without an end\ufffdxxx")
+    assert len(long["message"] + rest["message"]) == len("without an end") + 70001
+    ours = ("WARNING", "of ours")
+    assert ours in brief(err)
+    written = [("ERROR", "(EngineCore pid=7) ERROR 11-26 of vLLM"), ("INFO", "10 %"), ("INFO", "20 %")]
+    assert [line for line in brief(err) if line != ours] == written
+
+
+def test_what_djl_serving_puts_before_its_workers_objects_goes() -> None:
+    out, _, _ = run(
+        """
+print('INFO  PyProcess W-7-model-stdout: {"level": "ERROR", "message": "of the worker"}')
+print('WARN  PyProcess W-7-model-stderr: {half')
+print('[WARN ] ModelServer of Java')
+"""
+    )
+    words = "WARN  PyProcess W-7-model-stderr: {half"
+    assert brief(out) == [("ERROR", "of the worker"), ("WARNING", words), ("WARNING", "[WARN ] ModelServer of Java")]
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "message", "error"),
+    [
+        ("raise ConfigError('a', 'b')", 2, "cannot start: 2 problems:\n1. a\n2. b", None),
+        ("raise KeyError('k')", 1, "uncaught exception: KeyError", "KeyError: 'k'"),
+        (
+            "import threading; t = threading.Thread(target=lambda: 1 / 0, name='t'); t.start(); t.join()",
+            0,
+            "uncaught exception in t: ZeroDivisionError",
+            "ZeroDivisionError: division by zero",
+        ),
+    ],
+)
+def test_what_ends_a_process_is_one_object(code: str, status: int, message: str, error: str | None) -> None:
+    out, err, ended = run(code)
+    (line,) = err
+    assert (out, ended, line["message"]) == ([], status, message)
+    assert line.get("traceback", "").splitlines()[-1:] == ([error] if error else [])
