@@ -190,7 +190,7 @@ def in_front_of(server: int, directory: Path) -> Iterator[Callable[[str], Proxie
         def start(kind: type[Proxies], program: str, package: str, names: tuple[str, ...]) -> Proxies:
             home = directory / program
             home.mkdir()
-            made = kind(_path(program, package), names, home, server)
+            made = kind(path_of(program, package), names, home, server)
             running.callback(made.stop)
             made.start()
             return made
@@ -203,7 +203,8 @@ def in_front_of(server: int, directory: Path) -> Iterator[Callable[[str], Proxie
         yield named
 
 
-def _path(program: str, package: str) -> str:
+def path_of(program: str, package: str) -> str:
+    """Return the path of a program of Debian's; skip the test where it is not installed."""
     with skipped_on(FileNotFoundError):
         path = shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin")
         if path is None:
