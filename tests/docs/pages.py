@@ -162,6 +162,26 @@ def sentences(text: str) -> Iterator[Sentence]:
                 yield Sentence(sentence.strip(), words)
 
 
+_FILE_LINK = re.compile(r"(?<![!`])\[[\w./-]+(?:\.md|/)\]\(([^()\s#]+\.md)(#[^()\s]+)?\)")
+
+
+def titled(markdown: str, path: str) -> str:
+    """Return a page whose links read as the titles of pages and sections, where they read as names of files.
+
+    Args:
+        path: the page's, relative to the repository.
+    """
+
+    def title(link: re.Match[str]) -> str:
+        target = (ROOT / path).parent.joinpath(link[1])
+        found = headings(target.read_text())
+        section = (one for one in found if "#" + slug(_LINK_TEXT.sub(r"\1", one)) == link[2])
+        text = _LINK_TEXT.sub(r"\1", next(section, found[0]))
+        return f"[{text}]({link[1]}{link[2] or ''})"
+
+    return "\n".join(line if fence else _FILE_LINK.sub(title, line) for line, _, fence in lines(markdown))
+
+
 def separate(markdown: str) -> str:
     """Put an empty line around each heading, list, table and fence: Python-Markdown needs it, GitHub does not.
 

@@ -12,8 +12,12 @@ from mkdocs.structure.files import File, InclusionLevel
 
 STYLES = "assets/site.css"
 OPTIONS = "docs/options.md"
-FIRST = (OPTIONS, "docs/troubleshooting.md")
-"""What a search for a name or a message shows first."""
+BOOSTS = {
+    **dict.fromkeys((OPTIONS, "docs/troubleshooting.md"), 30),  # first for a name or a message
+    **dict.fromkeys(("docs/own-model.md", "docs/container.md", "docs/hosting.md"), 5),
+    **dict.fromkeys(("proof/RESULTS.md", "CHANGELOG.md", "docs/verified.md"), 0.2),
+}
+"""Factors of pages in a search; 1 for others."""
 
 
 def on_config(config: Any) -> None:
@@ -40,12 +44,14 @@ def on_files(files: Any, config: Any) -> None:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    if page.file.src_uri in FIRST:
-        page.meta["search"] = {"boost": 30}
+    if page.file.src_uri in BOOSTS:
+        page.meta["search"] = {"boost": BOOSTS[page.file.src_uri]}
     if page.file.src_uri == OPTIONS:
         engines = pages.options_by_engine(markdown)
         links = ", ".join(f"[{engine}](options-{engine}.md)" for engine in engines)
         markdown = markdown.replace("<!-- tables: begin -->", f"All options of one engine, to print: {links}.\n", 1)
+    if not page.file.src_uri.startswith("docs/options-"):  # which is no file
+        markdown = pages.titled(markdown, page.file.src_uri)
     return str(pages.separate(markdown))
 
 

@@ -29,6 +29,7 @@ from tests.docs.pages import (
     sentences,
     separate,
     slug,
+    titled,
 )
 from tests.one_test import in_one_test
 
@@ -153,6 +154,21 @@ def test_anchors_are_those_of_github(heading: str, anchor: str) -> None:
 )
 def test_blocks_are_separated_as_python_markdown_needs_them(page: str, expected: str) -> None:
     assert separate(page) == expected
+
+
+@pytest.mark.parametrize(
+    ("link", "expected"),
+    [
+        ("[own-model.md](own-model.md)", "[Serve your own model](own-model.md)"),
+        ("[own-model.md](own-model.md#from-s3)", "[From S3](own-model.md#from-s3)"),
+        ("[wire/](wire/README.md)", "[APIs: every route, field and error](wire/README.md)"),
+        ("[a name](own-model.md)", "[a name](own-model.md)"),
+        ("[lmi.service](../examples/hosting/lmi.service)", "[lmi.service](../examples/hosting/lmi.service)"),
+        ("```sh\n[own-model.md](own-model.md)\n```", "```sh\n[own-model.md](own-model.md)\n```"),
+    ],
+)
+def test_links_that_read_as_names_of_pages_get_titles_on_the_site(link: str, expected: str) -> None:
+    assert titled(link, INDEX) == expected
 
 
 def test_bars_in_the_code_of_tables_are_plain() -> None:
