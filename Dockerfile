@@ -30,7 +30,7 @@ RUN apt-get update \
 FROM tools AS wheel
 ARG SOURCE_DATE_EPOCH
 WORKDIR /src
-COPY LICENSE pyproject.toml README.md ./
+COPY LICENSE pyproject.toml README.md lmi_handler.py ./
 COPY handler handler
 COPY deploy deploy
 COPY proof proof

@@ -1,0 +1,47 @@
+"""`lmi_handler`: the public names, beside folders of a user's that have the names of our packages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lmi_handler
+from handler import formatters
+
+
+def run(directory: Path, code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], cwd=directory, capture_output=True, text=True)
+
+
+def test_each_name_is_there() -> None:
+    from deploy.client import Predictor
+    from handler.http.app import create_app
+
+    assert (lmi_handler.Predictor, lmi_handler.create_app, lmi_handler.formatters) == (
+        Predictor,
+        create_app,
+        formatters,
+    )
+    with pytest.raises(AttributeError, match="has no attribute 'Nothing'"):
+        _ = lmi_handler.Nothing
+
+
+@pytest.mark.parametrize("files", [["__init__.py"], ["main.tf"]], ids=["package", "folder"])
+def test_a_folder_of_the_users_is_hidden_with_a_warning(tmp_path: Path, files: list[str]) -> None:
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy" / files[0]).touch()
+    found = run(tmp_path, "from lmi_handler import Predictor; print(Predictor.__module__)")
+    assert found.stdout == "deploy.client.predictor\n"
+    told = f"{tmp_path / 'deploy'} cannot be imported: lmi-handler has a package 'deploy' too"
+    assert f"<string>:1: UserWarning: {told}" in found.stderr
+
+
+def test_a_package_of_the_users_that_is_imported_is_named(tmp_path: Path) -> None:
+    (tmp_path / "deploy").mkdir()
+    (tmp_path / "deploy" / "__init__.py").touch()
+    found = run(tmp_path, "import deploy; from lmi_handler import Predictor")
+    wanted = f"{tmp_path / 'deploy'} is imported as 'deploy', which is also a package of lmi-handler: rename it"
+    assert found.stderr.splitlines()[-1] == f"ImportError: {wanted}"
