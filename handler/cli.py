@@ -57,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return deploy(argv[1:], "lmi deploy")
     parser = make_parser(
-        flags=argv[:1] in (["serve"], ["completion"]), tools=argv[:1] not in (["serve"], ["options"], ["launch"])
+        flags=argv[:1] in (["serve"], ["completion"]),
+        tools=argv[:1] not in (["serve"], ["options"], ["launch"]),
     )
     if not argv:
         parser.print_help()
@@ -129,10 +130,10 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
     serve.set_defaults(run=_serve)
     options = commands.add_parser("options", help="list the options, describe one, or find those about a word")
     options.add_argument(
-        "name",
-        nargs="?",
+        "words",
+        nargs="*",
         metavar="NAME|WORD",
-        help="as serving.properties, the environment or a flag writes it; or a word to look for",
+        help="as serving.properties, the environment or a flag writes it; or words to look for",
     )
     options.add_argument("--engine", choices=LLM_ENGINES[1:], help="those that this engine has, with its own arguments")
     options.set_defaults(run=_options)
@@ -243,8 +244,16 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _options(arguments: argparse.Namespace) -> int:
     from handler.config.options import command_line
 
-    print(command_line.found(arguments.name or "", arguments.engine or ""), flush=True)
+    print(command_line.found(arguments.words, arguments.engine or "", _flags_of_serve()), flush=True)
     return 0
+
+
+def _flags_of_serve() -> dict[str, str]:
+    """Return the flags of `lmi serve` that are no options, with their meanings."""
+    parser = make_parser(flags=False, tools=False)
+    (commands,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
+    actions = (one for one in commands.choices["serve"]._actions if one.option_strings)
+    return {one.option_strings[-1]: (one.help or "") % {"default": one.default} for one in actions}
 
 
 def _completion(shell: str, parser: argparse.ArgumentParser, deploy: argparse.ArgumentParser) -> int:

@@ -89,7 +89,6 @@ def container_kind(image: str, said: str | None) -> Container:
 _TGI = re.compile(r"(?:-tgi|^v?)(\d+\.\d+(?:\.\d+)?)(?!.*-tgi)")  # 2.4.0-tgi2.3.1-gpu, and TGI's own tags
 
 _MODEL_ID = "option.model_id"
-_OLD_MODEL_ID = "option.s3url"  # LMI's earlier name
 _LENGTH = "option.max_model_len"
 _ASYNC = "option.async_mode"
 _DEGREES = {f"option.{name}" for name in ("tensor_parallel_degree", "tensor_parallel_size", *STAGES, *CONTEXTS)}
@@ -271,8 +270,6 @@ def _own(found: Variables, origin: str, given: str, key: str, value: str, engine
         return
     option = find_option(key, engine)
     same = option.key if option is not None else key  # several names have one option
-    if key == _OLD_MODEL_ID:
-        same = _MODEL_ID
     if same in found.keys:
         if found.keys[same] != value:
             found.idle.append((shown(origin, given), f"another variable says {same}, and beats it"))

@@ -100,6 +100,19 @@ def settings_of(text: str, name: str) -> Iterator[Setting | Problem]:
             yield Setting(element.key, element.value, origin)
 
 
+def _with_repeated(items: Iterable[Setting | Problem]) -> Iterator[Setting | Problem | Note]:
+    """Add a note for each value of a file that a later line replaces by another one."""
+    before: dict[str, Setting] = {}
+    for item in items:
+        yield item
+        if isinstance(item, Setting):
+            earlier = before.setdefault(item.key, item)
+            if earlier.value != item.value:
+                line = item.origin.rpartition(", ")[2]
+                yield Note(f"{item.key} ({earlier.origin})", f"{line} sets it again")
+            before[item.key] = item
+
+
 def decode_properties(data: bytes) -> str:
     """Return the text of a properties file: UTF-8, else ISO 8859-1, as Java's `Properties.load` reads it.
 
@@ -219,6 +232,10 @@ def _update(values: dict[str, Any], more: Mapping[str, Any]) -> None:
             values[key] = value
 
 
+_FORMER_MODEL_ID = "option.s3url"
+"""LMI's earlier name, which it reads where there is no option.model_id."""
+
+
 def as_lmi_reads(
     settings: Iterable[Setting], environ: Mapping[str, str], djl: str, *, java: bool, is_mode_given: bool
 ) -> list[Setting]:
@@ -238,6 +255,9 @@ def as_lmi_reads(
     rolling = last.get("option.rolling_batch", Setting("", "auto", ""))
     mode, batch = _async_mode(last), None if is_mode_given else _dynamic_batch(last)
     weak, strong, replaced = [*_release(mode, environ, djl), *_task(last)], [], {"option.runner", "option.convert"}
+    if (url := last.get(_FORMER_MODEL_ID)) is not None:
+        weak.append(Setting("option.model_id", url.value, url.origin))
+        replaced.add(_FORMER_MODEL_ID)
     if mode is None and batch is not None:
         strong.append(Setting("option.rolling_batch", "disable", batch.origin))
         if (named := rolling.value.strip()) in BY_ROLLING_BATCH:
@@ -410,7 +430,8 @@ def read_config(
         settings=written,
     )
     config = replace(config, warnings=(*config.warnings, *_lost_in_the_mode(config, java=java), *_coarser(config)))
-    problems += _contradictions(config, {problem.name for problem in problems})
+    wrong = {problem.name for problem in problems}
+    problems = [*_with_comments_named(problems, chosen), *_contradictions(config, wrong)]
     origins = (item.where if isinstance(item, Problem) else item.origin for item in found if not isinstance(item, Note))
     order = {origin: place for place, origin in enumerate(origins)}
     problems.sort(key=lambda problem: order.get(problem.where, len(order)))
@@ -423,7 +444,7 @@ def _places(
     """Read each source but the host's own settings, weakest first: later ones win."""
     own: list[list[Setting | Problem | Note | Unknown]] = [
         [*from_environment(environ)],
-        [*(from_file(properties) if properties else ())],
+        [*(_with_repeated(from_file(properties)) if properties else ())],
         [*from_overrides(overrides)],
     ]
     named = named_engine([*(item for item in chain(*own) if isinstance(item, Setting)), *settings], "")
@@ -647,6 +668,28 @@ def _value(option: Option, engine: str, chosen: Mapping[str, _Chosen], problems:
     except ValueError as error:
         problems.append(_wrong_value(option, setting, str(error)))
         return option.default_with(engine)
+
+
+_COMMENTED = re.compile(r"\s[#!]")
+
+
+def _with_comments_named(problems: Iterable[Problem], chosen: Mapping[str, _Chosen]) -> Iterator[Problem]:
+    """Name comments after the values of a file, once, in the place of the problems that they make."""
+    commented = {
+        key: setting.origin
+        for key, (_, setting) in chosen.items()
+        if ", line " in setting.origin and _COMMENTED.search(setting.value)
+    }
+    places = [commented["option.model_id"]] if "option.model_id" in commented else []
+    for problem in problems:
+        if commented.get(problem.name) == problem.where:
+            places.append(problem.where)
+        else:
+            yield problem
+    if places:
+        also = ", ".join(place.rpartition(", ")[2] for place in places[1:])
+        message = "`# ...` after a value belongs to the value in this format: give a comment a line of its own"
+        yield Problem(places[0], "", f"{message} (also {also})" if also else message)
 
 
 def _refusal(option: Option, setting: Setting) -> str:

@@ -1,6 +1,7 @@
 """A user's formatters: found in model.py, checked at start, and called for requests."""
 
 from __future__ import annotations
+import __future__
 
 import ast
 import contextlib
@@ -20,7 +21,7 @@ from types import CodeType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from handler.core import text_files
-from handler.core.errors import AdapterFailed, ConfigError, FormatterFailed
+from handler.core.errors import AdapterFailed, ConfigError, FormatterFailed, Problem, Problems
 from handler.core.values import Adapter
 from handler.plugins.foreign_handlers import refuse_foreign_handlers, refuse_predictors
 from handler.plugins.stand_ins import StandIn
@@ -166,9 +167,30 @@ def check_model_py(path: Path | None, *, handlers: StandIn | None = None) -> Non
     refuse_foreign_handlers(path, called=handlers)
     refuse_predictors(path, tree)
     lacking = DJL_PYTHON.lacking(tree)
-    problems = [f"{path}, line {line}: {name} is not there without DJL Serving; {_HAVE}" for line, name in lacking]
-    if problems:
-        raise ConfigError(*problems)
+    problems = Problems()
+    for line, name in lacking:
+        problems.append(Problem("", "", f"{path}, line {line}: {name} is not there without DJL Serving; {_HAVE}"))
+    for mark, bare in _bare_formatters(tree):
+        with problems:
+            (_input if mark == "input_formatter" else _output)(bare.__name__, bare, path)
+    problems.check()
+
+
+def _bare_formatters(tree: ast.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Make functions with the signatures of those that only a formatter's mark decorates; nothing of theirs runs."""
+    for node in tree.body:
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or len(node.decorator_list) != 1:
+            continue
+        mark = ast.unparse(node.decorator_list[0]).rpartition(".")[2]
+        if mark in ("input_formatter", "output_formatter"):
+            nothing = ast.copy_location(ast.Constant(None), node)
+            node.args.defaults = [nothing] * len(node.args.defaults)
+            node.args.kw_defaults = [default and nothing for default in node.args.kw_defaults]
+            node.decorator_list = []
+            made: dict[str, Any] = {}
+            module = ast.Module([node], type_ignores=[])
+            exec(compile(module, "model.py", "exec", __future__.annotations.compiler_flag), made)
+            yield mark, made[node.name]
 
 
 def model_py(directory: Path | None) -> Path | None:

@@ -84,6 +84,10 @@ def hub_note(config: Config, engine: str) -> str:
     model = config.model_id or ""
     if config.handle_role is Role.ALONE or not engines.fetches(engine) or not files.is_hub_reference(model):
         return ""
+    if "/" not in model:
+        return (
+            f"{model}: is no file or directory here, and most names on the hub are OWNER/MODEL; the start asks the hub"
+        )
     rest = engines.conversion(engine, model)
     return f"{model}: the start downloads it from the hub{rest and '; ' + rest}"
 

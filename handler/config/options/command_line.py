@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from handler.config import lmi_version
@@ -30,32 +31,37 @@ from handler.core.errors import ConfigError
 _WIDTH = 120
 
 
-def found(text: str, engine: str = "") -> str:
-    """Describe the option of this name; where there is none, list those whose names or meanings have the text.
+def found(words: Sequence[str], engine: str = "", flags: Mapping[str, str] = MappingProxyType({})) -> str:
+    """Describe the option of this name; where there is none, list those whose names or meanings have all the words.
 
     Args:
-        text: "" lists all.
+        words: none lists all.
+        flags: of `lmi serve` that are no options, with their meanings; listed with what is found, if they have the words.
         engine: lists those that it has, with arguments of its own; "" lists those of every engine.
 
     Raises:
         ConfigError: neither is there; the message has the nearest name.
     """
-    name = text.replace("-", "_")
-    if not name:
+    names = [word.strip("-").replace("-", "_") for word in words]
+    if not names:
         return table(engine=engine)
     try:
-        return describe(name)
+        if len(names) > 1:
+            raise ConfigError(f"no option has all of these words: {' '.join(words)}")
+        return describe(names[0])
     except ConfigError:
-        if not (listed := table(name, engine)):
+        own = [f"  {flag}  {text}" for flag, text in flags.items() if _has(names, f"{flag} {text}".replace("-", "_"))]
+        flags_of_serve = "\n".join(["Flags of lmi serve:", *own]) if own else ""
+        if not (parts := [*filter(None, (table(names, engine), flags_of_serve))]):
             raise
-        return listed
+        return "\n\n".join(parts)
 
 
-def table(word: str = "", engine: str = "") -> str:
+def table(words: Sequence[str] = (), engine: str = "") -> str:
     """List the options that have an effect here: a line each, by engines.
 
     Args:
-        word: only those whose names or meanings have it.
+        words: only those whose names or meanings have all of them.
         engine: only those that it has, and its own arguments.
     """
     listed = [
@@ -64,15 +70,20 @@ def table(word: str = "", engine: str = "") -> str:
         if option.field
         and not isinstance(option.parse, Gone)
         and (not engine or not engines_of(option) or engine in option.engines)
-        and word.lower() in " ".join((option.key, option.help, *option.aliases)).lower()
+        and _has(words, " ".join((option.key, option.help, *option.aliases)))
     ]
     groups = sorted({engines_of(option) for option in listed})
     parts = ["\n".join(_group(engines, [one for one in listed if engines_of(one) == engines])) for engines in groups]
     arguments = engine_arguments(engine)
-    own = [f"option.{name}" for name in sorted(arguments.arguments) if word in name and f"option.{name}" not in KNOWN]
+    names = (name for name in sorted(arguments.arguments) if _has(words, name))
+    own = [f"option.{name}" for name in names if f"option.{name}" not in KNOWN]
     if own:
         parts.append(f"Arguments of {arguments.source}:\n{_filled(', '.join(own))}")
     return "\n\n".join(parts)
+
+
+def _has(words: Sequence[str], text: str) -> bool:
+    return all(word.lower() in text.lower() for word in words)
 
 
 def _filled(text: str) -> str:

@@ -149,7 +149,7 @@ class Options:
 
     # fmt: off
     # what is served
-    model_id: str | None = option(path, None, "a .gguf file, a model directory, a name on the Hugging Face hub (openvino: also owner/model/file.gguf), s3://bucket/prefix/, or `demo`", "option.model")
+    model_id: str | None = option(path, None, "a .gguf file, a model directory, a name on the Hugging Face hub (openvino: also owner/model/file.gguf), s3://bucket/prefix/, or `demo`", "option.model", "option.s3url")
     model_name: str = option(string, "model", "the name in /predictions/{name} and /models", "option.modelName")
     served_model_name: tuple[str, ...] | None = option(names, None, "comma-separated model names for clients; answers give the first; * accepts any name")
     llm_engine: str = option(one_of(*LLM_ENGINES), "auto", "the engine; auto: as option.rolling_batch names it, otherwise openvino")

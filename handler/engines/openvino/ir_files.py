@@ -258,6 +258,8 @@ def check_converter(
     """
     if _target(source, cache, task, quantization).is_dir():
         return
+    if not any(visible(source, pattern) for pattern in ("*.safetensors", *files.TORCH)):
+        raise ConfigError(f"{source} has a config.json but no weights: no .safetensors files, no {files.TORCH[0]}")
     why_not = unknown(source, task)
     if not why_not:
         check_weights(source, read_decoder(source))

@@ -74,7 +74,7 @@ from handler.core.errors import ConfigError
             "option.kv_transfer_config",
             ["  meaning:     an argument of the engine's own", "  engines:     vllm; others refuse it"],
         ),
-        ("option.s3url", ["  refused: write option.model_id=s3://BUCKET/PREFIX/"]),
+        ("option.s3url", ["option.model_id", "  other names: option.model, option.s3url"]),
     ],
 )
 def test_an_option_is_described(capsys: pytest.CaptureFixture[str], name: str, lines: list[str]) -> None:
@@ -108,6 +108,23 @@ def test_a_reader_may_leave() -> None:
         assert (process.communicate()[1], process.returncode) == (b"", 0)
 
 
+def test_several_words_find_what_has_them_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["options", "Draft", "model"]) == 0
+    found = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  option.")]
+    assert "option.speculative_draft_model" in found
+    assert len(found) < 10
+    assert main(["options", "draft", "nonsense"]) == 2
+    assert capsys.readouterr().err == "lmi: no option has all of these words: draft nonsense\n"
+
+
+@pytest.mark.parametrize(("words", "flag"), [(["certificate"], "--ssl-certfile"), (["allow-origin"], "--allow-origin")])
+def test_flags_of_serve_that_are_no_options_are_found(
+    capsys: pytest.CaptureFixture[str], words: list[str], flag: str
+) -> None:
+    assert main(["options", *words]) == 0
+    assert f"Flags of lmi serve:\n  {flag}  " in capsys.readouterr().out
+
+
 def test_an_unknown_name_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["options", "tgi_compt"]) == 2
     assert capsys.readouterr().err == "lmi: unknown option 'option.tgi_compt'; did you mean 'option.tgi_compat'?\n"
@@ -127,14 +144,14 @@ def test_the_variable_sets_the_option() -> None:
 
 
 def test_a_word_lists_the_options_that_have_it() -> None:
-    listed = found("prefix", "vllm")
+    listed = found(["prefix"], "vllm")
     assert "option.enable_prefix_caching" in listed
     assert "option.prefix_caching_hash_algo" in listed
     assert "option.dtype" not in listed
-    assert "option.kv_cache_free_gpu_mem_fraction" not in found("", "vllm")
+    assert "option.kv_cache_free_gpu_mem_fraction" not in found([], "vllm")
     with pytest.raises(ConfigError, match=r"unknown option 'option\.no_such_word'"):
-        found("no-such-word")
+        found(["no-such-word"])
 
 
 def test_a_flags_name_is_an_options() -> None:
-    assert found("max-model-len") == describe("max_model_len")
+    assert found(["max-model-len"]) == describe("max_model_len")

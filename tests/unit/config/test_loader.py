@@ -51,6 +51,33 @@ def test_defaults_are_lmis() -> None:
     assert (found.rolling_batch, found.tgi_compat, found.output_formatter) == ("auto", False, None)
 
 
+def test_lmis_former_name_of_the_model_gives_way_to_the_present_one(properties: Path) -> None:
+    properties.write_text("option.s3url=s3://a/b/\n")
+    assert config(file=properties).model_id == "s3://a/b/"
+    assert config("option.model_id=c", file=properties).model_id == "c"
+    assert config(file=properties, env={"OPTION_MODEL_ID": "c"}).model_id == "c"
+
+
+def test_a_value_that_a_later_line_replaces_is_told(properties: Path) -> None:
+    properties.write_text("option.dtype=fp16\njob_queue_size=7\noption.dtype=fp32\njob_queue_size=7\n")
+    found = config(file=properties)
+    assert found.warnings == ("option.dtype (serving.properties, line 1) has no effect here: line 3 sets it again",)
+    assert found.dtype == "fp32"
+
+
+def test_comments_after_values_are_named_once(properties: Path) -> None:
+    properties.write_text(
+        "option.model_id=demo # the demo\noption.dtype=fp32  # exact\njob_queue_size=7 ! more\n"
+        "option.served_model_name=a #b\noption.tgi_compat=perhaps\n"
+    )
+    assert refused(file=properties).splitlines() == [
+        "2 problems:",
+        "1. serving.properties, line 1: `# ...` after a value belongs to the value in this format: "
+        "give a comment a line of its own (also line 2, line 3)",
+        "2. serving.properties, line 5: option.tgi_compat=perhaps: must be true or false",
+    ]
+
+
 def test_java_properties_syntax(properties: Path) -> None:
     properties.write_text(
         "# a comment\n! another\n\noption.tgi_compat = true\njob_queue_size: 7\n"

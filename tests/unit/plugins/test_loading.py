@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from handler.config.loader import read_config
 from handler.core.errors import ConfigError
 from handler.core.text import Vocabulary
-from handler.plugins.functions import Decorated, Formatters, Style, find_formatters
+from handler.plugins.functions import Decorated, Formatters, Style, check_model_py, find_formatters
 from handler.plugins.tool_parser import load_tool_format
 from handler.protocols.assistant.events import Arguments, CallEnd, CallStart
 from handler.protocols.assistant.tools.grammar import write_calls
@@ -130,6 +131,26 @@ def test_what_cannot_be_used_is_named_with_file_and_line(tmp_path: Path, text: s
     message = refused(tmp_path, text)
     assert message.startswith(str(tmp_path / "model.py"))
     assert wanted in message
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("@output_formatter\ndef f(a, b: Nowhere = nowhere()) -> X: ...\n", None),
+        ("@output_formatter\ndef f(a, b): raise KeyError\n", "line 3: output formatter 'f' takes 2 arguments"),
+        ("@djl_python.input_formatter\ndef f(): ...\n", "line 3: input formatter 'f' must take one argument"),
+        ("@input_formatter\ndef f(x):\n    yield x\n", "line 3: formatter 'f' must be a plain function"),
+        ("@input_formatter\nasync def f(x): ...\n", "line 3: formatter 'f' must be a plain function"),
+        ("@mine\n@input_formatter\ndef f(a, b): ...\n", None),
+    ],
+)
+def test_a_signature_is_checked_without_running_the_file(tmp_path: Path, text: str, wanted: str | None) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(f"1 / 0\n{text}")
+    if wanted is None:
+        return check_model_py(path)
+    with pytest.raises(ConfigError, match=re.escape(f"{path}, {wanted}")):
+        check_model_py(path)
 
 
 @pytest.mark.parametrize(("taken", "unpacks_index"), [("token, first, last", False), ("token, *rest", True)])
