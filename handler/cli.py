@@ -15,15 +15,24 @@ from handler.config.engines import LLM_ENGINES
 from handler.core.command_line import Parser, add_installed, port
 from handler.core.errors import ConfigError
 from handler.launch import add_parser as add_launch
+from handler.models import add_parser as add_models
 
 _INSTALL = "pip install 'lmi-handler[cli]'"
 _SHELLS = ("bash", "zsh", "fish")
+_MEANT = {
+    **dict.fromkeys(("run", "start"), "lmi serve MODEL"),
+    **dict.fromkeys(("pull", "download", "fetch"), "lmi models get MODEL"),
+    **dict.fromkeys(("list", "ls", "ps"), "lmi models"),
+    **dict.fromkeys(("rm", "remove"), "lmi models rm MODEL"),
+}
+"""Commands of other programs, and ours."""
 _MAP = """Serve a large language model, measure it, and deploy it to SageMaker.
 
 serve
   lmi serve [MODEL]                      serve a model over HTTP; without MODEL the demo model
   lmi serve [MODEL] --check              list every problem that a start would meet; start nothing
   lmi options [NAME|WORD]                list the options, describe one, or find those about a word
+  lmi models [get MODEL | rm MODEL ...]  list, fetch and remove the models on this machine
   lmi launch AGENT [MODEL] [-- ARGUMENT] run Claude Code, Codex or another coding agent on a server
 
 measure
@@ -58,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return deploy(argv[1:], "lmi deploy")
     parser = make_parser(
         flags=argv[:1] in (["serve"], ["completion"]),
-        tools=argv[:1] not in (["serve"], ["options"], ["launch"]),
+        tools=argv[:1] not in (["serve"], ["options"], ["launch"], ["models"]),
     )
     if not argv:
         parser.print_help()
@@ -95,6 +104,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
         prog="lmi", usage="lmi COMMAND ...", description=_MAP, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--version", action="version", version=f"lmi-handler {__version__}")
+    parser.meant = _MEANT
     commands = parser.add_subparsers(prog="lmi", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
     serve = commands.add_parser(
         "serve",
@@ -138,6 +148,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
     options.add_argument("--engine", choices=LLM_ENGINES[1:], help="those that this engine has, with its own arguments")
     options.set_defaults(run=_options)
     add_launch(commands)
+    add_models(commands)
     if tools:
         add_installed(commands, "lmi.commands")
     deploy = commands.add_parser("deploy", help="put a model on a SageMaker endpoint")

@@ -8,8 +8,9 @@ import difflib
 import math
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 _PLAIN = {
@@ -25,10 +26,12 @@ class Parser(argparse.ArgumentParser):
 
     Attributes:
         hint: where to look for a flag that nobody knows; `{word}` is its name without dashes.
+        meant: choices that others have, and what is meant by them here.
         rewrite: makes the words that argparse reads of those that were written.
     """
 
     hint = ""
+    meant: Mapping[str, str] = MappingProxyType({})
     rewrite: Callable[[Sequence[str]], Sequence[str]] = staticmethod(lambda words: words)
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -56,6 +59,8 @@ class Parser(argparse.ArgumentParser):
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is None or value in action.choices:
             return
+        if value in self.meant:
+            raise argparse.ArgumentError(action, f"there is no {value!r} here; write {self.meant[value]}")
         known = [*map(str, action.choices)]
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{_hint(str(value), known)} (choose from "
                                              f"{', '.join(map(repr, known))})")  # fmt: skip

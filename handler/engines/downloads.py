@@ -82,6 +82,8 @@ def _end(number: int, frame: FrameType | None) -> None:
 NEEDED = ("openvino_model.xml", "openvino_tokenizer.xml", "openvino_detokenizer.xml")
 QUIET = {"HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1", "PYTHONWARNINGS": "ignore"}
 
+SOURCE = "lmi_source.txt"
+"""The file of a conversion that names its source."""
 UNKNOWN_LAYOUT = 65
 """Exit status of a converter that does not support the model."""
 
@@ -162,6 +164,7 @@ def run_converter(
     # Converters only warn of a tokenizer that they cannot convert, but no engine loads the result.
     missing = [name for name in needed if not (target / name).is_file()]
     if not process.returncode and not missing:
+        (target / SOURCE).write_text(str(source.absolute()))
         return
     tail = process.stderr[-2000:].decode(errors="replace").strip()
     what = f"cannot convert {source} to {form}"

@@ -134,6 +134,15 @@ def is_download(directory: Path | None) -> bool:
     return directory is not None and directory.parent == _home()
 
 
+def downloads() -> Iterator[tuple[str, Path]]:
+    """Yield the directories that `download` made, whole or in part, each with its URL."""
+    for lock in sorted(_home().glob("*.lock")):
+        url = lock.read_text().strip()
+        for path in sorted(_home().glob(f"{lock.stem}[.-]*")):
+            if path.is_dir():
+                yield url or path.name, path
+
+
 def _home() -> Path:
     return (environment.download_directory() or model_files.cache_directory()).absolute() / "download"
 
@@ -277,6 +286,7 @@ def _alone(path: Path, url: str) -> Iterator[None]:
         except BlockingIOError:
             _say(f"waiting for another process, which downloads {url}")
             fcntl.flock(lock, fcntl.LOCK_EX)
+        print(url, file=lock, flush=True)  # `downloads` reads it
         yield
 
 

@@ -77,7 +77,7 @@ def results(cache: Path) -> list[Path]:
 def test_converts_once_and_reuses(converter: Converter, source: Path, cache: Path) -> None:
     target = convert(source, cache)
     assert target.parent == cache
-    assert {path.name for path in target.iterdir()} == set(downloads.NEEDED)
+    assert {path.name for path in target.iterdir()} == {*downloads.NEEDED, downloads.SOURCE}
     assert convert(source, cache) == target
     assert len(converter.runs) == 1
     assert results(cache) == [target]
@@ -194,7 +194,7 @@ def test_a_kill_half_way_leaves_nothing_that_counts(source: Path, cache: Path) -
         patch.setattr(module, "find_spec", lambda name: importlib.machinery.ModuleSpec(name, None))
         patch.setattr(child_processes, "run", Converter())
         target = convert(source, cache)
-    assert {path.name for path in target.iterdir()} == set(downloads.NEEDED)
+    assert {path.name for path in target.iterdir()} == {*downloads.NEEDED, downloads.SOURCE}
     assert results(cache) == [target]
 
 

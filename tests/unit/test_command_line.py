@@ -68,6 +68,15 @@ def test_an_unknown_flag_has_the_nearest_one_and_its_own_usage(
     assert re.match(said, capsys.readouterr().err, re.DOTALL)
 
 
+@pytest.mark.parametrize(
+    ("word", "meant"), [("run", "lmi serve MODEL"), ("pull", "lmi models get MODEL"), ("list", "lmi models")]
+)
+def test_commands_of_other_programs_name_ours(capsys: pytest.CaptureFixture[str], word: str, meant: str) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([word, "x"])
+    assert capsys.readouterr().err.endswith(f"there is no '{word}' here; write {meant}\n")
+
+
 def options_of(*words: str) -> list[str]:
     found: list[str] = make_parser().parse_args(["serve", "demo", *words]).options
     return found
@@ -116,11 +125,13 @@ def test_what_vllms_server_has_and_this_has_not_is_refused_with_the_reason(capsy
         ("some/model", r"downloads it from the hub; unless .* it is converted once, .*lmi-handler\[convert\]"),
         ("OpenVINO/model", "downloads it from the hub; not checked here"),
         ("some/model/file.gguf", "downloads it from the hub; not checked here"),
+        ("nosuch", "asks the hub; not checked here"),
     ],
 )
 def test_check_says_what_a_model_of_the_hub_takes(capsys: pytest.CaptureFixture[str], model: str, said: str) -> None:
     assert main(["serve", model, "--engine", "openvino", "--check"]) == 0
-    assert re.match(f"{model}: the start {said}", capsys.readouterr().out)
+    doubt = "" if "/" in model else "is no file or directory here, and most names on the hub are OWNER/MODEL; "
+    assert re.match(f"{model}: {doubt}the start {said}", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("command", ["serve", "options", "bench", "replay", "conform", "completion"])

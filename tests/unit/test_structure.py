@@ -38,6 +38,7 @@ OF_HANDLER = {
     "entry": {"djl"},
     "container": {"__version__", "core", "config"},
     "launch": {"core", "config"},
+    "models": {"core", "config", "engines", "serving"},
 }
 """A package of handler's, and what of handler it may import beside itself; `cli` may import all of it."""
 

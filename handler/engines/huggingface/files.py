@@ -240,6 +240,19 @@ def download(
         raise _cannot_fetch(name, reason) from None
 
 
+def cached() -> list[Any]:
+    """List the models in the cache of huggingface_hub, as its `CachedRepoInfo`; none where it is not installed."""
+    try:
+        from huggingface_hub import scan_cache_dir
+        from huggingface_hub.errors import CacheNotFound
+    except ModuleNotFoundError:
+        return []
+    try:
+        return [repo for repo in scan_cache_dir().repos if repo.repo_type == "model"]
+    except CacheNotFound:
+        return []
+
+
 def _connection_error(error: BaseException | None, kind: type[Exception]) -> BaseException | None:
     """Return the error of the HTTP library behind `error` that no answer caused; None where there is none."""
     while error is not None and not (isinstance(error, kind) and getattr(error, "response", None) is None):

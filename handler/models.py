@@ -1,0 +1,192 @@
+"""`lmi models`: list the models that this machine's caches hold, fetch and convert one, remove some."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from handler.config import model_files
+from handler.config.engines import LLM_ENGINES
+from handler.core import log
+from handler.core.command_line import nearest
+from handler.core.errors import ConfigError
+
+
+class CachedModel(NamedTuple):
+    """What a cache holds of a model.
+
+    Attributes:
+        name: by which `lmi serve` finds it; a conversion has that of its source.
+        format: of the weights, in words.
+        size: bytes.
+        used_at: seconds since the epoch, when a file of it was last read.
+    """
+
+    name: str
+    format: str
+    size: int
+    used_at: float
+    path: Path
+
+
+def add_parser(commands: Any) -> None:
+    models = commands.add_parser(
+        "models",
+        help="list, fetch and remove the models on this machine",
+        usage="lmi models [-h] [get MODEL | rm MODEL ...]",
+    )
+    models.set_defaults(run=_list)
+    actions = models.add_subparsers(metavar="get | rm", prog="lmi models")
+    get = actions.add_parser("get", help="fetch a model, and convert it where its engine needs that")
+    get.add_argument("model", metavar="MODEL", help="as of lmi serve: OWNER/MODEL, s3://BUCKET/PREFIX/, a file, demo")
+    get.add_argument("--engine", choices=LLM_ENGINES[1:], help="that will serve it")
+    get.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE", help="as of lmi serve")
+    get.set_defaults(run=_get)
+    remove = actions.add_parser("rm", help="remove models, with their conversions")
+    remove.add_argument("models", nargs="+", metavar="MODEL", help="a name as lmi models prints it")
+    remove.set_defaults(run=_remove)
+
+
+# -- the caches --------------------------------------------------------------------------------------------------------
+
+
+def cached_models() -> list[CachedModel]:
+    """List the models in the caches of the hub, of S3 and of conversions, by name."""
+    found = [*_of_hub(), *_of_s3(), *_converted()]
+    demo = model_files.cache_directory() / Path(model_files.DEMO_MEMBER).name
+    if demo.is_file():
+        found.append(_model(model_files.DEMO, "GGUF", demo))
+    return sorted(found)
+
+
+def _of_hub() -> Iterator[CachedModel]:
+    from handler.engines.huggingface.files import cached
+
+    for repo in cached():
+        path = Path(repo.repo_path)
+        names = [file.file_name for revision in repo.revisions for file in revision.files]
+        yield CachedModel(repo.repo_id, _format(names, path), repo.size_on_disk, repo.last_accessed, path)
+
+
+def _of_s3() -> Iterator[CachedModel]:
+    from handler.engines import s3
+
+    for url, path in s3.downloads():
+        yield _model(url, _format([file.name for file in path.iterdir()], path), path)
+
+
+def _converted() -> Iterator[CachedModel]:
+    from handler.engines.downloads import SOURCE
+
+    for path in sorted((model_files.cache_directory() / "converted").glob("*")):
+        if not path.is_dir():
+            continue
+        source = Path((path / SOURCE).read_text()) if (path / SOURCE).is_file() else path
+        yield _model(_name_of(source), "incomplete" if path.suffix else "converted", path)
+
+
+def _name_of(source: Path) -> str:
+    """Return the name of the model that a conversion was made of: the hub's, the demo's, or its path."""
+    if source.name == Path(model_files.DEMO_MEMBER).name:
+        return model_files.DEMO
+    hub = re.search(r"/models--(.+?)/snapshots/", f"{source}/")
+    return hub[1].replace("--", "/") if hub else str(source)
+
+
+_FORMATS = {
+    "GGUF": r".*\.gguf",
+    "OpenVINO": r"openvino_.*\.xml",
+    "safetensors": r".*\.safetensors",
+    "torch": r"pytorch_model.*\.bin",
+}
+
+
+def _format(names: Iterable[str], path: Path) -> str:
+    names = [*names]
+    found = [form for form, pattern in _FORMATS.items() if any(re.fullmatch(pattern, name) for name in names)]
+    if path.suffix == ".part" or any(path.glob("blobs/*.incomplete")):
+        return "incomplete"
+    return ", ".join(found) or "no weights"
+
+
+def _model(name: str, form: str, path: Path) -> CachedModel:
+    states = [file.stat() for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()]
+    used_at = max((state.st_atime for state in states), default=0.0)
+    return CachedModel(name, form, sum(state.st_size for state in states), used_at, path)
+
+
+# -- the commands ------------------------------------------------------------------------------------------------------
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    found = cached_models()
+    if not found:
+        print("no models; lmi models get MODEL fetches one")
+        return 0
+    rows = [("MODEL", "FORMAT", "SIZE", "LAST READ")]
+    for model in found:
+        used = time.strftime("%Y-%m-%d", time.localtime(model.used_at)) if model.used_at else "-"
+        rows.append((model.name, model.format, _size(model.size), used))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, form, size, used in rows:
+        print(f"{name:{widths[0]}}  {form:{widths[1]}}  {size:>{widths[2]}}  {used}")
+    print(f"{_size(sum(model.size for model in found))} in all")
+    return 0
+
+
+def _get(arguments: argparse.Namespace) -> int:
+    from handler.serving.engine import engine_spec, read_sources
+
+    log.set_up(os.environ)
+    config = read_sources(arguments.model, arguments.engine, overrides=arguments.options).checked()
+    spec = engine_spec(config)
+    print(f"{arguments.model}: {spec.config.model or 'nothing to fetch'} (engine {spec.engine})")
+    return 0
+
+
+def _remove(arguments: argparse.Namespace) -> int:
+    found, chosen = cached_models(), list[CachedModel]()
+    names = {model.name for model in found}
+    for name in arguments.models:
+        if name not in names:
+            near = nearest(name, names)
+            raise ConfigError(
+                f"lmi models rm: no model {name!r} in the caches{f'; did you mean {near}?' if near else ''}"
+            )
+        chosen += [model for model in found if model.name == name]
+    if used := _in_use([model.path for model in chosen]):
+        raise ConfigError(f"lmi models rm: process {used[0]} has files of {used[1]} open; nothing is removed")
+    for model in chosen:
+        if model.path.is_dir():
+            shutil.rmtree(model.path)
+        else:
+            model.path.unlink()
+        print(f"removed {model.name} ({model.format}, {_size(model.size)})")
+    return 0
+
+
+def _in_use(paths: Sequence[Path]) -> tuple[int, Path] | None:
+    """Return a process that has a file below one of the paths mapped or open, as far as this user may see."""
+    places = [str(path.resolve()) for path in paths]
+    for process in Path("/proc").glob("[0-9]*"):
+        opened = list[str]()
+        with contextlib.suppress(OSError):
+            opened += re.findall(r"\s(/.*)$", (process / "maps").read_text(errors="replace"), re.MULTILINE)
+            for link in (process / "fd").iterdir():
+                with contextlib.suppress(OSError):  # closed meanwhile
+                    opened.append(os.readlink(link))
+        for path, place in zip(paths, places, strict=True):
+            if any(one == place or one.startswith(f"{place}/") for one in opened):
+                return int(process.name), path
+    return None
+
+
+def _size(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
