@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from botocore.loaders import Loader
+
+from deploy.aws import Aws
 
 _NOWHERE = "http://127.0.0.1:9"  # where nothing listens: a test that asks AWS without `cloud` fails at once
 
@@ -46,6 +50,22 @@ def _models_read_once() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Loader, "search_paths", property(lambda loader: [*loader._search_paths]))  # each session adds one
         patch.setattr("botocore.session.create_loader", lambda path: loader)
+        yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _clients_made_once() -> Iterator[None]:
+    """A client takes boto3 as much computing as several calls: the commands of a file's tests share them."""
+    made: dict[tuple[Any, ...], dict[str, Any]] = {}
+    init = Aws.__init__
+
+    def start(aws: Aws, region: str | None = None) -> None:
+        init(aws, region)
+        settings = sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS"))
+        aws._clients = made.setdefault((aws.region, *settings), {})
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Aws, "__init__", start)
         yield
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from botocore.awsrequest import AWSPreparedRequest, AWSResponse
+from botocore.httpsession import URLLib3Session
 
 from deploy.cli.main import main as run
 from tests.deploy.doubles.aws import Cloud
@@ -21,7 +23,7 @@ def _cloud() -> Iterator[Cloud]:
 
 @pytest.fixture
 def cloud(_cloud: Cloud, _no_aws: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cloud]:
-    """AWS, empty; boto3 goes there.
+    """AWS, empty; boto3 goes there, in this process without a socket.
 
     The caller may do nothing: `permit`, or `Deployer`, gives it what is printed for a specification. A call that is
     denied fails the test, unless the test expects it and clears `denied`.
@@ -30,6 +32,12 @@ def cloud(_cloud: Cloud, _no_aws: None, monkeypatch: pytest.MonkeyPatch) -> Iter
     _cloud.policies.clear()
     _cloud.denied.clear()
     monkeypatch.setenv("AWS_ENDPOINT_URL", _cloud.url)
+    by_socket = URLLib3Session.send
+
+    def send(session: URLLib3Session, request: AWSPreparedRequest) -> AWSResponse:
+        return _cloud.send(request) if request.url.startswith(_cloud.url) else by_socket(session, request)
+
+    monkeypatch.setattr(URLLib3Session, "send", send)
     yield _cloud
     assert _cloud.denied == []
 

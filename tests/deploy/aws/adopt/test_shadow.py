@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from botocore.httpsession import URLLib3Session
 
 from deploy.cli.main import main as run
 from deploy.spec.reading import read_spec
@@ -30,11 +29,6 @@ CAPTURE = {
     }
 }
 PLAIN = PUBLIC["Zephyr-7B"].but(variant={"InitialInstanceCount": 2}, config=CAPTURE)
-
-
-@pytest.fixture(autouse=True)
-def _no_sockets(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(URLLib3Session, "send", lambda self, request: cloud.send(request))
 
 
 @pytest.fixture
