@@ -12,6 +12,8 @@ import pytest
 from tests.app.server import serve
 from tests.servers import LiveServer
 
+pytestmark = pytest.mark.model  # vLLM's file, which has these tests too, has a mark of its own
+
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
     "{% if enable_thinking is not defined or enable_thinking %}<think>\n{% endif %}"

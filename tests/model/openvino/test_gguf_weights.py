@@ -34,7 +34,7 @@ from tests.checkpoints.small_gguf import FEED, HEADS, HIDDEN, LAYERS, write_smal
 from tests.doubles.downloads import serve_hub
 from tests.servers import ANSWER_LIMIT, serve
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.model, pytest.mark.long]
 
 GOLDEN = Path(__file__).parents[2] / "golden" / "engines" / "smollm2_f32_greedy.json"
 CASES = json.loads(GOLDEN.read_text())["cases"]
@@ -42,21 +42,11 @@ F32 = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32", "EXECUTIO
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def lone_demo(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The demo model without what was made of it before."""
+def f32_model(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Converted anew, whatever the cache has."""
     link = tmp_path_factory.mktemp("demo") / demo_model.name
     link.symlink_to(demo_model)
-    return link
-
-
-@pytest.fixture(scope="module")
-def f32_model(lone_demo: Path, cache: Path) -> Path:
-    return converted_model(lone_demo, cache, "exact")
+    return converted_model(link, tmp_path_factory.mktemp("cache"), "exact")
 
 
 def greedy(model: Path) -> Iterator[tuple[list[int], list[float]]]:
@@ -79,7 +69,6 @@ def greedy(model: Path) -> Iterator[tuple[list[int], list[float]]]:
         yield output.generated_ids, output.generated_log_probs
 
 
-@pytest.mark.model
 @pytest.mark.nightly
 def test_answers_as_transformers_does_with_the_same_file(f32_model: Path) -> None:
     for (ids, logprobs), case in zip(greedy(f32_model), CASES, strict=True):
@@ -87,7 +76,6 @@ def test_answers_as_transformers_does_with_the_same_file(f32_model: Path) -> Non
         assert logprobs == pytest.approx(case["exact"]["logprobs"], abs=1e-3)
 
 
-@pytest.mark.model
 @pytest.mark.nightly
 def test_the_tokenizer_is_the_files(f32_model: Path, demo_model: Path) -> None:
     from openvino_genai import Tokenizer
@@ -102,19 +90,20 @@ def test_the_tokenizer_is_the_files(f32_model: Path, demo_model: Path) -> None:
         assert made.decode(case["prompt_ids"]) == own.decode(case["prompt_ids"])
 
 
-@pytest.mark.model
-def test_says_what_an_engine_asks_of_a_directory(f32_model: Path) -> None:
-    config = json.loads((f32_model / "config.json").read_text())
+def test_says_what_an_engine_asks_of_a_directory(exact_demo: Path) -> None:
+    config = json.loads((exact_demo / "config.json").read_text())
     assert config["max_position_embeddings"] == 8192
-    assert json.loads((f32_model / "generation_config.json").read_text())["eos_token_id"] == 2
+    assert json.loads((exact_demo / "generation_config.json").read_text())["eos_token_id"] == 2
 
 
-@pytest.mark.model
-def test_is_made_once(f32_model: Path, lone_demo: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, cache = tmp_path / "small.gguf", tmp_path / "cache"
+    write_small(source, Kind.Q4_1)
+    made = converted_model(source, cache, "exact")
     monkeypatch.setattr(child_processes, "run", None)
-    assert converted_model(lone_demo, cache, "exact") == f32_model
-    assert {path.name for path in cache.iterdir()} == {f32_model.name, "lock"}
-    assert "scratch" not in {path.name for path in f32_model.iterdir()}
+    assert converted_model(source, cache, "exact") == made
+    assert {path.name for path in cache.iterdir()} == {made.name, "lock"}
+    assert "scratch" not in {path.name for path in made.iterdir()}
 
 
 @pytest.mark.parametrize("content", [b"", b"GGUF", b"GGUF\x03\0\0\0", b"PK\x03\x04" * 99])
@@ -203,6 +192,7 @@ def test_a_group_of_equal_weights_is_exact(weight: float) -> None:
 
 
 @pytest.mark.parametrize(("kind", "held_as"), [*list(KINDS.items())[:4], (Kind.Q6_K, "i8")])
+@pytest.mark.nightly
 def test_blocks_take_8_bits_at_most(tmp_path: Path, kind: Kind, held_as: str, caplog: pytest.LogCaptureFixture) -> None:
     source = tmp_path / "small.gguf"
     write_small(source, kind)
@@ -215,6 +205,7 @@ def test_blocks_take_8_bits_at_most(tmp_path: Path, kind: Kind, held_as: str, ca
 
 
 @pytest.mark.parametrize("kind", [Kind.Q4_1, Kind.Q4_K, Kind.Q6_K, Kind.Q8_0])
+@pytest.mark.nightly
 def test_rows_have_one_scale_each(tmp_path: Path, kind: Kind, caplog: pytest.LogCaptureFixture) -> None:
     import openvino
 
@@ -237,6 +228,7 @@ def test_rows_have_one_scale_each(tmp_path: Path, kind: Kind, caplog: pytest.Log
         assert np.all(np.abs(weight - exact) <= step * 0.51), name
 
 
+@pytest.mark.nightly
 def test_a_matrix_of_many_rows_is_quantized_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = tmp_path / "small.gguf"
     write_small(source, Kind.Q4_1)
@@ -261,6 +253,7 @@ def test_the_default_form_of_weights(tmp_path: Path, kind: Kind, size: int, expe
     assert default_weights(source) == expected
 
 
+@pytest.mark.nightly
 def test_weights_of_16_bits_stay_as_they_are(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     import openvino
 
@@ -273,6 +266,7 @@ def test_weights_of_16_bits_stay_as_they_are(tmp_path: Path, caplog: pytest.LogC
     assert changes(caplog) == []
 
 
+@pytest.mark.nightly
 def test_a_result_beside_the_file_must_be_complete(tmp_path: Path) -> None:
     source = tmp_path / "small.gguf"
     write_small(source, Kind.Q8_0)
@@ -283,6 +277,7 @@ def test_a_result_beside_the_file_must_be_complete(tmp_path: Path) -> None:
         converted_model(source, tmp_path / "cache", "blocks")
 
 
+@pytest.mark.nightly
 def test_makers_that_start_together_share_one_result(tmp_path: Path) -> None:
     source = tmp_path / "small.gguf"
     write_small(source, Kind.Q4_1)
@@ -295,6 +290,7 @@ def test_makers_that_start_together_share_one_result(tmp_path: Path) -> None:
     ("rope_freqs.weight", HIDDEN), ("blk.0.attn_q.bias", HIDDEN), ("blk.0.ffn_extra.weight", (32, 64)),
     ("blk.0.ffn_up_exps.weight", (2, 32, 64)),
 ])  # fmt: skip
+@pytest.mark.nightly
 def test_weights_that_the_graph_leaves_out_are_refused(tmp_path: Path, name: str, shape: Any) -> None:
     source = tmp_path / "small.gguf"
     extra = np.full(shape, 0.5, np.float32)
@@ -314,6 +310,7 @@ DIVISORS = np.geomspace(1, 8, 32, dtype=np.float32)
     ({"llama.rope.scale_linear": 4.0}, {}, FREQUENCIES / 4),
     ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, {}, FREQUENCIES),
 ])  # fmt: skip
+@pytest.mark.nightly
 def test_positions_are_scaled_as_the_file_says(
     tmp_path: Path, keys: dict[str, Any], more: dict[str, Any], expected: Any
 ) -> None:
@@ -421,6 +418,7 @@ def test_a_file_that_cannot_be_written_is_copied_once(tmp_path: Path, monkeypatc
     assert writable(source, tmp_path / "made") == copy
 
 
+@pytest.mark.nightly
 def test_a_file_of_the_hub_is_served(tmp_path: Path) -> None:
     source = tmp_path / "small.gguf"
     write_small(source, Kind.Q8_0)

@@ -13,6 +13,8 @@ from handler.engines.base import EngineConfig, score
 from handler.engines.openvino.engine import capabilities, make_pipeline, make_scorer, prepare
 from handler.engines.openvino.scorers import NO_TOPS, LogitScorer, PipelineScorer, Scores
 
+pytestmark = pytest.mark.model
+
 IDS = [504, 3575, 282, 4649, 314, 7042]  # The capital of France is Paris
 LONG = [(7 * at) % 1000 + 300 for at in range(290)]  # more than one step reads
 
@@ -53,7 +55,6 @@ def test_scores_from_logits() -> None:
     assert score(rows[:0], [], 2) == ([], [])
 
 
-@pytest.mark.model
 def test_the_prompts_scores_and_what_was_likelier(scorer: LogitScorer) -> None:
     (found,) = run(scorer, (1, IDS, 3))
     assert found.logprobs[0] is None
@@ -69,7 +70,6 @@ def test_the_prompts_scores_and_what_was_likelier(scorer: LogitScorer) -> None:
     assert run(scorer, (2, IDS, 0)) == [Scores(2, found.logprobs)]
 
 
-@pytest.mark.model
 def test_a_long_prompt_is_read_in_parts_like_a_short_one(scorer: LogitScorer) -> None:
     one, two, three = run(scorer, (1, LONG, 1), (2, IDS, 0), (3, IDS[:1], 1))
     assert (one.key, two.key, three.key) == (1, 2, 3)
@@ -80,7 +80,6 @@ def test_a_long_prompt_is_read_in_parts_like_a_short_one(scorer: LogitScorer) ->
     assert one.logprobs[1:150] == pytest.approx(short.logprobs[1:], abs=1e-3)
 
 
-@pytest.mark.model
 def test_a_cancelled_prompt_leaves_nothing_behind(scorer: LogitScorer) -> None:
     scorer.add(1, LONG, 1)
     scorer.add(2, LONG, 1)
@@ -91,7 +90,6 @@ def test_a_cancelled_prompt_leaves_nothing_behind(scorer: LogitScorer) -> None:
     assert scorer.step() is None
 
 
-@pytest.mark.model
 def test_a_gguf_file_as_it_is_has_scores_alone(demo_model: Path, scorer: LogitScorer, config: EngineConfig) -> None:
     """A pipeline of GenAI's; on the same files both say the same."""
     file = EngineConfig(model=demo_model)
@@ -109,7 +107,6 @@ def test_a_gguf_file_as_it_is_has_scores_alone(demo_model: Path, scorer: LogitSc
     assert theirs.logprobs[1:] == pytest.approx(ours[1:], abs=2e-3)
 
 
-@pytest.mark.model
 def test_a_model_with_inputs_of_another_kind_is_refused(tmp_path: Path) -> None:
     import openvino
     from openvino import opset13
