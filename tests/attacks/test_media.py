@@ -20,7 +20,7 @@ from tests.attacks.watch import NEIGHBOUR, Watch, answering, counted
 from tests.servers import LiveServer, serve
 
 CHAT = "/v1/chat/completions"
-REQUESTS = 30
+REQUESTS = 12
 
 
 def solid(side: int) -> str:

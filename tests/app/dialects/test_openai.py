@@ -303,6 +303,7 @@ def test_calls_are_read_from_what_the_model_says(paced: LiveServer) -> None:
 
 @pytest.fixture(scope="module")
 def exact_server(demo_model: Path) -> Iterator[LiveServer]:
+    """Computes in f32: an answer does not depend on what else is under way, and the small model is at its best."""
     with serve(str(demo_model), "-o", "option.dtype=fp32") as server:
         server.wait_ready()
         yield server
@@ -450,18 +451,10 @@ def test_thoughts_are_shown_apart_and_no_stop_string_ends_them() -> None:
 # -- the demo model ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def chat_exact_server(demo_model: Path) -> Iterator[LiveServer]:
-    """Computes in f32: an answer does not depend on what else is under way, and the small model is at its best."""
-    with serve(str(demo_model), "-o", "option.dtype=fp32") as server:
-        server.wait_ready()
-        yield server
-
-
 @pytest.mark.model
-def test_it_knows_the_capital_of_france(model_server: LiveServer, chat_exact_server: LiveServer) -> None:
+def test_it_knows_the_capital_of_france(model_server: LiveServer, exact_server: LiveServer) -> None:
     question = [{"role": "user", "content": "What is the capital of France?"}]
-    assert text(chat_exact_server.post({"messages": question, **GREEDY})) == "The capital of France is Paris."
+    assert text(exact_server.post({"messages": question, **GREEDY})) == "The capital of France is Paris."
     found = model_server.post({"messages": CHAT_ASK, **GREEDY})
     assert "Paris" in text(found)
     value = found.json()
@@ -511,12 +504,12 @@ def test_a_stream_says_the_same(model_server: LiveServer) -> None:
 
 
 @pytest.mark.model
-def test_sampled_by_default_and_repeatable_by_seed(chat_exact_server: LiveServer) -> None:
+def test_sampled_by_default_and_repeatable_by_seed(exact_server: LiveServer) -> None:
     body = {"messages": [{"role": "user", "content": "Write a line of a poem."}], "max_tokens": 16}
-    asked = [text(chat_exact_server.post({**body, "seed": seed})) for seed in (1, 2, 3, 1)]
+    asked = [text(exact_server.post({**body, "seed": seed})) for seed in (1, 2, 3, 1)]
     assert asked[3] == asked[0]
     assert len(set(asked)) > 1
-    several = [chat_exact_server.post({**body, "seed": 1, "n": 2}).json()["choices"] for _ in range(2)]
+    several = [exact_server.post({**body, "seed": 1, "n": 2}).json()["choices"] for _ in range(2)]
     assert several[0] == several[1]
     assert several[0][0]["message"] != several[0][1]["message"]
 
