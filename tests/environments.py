@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -19,8 +20,9 @@ def main(prefix: str) -> None:
             build()
         except toolchains.Unavailable as error:
             print(error, flush=True)
-    for version in python_versions.LEFT_TO_ANOTHER:
-        print(python_versions.environment(Path(f"{prefix}-{version}"), version), flush=True)
+    if not os.environ.get("WITHOUT_NIGHTLY"):
+        for version in python_versions.LEFT_TO_ANOTHER:
+            print(python_versions.environment(Path(f"{prefix}-{version}"), version), flush=True)
     vllm_environment.main(Path(f"{prefix}-vllm"))
 
 

@@ -165,7 +165,7 @@ def test_its_programs_run(python: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("form", ["wheel", "sdist"])
+@pytest.mark.parametrize("form", ["wheel", pytest.param("sdist", marks=pytest.mark.nightly)])
 def test_a_user_installs_it_and_the_demo_model_answers(
     form: str, wheel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,9 @@ from tests.clients.driver import HUBS, Driver, drivers, of_mode, python_client
 from tests.deploy.local.servers import emulated
 from tests.servers import LiveServer, serve, wait_for
 
-HUB_CLIENTS = [of_mode((hub, mode), mode, f"{hub}-{mode}") for hub in HUBS for mode in ("sync", "async")]
+HUB_CLIENTS = [
+    of_mode((hub, mode), mode, f"{hub}-{mode}", newest=hub == [*HUBS][-1]) for hub in HUBS for mode in ("sync", "async")
+]
 _ECHO = ("--engine", "echo", "-o", "option.tgi_compat=true")
 
 

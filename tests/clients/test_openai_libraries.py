@@ -219,6 +219,7 @@ def logits(model: Path, ids: list[int]) -> Any:
     return compiled(given)["logits"][0]
 
 
+@pytest.mark.nightly
 def test_a_log_likelihood_is_the_models(lm_eval: Driver, tgi_server: LiveServer, demo_model: Path) -> None:
     paris, rome, sentence, words = likelihoods(lm_eval, tgi_server.url)
     row = logits(prepare(str(demo_model), EngineConfig(Config(dtype="fp32"))), PARIS_IDS)[-1].astype(numpy.float64)

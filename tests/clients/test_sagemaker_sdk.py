@@ -136,7 +136,9 @@ def client(service: str, variables: dict[str, str]) -> Any:
     return session.client(service, variables["AWS_REGION"], endpoint_url=variables["AWS_ENDPOINT_URL"])
 
 
-@pytest.fixture(scope="module", params=SDKS, ids=lambda sdk: sdk.name)
+@pytest.fixture(
+    scope="module", params=[pytest.param(SDKS[0], marks=pytest.mark.nightly), *SDKS[1:]], ids=lambda sdk: sdk.name
+)
 def sdk(request: pytest.FixtureRequest) -> Sdk:
     found: Sdk = request.param
     return found

@@ -130,7 +130,8 @@ def _holders(value: Any) -> Any:
             yield from _holders(one)
 
 
-COUNT, SEEDS = 500, range(8)
+COUNT = 500
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(1, 8))]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -18,7 +18,7 @@ from tests.engines_by_url import golden, streams
 from tests.engines_by_url.vllm_server import ENGINE, FREE, MOST_LOGPROBS, VllmServer, metric
 from tests.servers import http, options, wait_for
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 
 RUNNING, SERVED = "vllm:num_requests_running", "vllm:generation_tokens_total"
 STREAMS = 32
@@ -42,7 +42,6 @@ def server(vllm_server: VllmServer, model: Path) -> Iterator[AppServer]:
         yield found
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", [*golden.BY_ROLLING_BATCH][::8])  # `make test-dynamo` asks all, in a tenth of the time
 def test_a_golden_request_is_answered_as_by_echo(server: AppServer, echo: AppServer, name: str) -> None:
     golden.check(name, echo, server)

@@ -141,6 +141,7 @@ def test_terraforms_policy_refers_to_what_is_exported() -> None:
 
 
 @pytest.mark.clients
+@pytest.mark.nightly  # tests/deploy/test_cloudformation.py has AWS's linter read the same
 @pytest.mark.timeout(600)
 def test_cdk_synthesizes_what_is_exported(template: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     with skipped_without():

@@ -13,7 +13,10 @@ from tests.clients.checks import CHAT, EMOJI, PARIS, PARIS_IDS, TOO_MANY, check_
 from tests.clients.driver import HUBS, Driver, drivers, python_client
 from tests.djl.servers import djl, newer, versions
 
-pytestmark = [pytest.mark.djl, pytest.mark.clients, pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [
+    *(pytest.mark.djl, pytest.mark.clients, pytest.mark.model, pytest.mark.timeout(600)),
+    pytest.mark.nightly,  # test_requests.py has DJL's answers equal to the embedded server's, tests/clients the clients
+]
 
 
 @pytest.fixture(scope="module")

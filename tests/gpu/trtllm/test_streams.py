@@ -19,6 +19,7 @@ def test_every_request_ends(model: Path, manners: str) -> None:
     assert (found.failed, found.never_ended) == (0, 0), found
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(180)
 def test_every_request_ends_of_256_at_once_for_twenty_seconds(model: Path) -> None:
     found = measure(model, streams=256, seconds=20, manners="pause=0.01")

@@ -82,7 +82,7 @@ def kind(name: str) -> str:
     return "guided_json" if name == "patterns" else "guided_grammar"
 
 
-@pytest.fixture(scope="module", params=[5.0])
+@pytest.fixture(scope="module", params=[2.0])
 def checks(hf_demo: Path, request: pytest.FixtureRequest) -> Iterator[StructuredOutputValidator]:
     config = EngineConfig(
         Config(max_model_len=2048, kv_cache_gib=1, engine_options={"enforce_eager": True}), model=hf_demo

@@ -30,7 +30,7 @@ __all__ = [
     "test_without_a_thought_the_schema_holds_at_once",
 ]
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.nightly]
 
 
 @pytest.fixture(scope="module")

@@ -73,8 +73,8 @@ GRPC_SERVER = (
     ),
 )
 OPENVINO, VLLM = pytest.param("openvino", marks=pytest.mark.model), pytest.param("vllm", marks=pytest.mark.vllm)
-GRPC = pytest.param("grpc", marks=pytest.mark.vllm)
-REAL = [OPENVINO, VLLM, pytest.param("grpc", marks=[pytest.mark.vllm, pytest.mark.nightly])]
+GRPC = pytest.param("grpc", marks=[pytest.mark.vllm, pytest.mark.nightly])
+REAL = [OPENVINO, VLLM, GRPC]
 """Those that run a language model."""
 
 
@@ -424,14 +424,6 @@ class TestModel:
         for name, deltas in zip(names, others, strict=True):
             assert ids(deltas) != ids(plain), name
 
-    def test_length_penalty_and_early_stopping_reach_the_beam_search(self, driver: Driver) -> None:
-        driver.needs("num_beams")
-        search: dict[str, Any] = {"num_beams": 4, "max_new_tokens": 40, "length_penalty": 5.0}
-        searches = {**search, "length_penalty": -5.0}, search, {**search, "early_stopping": True}
-        short, long, early = (text(found[:1]) for found in driver.batch(CHAT, *searches))
-        assert len(short) < len(long)
-        assert early != long
-
     def test_what_the_engine_refuses_of_a_scored_prompt_ends_alone(self, driver: Driver) -> None:
         alone = ids(driver.one("Once upon a time"))
         broken = driver.submit("x", prompt_logprobs=True, repetition_penalty=-1.0)
@@ -543,6 +535,16 @@ class TestGuides:
         found = driver.run()
         assert isinstance(found[broken][-1].error, GenerationFailed | RefusedByEngine)
         assert ids(found[good]) == alone
+
+
+@pytest.mark.parametrize("driver", [OPENVINO], indirect=True)
+def test_length_penalty_and_early_stopping_reach_the_beam_search(driver: Driver) -> None:
+    """On vLLM tests/gpu/vllm/test_engine.py compares both with transformers."""
+    search: dict[str, Any] = {"num_beams": 4, "max_new_tokens": 40, "length_penalty": 5.0}
+    searches = {**search, "length_penalty": -5.0}, search, {**search, "early_stopping": True}
+    short, long, early = (text(found[:1]) for found in driver.batch(CHAT, *searches))
+    assert len(short) < len(long)
+    assert early != long
 
 
 @pytest.mark.parametrize("driver", [OPENVINO], indirect=True)
