@@ -22,6 +22,7 @@ from handler.config.loader import read_config
 from tests.clients import toolchains
 from tests.clients.driver import Driver, Outcome, Script
 from tests.deploy.cases import CASES, decision, spec
+from tests.deploy.doubles.archives import archive
 from tests.deploy.local.servers import rehearsal
 from tests.docs.blocks import Block, parse
 from tests.examples.programs import EXAMPLES
@@ -119,7 +120,8 @@ def variables(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
         for bucket, *keys in OBJECTS:
             s3.create_bucket(Bucket=bucket)
             for key in keys:
-                s3.put_object(Bucket=bucket, Key=key, Body=b"{}")
+                files = archive({"config.json": b"{}"}) if key.endswith(".tar.gz") else b"{}"
+                s3.put_object(Bucket=bucket, Key=key, Body=files)
         principal = {"Effect": "Allow", "Principal": {"Service": "sagemaker.amazonaws.com"}, "Action": "sts:AssumeRole"}
         iam.create_role(RoleName="lmi", AssumeRolePolicyDocument=policy(principal))
         may = policy({"Effect": "Allow", "Action": "*", "Resource": "*"})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import tarfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from http.client import HTTPConnection
@@ -25,6 +23,7 @@ from deploy.emulator.account import Starts
 from deploy.emulator.cloud import OWN
 from deploy.emulator.sagemaker import Fate
 from deploy.service_model import _compiled, service
+from tests.deploy.doubles.archives import archive
 from tests.deploy.doubles.aws import ACCOUNT, Cloud
 from tests.doubles.downloads import serving
 from tests.one_test import in_one_test
@@ -492,9 +491,9 @@ def test_a_start_needs_the_image_of_each_model(cloud: Cloud, wanted: dict[str, A
 def test_model_data_by_url_are_an_object(cloud: Cloud) -> None:
     s3, role = cloud.client("s3"), f"arn:aws:iam::{ACCOUNT}:role/model"
     s3.create_bucket(Bucket="models")
-    s3.put_object(Bucket="models", Key="llama/model.tar.gz", Body=packed("model.safetensors"))
+    s3.put_object(Bucket="models", Key="llama/model.tar.gz", Body=archive({"model.safetensors": b""}))
     s3.put_object(Bucket="models", Key="zip/model.tar.gz", Body=b"PK")
-    s3.put_object(Bucket="models", Key="out/model.tar.gz", Body=packed("../model.safetensors"))
+    s3.put_object(Bucket="models", Key="out/model.tar.gz", Body=archive({"../model.safetensors": b""}))
     cloud.policies[role] = [{"Statement": [{"Effect": "Allow", "Action": "s3:*", "Resource": "*"}]}]
     gzip = {"S3Uri": "s3://models/out/model.tar.gz", "S3DataType": "S3Object", "CompressionType": "Gzip"}
     data: dict[str, dict[str, Any]] = {
@@ -517,14 +516,6 @@ def test_model_data_by_url_are_an_object(cloud: Cloud) -> None:
         assert fate.reason is not None
         assert fate.reason.startswith("Failed to extract model data archive from URL")
         assert why in fate.reason
-
-
-def packed(name: str) -> bytes:
-    """A tar.gz with one empty file."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w:gz") as tar:
-        tar.addfile(tarfile.TarInfo(name))
-    return made.getvalue()
 
 
 # -- who may call ------------------------------------------------------------------------------------------------------

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import tarfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +25,7 @@ from deploy.resolve.decision import Decision, Pool
 from deploy.resources.resource import TAG_DEPLOYMENT
 from deploy.s3.prefix import Entry
 from deploy.spec import Spec
+from tests.deploy.doubles.archives import archive
 from tests.deploy.doubles.aws import ACCOUNT, CALLER, Cloud
 from tests.deploy.doubles.deployments import Deployer
 from tests.deploy.doubles.endpoints import IMAGE, ROLE, aws, make_endpoint, make_ready, set_quotas, settle
@@ -244,28 +243,20 @@ def test_a_prefix_is_held_against_what_can_load(ready: Cloud) -> None:
     assert run("model", in_s3) == Check("model", Verdict.OK, "s3://of-ours/llama/: 3 objects, 11 B")
 
 
-def packed(*names: str, link: str = "") -> bytes:
-    """A tar.gz of small files, and of a link."""
-    made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode="w:gz") as tar:
-        for name in names:
-            tar.addfile(tarfile.TarInfo(name))
-        if link:
-            member = tarfile.TarInfo(link)
-            member.type = tarfile.SYMTYPE
-            tar.addfile(member)
-    return made.getvalue()
-
-
 @pytest.mark.parametrize(
     ("data", "environment", "verdict", "says"),
     [
-        (packed("model.safetensors", "config.json"), {}, Verdict.OK, "an archive of"),
-        (packed("model.safetensors", link="config.json"), {}, Verdict.ERROR, "its member 'config.json' is a link"),
+        (archive({"model.safetensors": b"", "config.json": b""}), {}, Verdict.OK, "an archive of"),
+        (
+            archive({"model.safetensors": b"", "config.json": None}),
+            {},
+            Verdict.ERROR,
+            "its member 'config.json' is a link",
+        ),
         (b"PK", {}, Verdict.ERROR, "it cannot be read as a tar.gz"),
-        (packed("model.py"), {}, Verdict.ERROR, "it holds no weights"),
-        (packed("llama/model.safetensors"), {}, Verdict.ERROR, "all its files are in a directory, 'llama'"),
-        (packed("llama/a.gguf"), {"OPTION_MODEL_ID": "/opt/ml/model/llama"}, Verdict.OK, "an archive of"),
+        (archive({"model.py": b""}), {}, Verdict.ERROR, "it holds no weights"),
+        (archive({"llama/model.safetensors": b""}), {}, Verdict.ERROR, "all its files are in a directory, 'llama'"),
+        (archive({"llama/a.gguf": b""}), {"OPTION_MODEL_ID": "/opt/ml/model/llama"}, Verdict.OK, "an archive of"),
     ],
     ids=["model", "link", "zip", "code", "folder", "named folder"],
 )
@@ -283,7 +274,7 @@ def test_an_archive_is_held_against_what_sagemaker_unpacks(
 
 def test_an_archive_of_20_gb_is_named(ready: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     ready.client("s3").create_bucket(Bucket="archives")
-    ready.client("s3").put_object(Bucket="archives", Key="llama.tar.gz", Body=packed("model.safetensors"))
+    ready.client("s3").put_object(Bucket="archives", Key="llama.tar.gz", Body=archive({"model.safetensors": b""}))
     monkeypatch.setattr(preflight_model, "objects", lambda aws, prefix: [Entry("", 20 * 10**9)])
     found = run("model", spec(model={"s3": "s3://archives/llama.tar.gz"}))
     assert (found.verdict, found.says[:7]) == (Verdict.WARNING, "20.0 GB")

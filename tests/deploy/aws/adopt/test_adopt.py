@@ -23,6 +23,7 @@ from deploy.s3.archive import read_artifact
 from deploy.spec.components import servers
 from deploy.spec.reading import read_spec
 from tests.deploy.aws.adopt.conftest import NAME, by_hand
+from tests.deploy.doubles.archives import archive as packed
 from tests.deploy.doubles.aws import CALLER, Cloud
 from tests.deploy.public_endpoints import OTHERS, PUBLIC, ROLE, Public
 
@@ -291,15 +292,7 @@ minWorkers=1
 
 def archive(**files: bytes | None) -> bytes:
     """A tar.gz of files, whose names have `__` for a slash and `_` for a dot before the suffix; None: a link."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name.replace("__", "/").replace("_", "."))
-            member.size = len(data or b"")
-            if data is None:
-                member.type, member.linkname = tarfile.SYMTYPE, "../other"
-            tar.addfile(member, io.BytesIO(data or b""))
-    return packed.getvalue()
+    return packed({name.replace("__", "/").replace("_", "."): data for name, data in files.items()})
 
 
 def with_data(cloud: Cloud, key: str, data: bytes | None, environment: dict[str, str], public: Public = OF_LMI) -> None:
@@ -714,8 +707,8 @@ def test_a_public_endpoint_is_adopted_and_only_image_and_variables_would_change(
     by_hand(cloud, PUBLIC[name])
     if (url := PUBLIC[name].container.get("ModelDataUrl")) is not None:
         cloud.client("s3").create_bucket(Bucket="by-hand")
-        packed = archive(model_safetensors=b"x")
-        cloud.client("s3").put_object(Bucket="by-hand", Key=url.removeprefix("s3://by-hand/"), Body=packed)
+        data = archive(model_safetensors=b"x")
+        cloud.client("s3").put_object(Bucket="by-hand", Key=url.removeprefix("s3://by-hand/"), Body=data)
         cloud.calls.clear()
     before = cloud.everything()
     path = tmp_path / "chat.yaml"
