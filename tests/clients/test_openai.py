@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tests.clients.checks import PARIS, PARIS_IDS, TOO_MANY, UNICODE
 from tests.clients.documents import SAYS, example
 from tests.clients.driver import Driver, python_client
-from tests.servers import LiveServer, serve, wait_for
+from tests.servers import LiveServer, options, serve, wait_for
 
 pytestmark = pytest.mark.clients
 
@@ -359,3 +360,36 @@ def test_huggingface_hubs_schema(chatting_hub: Driver, model_server: LiveServer)
 def test_langchains_structured_output(langchain_openai: Driver, model_server: LiveServer) -> None:
     found = langchain_openai.generate(model_server.url, ASK, **TOOLS, tool_choice="weather")
     assert found["tool_calls"] == [{"name": "weather", "args": {"city": "Paris"}}]
+
+
+# -- files and batches -------------------------------------------------------------------------------------------
+
+
+def test_a_batch_whose_server_is_killed_in_its_middle(tmp_path: Path) -> None:
+    client = python_client("openai", "drive_batches")
+    paced = options("option.batches_store=batches", "option.echo_tokens_per_second=40", "option.batches_concurrency=2")
+    body = {"messages": [{"role": "user", "content": "one two three"}], "max_tokens": 8}
+    line = {"method": "POST", "url": "/v1/chat/completions", "body": body}
+    ids = [f"line {number}" for number in range(24)]
+    text = "\n".join([json.dumps({"custom_id": id, **line}) for id in ids] + ["no request"])
+    with serve("--engine", "echo", *paced, directory=tmp_path) as server:
+        asked = {"endpoint": line["url"], "completion_window": "24h", "metadata": {"of": "a test"}}
+        begun = client.generate(server.url, text, **asked)["batch"]
+        output = tmp_path / "batches" / f"file-{begun['id'].removeprefix('batch_')}-output"
+        wait_for(lambda: output.stat().st_size > 1000, 30, "a few lines are answered")
+        server.process.kill()
+    before = output.read_bytes()
+    assert 0 < before.count(b"\n") < len(ids)
+    with open(output, "ab") as file:
+        file.write(before[:40])  # of a line that was being written
+    with serve("--engine", "echo", *paced, directory=tmp_path) as server:
+        found = client.generate(server.url, "", begun=begun["id"])
+    batch = found["batch"]
+    assert batch["request_counts"] == {"total": 25, "completed": 24, "failed": 1}
+    assert (batch["status"], batch["metadata"]) == ("completed", {"of": "a test"})
+    input, answers, errors = found["texts"]
+    assert input == text
+    assert answers.encode().startswith(before), "what was answered is not answered again"
+    assert sorted(json.loads(one)["custom_id"] for one in answers.splitlines()) == sorted(ids)
+    assert [json.loads(one)["error"]["code"] for one in errors.splitlines()] == ["invalid_json_line"]
+    assert found["deleted"] == [True, True, True]
