@@ -7,13 +7,22 @@ import functools
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 from starlette.datastructures import QueryParams
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from handler.core.errors import InvalidPayload, NotFound, ServingError, TooLarge, TooSlow, Unavailable, UnsupportedMedia
+from handler.core.errors import (
+    InvalidPayload,
+    NotFound,
+    Overloaded,
+    ServingError,
+    TooLarge,
+    TooSlow,
+    Unavailable,
+    UnsupportedMedia,
+)
 from handler.core.loop import run_in_daemon_thread
 from handler.http.inference import (
     GIVEN_UP,
@@ -34,11 +43,14 @@ from handler.serving.head import media_type, owner_of
 from handler.serving.model import ServedModel
 from handler.serving.task import ignored_header
 
+_MOST_WAITING = 64  # calls
 _PART = 1 << 18  # bytes of a file that is sent
 _FORM = 1 << 16  # bytes that a form may have beside its file
 _UPLOAD_SECONDS = 1800.0
 _MOST_BATCHES, _USUAL_BATCHES = 100, 20  # in a list
 _MOST_FILES = 10_000
+
+T = TypeVar("T")
 
 Answer = tuple[Any, Sequence[str]]
 """What is answered as JSON, and the names that meant nothing."""
@@ -47,6 +59,7 @@ Answer = tuple[Any, Sequence[str]]
 class BatchRoutes:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
+        self._num_waiting = 0
         self._endpoints = [path for path in model.routes.dialects if path.startswith("/v1/") and "{" not in path]
 
     @property
@@ -82,6 +95,20 @@ class BatchRoutes:
             raise NotFound("there are no files and batches here (option.batches_store)")
         return self._model.batches
 
+    async def _call(self, method: Callable[..., T], *arguments: Any) -> T:
+        """Call a method of the store.
+
+        Raises:
+            ServingError: the method's own; or too many wait.
+        """
+        if self._num_waiting >= _MOST_WAITING:
+            raise Overloaded(f"{_MOST_WAITING} calls wait for files and batches")
+        self._num_waiting += 1
+        try:
+            return await self._store.call(method, *arguments)
+        finally:
+            self._num_waiting -= 1
+
     # -- files ---------------------------------------------------------------------------------------------------
 
     async def _upload(self, scope: Scope, receive: Receive) -> Answer | None:
@@ -94,7 +121,7 @@ class BatchRoutes:
             scope[GIVEN_UP] = True
             raise _too_large(most)
         size = min(int(length), most) if length.isdigit() else most
-        id = await store.call(store.reserve, owner_of(headers), size)
+        id = await self._call(store.reserve, owner_of(headers), size)
         kept = False
         try:
             with self._model.receiving():
@@ -102,7 +129,7 @@ class BatchRoutes:
             if form is None:
                 return None
             new = read_file(form, self._model.context)
-            file = await store.call(store.keep, id, new)
+            file = await self._call(store.keep, id, new)
             kept = True
             return file, new.ignored
         except asyncio.TimeoutError:
@@ -139,7 +166,7 @@ class BatchRoutes:
 
     async def _files(self, scope: Scope, receive: Receive) -> Answer:
         store, asked = self._store, read_page(_query(scope), _MOST_FILES, _MOST_FILES)
-        items, more = await store.call(store.files, _owner(scope), asked)
+        items, more = await self._call(store.files, _owner(scope), asked)
         return page(items, has_more=more), ()
 
     async def _file(self, scope: Scope, receive: Receive) -> Answer:
@@ -147,14 +174,14 @@ class BatchRoutes:
 
     async def _delete(self, scope: Scope, receive: Receive) -> Answer:
         store, id = self._store, scope["path_params"]["file"]
-        await store.call(store.delete, _owner(scope), id)
+        await self._call(store.delete, _owner(scope), id)
         return {"id": id, "object": "file", "deleted": True}, ()
 
     async def _content(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._model.adapters.counted():
             try:
                 found, store = await self._found(scope), self._store
-                file = await store.call(functools.partial(open, store.path(found["id"]), "rb"))
+                file = await self._call(functools.partial(open, store.path(found["id"]), "rb"))
             except ServingError as error:
                 return await send_answer(scope, send, ERRORS.whole(error))
             with file:
@@ -169,7 +196,7 @@ class BatchRoutes:
 
     async def _found(self, scope: Scope) -> OpenAiFile:
         store = self._store
-        return await store.call(store.file, _owner(scope), scope["path_params"]["file"])
+        return await self._call(store.file, _owner(scope), scope["path_params"]["file"])
 
     # -- batches -------------------------------------------------------------------------------------------------
 
@@ -180,22 +207,22 @@ class BatchRoutes:
         if body is None:
             return None
         asked = read_batch(decode(body), self._endpoints, self._model.context)
-        batch = await store.call(store.create, _owner(scope), asked)
+        batch = await self._call(store.create, _owner(scope), asked)
         store.created.set()
         return batch, asked.ignored
 
     async def _batches(self, scope: Scope, receive: Receive) -> Answer:
         store, asked = self._store, read_page(_query(scope), _MOST_BATCHES, _USUAL_BATCHES)
-        items, more = await store.call(store.batches, _owner(scope), asked)
+        items, more = await self._call(store.batches, _owner(scope), asked)
         return page(items, has_more=more), ()
 
     async def _batch(self, scope: Scope, receive: Receive) -> Answer:
         store = self._store
-        return await store.call(store.batch, _owner(scope), scope["path_params"]["batch"]), ()
+        return await self._call(store.batch, _owner(scope), scope["path_params"]["batch"]), ()
 
     async def _cancel(self, scope: Scope, receive: Receive) -> Answer:
         store = self._store
-        return await store.call(store.cancel, _owner(scope), scope["path_params"]["batch"]), ()
+        return await self._call(store.cancel, _owner(scope), scope["path_params"]["batch"]), ()
 
 
 def _owner(scope: Scope) -> str:

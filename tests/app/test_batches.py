@@ -15,7 +15,7 @@ import pytest
 from handler.protocols.openai import batches
 from handler.serving.batches import runner
 from tests.app.server import refused_start, serve
-from tests.servers import LiveServer, wait_for
+from tests.servers import LiveServer, options, wait_for
 
 ANN, BOB = {"authorization": "Bearer ann"}, {"x-api-key": "bob"}
 CHAT = "/v1/chat/completions"
@@ -31,8 +31,8 @@ def batching(directory: Path, *arguments: str) -> Iterator[LiveServer]:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     limits = ("batches_max_lines=8", "batches_max_file_bytes=100000", "batches_max_bytes=1048576")
-    options = [word for limit in limits for word in ("-o", f"option.{limit}")]
-    with mock.patch.object(runner, "_LOOK_SECONDS", 0.05), batching(tmp_path_factory.mktemp("b"), *options) as server:
+    given = options(*(f"option.{limit}" for limit in limits))
+    with mock.patch.object(runner, "_LOOK_SECONDS", 0.05), batching(tmp_path_factory.mktemp("b"), *given) as server:
         yield server
 
 
@@ -81,7 +81,9 @@ def error(response: httpx.Response) -> tuple[int, str, str | None]:
 
 
 def test_a_batch_from_its_upload_to_its_answers(server: LiveServer) -> None:
-    file = upload(server, [line("a", "one"), line("b", "two")]).json()
+    second = line("b", "two")
+    second["body"]["nonsense"] = 1
+    file = upload(server, [line("a", "one"), second]).json()
     assert (file["object"], file["purpose"], file["filename"]) == ("file", "batch", "requests.jsonl")
     assert file["expires_at"] - file["created_at"] == 30 * 86400
     asked = {"input_file_id": file["id"], "endpoint": CHAT, "completion_window": "24h", "metadata": {"of": "a test"}}
@@ -99,6 +101,8 @@ def test_a_batch_from_its_upload_to_its_answers(server: LiveServer) -> None:
         assert found["id"] == found["response"]["request_id"]
         assert found["response"]["body"]["object"] == "chat.completion"
         assert word in found["response"]["body"]["choices"][0]["message"]["content"]
+    assert "ignored_parameters" not in answers["a"]["response"]
+    assert answers["b"]["response"]["ignored_parameters"] == ["nonsense"]
     output = call(server, "GET", f"files/{batch['output_file_id']}").json()
     text = call(server, "GET", f"files/{output['id']}/content")
     assert (output["purpose"], output["bytes"]) == ("batch_output", len(text.content))
@@ -300,13 +304,16 @@ def test_a_batch_goes_on_after_a_stop(tmp_path: Path) -> None:
 
 
 def test_a_key_has_so_many_batches_and_others_go_first(tmp_path: Path) -> None:
-    pace = ("option.echo_tokens_per_second=8", "option.max_rolling_batch_size=1", "option.batches_max_open=1")
-    options = [word for one in pace for word in ("-o", one)]
-    with mock.patch.object(runner, "_LOOK_SECONDS", 0.05), batching(tmp_path, *options) as server:
+    """Of four lines that are sent at a time, three wait for the engine: the request goes before them."""
+    pace = ("option.echo_tokens_per_second=12", "option.max_rolling_batch_size=1", "option.batches_max_open=1")
+    with (
+        mock.patch.object(runner, "_LOOK_SECONDS", 0.05),
+        batching(tmp_path, *options(*pace, "option.batches_concurrency=4")) as server,
+    ):
         begun = begin(server, LONG)
+        asked = {name: begun[name] for name in ("input_file_id", "endpoint", "completion_window")}
         in_progress(server, begun["id"])
-        found = call(server, "POST", "batches", json={**begun, "input_file_id": begun["input_file_id"]})
-        assert error(found)[0] == 429
+        assert error(call(server, "POST", "batches", json=asked))[0] == 429
         answered = call(server, "GET", f"batches/{begun['id']}").json()["request_counts"]["completed"]
         assert server.post({"inputs": "a", "parameters": {"max_new_tokens": 1}}).status_code == 200
         after = call(server, "GET", f"batches/{begun['id']}").json()["request_counts"]["completed"]

@@ -259,12 +259,17 @@ def line_number(id: str) -> int:
     return int(id.rpartition("_")[2])
 
 
-def answered(batch: str, line: Line, answer: HttpResponse) -> bytes:
-    """Return the line of the output for a request that was answered, or refused by its route."""
+def answered(batch: str, line: Line, answer: HttpResponse, ignored: Sequence[str] = ()) -> bytes:
+    """Return the line of the output for a request that was answered, or refused by its route.
+
+    Args:
+        ignored: names in the request that meant nothing.
+    """
     id = line_id(batch, line.number)
     body = answer.body if "json" in answer.content_type else dumps(answer.body.decode())
     head = dumps({"id": id, "custom_id": line.custom_id})[:-1]
-    response = b'"response":{"status_code":%d,"request_id":%b,"body":%b}' % (answer.status, dumps(id), body)
+    told = b',"ignored_parameters":%b' % dumps([*ignored]) if ignored else b""
+    response = b'"response":{"status_code":%d,"request_id":%b,"body":%b%b}' % (answer.status, dumps(id), body, told)
     return b'%b,%b,"error":null}\n' % (head, response)
 
 

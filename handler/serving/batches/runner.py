@@ -13,7 +13,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
@@ -317,7 +317,9 @@ class BatchRunner:
             counts = {"total": total, "completed": 0, "failed": 0}
             change = {"status": "in_progress", "in_progress_at": int(store.clock()), "request_counts": counts}
             batch = await store.call(store.advance, batch["id"], output.sizes, change)
-        status = await _Answering(self._model, store, one._replace(batch=batch), output, self._share).run(lines)
+        answering = _Answering(self._model, store, one._replace(batch=batch), output, self._share)
+        is_done = sum(output.counts) == batch["request_counts"]["total"]  # and its server ended then
+        status = "completed" if is_done else await answering.run(lines)
         if status != "completed":
             error = batches.EXPIRED if status == "expired" else batches.CANCELLED
             await run_in_daemon_thread(functools.partial(_write_rest, batch["id"], lines, output, error))
@@ -408,25 +410,22 @@ class _Answering:
         if line.error is not None:
             text, failed = batches.not_answered(self._batch["id"], line, line.error), True
         else:
-            answer = await self._ask(line)
-            text, failed = batches.answered(self._batch["id"], line, answer), answer.status != 200
+            answer, ignored = await self._ask(line)
+            text, failed = batches.answered(self._batch["id"], line, answer, ignored), answer.status != 200
         await run_in_daemon_thread(functools.partial(self._output.write, line.number, text, failed=failed))
 
-    async def _ask(self, line: Line) -> HttpResponse:
-        """Return a line's answer, once the engine takes it."""
+    async def _ask(self, line: Line) -> tuple[HttpResponse, Sequence[str]]:
+        """Return a line's answer, once the engine takes it, and the names that meant nothing."""
         wait, tries = 0.5, 0
         while True:
-            answer, error = await self._try(line)
-            if error is None or isinstance(error, OF_THE_LINE):
-                return answer
-            if not isinstance(error, Unavailable):
-                tries += 1
-                if tries >= _TRIES:
-                    return answer
+            answer, ignored, error = await self._try(line)
+            tries += not isinstance(error, Unavailable)
+            if error is None or isinstance(error, OF_THE_LINE) or tries >= _TRIES:
+                return answer, ignored
             await asyncio.sleep(wait)
             wait = min(2 * wait, _MOST_WAIT)
 
-    async def _try(self, line: Line) -> tuple[HttpResponse, ServingError | None]:
+    async def _try(self, line: Line) -> tuple[HttpResponse, Sequence[str], ServingError | None]:
         over = asyncio.Event()
 
         def on_bytes(task: RequestTask) -> None:
@@ -449,4 +448,4 @@ class _Answering:
             task.start()
             while not task.finished:
                 await over.wait()
-            return line_answer(task), task.error
+            return line_answer(task), task.ignored, task.error

@@ -47,7 +47,6 @@ _BATCH = "batches"
 _FILE = "batches.sqlite3"
 _VERSION = 1  # of the table
 _BUSY_SECONDS = 5.0  # that another process may hold the database
-_MOST_WAITING = 64  # calls
 _OVERHEAD = 4096  # bytes that each file and batch takes beside its contents, about
 _MOST_ENDED = 1000  # batches of an owner; of more, the oldest are forgotten
 _FORGOTTEN = 3600.0  # seconds after which an upload that nobody goes on with is removed
@@ -109,25 +108,20 @@ class BatchStore:
         self.created = asyncio.Event()
         self._directory = directory
         self._lock = threading.Lock()
-        self._num_waiting = 0
         self._database = _open(directory)
 
     async def call(self, method: Callable[..., T], *arguments: Any) -> T:
         """Call a method on a thread.
 
         Raises:
-            ServingError: the method's own; or the disk fails, or too many wait for it.
+            ServingError: the method's own.
+            Unavailable: the disk fails.
         """
-        if self._num_waiting >= _MOST_WAITING:
-            raise Overloaded(f"{_MOST_WAITING} calls wait for files and batches")
-        self._num_waiting += 1
         try:
             return await run_in_daemon_thread(lambda: method(*arguments))
         except (OSError, sqlite3.Error) as error:
             log.error("files and batches: %s", error)
             raise Unavailable("the files and batches cannot be read or written", detail=str(error)) from None
-        finally:
-            self._num_waiting -= 1
 
     def close(self) -> None:
         with self._lock:
