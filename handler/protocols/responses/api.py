@@ -54,7 +54,15 @@ class CallItem(_Item):
     namespace: NotRequired[str]
 
 
-ResponseItem = MessageItem | ReasoningItem | CallItem
+class CustomCallItem(_Item):
+    type: Literal["custom_tool_call"]
+    input: str
+    call_id: str
+    name: str
+    namespace: NotRequired[str]
+
+
+ResponseItem = MessageItem | ReasoningItem | CallItem | CustomCallItem
 
 # -- a response --------------------------------------------------------------------------------------------------
 
@@ -209,8 +217,19 @@ class CallDone(_Event, CallPlace):
     arguments: str
 
 
-Delta = TextDelta | ReasoningDelta | CallDelta
-OpenAiResponseEvent = ResponseEvent | ItemEvent | PartEvent | Delta | TextDone | ReasoningDone | CallDone
+class CustomCallDelta(_Event, CallPlace):
+    type: Literal["response.custom_tool_call_input.delta"]
+    delta: str
+
+
+class CustomCallDone(_Event, CallPlace):
+    type: Literal["response.custom_tool_call_input.done"]
+    input: str
+
+
+Delta = TextDelta | ReasoningDelta | CallDelta | CustomCallDelta
+Done = TextDone | ReasoningDone | CallDone | CustomCallDone
+OpenAiResponseEvent = ResponseEvent | ItemEvent | PartEvent | Delta | Done
 
 # -- stored responses --------------------------------------------------------------------------------------------
 

@@ -56,8 +56,10 @@ from handler.protocols.responses.api import (
     ResponseTokens,
 )
 from handler.protocols.responses.response import (
+    CUSTOM,
     NUM_STATES,
     SKIPPED,
+    Origin,
     ResponseDocument,
     ResponseStream,
     Settings,
@@ -65,6 +67,7 @@ from handler.protocols.responses.response import (
     new_id,
     read_head,
     secret_id,
+    skipped,
     without_skipped,
     without_strict,
 )
@@ -152,11 +155,16 @@ _ITEMS = {
     "message": {"type", "role", "content", "id", "status", "phase"},
     "function_call": {"type", "id", "call_id", "name", "namespace", "arguments", "status", "caller"},
     "function_call_output": {"type", "id", "call_id", "output", "status", "name", "namespace", "caller"},
+    "custom_tool_call": {"type", "id", "call_id", "name", "namespace", "input", "status", "caller"},
+    "custom_tool_call_output": {"type", "id", "call_id", "output", "status", "name", "namespace", "caller"},
     "reasoning": {"type", "id", "summary", "content", "status", "encrypted_content"},
 }
 """Type of an item -> its names that are read, or have no effect by what they mean."""
 
-_PREFIXES = {"message": "msg", "function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}
+_PREFIXES = {
+    "message": "msg", "function_call": "fc", "function_call_output": "fco", "custom_tool_call": "ctc",
+    "custom_tool_call_output": "ctco", "reasoning": "rs",
+}  # fmt: skip
 """Type of an item -> how its id begins."""
 
 INPUT: Mapping[str, Shape] = {
@@ -242,7 +250,7 @@ class InputReader(TurnsReader):
         if kind not in _ITEMS:
             raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: it must be {' or '.join(_ITEMS)}")
         self.unknown |= {f"input[].{name}": None for name in item.keys() - _ITEMS[kind] if item[name] is not None}
-        if kind == "function_call_output":
+        if kind.endswith("_output"):
             return self._output(item, at)
         self._add_shown()
         if kind == "message":
@@ -270,7 +278,8 @@ class InputReader(TurnsReader):
         """Read the output of a call. Its images wait for the outputs beside it."""
         id = string_at(item.get("call_id"), f"{at}.call_id")
         if id not in self._calls:
-            raise InvalidPayload(f"{at}.call_id={show(id)}: no function_call before it has this id")
+            call = item["type"].removesuffix("_output")
+            raise InvalidPayload(f"{at}.call_id={show(id)}: no {call} before it has this id")
         parts = self._parts.read(item.get("output"), f"{at}.output", media=True)
         output = "\n".join([part for part in parts if isinstance(part, str)])
         self._shown += [part for part in parts if isinstance(part, MediaSource)]
@@ -281,14 +290,12 @@ class InputReader(TurnsReader):
         return "\n".join([part for part in self._parts.read(content, at, media=False) if isinstance(part, str)])
 
     def _call(self, item: Mapping[str, Any], at: str) -> dict[str, Any]:
-        id, arguments = (
-            string_at(item.get("call_id"), f"{at}.call_id"),
-            string_at(item.get("arguments"), f"{at}.arguments"),
-        )
+        field = "input" if item["type"] == "custom_tool_call" else "arguments"
+        id, text = string_at(item.get("call_id"), f"{at}.call_id"), string_at(item.get(field), f"{at}.{field}")
         name = full_name(item.get("namespace"), string_at(item.get("name"), f"{at}.name"))
-        if len(arguments) > MAX_ARGUMENTS:
-            raise InvalidPayload(f"{at}.arguments has {len(arguments)} characters; at most {MAX_ARGUMENTS}")
-        value = read_arguments(arguments, "input[].arguments", self.unknown)
+        if len(text) > MAX_ARGUMENTS:
+            raise InvalidPayload(f"{at}.{field} has {len(text)} characters; at most {MAX_ARGUMENTS}")
+        value = {field: text} if field == "input" else read_arguments(text, "input[].arguments", self.unknown)
         self._calls.add(id)
         return {"id": id, "type": "function", "function": {"name": name, "arguments": value}}
 
@@ -317,7 +324,7 @@ def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_half_a_call(item: Any) -> bool:
     """Return whether an item is a call at which its response broke off: nobody has made it."""
-    return bool(item["type"] == "function_call" and item.get("status") == "incomplete")
+    return item["type"] in ("function_call", "custom_tool_call") and item.get("status") == "incomplete"
 
 
 def _implied_type(item: Mapping[str, Any]) -> str:
@@ -332,11 +339,12 @@ _HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", 
 """How the types of tools begin that run at OpenAI."""
 
 _TOOL_FIELDS: Mapping[str, Shape] = {
-    "type": {"enum": ["function", "namespace", *SKIPPED]},
+    "type": {"enum": ["function", "namespace", CUSTOM, *SKIPPED]},
     "name": TEXT,
     "description": nullable(TEXT),
     "parameters": {"type": ["object", "null"]},
     "strict": nullable(FLAG),
+    "format": {"type": ["object", "null"]},
 }
 TOOLS: Mapping[str, Shape] = {
     "tools": nullable(listing({**record(_TOOL_FIELDS), "required": ["type"]})),
@@ -350,14 +358,16 @@ class ToolsReader:
 
     Attributes:
         tools: in the chat's form, whose reader checks names and schemas; as given where it is no list.
-        namespaces: a tool's name in the prompt -> its namespace and its name there.
+        origins: of those that have a namespace or are custom, by their names in the prompt.
         ignored: skipped tools, as the header `x-lmi-ignored-parameters` names them.
+        has_grammar: a custom tool's text has to follow an expression.
     """
 
     def __init__(self) -> None:
         self.tools: Any = None
         self.ignored: dict[str, None] = {}
-        self.namespaces: dict[str, tuple[str, str]] = {}
+        self.origins: dict[str, Origin] = {}
+        self.has_grammar = False
 
     def read(self, value: Any) -> None:
         """Read the tools; those of a namespace get its name in front.
@@ -372,8 +382,8 @@ class ToolsReader:
 
     def _tool(self, tool: Any, at: str, namespace: str) -> None:
         kind = tool.get("type") if isinstance(tool, dict) else None
-        if kind in SKIPPED:
-            self.ignored[f"tools[].type={kind}"] = None
+        if isinstance(tool, dict) and (name := skipped(tool)):
+            self.ignored[name] = None
             return
         if kind == "namespace" and not namespace and isinstance(tool.get("tools"), list):
             if not isinstance(tool.get("name"), str) or not tool["name"]:
@@ -381,18 +391,37 @@ class ToolsReader:
             for index, own in enumerate(tool["tools"]):
                 self._tool(own, f"{at}.tools[{index}]", tool["name"])
             return
-        if kind != "function":
+        if kind not in ("function", CUSTOM):
             hosted = isinstance(kind, str) and kind.startswith(_HOSTED)
             why = "hosted tools run at OpenAI" if hosted else "it must be a function"
             raise InvalidParameter(f"{at}.type={show(kind)}: is not supported: {why}")
         name = tool.get("name")
-        if namespace and isinstance(name, str):
-            self.namespaces[full_name(namespace, name)] = (namespace, name)
+        if (namespace or kind == CUSTOM) and isinstance(name, str):
+            self.origins[full_name(namespace, name)] = Origin(namespace, name, kind == CUSTOM)
             name = full_name(namespace, name)
-        others = {key: item for key, item in tool.items() if key not in _TOOL_FIELDS and item not in (None, False)}
-        function = {"name": name, "description": tool.get("description"), "parameters": tool.get("parameters")}
-        function |= {"strict": tool["strict"]} if "strict" in tool else {}
+        known = _TOOL_FIELDS.keys() - ({"format"} if kind == "function" else {"parameters", "strict"})
+        others = {key: item for key, item in tool.items() if key not in known and item not in (None, False)}
+        own = _of_custom(tool.get("format"), f"{at}.format") if kind == CUSTOM else tool
+        function = {"name": name, "description": tool.get("description"), "parameters": own.get("parameters")}
+        function |= {"strict": own["strict"]} if "strict" in own else {}
+        self.has_grammar |= kind == CUSTOM and function["strict"]
         self.tools.append({"type": "function", "function": {**others, **function}})
+
+
+def _of_custom(format: Any, at: str) -> dict[str, Any]:
+    """Return the parameters of the function that stands for a custom tool, with its text as `input`.
+
+    Raises:
+        InvalidParameter: the format is neither a text nor a grammar by an expression.
+    """
+    kind = None if format is None else format.get("type") if isinstance(format, dict) else format
+    text: dict[str, Any] = {"type": "string"}
+    if kind == "grammar" and format.get("syntax") == "regex" and isinstance(format.get("definition"), str):
+        text["pattern"] = f"^(?:{format['definition']})$"
+    elif kind not in (None, "text"):
+        raise InvalidParameter(f"{at}: must be 'type': 'text', or 'grammar' with 'syntax': 'regex' and 'definition'")
+    schema = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
+    return {"parameters": schema, "strict": "pattern" in text}
 
 
 def read_choice(value: Any, tools: Any) -> Any:
@@ -403,23 +432,29 @@ def read_choice(value: Any, tools: Any) -> Any:
     """
     if not isinstance(value, dict):
         return value
-    if value.get("type") == "allowed_tools":
-        return _allowed(value)
-    name = full_name(value.get("namespace"), str(value.get("name")))
     known = [tool["function"]["name"] for tool in tools] if isinstance(tools, list) else []
-    if value.get("type") != "function" or name not in known:
+    if value.get("type") == "allowed_tools":
+        return _allowed(value, known)
+    name = full_name(value.get("namespace"), str(value.get("name")))
+    if value.get("type") not in ("function", CUSTOM) or name not in known:
         raise Named("tool_choice", value).refused(
-            "must be none, auto, required, a 'function' with a 'name' in tools, or 'allowed_tools'"
+            "must be none, auto, required, a 'function' or 'custom' with a 'name' in tools, or 'allowed_tools'"
         )
     return {"type": "function", "function": {"name": name}}
 
 
-def _allowed(value: Mapping[str, Any]) -> Any:
-    """Return the allowed tools in the form of a chat, whose reader checks them."""
+def _allowed(value: Mapping[str, Any], known: Sequence[str]) -> Any:
+    """Return the allowed tools in the form of a chat, whose reader checks them; skipped custom tools are not known."""
     tools = value.get("tools")
     if isinstance(tools, list):
         tools = [_function(tool) if isinstance(tool, dict) else tool for tool in without_skipped(tools)]
+        tools = [tool for tool in tools if not _is_custom(tool) or tool["function"]["name"] in known]
+        tools = [{**tool, "type": "function"} if _is_custom(tool) else tool for tool in tools]
     return {"type": "allowed_tools", "allowed_tools": {"mode": value.get("mode"), "tools": tools}}
+
+
+def _is_custom(tool: Any) -> bool:
+    return isinstance(tool, dict) and tool.get("type") == CUSTOM
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -572,9 +607,11 @@ class OpenAiResponses(OpenAiDialect):
         try:
             head = read_head(body, context.generation, store=keeps)
             keeping = make_keeping(context.keeper, head, reader.items) if context.keeper and keeps else None
-            parsed = chat(head, tools.namespaces, keeping).parse(translated, context)
+            parsed = chat(head, tools.origins, keeping).parse(translated, context)
         except (InvalidParameter, InvalidPayload) as error:
             raise type(error)(_in_own_words(error.message)) from None
+        if tools.has_grammar and _UNHEEDED in parsed.ignored:
+            ignored = [*ignored, "tools[].format"]
         return parsed._replace(ignored=[*ignored, *map(_in_own_words, parsed.ignored), *self.no_effect(body)])
 
 
@@ -603,7 +640,7 @@ class _Chat(OpenAiChat):
 
     Args:
         head: what a response repeats of its request.
-        namespaces: a tool's name in the prompt -> its namespace and its name there.
+        origins: of tools, by their names in the prompt.
         keeping: keeps the response; None where it is not kept.
     """
 
@@ -613,11 +650,9 @@ class _Chat(OpenAiChat):
     )
     fields: Mapping[str, Shape] = {name: shape for name, shape in OpenAiChat.fields.items() if name != "stream_options"}
 
-    def __init__(
-        self, head: ResponseHead, namespaces: Mapping[str, tuple[str, str]], keeping: Keeping | None = None
-    ) -> None:
+    def __init__(self, head: ResponseHead, origins: Mapping[str, Origin], keeping: Keeping | None = None) -> None:
         self._head = head
-        self._namespaces = namespaces
+        self._origins = origins
         self._keeping = keeping
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
@@ -631,7 +666,7 @@ class _Chat(OpenAiChat):
             "model": chat.head.model,
             **encode_head(repeated),
         }
-        settings, requests = Settings(head, chat.format.form, self._namespaces, self._keeping), (chat.request,)
+        settings, requests = Settings(head, chat.format.form, self._origins, self._keeping), (chat.request,)
         if chat.framing is JSON:
             parsed, times = ParsedRequest(requests, ResponseDocument(settings), self.errors, chat.ignored), 1
         else:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from handler.core.errors import InvalidPayload, ServingError
-from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, encoded, named_event, template
+from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, encoded, loads, named_event, template
 from handler.core.media import new_digits, new_secret
 from handler.core.values import Finish, Token
 from handler.protocols.assistant.answer import AnswerForm, BlockStream, read_whole
@@ -18,6 +18,7 @@ from handler.protocols.openai.api import ERRORS
 from handler.protocols.responses.api import (
     CallItem,
     CallPlace,
+    CustomCallItem,
     Delta,
     MessageItem,
     OpenAiResponse,
@@ -46,11 +47,19 @@ def secret_id(prefix: str) -> str:
     return f"{prefix}_{new_secret()}"
 
 
+class Origin(NamedTuple):
+    """What a tool of the prompt is to the client: a function, or a custom tool, which takes a text."""
+
+    namespace: str
+    name: str
+    is_custom: bool = False
+
+
 class Items:
     """Builds one answer's items, in order. White space alone is no message beside other items.
 
     Args:
-        namespaces: a tool's name in the prompt -> its namespace and its name there.
+        origins: by a tool's name in the prompt; others are functions of that name.
         most_calls: how many are left in, the first ones; None: all.
         secret: nobody can guess the items' ids.
 
@@ -61,10 +70,8 @@ class Items:
         broken: a call is not whole.
     """
 
-    def __init__(
-        self, namespaces: Mapping[str, tuple[str, str]], most_calls: int | None = None, *, secret: bool = False
-    ) -> None:
-        self._namespaces = namespaces
+    def __init__(self, origins: Mapping[str, Origin], most_calls: int | None = None, *, secret: bool = False) -> None:
+        self._origins = origins
         self._most_calls = most_calls
         self._new_id = secret_id if secret else new_id
         self._space = ""
@@ -91,10 +98,12 @@ class Items:
             elif self._most_calls is not None and event.number >= self._most_calls:
                 continue
             elif isinstance(event, CallStart):
-                namespace, name = self._namespaces.get(event.name, ("", event.name))
-                self._begin(self._call(namespace, name), found)
+                self._begin(self._call(self._origins.get(event.name, Origin("", event.name))), found)
             elif isinstance(event, Arguments):
-                self._add(event.text, found)
+                if self.open is not None and self.open["type"] == "custom_tool_call":
+                    self.parts.append(event.text)  # a JSON object with the text, which is told at its end
+                else:
+                    self._add(event.text, found)
             else:
                 self.broken |= not event.whole
                 self._close(found, status="completed" if event.whole else "incomplete")
@@ -125,6 +134,13 @@ class Items:
                 "type": "response.reasoning_text.delta",
                 "sequence_number": number,
                 **self._place(item),
+                "delta": text,
+            }
+        if item["type"] == "custom_tool_call":
+            return {
+                "type": "response.custom_tool_call_input.delta",
+                "sequence_number": number,
+                **self._call_place(item),
                 "delta": text,
             }
         return {
@@ -163,7 +179,7 @@ class Items:
                 "item": item.copy(),
             }
         )
-        if item["type"] != "function_call":
+        if item["type"] in ("message", "reasoning"):
             part = _output_text("") if item["type"] == "message" else _reasoning_text("")
             found.append(
                 {
@@ -210,6 +226,19 @@ class Items:
                     }
                 )
             return
+        if item["type"] == "custom_tool_call":
+            text = item["input"] = _custom_input(text)
+            if item["status"] == "completed":
+                found.append(self.delta(item, text, self.number()))
+                found.append(
+                    {
+                        "type": "response.custom_tool_call_input.done",
+                        "sequence_number": self.number(),
+                        **self._call_place(item),
+                        "input": text,
+                    }
+                )
+            return
         part: OutputText | ReasoningText
         if item["type"] == "message":
             part = _output_text(text)
@@ -250,18 +279,39 @@ class Items:
     def _reasoning(self) -> ReasoningItem:
         return {"id": self._new_id("rs"), "type": "reasoning", "status": "in_progress", "summary": [], "content": []}
 
-    def _call(self, namespace: str, name: str) -> CallItem:
-        item: CallItem = {
-            "id": self._new_id("fc"),
-            "type": "function_call",
-            "status": "in_progress",
-            "arguments": "",
-            "call_id": new_id("call"),
-            "name": name,
-        }
-        if namespace:
-            item["namespace"] = namespace
+    def _call(self, tool: Origin) -> CallItem | CustomCallItem:
+        item: CallItem | CustomCallItem
+        if tool.is_custom:
+            item = {
+                "id": self._new_id("ctc"),
+                "type": "custom_tool_call",
+                "status": "in_progress",
+                "input": "",
+                "call_id": new_id("call"),
+                "name": tool.name,
+            }
+        else:
+            item = {
+                "id": self._new_id("fc"),
+                "type": "function_call",
+                "status": "in_progress",
+                "arguments": "",
+                "call_id": new_id("call"),
+                "name": tool.name,
+            }
+        if tool.namespace:
+            item["namespace"] = tool.namespace
         return item
+
+
+def _custom_input(arguments: str) -> str:
+    """Return the text of a custom tool's call; all that the model wrote where it wrote something else."""
+    try:
+        value = loads(arguments)
+    except ValueError:
+        return arguments
+    text = value.get("input") if isinstance(value, dict) else None
+    return text if isinstance(text, str) else arguments
 
 
 def _output_text(text: str) -> OutputText:
@@ -289,18 +339,18 @@ class Settings(NamedTuple):
 
     Attributes:
         head: the fields of a response that do not change.
-        namespaces: a tool's name in the prompt -> its namespace and its name there.
+        origins: of tools, by their names in the prompt.
         keeping: keeps the response; None where it is not kept.
     """
 
     head: ResponseStart
     form: AnswerForm
-    namespaces: Mapping[str, tuple[str, str]]
+    origins: Mapping[str, Origin]
     keeping: Keeping | None = None
 
     def items(self) -> Items:
         most = self.head["max_tool_calls"]
-        return Items(self.namespaces, 1 if self.form.tools.single else most, secret=self.keeping is not None)
+        return Items(self.origins, 1 if self.form.tools.single else most, secret=self.keeping is not None)
 
     def response(
         self,
@@ -444,8 +494,11 @@ class ResponseDocument(WholeReply):
 # -- what a response repeats of its request ----------------------------------------------------------------------------
 
 
+CUSTOM = "custom"
+"""The type of tools that take a text."""
+
 SKIPPED = (
-    "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11", "custom",
+    "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11",
 )  # fmt: skip
 """Types of tools that neither the prompt nor the response has; Codex sends them with its functions."""
 
@@ -510,14 +563,26 @@ def encode_head(head: ResponseHead) -> ResponseHead:
 def without_strict(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return tools whose schemas nothing enforces."""
     return [
-        {**tool, "tools": without_strict(tool["tools"])} if "tools" in tool else {**tool, "strict": False}
+        {**tool, "tools": without_strict(tool["tools"])}
+        if "tools" in tool
+        else {**tool, "strict": False}
+        if "strict" in tool
+        else tool
         for tool in tools
     ]
 
 
 def without_skipped(tools: list[Any]) -> list[Any]:
     """Return the tools that the response repeats, or that a choice may name."""
-    return [tool for tool in tools if not isinstance(tool, dict) or tool.get("type") not in SKIPPED]
+    return [tool for tool in tools if not isinstance(tool, dict) or not skipped(tool)]
+
+
+def skipped(tool: Mapping[str, Any]) -> str:
+    """Return what has a tool left out, as `x-lmi-ignored-parameters` names it; "" for others."""
+    kind, format = tool.get("type"), tool.get("format")
+    if kind == CUSTOM and isinstance(format, dict) and format.get("syntax") == "lark":
+        return "tools[].format.syntax=lark"  # no engine's structured output reads it
+    return f"tools[].type={kind}" if kind in SKIPPED else ""
 
 
 def _tool(tool: Any) -> Any:
@@ -526,6 +591,8 @@ def _tool(tool: Any) -> Any:
         return tool
     if isinstance(tool.get("tools"), list):
         return {**tool, "tools": [_tool(own) for own in without_skipped(tool["tools"])]}
+    if tool.get("type") == CUSTOM:
+        return {"description": None, "format": {"type": "text"}, **tool}
     return {"description": None, "parameters": None, **tool, "strict": tool.get("strict") is True}
 
 

@@ -12,6 +12,7 @@ from jsonschema import Draft202012Validator
 from handler.core.values import Delta, StructuredOutput
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.schema import COUNT, FLAG, NULL, NUMBER, TEXT, Shape, listing, nullable, record
+from handler.protocols.responses.request import with_ids
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CITY, CONTEXT, DIALECTS, answer, deltas, saying
 from tests.unit.protocols.golden.responses import ASK, CALL, TOOLS, WEATHER, body
@@ -120,7 +121,7 @@ def test_tools_of_codex_that_are_no_functions_are_skipped() -> None:
     inside = {"type": "namespace", "name": "own", "description": "", "tools": [patch, PLAIN_TOOL]}
     asked = {"input": [user()], "tools": [SEARCH, PLAIN_TOOL, patch, inside], "tool_choice": "auto"}
     parsed = parse(asked)
-    assert parsed.ignored == ["tools[].type=web_search", "tools[].type=custom"]
+    assert parsed.ignored == ["tools[].type=web_search", "tools[].format.syntax=lark"]
     [request] = parsed.requests
     assert (
         parse({**asked, "tools": [PLAIN_TOOL, {**inside, "tools": [PLAIN_TOOL]}]}).requests[0].prompt == request.prompt
@@ -128,6 +129,69 @@ def test_tools_of_codex_that_are_no_functions_are_skipped() -> None:
     found = json.loads(answer("openai_responses", asked, saying("a"), SEEING).body)
     assert [tool["name"] for tool in found["tools"]] == [PLAIN_TOOL["name"], "own"]
     assert [tool["name"] for tool in found["tools"][1]["tools"]] == [PLAIN_TOOL["name"]]
+
+
+PATCH = {"type": "custom", "name": "patch", "description": "Changes a file."}
+DIGITS = {"type": "grammar", "syntax": "regex", "definition": "[0-9]+|x"}
+
+
+def test_a_custom_tool_is_a_function_with_a_text() -> None:
+    free, ruled = {**PATCH, "format": {"type": "text"}}, {**PATCH, "name": "ruled", "format": DIGITS}
+    inside = {"type": "namespace", "name": "own", "description": "", "tools": [PATCH]}
+    (request,) = parse(body(tools=[free, ruled, inside])).requests
+    text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
+    expected = [{**text, "additionalProperties": False} for _ in range(3)]
+    expected[1]["properties"] = {"input": {"type": "string", "pattern": "^(?:[0-9]+|x)$"}}
+    assert [tool["function"]["parameters"] for tool in request.tools] == expected
+    assert [tool["function"]["name"] for tool in request.tools] == ["patch", "ruled", "own.patch"]
+    assert parse(body(tools=[free])).ignored == []
+    assert parse(body(tools=[ruled])).ignored == ["tools[].format", "tools[].strict"], "the engine has no tags"
+    assert parse(body(tools=[{**WEATHER, "format": {"a": 1}}])).ignored[0] == "tools[].format", "of a function"
+    for choice in ({"type": "custom", "name": "ruled"}, {"type": "custom", "namespace": "own", "name": "patch"}):
+        assert parse(body(tools=[free, ruled, inside], tool_choice=choice)).requests[0].sampling.structured_output
+    lark = {**PATCH, "format": {**DIGITS, "syntax": "lark"}}
+    names = [{"type": "custom", "name": name} for name in ("patch", "ruled")]
+    allowed = {"type": "allowed_tools", "mode": "auto", "tools": names}
+    (request,) = parse(body(tools=[lark, ruled, WEATHER], tool_choice=allowed)).requests
+    assert [tool["function"]["name"] for tool in request.tools] == ["ruled"]
+
+
+@in_one_test("stream", [False, True])
+@in_one_test(
+    ("arguments", "input", "status"),
+    [
+        ('{"input": "a\\n\\u00e9"}', "a\né", "completed"),
+        ('{"patch": "a"}', '{"patch": "a"}', "completed"),
+        ('{"input": "\\ud800"}', '{"input": "\\ud800"}', "incomplete"),
+    ],
+)
+def test_a_call_of_a_custom_tool(arguments: str, input: str, status: str, stream: bool) -> None:
+    said = saying(f'<tool_call>{{"name": "patch", "arguments": {arguments}}}</tool_call>')
+    asked = body(tools=[PATCH, WEATHER], stream=stream)
+    found = answer(DIALECTS["openai_responses"], asked, said, HERMES).body.decode()
+    events = [json.loads(line[6:]) for line in found.splitlines() if line.startswith("data: ")]
+    response = events[-1]["response"] if stream else json.loads(found)
+    (item,) = response["output"]
+    assert item.pop("id").startswith("ctc_")
+    assert item.pop("call_id").startswith("call_")
+    assert item == {"type": "custom_tool_call", "name": "patch", "input": input, "status": status}
+    assert response["tools"][0] == {**PATCH, "format": {"type": "text"}}
+    own = [event for event in events if "custom_tool_call_input" in event["type"]]
+    if stream and status == "completed":
+        assert [event["type"].rpartition(".")[2] for event in own] == ["delta", "done"]
+        assert (own[0]["delta"], own[1]["input"]) == (input, input)
+    else:
+        assert own == [], "clients take the event for a call to make"
+
+
+def test_a_custom_call_and_its_output_are_read() -> None:
+    made = {"type": "custom_tool_call", "call_id": "call_1", "name": "patch", "input": "a\nb"}
+    result = {"type": "custom_tool_call_output", "call_id": "call_1", "output": "done"}
+    (request,) = parse({"input": [user(), made, result], "tools": [PATCH]}).requests
+    assert request.messages[1]["tool_calls"][0]["function"] == {"name": "patch", "arguments": {"input": "a\nb"}}
+    assert request.messages[2]["content"] == "done"
+    kept = with_ids([made, result])
+    assert [item["id"].partition("_")[0] for item in kept] == ["ctc", "ctco"]
 
 
 @in_one_test(
@@ -158,6 +222,9 @@ def test_tools_of_codex_that_are_no_functions_are_skipped() -> None:
             "'item_reference' is not supported: nothing is kept",
             None,
         ),
+        (body(tools=[{**PATCH, "format": "x"}]), "tools[0].format: must be 'type': 'text', or 'grammar'", None),
+        (body(tools=[{**PATCH, "format": {"type": "grammar", "syntax": "regex"}}]), "tools[0].format: must be", None),
+        ({"input": [output("x", type="custom_tool_call_output")]}, "no custom_tool_call before it has this id", None),
         ({"input": [output("x")]}, 'input[0].call_id="call_1": no function_call before it', None),
         ({"input": [call(arguments="[" * 1_048_577)]}, "input[0].arguments has 1048577 characters; at most", None),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]: ", None),
