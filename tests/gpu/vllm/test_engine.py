@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
 import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,7 +12,7 @@ from typing import Any
 import pytest
 
 from handler.core.errors import GenerationFailed
-from handler.core.values import Finish, StructuredOutput
+from handler.core.values import Finish
 from handler.engines.process.supervisor import State
 from tests import vllm_forks
 from tests.process.engines.test_conformance import Driver, ids, start, text
@@ -92,40 +90,6 @@ def test_beams_are_those_of_transformers(vllm: Driver, reference: Any, beams: in
 
 
 # -- what vLLM alone does ------------------------------------------------------------------------------------------
-
-PERSON = {
-    "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 99}},
-    "required": ["name", "age"],
-    "additionalProperties": False,
-}
-
-
-@pytest.mark.parametrize("sampled", [{}, {"do_sample": True, "seed": 5}], ids=["greedy", "sampled"])
-def test_guides(vllm: Driver, sampled: dict[str, Any]) -> None:
-    def answer(kind: str, value: str) -> str:
-        return text(
-            vllm.one("Somebody: ", structured_output=StructuredOutput(kind, value), max_new_tokens=60, **sampled)
-        )
-
-    person = json.loads(answer("json_schema", json.dumps(PERSON)))
-    assert set(person) == {"name", "age"}
-    assert isinstance(person["age"], int)
-    assert re.fullmatch(r"[A-Z]{3}-\d{2}", answer("regex", r"[A-Z]{3}-\d{2}"))
-    assert answer("choice", '["red", "green"]') in ("red", "green")
-    assert answer("grammar", 'root ::= "yes" | "no"') in ("yes", "no")
-
-
-@pytest.mark.parametrize(
-    "structured_output", [StructuredOutput("json_schema", '{"type": "nonsense"}'), StructuredOutput("regex", "(")]
-)
-def test_a_guide_that_cannot_be_followed_ends_alone(vllm: Driver, structured_output: StructuredOutput) -> None:
-    alone = ids(vllm.one(STORY))
-    good = vllm.submit(STORY)
-    bad = vllm.submit(PROMPT, structured_output=structured_output)
-    found = vllm.run()
-    assert isinstance(found[bad][-1].error, GenerationFailed)
-    assert ids(found[good]) == alone
 
 
 def test_words_can_be_forbidden_and_tokens_weighted(vllm: Driver) -> None:
