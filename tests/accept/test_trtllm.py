@@ -48,6 +48,7 @@ def test_it_passes_where_all_is_well(model: Path, tmp_path: Path) -> None:
     assert sum(line.startswith("PASS conformance: ") for line in lines) == 14
 
 
+@pytest.mark.nightly
 def test_it_tries_both_samplers_of_1_2(model: Path) -> None:
     status, lines, verdict = run(model, "version=1.2.1", "--only", "TRTLLMSampler")
     assert (status, verdict["failed"]) == (0, []), lines
@@ -57,7 +58,7 @@ def test_it_tries_both_samplers_of_1_2(model: Path) -> None:
     assert "loading the model for 'TRTLLMSampler' ..." in lines
 
 
-@pytest.mark.parametrize("version", ["1.2.1", "1.3.0"])
+@pytest.mark.parametrize("version", [pytest.param("1.2.1", marks=pytest.mark.nightly), "1.3.0"])
 def test_it_shows_images_to_a_model_that_takes_them(tmp_path: Path, version: str) -> None:
     status, lines, verdict = run(tiny.make(tmp_path, vision=True), f"version={version}", "--only", "images")
     assert (status, verdict["passed"], verdict["skipped"]) == (0, 2, []), lines

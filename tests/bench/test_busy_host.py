@@ -65,7 +65,7 @@ def test_options_that_do_not_go_together_are_refused() -> None:
     assert "--whole" in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.parametrize("core", [[], ["--whole"]], ids=["half", "whole"])
+@pytest.mark.parametrize("core", [[], pytest.param(["--whole"], marks=pytest.mark.nightly)], ids=["half", "whole"])
 def test_streams_of_both_servers(core: list[str], rust: list[str]) -> None:
     rows = run("--clients", "8", "--seconds", "1", *core, *rust)["streams"]
     assert [(row["clients"], row["server"]) for row in rows] == [(8, "ours"), (8, "vllm-rs")]

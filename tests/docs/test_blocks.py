@@ -158,6 +158,9 @@ COMMANDS = {
 
 every_page = pytest.mark.parametrize("page", PAGES)
 
+AT_NIGHT = ("docs/components.md", "docs/deploy.md")
+"""A rehearsal of minutes, whose cases tests/deploy/local has one by one."""
+
 
 @every_page
 def test_blocks_follow_the_convention(page: str, tmp_path: Path) -> None:
@@ -222,7 +225,9 @@ def servers(demo_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 
 @pytest.mark.model
 @pytest.mark.timeout(600)
-@every_page
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.nightly] if page in AT_NIGHT else []) for page in PAGES]
+)
 def test_blocks_run(page: str, servers: Servers, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
         run = PageRun(tmp_path, servers, stack)

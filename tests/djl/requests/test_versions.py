@@ -131,6 +131,7 @@ def test_echo_starts_with_a_config_in_each_mode(version: str, mode: str) -> None
     assert said == ([{"generated_text": " a b"}] if mode in ("dynamic", "plain") else {"generated_text": " a b"})
 
 
+@pytest.mark.nightly
 @pytest.mark.skipif("DJL_SERVING_HOME" in os.environ, reason="it has a recommender of its own")
 @pytest.mark.parametrize(("recommender", "mode", "env", "options"), RECOMMENDERS)
 def test_echo_starts_with_what_each_version_recommends(
