@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from handler.core.package import install
+
 _EXTRA = ("aiohttp", "boto3", "botocore", "pydantic", "rich", "yaml")
 
 
@@ -18,7 +20,7 @@ def main(argv: Sequence[str] | None = None, prog: str = "python -m deploy") -> i
         missing = (error.name or "").partition(".")[0]
         if missing not in _EXTRA:
             raise
-        print(f"{prog}: needs {missing}: pip install 'lmi-handler[deploy]'", file=sys.stderr)
+        print(f"{prog}: needs {missing}: {install('lmi-handler[deploy]')}", file=sys.stderr)
         return 2
 
 

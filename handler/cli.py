@@ -14,10 +14,10 @@ from handler import __version__
 from handler.config.engines import LLM_ENGINES
 from handler.core.command_line import Parser, add_installed, port
 from handler.core.errors import ConfigError
+from handler.core.package import install
 from handler.launch import add_parser as add_launch
 from handler.models import add_parser as add_models
 
-_INSTALL = "pip install 'lmi-handler[cli]'"
 _SHELLS = ("bash", "zsh", "fish")
 _MEANT = {
     **dict.fromkeys(("run", "start"), "lmi serve MODEL"),
@@ -272,7 +272,7 @@ def _completion(shell: str, parser: argparse.ArgumentParser, deploy: argparse.Ar
     try:
         import shtab
     except ModuleNotFoundError:
-        raise ConfigError(f"lmi completion: needs shtab: {_INSTALL}") from None
+        raise ConfigError(f"lmi completion: needs shtab: {install('lmi-handler[cli]')}") from None
     try:
         from deploy.cli.main import add_commands
 

@@ -24,6 +24,7 @@ from deploy.emulator.specification import started, this_machine, with_arguments
 from deploy.errors import DeployError
 from deploy.spec.reading import read_spec
 from handler.core.command_line import port
+from handler.core.package import install
 
 _NEEDED = ("moto", "flask", "policy_sentry")
 _OTHERS = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_SAGEMAKER", "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME")
@@ -60,7 +61,7 @@ def rehearsed(arguments: argparse.Namespace, plan: Plan) -> Plan:
         DeployError: a package is missing, or an argument is not for a rehearsal.
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
-        raise DeployError(f"--aws needs {', '.join(missing)}: pip install 'lmi-handler[rehearse]'")
+        raise DeployError(f"--aws needs {', '.join(missing)}: {install('lmi-handler[rehearse]')}")
     for name, why in _NOT_WITH_AWS.items():
         if getattr(arguments, name) not in ("127.0.0.1", [], None):
             option = {"adapters": "adapter"}.get(name, name.replace("_", "-"))

@@ -10,7 +10,7 @@ class EngineEntry(NamedTuple):
 
     Attributes:
         needs: the import that shows whether the engine is installed.
-        install: the command that installs it.
+        package: that brings it, as pip names it.
         isolated: runs in a process of its own; a thread is enough where a step costs nothing.
         pools: computes embeddings, scores and classifications too.
         transcribes: writes what an audio clip says.
@@ -20,7 +20,7 @@ class EngineEntry(NamedTuple):
     """
 
     needs: str | None
-    install: str
+    package: str
     isolated: bool = True
     pools: bool = False
     transcribes: bool = False
@@ -30,11 +30,11 @@ class EngineEntry(NamedTuple):
 
 
 ENGINES = {
-    "openvino": EngineEntry("openvino_genai", "pip install 'lmi-handler[cpu]'", pools=True, transcribes=True),
-    "trtllm": EngineEntry("tensorrt_llm", "pip install tensorrt-llm", spreads=True, caches_prefixes=True),
-    "vllm": EngineEntry("vllm", "pip install vllm", pools=True, transcribes=True, spreads=True, caches_prefixes=True),
-    "openai": EngineEntry("aiohttp", "pip install 'lmi-handler[openai]'", remote=True),
-    "grpc": EngineEntry("smg_grpc_proto", "pip install 'lmi-handler[grpc]'", pools=True, remote=True),
+    "openvino": EngineEntry("openvino_genai", "lmi-handler[cpu]", pools=True, transcribes=True),
+    "trtllm": EngineEntry("tensorrt_llm", "tensorrt-llm", spreads=True, caches_prefixes=True),
+    "vllm": EngineEntry("vllm", "vllm", pools=True, transcribes=True, spreads=True, caches_prefixes=True),
+    "openai": EngineEntry("aiohttp", "lmi-handler[openai]", remote=True),
+    "grpc": EngineEntry("smg_grpc_proto", "lmi-handler[grpc]", pools=True, remote=True),
     "echo": EngineEntry(None, "", isolated=False, pools=True, transcribes=True),
 }
 """By name, which is that of the folder in `engines/`."""

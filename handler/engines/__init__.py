@@ -15,6 +15,7 @@ from typing import Any, cast
 
 from handler.config.engines import ENGINES, EngineEntry
 from handler.core.errors import ConfigError
+from handler.core.package import install
 from handler.core.values import Task
 from handler.engines.base import Capabilities, Engine, EngineConfig, StructuredOutputCheck, Tokenizer
 from handler.engines.huggingface.pooling import NO_POOLED_LORA
@@ -30,7 +31,7 @@ def entry(name: str) -> EngineEntry:
         raise ConfigError(f"unknown engine {name!r}; known are {', '.join(sorted(ENGINES))}")
     engine = ENGINES[name]
     if engine.needs is not None and importlib.util.find_spec(engine.needs) is None:
-        raise ConfigError(f"the engine {name!r} is not installed; to install it: {engine.install}")
+        raise ConfigError(f"the engine {name!r} is not installed; to install it: {install(engine.package)}")
     return engine
 
 

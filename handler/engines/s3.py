@@ -24,6 +24,7 @@ from typing import Any, NamedTuple, TypeGuard
 from handler.config import environment, model_files
 from handler.core.child_processes import NO_SPACE
 from handler.core.errors import ConfigError
+from handler.core.package import install
 
 _SCHEME = "s3://"
 _MODEL = ("config.json", "openvino_model.xml", "openvino_language_model.xml", "*.gguf")
@@ -87,7 +88,7 @@ def check(url: str) -> None:
     """
     _split(url)
     if importlib.util.find_spec("boto3") is None:
-        raise ConfigError(f"{url}: is fetched by boto3: pip install 'lmi-handler[container]'. Or without it: {_CURE}")
+        raise ConfigError(f"{url}: is fetched by boto3: {install('lmi-handler[container]')}. Or without it: {_CURE}")
 
 
 def _split(url: str) -> tuple[str, str]:

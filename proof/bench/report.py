@@ -15,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
+from handler.core.package import install
 from proof.bench import plot
 from proof.bench.client import Closed, Load, Result, percentiles
 from proof.bench.plot import Curve, Level, curve_of
@@ -238,7 +239,7 @@ def _differences(curves: Sequence[Curve]) -> Iterator[str]:
 # -- arguments of `lmi bench` and `lmi deploy bench` that say where a result goes --------------------------------------
 
 
-_INSTALL = "pip install 'lmi-handler[bench]'"
+_EXTRA = "lmi-handler[bench]"
 
 
 def add_arguments(parser: argparse.ArgumentParser, picture: Path) -> None:
@@ -276,7 +277,7 @@ def draw(arguments: argparse.Namespace, curves: Sequence[Curve]) -> int:
     if arguments.no_plot:
         return 0
     if arguments.plot is None and not _has("matplotlib"):
-        print(f"for a plot in a file install matplotlib: {_INSTALL}", file=sys.stderr)
+        print(f"for a plot in a file install matplotlib: {install(_EXTRA)}", file=sys.stderr)
         return 0
     path = arguments.plot or arguments.default_picture
     return _write(path, lambda: plot.save(path, curves, arguments.title))
@@ -298,7 +299,7 @@ def _picture(text: str) -> Path:
     """Check before the measurement that this file can be drawn."""
     path = Path(text)
     if not _has("matplotlib"):
-        raise argparse.ArgumentTypeError(f"needs matplotlib: {_INSTALL}")
+        raise argparse.ArgumentTypeError(f"needs matplotlib: {install(_EXTRA)}")
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):
         raise argparse.ArgumentTypeError(f"{text}: must end with .png, .svg or .pdf")
     return path

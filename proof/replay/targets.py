@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
 from handler.core.errors import ConfigError
+from handler.core.package import install
 from proof.bench.client import BodyReader, Pool, address
 from proof.bench.processes import lmi_serve
 from proof.replay.exchange import BUSY, Answer, Request, lost, times_of
@@ -253,7 +254,7 @@ def _target(name: str, key: str, timeout: float, concurrency: int, stack: contex
         try:
             from proof.replay.sagemaker import SageMakerTarget
         except ModuleNotFoundError as error:
-            raise ConfigError(f"lmi replay: {name}: needs {error.name}: pip install 'lmi-handler[deploy]'") from None
+            raise ConfigError(f"lmi replay: {name}: needs {error.name}: {install('lmi-handler[deploy]')}") from None
         return SageMakerTarget(rest, timeout, concurrency)
     return HttpTarget(name, key, timeout)
 

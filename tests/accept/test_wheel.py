@@ -133,7 +133,7 @@ def test_its_messages_name_what_its_user_has(
     done = _run_bare(python, bare, arguments, tmp_path)
     said = done.stdout + done.stderr
     assert done.returncode, said
-    assert f"pip install 'lmi-handler[{extra}]'" in said
+    assert f"pip install 'lmi-handler[{extra}] @ file:///" in said
     assert "lmi-handler's directory" not in said
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from handler.cli import main
+from handler.core.package import install
 from proof.bench import report
 from proof.bench.plot import curve_of
 from tests.bench.documents import endpoint, level, served
@@ -37,10 +38,10 @@ def test_without_matplotlib_the_document_and_what_to_install(
     assert report.print_result(parsed(), served(1)) == 0
     out, err = capsys.readouterr()
     assert json.loads(out) == served(1)
-    assert "pip install 'lmi-handler[bench]'" in err
+    assert install("lmi-handler[bench]") in err
     with pytest.raises(SystemExit):
         parsed("--plot", "x.png")
-    assert "--plot: needs matplotlib: pip install 'lmi-handler[bench]'" in capsys.readouterr().err
+    assert f"--plot: needs matplotlib: {install('lmi-handler[bench]')}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["x.gif", "x", "png"])

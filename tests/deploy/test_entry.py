@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from handler.core.package import install
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "llama-3-8b-g6e.yaml"
 
 WAYS = pytest.mark.parametrize(
@@ -37,7 +39,7 @@ def test_what_the_extra_brings_is_missing(way: str, program: str, missing: str) 
         check=False,
     )
     assert refused.returncode == 2
-    assert refused.stderr == f"{program}: needs {missing}: pip install 'lmi-handler[deploy]'\n"
+    assert refused.stderr == f"{program}: needs {missing}: {install('lmi-handler[deploy]')}\n"
 
 
 def test_plan_names_every_wrong_option() -> None:

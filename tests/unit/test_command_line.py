@@ -12,6 +12,7 @@ import pytest
 from deploy.cli.main import COMMANDS
 from handler.cli import main, make_parser
 from handler.config.options import KNOWN
+from handler.core.package import install
 
 ROOT = Path(__file__).parents[2]
 _COMPLETE = """source "$1"; shift
@@ -122,7 +123,7 @@ def test_what_vllms_server_has_and_this_has_not_is_refused_with_the_reason(capsy
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("some/model", r"downloads it from the hub; unless .* it is converted once, .*lmi-handler\[convert\]"),
+        ("some/model", r"downloads it from the hub; unless .* it is converted once, .*\[convert\]"),
         ("OpenVINO/model", "downloads it from the hub; not checked here"),
         ("some/model/file.gguf", "downloads it from the hub; not checked here"),
         ("nosuch", "asks the hub; not checked here"),
@@ -180,7 +181,7 @@ def test_other_shells(shell: str, first: str, capsys: pytest.CaptureFixture[str]
 def test_completion_without_shtab(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 2
-    assert capsys.readouterr().err == ("lmi completion: needs shtab: pip install 'lmi-handler[cli]'\n")
+    assert capsys.readouterr().err == f"lmi completion: needs shtab: {install('lmi-handler[cli]')}\n"
 
 
 def test_a_pipe_that_closes_is_no_failure() -> None:

@@ -219,6 +219,7 @@ def test_deploy_imports_of_the_handler_only_its_options_and_command_line() -> No
         "handler.config.options",
         "handler.config.options.names",
         "handler.core.command_line",
+        "handler.core.package",
         "handler.core.devices",
         "handler.core.secrets",
         "handler.core.text_files",

@@ -28,6 +28,7 @@ from typing import Any
 
 from handler.core.errors import ConfigError, PromptTooLong
 from handler.core.media import MEDIA, SAMPLE_RATE, MediaTokens
+from handler.core.package import install
 from handler.core.text import Prompt, Vocabulary, cut_after
 from handler.core.values import (
     PLAIN_TEMPLATE,
@@ -326,7 +327,7 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     if not Path(directory).is_dir():
         raise ConfigError(f"option.echo_tokenizer={directory}: there is no such directory")
     if importlib.util.find_spec("transformers") is None:
-        raise ConfigError("option.echo_tokenizer needs transformers: pip install 'lmi-handler[openai]'")
+        raise ConfigError(f"option.echo_tokenizer needs transformers: {install('lmi-handler[openai]')}")
 
 
 def prepare(model_id: str | None, config: EngineConfig) -> None:

@@ -13,6 +13,7 @@ from xml.parsers import expat
 from handler.config import model_files
 from handler.config.model_files import is_openvino, visible
 from handler.core.errors import ConfigError
+from handler.core.package import install
 from handler.core.values import Task
 from handler.engines.downloads import NEEDED, fingerprint, make_once, run_converter
 from handler.engines.huggingface import files
@@ -201,7 +202,7 @@ def download(model_id: str, revision: str | None) -> Path:
     here = has_bert_config(directory) or not unknown(directory)
     if not fetched and not here and not converter_is_installed():
         raise ConfigError(
-            f"{model_id} has to be converted for OpenVINO, which needs: pip install 'lmi-handler[convert]'; "
+            f"{model_id} has to be converted for OpenVINO, which needs: {install('lmi-handler[convert]')}; "
             "then start again. The hub's owner OpenVINO has models that need no conversion. "
             f"On a GPU run: lmi serve {model_id} --engine vllm"
         )
@@ -215,7 +216,7 @@ def conversion(model_id: str) -> str:
     there = "is" if converter_is_installed() else "is not"
     return (
         "unless the hub has it in OpenVINO's format, it is converted once, into the cache; families other than "
-        f"{FAMILIES} need pip install 'lmi-handler[convert]' (6 GB with torch), which {there} installed"
+        f"{FAMILIES} need {install('lmi-handler[convert]')} (6 GB with torch), which {there} installed"
     )
 
 
@@ -267,7 +268,7 @@ def check_converter(
         raise ConfigError(f"option.quantize: {source} cannot be quantized here, as {why_not}; leave it out")
     elif not converter_is_installed():
         raise ConfigError(
-            f"{source} has to be converted first, which needs: pip install 'lmi-handler[convert]'; then start again "
+            f"{source} has to be converted first, which needs: {install('lmi-handler[convert]')}; then start again "
             f"(no conversion without it, as {why_not})"
         )
 

@@ -17,6 +17,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, Problem, Unavailable, client_words
 from handler.core.loop import run_in_daemon_thread
 from handler.core.media import ALL_MEDIA, MEDIA, MediaSource, MediaTokens, Medium, SharedMedia, several
+from handler.core.package import install
 from handler.core.text import Prompt
 from handler.core.values import Request
 from handler.engines.huggingface.media import expand
@@ -37,8 +38,10 @@ def missing_packages(kind: str) -> str:
     """Say what has to be installed before media of a kind can be served; "" where all is there."""
     decoder = DECODERS[kind]
     missing = [name for name in (*decoder.packages, *_FETCHING) if importlib.util.find_spec(name) is None]
-    install = f"pip install 'lmi-handler[{decoder.extra}]'"
-    return f"the server takes text only: {' and '.join(missing)} cannot be imported: {install}" if missing else ""
+    if not missing:
+        return ""
+    how = install(f"lmi-handler[{decoder.extra}]")
+    return f"the server takes text only: {' and '.join(missing)} cannot be imported: {how}"
 
 
 # -- rules for the media of requests: where they may come from, and how large they may be ------------------------------

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from handler.config import environment
 from handler.core.errors import ConfigError
+from handler.core.package import install
 
 log = logging.getLogger("handler.tracing")
 
@@ -23,7 +24,7 @@ _EXPORTERS = {
 }
 """OTLP's protocols, by their names in OTEL_EXPORTER_OTLP_PROTOCOL."""
 
-_MISSING = "pip install 'lmi-handler[tracing]'"
+_EXTRA = "lmi-handler[tracing]"
 
 
 class RequestRecord(NamedTuple):
@@ -129,8 +130,8 @@ def find_exporter(endpoint: str | None) -> Any:
         return importlib.import_module(_EXPORTERS[protocol]).OTLPSpanExporter
     except ImportError as error:
         if endpoint is not None:
-            raise ConfigError(f"option.otlp_traces_endpoint={endpoint}: {error}; {_MISSING}") from None
-        log.warning("OTEL_* ask for traces, but there are none: %s; %s", error, _MISSING)
+            raise ConfigError(f"option.otlp_traces_endpoint={endpoint}: {error}; {install(_EXTRA)}") from None
+        log.warning("OTEL_* ask for traces, but there are none: %s; %s", error, install(_EXTRA))
         return None
 
 

@@ -23,6 +23,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from handler.core import text_files
 from handler.core.errors import ConfigError
+from handler.core.package import install
 from handler.core.secrets import path_without_credentials
 from proof.replay.exchange import Request, Unreadable
 
@@ -43,7 +44,7 @@ def objects(argument: str) -> Iterator[tuple[str, int, Callable[[], IO[bytes]]]]
     if not bucket:
         raise ConfigError(f"{argument}: {FORM}")
     if importlib.util.find_spec("boto3") is None:
-        raise ConfigError(f"{argument} needs boto3: pip install 'lmi-handler[deploy]'")
+        raise ConfigError(f"{argument} needs boto3: {install('lmi-handler[deploy]')}")
     client = _client()
     with _told(argument):
         if prefix and not prefix.endswith("/"):

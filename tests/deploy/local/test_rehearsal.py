@@ -18,6 +18,7 @@ from botocore.exceptions import ClientError
 from deploy.cli.main import main
 from handler.cli import main as lmi
 from handler.core.errors import ConfigError
+from handler.core.package import install
 from proof.replay.exchange import Request
 from proof.replay.sources import open_requests
 from tests.deploy.local.servers import rehearsal
@@ -506,7 +507,7 @@ def test_without_moto_it_names_the_extra(monkeypatch: pytest.MonkeyPatch, capsys
     monkeypatch.setitem(sys.modules, "moto", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "moto" else object())
     assert main(["local", "--aws", "--container", "http://127.0.0.1:1"]) == 1
-    assert capsys.readouterr().err == "lmi deploy: --aws needs moto: pip install 'lmi-handler[rehearse]'\n"
+    assert capsys.readouterr().err == f"lmi deploy: --aws needs moto: {install('lmi-handler[rehearse]')}\n"
 
 
 @pytest.mark.parametrize(

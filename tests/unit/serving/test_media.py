@@ -23,6 +23,7 @@ from handler.config.loader import read_config
 from handler.core.errors import ConfigError, InvalidPayload, Overloaded, ServingError, Unavailable
 from handler.core.framing import dumps
 from handler.core.media import MediaSource, Medium
+from handler.core.package import install
 from handler.engines.process.sandbox import Job, LimitExceeded
 from handler.serving.media import loader as media
 from handler.serving.media.fetch import is_public
@@ -465,7 +466,7 @@ def test_vllms_arguments_that_this_server_reads_are_refused_among_engine_args() 
 
 
 def test_without_pillow_images_are_refused_by_its_name() -> None:
-    cure = "PIL and aiohttp cannot be imported: pip install 'lmi-handler[images]'"
+    cure = f"PIL and aiohttp cannot be imported: {install('lmi-handler[images]')}"
     with mock.patch("importlib.util.find_spec", return_value=None):
         assert missing_packages("image") == f"the server takes text only: {cure}"
     assert missing_packages("image") == ""

@@ -1,0 +1,44 @@
+"""This package as it is installed: the command that adds one of its extras."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shlex
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+NAME = "lmi-handler"
+
+
+def install(requirement: str) -> str:
+    """Return the command that installs a requirement; this package's extras, for the clone or wheel that is installed.
+
+    No registry has this package. Where its source is not known, its name is enough: pip finds the installed one.
+
+    Args:
+        requirement: `lmi-handler[EXTRA]`, or another package.
+    """
+    name, bracket, extra = requirement.partition("[")
+    url, is_editable = _source()
+    if name != NAME or not url:
+        source = requirement
+    elif is_editable:
+        return f"pip install -e {shlex.quote(unquote(urlsplit(url).path) + bracket + extra)}"
+    else:
+        source = f"{requirement} @ {url}"
+    return f"pip install {shlex.quote(source)}"
+
+
+@functools.cache
+def _source() -> tuple[str, bool]:
+    """Return the URL that this package was installed from, "" where that is not known; and whether it is editable."""
+    try:
+        noted = json.loads(distribution(NAME).read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:  # a checkout on the path
+        return "", False
+    url = noted.get("url", "")
+    if not Path(unquote(urlsplit(url).path)).exists():  # a wheel that is gone, as in an image
+        return "", False
+    return url, noted.get("dir_info", {}).get("editable", False)
