@@ -489,11 +489,6 @@ class RouterRuntime(Runtime):
     def base_url(self) -> str:
         raise NotSent("an inference router has no OpenAI route", "Use predict or chat, or the route of an endpoint.")
 
-    @cached_property
-    def _control(self) -> Any:
-        with self._lock:
-            return web_pages.refused(self.session.client("sagemaker", region_name=self.region))
-
     @property
     def _client(self) -> Any:
         try:
