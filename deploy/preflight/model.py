@@ -18,6 +18,7 @@ from deploy.s3.archive import read_artifact
 from deploy.s3.lint import Finding, Level, lint
 from deploy.s3.prefix import ARCHIVE, Prefix, check_region, objects, reader
 from deploy.s3.upload import human, plan_upload
+from deploy.spec.options import is_aws_image
 
 _DEMO = "demo"  # the handler's name for its small demo model
 
@@ -65,7 +66,7 @@ def _archive(context: Context, uri: str) -> list[Check]:
         checks.append((warning if read.unseen else error)("model", f"{uri}: {problem}", _PACK))
     elif not read.weights and not own and "OPTION_MODEL_ID" not in read.variables:
         checks.append(error("model", f"{uri}: it holds no weights", _PACK))
-    elif read.folder and not own:
+    elif read.folder and not own and not is_aws_image(context.decision.image):  # LMI looks into it
         says = f"{uri}: all its files are in a directory, {read.folder!r}"
         checks.append(error("model", says, f"Set environment.OPTION_MODEL_ID: {MODEL_DATA}/{read.folder}"))
     return checks

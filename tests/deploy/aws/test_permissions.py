@@ -21,6 +21,7 @@ from deploy.emulator.authorization import Need, allowed
 from deploy.iam.policies import Policy
 from deploy.resolve.images import registry_suffix
 from tests.deploy.aws.test_lifecycle import MODEL
+from tests.deploy.doubles.archives import archive
 from tests.deploy.doubles.aws import ACCOUNT, CALLER, Cloud
 from tests.deploy.doubles.deployments import COMPONENTS, NAME, PLAIN, Deployer, printed
 
@@ -121,6 +122,13 @@ def test_a_model_of_ones_own_in_ones_own_network(cloud: Cloud, tmp_path: Path, m
         "scaling": None,
     }
     live(main, tmp_path, prepared(cloud, "us-east-1", {**PLAIN, **changes}), "3", also=("--data",))
+
+
+def test_an_archive_of_a_model(cloud: Cloud, tmp_path: Path, main: Deployer) -> None:
+    model = {"s3": "s3://models/llama.tar.gz", "shape": PLAIN["model"]["shape"]}
+    content = prepared(cloud, "us-east-1", {**PLAIN, "model": model})
+    cloud.client("s3").put_object(Bucket="models", Key="llama.tar.gz", Body=archive({"model.safetensors": b"x"}))
+    live(main, tmp_path, content, "--max", "5")
 
 
 def encrypted(cloud: Cloud, region: str) -> str:

@@ -272,6 +272,14 @@ def test_an_archive_is_held_against_what_sagemaker_unpacks(
     assert (found.verdict, says in found.says) == (verdict, True)
 
 
+def test_lmi_looks_into_an_archive_s_only_directory_by_itself(ready: Cloud) -> None:
+    ready.client("s3").create_bucket(Bucket="archives")
+    ready.client("s3").put_object(Bucket="archives", Key="a.tar.gz", Body=archive({"llama/model.safetensors": b""}))
+    image = "763104351884.dkr.ecr.us-east-1.amazonaws.com/djl-inference:0.36.0-lmi28.0.0-cu130"
+    of_aws = spec(model={"s3": "s3://archives/a.tar.gz"}, image={"uri": image})
+    assert run("model", of_aws, decision=decision(image=image)).verdict is Verdict.OK
+
+
 def test_an_archive_of_20_gb_is_named(ready: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     ready.client("s3").create_bucket(Bucket="archives")
     ready.client("s3").put_object(Bucket="archives", Key="llama.tar.gz", Body=archive({"model.safetensors": b""}))
