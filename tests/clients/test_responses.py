@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,23 @@ def test_a_response(responses: Driver, model_server: LiveServer) -> None:
         assert (found["status"], found["model"], found["object"]) == ("completed", "model", "response")
         usage = found["usage"]
         assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (37, 8, 45)
+
+
+def test_a_custom_tool(responses: Driver, model_server: LiveServer) -> None:
+    format = {"type": "grammar", "syntax": "regex", "definition": "[0-9]{3}-[0-9]{4}"}
+    dial = {"type": "custom", "name": "dial", "description": "Dials a number.", "format": format}
+    asked = {
+        "tools": [dial],
+        "tool_choice": {"type": "custom", "name": "dial"},
+        "temperature": 0,
+        "max_output_tokens": 64,
+    }
+    (item,) = responses.generate(model_server.url, "Dial 555-0199.", **asked)["output"]
+    assert (item["type"], item["name"]) == ("custom_tool_call", "dial")
+    assert re.fullmatch(format["definition"], item["input"])
+    events = responses.stream(model_server.url, "Dial 555-0199.", **asked)
+    (told,) = [event["input"] for event in events if event["type"] == "response.custom_tool_call_input.done"]
+    assert told == item["input"]
 
 
 def test_a_responses_stream(responses: Driver, model_server: LiveServer) -> None:

@@ -414,12 +414,16 @@ def _of_custom(format: Any, at: str) -> dict[str, Any]:
     Raises:
         InvalidParameter: the format is neither a text nor a grammar by an expression.
     """
-    kind = None if format is None else format.get("type") if isinstance(format, dict) else format
     text: dict[str, Any] = {"type": "string"}
-    if kind == "grammar" and format.get("syntax") == "regex" and isinstance(format.get("definition"), str):
-        text["pattern"] = f"^(?:{format['definition']})$"
-    elif kind not in (None, "text"):
-        raise InvalidParameter(f"{at}: must be 'type': 'text', or 'grammar' with 'syntax': 'regex' and 'definition'")
+    match format:
+        case None | {"type": "text"}:
+            pass
+        case {"type": "grammar", "syntax": "regex", "definition": str(expression)}:
+            text["pattern"] = f"^(?:{expression})$"
+        case _:
+            raise InvalidParameter(
+                f"{at}: must be 'type': 'text', or 'grammar' with 'syntax': 'regex' and 'definition'"
+            )
     schema = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
     return {"parameters": schema, "strict": "pattern" in text}
 

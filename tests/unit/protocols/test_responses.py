@@ -222,7 +222,7 @@ def test_a_custom_call_and_its_output_are_read() -> None:
             "'item_reference' is not supported: nothing is kept",
             None,
         ),
-        (body(tools=[{**PATCH, "format": "x"}]), "tools[0].format: must be 'type': 'text', or 'grammar'", None),
+        (body(tools=[{**PATCH, "format": "grammar"}]), "tools[0].format: must be 'type': 'text', or 'grammar'", None),
         (body(tools=[{**PATCH, "format": {"type": "grammar", "syntax": "regex"}}]), "tools[0].format: must be", None),
         ({"input": [output("x", type="custom_tool_call_output")]}, "no custom_tool_call before it has this id", None),
         ({"input": [output("x")]}, 'input[0].call_id="call_1": no function_call before it', None),
