@@ -98,7 +98,7 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
-class _Handler(logging.StreamHandler[Any]):
+class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 has no parameter there
     def handleError(self, record: logging.LogRecord) -> None:
         if not isinstance(sys.exc_info()[1], OSError):  # where stderr is closed, there is nobody to tell
             super().handleError(record)
