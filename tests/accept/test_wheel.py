@@ -31,7 +31,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     copy, into = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in ("handler", "deploy", "proof"):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("LICENSE", "pyproject.toml", "README.md"):
+    for name in ("LICENSE", "pyproject.toml", "README.md", "lmi_handler.py"):
         shutil.copy(ROOT / name, copy)
     _run(sys.executable, "-m", "uv", "build", "--quiet", "--out-dir", str(into), str(copy))
     [found] = into.glob("*.whl")
@@ -61,7 +61,9 @@ def _run(*command: str) -> None:
 
 def test_it_holds_every_file_of_the_packages(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
-        held = {name for name in archive.namelist() if name.startswith(("handler/", "deploy/", "proof/"))}
+        named = archive.namelist()
+    assert "lmi_handler.py" in named
+    held = {name for name in named if name.startswith(("handler/", "deploy/", "proof/"))}
     files = [path for name in ("handler", "deploy", "proof") for path in (ROOT / name).rglob("*") if path.is_file()]
     names = {path.relative_to(ROOT).as_posix() for path in files if path.suffix not in (".md", ".pyc")}
     wanted = {name for name in names if not name.startswith("proof/compare/")}  # it needs a checkout
@@ -93,7 +95,7 @@ def bare(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel without any package beside it but those that it always needs."""
     directory = tmp_path_factory.mktemp("bare")
     [packages] = python.parents[1].glob("lib/python*/site-packages")
-    for name in ("handler", "deploy", "proof", *(path.name for path in packages.glob("*.dist-info"))):
+    for name in ("lmi_handler.py", "handler", "deploy", "proof", *(path.name for path in packages.glob("*.dist-info"))):
         (directory / name).symlink_to(packages / name)
     for name in NEEDED:
         if (source := Path(sysconfig.get_path("purelib")) / name).exists():

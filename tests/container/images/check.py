@@ -373,7 +373,7 @@ def _check_again(engine: ContainerEngine, scratch: Path) -> None:
 
 def _push_of_a_change(engine: ContainerEngine, context: Path, done: list[str]) -> None:
     """All layers but the last are pushed already."""
-    for name in ("LICENSE", "pyproject.toml", "README.md", "Dockerfile", ".dockerignore"):
+    for name in ("LICENSE", "pyproject.toml", "README.md", "lmi_handler.py", "Dockerfile", ".dockerignore"):
         context.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, context / name)
     for name in ("handler", "deploy", "proof", "docker"):

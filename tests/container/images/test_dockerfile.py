@@ -138,6 +138,7 @@ def test_context_holds_nothing_but_what_is_built() -> None:
         "LICENSE",
         "pyproject.toml",
         "README.md",
+        "lmi_handler.py",
         "handler",
         "deploy",
         "proof",
