@@ -318,3 +318,19 @@ def test_a_key_has_so_many_batches_and_others_go_first(tmp_path: Path) -> None:
         assert server.post({"inputs": "a", "parameters": {"max_new_tokens": 1}}).status_code == 200
         after = call(server, "GET", f"batches/{begun['id']}").json()["request_counts"]["completed"]
         assert after - answered <= 2, "it waited for no more than the line that was under way"
+
+
+def test_a_line_waits_for_room_and_is_tried_again(tmp_path: Path) -> None:
+    """The queue has room for one of six lines, and the engine fails at one however often it is tried."""
+    room = ("option.max_rolling_batch_size=1", "job_queue_size=1", "option.batches_concurrency=6")
+    cues = ("option.echo_cues=true", "option.echo_tokens_per_second=100")
+    lines = [line(str(number)) for number in range(5)] + [line("bad", "<raise>")]
+    soon = mock.patch.multiple(runner, _LOOK_SECONDS=0.05, _MOST_WAIT=0.1)
+    with soon, batching(tmp_path, *options(*room, *cues)) as server:
+        batch = ended(server, begin(server, lines)["id"])
+        assert batch["request_counts"] == {"total": 6, "completed": 5, "failed": 1}
+        assert len(lines_of(server, batch["output_file_id"])) == 5
+        (failed,) = lines_of(server, batch["error_file_id"]).values()
+        assert (failed["custom_id"], failed["error"], failed["response"]["status_code"]) == ("bad", None, 500)
+        assert server.metric('lmi_requests_total{outcome="failed"}') == 3
+        assert server.metric('lmi_requests_total{outcome="overloaded"}') > 0
