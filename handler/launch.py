@@ -196,7 +196,7 @@ def add_parser(commands: Any) -> None:
 
 
 def _launch(arguments: argparse.Namespace) -> int:
-    """Replace this process by the agent, which so gets its signals, its terminal and its exit status."""
+    """Replace this process with the agent, which thereby gets its signals, its terminal and its exit status."""
     name, agent = arguments.agent, AGENTS[arguments.agent]
     starts = any((arguments.model, arguments.engine, arguments.properties, arguments.options))
     if starts and (arguments.url or arguments.print):
@@ -227,7 +227,7 @@ def _launch(arguments: argparse.Namespace) -> int:
 
 
 def _direct(url: str) -> dict[str, str]:
-    """Return variables by which requests to this machine pass no proxy."""
+    """Return variables that make requests to this machine bypass proxies."""
     host = urlsplit(url).hostname or ""
     if host not in ("127.0.0.1", "localhost", "::1"):
         return {}
@@ -282,7 +282,7 @@ def _started(arguments: argparse.Namespace) -> tuple[str, str]:
     """Start a server on a free port of loopback; return its URL and its key once it is ready.
 
     Raises:
-        ConfigError: it ended first.
+        ConfigError: the server ended before it was ready.
     """
     key = environment.api_key() or secrets.token_urlsafe(16)  # keeps other users of this machine out
     words = ["--port", "0", *filter(None, [arguments.model])]

@@ -41,7 +41,7 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
     """Read a document as the SDK does: the first configuration of its ranking, and its default instance type.
 
     Args:
-        region: whose bucket has the weights; "" where it is not known.
+        region: whose bucket has the weights; "" if it is not known.
 
     Raises:
         SpecError: a field has another type, or the region must be said.

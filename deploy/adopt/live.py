@@ -22,10 +22,10 @@ class Source:
     """An endpoint's parts, each in the fields of AWS's descriptions.
 
     Attributes:
-        name: of the endpoint; "" where a file names none.
+        name: of the endpoint; "" if a file names none.
         origin: a few words for the specification's first line.
-        region: "" where it is not known.
-        endpoint: DescribeEndpoint's answer; empty where there is no endpoint.
+        region: "" if it is not known.
+        endpoint: DescribeEndpoint's answer; empty if there is no endpoint.
         config: DescribeEndpointConfig's, or what CreateEndpointConfig takes.
         models: DescribeModel's answers, or what CreateModel takes, by the model's name; "" is the only one of a file.
         components: DescribeInferenceComponent's answers.

@@ -108,7 +108,7 @@ class Variables:
     Attributes:
         options: of the specification, without `option.`.
         environment: variables that go on as they are.
-        model_id: what the container was told to load; "" where it was told nothing.
+        model_id: what the container was told to load; "" if it was told nothing.
         context: `model.context`.
         unmapped: `(NAME=value, why)` for each variable that does not map.
         idle: the same, for those that have no effect here.
@@ -202,7 +202,7 @@ def _defaults(found: Variables, container: Container) -> Iterator[tuple[str, Any
 
 
 def _of_tgi(release: str) -> dict[str, tuple[Any, str]]:
-    """Return the defaults of a release's launcher, each with a remark; none where the release is not known."""
+    """Return the defaults of a release's launcher, each with a remark; none if the release is not known."""
     numbers = [int(number) for number in release.split(".") if number]
     rows = [row for row in _CONTAINERS["of_tgi"] if numbers and numbers <= row["to"]]
     return {key: (value, row["why"]) for row in reversed(rows) for key, value in row["options"].items()}

@@ -132,7 +132,7 @@ class Captures:
 
     @staticmethod
     def begin(capture: Capture | None, headers: Mapping[str, str], body: bytes) -> Event | None:
-        """Return the event of a request; None where it is not captured.
+        """Return the event of a request; None if it is not captured.
 
         Args:
             headers: the container's.
@@ -142,7 +142,7 @@ class Captures:
         return Event(capture, headers, body)
 
     def end(self, event: Event | None, variant: str, answer: Answer | None) -> None:
-        """Keep a captured event with a variant's answer; None where it failed."""
+        """Keep a captured event with a variant's answer; None if it failed."""
         if event is None:
             return
         line = event.line(answer)

@@ -239,7 +239,7 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) 
 
 
 def _model_elsewhere(read: Read) -> str | None:
-    """Return the hub's model, or `demo`, that serving.properties names; None where it names none or a path."""
+    """Return the hub's model, or `demo`, that serving.properties names; None if it names none or a path."""
     try:
         name = javaproperties.loads(decode_properties(read("serving.properties"))).get("option.model_id")
     except ValueError:

@@ -33,7 +33,7 @@ class Config(Options):
 
     @property
     def engine(self) -> str:
-        """Name of the engine; "" where llm_engine and rolling_batch contradict each other."""
+        """Name of the engine; "" if llm_engine and rolling_batch contradict each other."""
         return engine_name(self.llm_engine, self.rolling_batch)
 
     @property
@@ -54,7 +54,7 @@ class Config(Options):
 
     @property
     def stateful_sessions(self) -> bool:
-        """Return whether clients may open sessions: unless an option says so, in LMI's async mode, as there."""
+        """Return whether clients may open sessions; by default, they may in LMI's async mode, as in LMI."""
         return self.async_schema if self.enable_stateful_sessions is None else self.enable_stateful_sessions
 
     @property

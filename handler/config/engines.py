@@ -1,4 +1,4 @@
-"""The engines, a line each: what options, the command line, `engines/` and `deploy/` know of one before it loads."""
+"""The registry of engines: what the options, the command line, `engines/` and `deploy/` know of one before it loads."""
 
 from __future__ import annotations
 

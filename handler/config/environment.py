@@ -52,7 +52,7 @@ def mpi_world() -> tuple[str, str]:
 
 
 def download_directory() -> Path | None:
-    """The directory below which models of S3 are laid, by DJL Serving's own variable; None where it is not set."""
+    """The directory for models downloaded from S3, by DJL Serving's own variable; None if it is not set."""
     given = os.environ.get("SERVING_DOWNLOAD_DIR")
     return Path(given) if given else None
 
@@ -73,7 +73,7 @@ def custom_code() -> dict[str, str]:
 
 
 def model_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """The directory where SageMaker lays a model."""
+    """The directory where SageMaker puts a model."""
     return Path(environ.get("SAGEMAKER_MODEL_PATH") or "/opt/ml/model")
 
 
@@ -95,7 +95,7 @@ def exports_traces() -> bool:
 
 
 def otlp_protocol() -> str:
-    """Protocol of OpenTelemetry's traces, as its own variables have it."""
+    """Protocol of OpenTelemetry's traces, from its own variables."""
     names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
     return next((value for name in names if (value := os.environ.get(name))), "http/protobuf")
 
@@ -106,12 +106,12 @@ def api_key() -> str:
 
 
 def server_key() -> str:
-    """Key of the server at option.base_url; "" where it needs none. The variable is that of OpenAI's clients."""
+    """Key of the server at option.base_url; "" if it needs none. The variable is that of OpenAI's clients."""
     return os.environ.get("OPENAI_API_KEY", "").strip()
 
 
 def secrets() -> tuple[str, ...]:
-    """Keys and tokens of this process, which nobody may read in a message."""
+    """Keys and tokens of this process, which no message may contain."""
     return tuple(key for name in _SECRETS for key in re.split(r"[,\s]+", os.environ.get(name, "")) if key)
 
 
@@ -139,11 +139,11 @@ class Spread(NamedTuple):
 
     @property
     def least(self) -> int:
-        """The GPUs that it needs at least."""
+        """The minimum number of GPUs."""
         return (self.tensor or 1) * self.stages * self.contexts
 
     def gpus(self, available: int) -> int:
-        """Return the GPUs that it takes of those that there are."""
+        """Return how many of the available GPUs it uses."""
         return available if self.tensor is None else self.least
 
     def __str__(self) -> str:

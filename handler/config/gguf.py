@@ -32,7 +32,7 @@ _BLOCKS |= {11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 30: 
 
 
 def context_length(path: Path) -> int | None:
-    """Return the context length, in tokens; None where the file has none.
+    """Return the context length, in tokens; None if the file has none.
 
     Raises:
         ValueError: not a GGUF file of a known version.
@@ -49,7 +49,7 @@ class Contents(NamedTuple):
     """The contents of a file.
 
     Attributes:
-        kind: `model`, or in llama.cpp's words what stands beside one: mmproj, adapter, imatrix.
+        kind: `model`, or llama.cpp's name for a file that accompanies one: mmproj, adapter, imatrix.
         parts: files of the model.
     """
 
@@ -58,7 +58,7 @@ class Contents(NamedTuple):
 
 
 def contents(path: Path) -> Contents:
-    """Return what a file says of itself.
+    """Read a file's kind and parts from its header.
 
     Raises:
         ValueError: not a GGUF file of a known version.
@@ -83,7 +83,7 @@ def check_complete(path: Path) -> None:
     """Check that the file is whole: OpenVINO would read past its end, and crash or take zeros for weights.
 
     Raises:
-        ValueError: not a GGUF file, one of several parts, or its header describes more than the file holds.
+        ValueError: not a GGUF file, one of several parts, or its header describes more than the file contains.
     """
     with path.open("rb") as file:
         num_tensors, num_values = _begin(file)
@@ -127,7 +127,7 @@ def matrix_types(path: Path) -> set[int]:
 class Header(NamedTuple):
     """A whole header: the key-value pairs, and the tensors' shapes and types (ggml's numbers).
 
-    A list's value is a list of numbers; None where it has texts, or numbers beyond what layers need.
+    A list's value is a list of numbers; None if it has texts, or numbers beyond what layers need.
     """
 
     values: Mapping[bytes, object]

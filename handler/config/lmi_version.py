@@ -1,4 +1,4 @@
-"""LMI's release, by which everything is decided that differs between releases: `option.lmi_version`."""
+"""LMI's release (`option.lmi_version`), which decides everything that differs between releases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ KEY = "option.lmi_version"
 
 
 class LmiVersion(NamedTuple):
-    """A release of LMI, by the DJL Serving that it has. Compare it with a pair: `config.lmi_version >= (0, 32)`."""
+    """A release of LMI, numbered by its DJL Serving. Compare it with a pair: `config.lmi_version >= (0, 32)`."""
 
     major: int
     minor: int
@@ -26,7 +26,7 @@ ASYNC_SINCE, ASYNC_BY_DEFAULT_SINCE = LmiVersion(0, 33), LmiVersion(0, 35)
 """The releases with an async mode, and those in which it is the mode of a text model where none is chosen."""
 
 ASYNC = LmiVersion(0, 36)
-"""The release whose async mode is served where the configuration tells the mode alone."""
+"""The release whose async mode is served if the configuration names only the mode."""
 
 _RELEASE = re.compile(r"v?(\d+)\.(\d+)(?:\.\d+)?(?:-lmi(\d+))?")  # 0.36, v0.36.0, 0.36.0-lmi27.0.0-cu130
 _NEW_STREAMS = 26  # LMI v26 and v27 still have DJL Serving 0.36, and the rolling batch of later releases

@@ -116,8 +116,8 @@ def _with_repeated(items: Iterable[Setting | Problem]) -> Iterator[Setting | Pro
 def decode_properties(data: bytes) -> str:
     """Return the text of a properties file: UTF-8, else ISO 8859-1, as Java's `Properties.load` reads it.
 
-    A line that goes on is joined with the next ones, in whose place blank lines stay: javaproperties takes a time that
-    grows with the square of their number.
+    A continued line is joined with the next ones, which become blank lines: javaproperties takes time quadratic in
+    their number.
 
     Raises:
         ValueError: it is UTF-16.
@@ -171,7 +171,7 @@ def from_foreign_variables(environ: Mapping[str, str], engine: str) -> Iterator[
     """Read TGI's, Hugging Face's and AWS's names.
 
     Args:
-        engine: the one that options name; "" where they name none.
+        engine: the one that options name; "" if they name none.
     """
     for item in translate(environ, engine):
         if not isinstance(item, Own):
@@ -246,7 +246,7 @@ def as_lmi_reads(
     batch_size above 1 switches to dynamic batching, whatever option.rolling_batch says, which still names an engine.
 
     Args:
-        djl: the version of the DJL Serving that runs the handler; "" where none does.
+        djl: the version of the DJL Serving that runs the handler; "" if none does.
         java: that one runs, and reads the names of its modules itself.
         is_mode_given: the host says which mode Java runs.
     """
@@ -307,7 +307,7 @@ def _dynamic_batch(last: Mapping[str, Setting]) -> Setting | None:
 
 
 def _release(mode: Setting | None, environ: Mapping[str, str], djl: str) -> Iterator[Setting]:
-    """Yield what tells LMI's release, weakest first; option.lmi_version itself beats it."""
+    """Yield settings that imply LMI's release, weakest first; option.lmi_version itself overrides them."""
     for name in sorted(name for name in environ if name.startswith(SM_VLLM))[:1]:
         yield Setting(lmi_version.KEY, str(lmi_version.ASYNC), f"environment variable {name}")
     if mode is not None:
@@ -317,7 +317,7 @@ def _release(mode: Setting | None, environ: Mapping[str, str], djl: str) -> Iter
 
 
 def _task(last: Mapping[str, Setting]) -> Iterator[Setting]:
-    """Yield vLLM's runner and convert as option.task, which beats them."""
+    """Yield vLLM's runner and convert as option.task, which overrides them."""
     for key in ("option.runner", "option.convert"):
         if key in last and (key != "option.convert" or last[key].value.strip() not in ("auto", "none")):
             yield last[key]._replace(key="option.task")
@@ -351,7 +351,7 @@ class Reading(NamedTuple):
 
     Attributes:
         config: has the default in place of a wrong value.
-        engine: "" where the options do not say which.
+        engine: "" if the options do not say which.
     """
 
     config: Config
@@ -394,8 +394,8 @@ def read_config(
         environ: the environment, `os.environ` by default.
         settings: the host's own; they beat all others. An equal value keeps the origin of the other source.
         java: DJL Serving's Java side runs, and reads its own keys.
-        djl: the version of that DJL Serving; "" where it is not known.
-        auto: the engine where no option names one; "" where that is not known here.
+        djl: the version of that DJL Serving; "" if it is not known.
+        auto: the engine where no option names one; "" if that is not known here.
     """
     environ, settings = os.environ if environ is None else environ, list(settings)
     places = _places(properties, overrides, environ, settings)
@@ -494,11 +494,11 @@ def _without_model_py(reading: Reading) -> Reading:
 
 _NO_ENGINE = Setting("option.llm_engine", STAND_IN, "model.py")
 _OF_HANDLES = ("option.predict_timeout", "option.model_loading_timeout", "option.install_requirements")
-"""Options that a server reads also where model.py answers alone."""
+"""Options that a server also reads if model.py answers alone, without an engine."""
 
 
 def _of_handle_alone(reading: Reading, directory: Path | None, settings: Mapping[str, str]) -> Reading:
-    """Return what remains to be read where model.py answers alone: its options are its own, known or not."""
+    """Return the settings to read if model.py answers alone: the others are its own, known or not."""
     config = replace(
         reading.config,
         model_id=None,
@@ -530,7 +530,7 @@ def _choose(
 
 
 def _of_unknown(unknown: Iterable[Unknown], environ: Mapping[str, str], problems: list[Problem]) -> Iterator[str]:
-    """Warn of names that nobody has, as LMI drops them; those near a known one, and all by a variable, are problems."""
+    """Warn of unknown names, which LMI drops; those near a known one, and all if a variable says so, are problems."""
     strict, dropped = environ.get(_UNKNOWN_OPTIONS, "warn"), []
     if strict not in ("warn", "error"):
         where = f"environment variable {_UNKNOWN_OPTIONS}"
@@ -599,12 +599,14 @@ def _without_effect(
 
 
 def _is_read(option: Option) -> bool:
-    """Return whether an engine has it."""
+    """Return whether an engine has the option."""
     return option.field is not None or option.argument
 
 
 def _fate(option: Option, setting: Setting, engine: str, by_default: str) -> tuple[Problem | None, str]:
-    """Return the problem with an option that the engine lacks, and why it has no effect; "" where that is not said."""
+    """Return the problem with an option that the engine does not have, and why it has no effect; "" if no reason is
+    given.
+    """
     if not _is_read(option):
         refusal = _refusal(option, setting)
         return (_wrong_value(option, setting, refusal), "") if refusal else (None, option.help)
@@ -631,7 +633,7 @@ def _in_the_place_of_javas(given: Mapping[str, Setting], engine: str) -> Iterato
 
 
 def _lost_in_the_mode(config: Config, *, java: bool) -> Iterator[str]:
-    """Name the options that LMI's async mode does not heed, or the mode itself where the release has none."""
+    """Name the options that LMI's async mode ignores, or the mode itself where the release has none."""
     key = "option.async_mode"
     if config.async_mode and not config.async_schema and not java:  # whose mode it is all the same
         yield f"without effect on answers: {key} ({config.where(key)}); LMI {config.lmi_version} has no async mode"
@@ -644,7 +646,7 @@ def _lost_in_the_mode(config: Config, *, java: bool) -> Iterator[str]:
 
 
 def _coarser(config: Config) -> Iterator[str]:
-    """Say what becomes of LMI's 8 bits: it gives vLLM the name bitsandbytes alone, which means 4."""
+    """Warn that LMI's 8 bits become 4: LMI gives vLLM only the name bitsandbytes, which means 4."""
     options = config.engine_options
     key = "option.load_in_8bit" if options.get("load_in_8bit") else "option.quantize"
     if options.get("load_in_8bit") or options.get("quantization") == "bitsandbytes8":
@@ -693,7 +695,7 @@ def _with_comments_named(problems: Iterable[Problem], chosen: Mapping[str, _Chos
 
 
 def _refusal(option: Option, setting: Setting) -> str:
-    """Say why the option does not take the value; "" where it does."""
+    """Return why the option does not accept the value; "" if it does."""
     try:
         option.parse(setting.value.strip())
     except ValueError as error:

@@ -85,7 +85,7 @@ def find_task(task: str, model: Path | None) -> Task:
 
 
 def label_names(model: Path | None) -> tuple[str, ...]:
-    """Return the labels of a classifier's config.json, in order; transformers leaves its usual two out."""
+    """Return the labels of a classifier's config.json, in order; without transformers' two default ones."""
     if model is None or not model.is_dir():
         return ()
     labels = read_json(model / "config.json").get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
@@ -93,7 +93,7 @@ def label_names(model: Path | None) -> tuple[str, ...]:
 
 
 def tokenizer_config(model: Path | None) -> dict[str, Any]:
-    """Return what tokenizer_config.json says, a token as its text, without names of files."""
+    """Read tokenizer_config.json, with each token as its text, and without file names."""
     if model is None or not model.is_dir():
         return {}
     given = read_json(model / "tokenizer_config.json")
@@ -110,7 +110,7 @@ def _texts_of_tokens(value: Any) -> Any:
 
 
 def embedding_prompts(model: Path | None) -> dict[str, str]:
-    """Return the beginnings of texts that sentence-transformers names in config_sentence_transformers.json."""
+    """Return the prompts that sentence-transformers puts before texts (config_sentence_transformers.json)."""
     if model is None or not model.is_dir():
         return {}
     prompts = read_json(model / "config_sentence_transformers.json").get("prompts") or {}
@@ -165,12 +165,12 @@ def holds_model(directory: Path) -> bool:
 
 
 def model_below(directory: Path) -> Path | None:
-    """Return the directory with a model that an archive has put one level lower; None where there is none."""
+    """Return the directory with a model that an archive has put one level lower; None if there is none."""
     return next((path for path in visible(directory, "*") if path.is_dir() and holds_model(path)), None)
 
 
 def _gguf_of(directory: Path) -> Path | None:
-    """Return a directory's model in GGUF, by the files' headers; None where no file is one.
+    """Return a directory's model in GGUF, by the files' headers; None if no file is one.
 
     Raises:
         ConfigError: there are several, or one in several parts.
@@ -225,7 +225,7 @@ def fetch_demo() -> Path:
 
 
 def check_content(path: Path) -> None:
-    """Raise ConfigError where a file is empty, or what Git leaves in its place."""
+    """Raise ConfigError if a file is empty, or is a Git LFS pointer."""
     with path.open("rb") as file:
         if why := text_files.placeholder(file.read(64)):
             raise ConfigError(f"{path} {why}")
@@ -245,7 +245,7 @@ def read_text_config(directory: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path, *, mark: bool = True) -> dict[str, Any]:
-    """Read a JSON object of a model directory; empty where the file is missing.
+    """Read a JSON object of a model directory; empty if the file is missing.
 
     Args:
         mark: as of `text_files.decode`.
@@ -268,7 +268,7 @@ def read_json(path: Path, *, mark: bool = True) -> dict[str, Any]:
 
 
 def tokenizer_template(own: Any, model: Path) -> Any:
-    """Return a tokenizer's own chat templates without byte order marks, else the one that only its processor has.
+    """Return a tokenizer's own chat templates without byte order marks, else its processor's.
 
     Args:
         own: as transformers reads them: a text, texts by name, or None.
@@ -320,7 +320,7 @@ _MODELS_OWN = ("auto", "vllm", "trtllm")
 
 
 def directory(config: Config) -> Path | None:
-    """Return the directory of `option.generation_config`; None where it names none.
+    """Return the directory of `option.generation_config`; None if it names none.
 
     Raises:
         ConfigError: it has no generation_config.json.
@@ -340,7 +340,7 @@ def file_values(config: Config, model: Path | None) -> dict[str, Any]:
     """Return the values of the option's directory, else of the model's own file; empty without a file.
 
     Args:
-        model: the model's directory or file; None where there is none.
+        model: the model's directory or file; None if there is none.
 
     Raises:
         ConfigError: as `directory`; or the file does not hold a JSON object.
@@ -369,7 +369,7 @@ def limits_answers(config: Config) -> bool:
 
 
 def origin(config: Config, model: Path | None) -> str:
-    """Say where the values of `sampling_values` come from."""
+    """Describe where the values of `sampling_values` come from."""
     file = _file(config, model) if _has_sampling(config) else None
     return " and ".join([*([str(file)] if file else []), *([OVERRIDE] if config.override_generation_config else [])])
 

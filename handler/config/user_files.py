@@ -1,4 +1,4 @@
-"""A user's model.py and requirements.txt beside the model."""
+"""A user's model.py and requirements.txt next to the model."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def role_of(config: Config, path: Path | None) -> Role:
     An engine that the file or the command names by option.llm_engine stands behind it like that handler.
 
     Args:
-        path: the file; None where there is none.
+        path: the file; None if there is none.
     """
     tree = None if path is None else _parsed(path)
     if tree is None or not _has_handle(tree):
@@ -63,7 +63,7 @@ def has_own_handle(path: Path) -> bool:
 
 
 def unused_handle(config: Config, path: Path | None) -> str:
-    """Say why a function `handle` of the file is not called; "" where it is, or where there is none."""
+    """Return why a function `handle` of the file is not called; "" if it is, or where there is none."""
     if path is None or config.handle_role is not Role.NONE or not has_own_handle(path):
         return ""
     entry = config.settings.get(_KEY, "")
@@ -77,7 +77,7 @@ def _is_aws(config: Config) -> bool:
 
 
 def describe_model_py(path: Path, config: Config) -> str:
-    """Say what a file has, and what of it is called."""
+    """Describe the functions of a file, and which of them are called."""
     if unused := unused_handle(config, path):
         return unused
     tree = _parsed(path)
@@ -165,7 +165,7 @@ _DEFAULTS = {
 
 
 def requirements_file(directory: Path | None, *, wanted: bool) -> Path | None:
-    """Return the file that a start installs; None where there is none, or `option.install_requirements` is false.
+    """Return the file that a start installs; None if there is none, or `option.install_requirements` is false.
 
     Args:
         directory: the model directory.
@@ -181,7 +181,7 @@ def install(file: Path, environ: Mapping[str, str] | None = None) -> None:
     What it names runs code of its own here, as the model directory's model.py does.
 
     Args:
-        environ: by default this process's. pip's own variables are heeded.
+        environ: by default this process's. pip's own variables apply.
 
     Raises:
         ConfigError: `child_processes.stop_all` has ended it.
@@ -233,7 +233,7 @@ def _reason(output: str, status: int) -> str:
 
 
 def _see_new_packages() -> None:
-    """Let this process import what has come, also from the user's own directory, which may be new."""
+    """Let this process import the new packages, also from the user's own directory, which may be new."""
     importlib.invalidate_caches()
     own = site.getusersitepackages()
     if site.ENABLE_USER_SITE and os.path.isdir(own) and own not in sys.path:

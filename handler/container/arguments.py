@@ -150,8 +150,8 @@ class ModelSource(NamedTuple):
     """The model and SageMaker's data.
 
     Attributes:
-        directory: SageMaker's model data, read only; None where there are none.
-        model_id: value of option.model_id; None where serving.properties in `directory` has it, or for no model.
+        directory: SageMaker's model data, read only; None if there are none.
+        model_id: value of option.model_id; None if serving.properties in `directory` has it, or for no model.
         channels: directories of the additional model data sources, by name.
     """
 

@@ -227,7 +227,7 @@ def _stop(child: int, port: int, name: str, drain: float, end: float) -> int:
 
 
 def _waiting(port: int) -> int:
-    """Count the connections that wait for an answer; 0 where the kernel does not list them."""
+    """Count the connections that wait for an answer; 0 if the kernel does not list them."""
     try:
         return sum(connection.waits(_QUIET) for connection in connections(port))
     except OSError as error:

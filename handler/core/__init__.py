@@ -1,1 +1,1 @@
-"""The values that everything shares, and what is made of them: errors, text, sequences, bytes."""
+"""Values that all packages share, and the basics: errors, text, framing, processes."""

@@ -1,4 +1,4 @@
-"""Command lines whose refusals name the nearest word, and show how to call the command that was meant."""
+"""Command lines whose errors suggest the nearest word, and show how to call the command."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def port(text: str) -> int:
 
 
 def _unknown(words: Sequence[str], command: argparse.ArgumentParser) -> str:
-    """Say which words of a command line nobody knows, with the nearest flag."""
+    """Name the unknown words of a command line, with the nearest flag."""
     flags = [word for word in words if word.startswith("-")]
     if not flags:
         return f"unexpected: {' '.join(words)}"

@@ -45,7 +45,7 @@ def visible_gpus(driver: Driver | None, environ: Mapping[str, str]) -> list[str]
     """Name the GPUs that an engine sees, as CUDA_VISIBLE_DEVICES does, which limits them up to its first negative one.
 
     Args:
-        driver: None where there is none, and no GPU.
+        driver: None if there is none, and no GPU.
     """
     if driver is None:
         return []

@@ -53,8 +53,8 @@ class Problem(NamedTuple):
     """A reason to refuse a start.
 
     Attributes:
-        where: file and line, variable or argument, as `serving.properties, line 3`; "" where the message says it.
-        name: of the option; "" where the problem is no option's.
+        where: file and line, variable or argument, as `serving.properties, line 3`; "" if the message says it.
+        name: of the option; "" if the problem is no option's.
         message: what is wrong, and what to change.
     """
 
@@ -63,7 +63,7 @@ class Problem(NamedTuple):
     message: str
 
     def __str__(self) -> str:
-        """Say where first; an argument that has the value already is not said twice."""
+        """Return the place, then the message; an argument that already shows the value is not repeated."""
         message = self.message.removeprefix(f"{self.where.removeprefix('-o ')}: ")
         return f"{self.where}: {message}" if self.where else message
 
@@ -87,7 +87,7 @@ class ConfigError(Exception):
 
 
 class Problems(list[Problem]):
-    """Problems of several steps: `with problems:` keeps those of a ConfigError and goes on after the block.
+    """Problems of several steps: `with problems:` collects those of a ConfigError and continues after the block.
 
     A problem that names an option whose value is wrong already follows from that value, and is left out.
     """
@@ -161,7 +161,7 @@ class NotJson(InvalidPayload):
 
 
 class RefusedByEngine(InvalidParameter):
-    """The server that is the engine finds fault with the request. `words` are its own; they may quote the client."""
+    """The server that is the engine rejects the request. `words` are its own; they may quote the client."""
 
     _REFUSED = "the engine refused the request"
 
@@ -249,7 +249,7 @@ class Overloaded(Unavailable):
     """The client may come again soon.
 
     Args:
-        retry_after: seconds until then; 0 where nobody knows.
+        retry_after: seconds until then; 0 if unknown.
     """
 
     def __init__(self, message: str, *, retry_after: float = 0.0, detail: str = "") -> None:
@@ -258,7 +258,7 @@ class Overloaded(Unavailable):
 
 
 class BadRequest(_OfTheClient):
-    """The request is refused before its body counts, or for something else than that."""
+    """The request is refused before its body is read, or for a reason outside its body."""
 
 
 class InvalidSession(BadRequest):
@@ -307,7 +307,7 @@ class RouteNotFound(NotFound):
 
 
 class NotKept(NotFound):
-    """An answer, or an item of one, that is not stored here, or not any more.
+    """An answer, or an item of one, that is not stored here, or no longer is.
 
     Args:
         param: the client's field that names it; "" for the path.
@@ -406,11 +406,11 @@ _MASKS = (
 
 
 def client_words(text: str, secrets: Iterable[str] = ()) -> str:
-    """Return what a client may read of a foreign message: one bounded line without keys, addresses, paths, HTML or
-    Python's names; "" where nothing is left.
+    """Return the part of a foreign message that a client may see: one bounded line without keys, addresses, paths,
+    HTML or Python's names; "" if nothing is left.
 
     Args:
-        secrets: keys and names that must not be in it, beside those that look like keys.
+        secrets: keys and names that must not be in it, besides those that look like keys.
     """
     text = mask_keys(text, secrets)[:_MOST_READ]
     if _PAGE.search(text):

@@ -31,13 +31,13 @@ class Framing(NamedTuple):
 
 
 def encoded(value: Any, depth: int = 0) -> Any:
-    """Encode a value now; what it returns stands for the value in another one that is encoded later.
+    """Encode a value now, for embedding in another value that is encoded later.
 
     Args:
-        depth: levels that the other one has around it.
+        depth: nesting levels of the other value around it.
 
     Raises:
-        TypeError: it cannot be written, or not so deep.
+        TypeError: it cannot be encoded, or is nested too deeply.
     """
     for _ in range(depth):
         value = [value]
@@ -73,10 +73,10 @@ def _one_line(data: bytes) -> bytes:
 JSON = Framing("json", "application/json", b"", b"")
 JSONLINES = Framing("jsonlines", "application/jsonlines", b"", b"\n")
 JSON_LINE = JSON._replace(after=b"\n")
-"""A whole answer of LMI's async mode, which ends every body so."""
+"""A whole answer of LMI's async mode, whose bodies all end like this."""
 SSE = Framing("sse", "text/event-stream", b"data: ", b"\n\n")
 SSE_DONE = SSE._replace(end=b"data: [DONE]\n\n")
-"""Chat's events, as OpenAI ends them."""
+"""OpenAI's chat events, with its end mark."""
 
 
 def named_event(value: Mapping[str, Any]) -> bytes:
@@ -87,10 +87,10 @@ def named_event(value: Mapping[str, Any]) -> bytes:
 # -- templates: events that differ in few values -----------------------------------------------------------------
 
 NUMBER: Any = orjson.Fragment(b"\0d")
-"""A value to encode in the place of an integer."""
+"""A placeholder for an integer."""
 
 SLOT: Any = orjson.Fragment(b"\0b")
-"""A value to encode in the place of one that is encoded later."""
+"""A placeholder for a value that is encoded later."""
 
 TOKEN_SLOTS = Token(NUMBER, SLOT, SLOT, False)
 
@@ -98,7 +98,7 @@ TOKEN_SLOTS = Token(NUMBER, SLOT, SLOT, False)
 def template(data: bytes) -> bytes:
     """Return a format for `%` from an encoded event with slots: integers and JSON take their places in order.
 
-    JSON holds no zero byte, so that no client's text is mistaken for a slot.
+    JSON contains no zero byte, so that no client's text is mistaken for a slot.
     """
     return data.replace(b"%", b"%%").replace(b"\0", b"%")
 

@@ -1,4 +1,4 @@
-"""The event loop of a process: how it runs, how signals stop it, who ends it where it stands still, and when garbage is
+"""The event loop of a process: how it runs, how signals stop it, what ends it when it is blocked, and when garbage is
 collected.
 """
 
@@ -79,7 +79,7 @@ class Begun(Coroutine[Any, Any, T]):
 
 
 def settle(future: concurrent.futures.Future[T], call: Callable[[], T]) -> None:
-    """Give a future what the call returns or raises."""
+    """Set a future to the call's result or exception."""
     try:
         result = call()
     except BaseException as error:  # as ThreadPoolExecutor does
@@ -89,7 +89,7 @@ def settle(future: concurrent.futures.Future[T], call: Callable[[], T]) -> None:
 
 
 async def run_in_daemon_thread(call: Callable[[], T]) -> T:
-    """Return the call's result, or raise what it raises. The call goes on when its awaiter is cancelled.
+    """Return the call's result, or raise what it raises. The call continues when its awaiter is cancelled.
 
     The loop's executor would not do: its threads are joined when the process ends.
     """
@@ -136,7 +136,7 @@ class StopSignals:
         self._tell()
 
     def leave(self) -> None:
-        """The loop is about to close, and the process to end."""
+        """Prepare for the end: the loop is about to close, and the process to exit."""
         self._leaving = True
         self._loop = None
 
@@ -157,7 +157,7 @@ class StopSignals:
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """Return true if `frame` or one of its callers is of an import."""
+    """Return true if `frame` or one of its callers belongs to an import."""
     while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
         frame = frame.f_back
     return frame is not None
@@ -250,7 +250,7 @@ CROWD = 80_000
 """Objects in use (some 570 streams) above which a full collection waits, as it would pause too long."""
 
 CROWD_SECONDS = 600.0
-"""Seconds that it waits at most."""
+"""Maximum seconds that a full collection waits."""
 
 _YOUNG = 50_000  # new objects that start a young collection at once: those of some 300 new streams
 _MIDDLE = 1  # two such collections lie between two that take the middle generation along
@@ -262,7 +262,9 @@ _LARGE = 1 << 20  # bytes
 
 @contextlib.contextmanager
 def importing() -> Iterator[None]:
-    """Collect nothing meanwhile, and freeze the modules, which the interpreter's end would visit too."""
+    """Disable garbage collection during imports, then freeze the modules, which the interpreter's exit would also
+    visit.
+    """
     gc.disable()
     try:
         yield

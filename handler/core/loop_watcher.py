@@ -25,7 +25,7 @@ def watch(pid: int, sending: socket.socket, receiving: socket.socket, stacks: in
         sending: what is sent here comes to the process's event loop.
         receiving: where the loop reads it, and where this process looks whether it has.
         stacks: descriptor of a file, to which the process writes its stacks at the signal `dump`.
-        seconds: for which the loop may stand still.
+        seconds: for which the loop may be blocked.
     """
     silent = unheard = 0.0
     while os.getppid() == pid:

@@ -1,4 +1,6 @@
-"""Media of prompts: values, their tokens, and memory that the engine reads too; no channel carries their bytes."""
+"""Media in prompts: values, token counts, and shared memory that the engine reads, so that no channel carries the
+bytes.
+"""
 
 from __future__ import annotations
 
@@ -38,11 +40,11 @@ def several(kinds: Iterable[str]) -> str:
 ALL_MEDIA = several(MEDIA)
 
 SAMPLE_RATE = 16_000
-"""Of decoded audio, in Hz: what models with audio take."""
+"""Sample rate of decoded audio, in Hz, as audio models expect it."""
 
 
 class Upload(NamedTuple):
-    """A file of a form; `data` is empty where it has been written as it came."""
+    """A file of a form; `data` is empty if it has been written as it came."""
 
     data: bytes
     name: str = ""
@@ -53,7 +55,7 @@ class MediaSource(NamedTuple):
 
     Attributes:
         kind: of MEDIA.
-        data: the file; None where `url` names it.
+        data: the file; None if `url` names it.
         url: "" with `data`.
         name: the field's path in the body, for messages.
     """

@@ -33,7 +33,7 @@ def install(requirement: str) -> str:
 
 @functools.cache
 def _source() -> tuple[str, bool]:
-    """Return the URL that this package was installed from, "" where that is not known; and whether it is editable."""
+    """Return the URL that this package was installed from, "" if that is not known; and whether it is editable."""
     try:
         noted = json.loads(distribution(NAME).read_text("direct_url.json") or "{}")
     except PackageNotFoundError:  # a checkout on the path

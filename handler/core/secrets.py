@@ -20,7 +20,7 @@ _CREDENTIALS = re.compile(
     r"auth|cookie|token|secret|signature|credential|passw|api[-_]?key|subscription-key|(?:^|[-_.])(?:key|sig|jwt)$",
     re.IGNORECASE,
 )
-"""Names of headers, and of parameters of a query, whose values let somebody in."""
+"""Names of headers, and of parameters of a query, whose values are credentials."""
 
 _OF_THE_CONNECTION = frozenset(
     {
@@ -34,7 +34,7 @@ _KNOWN = re.compile(
     r"accept|accept-language|content-type|content-encoding|adapter"
     r"|x-amzn-sagemaker-[a-z-]+|anthropic-(?:version|beta)|openai-beta"
 )
-"""What a server records: another header may be a credential under a name of somebody's own."""
+"""Headers that a server records: any other may be a credential under a custom name."""
 
 
 def is_credential(name: str) -> bool:
@@ -43,7 +43,7 @@ def is_credential(name: str) -> bool:
 
 
 def without_credentials(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the headers to send again, names in lower case: no credentials, and nothing that was the connection's."""
+    """Return the headers to send again, names in lower case: no credentials, and no headers of the connection."""
     kept = {}
     for given, value in headers:
         name = given.strip().lower()

@@ -67,7 +67,7 @@ class Vocabulary:
         return self.decode([id]) if text is None else text
 
     def ids(self, mark: bytes) -> tuple[int, ...]:
-        """Return the ids of a mark, the longest token at each place; none where the tokens lack a byte of it."""
+        """Tokenize a mark by the longest match at each position; return no ids if a byte has no token."""
         if mark not in self._ids:
             ids = {piece: id for id, piece in enumerate(self.pieces) if piece and piece in mark}
             result, start = list[int](), 0
@@ -87,7 +87,7 @@ class Vocabulary:
 
 
 def _decode(piece: bytes) -> str | None:
-    """Decode a token; None where it has a part of a character."""
+    """Decode a token; None if it has a part of a character."""
     try:
         return piece.decode()
     except UnicodeDecodeError:
@@ -97,7 +97,7 @@ def _decode(piece: bytes) -> str | None:
 class Prompt(NamedTuple):
     """A prompt as text and ids, with the vocabulary of the answer.
 
-    The ids have each image's placeholder as often as the engine computes tokens for it, the text has it once.
+    The ids repeat an image's placeholder for each token that the engine computes for it; the text has it once.
     """
 
     text: str
@@ -107,10 +107,10 @@ class Prompt(NamedTuple):
 
 
 def given_prompt(request: Request, ids: Sequence[int], vocabulary: Vocabulary | None) -> Prompt:
-    """Make the prompt that came as ids.
+    """Make a prompt from token ids.
 
     Args:
-        vocabulary: the model's; None where each prompt brings its own.
+        vocabulary: the model's; None if each prompt brings its own.
 
     Raises:
         InvalidPayload, InvalidParameter: nothing says what the ids mean.
@@ -122,7 +122,7 @@ def given_prompt(request: Request, ids: Sequence[int], vocabulary: Vocabulary | 
 
 
 def check_ids(name: str, ids: Sequence[int], vocabulary: Vocabulary) -> None:
-    """Raise InvalidParameter where one of the client's ids is none of the vocabulary's."""
+    """Raise InvalidParameter if one of the client's ids is not in the vocabulary."""
     for id in ids:
         if not 0 <= id < len(vocabulary):
             raise InvalidParameter(f"{name}: {id} is not in the vocabulary of {len(vocabulary)} tokens")
@@ -132,7 +132,7 @@ def cut_after(text: str, part: str) -> str:
     """Cut a rendered chat after the last message's text, which the answer continues; templates may strip its space.
 
     Raises:
-        InvalidPayload: the chat does not hold it.
+        InvalidPayload: the chat does not contain it.
     """
     stripped = part.strip()
     start = text.rfind(stripped)
@@ -147,7 +147,7 @@ def spans(prompt: Prompt) -> list[tuple[int, int]] | None:
     """Find each token in the prompt's text: start and end in bytes, extended to whole characters.
 
     Returns:
-        (0, 0) for a token that the tokenizer added in front. None where the tokens are not pieces of the text: the
+        (0, 0) for a token that the tokenizer added in front. None if the tokens are not pieces of the text: the
         tokenizer changes it (lower case, NFC), or lacks a byte of it.
     """
     data, pieces, special = prompt.text.encode(), prompt.vocabulary.pieces, prompt.vocabulary.special
@@ -186,7 +186,7 @@ class Detokenizer:
     A character whose bytes lie in several tokens comes with the last of them; an incomplete one never comes.
 
     Attributes:
-        texts: what `feed` returns for an id while nothing is `pending`; None where it has to be fed.
+        texts: what `feed` returns for an id while nothing is `pending`; None if it has to be fed.
         pending: bytes of an incomplete character have come.
     """
 
@@ -313,7 +313,7 @@ class SequenceState:
     engine. The texts of all tokens add up to the answer.
 
     Attributes:
-        texts: the text of each id now; None where the id has to be pushed: each id has to while stop strings are
+        texts: the text of each id now; None if the id has to be pushed: each id has to while stop strings are
             looked for, or part of a character has come.
         special: ids that are control marks.
         stopped: a stop string has ended the sequence.

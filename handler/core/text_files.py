@@ -28,7 +28,7 @@ def decode(data: bytes, *, mark: bool = True, otherwise: str = "") -> str:
         otherwise: the encoding of what is not UTF-8; "" for none.
 
     Raises:
-        ValueError: says what the file is in place of UTF-8, and where; the caller names the file.
+        ValueError: names the actual encoding, or the place of the error; the caller names the file.
     """
     if is_utf_16(data):
         raise ValueError(UTF_16)
@@ -45,12 +45,12 @@ def decode(data: bytes, *, mark: bool = True, otherwise: str = "") -> str:
 
 
 def is_utf_16(data: bytes) -> bool:
-    """Return whether data begin as UTF-16 does, which may lack its mark."""
+    """Return whether data begin as UTF-16 does, perhaps without its byte order mark."""
     return data.startswith(_UTF_16_MARKS) or b"\0" in data[:2]
 
 
 def placeholder(head: bytes) -> str:
-    """Say what stands in the place of a file, by its first 64 bytes; "" where that is the file."""
+    """Describe a placeholder that replaces a file, from its first 64 bytes; "" for a real file."""
     if head.startswith(_LFS_POINTER):  # a clone without Git LFS
         return "is a Git LFS pointer, not the file: fetch it with `git lfs pull`"
     return "" if head else "is an empty file"

@@ -19,7 +19,7 @@ class Thoughts(NamedTuple):
     Attributes:
         is_open: the answer begins within it.
         calls: those marks in `end` that begin a call.
-        closing: ids of the mark that ends a thought in the model's place; empty where none does.
+        closing: ids of the mark that ends a thought in the model's place; empty if none does.
     """
 
     begin: tuple[str, ...]
@@ -30,7 +30,7 @@ class Thoughts(NamedTuple):
 
 
 class AnswerStart:
-    """Finds the end of an answer's first thought, in which nothing is looked for.
+    """Finds the end of an answer's first thought, within which nothing else is parsed.
 
     Attributes:
         is_open: the thought has begun.
@@ -81,7 +81,7 @@ class StructuredOutput(NamedTuple):
     Attributes:
         kind: json_schema, json_object, regex, grammar (EBNF), choice or structural_tag (xgrammar's).
         value: the rule as text: JSON for a schema, a list of choices and a structural tag, "" for json_object.
-        allows_text: any text may come before what it rules.
+        allows_text: any text may come before the part that it governs.
     """
 
     kind: str
@@ -162,7 +162,7 @@ class Sampling(NamedTuple):
         return self if self.seed is not None or not self.do_sample else self._replace(seed=random.getrandbits(53))
 
     def seed_of(self, sequence: int) -> int | None:
-        """Return the seed that gives one of several sequences by itself."""
+        """Return the seed that reproduces one of several sequences alone."""
         return None if self.seed is None else (self.seed + sequence) % (1 << 64)
 
     @property
@@ -201,7 +201,7 @@ POOLED = (Task.EMBEDDING, Task.CLASSIFICATION, Task.RERANK)
 
 
 class Pooling(NamedTuple):
-    """A computation on a whole text that gives numbers, no text: the `vector` of the last delta.
+    """A computation on a whole text that returns numbers, not text: the `vector` of the last delta.
 
     Attributes:
         kind: embed (the text's vector), score (one number, of a text or a pair) or classify (a number for each label).
@@ -218,7 +218,7 @@ class Pooling(NamedTuple):
 
 
 class Truncation(NamedTuple):
-    """The cut of a prompt with too many tokens.
+    """How a prompt with too many tokens is truncated.
 
     Attributes:
         most: tokens to keep; None: as many as the model takes, beside those of the answer.
@@ -230,12 +230,12 @@ class Truncation(NamedTuple):
 
 
 def keep_last(most: int | None) -> Truncation | None:
-    """Cut a prompt to its last `most` tokens, with -1 to what the model takes; None cuts nothing."""
+    """Truncate a prompt to its last `most` tokens; -1 is the model's limit, None truncates nothing."""
     return None if most is None else Truncation(None if most == -1 else most)
 
 
 class FieldNames(NamedTuple):
-    """Names of the client's dialect, for messages."""
+    """Field names of the client's dialect, for messages."""
 
     prompt: str = "inputs"
     max_new_tokens: str = "parameters.max_new_tokens"
@@ -330,7 +330,7 @@ NO_TOKEN = Token(-1, "", None, True)
 
 
 class Heard(NamedTuple):
-    """The place of the piece of an audio clip whose transcript follows, in seconds, and its language, as `en`."""
+    """Where in an audio clip the transcribed piece begins, in seconds, and its language, such as `en`."""
 
     start: float
     end: float
@@ -355,7 +355,7 @@ class Extras(NamedTuple):
     heard: Heard | None = None
 
     def over(self, earlier: Extras) -> Extras:
-        """Return the newest of each."""
+        """Merge with older values: the newest of each field."""
         return earlier._replace(**{name: value for name, value in self._asdict().items() if value is not None})
 
 

@@ -216,7 +216,7 @@ class Reader:
         """Skip what a form had beyond its count.
 
         Java puts no mark between calls. One begins with the number of its properties and the length of a key, which are
-        small; the number is 0 where it was cut, in a batch. A content begins with the length of its key, in four bytes.
+        small; the number is 0 if it was cut, in a batch. A content begins with the length of its key, in four bytes.
         """
         while True:
             count, at = self._number(_COUNT, 0)
@@ -260,7 +260,7 @@ class Reader:
 
 
 def _last_request(properties: Mapping[str | None, str | None]) -> str:
-    """Return how the contents of a batch's last request begin; "" where the call is no batch."""
+    """Return how the contents of a batch's last request begin; "" if the call is no batch."""
     size = properties.get("batch_size")
     if not size or not size.isdecimal() or is_of_http(properties):
         return ""

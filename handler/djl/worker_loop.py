@@ -53,7 +53,7 @@ class WorkerLoop:
         self._run()
 
     def wait_until(self, done: Callable[[], bool], seconds: float) -> bool:
-        """Run the loop until `done`, which is asked whenever somebody stops it. False where that takes longer."""
+        """Run the loop until `done`, which is asked whenever somebody stops it. False if that takes longer."""
         deadline = time.monotonic() + seconds
         while not done():
             left = deadline - time.monotonic()

@@ -59,7 +59,7 @@ def fetch(name: str, model_id: str | None, config: EngineConfig) -> str | None:
 
 
 def conversion(name: str, model_id: str) -> str:
-    """Say what `prepare` will convert of a model that is not here yet, and what that takes; "" where nothing."""
+    """Say what `prepare` will convert of a model that is not here yet, and what that takes; "" if nothing."""
     telling = getattr(module(name), "conversion", None)
     return "" if telling is None else cast(str, telling(model_id))
 

@@ -44,7 +44,7 @@ class Output(NamedTuple):
     Attributes:
         key: the caller's id of the engine request.
         ids: new token ids.
-        logprobs: a log-probability for each of `ids`, None where the engine has none.
+        logprobs: a log-probability for each of `ids`, None if the engine has none.
         finish: why the sequence ended; None while it goes on.
         sequence: number of the sequence within its request; only beam search has several.
         prompt_logprobs: on request, once, with the first output: one a prompt token, None for the first.
@@ -54,7 +54,7 @@ class Output(NamedTuple):
         prompt_tops: as `tops`, for the prompt's tokens; nothing for the first.
         refused: `error` says what is wrong with the request.
         detail: what only the log may say of the error.
-        retry_after: the engine is busy: seconds after which the request may come again, 0 where nobody knows. None:
+        retry_after: the engine is busy: seconds after which the request may come again, 0 if nobody knows. None:
             `error` is something else.
     """
 
@@ -135,7 +135,7 @@ class EngineConfig:
     Attributes:
         options: every option by its name; None leaves a value to the engine. `engine_options` are its own.
         model: the files that `option.model_id` stands for.
-        source: the directory that they were converted from; None where they were not, or from no directory.
+        source: the directory that they were converted from; None if they were not, or from no directory.
         chat_template: replaces the model's own.
         task: what the model computes, by `option.task` and its files.
     """
@@ -190,7 +190,7 @@ class EngineRequest(NamedTuple):
         return self.parameters
 
     def read_media(self) -> MediaPrompt | None:
-        """Read the media; None where the model takes none.
+        """Read the media; None if the model takes none.
 
         Raises:
             OSError: their owner has freed them.
@@ -254,12 +254,12 @@ class Interruptible(Protocol):
         """Make `step` raise Interrupted soon after `fd` becomes readable, perhaps once more after it was read.
 
         Returns:
-            False where this engine cannot do so after all.
+            False if this engine cannot do so after all.
         """
 
 
 class EngineStatistics(NamedTuple):
-    """An engine's report on itself; None where it does not know.
+    """An engine's report on itself; None if it does not know.
 
     Attributes:
         num_waiting: the engine's requests that it does not compute yet, or no more, as its cache has no room.
@@ -288,8 +288,8 @@ class Tokenizer(Protocol):
     """Turns text into ids, in the host's process and off the event loop; thread-safe.
 
     Attributes:
-        vocabulary: that of every answer; None where each prompt brings its own.
-        chat_template: option.chat_template or the model's own, as text; "" where it has none.
+        vocabulary: that of every answer; None if each prompt brings its own.
+        chat_template: option.chat_template or the model's own, as text; "" if it has none.
         media_tokens: by kind, of the media that the model takes.
     """
 
@@ -324,7 +324,7 @@ class StructuredOutputCheck(Protocol):
         """Compile it; raise any exception whose text says why the engine cannot follow it.
 
         Returns:
-            Bytes that the engine would keep of it for the rest of its life; None where it frees them.
+            Bytes that the engine would keep of it for the rest of its life; None if it frees them.
         """
 
 
@@ -339,10 +339,10 @@ class Capabilities:
         supports: the fields of Sampling that its table maps (`engines/base.py`); without the handler's own.
         reasons: Sampling field -> why a value that would have an effect is refused; also of fields in `supports`.
         limits: Sampling field -> largest value.
-        no_adapters: the reason why the engine serves no LoRA adapters; "" where it does.
-        no_media: by kind, the reason why it takes no such media; "" where it does. NO_MEDIA for a kind left out.
+        no_adapters: the reason why the engine serves no LoRA adapters; "" if it does.
+        no_media: by kind, the reason why it takes no such media; "" if it does. NO_MEDIA for a kind left out.
         sampling_defaults: Sampling field -> LMI's default for this engine, used with `do_sample`.
-        structural_tags: xgrammar's styles of arguments that its structural tags have; empty where it takes none.
+        structural_tags: xgrammar's styles of arguments that its structural tags have; empty if it takes none.
     """
 
     supports: Collection[str] = frozenset()

@@ -106,7 +106,7 @@ class HandleRoutes:
         return name == self._model.config.model_name and version in ([], ["1"])
 
     def _call(self, scope: Scope, body: bytes) -> Call:
-        """Return what the function gets: headers as properties; body, form and query as contents.
+        """Make the function's input: headers as properties; body, form and query as contents.
 
         Raises:
             ServingError: DJL Serving would refuse it too, or it cannot be read here.
@@ -140,7 +140,7 @@ def _fields(text: str) -> dict[str, bytes]:
 
 
 async def _unless_gone(work: Coroutine[Any, Any, T], exchange: AnyExchange) -> T | None:
-    """Return the result; None where the client goes before it is there, which cancels the work."""
+    """Return the result; None if the client goes before it is there, which cancels the work."""
     task = asyncio.ensure_future(work)
     task.add_done_callback(lambda _: exchange.wake())
     try:
@@ -197,11 +197,11 @@ FASTAPI = StandIn(
         "fastapi.concurrency": {"run_in_threadpool": concurrency.run_in_threadpool},
     }
 )  # fmt: skip
-"""What handlers import of FastAPI: it hands on what is Starlette's."""
+"""What handlers import of FastAPI: mostly re-exports of Starlette."""
 
 
 def missing_of(config: Config) -> list[str]:
-    """Say what a user's files name that is not here."""
+    """Name what a user's files use that is not available here."""
     return [told for path in users_files(config) for told in missing(path, (FASTAPI, STANDARDS, DJL_PYTHON))]
 
 
@@ -319,12 +319,12 @@ class _Framed:
             self._scope["extensions"][EXCHANGE].send_head()  # as Starlette does: its first part may take long
 
     def _declared(self) -> int | None:
-        """Return the length that the user's code gives; None where it is none."""
+        """Return the length that the user's code gives; None if it is not a valid length."""
         (value, *others) = self._lengths or (b"",)
         return int(value) if value.isdigit() and len(value) < 19 and not others else None
 
     def _length(self, size: int, *, ends: bool) -> int | None:
-        """Return the length of an answer of which there are `size` bytes; None where it is not known."""
+        """Return the length of an answer of which there are `size` bytes; None if it is not known."""
         declared = self._declared()
         if declared is not None and (size == declared or (size < declared and not ends)):
             return declared
@@ -334,7 +334,7 @@ class _Framed:
 
 
 def _check_start(start: Message) -> None:
-    """Refuse what no answer can begin with, before uvicorn breaks the connection at it.
+    """Refuse an impossible status or header, before uvicorn breaks the connection because of it.
 
     Raises:
         ValueError: the status or a header is impossible.
@@ -352,12 +352,12 @@ def _is_stream(start: Message) -> bool:
 
 
 class _Ended(Exception):
-    """The user's code raised what would end the server's event loop."""
+    """The user's code raised an exception that would end the server's event loop."""
 
 
 @contextlib.contextmanager
 def _alive() -> Iterator[None]:
-    """Let no `sys.exit()` of the user's code end more than its request: a task may not end with it."""
+    """Keep `sys.exit()` in the user's code from ending more than its request: a task may not end with it."""
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as error:
@@ -365,7 +365,7 @@ def _alive() -> Iterator[None]:
 
 
 def _contained(app: ASGIApp) -> ASGIApp:
-    """Return an application in which `_alive` holds: middleware runs it in a task of its own."""
+    """Return an application that `_alive` guards: middleware runs it in a task of its own."""
 
     async def contained(scope: Scope, receive: Receive, send: Send) -> None:
         with _alive():
@@ -375,7 +375,7 @@ def _contained(app: ASGIApp) -> ASGIApp:
 
 
 def _contain_parts(response: Response) -> Response:
-    """Have `_alive` hold for the parts of a stream too, which Starlette sends in a task of its own."""
+    """Guard the parts of a stream with `_alive` too, which Starlette sends in a task of its own."""
     if isinstance(response, StreamingResponse):
         response.body_iterator = _each(response.body_iterator)
     return response
@@ -418,7 +418,7 @@ class _Plain:
 
 
 async def _answer_nobody(send: Send) -> None:
-    """Give middleware an answer to a client that has gone: it takes none for a failure."""
+    """Give middleware an answer to a client that has disconnected: it takes a missing answer for a failure."""
     await send({"type": "http.response.start", "status": 499, "headers": []})
     await send({"type": "http.response.body", "body": b""})
 
@@ -480,7 +480,7 @@ def _plain(value: Any) -> Any:
     """Return what FastAPI's `jsonable_encoder` makes of a value that is not JSON.
 
     Raises:
-        TypeError: it makes nothing of it.
+        TypeError: it cannot convert the value.
         UnicodeDecodeError: of bytes that are not UTF-8.
     """
     if callable(dump := getattr(value, "model_dump", None)):
@@ -505,7 +505,7 @@ def _plain(value: Any) -> Any:
 
 
 def _refused(error: exceptions.HTTPException) -> Response:
-    """Return the answer of code that raises FastAPI's refusal."""
+    """Return the answer to FastAPI's HTTPException from the user's code."""
     with contextlib.suppress(ValueError):
         return _failed(error.detail, HTTPStatus(error.status_code).phrase, error.status_code, error.headers)
     return _failed(error.detail, "", error.status_code, error.headers)  # a status that has no name
@@ -526,7 +526,7 @@ async def _called(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _around(pre: Callable[..., Any] | None, post: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Make middleware of a function before and one after the server; None from one of them changes nothing."""
+    """Make middleware from functions that run before and after the server; None returned by one changes nothing."""
 
     async def combined_pre_post_process(request: Request, call_next: RequestResponseEndpoint) -> Response:
         try:

@@ -217,7 +217,9 @@ _EXTENSIONS = ["model_repository"]
 
 
 class TritonRoutes:
-    """Those of the health, metadata, configuration and repository protocols that a server with one model can answer."""
+    """Routes of Triton's health, metadata, configuration and repository protocols that a server with one model can
+    answer.
+    """
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
@@ -290,7 +292,7 @@ class TritonRoutes:
         return model.info.name if model.info else str(model.config.llm_engine)
 
     async def _is_here(self, scope: Scope, send: Send) -> bool:
-        """Return whether a path names the one model; if not, that is the answer."""
+        """Return whether a path names the served model; if not, answer so."""
         name, version = scope["path_params"]["model"], scope["path_params"].get("version", VERSION)
         own = self._model.config.model_name
         if name == own and version == VERSION:
@@ -308,12 +310,14 @@ async def _send_state(scope: Scope, send: Send, *, fine: bool) -> None:
 
 
 def _described(datatypes: Datatypes) -> list[TritonTensor]:
-    """As metadata has tensors; all are lists of any length, and a list of one may be sent as what it holds."""
+    """Describe tensors as in Triton's metadata: all are lists of any length, and a list of one may be sent as its
+    element.
+    """
     return [{"name": name, "datatype": datatype, "shape": [-1]} for name, datatype in datatypes.items()]
 
 
 def _configured(datatypes: Datatypes) -> list[TritonTensorConfig]:
-    """As a configuration has them."""
+    """Describe tensors as in Triton's model configuration."""
     types = {"BYTES": "STRING"}
     return [
         {"name": name, "data_type": f"TYPE_{types.get(datatype, datatype)}", "dims": [-1]}

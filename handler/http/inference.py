@@ -32,7 +32,7 @@ Headers = list[tuple[bytes, bytes]]
 Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SHARED = "shared_headers"
-"""Where the scope keeps what every answer to its request bears: cheaper than a wrapper around `send`."""
+"""Where the scope keeps headers that every answer to its request has: cheaper than a wrapper around `send`."""
 AS_IT_COMES = (b"x-accel-buffering", b"no")
 """Has nginx pass each part of a stream on at once, and keep the header to itself."""
 _TIMES = 3
@@ -76,7 +76,7 @@ class Endpoint:
 async def read_body(
     scope: Scope, receive: Receive, limit: int, model: ServedModel, memory: Share | None = None
 ) -> bytes | None:
-    """The body, None when the client went away.
+    """Read the body; None if the client disconnected.
 
     Args:
         limit: bytes that it may have; more are never kept.
@@ -129,7 +129,7 @@ async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share) 
 
 
 def again(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that gives a body that was read already, and then what comes."""
+    """Return a `receive` that replays a body that was already read, then continues."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> Message:
@@ -139,7 +139,7 @@ def again(body: bytes, receive: Receive) -> Receive:
 
 
 async def left_of_body(receive: Receive) -> bytes | None:
-    """Read what middleware has left of a body, in its own task, as it must; None where the client has gone."""
+    """Read the rest of a body after middleware, in the middleware's own task; None if the client has disconnected."""
     parts = []
     while True:
         message = await receive()
@@ -193,7 +193,7 @@ async def send_refusal(scope: Scope, send: Send, answer: HttpResponse, extra: He
 
 
 def encoded(headers: Iterable[tuple[str, str]]) -> Headers:
-    """Return headers as ASGI has them."""
+    """Encode headers for ASGI."""
     return [(name.encode(), value.encode()) for name, value in headers]
 
 
@@ -226,7 +226,7 @@ class StreamChannel(ClientChannel, Protocol):
 
     @property
     def wake(self) -> Callable[[], object]:
-        """Tells whoever waits for the stream's end to look at the writer."""
+        """Wakes the task that waits for the stream's end, to check the writer."""
 
     def open(self) -> None: ...
 
@@ -373,7 +373,7 @@ class Inference:
                 await send_answer(scope, send, task.take_whole())
 
     def refused(self, error: ServingError, request_id: str) -> HttpResponse:
-        """The dialect's answer to a request that was never put to the engine, which is counted."""
+        """Return the dialect's answer to a request that was refused before the engine got it; count it."""
         return self._model.refused(error, self._dialect, id=request_id).take_whole()
 
     def _open(self, scope: Scope, exchange: AnyExchange) -> RequestTask:
@@ -451,7 +451,7 @@ async def _send(scope: Scope, send: Send, task: RequestTask, exchange: AnyExchan
 
 
 def stream_to(task: RequestTask, writer: BodyWriter) -> None:
-    """Have the task's bytes written in the call that makes them, first those that have gathered."""
+    """Write the task's bytes in the call that makes them, after those already buffered."""
     task.on_bytes = writer.pull
     writer.pull(task)
 
@@ -462,7 +462,7 @@ async def _start_stream(scope: Scope, send: Send, task: RequestTask, ignored: He
 
 
 async def _end_of(writer: BodyWriter, exchange: AnyExchange, sign: bytes) -> None:
-    """Wait until a stream has ended, or its client is gone; in long silences the stream says that it is there."""
+    """Wait until a stream has ended, or its client is gone; long pauses get keep-alives."""
     while not (exchange.is_over or writer.broken):
         patience = None
         if sign and not writer.ended:

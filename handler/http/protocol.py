@@ -21,7 +21,7 @@ EXCHANGE = "lmi.http.exchange"
 
 
 class Exchange:
-    """A request and its answer: what ASGI lacks, or has at the price of a task.
+    """A request and its answer: what ASGI does not offer, or only at the cost of a task.
 
     Attributes:
         wake: a call that ends the current or the next `wait`.
@@ -104,7 +104,8 @@ class Exchange:
 
 
 class AsgiExchange:
-    """The same by `receive` and `send` alone: a task listens for the client's end, and another one sends the chunks.
+    """An exchange by `receive` and `send` alone: a task listens for the client's end, and another one sends the
+    chunks.
 
     `send` takes the place of the server's own. Attributes as in `Exchange`.
     """
@@ -123,26 +124,26 @@ class AsgiExchange:
         self.wake = self._event.set
 
     def send_whole(self) -> None:
-        """Without effect: whether a client that ended its own side has gone is the server's decision."""
+        """Do nothing: whether a client that ended its own side has gone is the server's decision."""
 
     def drop(self) -> None:
         """Write nothing more. The server closes the connection, and may log that the answer is not complete."""
         self._end()
 
     def open(self) -> None:
-        """Without effect: there is no shorter way than `send`."""
+        """Do nothing: there is no shorter way than `send`."""
 
     async def read(self) -> None:
-        """Without effect: `send` has waited, as the server has it."""
+        """Do nothing: `send` has waited, as the server has it."""
 
     def send_head(self) -> None:
-        """Without effect: the server decides when it writes."""
+        """Do nothing: the server decides when it writes."""
 
     def write_chunk(self, data: bytes) -> bool:
         return False
 
     async def wait(self, seconds: float | None = None) -> None:
-        """As `Exchange.wait`."""
+        """Wait for a wake, the end, or some seconds, as `Exchange.wait` does."""
         if self._listener is None:
             self._listener = asyncio.ensure_future(self._listen())
         await _wait(self._event, seconds)
@@ -168,7 +169,7 @@ class AsgiExchange:
             self._end()
 
     def close(self) -> None:
-        """The request is over."""
+        """End the request."""
         if self._listener is not None:
             self._listener.cancel()
 
@@ -198,7 +199,7 @@ async def _wait(event: asyncio.Event, seconds: float | None) -> None:
 
 HEAD_SECONDS = 60.0  # that request line and headers may take, and a new connection until they come
 LINGER_SECONDS = 2.0
-"""How long bytes that nobody wants are read and dropped: the rest of a body that was refused, and what comes after
+"""Seconds for which unwanted bytes are read and dropped: the rest of a body that was refused, and what comes after
 the last answer. Closing at once would reset the connection, and the client might lose the answer that it got.
 """
 _MAX_HEAD = 1 << 16  # bytes of request line, headers and trailers; SageMaker's are a few hundred
@@ -441,7 +442,7 @@ class Protocol(HttpToolsProtocol):
             self._set_timer(LINGER_SECONDS, self._stop)
 
     def close_after_answer(self) -> None:
-        """The answer says `connection: close`, and has been written. Bytes of the body may still come."""
+        """Close after an answer with `connection: close` has been written. Bytes of the body may still come."""
         if self._in_body and not self.pipeline:
             self._stop()
         else:
@@ -486,7 +487,7 @@ class _CycleTransport:
             self._head = b""
 
     def end(self) -> None:
-        """The current answer is over. That to a HEAD request has nothing but a head."""
+        """End the current answer; the answer to a HEAD request has only a head."""
         self.flush()
         self._head = None
 
@@ -498,7 +499,8 @@ class _CycleTransport:
 def _without_chunks(
     cycle: RequestResponseCycle, connection: socket.socket
 ) -> Callable[[Any], Coroutine[Any, Any, None]]:
-    """Return the cycle's `send` for a client that knows no chunks, in which uvicorn would send what has no length.
+    """Return the cycle's `send` for a client that does not support chunked encoding, in which uvicorn would send what
+    has no length.
 
     uvicorn counts a body without chunks against its Content-Length; where there is none, each part is as long as it is.
     The connection's end ends such an answer. So a connection that is closed before is reset, whoever closes it.
@@ -532,7 +534,7 @@ def _without_chunks(
 
 
 def _disconnect(cycle: RequestResponseCycle) -> None:
-    """Have the application hear that the client is gone."""
+    """Tell the application that the client has disconnected."""
     _hold(cycle)
     cycle.disconnected = True
     cycle.message_event.set()

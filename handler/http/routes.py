@@ -56,7 +56,9 @@ from handler.serving.turns import Share
 
 
 class ModelRoutes:
-    """Ids may have slashes in them. Anthropic's clients, which its header tells, get Anthropic's objects."""
+    """Routes that describe models, whose ids may contain slashes. Anthropic's clients, recognized by its header, get
+    Anthropic's objects.
+    """
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
@@ -100,7 +102,7 @@ class ModelRoutes:
         return self._model.info.max_total_tokens if self._model.info else None
 
     def _describe(self, id: str, parent: str | None) -> OpenAiModel:
-        """TGI and vLLM have `owned_by` as free text."""
+        """Describe a model; `owned_by` is free text in TGI and vLLM."""
         model = self._model
         return {
             "id": id,
@@ -128,7 +130,7 @@ _PAGE = 100  # adapters in a list, at most and by default
 _BODY = 1 << 20  # bytes
 
 Values = tuple[Adapters | DescribedAdapter | AdapterChange, tuple[str, ...]]
-"""What is answered as JSON, and the names that meant nothing."""
+"""The JSON answer, and the names that were ignored."""
 
 
 class AdapterRoutes:
@@ -212,7 +214,7 @@ class AdapterRoutes:
         return _status(scope, name, "unregistered"), tuple(_query(scope))
 
     async def _read_call(self, scope: Scope, receive: Receive) -> AdapterCall | None:
-        """From the query or the body, in either of which a name may stand; None when the client went away."""
+        """Read a call from the query and the body, either of which may have a name; None if the client disconnected."""
         values: dict[str, Any] = dict(_query(scope))
         body = await read_body(scope, receive, _BODY, self._model)
         if body is None:
@@ -393,7 +395,7 @@ ASSETS = {
 """By path, the libraries of `vendor/` included."""
 
 OPEN_PATHS = frozenset(("GET", path) for path in ("/", "/docs", *ASSETS))
-"""Need no key: they say nothing of the model, and ask for the key that the rest needs."""
+"""Paths that need no key: they reveal nothing about the model, and ask for the key that the rest needs."""
 
 
 class PageRoutes:
@@ -450,7 +452,7 @@ def _served(route: Route, endpoint: Endpoint) -> DocumentedRoute:
 
 
 async def _send_file(path: Path, scope: Scope, receive: Receive, send: Send, extra: Headers | None = None) -> None:
-    """Fresh at every start of the server, unsent when the browser has it already."""
+    """Send a file, which browsers keep until the server's next start."""
     data, tag = _read(path)
     headers = [*_GUARDS, (b"cache-control", b"no-cache"), (b"etag", tag.encode()), *(extra or [])]
     if scope["headers_by_name"].get("if-none-match") == tag:

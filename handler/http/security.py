@@ -31,9 +31,9 @@ class Access:
     """Clients that may use the server, and the certificate that it shows them.
 
     Attributes:
-        keys: any of which opens the server; none: it is open. They are in no repr.
+        keys: any of which opens the server; none: it is open. They are not in the repr.
         origins: of pages that may call it from a browser; `*` is all.
-        hosts: by which it may be called beside those of this machine; `*` is any.
+        hosts: by which it may be called besides those of this machine; `*` is any.
         certfile, keyfile: PEM files for HTTPS; None: HTTP.
     """
 
@@ -142,7 +142,7 @@ class _Encrypted(Exception):
 
 
 def _no_password() -> str:
-    """Instead of OpenSSL's question on the terminal."""
+    """Refuse an encrypted key, in place of OpenSSL's prompt on the terminal."""
     raise _Encrypted
 
 
@@ -153,13 +153,13 @@ CHALLENGE = [(b"www-authenticate", b"Bearer")]
 
 
 class Keys:
-    """Constant time: how long an answer takes tells nothing of how much of which key was right."""
+    """API keys, compared in constant time: the time of an answer does not reveal how much of a key was right."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [digest_of(key) for key in keys]  # of one length: compare_digest tells that of what it gets
 
     def owner(self, authorization: str, api_key: str = "") -> str:
-        """Return the owner of the key that one of the headers' values holds; "" where none does.
+        """Return the owner of the key that one of the headers' values holds; "" if none does.
 
         An empty value holds none.
         """
@@ -175,7 +175,7 @@ class Keys:
 
 
 class ApiKeys:
-    """Turns away who has no key, in the form of the dialect that the route speaks.
+    """Refuses requests without a key, in the form of the dialect that the route speaks.
 
     Args:
         keys: empty: everyone may pass.
@@ -197,7 +197,7 @@ class ApiKeys:
         return bool(owner) or (method, scope["path"]) in self._open
 
     async def refuse(self, scope: Scope, send: Send, routes: Sequence[Route]) -> bool:
-        """Answer in the place of the route; False where there is no such route, which is said to anyone."""
+        """Answer instead of the route; False if there is no such route, which is not a secret."""
         route = next((route for route in routes if route.matches(scope)[0] is not Match.NONE), None)
         if route is None:
             return False
@@ -219,7 +219,7 @@ def _answer(scope: Scope, routes: Sequence[Route], error: ServingError) -> HttpR
 
 
 def _kin(route: Route, routes: Sequence[Route]) -> list[Route]:
-    """Those under the same name: GET /v1/models is refused as POST /v1/chat/completions is."""
+    """Return the routes of the same name: GET /v1/models is refused as POST /v1/chat/completions is."""
     family = f"/{route.path.split('/')[1]}/"
     return [one for one in routes if one.path.startswith(family)]
 
@@ -275,7 +275,9 @@ class AllowedHosts:
 
 
 def _name(header: str) -> str:
-    """Without port, brackets and a final dot (`localhost.` is fully qualified); a malformed header is no name."""
+    """Return the header's name without port, brackets and a final dot (`localhost.` is fully qualified); "" if
+    malformed.
+    """
     match = _HOST_HEADER.fullmatch(header)
     return (match[1] or match[2] or "").lower().removesuffix(".") if match else header
 
@@ -308,7 +310,7 @@ class Cors:
     """Headers for pages of other origins, and answers to their browsers' preflight requests.
 
     Args:
-        origins: that are let in; empty: CORS is off, and no answer says a word of it.
+        origins: that are allowed; empty: CORS is off, and no answer mentions it.
     """
 
     def __init__(self, origins: Set[str]) -> None:
@@ -317,7 +319,7 @@ class Cors:
         self._vary: Headers = [] if self._any else [(b"vary", b"origin")]
 
     def prepare(self, scope: Scope) -> None:
-        """Have every answer to this request say whether its origin is let in."""
+        """Add to every answer to this request whether its origin is allowed."""
         if self._origins:
             scope[SHARED] = self._headers(scope["headers_by_name"].get("origin", ""))
 
@@ -334,7 +336,7 @@ class Cors:
         return self._any or origin.lower() in self._origins
 
     def is_forgery(self, scope: Scope) -> bool:
-        """A page of an origin that is not let in has a browser send what it may send unasked: a form's body, or none.
+        """Return whether a page of another origin had a browser send what needs no preflight: a form's body, or none.
 
         With JSON's own content type a browser asks first, and is told no.
         """
@@ -346,13 +348,13 @@ class Cors:
         return host != headers.get("host") and "json" not in headers.get("content-type", "").partition(";")[0]
 
     def is_preflight(self, scope: Scope) -> bool:
-        """A browser asking before it sends what a form could not."""
+        """Return whether the request is a browser's preflight for what a form could not send."""
         headers = scope["headers_by_name"]
         asked = scope["method"] == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers
         return bool(self._origins) and asked
 
     async def answer_preflight(self, scope: Scope, send: Send) -> None:
-        """Any method and headers for those who are let in: the request itself is looked at when it comes."""
+        """Allow any method and header to allowed origins: the request itself is checked when it comes."""
         headers: Headers = [(b"x-request-id", scope["request_id"].encode()), *scope[SHARED]]
         let_in = self._lets_in(scope["headers_by_name"]["origin"])
         if let_in:

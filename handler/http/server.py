@@ -120,7 +120,7 @@ class Server(uvicorn.Server):
         yield
 
     async def main_loop(self) -> None:
-        """uvicorn's looks ten times a second, which costs a wake-up each; until somebody stops it, one is enough."""
+        """Wake once a second until somebody stops the server; uvicorn's own loop wakes ten times a second."""
         due = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._wake = due.set
@@ -144,7 +144,7 @@ class Server(uvicorn.Server):
         self._wake()
 
     def stop(self) -> None:
-        """Leave at once: nothing is under way that could be finished."""
+        """Exit at once: nothing is under way that could be finished."""
         self.should_exit = True
         self._wake()
 
@@ -300,7 +300,7 @@ def _greeting(listener: socket.socket, access: Access, task: Task, users: Format
 
 
 def _reader(users: Formatters) -> str:
-    """Return what of the user's reads the bodies of /invocations, whose form is its own; empty: nothing."""
+    """Name the user's function that reads bodies of /invocations in its own form; empty if there is none."""
     if users.input is not None:
         return f"the {users.input.title}"
     if users.handle is not None:

@@ -29,7 +29,7 @@ class Session(NamedTuple):
 
 
 class Token:
-    """A token of the answer or of the prompt. `log_prob` is None where the engine gives none."""
+    """A token of the answer or of the prompt. `log_prob` is None if the engine gives none."""
 
     __slots__ = ("error_msg", "id", "log_prob", "request_id", "special_token", "text")
 
@@ -309,7 +309,7 @@ class Input:
         return key in self.content
 
     def get_as_bytes(self, key: str | None = None) -> Any:
-        """Return a content, by default `data` or else the first one; None where there is none."""
+        """Return a content, by default `data` or else the first one; None if there is none."""
         if self.content.is_empty():
             return None
         if key and key not in self.content:

@@ -30,7 +30,7 @@ _SPEC = re.compile(r"([^\s:]+):([^\s:]+)")
 
 
 class Handlers(NamedTuple):
-    """A user's functions in place of the server's, and around it; None where there is none.
+    """A user's functions in place of the server's, and around it; None if there is none.
 
     Attributes:
         invoke, ping: answer POST /invocations and GET /ping; each takes the request, or nothing.

@@ -315,7 +315,7 @@ class CustomReader:
     def read(
         self, body: bytes, headers: Mapping[str, str], session: Session | None = None
     ) -> tuple[dict[str, Any], Any]:
-        """Return the body for the dialect, and the formatter's own object, None where it returned a dict.
+        """Return the body for the dialect, and the formatter's own object, None if it returned a dict.
 
         Raises:
             FormatterFailed: the formatter failed.

@@ -92,7 +92,7 @@ class Formatters(NamedTuple):
     Attributes:
         configs: input formatters get it under that name.
         handlers: `Handlers` of AWS's vLLM image; None without any.
-        handle: LMI's `Handle`; None where there is none to call.
+        handle: LMI's `Handle`; None if there is none to call.
     """
 
     input: InputFormatter | None = None
@@ -115,7 +115,7 @@ def find_formatters(directory: Path | None, *, module: str = "", handlers: Stand
 
     Args:
         module: run it under that name, even if it was imported before.
-        handlers: what a host that calls handlers has of AWS's package; None where the file must have none.
+        handlers: what a host that calls handlers has of AWS's package; None if the file must have none.
 
     Raises:
         ConfigError: naming file and line: it cannot be imported, or a function has no known signature.
@@ -155,7 +155,7 @@ def check_model_py(path: Path | None, *, handlers: StandIn | None = None) -> Non
     """Check the syntax of a model.py, its imports of DJL's package, and that something calls its functions.
 
     Args:
-        handlers: what this host has of AWS's package; None where it calls no handlers.
+        handlers: what this host has of AWS's package; None if it calls no handlers.
 
     Raises:
         ConfigError: as `find_formatters`.

@@ -92,7 +92,7 @@ Result = Answer | PassOn
 def find_handle(
     path: Path, role: Role, options: Mapping[str, str], *, release: tuple[int, int], device: str = "-1"
 ) -> Handle | None:
-    """Return the `handle` of a model.py; None where it is one of LMI's own.
+    """Return the `handle` of a model.py; None if it is one of LMI's own.
 
     Args:
         options: their values as written, by key.

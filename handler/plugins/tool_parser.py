@@ -42,7 +42,7 @@ class UsersParser:
         return []
 
     def _events(self, name: str, call: Callable[[], list[Event]]) -> list[Event] | None:
-        """Call the user's code; return None where it fails."""
+        """Call the user's code; return None if it fails."""
         try:
             events = list(call())
             wrong = next((event for event in events if not isinstance(event, _EVENTS)), None)

@@ -13,7 +13,7 @@ class ReadyReplicas(TypedDict):
 
 
 class ModelState(TypedDict):
-    """Of the model, as /ping tells it."""
+    """The state of the model in the answer of /ping."""
 
     status: Literal["Healthy", "Unhealthy"]
     state: str
@@ -87,7 +87,7 @@ class Adapters(TypedDict):
 
 
 class AdapterChange(TypedDict):
-    """`id` of an adapter that was registered."""
+    """The answer to a change of an adapter, with its `id`."""
 
     status: str
     id: NotRequired[Count]

@@ -84,7 +84,7 @@ class DocumentedRoute(NamedTuple):
 
     Attributes:
         dialect: for inference, the dialect of its bodies.
-        takes_calls: it takes calls about sessions.
+        takes_calls: whether it accepts calls about sessions.
     """
 
     path: str
@@ -99,8 +99,7 @@ def document(
     """Build the document.
 
     Args:
-        context: names what the engine does not support.
-        locked: the routes need a key, unless an operation is open.
+        context: knows what the engine does not support. locked: routes need a key, unless an operation is open.
         has_sessions: stateful sessions are on.
     """
     paths: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The routes in the API's document: groups, a sentence each, what those without inference answer, and examples."""
+"""The routes in the API's document: groups, a sentence each, the answers of those without inference, and examples."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ _FIXED = 1760000000  # a time; a seed too
 
 @functools.cache
 def answer_to(dialect: Dialect) -> Any:
-    """Return the whole answer of a dialect to the example of its description. Each start makes the same."""
+    """Return the whole answer of a dialect to the example of its description. It is the same at each start."""
     parsed = dialect.parse(dialect.description.example, _CONTEXT)
     if parsed.take_prompt is not None:
         parsed.take_prompt(Prompt("", [0] * _NUM_PROMPT_TOKENS, Vocabulary([b""])))
@@ -111,7 +111,7 @@ def answer_to(dialect: Dialect) -> Any:
 
 
 def _deltas(index: int, request: Request) -> list[Delta]:
-    """Return what an engine gives request number `index`."""
+    """Return the deltas that an engine would give to request number `index`."""
     if request.pooling is not None:
         return [Delta(1, 0, (), Finish.STOP, extras=Extras(vector=_VECTORS[request.pooling.kind][index]))]
     token = _SPEECH if request.transcribes else _CITIES[index]
@@ -217,7 +217,7 @@ PATH_PARAMETERS: dict[str, str] = {
 
 
 def _failure(errors: ErrorFormat, kind: Any, error: ServingError) -> Answer:
-    """Return an error as the routes of its kind write it."""
+    """Return an error in the form of such routes."""
     return _JSON, kind, errors.body(error)
 
 

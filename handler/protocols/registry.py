@@ -33,15 +33,16 @@ from handler.protocols.vllm.tokenize import TOKENIZE_CHAT
 
 
 class DispatchByField(Dialect):
-    """A route with several dialects. A body with `inputs` is the mode's; otherwise the first known field decides.
+    """A route with several dialects. A body with `inputs` belongs to the mode's dialect; otherwise the first known
+    field decides.
 
     Null means absent.
 
     Args:
         mode: the dialect of this configuration, which also answers a body that no dialect reads.
         others: field -> the dialect that it selects.
-        before: those fields that decide where the body has `inputs` too.
-        otherwise: the field of the dialect that answers a body which no dialect reads, if not the mode's.
+        before: fields that decide even if the body has `inputs`. otherwise: the field of the dialect that answers a
+            body that no dialect reads, if not the mode's.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class DispatchByField(Dialect):
 
 
 class DispatchByOpenAi(DispatchByField):
-    """/invocations in OpenAI's form, as AWS's vLLM image and TGI have it: `model` need not be the name of this one."""
+    """/invocations in OpenAI's form, as in AWS's vLLM image and TGI: `model` need not name the served model."""
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not (isinstance(body, dict) and _names_no_model(body, context)):
@@ -88,7 +89,7 @@ class DispatchByOpenAi(DispatchByField):
 
 
 def _names_no_model(body: Mapping[str, Any], context: ServerContext) -> bool:
-    """Return whether `model` is the name of neither the model nor an adapter; a wrong type is left to the dialect."""
+    """Return whether `model` names neither the model nor an adapter; the dialect checks its type."""
     try:
         read_model(body, context)
     except ModelNotFound:
@@ -140,7 +141,7 @@ ROUTES: dict[str, Dialect] = {
     "/v1/messages/count_tokens": AnthropicCount(),
     **{f"{model}/{route.value}": Triton(route) for model in TRITON_MODEL for route in (Route.GENERATE, Route.STREAM)},
 }
-"""The routes for inference of a model that generates, beside / and /invocations, each with its dialect.
+"""The routes for inference of a model that generates, besides / and /invocations, each with its dialect.
 
 The host checks `{model}` and `{version}`.
 """
@@ -153,7 +154,7 @@ _RERANK = Rerank("rerank", "Rerank", return_documents=True, truncation=None)
 _RANKS = DispatchByField(TeiRerank(), {"documents": _RERANK})
 
 TOKENIZING = DispatchByField(TGI_TOKENIZE, {"prompt": VLLM_TOKENIZE, "messages": TOKENIZE_CHAT})
-"""Dialects of /tokenize, which TGI and vLLM have under one name."""
+"""Dialects of /tokenize, which TGI and vLLM both have."""
 
 POOLED_ROUTES: dict[Task, dict[str, Dialect]] = {
     Task.EMBEDDING: {
@@ -180,7 +181,7 @@ POOLED_ROUTES: dict[Task, dict[str, Dialect]] = {
         "/v1/audio/translations": Translations(),
     },
 }
-"""The same of models that compute something else, of a text or an audio clip."""
+"""The routes of models that compute something else from a text or an audio clip."""
 
 POOLED_INVOCATIONS: dict[Task, Dialect] = {
     Task.EMBEDDING: DispatchByField(LmiEmbedding(), {"input": _EMBEDDINGS}),
@@ -192,7 +193,7 @@ POOLED_INVOCATIONS: dict[Task, Dialect] = {
 
 
 def dialects() -> dict[str, Dialect]:
-    """Return every dialect by its name, those of a body's field too."""
+    """Return every dialect by its name, including those selected by a body's field."""
     pooled = [dialect for by_path in POOLED_ROUTES.values() for dialect in by_path.values()]
     generating = [*_MODES.values(), *ROOTS.values(), *ROUTES.values(), *INVOCATIONS.values()]
     return {
@@ -215,8 +216,8 @@ def routes(root_schema: str, task: Task = Task.GENERATION) -> dict[str, Dialect]
 def choose(config: Config, task: Task = Task.GENERATION) -> Dialect:
     """Choose the dialect of /invocations.
 
-    With `tgi_compat` answers have the form of Hugging Face's containers; with `openai_compat` chats are answered as on
-    /v1/chat/completions. In LMI's async mode the engine trtllm has its own handler.
+    With `tgi_compat` answers have the form of Hugging Face's containers; with `openai_compat` chats are answered as
+    on /v1/chat/completions. In LMI's async mode the engine trtllm has its own handler.
     """
     tgi_compat, asynchronous = config.tgi_compat, config.async_schema
     if task in POOLED_INVOCATIONS:
@@ -257,7 +258,7 @@ _FAMILIES: dict[str, ErrorFormat] = {
     "/v2": _TRITON.errors,
     **dict.fromkeys(("/embed", "/similarity", "/rerank", "/predict", *_TEI_PATHS), _EMBED.errors),
 }
-"""Where a dialect's paths begin, and how it tells errors; the longer ones first."""
+"""Prefixes of a dialect's paths, and its form of errors; longer ones first."""
 
 
 PATHS = frozenset(path for path in (*_REASONS, *ROUTES, *chain(*POOLED_ROUTES.values())) if "{" not in path)
@@ -265,7 +266,7 @@ PATHS = frozenset(path for path in (*_REASONS, *ROUTES, *chain(*POOLED_ROUTES.va
 
 
 def refuse_path(path: str, task: Task) -> HttpResponse | None:
-    """Return the refusal of a path that is not served, in its dialect's form; None where it is of no dialect."""
+    """Return the refusal of a path that is not served, in its dialect's form; None if it belongs to no dialect."""
     error = NotFound(f"{path[:64]} is not served here{_why(path, task)}; /docs lists the routes that are")
     for other in (ROUTES, *POOLED_ROUTES.values()):
         if path in other:

@@ -28,7 +28,7 @@ class ClientChannel(Protocol):
     """A client's connection, as far as a fast path writes to it."""
 
     def write_chunk(self, data: bytes) -> bool:
-        """Write a chunk at once; return False where that is not possible."""
+        """Write a chunk at once; return False if that is not possible."""
 
 
 class FastPath:

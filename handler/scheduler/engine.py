@@ -83,7 +83,7 @@ class ThinkingEngine:
 
     Args:
         engine: runs both parts.
-        vocabulary: of every answer; None where no request has a thought to end.
+        vocabulary: of every answer; None if no request has a thought to end.
     """
 
     def __init__(self, engine: SteppedEngine, vocabulary: Vocabulary | None) -> None:

@@ -232,7 +232,7 @@ class AdapterRegistry:
     Args:
         limit: adapters at once; None is any number.
         base: directory where a relative `src` begins.
-        unavailable: the reason why this server has no adapters; "" where it has.
+        unavailable: the reason why this server has no adapters; "" if it has.
     """
 
     def __init__(self, limit: int | None = None, base: Path | None = None, unavailable: str = "") -> None:
@@ -464,7 +464,7 @@ _KNOWN = {"name", "src", "preload", "pin"}
 
 
 class AdapterCall(NamedTuple):
-    """A call about an adapter; None where it says nothing. `ignored` lists its unknown names."""
+    """A call about an adapter; None if it says nothing. `ignored` lists its unknown names."""
 
     name: str | None = None
     src: str | None = None

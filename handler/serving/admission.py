@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 TOKENIZER_THREADS = 2
 MOST_TOKENIZING = 4 * TOKENIZER_THREADS
-"""Requests for a prompt's tokens alone, at a time; those for answers need the same threads."""
+"""Maximum number of concurrent requests that only tokenize; those for answers need the same threads."""
 _PARSE_INLINE = 1 << 16  # bytes of a body, from which on it is parsed off the event loop
 _TOKENIZE_INLINE = 1 << 10  # bytes of a body, from which on it is tokenized off the event loop
 _TOKENIZE_STEPPED = 1 << 13  # and off a stepped one, where a thread's result comes a step later
@@ -68,7 +68,7 @@ class InferenceRoutes:
         raise InvalidPayload(self.refusal(path))
 
     def refusal(self, path: str) -> str:
-        """Say that a path is not a route for inference, with those there are."""
+        """Return the error for a path that is not a route for inference, with the routes that are."""
         return f"route={path[:64]} is not a route for inference; these are: {self._names}"
 
     def _is_served(self, names: Mapping[str, str]) -> bool:
@@ -105,7 +105,7 @@ class Admission:
         """Decode a body; a model.py's input formatter runs on its own thread.
 
         Args:
-            memory: that the body and what it is decoded to take.
+            memory: for the body and its decoded value.
 
         Raises:
             ServingError: as `Preprocessor.decode`, or there is no memory for it.
@@ -121,7 +121,7 @@ class Admission:
         return await self.run(len(body), decode)
 
     async def recall(self, body: Decoded, size: int, head: Head) -> Recalled | None:
-        """Recall what a body of `size` bytes needs of the answers that are kept; None: nothing.
+        """Load the stored answers that a body of `size` bytes refers to; None: it refers to none.
 
         Raises:
             ServingError: too many wait for them, or its own could not be kept.
@@ -143,7 +143,7 @@ class Admission:
         return await self._end(store.recall(owner, wanted))
 
     async def encode(self, request: Request, size: int, head: Head) -> tuple[Request, Prompt]:
-        """Load the media of a request of a body of `size` bytes, tokenize it, and try its structured output.
+        """Load the media of a request of a body of `size` bytes, tokenize it, and check its structured output.
 
         Raises:
             ServingError: the prompt does not fit, a medium cannot be had, or the engine cannot follow the structured
@@ -200,17 +200,17 @@ class Admission:
         return await self._end(self._submit(use, size, apart=size >= LARGE))
 
     def write(self, feed: Callable[[], bytes], *, keeps: bool) -> asyncio.Future[bytes] | None:
-        """Have an answer's end written on a thread; None where the loop runs in steps, which wait for no long one.
+        """Write an answer's end on a thread; None if the loop runs in steps, which must not wait long.
 
         Args:
-            keeps: the answer is kept, which has to be done before anybody is told.
+            keeps: the answer is kept, which has to happen before the client is told.
         """
         if keeps and self.preprocessor.store is not None:
             return self._end(self.preprocessor.store.write(feed))
         return None if self._stepped else self._end(self._threads.submit(feed, LARGE, slow=True))
 
     def _submit(self, call: Callable[[], T], size: int, *, apart: bool) -> Future[T]:
-        """Have a call made on a thread; those for small bodies go first. Long ones are made apart."""
+        """Make a call on a thread; those for small bodies go first. Long ones have threads of their own."""
         if apart:
             return self.preprocessor.large_bodies.submit(size, call)
         return self._threads.submit(call, size, slow=size >= LARGE)

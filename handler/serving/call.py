@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 
 _JSON_LINES = re.compile(r"application/(x-)?(jsonlines|ndjson|jsonl)")
-"""Lines of JSON, of which a request has one: batch transform sends them so, and LMI reads them so."""
+"""Content types of JSON lines; a request has one line: batch transform sends them so, and LMI reads them so."""
 
 _JSON_TYPES = re.compile(rf"|application/(.+\+)?json|application/x-www-form-urlencoded|{_JSON_LINES.pattern}")
-"""What is read as JSON: nothing said, JSON in all its names, and what curl -d says of anything."""
+"""Content types that are read as JSON: none, JSON's names, and the one that curl -d sends."""
 
 _FORM = "multipart/form-data"
 
@@ -54,7 +54,7 @@ MAX_LOGITS = 1 << 20  # numbers in an answer: as JSON some 20 MB, of which SageM
 
 
 class Decoded(NamedTuple):
-    """A decoded body, what a model.py made of it, and the session's call that it is, if any."""
+    """A decoded body, the result of a model.py, and the session's call, if it is one."""
 
     value: Any
     given: Any = None
@@ -69,10 +69,10 @@ class Preprocessor:
         context: what the dialect needs to know of the rest.
         tokenizer: the engine's.
         engine_info: what the engine says of itself; None while it has not been loaded.
-        formatters: what a model.py has the bodies read and the answers written by.
-        validator: tries what clients send; None where nothing has to be tried.
-        sessions: None where they are off.
-        store: keeps answers for later requests; None where nothing is kept.
+        formatters: a model.py's readers of bodies and writers of answers.
+        validator: checks what clients send; None if nothing has to be checked.
+        sessions: None if they are off.
+        store: keeps answers for later requests; None if nothing is kept.
         whole: the host sends whole answers only: a batch of DJL's has one content type.
 
     Attributes:
@@ -111,11 +111,12 @@ class Preprocessor:
         self._whole = whole
 
     def read_head(self, head: Head) -> Head:
-        """Return it with what its headers say. Turn away, before the body is read, what no body could make good.
+        """Return the head with the values of its headers. Refuse, before the body is read, what no body could
+        correct.
 
         Raises:
             InvalidPayload, UnsupportedMedia: naming the header.
-            BadRequest: of a session that is not there.
+            BadRequest: the session does not exist.
         """
         headers, dialect = head.headers, head.dialect
         if headers.get(_TARGET_MODEL):
@@ -145,7 +146,7 @@ class Preprocessor:
         return head.media_type == _FORM and self.dialect_of(head).forms
 
     def input_formatter(self, head: Head) -> str:
-        """Return the title of the input formatter, for messages; "" where none reads the body."""
+        """Return the title of the input formatter, for messages; "" if none reads the body."""
         if head.dialect is not None:
             return ""
         if self.of_adapters.read:
@@ -185,7 +186,9 @@ class Preprocessor:
         return Decoded(self._read_value(body, head))
 
     def _input_formatter(self, body: bytes, head: Head) -> InputFormatter | None:
-        """Return what reads a body: the formatter of the adapter that head or body name, or the model's own."""
+        """Return the formatter that reads a body: the formatter of the adapter that head or body name, or the model's
+        own.
+        """
         formatters = head.formatters
         if self.of_adapters.read and head.adapter is None:
             with contextlib.suppress(ServingError):  # what is not JSON may be for the model's own
@@ -226,7 +229,7 @@ class Preprocessor:
             recalled: what it needs of the answers that are kept; None: nothing, nor is its own kept.
 
         Raises:
-            ServingError: what the dialect says of a body that it refuses.
+            ServingError: the dialect refuses the body.
         """
         if body.session_call:
             return answer_call(self._sessions, body.session_call, head.headers.get(HEADER), self.dialect.errors)
@@ -252,7 +255,8 @@ class Preprocessor:
         return with_formatter(call, formatter, body.value, body.given, tgi_compat=compat, session=session)
 
     def encode(self, request: Request, media: Sequence[Medium] = ()) -> tuple[Request, Prompt]:
-        """Return what is left of the request, its length settled, and the prompt, cut as asked, within the limits.
+        """Return the rest of the request, with its length settled, and the prompt, truncated as asked and within the
+        limits.
 
         Raises:
             InvalidPayload, InvalidParameter: engines clamp or fail late where we refuse at once.
@@ -266,7 +270,7 @@ class Preprocessor:
         return self._filled(request, prompt), prompt
 
     def tokenize(self, request: Request, media: Sequence[Medium] = ()) -> Prompt:
-        """Return the prompt's ids and `media`, cut as asked.
+        """Return the prompt's ids and `media`, truncated as asked.
 
         Raises:
             InvalidPayload, InvalidParameter, PromptTooLong: naming the field.
@@ -290,7 +294,7 @@ class Preprocessor:
         return prompt if most is None else prompt._replace(ids=prompt.ids[-most:])
 
     def _room(self, request: Request) -> int | None:
-        """Return how many tokens of a prompt fit beside the answer; None where nothing was ever loaded."""
+        """Return how many tokens of a prompt fit next to the answer; None if nothing was ever loaded."""
         limit = self._most_tokens()
         if limit is None:
             return None
@@ -298,7 +302,7 @@ class Preprocessor:
         return max(1, min(limit - free, self.context.config.max_input_len or limit))
 
     def try_structured_output(self, request: Request) -> Future[str] | None:
-        """Have the request's structured output tried; None where there is nothing to wait for.
+        """Start a check of the request's structured output; return None if there is nothing to wait for.
 
         `check_structured_output` reads the outcome.
         """
@@ -350,7 +354,7 @@ def _needed(request: Request) -> int:
 
 
 def check_structured_output(request: Request, why: str) -> None:
-    """Raise InvalidParameter where `why` says what is wrong with the structured output that was tried."""
+    """Raise InvalidParameter with `why`, the result of the check of structured output, unless it is empty."""
     if why:
         raise InvalidParameter(f"{request.names.structured_output}: the engine cannot follow it: {why}")
 
@@ -366,7 +370,7 @@ _KINDS = {"embed": Task.EMBEDDING, "score": Task.RERANK, "classify": Task.CLASSI
 
 
 def check_task(request: Request, task: Task) -> None:
-    """Raise InvalidPayload where the model computes something else than is asked for."""
+    """Raise InvalidPayload if the request asks for something that the model does not compute."""
     generated = Task.TRANSCRIPTION if request.transcribes else Task.GENERATION
     wanted = generated if request.pooling is None else _KINDS[request.pooling.kind]
     if wanted is not task:
@@ -391,7 +395,8 @@ Parts = dict[str, str | Upload | list[str]]
 
 
 def read_form(body: bytes, content_type: str) -> Parts:
-    """Return the parts by name; of two with a name the last counts, as in JSON. Texts of a name with `[]` are a list.
+    """Return the parts by name; of two with a name the last counts, as in JSON. Values of a name with `[]` form a
+    list.
 
     Raises:
         InvalidPayload: the body is no such form, or has too many parts.

@@ -41,7 +41,7 @@ def check(reading: Reading, directory: Path | None = None, *, handlers: bool = F
     engine, its arguments and files, adapters, the directory of media.
 
     Args:
-        directory: where serving.properties lies, or would; by default where it does.
+        directory: of serving.properties, or where it would be; by default its own.
         handlers: the host calls handlers and middleware of AWS's vLLM image.
     """
     config, problems = reading.config, Problems(reading.problems)
@@ -112,7 +112,8 @@ _LENGTH = "max_new_tokens"
 
 
 def generation_defaults(config: Config, model: Path | None, able: Capabilities) -> GenerationDefaults:
-    """Read the model's defaults, and log which hold. One that the engine does not support is left out with a warning.
+    """Read the model's defaults, and log those that apply. One that the engine does not support is left out with a
+    warning.
 
     Raises:
         ConfigError: as `read_defaults`.
@@ -157,7 +158,7 @@ def read_defaults(config: Config, model: Path | None) -> dict[str, Any]:
 
 
 def _unsupported(name: str, value: Any, able: Capabilities) -> str:
-    """Return why the engine cannot follow a default; "" where it can, or where the value changes nothing."""
+    """Return why the engine does not support a default; "" if it can, or where the value changes nothing."""
     if value == Sampling._field_defaults[name]:
         return ""
     if why := able.unsupported.get(name):
@@ -173,7 +174,7 @@ _OPTIONS = ("option.reasoning_parser", "option.tool_call_parser")
 
 
 def response_template(config: Config, model: Path | None) -> ResponseTemplate | None:
-    """Read the template of the tokenizer's files; None where there is none, or the options leave it out.
+    """Read the template of the tokenizer's files; None if there is none, or the options leave it out.
 
     It reads whole answers, so `auto` takes it unless an option names another parser. One that is wrong is left out
     with a warning there, and refused where an option names it.
@@ -182,7 +183,8 @@ def response_template(config: Config, model: Path | None) -> ResponseTemplate | 
         model: the model's directory or file.
 
     Raises:
-        ConfigError: an option names it, and it is missing, wrong, lacks that part, or stands beside another parser.
+        ConfigError: an option names it, and it is missing, wrong, does not have that part, or is combined with
+            another parser.
     """
     given = dict(zip(_OPTIONS, (config.reasoning, config.tool_call_parser), strict=True))
     plugin = {"option.tool_parser_plugin": config.tool_parser_plugin} if config.tool_parser_plugin else {}

@@ -40,10 +40,10 @@ T = TypeVar("T")
 
 
 class CustomHandle:
-    """Calls a user's `handle`: a plain function one call at a time, as a worker of LMI's; coroutines side by side.
+    """Calls a user's `handle`: a plain function one call at a time, as in a worker of LMI; coroutines concurrently.
 
-    A call that takes longer than option.predict_timeout is given up, and answered with 503. So is one that would wait
-    behind as many as `job_queue_size`.
+    A call that takes longer than option.predict_timeout is abandoned, and answered with 503. So is one that would
+    wait behind as many as `job_queue_size`.
     """
 
     def __init__(self, handle: Handle, config: Config) -> None:
@@ -64,11 +64,11 @@ class CustomHandle:
         return self._handle.role
 
     def request(self, contents: dict[str, bytes], properties: dict[str, str]) -> Call:
-        """Return what the function gets of a request."""
+        """Make the function's input from a request."""
         return Call(contents, {**properties, **self._handle.always})
 
     async def begin(self) -> None:
-        """Make the first call, which has no contents: the function loads what it needs.
+        """Make the first call, with an empty input: the function loads what it needs.
 
         A model on S3 is downloaded before, and named by its directory, as by LMI; with the engine echo without weights.
 
@@ -128,7 +128,7 @@ class _Parts:
         return part
 
     def close(self) -> None:
-        """End it; a function that is amid a part goes on to the part's end."""
+        """End the answer; a function that is computing a part finishes it."""
         if not self.ended.is_set():
             self.ended.set()
             self._runs.end(self._parts)
@@ -267,7 +267,7 @@ class _SideBySide:
             self._num_open -= 1
 
     async def call(self, items: list[Call], limit: float | None = None) -> list[Result]:
-        """As `_OneByOne.call`, for a single request."""
+        """Call the function with a single request. Raises Unavailable, as `_OneByOne.call` does."""
         loop = self._loop
         result = await self._run(loop, call_async(self._handle, items[0]), limit)
         if isinstance(result, Answer) and result.parts is not None:
@@ -303,7 +303,7 @@ class _SideBySide:
             raise Unavailable(f"{TITLE} did not end within {seconds:g} s") from None
 
     async def _replace_hung(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Replace the loop where it does nothing for as long as a call may take: its thread cannot be ended."""
+        """Replace the loop if it makes no progress for as long as a call may take: its thread cannot be ended."""
         try:
             alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
             await asyncio.wait_for(asyncio.wrap_future(alive), self._limit)
@@ -334,7 +334,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _asynchronous(parts: Any) -> AsyncIterator[bytes]:
-    """Give the parts of a plain generator, which a coroutine may have answered with."""
+    """Make an asynchronous generator of a plain one, which a coroutine may have returned."""
     for part in parts:
         yield part
         await asyncio.sleep(0)

@@ -32,7 +32,7 @@ _DRAFT = "speculative_draft_model"
 
 
 def engine_spec(config: Config) -> Spec:
-    """Return what the engine's process loads; fetch or convert the model's files where that is needed.
+    """Describe what the engine's process loads; fetch or convert the model's files where that is needed.
 
     Raises:
         ConfigError: there is no such engine or model.
@@ -51,7 +51,7 @@ def engine_spec(config: Config) -> Spec:
 
 
 def _with_directories(config: Config, engine: str, model_id: str | None) -> Config:
-    """Name the directories of models of S3 in their place, as DJL Serving does: engines and adapters look there."""
+    """Replace the URLs of models on S3 by their directories, as DJL Serving does: engines and adapters look there."""
     if s3.is_url(config.model_id):
         config = replace(config, model_id=model_id)
         if s3.is_download(config.directory):  # of the settings alone, which the model has too
@@ -80,7 +80,7 @@ def downloads_of(config: Config, engine: str) -> dict[str, str]:
 
 
 def hub_note(config: Config, engine: str) -> str:
-    """Say what a start fetches from the hub, and does with it; "" where it fetches nothing there."""
+    """Describe what a start fetches from the hub, and whether it converts it; "" if it fetches nothing there."""
     model = config.model_id or ""
     if config.handle_role is Role.ALONE or not engines.fetches(engine) or not files.is_hub_reference(model):
         return ""
@@ -164,7 +164,7 @@ def start_engine(config: Config, spec: Spec) -> EngineSupervisor | ReplicaSet:
 
 
 def check_replicas(config: Config) -> None:
-    """Check what needs no look at the machine.
+    """Check what can be checked without looking at the machine.
 
     Raises:
         ConfigError: replicas are to run on threads, or the engine is one by URL.
@@ -179,11 +179,11 @@ def check_replicas(config: Config) -> None:
 
 
 def replica_places(config: Config, devices: Sequence[str], cores: Sequence[int]) -> list[Place]:
-    """Return the place of each of several replicas, or that of the one that `auto` finds room for.
+    """Return the place of each of several replicas, or of those that `auto` finds room for.
 
     Args:
         devices: the GPUs that the engine may use; empty: it runs on the cores.
-        cores: empty where processes cannot be kept to cores.
+        cores: empty if processes cannot be kept to cores.
 
     Raises:
         ConfigError: there are too few devices.
@@ -226,7 +226,7 @@ def read_sources(
     """Read the sources of a server that starts, and download options and code of `HF_MODEL_ID=s3://...`.
 
     As in LMI, that variable names the model directory itself, so that its serving.properties and model.py count.
-    `option.model_id` names the model's files alone.
+    `option.model_id` names only the model's files.
 
     Args:
         model, engine, properties, overrides: as in `read_server_config`.

@@ -43,7 +43,7 @@ class Notified(Protocol):
 class EngineDriver:
     """All methods belong to the event loop's thread.
 
-    Two rules give others their turn:
+    Two rules give other work its turn:
 
     * After a long step the driver rests twice as long as the step took, at most 100 ms: new connections, requests and
       `/ping` come in between.
@@ -53,12 +53,12 @@ class EngineDriver:
     Engine steps that wait meanwhile are joined, so on a busy host a token costs less.
 
     Args:
-        rests: the loop has others to serve; False where it only runs in a host's calls.
+        rests: the loop has others to serve; False if it only runs in a host's calls.
 
     Attributes:
         loop: the event loop.
         fd: what is watched; None while there is no engine.
-        sinks: who gets a delta, by the batcher's id.
+        sinks: receivers of deltas, by the batcher's id.
     """
 
     def __init__(self, batcher: Batcher, *, rests: bool = True) -> None:
@@ -79,7 +79,7 @@ class EngineDriver:
         return self._batcher.num_tokens
 
     def watch(self, fd: int | None) -> None:
-        """Wake up when `fd` is readable; the engine says which, and None before it closes it."""
+        """Call the driver when `fd` is readable; the engine says which, and None before it closes it."""
         if self.fd is not None:
             self.loop.remove_reader(self.fd)
         if self._rest is not None:
@@ -92,7 +92,7 @@ class EngineDriver:
             self._tick_in(_SHORT_TICK)
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call it when the loop has served those who wait; at once where the loop may stand still until then."""
+        """Call a function after the loop has served other work; at once if the loop may stop running until then."""
         if self._rests:
             self.loop.call_soon(callback)
         else:
@@ -124,7 +124,7 @@ class EngineDriver:
         return id
 
     def set_fast_path(self, fast_path: FastPath) -> None:
-        """Have `fast_path` encode a request's tokens, where nothing comes with them; its sink gets all else."""
+        """Let `fast_path` encode a request's plain tokens; its sink gets everything else."""
         self._batcher.set_fast_path(fast_path.id, fast_path)
 
     def cancel(self, id: int) -> None:
@@ -142,7 +142,7 @@ class EngineDriver:
             self._notified.append(task)
 
     def flush(self) -> None:
-        """Tell the hosts now. A step does so at its end; whoever notifies at another time calls this."""
+        """Tell the hosts now. A step does so at its end; a notification outside of a step must call it."""
         tasks, self._notified = self._notified, []
         for task in tasks:
             task.notified = False
@@ -181,7 +181,7 @@ class EngineDriver:
             self._rest = self.loop.call_later(min(_REST * took, _MAX_REST), self.watch, self.fd)
 
     def step(self) -> None:
-        """Deliver what the engine has said."""
+        """Deliver the engine's messages."""
         deltas = self._batcher.step()
         self._write_lines()  # before the deltas: a sequence's tokens precede its end
         for delta in deltas:
@@ -218,7 +218,7 @@ class EngineDriver:
 
 
 class DynamicBatcher:
-    """Lets requests in a batch at a time.
+    """Admits requests one batch at a time.
 
     Args:
         size: requests in a batch (`batch_size`).
@@ -241,7 +241,7 @@ class DynamicBatcher:
         return len(self._waiting)
 
     def check_room(self) -> None:
-        """Raise `Overloaded` when one more request could not even wait."""
+        """Raise `Overloaded` if another request could not even wait."""
         if len(self._waiting) >= self._max_queued:
             raise Overloaded(f"the queue is full: {self._max_queued} requests wait (job_queue_size)")
 
@@ -267,7 +267,7 @@ class DynamicBatcher:
             raise Overloaded(f"waited {self._timeout:g} s for a batch (option.predict_timeout)")
 
     def leave(self) -> None:
-        """The request has ended: the next batch may begin when all of this one have."""
+        """Note that the request has ended: the next batch may begin when all requests of this one have."""
         self._num_running -= 1
         self._consider()
 

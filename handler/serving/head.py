@@ -22,10 +22,10 @@ Headers = Mapping[str, str]
 NO_FORMATTERS = Formatters()
 
 OWNER = "?owner"
-"""Where a host puts whose key it has found right, among a request's headers: no header is called so."""
+"""Pseudo-header in which a host puts the owner of a valid key; no real header has this name."""
 
 QUERY_ADAPTER = "?adapter"
-"""Where a host puts the adapter that a request's query names, among its headers: no header is called so."""
+"""Pseudo-header in which a host puts the adapter that the query names; no real header has this name."""
 
 ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 
@@ -40,7 +40,7 @@ class Head(NamedTuple):
 
     Attributes:
         dialect: the route's own; None stands for the configured one.
-        media_type: of the body, without its parameters, in lower case; "" where no header tells it.
+        media_type: of the body, without its parameters, in lower case; "" if no header gives it.
         adapter: the LoRA adapter that headers or query name.
         formatters: the adapter's, or the model's own.
         session: that the headers name.
@@ -55,17 +55,17 @@ class Head(NamedTuple):
 
     @property
     def owner(self) -> str:
-        """The name of the key's owner, which does not tell the key; "" without a key."""
+        """The name of the key's owner, from which the key cannot be derived; "" without a key."""
         return owner_of(self.headers)
 
     @property
     def is_prompt(self) -> bool:
-        """Return whether the body is a prompt in plain text, which the configured dialect alone reads."""
+        """Return whether the body is a prompt in plain text, which only the configured dialect reads."""
         return self.dialect is None and self.media_type == "text/plain"
 
 
 def owner_of(headers: Headers) -> str:
-    """Return whose a request is, by its API key, whether or not the host checks keys; "" where it has none."""
+    """Return the owner of a request, by its API key, whether or not the host checks keys; "" if it has none."""
     if (owner := headers.get(OWNER)) is not None:
         return owner
     key = headers.get("x-api-key", "").strip() or bearer_token(headers.get("authorization", ""))
@@ -96,14 +96,14 @@ def request_id(headers: Headers) -> str:
 
 
 def media_type(headers: Headers) -> str:
-    """Return the content type without its parameters, in lower case; "" where there is none."""
+    """Return the content type without its parameters, in lower case; "" if there is none."""
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def in_attributes(headers: Headers, name: str) -> str | None:
-    """Return the value of `name=` in SageMaker's custom attributes; None where they lack it.
+    """Return the value of `name=` in SageMaker's custom attributes; None if they do not have it.
 
-    DJL's front end reads them itself, and hands them over as headers.
+    DJL's front end reads them itself, and passes them on as headers.
     """
     attributes = headers.get(ATTRIBUTES)
     match = re.search(rf"(?:^|[\s,;]){name}=([^\s,;]*)", attributes) if attributes else None
@@ -111,7 +111,7 @@ def in_attributes(headers: Headers, name: str) -> str | None:
 
 
 def adapter_of(headers: Headers, context: ServerContext) -> Adapter | None:
-    """Return the adapter that the headers name; None where they name none.
+    """Return the adapter that the headers name; None if they name none.
 
     Raises:
         InvalidPayload: there is none of that name, or two headers name two.
@@ -129,7 +129,7 @@ def adapter_of(headers: Headers, context: ServerContext) -> Adapter | None:
 
 
 def _named_adapters(headers: Headers) -> Iterator[tuple[str, str | None]]:
-    """Yield each place that may name an adapter, for messages, with what it says."""
+    """Yield each place that may name an adapter, for messages, with its value."""
     for name in _ADAPTER:
         yield f"header {name}", headers.get(name)
     yield "header adapter", in_attributes(headers, "adapter")

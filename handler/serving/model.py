@@ -45,8 +45,8 @@ class ServedModel:
 
     Args:
         engine: started, perhaps still loading.
-        request_log: requests are written into it; None where they are not captured.
-        batches: files and batches of requests; None where there are none.
+        request_log: requests are written into it; None if they are not captured.
+        batches: files and batches of requests; None if there are none.
         stepped: the loop runs in a host's steps only. The host batches requests itself where batching is dynamic.
 
     Attributes:
@@ -84,7 +84,9 @@ class ServedModel:
         self.draining = self._closing = False
         self.started_at = time.time()
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the engine is ready and has the adapters beside the model; a ConfigError says why it cannot be."""
+        """Done when the engine is ready and has the adapters next to the model; a ConfigError gives the reason of a
+        failure.
+        """
         self._opening: asyncio.Task[None] | None = None
         self._tasks: weakref.WeakSet[RequestTask] = weakref.WeakSet()
         self._num_receiving = 0
@@ -137,7 +139,7 @@ class ServedModel:
         Args:
             headers: names in lower case.
             dialect: that of the route that it came by; None stands for the configured one.
-            route: the path that the request names in place of the one it came by.
+            route: the path that the request names instead of its own.
             path: the one that it came by, with the query.
             id: by default what the headers say, or a new one.
             on_bytes: as in RequestTask.
@@ -183,7 +185,7 @@ class ServedModel:
         return task
 
     def check_room(self) -> None:
-        """Raise `Unavailable` where a new request would be turned away."""
+        """Raise `Unavailable` if a new request would be refused."""
         if self._engine.state is State.CLOSED and not self.draining:
             raise Unavailable(f"the engine is down: {self.reason}")
         self.check_open()
@@ -199,8 +201,8 @@ class ServedModel:
     def start(self, on_state: Callable[[State], None] = lambda state: None) -> None:
         """Listen to the engine; `on_state` is told of its state, now and at every change.
 
-        It is ready for others when it has the adapters that lie beside the model, and model.py's handle has been
-        called once; one that is broken closes it.
+        It is ready for others when it has the adapters next to the model, and model.py's handle has been called once;
+        a failure of either closes it.
         """
 
         def changed(state: State) -> None:
@@ -220,11 +222,11 @@ class ServedModel:
         self._engine.attach(watch=self.driver.watch, on_change=changed, soon=self.driver.soon)
 
     def drain(self) -> None:
-        """Refuse new work from now on; what is under way goes on."""
+        """Refuse new work from now on; running requests continue."""
         self.draining = True
 
     def give_up(self) -> None:
-        """End what is under way with an error that the clients can read."""
+        """End running requests with an error that the clients can read."""
         for task in list(self._tasks):
             task.fail(Unavailable("the server stopped before the answer was complete"))
 
@@ -255,7 +257,7 @@ class ServedModel:
 
     @property
     def reason(self) -> str:
-        """Why the engine cannot serve, where that is known, in words for anybody; the log has all."""
+        """The reason why the engine cannot serve, if known, as far as clients may see it; the log has the details."""
         return client_words(self._engine.reason, secrets())
 
     @property
@@ -277,12 +279,12 @@ class ServedModel:
 
     @property
     def max_sequences(self) -> int:
-        """Return how many are computed at a time, by all replicas."""
+        """Return how many sequences all replicas compute at a time."""
         return self.config.max_rolling_batch_size * max(len(self.replicas), 1)
 
     @contextlib.contextmanager
     def receiving(self) -> Iterator[None]:
-        """Leave an open request out of `num_requests` while its body comes: after a stop it would be refused."""
+        """Leave an open request out of `num_requests` while its body arrives: after a stop it would be refused."""
         self._num_receiving += 1
         try:
             yield
@@ -291,12 +293,12 @@ class ServedModel:
 
     @property
     def num_requests(self) -> int:
-        """Requests that came whole, and whose last bytes are not delivered yet."""
+        """Requests that arrived completely, and whose last bytes are not delivered yet."""
         return len(self._tasks) + self.adapters.num_calls - self._num_receiving
 
     @property
     def num_inferences(self) -> int:
-        """Requests for inference that are open; custom code and calls about adapters are none."""
+        """Requests for inference that are open; custom code and calls about adapters do not count."""
         return len(self._tasks)
 
     @property
@@ -308,7 +310,9 @@ class ServedModel:
         return self.opened.done() and self.opened.exception() is None
 
     def check_open(self) -> None:
-        """Raise `Unavailable` while it stops, or while adapters beside the model load: they get the first numbers."""
+        """Raise `Unavailable` while the server stops, or while adapters next to the model load: they get the first
+        numbers.
+        """
         if self.draining:
             raise Unavailable("the server is stopping")
         if not self._is_open:
@@ -329,10 +333,10 @@ class ServedModel:
 
 
 class ServedAdapters:
-    """Changes a model's adapters. A change goes on when its awaiter is cancelled.
+    """Changes a model's adapters. A change continues when its awaiter is cancelled.
 
     Args:
-        check_open: raises where the model takes no changes: it still loads, or it stops.
+        check_open: raises if the model accepts no changes: it is loading or stopping.
         formatters: those of the adapters' own, which run on the request path.
 
     Attributes:
@@ -358,7 +362,7 @@ class ServedAdapters:
             self.num_calls -= 1
 
     async def register(self, name: str, src: str, *, preload: bool = True, again: bool = False) -> Registered:
-        """Return when requests may name it.
+        """Register an adapter; return when requests may name it.
 
         Args:
             src: its directory.
@@ -374,7 +378,7 @@ class ServedAdapters:
         return there or await self._change(name, register, path)
 
     async def update(self, name: str, src: str | None = None, *, preload: bool | None = None) -> Registered:
-        """Return when requests that name it get the new one.
+        """Update an adapter; return when requests that name it get the new one.
 
         Args:
             src, preload: by default those of the earlier one.
@@ -387,7 +391,7 @@ class ServedAdapters:
         return await self._change(name, functools.partial(self.registry.update, name, path=path, preload=preload), path)
 
     def unregister(self, name: str) -> None:
-        """Drop an adapter; requests under way keep it.
+        """Drop an adapter; running requests keep it.
 
         Raises:
             ServingError: nothing has changed.
@@ -398,11 +402,11 @@ class ServedAdapters:
 
     @property
     def at_start(self) -> bool:
-        """Return whether some lie beside the model."""
+        """Return whether there are adapters next to the model."""
         return bool(self._at_start)
 
     async def load_at_start(self) -> None:
-        """Register those that lie beside the model.
+        """Register the adapters next to the model.
 
         Raises:
             ConfigError: one cannot be used.

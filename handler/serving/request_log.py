@@ -1,7 +1,7 @@
 """Requests and their answers, written into files that `lmi replay` reads: `option.capture_requests`.
 
-A thread writes them. The event loop hands it what it has anyway, and never waits: what the thread does not keep up
-with is dropped, and counted.
+A thread writes them. The event loop passes it existing values, and never waits: requests that the thread cannot keep
+up with are dropped, and counted.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Captured(NamedTuple):
     Attributes:
         at: when it was opened, in seconds since the epoch.
         headers: names in lower case.
-        answer: None where the client left before its end.
+        answer: None if the client left before its end.
     """
 
     id: str
@@ -60,12 +60,12 @@ class Captured(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that it holds."""
+        """Bytes that it takes."""
         return len(self.body) + sum(map(len, self.answer.pieces if self.answer else ())) + _OVERHEAD
 
 
 class RequestLog:
-    """Writes requests into files of a directory. Those of the oldest files go where all are too large together.
+    """Writes requests into files of a directory. The oldest files are deleted when all together are too large.
 
     Args:
         percent: of the requests that are written, chosen at random.
@@ -91,7 +91,7 @@ class RequestLog:
         return self._share >= 1 or random.random() < self._share
 
     def put(self, request: Captured) -> None:
-        """Have a request written, unless too much waits already."""
+        """Queue a request for writing, unless too many bytes wait already."""
         size = request.size
         with self._lock:
             fits = not self._closed and self._bytes + size <= _MOST_WAITING
@@ -150,7 +150,7 @@ class _Files:
         """Write a line, by a single call: a reader finds whole lines only. False: it is too long for any file.
 
         Raises:
-            OSError: the disk is full, or fails. Nothing of the line is left then.
+            OSError: the disk is full, or fails. Then nothing of the line is left in the file.
         """
         if len(line) > self._file_bytes:
             return False
@@ -211,7 +211,7 @@ def _line(request: Captured) -> bytes:
 
 
 def _body(body: bytes) -> dict[str, str]:
-    """Return bytes as a text; as base64 where they are none."""
+    """Return bytes as a string, or as base64 if they are not UTF-8."""
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:
@@ -219,7 +219,7 @@ def _body(body: bytes) -> dict[str, str]:
 
 
 def configured_log(config: Config) -> RequestLog | None:
-    """Return the log that the options ask for; None where requests are not captured.
+    """Return the log that the options ask for; None if requests are not captured.
 
     Raises:
         ConfigError: its directory cannot be used.

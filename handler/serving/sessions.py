@@ -1,6 +1,6 @@
 """Stateful sessions: a directory each, opened, found, closed and removed; and the answers to calls about them.
 
-Headers, words, statuses and defaults are those of AWS's model-hosting-container-standards 0.1.16 (docs/sessions.md
+Headers, messages, statuses and defaults are those of AWS's model-hosting-container-standards 0.1.16 (docs/sessions.md
 lists the differences).
 """
 
@@ -36,7 +36,7 @@ from handler.protocols.kernel.reply import PreparedDocument
 log = logging.getLogger("handler")
 
 HEADER = "x-amzn-sagemaker-session-id"
-"""A request's names the session; names in lower case, as headers are handed over."""
+"""The request header that names the session, in lower case, as hosts pass headers on."""
 NEW_SESSION, CLOSE = "NEW_SESSION", "CLOSE"
 
 _OFF = "Invalid payload. stateful sessions not enabled"
@@ -79,7 +79,7 @@ class Sessions:
         atexit.register(self.end)
 
     def look_after(self) -> None:
-        """Remove what is closed or expired from now on, on one thread for all sessions."""
+        """Remove closed and expired sessions from now on, on one thread for all sessions."""
         threading.Thread(target=self._remove_in_time, name="sessions", daemon=True).start()
 
     def open(self) -> Session:
@@ -140,7 +140,7 @@ class Sessions:
     def end(self) -> None:
         """Remove the sessions that this process has opened; a second call changes nothing.
 
-        What takes too long is left: it expires, and the next start with the same directory removes it.
+        Sessions that take too long are left: they expire, and the next start with the same directory removes them.
         """
         atexit.unregister(self.end)
         self._ended = True
@@ -154,7 +154,7 @@ class Sessions:
             self._remove(id)
 
     def _num_directories(self) -> int:
-        """Count the directories, those of other processes too; 0 where the file system does not say."""
+        """Count the directories, those of other processes too; 0 if the file system does not count them."""
         try:
             return max(0, self._root.stat().st_nlink - 2)  # each has a link to its parent
         except OSError:
@@ -178,7 +178,7 @@ class Sessions:
         self._opened.discard(name)
 
     def _remove_in_time(self) -> None:
-        """Remove a closed one at once; look at all, of which there may be many, once in a period."""
+        """Remove a closed session at once; check all sessions, possibly many, once per period."""
         look_at = time.monotonic() + _PERIOD
         while not self._ended:
             try:
@@ -196,7 +196,7 @@ def _expiry(id: str) -> int:
 
 
 def configured_sessions(config: Config) -> Sessions | None:
-    """Return the store of sessions that the options ask for; None where they are off.
+    """Return the store of sessions that the options ask for; None if they are off.
 
     Raises:
         ConfigError: their directory cannot be used.
@@ -214,7 +214,7 @@ def configured_sessions(config: Config) -> Sessions | None:
 
 
 def sessions_root(config: Config) -> Path | None:
-    """Return the directory of the sessions that the options ask for, which may not exist yet; None where they are off.
+    """Return the directory of the sessions that the options ask for, which may not exist yet; None if they are off.
 
     Raises:
         ConfigError: it cannot be used, or another user made AWS's default, and could read the ids of sessions there.
@@ -259,7 +259,7 @@ def session_of(sessions: Sessions | None, id: str) -> Session | None:
 
 
 def session_call(body: bytes) -> str:
-    """Return what a body asks for: NEW_SESSION, CLOSE, or "" where it is no call about a session.
+    """Return what a body asks for: NEW_SESSION, CLOSE, or "" if it does not concern a session.
 
     Raises:
         InvalidSession: it has a `requestType`, and another value of it or other fields.

@@ -1,4 +1,4 @@
-"""Run a served model: the one start, and the one end, of every host."""
+"""Run a served model: the start and the end that all hosts share."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
 
 
 def _source(model_id: str | None) -> str:
-    """Return what people call a model: the last part of its path or address."""
+    """Return a model's short name: the last part of its path or address."""
     return PurePath(DEMO_MEMBER).stem if model_id in (None, DEMO) else PurePath(model_id).name
 
 
@@ -122,7 +122,7 @@ async def load_model(
 
     Args:
         formatters: those of `model_formatters`, which runs a user's code: call it before a server listens.
-        directory: where serving.properties lies, or would; by default where it does.
+        directory: of serving.properties, or where it would be; by default its own.
         announce: called when the model's files are there, before the engine starts.
         stepped: as in `ServedModel`.
 
@@ -178,7 +178,7 @@ async def load_model(
 
 
 def make_validator(spec: Spec, engine: Restartable | None = None) -> StructuredOutputValidator | None:
-    """Return the validator of clients' structured output; None where the engine takes none, or none can harm it."""
+    """Return the validator of clients' structured output; None if the engine supports none, or none can harm it."""
     if (
         spec.config.task is not Task.GENERATION
         or not engines.checks_structured_output(spec.engine)
@@ -208,7 +208,9 @@ def load_tokenizer(spec: Spec) -> Tokenizer:
 
 
 def _one_line(error: Exception) -> str:
-    """Return the line that says most: the last one of OpenVINO, after its own source files, the first one of others."""
+    """Return the most informative line: the last one of OpenVINO, after its own source files, the first one of
+    others.
+    """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1] if lines[0].startswith(("Check '", "Exception from ")) else lines[0]
 
@@ -259,9 +261,9 @@ async def running(
     Args:
         formatters: those of `model_formatters`, which runs a user's code: a host that listens calls it before. By
             default it is called here.
-        directory: where serving.properties lies, or would; by default where it does.
-        stepped: as in `ServedModel`. Nobody watches such a loop.
-        signals: the loop handles SIGTERM and SIGINT: the watch of the loop sees to it.
+        directory: of serving.properties, or where it would be; by default its own.
+        stepped: as in `ServedModel`. Such a loop is not watched.
+        signals: the loop handles SIGTERM and SIGINT: the watch of the loop needs to know.
         wait_ready: begin the block when the engine is ready. False: while it loads, for a host that answers already.
         announce: called when the model's files are there, before the engine starts.
         on_state: called with the model and its engine's state, at the start and at every change.
@@ -297,7 +299,7 @@ async def running(
 
 
 async def _loaded(load: Coroutine[Any, Any, ServedModel]) -> ServedModel:
-    """Return the model; where nobody waits for it any more, end what its loading has begun."""
+    """Return the model; if the caller was cancelled, end what loading has started."""
     loading = asyncio.ensure_future(load)
     try:
         await asyncio.wait({loading})
@@ -314,7 +316,7 @@ async def _loaded(load: Coroutine[Any, Any, ServedModel]) -> ServedModel:
 
 
 async def _finish(model: ServedModel) -> None:
-    """Take no more requests, and have those that are open answered."""
+    """Refuse new requests, and wait until the open ones are answered."""
     if not model.draining:  # else the host has waited for them
         model.drain()
         await _wait_idle(model, _DRAIN)

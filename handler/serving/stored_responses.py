@@ -1,6 +1,6 @@
 """Answers that are kept for later requests, in memory or in a directory: `option.responses_store`.
 
-SQLite holds them in either place, on a thread of its own. Each belongs to the API key of the request that made it.
+SQLite stores them in either place, on a thread of its own. Each belongs to the API key of the request that made it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _COLUMNS = (
     "SELECT id, owner, kind, previous, failed, head, size, used, expires FROM answers LIMIT 0",
     "SELECT answer, place, is_output, id, item FROM items LIMIT 0",
 )
-"""What fails in another program's file."""
+"""Errors of opening another program's file."""
 
 _CHAIN = """
 WITH RECURSIVE chain (id, previous, failed, head, size, depth) AS (
@@ -67,7 +67,7 @@ _INDICES = """
 CREATE INDEX IF NOT EXISTS answers_by_owner ON answers (owner, used, size);
 DROP INDEX IF EXISTS answers_by_use;
 """
-"""Differ from those of earlier releases, which can go on with the same file."""
+"""Indexes that differ from earlier releases', which can still use the same file."""
 
 _OVERHEAD = 1024  # bytes that an answer takes beside its JSON, about
 _HELD = f"SELECT count(*), total(size + {_OVERHEAD}) FROM answers"
@@ -101,8 +101,8 @@ class Row(NamedTuple):
 class ResponseDatabase:
     """Answers of all owners; each owner finds its own. Every call may block, and raise sqlite3.Error.
 
-    Where an owner has too many, its own least recently used go first: no owner's answers make room for another's. One
-    that a request goes on from is used, with all before.
+    If an owner has too many, its own least recently used ones are deleted: no owner's answers make room for
+    another's. An answer that a request continues counts as used, with all before it.
 
     Args:
         directory: of the file; None: memory.
@@ -132,7 +132,7 @@ class ResponseDatabase:
         self._clock = clock
         self._database = _open(directory)
         self.may_be_full = False
-        """Whether an owner may find no room, as far as is known without looking."""
+        """Whether an owner may find no room, as far as known without a query."""
         self._room("")
 
     def close(self) -> None:
@@ -140,21 +140,21 @@ class ResponseDatabase:
             self._database.close()
 
     def remove_expired(self) -> None:
-        """Delete what nobody has used for its lifetime."""
+        """Delete answers that were not used for its lifetime."""
         now = (self._clock(),)
         if self._database.execute("SELECT 1 FROM answers WHERE expires <= ? LIMIT 1", now).fetchone():
             with self._writing() as database:
                 database.execute("DELETE FROM answers WHERE expires <= ?", now)
 
     def wait_at_most(self, seconds: float) -> None:
-        """Set for how long the next calls wait while another process writes."""
+        """Set how long later calls wait while another process writes."""
         self._database.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
 
     def keep(self, row: Row) -> None:
-        """Write an answer, and delete those of its owner for which it leaves no room.
+        """Write an answer, and delete those of its owner that no longer fit.
 
         Raises:
-            Unavailable: all answers together leave none for it. Nothing is changed then.
+            Unavailable: all answers together leave no room for it. Nothing is changed then.
         """
         owner, answer, head, kept, size = row
         now, first = self._clock(), len(answer.given)
@@ -172,7 +172,7 @@ class ResponseDatabase:
                     raise self._full(size)
 
     def check_room(self, owner: str, size: int) -> None:
-        """Raise Unavailable where an answer of so many bytes could not be kept."""
+        """Raise Unavailable where an answer of this size could not be kept."""
         self.remove_expired()
         with self._reading():
             _, _, room = self._room(owner)
@@ -257,14 +257,14 @@ class ResponseDatabase:
         return None if found is None else found[0]
 
     def response(self, owner: str, id: str) -> dict[str, Any] | None:
-        """Return a response; None where the owner has none of this id."""
+        """Return a response; None if the owner has none of this id."""
         with self._reading():
             head = self._head(owner, id)
             output = [] if head is None else self._items(id, output_only=True)
         return None if head is None else {**loads(head), "output": [*map(loads, output)]}
 
     def input_items(self, owner: str, id: str, limit: int, after: str, newest_first: bool) -> ItemPage | None:
-        """Return a page of a response's own input; None where it, or the item before the page, is not there."""
+        """Return a page of a response's own input; None if it, or the item before the page, is not there."""
         with self._reading():
             rows = self._page(owner, id, limit + 1, after, newest_first)
         return None if rows is None else ItemPage([*map(loads, rows[:limit])], len(rows) > limit)
@@ -290,14 +290,14 @@ class ResponseDatabase:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Write all that the block writes, or nothing. No other process changes what the block reads."""
+        """Commit everything that the block writes, or nothing. No other process changes what the block reads."""
         self._database.execute("BEGIN IMMEDIATE")
         with self._transaction():
             yield self._database
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Have all reads in the block see the database as it is at its start, whatever other processes delete."""
+        """Let all reads in the block see the database as of its start, whatever other processes delete."""
         self._database.execute("BEGIN")
         with self._transaction():
             yield
@@ -313,7 +313,7 @@ class ResponseDatabase:
 
 
 class _Read(NamedTuple):
-    """The values to be recalled, as JSON."""
+    """The recalled values, as JSON."""
 
     state: State = "found"
     head: bytes = b"{}"
@@ -323,7 +323,7 @@ class _Read(NamedTuple):
 
 
 def _open(directory: Path | None) -> sqlite3.Connection:
-    """Open the file, which nobody else of the machine may read, or memory."""
+    """Open the file, readable by its owner only, or memory."""
     name = ":memory:"
     if directory is not None:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -339,7 +339,7 @@ def _open(directory: Path | None) -> sqlite3.Connection:
 
 
 def _prepare(database: sqlite3.Connection) -> None:
-    """Make the tables, unless they are there; sqlite3.DatabaseError where the file is none of ours."""
+    """Create the tables, unless they exist; sqlite3.DatabaseError if the file is not ours."""
     database.execute("PRAGMA foreign_keys = ON")
     database.execute("PRAGMA secure_delete = ON")  # what is deleted is gone
     database.execute("BEGIN IMMEDIATE")
@@ -360,10 +360,10 @@ def _prepare(database: sqlite3.Connection) -> None:
 
 
 class ResponseStore:
-    """Keeps answers. Calls return at once; the future is done when the store's thread has done them, in order.
+    """Stores answers. Calls return at once; the future is done when the store's thread has done them, in order.
 
     Args:
-        database: nobody else uses it from now on; the store closes it.
+        database: no one else uses it from now on; the store closes it.
     """
 
     def __init__(self, database: ResponseDatabase) -> None:
@@ -375,16 +375,16 @@ class ResponseStore:
         self._thread.start()
 
     def keeper(self, owner: str) -> OwnersKeeper:
-        """Return what keeps an owner's answers."""
+        """Return the keeper of an owner's answers."""
         return OwnersKeeper(self, owner)
 
     @property
     def may_be_full(self) -> bool:
-        """Return whether an owner may find no room for an answer; `check_room` looks."""
+        """Return whether an owner may find no room for an answer; `check_room` queries."""
         return self._database.may_be_full
 
     def check_room(self, owner: str, size: int) -> Future[None]:
-        """Look whether an answer of so many bytes can be kept; the future raises Unavailable where it cannot.
+        """Check whether an answer of this size can be stored; the future raises Unavailable where it cannot.
 
         Raises:
             Overloaded: too many calls wait.
@@ -392,7 +392,7 @@ class ResponseStore:
         return self._submit(lambda: self._database.check_room(owner, size))
 
     def recall(self, owner: str, wanted: Wanted) -> Future[Recalled]:
-        """Recall what a request needs.
+        """Recall the stored values that a request refers to.
 
         Raises:
             Overloaded: too many calls wait.
@@ -402,7 +402,7 @@ class ResponseStore:
         return self._submit(lambda: self._database.recall(owner, wanted))
 
     def response(self, owner: str, id: str) -> Future[dict[str, Any] | None]:
-        """Return a response, also one in progress; None where the owner has none of this id."""
+        """Return a response, also one in progress; None if the owner has none of this id."""
         if (begun := self._begun(owner, id)) is not None:
             return _done({**begun.answer})
         return self._submit(lambda: self._database.response(owner, id))
@@ -410,7 +410,7 @@ class ResponseStore:
     def input_items(
         self, owner: str, id: str, *, limit: int, after: str, newest_first: bool
     ) -> Future[ItemPage | None]:
-        """Return a page of a response's own input; None where the owner has no such response, or it no such item."""
+        """Return a page of a response's own input; None if the owner has no such response, or it no such item."""
         return self._submit(lambda: self._database.input_items(owner, id, limit, after, newest_first))
 
     def delete(self, owner: str, id: str) -> Future[bool]:
@@ -424,17 +424,17 @@ class ResponseStore:
         return self._submit(lambda: self._database.delete(owner, id))
 
     def begin(self, owner: str, id: str, answer: Mapping[str, Any]) -> object:
-        """Note an answer in progress, for as long as what it returns is held."""
+        """Note an answer in progress, for as long as the returned object exists."""
         one = InProgress(owner, answer)
         self._in_progress[id] = one
         return one
 
     def write(self, feed: Callable[[], T]) -> Future[T]:
-        """Have a reply's `feed` called, which keeps its answer: so it is written before anybody is told."""
+        """Call a reply's `feed`, which stores its answer, so that it is written before the client is told."""
         return self._put(feed)
 
     def keep(self, owner: str, answer: KeptAnswer) -> bool:
-        """Keep an answer that has ended; return whether it is kept. `write` calls what calls this."""
+        """Store a finished answer; return whether it was stored. Called within `write`."""
         try:
             head, items = dumps(answer.head), [*answer.given, *kept_items(answer.output)]
             self._database.keep(Row(owner, answer, head, items, len(head) + sum(len(item.json) for item in items)))
@@ -449,7 +449,7 @@ class ResponseStore:
         return True
 
     def close(self) -> None:
-        """Write what is left, for a moment; a second call changes nothing."""
+        """Write what is left, for a short time; a second call changes nothing."""
         self._calls.put(None)
         self._thread.join(_END_SECONDS)
 
@@ -516,7 +516,7 @@ def _done(value: T) -> Future[T]:
 
 
 class InProgress:
-    """An answer in progress, known while its reply holds this."""
+    """An answer in progress, known while its reply refers to this object."""
 
     def __init__(self, owner: str, answer: Mapping[str, Any]) -> None:
         self.owner, self.answer = owner, answer
@@ -536,7 +536,7 @@ class OwnersKeeper(NamedTuple):
 
 
 def configured_store(config: Config) -> ResponseStore | None:
-    """Return the store that the options ask for; None where nothing is kept.
+    """Return the store that the options ask for; None if nothing is kept.
 
     Raises:
         ConfigError: its file cannot be used.

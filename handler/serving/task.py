@@ -1,4 +1,4 @@
-"""One request in flight: from its headers to its last byte, or to its client's going away."""
+"""One request in flight: from its headers to its last byte, or until its client disconnects."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from handler.serving.turns import Quota, Share
 
 
 class RequestMemory(Share):
-    """One request's part of the memory: its body as it comes, then what is decoded, and what nobody has read."""
+    """One request's share of the memory: its body as it arrives, then the decoded value, and unread answers."""
 
     _decoded = _repeated = 0
 
@@ -34,7 +34,7 @@ class RequestMemory(Share):
         """Count a decoded body in place of the body, and the parts of it that the answer repeats.
 
         Raises:
-            Overloaded: all requests together take too much. So do the others.
+            Overloaded: all requests together take too much; `hold` raises it too.
         """
         self._decoded, self._repeated = decoded, repeated
         self.hold(0)
@@ -55,12 +55,12 @@ class RequestTask:
             end; at the end of the engine's step, once for all that it brought.
         on_close: called once with this task, when its host has closed it.
         memory: of all requests.
-        batches: which the request must join before it goes to the engine; None where it need not.
+        batches: which the request must join before it goes to the engine; None if it need not.
 
     Attributes:
         status, content_type: of the answer; settled when `begun`.
-        error: why the whole answer is a failure; None where it is not.
-        unsent: bytes that nobody has taken yet.
+        error: why the whole answer is a failure; None if it is not.
+        unsent: bytes that the host has not taken yet.
         begun: the engine has answered, or the request was refused.
         committed: some bytes have been taken, or the host has sent the headers: the status cannot change any more.
         finished: nothing more comes.
@@ -130,7 +130,7 @@ class RequestTask:
 
     @property
     def ignored(self) -> Sequence[str]:
-        """The parameters that mean nothing here."""
+        """The ignored parameters."""
         return () if self.parsed is None else self.parsed.ignored
 
     @property
@@ -139,7 +139,7 @@ class RequestTask:
         return b"" if self.parsed is None else self.parsed.keep_alive
 
     def header(self, name: str) -> str:
-        """Return a header of the request; "" where it has none.
+        """Return a header of the request; "" if it has none.
 
         Args:
             name: in lower case.
@@ -154,7 +154,7 @@ class RequestTask:
 
     @property
     def retry_after(self) -> float:
-        """Seconds after which a refused client may come again; 0 where nobody knows."""
+        """Seconds after which a refused client may come again; 0 if unknown."""
         return self.error.retry_after if isinstance(self.error, Overloaded) else 0.0
 
     def take(self, limit: int | None = None) -> bytes:
@@ -178,7 +178,7 @@ class RequestTask:
         return HttpResponse(self.status, self.content_type, self.take(), self.retry_after, self.dialect_headers())
 
     def stream_end(self) -> bytes:
-        """Return the end of a stream whose request was refused when the host had sent signs of life already."""
+        """Return the end of a stream whose request was refused when the host had already sent keep-alives."""
         assert self._reply is not None, "its stream has begun"
         return self._reply.feed(0, Delta(0, 0, (), Finish.ERROR, self.error))
 
@@ -207,7 +207,7 @@ class RequestTask:
             self.refuse(serving_error(error), value)
 
     def start(self, body: bytes | None = None) -> None:
-        """Parse the body, where that is not done yet, tokenize, join a batch, submit: in the background after a wait.
+        """Parse the body, if that is not done yet, tokenize, join a batch, submit: in the background after a wait.
 
         The event loop need not be running.
         """
@@ -264,13 +264,13 @@ class RequestTask:
     # -- the answer ----------------------------------------------------------------------------------------------
 
     def write_tokens_to(self, channel: ClientChannel) -> None:
-        """Have a stream's plain tokens written to `channel`; what it does not take waits in `unsent`."""
+        """Write a stream's plain tokens to `channel`; what it does not accept waits in `unsent`."""
         self._channel = channel
         if self._fast_path is not None:
             self._fast_path.channel = channel
 
     def feed(self, index: int, delta: Delta) -> None:
-        """Write one delta of request number `index`. Belongs to the driver's step; most tokens pass it by."""
+        """Write one delta of request number `index`. Belongs to the driver's step; most tokens bypass it."""
         stats = self._stats
         stats.num_tokens += len(delta.tokens)
         if not stats.engine_answered:
@@ -283,7 +283,7 @@ class RequestTask:
         self._put(reply, reply.feed(index, delta), delta.finish)
 
     def _write_apart(self, reply: Reply, index: int, delta: Delta) -> asyncio.Future[bytes] | None:
-        """Have an answer's end written on a thread, where that may take its time; None where it is to be done here."""
+        """Write an answer's end on a thread if that may take long; None if it is to be done here."""
         keeps = self.parsed is not None and self.parsed.keeps
         if not (keeps or (delta.error is None and reply.takes_long(delta))):
             return None
@@ -321,7 +321,7 @@ class RequestTask:
         self._driver.flush()
 
     def _open_fast_path(self, reply: Reply) -> None:
-        """Have the batcher encode plain tokens from now on, as soon as the reply has an encoder for them."""
+        """Let the batcher encode plain tokens from now on, as soon as the reply has an encoder for them."""
         encode = reply.token_encoder() if len(self._ids) == 1 else None
         if encode is not None:
             self._fast_path = FastPath(self._ids[0], encode, self._channel, self._keep)
@@ -336,7 +336,7 @@ class RequestTask:
         self._feed_and_flush(0, Delta(0, 0, (), Finish.ERROR, error))
 
     def refuse(self, error: ServingError, body: Any = None) -> None:
-        """Answer with `error` alone.
+        """Answer with only `error`.
 
         Args:
             body: the decoded body; None if it was not decoded.
@@ -346,7 +346,7 @@ class RequestTask:
             self._driver.flush()
 
     def close(self) -> None:
-        """Be done with the request: its last byte is delivered, or its client is gone and nothing more is computed."""
+        """Close the request: its last byte is delivered, or its client has left and nothing more is computed."""
         if not self.finished:
             self._end("cancelled")
             background, self._background = self._background, None  # its traceback names this task: a cycle
@@ -407,7 +407,7 @@ class RequestTask:
         self._driver.notify(self)
 
     def _end(self, outcome: str, finish: Finish | None = None) -> None:
-        """Write the figures down; what is still in the engine leaves it."""
+        """Record the figures; remove from the engine what is still there."""
         self.finished = self.begun = True
         fast_path, self._fast_path = self._fast_path, None  # it refers to this task: a cycle
         if fast_path is not None:
@@ -424,7 +424,8 @@ class RequestTask:
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
     """Return the answer's header that lists ignored parameters.
 
-    The names are the client's text: quoted, so that they fit a header, and cut to what SageMaker lets through.
+    The names are the client's text: quoted, so that they fit a header, and cut to the length that SageMaker passes
+    on.
     """
     if not names:
         return {}
@@ -436,7 +437,7 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
 
 
 class CapturedTask(RequestTask):
-    """Hands its request to the log when it is closed.
+    """Passes its request to the log when it is closed.
 
     Args:
         id: the request's, which a client may use again.
@@ -461,7 +462,7 @@ class CapturedTask(RequestTask):
         await super().parse(body)
 
     def write_tokens_to(self, channel: ClientChannel) -> None:
-        """Without effect: a capture needs all tokens, and the fast path would write past it."""
+        """Do nothing: a capture needs all tokens, and the fast path would write past it."""
 
     def _put(self, reply: Reply, data: bytes, finish: Finish | None) -> None:
         if data:

@@ -1,4 +1,4 @@
-"""Turns of what costs computing time: who goes next, and large bodies on threads."""
+"""Fair turns for work that costs computing time, and large bodies on threads."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Quota:
     Args:
         most: for all of them.
         spare: beyond `most`, for those that take no more than `small` each: large ones cannot shut them out.
-        words: what to say to a request that finds too little left.
+        words: the message for a request that finds too little left.
         beside: a request may take any amount while all others have taken no more than this; by default never.
     """
 
@@ -68,14 +68,14 @@ class Quota:
             self.taken -= amount
 
     def _has_room(self, amount: int, before: int) -> bool:
-        """Return whether there is room beyond `most` for a request that is small, or is all but alone."""
+        """Return whether there is room beyond `most` for a request that is small, or nearly alone."""
         if before + amount <= self._small and self.taken + amount <= self.most + self._spare:
             return True
         return self.taken - before <= self._beside
 
 
 class Share:
-    """One request's part of a quota, until it is given back or nothing refers to it. Thread-safe."""
+    """One request's share of a quota, until it is given back or nothing refers to it. Thread-safe."""
 
     def __init__(self, quota: Quota) -> None:
         self._quota, self.size = quota, 0
@@ -87,13 +87,13 @@ class Share:
         self.give_back()
 
     def take(self, amount: int) -> None:
-        """Raise Overloaded where too little is left."""
+        """Take an amount. Raises Overloaded if too little is left."""
         with self._quota.lock:
             self._quota.take(amount, self.size)
             self.size += amount
 
     def set(self, size: int) -> None:
-        """Take what is missing to a size, or give the rest back.
+        """Grow or shrink to a size.
 
         Raises:
             Overloaded: as `take`.
@@ -105,7 +105,7 @@ class Share:
                 self.give_back(self.size - size)
 
     def give_back(self, amount: int | None = None) -> None:
-        """Give a part back, or all."""
+        """Give back a part, or all."""
         with self._quota.lock:
             amount = self.size if amount is None else amount
             self.size -= amount
@@ -118,7 +118,7 @@ class Flow:
     """One request's use so far, in virtual time.
 
     Args:
-        owner: whose it is; "" for nobody's.
+        owner: of the request; "" for none.
     """
 
     def __init__(self, owner: Hashable = "") -> None:
@@ -137,7 +137,7 @@ class _Waiting(NamedTuple):
 
 
 class _Account:
-    """An owner's use, until it has no more work here.
+    """An owner's use, until it has no more work queued or running.
 
     Attributes:
         used: in virtual time, what has a slot included.
@@ -156,8 +156,8 @@ class _Account:
 class Turns:
     """A number of slots. Thread-safe.
 
-    Owners take them in turn by what they have used, and so do the requests of one owner by what they have asked for:
-    little work never waits for much (start-time fair queueing).
+    Owners take them in turn by the work used so far, and so do the requests of one owner by the work requested: small
+    work never waits for large (start-time fair queueing).
 
     Args:
         slots: at a time.
@@ -174,12 +174,12 @@ class Turns:
         self._closed = False
 
     def enter(self, flow: Flow, cost: float, kind: str, wanted: Future[Any], begin: Callable[[], None]) -> None:
-        """Have `begin` called when there is a slot, on any thread. `leave` gives the slot back.
+        """Call `begin` when there is a slot, on any thread. `leave` gives the slot back.
 
         Args:
             flow: of the request.
             cost: of the work as far as it is known, in any unit; `charge` corrects it.
-            wanted: the work is given up where this is cancelled before.
+            wanted: the work is dropped if this is cancelled before.
         """
         with self._lock:
             closed = self._closed
@@ -292,13 +292,15 @@ class Turns:
             del account.queues[kind]
 
     def _forget(self, owner: Hashable) -> None:
-        """Let go of an owner's account where it has no more work here."""
+        """Drop an owner's account if it has no more work here."""
         account = self._accounts[owner]
         if not account.queues and not account.num_begun:
             del self._accounts[owner]
 
     def _sweep(self) -> None:
-        """Let go of all that is no longer wanted: at twice as many as the last time, so it costs little each."""
+        """Drop all work that is no longer wanted: whenever the number has doubled, so that the amortized cost is
+        small.
+        """
         self._num_waiting = 0
         for owner, account in list(self._accounts.items()):
             for kind, queue in list(account.queues.items()):
@@ -329,7 +331,7 @@ class TurnThreads:
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix=name)
 
     def submit(self, call: Callable[[], T], cost: float, *, slow: bool = False, flow: Flow | None = None) -> Future[T]:
-        """Have a call made. Until it begins, it can be cancelled.
+        """Make a call on a thread. Until it begins, it can be cancelled.
 
         Args:
             cost: of the call as far as it is known, in any unit.
@@ -342,11 +344,11 @@ class TurnThreads:
         return future
 
     def charge(self, flow: Flow, cost: float) -> None:
-        """Charge a request's owner for a call that is being made, beyond its cost at the beginning."""
+        """Charge a request's owner for a running call, beyond its initial cost."""
         self._turns.charge(flow, cost)
 
     def shutdown(self) -> None:
-        """Cancel what has not begun."""
+        """Cancel the calls that have not begun."""
         self._turns.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -403,7 +405,7 @@ class LargeBodies:
         self._waiting = Quota(MAX_WAITING, MAX_WAITING, 1, f"{MAX_WAITING} large request bodies are being read")
 
     def submit(self, size: int, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Have a function called on one of the threads; those for small bodies go first.
+        """Call a function on one of the threads; those for small bodies go first.
 
         Args:
             size: of the body, in bytes.
@@ -426,8 +428,8 @@ class LargeBodies:
 
         Raises:
             NotJson: as `body.decode`.
-            TooLarge: it holds too much, or to read it takes too much.
-            Unavailable: the process cannot be had.
+            TooLarge: it contains too much, or reading it takes too much.
+            Unavailable: the process cannot be started.
         """
         memory = _MEMORY + _MEMORY_FACTOR * len(body)
         job = Job(_Form(plain, unique_keys), Limits(SECONDS, memory, _PATIENCE, _NICE), len(body))
@@ -443,7 +445,7 @@ class LargeBodies:
 
     @property
     def pid(self) -> int | None:
-        """The process's id; None where it does not run."""
+        """The process's id; None if it does not run."""
         return self._process.pid
 
     def close(self) -> None:
@@ -453,7 +455,7 @@ class LargeBodies:
 
 
 def is_long(request: Request) -> bool:
-    """Return whether a thread that turns its prompt into ids is busy with it for so long that others must not wait."""
+    """Return whether tokenizing a prompt keeps a thread busy for so long that others must not wait."""
     contents = (message["content"] for message in request.messages)
     return sum(map(_length, (request.prompt, request.pair or "", request.prompt_ids or (), *contents))) >= LONG
 
@@ -467,7 +469,7 @@ def _length(content: Sequence[Any]) -> int:
 
 
 class _Form(NamedTuple):
-    """The way to read a body: arguments of `LargeBodies.decode`."""
+    """How to read a body: arguments of `LargeBodies.decode`."""
 
     plain: bool
     unique_keys: bool
@@ -478,7 +480,7 @@ def _make() -> Work:
 
 
 def _read(form: _Form, data: memoryview) -> Iterator[Any]:
-    """Parts of the value, and at last its pickle, which names them."""
+    """Yield the parts of the value, and finally its pickle, which refers to them."""
     gc.disable()  # there is nothing to be found, in millions of objects
     # By orjson it would take more memory than the limit allows for: it keeps its own tree beside the value.
     value = {"inputs": decode_text(data)} if form.plain else decode_in_python(data, unique_keys=form.unique_keys)
@@ -494,7 +496,7 @@ def _read(form: _Form, data: memoryview) -> Iterator[Any]:
 
 
 def check_amount(value: Any) -> None:
-    """Raise TooLarge where a value holds more than what can be handled between two tokens of others."""
+    """Raise TooLarge if a value contains more than can be handled between two tokens of other requests."""
     num_values = num_numbers = 0
     pending: list[Any] = [[value]]
     while pending:
@@ -516,7 +518,7 @@ def check_amount(value: Any) -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles a body, but for long texts and long lists of numbers: `parts` sends those as they are."""
+    """Pickles a body except for long strings and long lists of numbers, which `parts` sends unpickled."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -532,7 +534,7 @@ class _Pickler(pickle.Pickler):
         return len(self._apart) - 1
 
     def parts(self) -> Iterator[list[tuple[int, Any]]]:
-        """Texts and lists in their order, a list that is longer than a part in several."""
+        """Yield the strings and lists in order, a long list in several parts."""
         part: list[tuple[int, Any]] = []
         size = 0
         for index, value in enumerate(self._apart):
@@ -548,7 +550,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """The other end of `_Pickler`."""
+    """Restores what `_Pickler` has pickled."""
 
     def __init__(self, data: bytes, parts: list[list[tuple[int, Any]]]) -> None:
         super().__init__(io.BytesIO(data))

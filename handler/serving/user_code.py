@@ -1,4 +1,4 @@
-"""A user's files beside serving.properties or the model: model.py, adapters, a parser of tool calls."""
+"""A user's files next to serving.properties or the model: model.py, adapters, a parser of tool calls."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def model_formatters(config: Config, directory: Path | None = None, *, handlers:
 
     Args:
         config: may name the formatters.
-        directory: where model.py lies; by default beside serving.properties, else in the model's own directory.
+        directory: of model.py; by default next to serving.properties, else in the model's own directory.
         handlers: the host calls handlers and middleware of AWS's vLLM image, and LMI's handle, too.
 
     Raises:
@@ -77,19 +77,19 @@ def users_handle(config: Config, path: Path | None) -> Handle | None:
 
 
 def model_py_directory(config: Config) -> Path | None:
-    """Return where DJL would have model.py: beside serving.properties, else in the model's own directory."""
+    """Return where DJL looks for model.py: next to serving.properties, else in the model's own directory."""
     if config.directory is not None:
         return config.directory
     return Path(config.model_id) if config.model_id and Path(config.model_id).is_dir() else None
 
 
 def handlers_home(config: Config) -> Path:
-    """Return where the script of AWS's vLLM image lies: where model.py does, else where SageMaker lays a model."""
+    """Return the directory of the script of AWS's vLLM image: model.py's, else SageMaker's model directory."""
     return model_py_directory(config) or environment.model_path()
 
 
 def users_files(config: Config) -> list[Path]:
-    """Return the files of the user's code that a host imports which calls handlers."""
+    """Return the files of the user's code that a host with handlers imports."""
     own = model_py(model_py_directory(config))
     files = [own, *files_of(handlers_home(config), environment.custom_code())]
     if config.handle_role is not Role.ALONE:
@@ -98,15 +98,15 @@ def users_files(config: Config) -> list[Path]:
 
 
 def plugin_directories(config: Config) -> tuple[Path | None, Path]:
-    """Return where the files of options lie: beside serving.properties, else in the working directory."""
+    """Return where files named by options are: next to serving.properties, else in the working directory."""
     return config.directory, Path()
 
 
 def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> AdapterHome:
-    """Find the adapters beside the model, in `adapters/`.
+    """Find the adapters next to the model, in `adapters/`.
 
     Args:
-        directory: where serving.properties lies, or would; by default where it does.
+        directory: of serving.properties, or where it would be; by default its own.
 
     Raises:
         ConfigError: one of them cannot be used; or the environment's number of adapters is none.
@@ -125,7 +125,7 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
 
 
 def adapters_at_start(config: Config, directory: Path | None) -> dict[str, Path]:
-    """Find the adapters that a start loads by name: those beside the model, and those of option.lora_modules.
+    """Find the adapters that a start loads by name: those next to the model, and those of option.lora_modules.
 
     Raises:
         ConfigError: one of them cannot be used.
@@ -135,7 +135,7 @@ def adapters_at_start(config: Config, directory: Path | None) -> dict[str, Path]
 
 
 def _base(config: Config, directory: Path | None) -> Path | None:
-    """Return the directory at which relative paths of adapters begin."""
+    """Return the base directory of adapters' relative paths."""
     if homes := adapter_directories(config, directory):
         return homes[0]
     first = next((place for place in _places(config, directory) if place.is_dir()), None)

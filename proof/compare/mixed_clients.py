@@ -243,7 +243,7 @@ class _Connection(Connection[_Reader]):
             seconds: leave after these; None: stay.
 
         Returns:
-            None where the client left.
+            None if the client left.
 
         Raises:
             OSError: the connection broke, or this was no HTTP.

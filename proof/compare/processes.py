@@ -129,7 +129,7 @@ def descendants(pid: int) -> Iterator[int]:
 
 
 def children(pid: int) -> list[int]:
-    """Return the ids of all processes that `pid` started and that live now; none where it has ended."""
+    """Return the ids of all processes that `pid` started and that live now; none if it has ended."""
     while True:
         try:
             threads = list((_PROC / str(pid) / "task").iterdir())
@@ -141,7 +141,7 @@ def children(pid: int) -> list[int]:
 
 
 def _started_by(thread: Path) -> list[int] | None:
-    """Return the ids of the processes that a thread started; None where it has ended."""
+    """Return the ids of the processes that a thread started; None if it has ended."""
     try:
         return [int(child) for child in (thread / "children").read_text().split()]
     except (FileNotFoundError, ProcessLookupError):

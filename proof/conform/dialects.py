@@ -110,7 +110,7 @@ PROFILES = ("sagemaker", *OF_PROFILE)
 
 
 def text_of(value: Any) -> str | None:
-    """Return a whole answer's text, in any dialect; None where it has none."""
+    """Return a whole answer's text, in any dialect; None if it has none."""
     if isinstance(value, list) and value:
         value = value[0]
     match value:
@@ -126,7 +126,7 @@ def text_of(value: Any) -> str | None:
 
 
 def piece_of(event: Any) -> str:
-    """Return the text of one event of a stream, in any dialect; empty where it has none."""
+    """Return the text of one event of a stream, in any dialect; empty if it has none."""
     match event:
         case {"token": {"special": True}} | {"token": {"special_token": True}}:
             return ""

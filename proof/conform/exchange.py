@@ -73,7 +73,7 @@ class Answer:
 
     @property
     def value(self) -> Any:
-        """The body as JSON; None where it is none."""
+        """The body as JSON; None if it is none."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):
@@ -81,7 +81,7 @@ class Answer:
 
     @property
     def object(self) -> dict[str, Any]:
-        """The body as a JSON object; empty where it is none."""
+        """The body as a JSON object; empty if it is none."""
         return self.value if isinstance(self.value, dict) else {}
 
     @property

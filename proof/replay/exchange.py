@@ -10,7 +10,7 @@ class Recorded(NamedTuple):
     """The answer that a recording has.
 
     Attributes:
-        status: HTTP's; 0 where the recording does not say.
+        status: HTTP's; 0 if the recording does not say.
         body: the bytes as sent.
     """
 

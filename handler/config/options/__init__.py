@@ -15,10 +15,10 @@ from handler.config.options.tables import ECHO, GPU, GUIDED, MEDIA, OPENVINO, RE
 
 
 class Foreign(NamedTuple):
-    """The fate of a foreign name.
+    """How a foreign name is treated.
 
     Attributes:
-        refused: why it stops the start, and what to write instead; "" where it does not.
+        refused: why it stops the start, and what to write instead; "" if it does not.
         unless: values that ask for nothing, and so are not refused.
         idle: why it has no effect; of a variable with `same`, for engines that lack it.
         same: the handler's own variable for it, or such variables by engine; of LMI's variables the option.
@@ -40,7 +40,7 @@ class Foreign(NamedTuple):
     aliases: tuple[str, ...] = ()
 
     def own(self, engine: str) -> str:
-        """Return the handler's own variable; "" where there is none with this engine."""
+        """Return the handler's own variable; "" if there is none with this engine."""
         return self.same if isinstance(self.same, str) else self.same.get(engine, "")
 
     @property
@@ -101,7 +101,7 @@ FOREIGN = tuple(_option(key, line, group) for group, names in _OPTIONS.items() f
 """Options that are refused or have no effect here: of LMI for every engine, and of one engine's own."""
 
 VARIABLES_OF = {group: _read(names) for group, names in _DATA["variables"].items()}
-"""Environment variables by whose they are."""
+"""Environment variables by the product that defines them."""
 
 ENVIRONMENT = {name: line.own("") for name, line in VARIABLES_OF.pop("lmi").items()}
 """LMI's variables outside the OPTION_ and SERVING_ patterns, and AWS's of its images, with their options."""

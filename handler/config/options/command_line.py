@@ -107,7 +107,7 @@ def describe(name: str) -> str:
     """Describe an option by any of its names, with or without `option.`, or by its variable or a foreign one.
 
     Raises:
-        ConfigError: nobody has it; the message has the nearest name.
+        ConfigError: there is none; the message has the nearest name.
     """
     paragraphs = _foreign(name)
     engines = ("vllm",) if name.startswith(SM_VLLM) else ("", *LLM_ENGINES)
@@ -120,7 +120,7 @@ def describe(name: str) -> str:
 
 
 def _foreign(name: str) -> list[str]:
-    """Say what a foreign variable means here; nothing of a name of ours."""
+    """Describe the meaning of a foreign variable here; nothing for one of our own."""
     if name in VARIABLES:
         return [f"{name}\n  {VARIABLES[name].answer}"]
     if not name.startswith(SM_VLLM):
@@ -168,7 +168,7 @@ def _lines(option: Option) -> Iterator[str]:
 
 
 def _type(option: Option) -> str:
-    """Say what the parser takes, in the words in which it refuses."""
+    """Describe the values that the parser accepts, in the words of its error message."""
     try:
         option.parse(",")
     except ValueError as error:
@@ -177,7 +177,7 @@ def _type(option: Option) -> str:
 
 
 def default_of(option: Option) -> str:
-    """Return the default as a user writes it, and those of engines that have another; "" where there is none."""
+    """Return the default as a user writes it, and those of engines that have another; "" if there is none."""
     if option.default is None:
         return ""
     others = "".join(f"; {engine}: {value}" for engine, value in option.by_engine.items())
@@ -208,7 +208,7 @@ _SHORT = {
 }
 """vLLM's short flags."""
 _FORMER_SWITCHES = {"option.disable_log_requests", "option.enable_log_requests", "option.enable_reasoning"}
-"""vLLM's switches that its present lists of arguments lack, and commands in use still have."""
+"""vLLM's switches that its current lists of arguments no longer have, but existing commands still use."""
 _DOTTED = re.compile(r"(--?[A-Za-z][\w-]*)(\.[^=]+)(=?)(.*)", re.DOTALL)
 
 _SHOWN = {
@@ -227,7 +227,7 @@ _SHOWN = {
 
 
 class _Flag(argparse.Action):
-    """Adds `key=value` to `options`, where `-o` adds its own: the last of them counts, whichever way it came."""
+    """Adds `key=value` to `options`, as `-o` does: the last value of a key counts."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
         value = values if isinstance(values, str) else "false" if str(flag).startswith("--no-") else "true"
@@ -271,7 +271,7 @@ def _flag_keys() -> dict[str, bool]:
 
 
 def _rewritten(words: Sequence[str]) -> list[str]:
-    """Write dashes for underscores in the names of flags, and flags by dotted names as `-o`."""
+    """Replace underscores in flag names with dashes, and rewrite flags with dotted names as `-o`."""
     long = {short: f"--{key.removeprefix('option.')}" for key, short in _SHORT.items()}
     found: list[str] = []
     rest = iter(words)

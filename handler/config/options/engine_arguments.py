@@ -96,7 +96,7 @@ def shipped(engine: str, part: str = "engine") -> EngineArguments:
 
 
 def choice(engine: str, name: str) -> Callable[[str], str]:
-    """Make a parser of an argument that has a list of values of its own; the installed engine checks them itself."""
+    """Make the parser of an argument with a fixed list of values; the installed engine checks them itself."""
 
     def parse(text: str) -> str:
         values: list[str] = _shipped_data(engine)["choices"][name]

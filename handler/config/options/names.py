@@ -14,10 +14,10 @@ from handler.core.errors import Problem
 
 
 def find_option(key: str, engine: str) -> Option | None:
-    """Find the option that an engine means by a name, else another engine's; None where nobody has it.
+    """Find the option that an engine means by a name, else another engine's; None if there is none.
 
     Args:
-        engine: "" where it is not known.
+        engine: "" if it is not known.
     """
     options = KNOWN.get(key, [])
     own = [option for option in options if engine in option.engines]
@@ -64,11 +64,11 @@ def key_of(name: str) -> str:
 
 
 class Unknown(NamedTuple):
-    """A name that nobody has.
+    """A name that neither the handler nor an engine knows.
 
     Attributes:
-        origin: the place that has it.
-        message: has the nearest names that are accepted.
+        origin: where it was written.
+        message: contains the nearest accepted names.
         is_near: whether there is such a name, so that this one is likely misspelt.
     """
 
@@ -79,7 +79,7 @@ class Unknown(NamedTuple):
 
 
 def unknown_option(key: str, engine: str, origin: str = "") -> Unknown:
-    """Say that nobody has the option, with the nearest names that this handler and its engine accept."""
+    """Make the problem of an unknown option, with the nearest names that this handler and its engine accept."""
     name = key.removeprefix("option.")
     bare = {name.removeprefix("option."): name for name, options in KNOWN.items() if _is_accepted(options, engine)}
     hints = [repr(bare[near]) for near in _nearest(name, bare)]
@@ -92,7 +92,7 @@ def unknown_option(key: str, engine: str, origin: str = "") -> Unknown:
 
 
 def unknown_variable(name: str) -> Unknown:
-    """Say that nobody has the variable SERVING_X, with the nearest one."""
+    """Make the problem of an unknown variable SERVING_X, with the nearest one."""
     key = key_of(name)
     bare = {one for one in KNOWN if not one.startswith("option.")} | SERVER_ENVIRONMENT
     near = (
@@ -109,7 +109,7 @@ def _nearest(name: str, names: Iterable[str]) -> list[str]:
 
 
 def _releases(name: str, engine: str) -> str:
-    """Say which other releases of the engine have an argument."""
+    """Name the other releases of the engine that have an argument."""
     other = shipped(engine).arguments.get(name) if engine in NAMES else None
     if other is None:
         return ""
@@ -154,7 +154,7 @@ SM_VLLM = "SM_VLLM_"
 
 
 class Own(NamedTuple):
-    """A variable of the handler's with the value that a foreign one gives it."""
+    """One of the handler's variables, with the value that a foreign variable gives it."""
 
     foreign: str
     name: str
@@ -203,7 +203,7 @@ _CONVERSIONS: dict[str, Callable[[str, str], str | None]] = {
     "graphs": _graphs,
     "graph sizes": _graph_sizes,
 }
-"""Make the handler's value of a foreign one for an engine; ValueError for a wrong one. None: nothing is to be set."""
+"""Convert a foreign value to the handler's for an engine; ValueError for a wrong one, None if nothing is to be set."""
 
 
 def hub_token(environ: Mapping[str, str]) -> str | None:
@@ -216,7 +216,7 @@ def translate(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | 
     """Translate foreign variables; an empty value counts as unset. Two values of one own variable are a problem.
 
     Args:
-        engine: the one that options name; "" where they name none, which `SM_VLLM_*` then do.
+        engine: the one that options name; "" if they name none; `SM_VLLM_*` then do.
     """
     given = {name: (name, value) for name, value in environ.items() if value}
     for item in (*_of_vllms_image(environ, engine), *_of_tables(environ, engine)):
@@ -247,7 +247,7 @@ def _of_tables(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note |
 
 
 def contradiction(first: str, value: str, second: str, other: str) -> Problem:
-    """Two variables of one option have two values; those of secrets are not shown."""
+    """Make the problem of two variables that give one option two values; values of secrets are not shown."""
     secret = is_secret(f"{first}={value}") or is_secret(f"{second}={other}")
     values = "" if secret else f" ({value} and {other})"
     return Problem(
@@ -267,7 +267,7 @@ def _of_vllms_image(environ: Mapping[str, str], engine: str) -> Iterator[Own]:
 
 
 def of_vllms_variable(name: str, value: str) -> Own:
-    """Return the variable of the handler's that one of AWS's vLLM image stands for."""
+    """Return the handler's variable that corresponds to one of AWS's vLLM image."""
     key, value = name.removeprefix(SM_VLLM).lower(), value or "true"
     if key.startswith("no_") and f"option.{key}" not in KNOWN and value.lower() in ("true", "false"):
         key, value = key.removeprefix("no_"), json.dumps(value.lower() == "false")
@@ -278,7 +278,7 @@ def of_vllms_variable(name: str, value: str) -> Own:
 
 
 def _joined(value: str) -> str:
-    """Write a JSON array of texts as our own options take it, separated by commas."""
+    """Join a JSON array of strings with commas, as our own options expect it."""
     try:
         found = read_json(value) if value.startswith("[") else None
     except ValueError:

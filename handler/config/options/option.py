@@ -30,7 +30,7 @@ class Option(NamedTuple):
             effect here, and for an engine's own argument.
         default: None leaves it to the engine.
         engines: engines that have it; others refuse to start with it. Empty for an option of all engines.
-        idle: the reason why other engines ignore it; "" where they refuse it.
+        idle: the reason why other engines ignore it; "" if they refuse it.
         argument: whether it is an argument of the engine's own constructor, by its own name.
         of_java: DJL Serving's own.
         harmless: values that ask for nothing, which engines without the option accept.
@@ -90,19 +90,19 @@ _MOST_NAME, _MOST_PATH = 255, 4095  # bytes that Linux takes
 
 
 def is_secret(setting: str) -> bool:
-    """Return whether `name=value` holds a key, token or password, be it amid JSON or in an address."""
+    """Return whether `name=value` contains a key, token or password, also within JSON or a URL."""
     return bool(_SECRET.search(setting)) and not _SWITCH.search(setting)
 
 
 def shown(setting: str) -> str:
-    """Return `name=value` for messages and logs: on one line, without a secret, and the beginning of a long one."""
+    """Return `name=value` for messages and logs: on one line, without secrets, long values cut."""
     if is_secret(setting):
         setting = f"{setting.partition('=')[0]}=***"
     return beginning(setting)
 
 
 def beginning(text: str) -> str:
-    """Return a text for messages and logs: on one line, and the beginning of a long one."""
+    """Return a text for messages and logs: on one line, long ones cut."""
     if len(text) > _MOST_SHOWN:
         text = f"{text[:_MOST_SHOWN]}..."
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
@@ -145,7 +145,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def hosts(text: str) -> tuple[str, ...]:
-    """Parse host names, each perhaps with a port, separated by commas or as a JSON list; * stands for any."""
+    """Parse host names, optionally with ports, separated by commas or as a JSON list; * stands for any."""
     given = read_json(text) if text.startswith('["') else text.split(",")
     values = [name.strip().lower() if isinstance(name, str) else "" for name in given]
     if not values or not all(_HOST.fullmatch(name) for name in values):
@@ -212,7 +212,7 @@ def read_json(text: str) -> Any:
     """Read JSON of any type.
 
     Raises:
-        ValueError: it is none, or is nested too deeply.
+        ValueError: it is not JSON, or is nested too deeply.
     """
     try:
         return json.loads(text)
@@ -317,6 +317,6 @@ class Gone:
 
     @property
     def answer(self) -> str:
-        """Say what is refused, and why."""
+        """Return the message that refuses the option."""
         values = " or ".join(filter(None, (", ".join(self.unless[:-1]), *self.unless[-1:])))
         return f"refused{', except for ' + values if values else ''}: {self.why}"

@@ -61,7 +61,7 @@ VLLM_TOOL_CALL_PARSERS = ("beam", "muse", "musespark1x", "plamo3")
 
 
 def _parser(known: Collection[str], vllm: Collection[str], remedy: str) -> Callable[[str], str]:
-    """Read the name of a parser; say of vLLM's others what to do instead."""
+    """Read the name of a parser; refuse vLLM's others with advice."""
 
     def parse(text: str) -> str:
         if text in vllm:
@@ -76,14 +76,14 @@ _NO_REASONING = "leave the option out for auto; with none the model's reasoning 
 
 
 STAND_IN = "echo"
-"""The engine that tries a configuration of any other: what is theirs has no effect with it."""
+"""The engine that tries out other engines' configurations: their own options have no effect with it."""
 
 BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
 """Values of option.rolling_batch that name an engine; LMI itself serves lmi-dist by vLLM."""
 
 
 def engine_name(llm_engine: str, rolling_batch: str) -> str:
-    """Name the engine of the two options; "" where they contradict each other."""
+    """Name the engine of the two options; "" if they contradict each other."""
     by_batch = BY_ROLLING_BATCH.get(rolling_batch)
     if llm_engine == STAND_IN:
         return llm_engine
@@ -98,7 +98,7 @@ def _rolling_batch(text: str) -> str:
 
 
 def _true_or_false(text: str) -> bool:
-    """Parse a boolean of LMI's that is none of pydantic's: Java takes all but `true` for false, such as 1."""
+    """Parse a boolean that Java reads, by Java's rule: everything but `true`, such as 1, is false."""
     if text.lower() not in ("true", "false"):
         raise ValueError("must be true or false")
     return text.lower() == "true"

@@ -36,10 +36,10 @@ class Model(NamedTuple):
     """A server's description of its model.
 
     Attributes:
-        max_tokens: of prompt and answer together; None where it does not say so.
-        vocabulary: number of the model's ids; None where it does not say so.
-        eos: ids that end an answer; empty where it does not say so.
-        num_pieces: number of the tokenizer's ids but those added to it; None where it does not say so.
+        max_tokens: of prompt and answer together; None if it does not say so.
+        vocabulary: number of the model's ids; None if it does not say so.
+        eos: ids that end an answer; empty if it does not say so.
+        num_pieces: number of the tokenizer's ids but those added to it; None if it does not say so.
         generates: it is for text, not for embeddings.
         dimensions: numbers of an embedding.
         normalizes: embeddings have length 1.
@@ -77,13 +77,13 @@ class Contract:
         reasons, limits, supports: as in `Capabilities`.
         no_adapters: why requests name no LoRA adapter.
         no_media: why requests have neither images nor audio.
-        no_embeddings: why it computes no embeddings; "" where it does.
+        no_embeddings: why it computes no embeddings; "" if it does.
         pools: modes of pooling that its server has, as the model's files name them.
         reports_load: it has GetLoads.
         command: what starts a server, after `python -m` and before the model.
         context_flag: the server's flag for the tokens of prompt and answer together.
         trust_flag: its flag to run code of the model's directory.
-        dtype_flag: its flag for the precision; None where it has none.
+        dtype_flag: its flag for the precision; None if it has none.
     """
 
     name: str
@@ -167,7 +167,7 @@ class Contract:
         return Model(name[:_NAME], most, vocabulary, eos, generates=info.is_generation)
 
     def unhealthy_reason(self, health: Any) -> str:
-        """Read the answer to HealthCheck; return why the server is not well, "" where it is."""
+        """Read the answer to HealthCheck; return why the server is not well, "" if it is."""
         return "" if health.healthy else health.message or "it is not healthy"
 
     def chunk(self, response: Any, num_tops: int, num_prompt_tops: int) -> Chunk:

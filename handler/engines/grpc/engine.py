@@ -112,8 +112,8 @@ class OwnFiles(NamedTuple):
     """Facts of the model's files here, with which a server's model is compared.
 
     Attributes:
-        vocabulary: number of the model's ids; None where config.json does not say so.
-        num_pieces: number of the tokenizer's ids but those added to it; None where tokenizer.json does not say so.
+        vocabulary: number of the model's ids; None if config.json does not say so.
+        num_pieces: number of the tokenizer's ids but those added to it; None if tokenizer.json does not say so.
         eos: ids that end an answer.
     """
 

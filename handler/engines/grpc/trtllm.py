@@ -122,5 +122,5 @@ class TrtLlm(Contract):
 
 
 def _own(id: int, logprob: float, best: Sequence[tuple[int, float]]) -> float | None:
-    """Return a token's log-probability: the server writes 0 where it is not among those that it knows."""
+    """Return a token's log-probability: the server writes 0 if it is not among those that it knows."""
     return logprob if not best or any(id == one for one, _ in best) else None

@@ -241,7 +241,7 @@ def download(
 
 
 def cached() -> list[Any]:
-    """List the models in the cache of huggingface_hub, as its `CachedRepoInfo`; none where it is not installed."""
+    """List the models in the cache of huggingface_hub, as its `CachedRepoInfo`; none if it is not installed."""
     try:
         from huggingface_hub import scan_cache_dir
         from huggingface_hub.errors import CacheNotFound
@@ -254,7 +254,7 @@ def cached() -> list[Any]:
 
 
 def _connection_error(error: BaseException | None, kind: type[Exception]) -> BaseException | None:
-    """Return the error of the HTTP library behind `error` that no answer caused; None where there is none."""
+    """Return the error of the HTTP library behind `error` that no answer caused; None if there is none."""
     while error is not None and not (isinstance(error, kind) and getattr(error, "response", None) is None):
         error = error.__cause__ or error.__context__
     return error

@@ -13,7 +13,7 @@ from handler.core.media import MEDIA, SAMPLE_RATE, MediaTokens, Medium
 from handler.engines.base import NO_MEDIA
 
 Read = Callable[[Mapping[str, Any], Path], MediaTokens | str | None]
-"""Returns how a model counts the tokens, or why it takes none; None where its type is unknown."""
+"""Returns how a model counts the tokens, or why it takes none; None if its type is unknown."""
 
 
 def read_tokens(model: Path | None, kind: str, read: Read, parts: Collection[str]) -> MediaTokens | str:
@@ -101,7 +101,7 @@ def read_image_tokens(model: Path | None) -> MediaTokens | str:
 
 
 def no_images(model: Path | None) -> str:
-    """Return the reason why a model takes no images; "" where it does."""
+    """Return the reason why a model takes no images; "" if it does."""
     found = read_image_tokens(model)
     return found if isinstance(found, str) else ""
 
@@ -204,7 +204,7 @@ def media_tokens(model: Path | None) -> dict[str, MediaTokens]:
 
 
 def no_media(model: Path | None) -> dict[str, str]:
-    """Return the reasons why a model takes no media of a kind; "" where it does."""
+    """Return the reasons why a model takes no media of a kind; "" if it does."""
     found = {kind: read(model) for kind, read in _READERS.items()}
     reasons = {kind: tokens if isinstance(tokens, str) else "" for kind, tokens in found.items()}
     text_only = all(reason == NO_MEDIA for reason in reasons.values())

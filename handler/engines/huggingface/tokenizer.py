@@ -177,7 +177,7 @@ def _reason(error: Exception) -> str:
 
 
 def template_line(error: BaseException) -> str:
-    """Say in which line of a chat template an error was raised; "" where that is not known."""
+    """Say in which line of a chat template an error was raised; "" if that is not known."""
     line, at = getattr(error, "lineno", None), error.__traceback__
     while at is not None:
         if at.tb_frame.f_code.co_filename == "<template>":  # jinja2's name of a template that is a text
@@ -248,13 +248,13 @@ _CALL_ID = 9  # characters; mistral_common takes no others, and vLLM keeps the l
 
 
 def tokenizer_file(model: Path) -> Path | None:
-    """Return the file of Mistral's own tokenizer; None where the directory has none."""
+    """Return the file of Mistral's own tokenizer; None if the directory has none."""
     found = (path for pattern in _FILES for path in reversed(model_files.visible(model, pattern)))
     return next(found, None)
 
 
 def mistral_eos_id(model: Path) -> int | None:
-    """Return the id of the EOS in tekken.json; None where there is no such file."""
+    """Return the id of the EOS in tekken.json; None if there is no such file."""
     file = model / "tekken.json"
     if not file.is_file():
         return None

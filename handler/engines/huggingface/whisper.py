@@ -34,7 +34,7 @@ class StartToken(NamedTuple):
 
 
 class WhisperIds(NamedTuple):
-    """Ids of what a prompt asks for; `languages` and `tasks` are empty where the model knows English alone.
+    """Ids of what a prompt asks for; `languages` and `tasks` are empty if the model knows English alone.
 
     Attributes:
         languages: by their codes.
@@ -60,7 +60,7 @@ class WhisperIds(NamedTuple):
         return self.no_timestamps + 1 + round(min(max(seconds, 0.0), WINDOW) / _STEP)
 
     def language_of(self, ids: Sequence[int]) -> str:
-        """Return the language that a prompt names; "" where it names none."""
+        """Return the language that a prompt names; "" if it names none."""
         asked = ids[list(ids).index(self.start) + 1 :]  # a client's prompt stands before
         return next((name for name, id in self.languages.items() if id in asked), "")
 

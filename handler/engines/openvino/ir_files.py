@@ -274,7 +274,7 @@ def check_converter(
 
 
 def unknown(source: Path, task: Task = Task.GENERATION) -> str:
-    """Say why a checkpoint cannot be converted without optimum-intel; "" where it can.
+    """Say why a checkpoint cannot be converted without optimum-intel; "" if it can.
 
     Raises:
         ConfigError: its config.json is broken.

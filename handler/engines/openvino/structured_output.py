@@ -154,7 +154,7 @@ def genai_arguments(structured_output: StructuredOutput) -> dict[str, str]:
 
 
 def _grammar(schema: Any) -> str | None:
-    """Return our own grammar of a schema; None where there is none, and xgrammar follows the schema itself.
+    """Return our own grammar of a schema; None if there is none, and xgrammar follows the schema itself.
 
     Raises:
         ValueError: neither follows it.

@@ -167,7 +167,7 @@ class _Reporter:
 
 
 def _start(engine: Engine, command: EngineRequest | ChangeAdapter) -> Output | None:
-    """Run a command; returns its answer, or None where outputs will follow."""
+    """Run a command; returns its answer, or None if outputs will follow."""
     try:
         if isinstance(command, EngineRequest):
             engine.add(command)

@@ -74,7 +74,7 @@ class MessageReader:
         self._needed = 0  # least bytes that complete it
 
     def receive(self, channel: socket.socket, flags: int = 0) -> list[Any] | None:
-        """Read once and return the messages that are complete; None where the call would have to wait.
+        """Read once and return the messages that are complete; None if the call would have to wait.
 
         Raises:
             ChannelClosed: the other end is closed.

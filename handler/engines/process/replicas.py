@@ -171,7 +171,7 @@ class Work(NamedTuple):
     Attributes:
         origin: the client's request and its prompt; None for a later part of one.
         began: the number of the engine's steps before it.
-        moved_from: the replica that had it before; None where it is the first one.
+        moved_from: the replica that had it before; None if it is the first one.
     """
 
     request: EngineRequest

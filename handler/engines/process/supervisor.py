@@ -63,7 +63,7 @@ def on_cores(cores: Collection[int], count: int) -> list[Place]:
     """Divide the cores among `count` processes, neighbours together; with fewer cores than processes some share one.
 
     Args:
-        cores: empty where processes cannot be kept to cores.
+        cores: empty if processes cannot be kept to cores.
     """
     order = sorted(cores)
     if not order:
@@ -535,7 +535,7 @@ def _end_with(processes: Mapping[int, str]) -> Callable[[], None]:
 
 
 def _open(pid: int) -> int | None:
-    """Open a descriptor of the process; None where the system forbids it.
+    """Open a descriptor of the process; None if the system forbids it.
 
     Raises:
         ProcessLookupError: the process has ended.

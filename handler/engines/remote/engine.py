@@ -127,7 +127,7 @@ class RemoteEngine(ABC, Generic[C]):
 
         Args:
             name: the engine's.
-            max_tokens: of prompt and answer together, at the servers; None where they do not say so.
+            max_tokens: of prompt and answer together, at the servers; None if they do not say so.
             failed: by address, why servers get no requests for now.
 
         Raises:

@@ -90,7 +90,7 @@ class Failed(Exception):
         busy: it has too much to do, and takes requests again without anybody's help.
         silent: it did not answer in the time that it had.
         ill: it says itself that it is not well, or cannot be trusted.
-        retry_after: seconds for which the server wants to be left alone; 0 where it does not say so.
+        retry_after: seconds for which the server wants to be left alone; 0 if it does not say so.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Server:
         self._out_until = 0.0
 
     def failed(self, now: float, retry_after: float = 0.0) -> float:
-        """Leave it out for a while; return for how long, or 0 where it was out already: all its requests fail then.
+        """Leave it out for a while; return for how long, or 0 if it was out already: all its requests fail then.
 
         Args:
             retry_after: seconds for which it wants to be left alone.

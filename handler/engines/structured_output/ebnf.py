@@ -78,7 +78,7 @@ class Grammar:
         self._nullable = self._find_nullable()
 
     def cycle(self) -> Sequence[str]:
-        """Find rules that derive one another alone; none where there are no such rules."""
+        """Find rules that derive one another alone; none if there are no such rules."""
         units = {name: set(self._units(choices)) for name, choices in self._rules.items()}
         return next(cycles(units), ())
 

@@ -27,7 +27,7 @@ def integers(limits: Mapping[str, Any]) -> str | None:
     """Write the integers between `minimum`, `exclusiveMinimum`, `maximum` and `exclusiveMaximum` as one element.
 
     Returns:
-        None where a bound is not a number, or no integer lies between them.
+        None if a bound is not a number, or no integer lies between them.
     """
     return _between(limits, 0)
 
@@ -97,7 +97,7 @@ class _Range:
         self.grammar = either(others if zero is None else [f'"0" {zero}', *others])
 
     def _more(self, value: int, length: int) -> str | None:
-        """Write the rest after `length` digits before the point; None where no number with them is in the range."""
+        """Write the rest after `length` digits before the point; None if no number with them is in the range."""
         inside = [self._contains(value, more) for more in range(self._digits - length + 1)]
         if None in inside:
             end = self._end(value)
@@ -195,7 +195,7 @@ class Unsupported(Exception):
 
 
 def json_grammar(schema: Any) -> str | None:
-    """Convert a decoded schema to a grammar with the rule `root`; None where it is not supported."""
+    """Convert a decoded schema to a grammar with the rule `root`; None if it is not supported."""
     try:
         return _Grammar(schema).text
     except Unsupported:

@@ -77,7 +77,7 @@ class FairQueue(Generic[T]):
             return None
 
     def first(self) -> T | None:
-        """Return the entry that `get` would take now; None where none waits."""
+        """Return the entry that `get` would take now; None if none waits."""
         with self._changed:
             return next(iter(self._flows.values()))[0] if self._flows else None
 
@@ -148,7 +148,7 @@ class Verdict(NamedTuple):
     """Result of a check.
 
     Attributes:
-        refusal: the reason why the engine cannot follow the text; "" where it can.
+        refusal: the reason why the engine cannot follow the text; "" if it can.
         seconds: CPU time of the check.
         kept: bytes that the engine keeps of it for the rest of its life.
     """
@@ -358,7 +358,7 @@ class _Kept:
         self._counts: dict[int, _Count] = {}
 
     def add(self, subject: StructuredOutput, verdict: Verdict) -> bool:
-        """Count a text; False where the engine has no memory left for it."""
+        """Count a text; False if the engine has no memory left for it."""
         if self._engine is None or not verdict.kept:
             return True
         new = []

@@ -174,7 +174,7 @@ class Walker:
         size: ids that a mask has.
         mask: a torch tensor of one row, into which matchers write a bit for each id.
         fill: writes the tokens that a matcher allows now into the mask.
-        accept: moves a matcher on by a token; False where the answer ends.
+        accept: moves a matcher on by a token; False if the answer ends.
     """
 
     def __init__(
@@ -437,7 +437,7 @@ def _is_plain(reference: Any) -> bool:
 
 
 def _target(reference: str, root: Any) -> Any:
-    """Resolve a plain reference; None where it leads nowhere, which xgrammar refuses."""
+    """Resolve a plain reference; None if it leads nowhere, which xgrammar refuses."""
     target = root
     for name in reference.split("/")[1:]:
         target = target.get(name) if isinstance(target, dict) else None
@@ -465,7 +465,7 @@ class _Types:
         )
 
     def _of(self, schema: Any) -> set[str] | None:
-        """Return the types of a subschema's values; None where they are not obvious."""
+        """Return the types of a subschema's values; None if they are not obvious."""
         types, places, seen = set[str](), [schema], set[int]()
         while places:
             schema = places.pop()

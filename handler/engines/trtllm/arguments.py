@@ -470,7 +470,7 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
 
 
 def refusals(model: Path | None, *, own_caches: bool) -> dict[str, str]:
-    """Return the reasons why TensorRT-LLM takes no media of a kind with this model here; "" where it does.
+    """Return the reasons why TensorRT-LLM takes no media of a kind with this model here; "" if it does.
 
     It reads audio clips of Phi-4-multimodal alone (1.0 to 1.3), by code and by an adapter that come with that model.
 

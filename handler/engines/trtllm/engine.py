@@ -407,7 +407,7 @@ class RunningRequest:
         return None if self.options.goes_on else getattr(self.result, "cached_tokens", 0) or None
 
     def one_token(self, step: Step) -> bool:
-        """Add the new token to the columns of `step`; False where there is more to return, or less."""
+        """Add the new token to the columns of `step`; False if there is more to return, or less."""
         if not self._plain or self.ended or self.error or (not self._sent and self._num_cached):
             return False
         try:
@@ -640,6 +640,6 @@ class VisionPrompts:
 
 
 def vision_prompts(model: Path, tokenizer: Any, vocabulary: int) -> VisionPrompts | None:
-    """Make them for a model with images; None where prompts are ids."""
+    """Make them for a model with images; None if prompts are ids."""
     tokens = read_image_tokens(model)
     return VisionPrompts(tokenizer, tokens, vocabulary) if isinstance(tokens, QwenTokens) else None

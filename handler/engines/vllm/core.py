@@ -54,7 +54,7 @@ class CoreEngine:
         self._engine.abort_request(list(ids), internal=True)
 
     def _outputs(self) -> Sequence[Any]:
-        """Wait for the core's next outputs; none where it has no request, as it would say nothing for ever."""
+        """Wait for the core's next outputs; none if it has no request, as it would say nothing for ever."""
         if not self._results.pending:
             return ()
         found = self._core.get_output()
@@ -394,7 +394,7 @@ def _make_client(core_client: ModuleType) -> type:
             return outputs
 
         def _fetch(self) -> Any:
-            """Wait for the core's next message; None where it answers a call."""
+            """Wait for the core's next message; None if it answers a call."""
             frame = self._socket.recv(copy=False)
             frames = [frame]
             while frame.more:

@@ -36,7 +36,7 @@ class _Clip:
 
     Attributes:
         ids: of the prompt of each piece.
-        language: its code, once it is known; "" where the model knows English alone.
+        language: its code, once it is known; "" if the model knows English alone.
         places: samples of the pieces that vLLM does not have yet.
         pieces: those that it has, in their order.
     """

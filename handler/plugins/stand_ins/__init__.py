@@ -40,7 +40,7 @@ class StandIn(MetaPathFinder, Loader):
                 del sys.modules[name]
 
     def lacking(self, tree: ast.Module) -> Iterator[tuple[int, str]]:
-        """Yield the line and the full name of each import that finds nothing here; none where the package is there."""
+        """Yield the line and the full name of each import that finds nothing here; none if the package is there."""
         if not self._is_needed():
             return
         for node in ast.walk(tree):

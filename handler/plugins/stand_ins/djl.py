@@ -110,7 +110,7 @@ class SessionManager:
         return session
 
     def get_session(self, session_id: str | None) -> Session | None:
-        """Return an open session; None where none is named, a new one is asked for, or it has expired.
+        """Return an open session; None if none is named, a new one is asked for, or it has expired.
 
         Raises:
             ValueError: there is no such session.

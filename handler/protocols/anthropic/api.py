@@ -21,7 +21,7 @@ class AnthropicThoughts(TypedDict):
 
 
 class AnthropicUsage(TypedDict):
-    """`output_tokens_details` where thoughts are told apart."""
+    """Token counts; with `output_tokens_details` if reasoning is counted separately."""
 
     input_tokens: Count
     cache_creation_input_tokens: Count
@@ -35,7 +35,7 @@ class AnthropicCount(TypedDict):
 
 
 class AnthropicModel(TypedDict):
-    """The model or an adapter."""
+    """A model or an adapter."""
 
     type: Literal["model"]
     id: str
@@ -46,7 +46,7 @@ class AnthropicModel(TypedDict):
 
 
 class AnthropicModels(TypedDict):
-    """A page of them; `first_id` and `last_id` name the page's, and a client asks for the next one after `last_id`."""
+    """A page of models; `first_id` and `last_id` are the page's; a client asks for the next one after `last_id`."""
 
     data: list[AnthropicModel]
     has_more: bool
@@ -158,7 +158,7 @@ class AnthropicMessageStop(TypedDict):
 
 
 class AnthropicPing(TypedDict):
-    """Sent in long silences."""
+    """A keep-alive event in long pauses."""
 
     type: Literal["ping"]
 
@@ -197,7 +197,7 @@ class AnthropicErrorDetails(TypedDict):
 
 
 class AnthropicErrorDetail(TypedDict):
-    """An error; it has `details` if the client can mend the request by them."""
+    """An error; it has `details` if the client can correct the request by them."""
 
     type: str
     message: str
@@ -219,7 +219,7 @@ class ThreadsUnsupported(InvalidParameter):
 
 
 class ThreadNotFound(NotKept):
-    """The message from which a thread goes on is not kept here.
+    """The message that a thread continues is not stored here.
 
     Anthropic's client sends the whole conversation, in another thread, when it reads these `details`.
     """
@@ -231,7 +231,7 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too
 
 
 class AnthropicErrors(ErrorFormat):
-    """529 means that the client may come again soon."""
+    """Anthropic's form of errors; 529 means that the client may retry soon."""
 
     statuses = MappingProxyType({ServingError: 500, Overloaded: 529})
 
@@ -255,7 +255,7 @@ ERRORS = AnthropicErrors()
 
 
 VERSION_HEADER = "anthropic-version"
-"""What Anthropic's clients send with each request, and no others."""
+"""Headers that only Anthropic's clients send, with each request."""
 
 _LIMIT, _MOST = 20, 1000
 
@@ -265,7 +265,7 @@ def model(id: str, created: float, max_tokens: int | None) -> AnthropicModel:
 
     Args:
         created: seconds since 1970.
-        max_tokens: of a request; None where that is not known yet.
+        max_tokens: of a request; None if that is not known yet.
     """
     at = datetime.fromtimestamp(int(created), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {

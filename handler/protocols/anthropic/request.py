@@ -113,7 +113,7 @@ NO_EFFECT = frozenset(
 """Names that Anthropic's clients send and that change no answer here: listed in a header, never refused."""
 
 ACCEPTED = frozenset({"anthropic_version", "cache_control"})
-"""Names that mean nothing for an answer, and are not listed: the version of Bedrock's bodies, and a cache's advice."""
+"""Names that do not affect an answer, and are not listed: the version of Bedrock's bodies, and a cache's advice."""
 
 
 # -- `system` and `messages` as those of a chat: blocks become text, images, thoughts, calls, results ------------------
@@ -136,7 +136,7 @@ _FIELDS: Mapping[str, frozenset[str]] = {
     "tool_use": frozenset({"type", "id", "name", "input", "cache_control", "caller"}),
     "tool_result": frozenset({"type", "tool_use_id", "content", "cache_control"}),
 }
-"""Type of a block -> its names that are read, or have no effect by what they mean."""
+"""Type of a block -> its names that are read, or that by their meaning have no effect."""
 
 _WHY: Mapping[str, str] = {
     "image": only_in("image"),
@@ -233,7 +233,7 @@ class MessagesReader(TurnsReader):
             self.chat.append(self._read_result(block, at))
 
     def _add_text(self, role: str, text: str) -> None:
-        """Add a text, of `system` without the lines for Anthropic's servers, with which no two prompts begin alike."""
+        """Add a text; remove from `system` the lines for Anthropic's servers, which would differ in every prompt."""
         if role == "system" and not self._context.config.keep_anthropic_lines:
             shorter = _HEADER_LINE.sub("", text)
             if text and not shorter:
@@ -289,7 +289,7 @@ def block_type(block: Any, at: str, known: tuple[str, ...]) -> str:
     """Return a block's type.
 
     Raises:
-        InvalidPayload: it is none of `known`.
+        InvalidPayload: it is not in `known`.
     """
     kind = block.get("type") if isinstance(block, dict) else None
     allowed = " or ".join(filter(None, (", ".join(known[:-1]), known[-1])))
@@ -337,8 +337,8 @@ class Thinking(NamedTuple):
     show: bool = True
 
     def template_arguments(self, context: ServerContext) -> tuple[dict[str, bool], list[str]]:
-        """Return the template's switch, and the names that cannot be honoured: without a switch, a model of a known
-        family thinks as it does, and no other does.
+        """Return the template's switch for reasoning, and the names that have no effect: without a switch, only
+        models of known families reason, and always as they do.
         """
         unheeded = ["thinking.budget_tokens"] if self.budget != self.token_budget(context) else []
         if self.enabled is None:
@@ -352,7 +352,7 @@ class Thinking(NamedTuple):
         return {}, [*unheeded, "thinking"] if thinks is not self.enabled else unheeded
 
     def token_budget(self, context: ServerContext) -> int | None:
-        """Return the budget where the engine and the model's family can honour it."""
+        """Return the budget if the engine and the model's family support it."""
         family = reasoning_family(context)
         lacks = "thinking_token_budget" in context.unsupported or context.vocabulary is None
         return None if lacks or family is None or not family.closing else self.budget
@@ -384,7 +384,7 @@ def read_thoughts_kept(value: Any) -> int | None:
     """Read `context_management`; return how many of the last messages with thoughts keep them, None for all.
 
     Raises:
-        InvalidParameter: an edit is another one than to clear thoughts.
+        InvalidParameter: an edit is not one that clears reasoning.
     """
     given = Named("context_management", value)
     edits = [] if value is None else value.get("edits", []) if isinstance(value, dict) else None
@@ -418,7 +418,7 @@ def read_effort(body: Mapping[str, Any]) -> Any:
 
 
 _SERVER = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
-"""How the types of tools begin that run at Anthropic."""
+"""Prefixes of the types of tools that run at Anthropic."""
 
 _NEUTRAL: Mapping[str, Any] = {
     "allowed_callers": ["direct"],
@@ -426,7 +426,7 @@ _NEUTRAL: Mapping[str, Any] = {
     "eager_input_streaming": False,
     "input_examples": [],
 }
-"""Names of a tool with the value that means nothing; another one is without effect, and listed."""
+"""Names of a tool with their neutral values; another value has no effect, and is listed."""
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -455,7 +455,7 @@ def read_tools(value: Any) -> Any:
     """Return the tools in the chat's form, whose reader checks names and schemas.
 
     Raises:
-        InvalidParameter: a tool is no client's own.
+        InvalidParameter: a tool is not the client's own.
     """
     if not isinstance(value, list):
         return value
@@ -513,18 +513,20 @@ PING = encode({"type": "ping"})
 """What a stream sends when it has been silent for a while."""
 
 _TRANSLATED = ("chat_template_kwargs", "reasoning_effort", "continue_final_message", "thinking_token_budget")
-"""The chat's names that a body's own are translated to, beside those of every chat."""
+"""The chat's names that a body's own are translated to, besides those of every chat."""
 
 
 def _body(*required: str) -> RequestShape:
-    """Make the schema of a body, with `thread` where any is kept."""
+    """Make the schema of a body, with `thread` if answers are stored."""
     kept = request_shape({**FIELDS, "thread": THREAD}, TABLE, *required)
     others = request_shape(FIELDS, TABLE, *required)
     return lambda context: (kept if context.config.stores_responses else others)(context)
 
 
 class AnthropicMessages(OpenAiDialect):
-    """It samples unless `temperature` is 0. Tokens beyond the model's context are cut off, and the answer says so."""
+    """Anthropic's messages. It samples unless `temperature` is 0. Tokens beyond the model's context are cut off, and
+    the answer says so.
+    """
 
     name = "anthropic_messages"
     errors = ERRORS
@@ -574,7 +576,7 @@ class AnthropicMessages(OpenAiDialect):
 
 
 class AnthropicCount(AnthropicMessages):
-    """The tokens of the same prompt; what shapes an answer is checked and has no effect."""
+    """Counts the tokens of the same prompt; fields that affect the answer are checked and have no effect."""
 
     name = "anthropic_count"
     description = Description(
@@ -598,7 +600,7 @@ class _Chat(OpenAiChat):
     """One translated body.
 
     Args:
-        keeping: keeps the answer; None where it is in no thread.
+        keeping: stores the answer; None if it belongs to no thread.
     """
 
     errors = ERRORS

@@ -36,14 +36,14 @@ from handler.protocols.kernel.schema import TEXT, Shape, nullable, record
 
 
 _OWN = ("system", "tools")
-"""What a thread is created with, and has until its end."""
+"""Fields that a thread gets when it is created, and keeps."""
 
 THREAD: Shape = nullable(record({"type": {"enum": ["create", "continue"]}}, {"previous_message_id": TEXT}))
 """What `continued` reads."""
 
 
 def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
-    """Return what a body needs of the messages that are kept; what is wrong with it `continued` says."""
+    """Return the stored messages that a body refers to; `continued` reports errors in it."""
     thread = body.get("thread") if isinstance(body, dict) else None
     if not isinstance(thread, dict):
         return None
@@ -52,12 +52,13 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
 
 
 def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, Any]:
-    """Return a body with what its thread was created with; the messages before are in `context.recalled`.
+    """Complete a body with the fields that its thread was created with; the messages before are in
+    `context.recalled`.
 
     Raises:
-        ThreadsUnsupported: nothing is kept.
-        ThreadNotFound: the message before is not kept.
-        InvalidParameter: `thread` is wrong, or the body has what only its thread has.
+        ThreadsUnsupported: answers are not stored.
+        ThreadNotFound: the message before is not stored.
+        InvalidParameter: `thread` is wrong, or the body sets a field of its thread.
     """
     if (value := body.get("thread")) is None:
         return body
@@ -101,7 +102,7 @@ class ThreadKeeping:
 
 
 def make_keeping(body: Mapping[str, Any], context: ServerContext) -> ThreadKeeping | None:
-    """Return what keeps the answer to a body that was read; None where it is in no thread."""
+    """Return what keeps the answer to a body that was read; None if it is in no thread."""
     thread = body.get("thread")
     if thread is None or context.keeper is None:
         return None
@@ -112,7 +113,7 @@ def make_keeping(body: Mapping[str, Any], context: ServerContext) -> ThreadKeepi
 
 
 SIGNATURE = "lmi"
-"""Of every thinking block. Clients only send back thoughts that have one; it is not checked then."""
+"""The signature of every thinking block. Clients only send back reasoning that has one; it is not checked."""
 
 
 def tool_use_id() -> str:
@@ -122,7 +123,7 @@ def tool_use_id() -> str:
 class Blocks:
     """Turns events into the start, the pieces and the stop of each block, in order.
 
-    White space alone is no block of text beside other blocks.
+    A text of only white space is no block if there are other blocks.
 
     Args:
         stops: the client's stop strings. Each is left out of the text that it ends; the engine sends it.
@@ -130,8 +131,7 @@ class Blocks:
         single: keep the first call only.
 
     Attributes:
-        num_calls: those that have begun.
-        broken: one of them is not whole.
+        num_calls: those that have begun. broken: one of them is incomplete.
         index: of the block that is open, or was last.
     """
 
@@ -148,7 +148,7 @@ class Blocks:
 
     @property
     def called(self) -> bool:
-        """Return whether there are calls, and the client may make them: all are whole."""
+        """Return whether there are calls that the client may execute: all are complete."""
         return self.num_calls > 0 and not self.broken
 
     def feed(self, events: Iterable[Event]) -> list[BlockEvent]:
@@ -202,7 +202,7 @@ class Blocks:
             self._close(found)
 
     def _end_text(self, found: list[BlockEvent]) -> None:
-        """Show the text that might have begun a stop string; none spans two blocks."""
+        """Release the text that might have begun a stop string; none spans two blocks."""
         if self._stops and not self._matcher.matched:
             self._text(self._matcher.flush(), found)
             self._matcher = StopMatcher(self._stops)
@@ -226,7 +226,9 @@ class Blocks:
 
 
 def gather(events: Iterable[BlockEvent]) -> list[Block]:
-    """Join a stream's events to the blocks of a whole answer. A call whose arguments are no object becomes text."""
+    """Join a stream's events into the blocks of a whole answer. A call whose arguments are not an object becomes
+    text.
+    """
     content: list[Any] = []
     pieces: dict[str, list[str]] = {}
     for event in events:
@@ -259,7 +261,7 @@ class Settings(NamedTuple):
         max_tokens: the client's own limit; an earlier end by length is the model's.
         stops: the client's stop strings. The engine leaves them in the text.
         show_thoughts: thinking blocks have a text.
-        keeping: keeps the answer; None where it is in no thread.
+        keeping: stores the answer; None if it belongs to no thread.
     """
 
     id: str
@@ -274,7 +276,7 @@ class Settings(NamedTuple):
         return Blocks(self.stops, show_thoughts=self.show_thoughts, single=self.form.tools.single)
 
     def stop(self, finish: Finish, text: str, num_tokens: int, *, called: bool) -> AnthropicStop:
-        """Say why an answer ended.
+        """Return the stop reason of an answer.
 
         Args:
             text: the answer's text, or its end.
@@ -289,7 +291,7 @@ class Settings(NamedTuple):
         return {"stop_reason": reason, "stop_sequence": stopped_by}
 
     def message(self, num_prompt_tokens: int, num_cached_tokens: int = 0) -> AnthropicMessage:
-        """Make a message as it begins: without content and stop reason."""
+        """Make a message as sent at the start: without content and stop reason."""
         return {
             "id": self.id,
             "type": "message",
@@ -304,7 +306,9 @@ class Settings(NamedTuple):
     def usage(
         self, num_prompt_tokens: int, num_cached_tokens: int, num_tokens: int, num_thoughts: int = 0
     ) -> AnthropicUsage:
-        """Count the tokens. What the engine had in its prefix cache is told apart; what it puts there is not."""
+        """Count the tokens. Tokens found in the engine's prefix cache are counted separately; tokens written to it
+        are not.
+        """
         counts: AnthropicUsage = {
             "input_tokens": num_prompt_tokens - num_cached_tokens,
             "cache_creation_input_tokens": 0,
@@ -317,7 +321,9 @@ class Settings(NamedTuple):
 
 
 class MessageStream(BlockStream):
-    """`message_start`, the events of each block, `message_delta`, `message_stop`. A token of text is an event."""
+    """Writes a message as a stream: `message_start`, the events of each block, `message_delta`, `message_stop`. A
+    token of text is an event.
+    """
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(ERRORS, settings.form)
@@ -382,7 +388,7 @@ class MessageStream(BlockStream):
 
 
 class MessageDocument(WholeReply):
-    """A whole message."""
+    """Writes a whole message."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(1)

@@ -25,7 +25,7 @@ log = logging.getLogger("handler.template")
 
 
 def reasoning_family(context: ServerContext) -> Family | None:
-    """Return the family of the model's thoughts; None where they stay in the text."""
+    """Return the family of the model's thoughts; None if they stay in the text."""
     name = context.config.reasoning
     if context.response_template is not None and name != NONE:
         return family(context.response_template) if context.response_template.reasoning is not None else None
@@ -33,7 +33,7 @@ def reasoning_family(context: ServerContext) -> Family | None:
 
 
 def describe_parsers(context: ServerContext) -> str:
-    """Say which parsers read the model's answers, and by what they were chosen."""
+    """Describe which parsers read the model's answers, and why they were chosen."""
     thoughts, calls = reasoning_family(context), choose_format(context)
     own, shown = "the model's response template", "the chat template"
     by = own if context.response_template is not None else shown
@@ -119,7 +119,7 @@ class AnswerReader:
         return events
 
     def read(self, tokens: list[Token], finish: Finish) -> tuple[list[Event], list[Token]]:
-        """Read a whole answer; return its events, and the tokens that belong to no thought."""
+        """Read a whole answer; return its events, and the tokens that do not belong to reasoning."""
         if self._thoughts is None:
             found = self._events("".join([token.text for token in tokens]))
             return [*found, *self.flush(finish)], tokens
@@ -147,7 +147,7 @@ class AnswerForm(NamedTuple):
     """The form of a request's answers.
 
     Attributes:
-        thinking: None where thoughts are not separated from the text.
+        thinking: None if thoughts are not separated from the text.
         trims: text and reasoning have no white space at their ends.
     """
 
@@ -157,11 +157,11 @@ class AnswerForm(NamedTuple):
 
     @property
     def is_text(self) -> bool:
-        """Return whether answers are nothing but text, as it comes."""
+        """Return whether answers are plain text, passed on unchanged."""
         return self.thinking is None and not self.trims and self.tools.parser() is None
 
     def reader(self) -> AnswerReader | None:
-        """Return a reader of one answer, once the prompt is known; None where answers are nothing but text."""
+        """Return a reader of one answer, once the prompt is known; None if answers are plain text."""
         inner = self.tools.parser()
         if self.thinking is not None:
             parser = self.thinking.parser(inner)
@@ -176,7 +176,7 @@ class AnswerForm(NamedTuple):
         """Keep the special tokens that are marks of this form in the text.
 
         Raises:
-            InvalidParameter: a thought has a budget, and none would be found.
+            InvalidParameter: reasoning has a budget, but could not be recognized.
         """
         shows = self.thinking is not None and self.thinking.shows
         if not shows and (budget := sampling.thinking_token_budget) is not None:
@@ -196,7 +196,7 @@ def answer_form(
 
     Args:
         arguments: those of the chat template.
-        prefix: the beginning of the answer, where the messages end with it.
+        prefix: the beginning of the answer, if the messages end with it.
     """
     trims = context.config.trim_answers
     family, template = reasoning_family(context), context.response_template
@@ -216,7 +216,7 @@ def answer_form(
 
 
 class BlockStream(TokenStream):
-    """Server-sent events of one answer, which a reader reads where it is more than text."""
+    """Server-sent events of one answer, parsed by a reader if it is more than text."""
 
     def __init__(self, errors: ErrorFormat, form: AnswerForm) -> None:
         super().__init__(errors, SSE)

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 
 class CallStart(NamedTuple):
-    """A call begins; `number` counts calls from 0."""
+    """The start of a call; `number` counts calls from 0."""
 
     number: int
     name: str
@@ -25,8 +25,8 @@ class Arguments(NamedTuple):
 class Ending(Enum):
     """The end of a call.
 
-    WHOLE: with its arguments complete. OPEN: with the answer, within its arguments; nothing lacks but what closes them.
-    BROKEN: otherwise.
+    WHOLE: with its arguments complete. OPEN: with the answer, within its arguments; only their closing characters are
+    missing. BROKEN: otherwise.
     """
 
     WHOLE = 0
@@ -35,7 +35,7 @@ class Ending(Enum):
 
 
 class CallEnd(NamedTuple):
-    """A call ends. It comes once a call, at the latest at the answer's end.
+    """The end of a call. It comes once per call, at the latest at the answer's end.
 
     A parser says how the call seems to end; `AnswerReader` says WHOLE or BROKEN, after it has looked at the arguments.
     """
@@ -49,17 +49,19 @@ class CallEnd(NamedTuple):
 
 
 class Reasoning(NamedTuple):
-    """A piece of the model's thoughts; the marks around them are in no event."""
+    """A piece of the model's thoughts; without the marks around it."""
 
     text: str
 
 
 Event = str | Reasoning | CallStart | Arguments | CallEnd
-"""A piece of an answer; a string is text beside the thoughts and the calls."""
+"""A piece of an answer; a string is text outside of reasoning and calls."""
 
 
 class Parser(Protocol):
-    """An incremental parser of one answer's text. The events of any cutting of a text join to the same answer."""
+    """An incremental parser of one answer's text. However a text is split into pieces, its events form the same
+    answer.
+    """
 
     def feed(self, text: str) -> list[Event]:
         """Return the events that `text` completes."""
@@ -69,7 +71,7 @@ class Parser(Protocol):
 
 
 class PlainText(Parser):
-    """Leaves all of an answer text."""
+    """Parses nothing: the whole answer is text."""
 
     def feed(self, text: str) -> list[Event]:
         return [text] if text else []
@@ -82,7 +84,7 @@ _PIECE = 1024  # characters
 
 
 def pieces(text: str) -> Sequence[str]:
-    """Cut a long text, for parsers whose steps cost as much as the text that they hold is long."""
+    """Split a long text, for parsers whose steps cost time proportional to the text that they keep."""
     if len(text) <= _PIECE:
         return (text,) if text else ()
     return [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
@@ -117,7 +119,7 @@ class Ends:
 
 
 class Trimmed:
-    """Trims one answer. Its text is one, whatever stands in between, and so is its reasoning."""
+    """Trims one answer: all its text as one, whatever comes in between, and all its reasoning as one."""
 
     __slots__ = ("_reasoning", "_text")
 
@@ -126,7 +128,7 @@ class Trimmed:
         self._reasoning = Ends()
 
     def read(self, events: Iterable[Event]) -> list[Event]:
-        """Return the events without the white space that begins or may end a text."""
+        """Return the events without leading white space, and without white space that may turn out to be trailing."""
         shown: list[Event] = []
         for event in events:
             if isinstance(event, str):

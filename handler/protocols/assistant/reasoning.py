@@ -19,7 +19,7 @@ class ThinkingParser(Parser):
     """A parser of thoughts.
 
     Args:
-        inner: the parser of what is beside the thoughts; None leaves it text.
+        inner: the parser of what is outside of reasoning; None leaves it as text.
 
     Attributes:
         thinking: whether a thought is open.
@@ -42,7 +42,7 @@ class ThinkingParser(Parser):
 
 
 class MarksParser(ThinkingParser):
-    """Reads from one mark to the next. Half a mark at the end of what has come waits for the rest."""
+    """Reads from one mark to the next. A partial mark at the end of the input waits for the rest."""
 
     def __init__(self, inner: Parser | None = None) -> None:
         super().__init__(inner)
@@ -66,11 +66,11 @@ class MarksParser(ThinkingParser):
 
     @abstractmethod
     def _step(self, events: list[Event], *, final: bool) -> bool:
-        """Read up to the next mark; return whether what follows is to be read as well."""
+        """Read up to the next mark; return whether there is more to parse."""
 
 
 class ThoughtParser(MarksParser):
-    """Thoughts between marks. Half a mark at the end belongs to the thought or the text before it.
+    """Thoughts between marks. A partial mark at the end belongs to the thought or the text before it.
 
     Args:
         thinking: the answer's first character belongs to a thought.
@@ -131,14 +131,14 @@ class ThoughtParser(MarksParser):
         return bool(mark)
 
     def _calls(self, events: list[Event], *, final: bool) -> bool:
-        """Give calls to the inner parser, up to the mark after which another thought may begin."""
+        """Pass calls to the inner parser, up to the mark after which another thought may begin."""
         text, mark, self._held = split(self._held, (self._family.calls_end,), final=final)
         events += self._beside(text + mark)
         self._in_calls = not mark
         return bool(mark)
 
     def _leave(self, mark: str, events: list[Event]) -> None:
-        """Give all that follows to the inner parser, or all up to the end of the calls."""
+        """Pass all that follows to the inner parser, or all up to the end of the calls."""
         if mark and self._family.calls_end:
             self._in_calls = True
             events += self._beside(mark)
@@ -150,7 +150,7 @@ class Unframed(MarksParser):
     """Drops the marks around an answer's text: the first one before it, and those that end it.
 
     Args:
-        inner: the parser of the text; None leaves it text.
+        inner: the parser of the text; None leaves it as text.
     """
 
     def __init__(self, family: Family, inner: Parser | None) -> None:
@@ -174,7 +174,7 @@ class Unframed(MarksParser):
         return self._begun
 
     def _text(self, events: list[Event], *, final: bool) -> bool:
-        """Read up to a mark that may end the answer; return whether what follows is to be read as well."""
+        """Read up to a mark that may end the answer; return whether there is more to parse."""
         if not self._closing:
             events += self._beside(self._held)
             self._held = ""
@@ -197,10 +197,10 @@ _LONGEST_HEADER = 1024  # characters
 
 
 class MessagesParser(MarksParser):
-    """Messages, each with a header. What has no header is text.
+    """Messages, each with a header. Output without a header is text.
 
     Attributes:
-        headers: how a header begins.
+        headers: beginnings of a header.
         ends: marks after a message.
     """
 
@@ -297,7 +297,7 @@ class MuseParser(MessagesParser):
 
 
 class Prefixed(ThinkingParser):
-    """The whole answer as text, after a mark that the prompt had."""
+    """Parses an answer whose opening mark is part of the prompt."""
 
     def __init__(self, mark: str, inner: Parser | None = None) -> None:
         super().__init__(inner)
@@ -328,7 +328,7 @@ def thinking_parser(family: Family, inner: Parser | None = None, *, thinking: bo
 def split(text: str, marks: tuple[str, ...], *, final: bool) -> tuple[str, str, str]:
     """Cut a text at its first mark: before it, the mark, and after it.
 
-    Without a mark the third is an end that may grow into one; there is none where the text is `final`.
+    Without a mark the third part is an end that may grow into one, or empty if the text is `final`.
     """
     pattern, firsts, longest = _search(marks)
     cut = len(text)
@@ -352,22 +352,22 @@ def _search(marks: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str], i
 
 
 _COUNTED_ANEW = ("presence_penalty", "frequency_penalty", "no_repeat_ngram_size")
-"""Sampling fields that look at the answer's tokens, of which the engine has the thought's as the prompt's."""
+"""Sampling fields that depend on the answer's tokens; the engine sees the reasoning's tokens as part of the prompt."""
 
 
 class Thinking:
     """The reasoning of one request's answers.
 
     Attributes:
-        shows: it is shown apart from the text.
+        shows: it is shown separately from the text.
 
     Args:
         family: the model's.
         kwargs: the arguments of the chat template.
-        prefix: the text with which the prompt ends, and which the answer continues; None where it begins one.
-        vocabulary: of the answers; None where each prompt brings its own.
-        lacks: the reason why the engine cannot end a thought, or begin a rule after one; "" where it can.
-        named: an option names the family; otherwise a rule holds from the start where none can begin after a thought.
+        prefix: the text with which the prompt ends, and which the answer continues; None if it begins one.
+        vocabulary: of the answers; None if each prompt brings its own.
+        lacks: the reason why the engine cannot end a thought, or start a rule after one; "" if it can.
+        named: an option names the family; otherwise a rule applies from the start if it cannot start after reasoning.
     """
 
     shows = True
@@ -395,7 +395,7 @@ class Thinking:
         return self.family.special(vocabulary)
 
     def ends_open(self, prompt: str) -> bool | None:
-        """Return whether a prompt leaves a thought open, or has ended one; None where it says nothing."""
+        """Return whether a prompt leaves a thought open, or has closed one; None if neither shows."""
         if self._prefix is not None:
             return self.family.is_open(self._prefix)
         return None if self.family.name in MESSAGES else self.family.ends_open(prompt)
@@ -430,7 +430,7 @@ class Thinking:
         return request._replace(sampling=sampling._replace(thoughts=thoughts))
 
     def _closing(self, sampling: Sampling, name: str) -> tuple[int, ...]:
-        """Check that a thought may be followed by a part of its own; return the ids that end one."""
+        """Check that the answer after a thought can be generated separately; return the ids that end the thought."""
         off = "send chat_template_kwargs with enable_thinking false"
         if self._lacks:
             raise InvalidParameter(f"{name}: the model thinks before it answers, and {self._lacks}; {off}")

@@ -17,17 +17,17 @@ class Family(NamedTuple):
     """The form of a family's thoughts.
 
     Attributes:
-        begin: marks before a thought; of two that begin alike the longer stands first.
+        begin: marks before a thought; of two with the same beginning the longer comes first.
         end: marks after it.
         calls: marks of a tool call, which end a thought too.
         calls_end: after this mark another thought may begin; without one all that follows a call belongs to the calls.
         thinks: an answer is a thought from its first character, until a mark ends it. Otherwise a mark begins it.
-        switch: what `enable_thinking` is where the request does not say.
+        switch: what `enable_thinking` is if the request does not set it.
         reopens: a later mark begins another thought.
-        strips: the space at a thought's end is in no event.
-        others: further marks of the form, which are in no event.
-        opening: marks of which one may precede the text beside the thoughts; it is in no event.
-        closing_text: marks that may end the answer; they are in no event there.
+        strips: white space at a thought's end is dropped.
+        others: additional marks, which are dropped.
+        opening: marks of which one may precede the text outside of reasoning; it is dropped.
+        closing_text: marks that may end the answer; they are dropped there.
         own_ending: each checkpoint's marks may have an ending of its own, as `<think:opensource>`.
     """
 
@@ -62,7 +62,7 @@ class Family(NamedTuple):
 
     @property
     def closing(self) -> str:
-        """The mark that ends a thought wherever it stands; "" where there is none."""
+        """The mark that ends a thought anywhere; "" if there is none."""
         return self.end[0] if self.end and self.name not in MESSAGES else ""
 
     def special(self, vocabulary: Vocabulary | None) -> frozenset[str]:
@@ -72,12 +72,12 @@ class Family(NamedTuple):
         return vocabulary.marks.intersection(self.marks)
 
     def is_on(self, kwargs: Mapping[str, Any]) -> bool:
-        """Return whether a request's template arguments leave the thinking on."""
+        """Return whether a request's template arguments leave reasoning enabled."""
         given = [bool(kwargs[name]) for name in ("thinking", "enable_thinking") if kwargs.get(name) is not None]
         return any(given) if given else self.switch
 
     def ends_open(self, prompt: str) -> bool | None:
-        """Return whether a prompt ends with a mark that begins a thought; None where it ends without a mark."""
+        """Return whether a prompt ends with a mark that begins a thought; None if it ends without a mark."""
         end = prompt[-_TAIL:].rstrip()
         if end.endswith(self.end):
             return False
@@ -245,7 +245,7 @@ _BY_COMPANY = {
     "<｜Assistant｜>": "deepseek_r1",
     "": "qwen3",
 }
-"""What stands beside <think> in a chat template."""
+"""Text that accompanies <think> in a chat template."""
 
 
 @functools.lru_cache

@@ -1,4 +1,4 @@
-"""Fields of a request that its chat template gets beside messages and tools."""
+"""Fields of a request that the chat template gets besides messages and tools."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RESERVED = (
     "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
     "return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs",
 )  # fmt: skip
-"""Names that a renderer of templates takes for itself."""
+"""Names that the template renderer reserves."""
 
 
 def warn_of_unread(arguments: Iterable[str], template: str) -> None:
@@ -99,7 +99,7 @@ def read_template(
     """Return the template's options, and the names of those that the template does not read.
 
     Args:
-        given: what READERS have read, by name.
+        given: the values that READERS have read, by name.
 
     Raises:
         InvalidParameter: naming a wrong combination.

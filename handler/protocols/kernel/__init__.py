@@ -1,1 +1,1 @@
-"""The parts of every dialect: requests and replies, streams, errors, readers, parameters, schemas."""
+"""Building blocks of every dialect: requests and replies, streams, errors, readers, parameters, schemas."""

@@ -1,4 +1,4 @@
-"""A body: its bytes as strict JSON, its unknown names, and its values as a lax reader of them takes them."""
+"""A body: its bytes as strict JSON, its unknown names, and its values, converted as a lax reader would."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from handler.protocols.kernel.schema import Shape
 
 _TO_ZERO = bytes.maketrans(b"123456789", b"000000000")
 _CONTINUATION = bytes(range(0x80, 0xC0))
-"""Bytes of UTF-8 that begin no character."""
+"""Bytes of UTF-8 that do not begin a character."""
 _MEMBER, _OBJECT = 88, 240  # bytes that an empty list takes in a list, and an object with one name
 _LONG_NUMBER = b"0" * 19
 """The shortest integer that orjson may read as a float."""
 
 
 def decoded_size(body: bytes) -> int:
-    """Return how many bytes the value of a body of JSON takes in memory, at most, about.
+    """Estimate the maximum memory of the decoded value of a JSON body, in bytes.
 
     One wide character makes all of a text wide, and an escape of six bytes is one character, or half of one.
     """
@@ -42,7 +42,7 @@ def decode(body: bytes, *, unique_keys: bool = True) -> Any:
     """Decode strict JSON: no NaN, no lone surrogates, nothing after the document, and at most MAX_DEPTH levels.
 
     Args:
-        unique_keys: refuse an object that has a key twice; else the last one counts.
+        unique_keys: refuse an object that has a key twice; otherwise the last one counts.
 
     Raises:
         NotJson: naming what is wrong, and where.
@@ -60,7 +60,7 @@ def decode(body: bytes, *, unique_keys: bool = True) -> Any:
 
 
 def decode_in_python(body: bytes | memoryview, *, unique_keys: bool = True) -> Any:
-    """Do as `decode`, by the standard library: slower, in less memory, and it says what is wrong."""
+    """Decode with the standard library: slower, but in less memory, and with the cause of an error. See `decode`."""
     text = decode_text(body, "utf-8-sig")
     if not text or text.isspace():
         raise NotJson("the body is empty")
@@ -119,7 +119,7 @@ _ELSEWHERE = frozenset(
         "session_params", "thread", "thread_id", "vector_store_ids",
     }
 )  # fmt: skip
-"""Names that say: a part of this request is on the server. Without it the answer would be another one."""
+"""Names that refer to a part of the request on the server, without which the answer would be different."""
 
 
 _NEUTRAL: Mapping[str, Collection[Any]] = {
@@ -134,16 +134,16 @@ _NEUTRAL: Mapping[str, Collection[Any]] = {
     "top_k": (0, -1),
     "logit_bias": ({},),
 }
-"""Sampling parameters of some dialects, and their values that ask for nothing."""
+"""Sampling parameters of some dialects, and their neutral values."""
 
 
 def report_unknown(names: list[str], body: Mapping[str, Any], context: ServerContext) -> list[str]:
     """Return unknown names for the answer's header, or refuse them (option.unknown_parameters=refuse).
 
-    A sampling parameter of another dialect whose value asks for nothing is none.
+    A sampling parameter of another dialect with a neutral value does not count.
 
     Raises:
-        InvalidParameter: one says that the rest of the request is on the server.
+        InvalidParameter: one refers to a part of the request on the server.
     """
     found = []
     for name in names:
@@ -204,7 +204,7 @@ def _whole(value: Any) -> Any:
 
 
 def as_int(value: Any) -> Any:
-    """Do as Python's `int`, which LMI's handlers call on a prompt's `seed` alone."""
+    """Convert as Python's `int`, which LMI's handlers call only on a prompt's `seed`."""
     if not isinstance(value, str | float | bool):
         return value
     try:
@@ -214,7 +214,7 @@ def as_int(value: Any) -> Any:
 
 
 PYTHON = Rule(_truth, _whole, lambda value: value)
-"""Text is left as it is, and so refused: it cannot be compared with a number, and "false" would be true."""
+"""Strings are left unchanged, and so refused: it cannot be compared with a number, and "false" would be true."""
 
 
 # -- pydantic's --------------------------------------------------------------------------------------------------
@@ -257,11 +257,11 @@ PYDANTIC = Rule(_flag, _integer, _number)
 def relaxed_by(
     rule: Rule, shapes: Mapping[str, Shape], own: Mapping[str, Convert] = MappingProxyType({})
 ) -> Callable[[Any], Any]:
-    """Return a function that puts the values of an object's fields right; anything else it returns as it is.
+    """Return a function that converts the values of an object's fields; anything else is returned unchanged.
 
     Args:
-        shapes: the fields' JSON schemas. It looks at numbers and flags, and at lists and objects of them, no deeper.
-        own: fields with a conversion of their own.
+        shapes: the fields' JSON schemas. It converts numbers and flags, and lists and objects of them, no deeper.
+            own: fields with their own conversion.
     """
     converts = {**{name: found for name, shape in shapes.items() if (found := _of_shape(rule, shape))}, **own}
 

@@ -1,4 +1,4 @@
-"""A dialect: what reads a body and writes the answer, and what it knows of the server."""
+"""A dialect: it reads a body and writes the answer; and what it knows of the server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from handler.protocols.kernel.schema import Shape
 log = logging.getLogger("handler.requests")
 
 DEFAULT_MAX_MEDIA = 32
-"""Media of one kind in a request, where option.limit_mm_per_prompt names no number."""
+"""Media of one kind in a request, unless option.limit_mm_per_prompt gives a number."""
 
 
 class GenerationDefaults(NamedTuple):
@@ -28,7 +28,7 @@ class GenerationDefaults(NamedTuple):
 
     Attributes:
         sampling: fields of Sampling; without those that the engine does not support.
-        max_new_tokens: of an answer that would otherwise fill the context; None lets it.
+        max_new_tokens: of an answer that would otherwise fill the context; None allows that.
         most_new_tokens: of every answer, whatever its client asks for; None: any number.
     """
 
@@ -73,13 +73,13 @@ class NoAdapters:
 
 
 class Notices:
-    """Lines that the log says once of a server, however many requests bring them about. Thread-safe."""
+    """Log lines that a server writes once, however many requests cause them. Thread-safe."""
 
     def __init__(self) -> None:
         self._given: dict[str, object] = {}
 
     def once(self, message: str) -> None:
-        """Log a warning, the first time that it is given. It names no client's text, so that there are few."""
+        """Log a warning only once. It must not contain a client's text, so that there are few."""
         this = object()
         if self._given.setdefault(message, this) is this:
             log.warning("%s", message)
@@ -94,31 +94,30 @@ class ServerContext:
         config: the options.
         unsupported: Sampling field -> why the engine does not support it.
         limits: Sampling field -> the largest value that the engine takes.
-        no_adapters: why the engine serves no LoRA adapters; "" where it does.
+        no_adapters: why the engine serves no LoRA adapters; "" if it does.
         adapters: the registered adapters; thread-safe.
         adapter: the one that this request's headers name; the body may name no other.
         sampling_defaults: Sampling fields for a request that has `do_sample` true and no value of its own.
         generation: the model's defaults, for dialects that read parameters by `read_sampled`.
-        vocabulary: the tokens that ids stand for; None where each prompt brings its own vocabulary.
+        vocabulary: the tokens that ids stand for; None if each prompt brings its own vocabulary.
         most_tokens: tokens of prompt and answer together that the model takes; None until it has been loaded.
         chat_template: the model's own chat template; "" without one.
         model_names: names that requests may give the model, its own first; "*" among them allows any name.
-        source: the last part of where the model came from; "" where there is none, as with echo.
+        source: the last part of the model's path or address; "" if there is none, as with echo.
         fingerprint: the `system_fingerprint` of answers.
         tool_format: a `Format` of `assistant/`, that of `option.tool_parser_plugin`, which comes before
             `option.tool_call_parser`; or None.
-        response_template: a `ResponseTemplate` of `assistant/`, the model's own, where it reads the answers; or None.
+        response_template: a `ResponseTemplate` of `assistant/`, the model's own, if it parses the answers; or None.
         structural_tags: xgrammar's styles of arguments that the engine's structural tags have.
         task: what the model computes; requests for anything else are refused when they have been parsed.
         labels: names of the numbers of a classification.
-        no_media: by kind, why messages may have no such media; "" where they may. Other kinds: none.
-        max_media: by kind, the most of one request.
+        no_media: by kind, why messages may not have such media; "" if they may. Other kinds are not allowed.
+            max_media: by kind, the maximum of one request.
         prompts: the model's own prompts for embeddings by name, each the beginning of a text.
         tokenizer_config: the model's tokenizer_config.json, where `option.enable_tokenizer_info_endpoint` shows it.
         notices: what the log has said.
-        keeper: keeps this request's answer; None where nothing is kept.
-        recalled: what is kept of the answers that this request goes on from.
-        parsed: what `read_all` keeps; a context that is made of another begins anew.
+        keeper: stores this request's answer; None if nothing is stored. recalled: the stored answers that this
+            request continues. parsed: the cache of `read_all`; a context made from another has its own.
     """
 
     engine: str
@@ -196,13 +195,12 @@ class Reply(ABC):
         """Return the bytes for the next delta of request number `index`. Only a stream is fed an error."""
 
     def takes_long(self, delta: Delta) -> bool:
-        """Return whether `feed` takes long with this delta, so that a thread is to call it."""
+        """Return whether `feed` takes long with this delta, so that it should run on a thread."""
         return False
 
     def token_encoder(self) -> TokenEncoder | None:
-        """Return an encoder of the only sequence's next tokens; None where, or while, `feed` has to be asked.
-
-        It does what `feed` does with a delta of one token and nothing else, at less cost.
+        """Return an encoder of the only sequence's next tokens; None if `feed` has to be called instead, possibly
+        only for now. It does what `feed` does with a delta of only one token, at less cost.
         """
         return None
 
@@ -211,21 +209,21 @@ class ParsedRequest(NamedTuple):
     """One HTTP request: its prompts, and the reply that writes their answer.
 
     Attributes:
-        requests: empty where the answer needs no engine; the reply then ends with the first delta, which has no tokens.
+        requests: empty if the answer needs no engine; the reply then ends with the first delta, which has no tokens.
         errors: renders a failure before anything was sent.
         ignored: names in the body without effect: those that no dialect knows, and those that this answer ignores.
         of_tokens: a user's output formatter that takes tokens applies to this answer.
         as_openai: makes a reply that writes the same as OpenAI's document, or as its chunks in lines or events, which
-            other output formatters of a user's may take. None: none of them applies.
+            a user's other output formatters may take. None: none of them applies.
         formatter: the title of the user's function that the reply runs, for messages; "" without one. `feed` then
             takes its time and may raise FormatterFailed; feed it a delta with that error, as for any failure.
         headers: the dialect's own headers; called with None when a stream starts, before the timing is known.
         keep_alive: bytes that a stream sends when it has been silent for a while; b"" for none.
-        keeps: the reply's last `feed` keeps the answer, and blocks until that is done.
-        take_prompt: hands the reply the prompt, of which alone the answer is made, however many tokens the model takes;
-            called on any thread. None: the engine answers.
-        num_repeated: bytes of the request that the answer repeats, beyond what prompts and parameters are, as often as
-            it does.
+        keeps: the reply's last `feed` stores the answer, and blocks until that is done. take_prompt: passes the
+            prompt to the reply, whose answer depends only on it, even if it is too long for the model; called on any
+            thread. None: the engine answers.
+        num_repeated: bytes of the request that the answer repeats, besides prompts and parameters, times the number
+            of repetitions.
     """
 
     requests: Sequence[Request]
@@ -244,7 +242,7 @@ class ParsedRequest(NamedTuple):
 
 
 RequestShape = Callable[[ServerContext], Shape]
-"""The schema of a request's body for one server: parameters name what its engine does not support."""
+"""The schema of a request's body for one server: the parameters' descriptions name what its engine does not support."""
 
 
 class Description(NamedTuple):
@@ -255,10 +253,10 @@ class Description(NamedTuple):
         request_shape: the schema of that component.
         error: the type of an error's body.
         example: a request that any model can answer.
-        answer: the type of a whole answer; None where the route always streams.
-        chunk: the type of one value of a stream; None where the route never streams.
-        failure: the type of the last value of a stream that broke off; None where it is an error's body.
-        streams: content types of streams; each value is framed by itself.
+        answer: the type of a whole answer; None if the route always streams.
+        chunk: the type of one value of a stream; None if the route never streams.
+        failure: the type of the last value of a stream that broke off; None if it is an error's body.
+        streams: content types of streams; each value is framed separately.
         refuses_in_frame: a refused request for a stream gets `failure`, framed as the stream would be.
         texts: a whole answer may also be plain text.
     """
@@ -283,8 +281,8 @@ class Dialect(ABC):
         description: its bodies, for the API's document.
         any_media: read bodies as JSON whatever their content type is.
         forms: bodies may also be forms (multipart/form-data); `parse` gets their texts and files (`Upload`) by name.
-        unique_keys: refuse a body that has a key twice, as its original does; else the last one counts.
-        errors: how it tells failures, where nothing of a request is known.
+        unique_keys: refuse a body with a duplicate key, as its original does; otherwise the last one counts. errors:
+            its form of errors if nothing is known about the request.
     """
 
     name: str
@@ -303,14 +301,16 @@ class Dialect(ABC):
         """
 
     def wanted(self, body: Any) -> Wanted | None:
-        """Return what a body needs of the answers that are kept, where any are; None: nothing, nor is its own kept."""
+        """Return the stored answers that a body refers to, if the server stores any; None: it needs none, and its own
+        is not stored.
+        """
         return None
 
     def errors_of(self, body: Any, context: ServerContext) -> ErrorFormat:
-        """Return how it tells that it refuses a body, for which a wrong one is read as far as it can be.
+        """Return the form of errors for a body; a wrong one is read as far as possible.
 
         Args:
-            body: None where it was not decoded.
+            body: None if it was not decoded.
         """
         return self.errors
 
@@ -323,11 +323,10 @@ Kind = Literal["response", "thread"]
 
 
 class Wanted(NamedTuple):
-    """The kept answers that a body needs.
+    """The stored answers that a body refers to.
 
     Attributes:
-        keeps: its own answer is to be kept.
-        previous: the id of the answer that it goes on from; "" for none.
+        keeps: its own answer is to be stored. previous: the id of the answer that it continues; "" for none.
         items: ids of single items that it names.
     """
 
@@ -341,14 +340,13 @@ State = Literal["found", "missing", "broken", "in_progress", "failed", "too_long
 
 
 class Recalled(NamedTuple):
-    """The kept part of it.
+    """The stored values that were found.
 
     Attributes:
-        state: of the answer that the body goes on from; "broken": one before it is not kept any more.
-        head: what the first answer of the conversation was kept with.
+        state: of the answer that the body continues; "broken": one before it is no longer stored. head: what was
+            stored with the first answer of the conversation.
         history: the items of all answers before, each one's input and then its output.
-        items: those that the body names and that are kept, by id.
-        size: bytes of it all.
+        items: those that the body names and that are stored, by id. size: bytes of all of it.
     """
 
     state: State = "found"
@@ -362,11 +360,11 @@ NOTHING = Recalled()
 
 
 def too_long(field: object, what: str, most: int) -> InvalidParameter:
-    """Return the error for more that was kept than a request may bring in.
+    """Return the error for stored values that exceed the size of a request.
 
     Args:
         field: the body's, with its value.
-        what: it names.
+        what: the stored values.
         most: bytes.
     """
     return InvalidParameter(f"{field}: {what} have more than {most} bytes (max_request_size)")
@@ -380,7 +378,7 @@ class KeptItem(NamedTuple):
 
 
 def kept_items(items: Iterable[Mapping[str, Any]]) -> list[KeptItem]:
-    """Return items as they are kept.
+    """Return items in their stored form.
 
     Raises:
         InvalidPayload: one can be read, but not written.
@@ -397,12 +395,11 @@ def _id(item: Mapping[str, Any]) -> str:
 
 
 class KeptAnswer(NamedTuple):
-    """An answer to keep.
+    """An answer to store.
 
     Attributes:
         previous: the id of the answer before; "" for none.
-        failed: nothing can go on from it.
-        head: what is not its items.
+        failed: it cannot be continued. head: everything but its items.
         given: the items of its request.
         output: its own.
     """
@@ -417,17 +414,17 @@ class KeptAnswer(NamedTuple):
 
 
 class Keeper(Protocol):
-    """Keeps one client's answers."""
+    """Stores one client's answers."""
 
     def begin(self, id: str, answer: Mapping[str, Any]) -> object:
-        """Note an answer in progress, for as long as what it returns is held."""
+        """Note an answer in progress, for as long as the returned object exists."""
 
     def keep(self, answer: KeptAnswer) -> bool:
-        """Keep an answer that has ended; return whether it is kept. It blocks."""
+        """Store a finished answer; return whether it was stored. Blocking."""
 
 
 class Keeping:
-    """Keeps one answer, for the reply that writes it.
+    """Stores one answer, for the reply that writes it.
 
     Args:
         given: the request's own items.
@@ -444,7 +441,7 @@ class Keeping:
     def end(
         self, id: str, head: Mapping[str, Any], output: Sequence[Mapping[str, Any]], *, failed: bool = False
     ) -> bool:
-        """Keep the answer, which has ended; return whether it is kept. It blocks."""
+        """Store the finished answer; return whether it was stored. Blocking."""
         kept = self._keeper.keep(KeptAnswer(id, self._kind, self._previous, failed, head, self._given, output))
         self._in_progress = None
         return kept

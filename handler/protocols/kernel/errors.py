@@ -19,7 +19,7 @@ class HttpResponse(NamedTuple):
     """A whole HTTP response.
 
     Attributes:
-        retry_after: seconds after which the client may come again; 0 where nobody knows.
+        retry_after: seconds after which the client may retry; 0 if unknown.
         headers: the dialect's own.
     """
 
@@ -35,13 +35,12 @@ _WAIT = (1.0, 4.0)  # seconds
 
 
 def retry_headers(status: int, retry_after: float = 0.0) -> Headers:
-    """Return the headers that say when to come again; none for statuses that time does not heal.
-
-    A time that nobody knows is random, as clients add nothing to it: those that were refused together would come
-    together again. OpenAI's and Anthropic's clients read the milliseconds, others whole seconds.
+    """Return the headers that say when to retry; none for statuses that a retry cannot cure. An unknown time is
+    random, since clients add no jitter: those refused together would retry together. OpenAI's and Anthropic's clients
+    read the milliseconds, others whole seconds.
 
     Args:
-        retry_after: seconds; 0 where nobody knows.
+        retry_after: seconds; 0 if unknown.
     """
     if status not in _BUSY:
         return ()
@@ -59,16 +58,16 @@ class FrontEndError(TypedDict):
 
 
 class ErrorFormat:
-    """The form in which a dialect tells that a request failed.
+    """A dialect's form of errors.
 
     Attributes:
-        statuses: class of error -> the dialect's status, where it is not the error's own.
+        statuses: class of error -> the dialect's status, if it differs from the error's own.
     """
 
     statuses: Mapping[type[ServingError], int] = MappingProxyType({})
 
     def status(self, error: ServingError) -> int:
-        """Return the status of the nearest class that has one, in the dialect's table or of its own."""
+        """Return the status of the nearest base class that has one, in the dialect's table or its own."""
         for kind in type(error).__mro__:
             if kind in self.statuses:
                 return self.statuses[kind]
@@ -77,41 +76,43 @@ class ErrorFormat:
         return error.status
 
     def headers(self, error: ServingError) -> Headers:
-        """Return the dialect's own headers of an answer that is nothing but the error."""
+        """Return the dialect's own headers of an answer that is only the error."""
         return ()
 
     def body(self, error: ServingError) -> Any:
-        """Render the body of an answer that is nothing but the error."""
+        """Render the body of an answer that is only the error."""
         raise NotImplementedError
 
     def tail(self, error: ServingError) -> Any:
-        """Render the last value of a stream that broke off."""
+        """Render the last value of a stream that failed."""
         return self.body(error)
 
     def response(self, error: ServingError) -> HttpResponse:
-        """Render status and body of an answer where nothing has been sent. Override it for other framings."""
+        """Render status and body of an answer if nothing has been sent. Override it for other framings."""
         return HttpResponse(self.status(error), JSON.content_type, JSON.encode(self.body(error)))
 
     @final
     def whole(self, error: ServingError) -> HttpResponse:
-        """Return the answer where nothing has been sent, with the dialect's own headers."""
+        """Return the answer if nothing has been sent, with the dialect's own headers."""
         return self.response(error)._replace(headers=self.headers(error))
 
 
 class FrontEndErrors(ErrorFormat):
-    """Those of DJL Serving's front end, and of routes that have no dialect. A handler's own refusals have 424 there."""
+    """The form of errors of DJL Serving's front end, and of routes that have no dialect. A handler's own refusals
+    have 424 there.
+    """
 
     statuses = MappingProxyType({InvalidPayload: 424, InvalidParameter: 424, TooLong: 424})
 
     def body(self, error: ServingError) -> Any:
-        """Render an error as the front end renders a request that it turns away."""
+        """Render an error as the front end renders a request that it refuses."""
         message = error.message
         body: FrontEndError = {"code": self.status(error), "type": error.type, "message": message, "error": message}
         return body
 
 
 class ServerErrors(FrontEndErrors):
-    """Errors that the front end itself finds, before a model is asked: they have no `error`."""
+    """The form of errors that the front end itself finds, before a model is asked: they have no `error`."""
 
     def body(self, error: ServingError) -> FrontEndError:
         return {"code": self.status(error), "type": error.type, "message": error.message}

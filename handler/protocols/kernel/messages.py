@@ -35,7 +35,7 @@ def taken_media(context: ServerContext) -> list[str]:
 
 
 def check_taken(kind: str, word: str, at: str, context: ServerContext) -> None:
-    """Raise InvalidPayload where the engine takes no media of a kind; `word` is the client's for one."""
+    """Raise InvalidPayload if the engine does not accept media of a kind; `word` is the client's name for it."""
     if reason := context.no_media.get(kind, _TEXT_ONLY):
         raise InvalidPayload(f"{at}: {word!r} is not supported: {reason}")
 
@@ -47,7 +47,7 @@ def read_url(kind: str, url: Any, name: str) -> MediaSource:
         name: the field's path, for messages.
 
     Raises:
-        InvalidPayload: it is none, or a data URL that is wrong.
+        InvalidPayload: it is not a URL, or is a wrong data URL.
     """
     if not isinstance(url, str) or not url:
         raise InvalidPayload(f"{name} must be a URL")
@@ -85,7 +85,7 @@ def read_base64(kind: str, text: Any, name: str, *, start: int = 0) -> MediaSour
 
 
 def check_number(media: list[MediaSource], context: ServerContext) -> None:
-    """Raise InvalidPayload, naming the first medium too many of a kind."""
+    """Raise InvalidPayload if there are too many media of a kind, naming the first excess one."""
     for kind, several in MEDIA.items():
         most = context.max_media.get(kind, DEFAULT_MAX_MEDIA)
         if more := [source.name for source in media if source.kind == kind][most:]:
@@ -102,7 +102,7 @@ _TEXTS = {
 """Types of parts with text, and the field that has it. Of all, vLLM takes the first five, as text (chat_utils.py)."""
 
 _PERHAPS_NULL = ("text", "refusal")
-"""Types of parts that are left out where they have no text, as in vLLM."""
+"""Types of parts that are left out if they have no text, as in vLLM."""
 
 _URLS = {"image_url": "image", "audio_url": "audio"}
 """Types of parts with a URL in a field of the same name, and the kind of their media."""
@@ -117,7 +117,7 @@ _KINDS = {**_URLS, _IMAGE: "image", _AUDIO: "audio"}
 """Types of parts with media, and their kinds."""
 
 _UNREAD = {"video_url": "video", "input_video": "video", "file": "files", "input_file": "files"}
-"""Types of parts that other servers read, each with what it brings."""
+"""Types of parts that other servers read, each with what it contains."""
 
 _WHY = {
     "image": "write it as an 'image_url'",
@@ -153,7 +153,7 @@ class PartReader(NamedTuple):
 
     Attributes:
         path: of parts in general, as `messages[].content[]`.
-        unknown: gets names that have no effect.
+        unknown: collects names that have no effect.
     """
 
     context: ServerContext
@@ -161,11 +161,11 @@ class PartReader(NamedTuple):
     unknown: dict[str, None]
 
     def read(self, content: Any, at: str, *, media: bool) -> list[str | MediaSource]:
-        """Read a string or a list of parts, which may have a MediaSource as it is.
+        """Read a string or a list of parts, which may contain a MediaSource itself.
 
         Args:
             at: the content's own path.
-            media: they may be among the parts.
+            media: whether they may be among the parts.
 
         Raises:
             InvalidPayload: naming the wrong part, with its type and what would be right; it quotes no content.
@@ -199,7 +199,7 @@ class PartReader(NamedTuple):
         raise InvalidPayload(f"{at}: {word!r} must have a string '{field}'")
 
     def _reason(self, word: str) -> str:
-        """Say what to send instead of a part of a type that is not read."""
+        """Return what to send instead of a part of a type that is not read."""
         if word in _UNREAD:
             taken = ["text", *(MEDIA[kind] for kind in taken_media(self.context))]
             read = " and ".join(filter(None, (", ".join(taken[:-1]), taken[-1])))
@@ -272,10 +272,10 @@ Message = Mapping[str, Any]
 
 
 def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ...], list[MediaSource], list[str]]:
-    """Read the messages as the tokenizer takes them and the media in them, and list their unknown names.
+    """Read the messages as the tokenizer expects them, and the media in them, and list their unknown names.
 
-    `developer` means `system`, null means absent. A dialect that is translated to this one puts a MediaSource itself
-    in the place of a part.
+    `developer` means `system`, null means absent. A dialect that is translated to this one may use a MediaSource
+    instead of a part.
 
     Raises:
         InvalidPayload: naming the wrong message and what would be right; it quotes no content.
@@ -300,7 +300,7 @@ def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ..
 
 
 def _message(message: Message, at: str, parts: PartReader, media: list[MediaSource]) -> dict[str, Any]:
-    """Read a message; `media` gets those of its content."""
+    """Read a message; append the media of its content to `media`."""
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise InvalidPayload(f"{at}.role must be one of {', '.join(ROLES)}")
@@ -325,7 +325,7 @@ def _message(message: Message, at: str, parts: PartReader, media: list[MediaSour
 
 
 def _thoughts(message: Message, at: str) -> dict[str, str]:
-    """Read an assistant's thoughts, and give them all names under which chat templates read them."""
+    """Read an assistant's thoughts, and store them under all names by which chat templates read them."""
     for name in _THOUGHTS:
         if name in message:
             return dict.fromkeys((*_THOUGHTS, "thinking"), string_at(message[name], f"{at}.{name}"))
@@ -333,7 +333,7 @@ def _thoughts(message: Message, at: str) -> dict[str, str]:
 
 
 def _check_arguments(messages: list[Any]) -> None:
-    """Bound the JSON texts in calls: other requests wait while they are parsed."""
+    """Limit the size of JSON texts in calls: other requests wait while they are parsed."""
     calls = [call for message in messages for call in _list(message, "tool_calls")]
     if not calls:
         return
@@ -353,7 +353,7 @@ def _list(message: Any, name: str) -> list[Any]:
 
 
 def _tool_calls(value: Any, at: str, unknown: dict[str, None]) -> list[dict[str, Any]]:
-    """Read calls as chat templates take them, with arguments as objects."""
+    """Read calls as chat templates expect them, with arguments as objects."""
     if not isinstance(value, list):
         raise InvalidPayload(f"{at} must be a list")
     return [_tool_call(call, f"{at}[{index}]", unknown) for index, call in enumerate(value)]
@@ -375,7 +375,7 @@ def _tool_call(call: Any, at: str, unknown: dict[str, None]) -> dict[str, Any]:
 def read_arguments(text: str, name: str, unknown: dict[str, None]) -> dict[str, Any]:
     """Read the JSON text of a call's arguments.
 
-    What a model wrote wrongly stands in the history from then on: it is left out, and its `name` is listed.
+    Invalid JSON that a model once wrote stays in the history: it is left out, and its `name` is listed.
     """
     try:
         value = json.loads(text or "{}")
@@ -390,7 +390,7 @@ def read_arguments(text: str, name: str, unknown: dict[str, None]) -> dict[str, 
 
 
 def string_at(value: Any, at: str) -> str:
-    """Read a string; `at` is its place in the body, for messages."""
+    """Read a string; `at` is its path in the body, for messages."""
     if not isinstance(value, str):
         raise InvalidPayload(f"{at} must be a string")
     return value
@@ -426,7 +426,8 @@ Chat = list[dict[str, Any]]
 def add_to_turn(chat: Chat, role: str, **parts: Any) -> None:
     """Add a text, a medium or a call to the last message if it is of the same role. `join_turns` comes at the end.
 
-    A system message amid the others is the user's, between marks: most chat templates take one only as the first.
+    A system message after the first becomes the user's, between marks: most chat templates accept one only at the
+    start.
     """
     if role == "system" and chat and chat[-1]["role"] != "system":
         role, parts = "user", {"content": f"<system>\n{parts['content']}\n</system>"}
@@ -439,11 +440,11 @@ def add_to_turn(chat: Chat, role: str, **parts: Any) -> None:
 class TurnsReader:
     """Reads a conversation into the messages of a chat.
 
-    Images in a call's result follow the results, as a part of the user's own turn: chat templates take a result's text
-    only.
+    Images in a call's result follow the results, as a part of the user's own turn: chat templates accept only a
+    result's text.
 
     Attributes:
-        chat: those of one role in a row are joined.
+        chat: consecutive ones of one role are joined.
         unknown: names without effect, with their places.
     """
 
@@ -460,7 +461,7 @@ class TurnsReader:
 
 
 def join_turns(chat: Chat) -> None:
-    """Join the texts of each message with line ends; beside a medium they stay parts."""
+    """Join the texts of each message with line ends; next to a medium they stay parts."""
     for message in chat:
         for name in _JOINED_FIELDS:
             if not isinstance(parts := message.get(name), list):

@@ -1,4 +1,4 @@
-"""Generation parameters, one a row: the Sampling field that it sets, type and range, and its name in each dialect.
+"""Generation parameters, one per row: the Sampling field that it sets, type and range, and its name in each dialect.
 
 Source: docs.djl.ai, "LMI handlers Inference API Schema" (0.28). Null means absent. A value that the engine does not
 support is refused by name, unless it is neutral. Without `do_sample`, sampling values are checked and have no effect.
@@ -44,22 +44,22 @@ _OF_SOME_NATURE = frozenset(fields_of(~Nature(0)))
 MAX_TOP_TOKENS = 20  # alternatives to a token: OpenAI's limit, and vLLM's default; TGI's is 5
 
 ANY = 1 << 30
-"""New tokens of an answer that takes the room that there is; the request has `fill_context`."""
+"""Number of new tokens of an answer that fills the context; the request has `fill_context`."""
 
 _PLAIN = frozenset({bool, int, float, type(None)})
-"""Types of values that mean the same in every request, whatever was registered meanwhile, and are small."""
+"""Types of small values whose meaning does not depend on the request or on registered adapters."""
 
 _MOST_PARSED = 256  # sets of such values that are kept
 
 SEVERAL = "*"
-"""Stands in the place of a field where `read` returns a mapping of fields."""
+"""Used instead of a field if `read` returns a mapping of fields."""
 
 
 class Parameter(NamedTuple):
     """One parameter. `read` turns a JSON value into the field's value, or raises ValueError with what would be right.
 
-    Where `read` returns None, or the field is "", the value is right and changes nothing. With `informed`, `read` takes
-    the context too. A field that is not in Sampling goes to `ParsedParameters.others`.
+    Where `read` returns None, or the field is "", the value is valid and has no effect. With `informed`, `read` also
+    takes the context. A field that is not in Sampling goes to `ParsedParameters.others`.
     """
 
     field: str
@@ -136,7 +136,7 @@ def _top_tokens(value: Any, context: ServerContext) -> int:
 
 
 class Row(NamedTuple):
-    """One parameter, and its name in each dialect; "" where the dialect lacks it, or reads it in another way.
+    """One parameter, and its name in each dialect; "" if the dialect does not have it, or reads it in another way.
 
     Attributes:
         field, read, informed: as in `Parameter`.
@@ -243,15 +243,15 @@ MODEL_DEFAULTS: Mapping[str, Callable[[Any], Any]] = {
         "max_new_tokens",
     )
 }
-"""Readers of what counts in a model's generation_config.json, as in vLLM; each name is a field of Sampling."""
+"""Readers of the values used from a model's generation_config.json, as in vLLM; each name is a field of Sampling."""
 
 _OTHER_FORMATTERS = ("none", "json_chat", "jsonlines_chat", "sse_chat", "3p", "3p_stream")
-"""Names of LMI's formatters of other answers than a prompt's."""
+"""Names of LMI's formatters for answers to other requests than prompts."""
 
 
 @accepts(enum=[*FRAMINGS])
 def _formatter(value: Any) -> Framing | None:
-    """Read `output_formatter`; None for a name that LMI does not know, which has no effect but to replace the option's.
+    """Read `output_formatter`; None for a name that LMI does not know, which only disables the option's.
 
     Source: djl_python/output_formatter.py, `get_output_formatter`.
     """
@@ -283,14 +283,14 @@ def read_sampled(
 ) -> ParsedParameters:
     """Read parameters as vLLM does: a request samples unless its temperature is 0.
 
-    What the client leaves out has the model's own default, where it has one.
+    Missing parameters have the model's own defaults, if any.
 
     Args:
         given, context, table: as in `read_all`.
         generation: the model's defaults; usually those of the context.
-        max_new_tokens: of an answer without a limit; None: the model's default, else as many as there is room for.
-        defaults: other Sampling fields whose default differs. They beat the model's own, and are refused where the
-            engine lacks them (`context.unsupported`).
+        max_new_tokens: of an answer without a limit; None: the model's default, else as many as fit.
+        defaults: other Sampling fields whose default differs. They override the model's own, and are refused if the
+            engine does not support them (`context.unsupported`).
 
     Raises:
         InvalidParameter: as `read_all`.
@@ -317,10 +317,10 @@ def read_all(
 ) -> ParsedParameters:
     """Read all parameters in `given` that the table lists.
 
-    What numbers and booleans alone give is kept: most clients send the same ones again and again.
+    The result for only numbers and booleans is cached: most clients send the same ones again.
 
     Args:
-        given: the client's parameters; other readers take the names that the table lacks.
+        given: the client's parameters; other readers take the names that are not in the table.
         context: the engine's name and limits.
         defaults: Sampling fields whose default differs in this dialect.
         table: the dialect's parameters.
@@ -453,7 +453,7 @@ def parameters(table: Mapping[str, Parameter], context: ServerContext) -> dict[s
 
 
 def request_shape(fields: Mapping[str, Shape], table: Table, *required: str) -> RequestShape:
-    """Make the schema of a body from what its readers read.
+    """Make the schema of a body from its readers.
 
     Args:
         fields: those that set no parameter, by name.

@@ -29,7 +29,7 @@ class Named(NamedTuple):
         return InvalidParameter(f"{self}: {why}")
 
     def read(self, reader: Callable[[Any], T]) -> T:
-        """Return what a reader makes of the value.
+        """Convert the value with a reader.
 
         Raises:
             InvalidParameter: it refuses the value.
@@ -185,7 +185,7 @@ def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
 
 @accepts(type="string", description="The name of a LoRA adapter")
 def named_adapter(value: Any, context: ServerContext) -> Adapter | None:
-    """Find the adapter of that name; "" means the model itself.
+    """Find the adapter by name; "" means the model itself.
 
     Raises:
         ValueError: naming what is wrong.
@@ -202,7 +202,7 @@ def named_adapter(value: Any, context: ServerContext) -> Adapter | None:
 
 
 def numbered_adapter(number: int, context: ServerContext) -> Adapter:
-    """Find the adapter of that number.
+    """Find the adapter by number.
 
     Raises:
         ValueError: no adapter has that number.
@@ -232,7 +232,7 @@ ADAPTERS: Mapping[str, Shape] = {
 def read_adapters(body: Mapping[str, Any], num_prompts: int, context: ServerContext) -> Sequence[Adapter | None]:
     """Read a body's `adapters`, one for each prompt: a name for all of them, or a list of as many (LMI).
 
-    Without it the adapter is that of the headers.
+    Without it, the headers' adapter is used.
 
     Raises:
         InvalidPayload: no such adapter, another one than the headers', or a list of another length.
@@ -297,7 +297,7 @@ def _parse(text: str) -> Any:
 
 
 def structural_tag(value: Mapping[str, Any], *, allows_text: bool = False) -> StructuredOutput:
-    """Return the rule of a structural tag, which is made here of clients' schemas."""
+    """Return the rule of a structural tag, built here from clients' schemas."""
     return StructuredOutput("structural_tag", _json({"type": "structural_tag", "format": value}), allows_text)
 
 
@@ -365,7 +365,7 @@ def tgi_grammar(value: Any) -> StructuredOutput:
     properties={"type": {"enum": ["text", "json_object", "json_schema"]}, "json_schema": {"type": "object"}},
 )
 def response_format(value: Any) -> StructuredOutput | None:
-    """Read OpenAI's `response_format`. `strict` changes nothing: engines always follow a schema as far as they can."""
+    """Read OpenAI's `response_format`. `strict` has no effect: engines always enforce a schema as far as they can."""
     kind = value.get("type") if isinstance(value, dict) else None
     if kind == "text":
         _only(value, "type")

@@ -18,7 +18,7 @@ _LONG = 1 << 11  # tokens and their alternatives
 LONG_TEXT = 1 << 18  # characters, which take a millisecond or two
 
 Vectors = Sequence[Any]
-"""A vector of each request, or what `VectorReply` keeps of it."""
+"""The vector of a request, or what `VectorReply` keeps of it."""
 
 
 class SequenceOutput:
@@ -52,7 +52,7 @@ class SequenceOutput:
 
     @property
     def num_values(self) -> int:
-        """Number of tokens and their alternatives, about."""
+        """Approximate number of tokens and their alternatives."""
         return sum(len(tokens) * (1 + len(tokens[-1].top)) for tokens in (self.tokens, self.prefill) if tokens)
 
     @property
@@ -65,7 +65,7 @@ class SequenceOutput:
 
 
 def finish_of(request: Request, delta: Delta) -> Finish | None:
-    """Return the reason for the client of a sequence's end; the token `eos_token_id` ends it as EOS."""
+    """Return the finish reason that the client gets; the end token `eos_token_id` counts as EOS."""
     if delta.finish is Finish.STOP and request.eos_token_id is not None and delta.tokens:
         return Finish.EOS if delta.tokens[-1].id == request.eos_token_id else Finish.STOP
     return delta.finish
@@ -115,7 +115,7 @@ class WholeReply(Reply):
         return next((logits for logits in found if logits is not None), None)
 
     def _of(self, index: int, delta: Delta) -> SequenceOutput:
-        """Return the sequence of a delta of request number `index`."""
+        """Return the sequence that a delta of request number `index` belongs to."""
         return self._sequences[delta.sequence]
 
     def _finish(self, delta: Delta) -> Finish | None:
@@ -127,7 +127,7 @@ class WholeReply(Reply):
 
 
 class WrappedReply(Reply):
-    """A reply that changes what another one writes, and ends with it."""
+    """A reply that modifies the output of another one, and ends with it."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
@@ -163,11 +163,12 @@ class PromptOnly(WrappedReply):
 
 
 class VectorReply(WholeReply):
-    """The document that a dialect makes of its requests' vectors.
+    """Renders a document of all requests' vectors.
 
     Args:
         render: takes the vectors, in the order of the requests, and the number of all their tokens.
-        keep: what of a vector is kept for `render`; its JSON, say, which of all vectors at once takes long.
+        keep: the part of a vector that is kept for `render`, such as its JSON, which would take long for all vectors
+            at once.
     """
 
     def __init__(
@@ -192,7 +193,7 @@ class VectorReply(WholeReply):
 
 
 def json_of(vector: Sequence[float]) -> Any:
-    """Return a vector as `VectorReply` keeps it where it is sent as a list of numbers."""
+    """Encode a vector for `VectorReply` as a list of numbers."""
     return encoded([*vector])
 
 
@@ -205,7 +206,7 @@ def rank_sequences(scores: Sequence[float], sampling: Sampling) -> list[int]:
 
 
 class PreparedDocument(Reply):
-    """A JSON document that is there before the answer begins; no token of an engine comes."""
+    """Sends a JSON document that exists before the answer begins, without an engine."""
 
     content_type = JSON.content_type
     finished = False
@@ -234,10 +235,11 @@ def list_parts(values: Iterable[Any]) -> Iterator[bytes]:
 
 
 class PromptDocument(PreparedDocument):
-    """A document made of a request's prompt alone.
+    """Sends a document made from a request's prompt, without an engine.
 
     Args:
-        render: makes the document's JSON, in parts: each holds the GIL, which other threads need. It may take its time.
+        render: makes the document's JSON, in parts: each part holds the GIL, which other threads need. It may take
+            long.
     """
 
     def __init__(self, render: Callable[[Prompt], Iterable[bytes]]) -> None:
@@ -245,7 +247,7 @@ class PromptDocument(PreparedDocument):
         self._render = render
 
     def take(self, prompt: Prompt) -> None:
-        """Render the document. Thread-safe: it is sent afterwards."""
+        """Render the document. Thread-safe: the document is sent afterwards."""
         self._body = b"".join(self._render(prompt))
 
 
@@ -253,7 +255,7 @@ class PromptDocument(PreparedDocument):
 
 
 class TokenStream(Reply, ABC):
-    """One client's answer, sent as it comes: a head, the tokens of each sequence, the last of each, an end.
+    """Streams one client's answer: a head, the tokens of each sequence, the last of each, an end.
 
     Subclasses render those parts. A sequence's `place` counts those of all requests.
 
@@ -261,9 +263,9 @@ class TokenStream(Reply, ABC):
         num_sequences: of each request.
 
     Attributes:
-        _events: each place's template of what a token adds that is no sequence's last; its only slot is the token's
-            text. None where more has to be looked at: then the parts are rendered one by one.
-        _num_tokens: those of all sequences so far, but for a subclass with a `token_encoder` of its own.
+        _events: for each place, the template of the event of a token that is not the last; its only slot is the
+            token's text. None if other parts may change: then they are rendered one by one.
+        _num_tokens: those of all sequences so far, except in a subclass with its own `token_encoder`.
     """
 
     def __init__(self, errors: ErrorFormat, framing: Framing, num_requests: int = 1, num_sequences: int = 1) -> None:
@@ -339,7 +341,7 @@ class TokenStream(Reply, ABC):
         return b""
 
     def _take(self, place: int, delta: Delta) -> None:
-        """Note what a delta has beside its tokens, before they are rendered."""
+        """Note what a delta has besides its tokens, before they are rendered."""
         if not delta.sequence and delta.extras is not None:  # each of several samples says it of the same prompt
             self._num_cached_tokens += delta.extras.num_cached_tokens or 0
 
@@ -349,7 +351,7 @@ class TokenStream(Reply, ABC):
 
     @abstractmethod
     def _last(self, place: int, token: Token, finish: Finish) -> bytes:
-        """Render the last token of a sequence, NO_TOKEN where nothing but its end has come; possibly nothing."""
+        """Render the last token of a sequence, NO_TOKEN if only its end has come; possibly nothing."""
 
     def _finish(self, delta: Delta) -> Finish:
         """Return the reason that the client sees for the end of the delta's sequence."""

@@ -84,7 +84,7 @@ _PLAIN: Mapping[Any, Shape] = {
 
 
 def schema_of_type(kind: Any) -> Shape:
-    """Return the schema of an answer's type. A TypedDict is a reference to the component of its name.
+    """Return the schema of an answer's type. A TypedDict becomes a reference to the component of its name.
 
     The pairs of `Annotated[type, (keyword, value)]` add keywords of JSON Schema.
     """
@@ -144,6 +144,6 @@ def accepts(**schema: Any) -> Callable[[Reader], Reader]:
 
 
 def schema_of_reader(read: Callable[..., Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a reader's values; empty where `accepts` attached none."""
+    """Return the JSON Schema of a reader's values; empty if `accepts` attached none."""
     schema: dict[str, Any] = getattr(read, _NAME, {})
     return schema

@@ -1,7 +1,7 @@
-"""GptManager's input tensors as parameters, each with its shapes and range, and the field that it sets.
+"""GptManager's input tensors as parameters, each with its shapes and range, and the field it sets.
 
 Source: TensorRT-LLM's page "Inference Request" (0.11 and earlier; the offsets in word lists follow the earlier one).
-A name that LMI has too takes LMI's plain value and the tensor. Tensors without an equivalent are refused by name.
+A name that LMI also has accepts LMI's plain value and the tensor. Tensors without an equivalent are refused by name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ OUTPUTS = {
     "context_logits": "return_context_logits",
     "generation_logits": "return_generation_logits",
 }
-"""Name -> the input tensor that asks for it; "" where only `outputs` does."""
+"""Name -> the input tensor that asks for it; "" if only `outputs` does."""
 
 LOGITS = {"context_logits", "generation_logits"}
 """Tensors that the engine must compute: naming them asks the engine for them."""
@@ -38,7 +38,7 @@ Rows = Sequence[Sequence[float]]
 
 
 Numbers = list[list[list[float | None]]]
-"""A batch of one; a row for each sequence, a number for each token; null where it is not finite."""
+"""A batch of one; a row for each sequence, a number for each token; null if it is not finite."""
 
 
 class TensorValues(TypedDict, total=False):
@@ -78,7 +78,7 @@ class TokenRows(NamedTuple):
 
 
 def document(tensors: OutputTensors, sequences: Sequence[TokenRows], context: Rows | None) -> TensorValues:
-    """Build `outputs` of a whole answer; `context` holds the prompt's rows of logits."""
+    """Build `outputs` of a whole answer; `context` contains the prompt's rows of logits."""
     tokens = [[token for token in sequence.tokens if token.id >= 0] for sequence in sequences]
     longest, names = max(map(len, tokens), default=0), tensors.names
     values: TensorValues = {}
@@ -116,7 +116,7 @@ class Lines:
         self._rows: Iterator[Sequence[float]] = iter(())
 
     def take(self, delta: Delta) -> None:
-        """Take the delta whose tokens come next."""
+        """Add the delta whose tokens come next."""
         extras = delta.extras or NO_EXTRAS
         self._context = self._context if extras.context_logits is None else extras.context_logits
         self._rows = iter(extras.generation_logits or ())
@@ -156,7 +156,7 @@ Words = tuple[tuple[int, ...], ...]
 
 
 def one_of(schema: dict[str, Any], depth: int = 1) -> list[dict[str, Any]]:
-    """List the JSON schemas of a value, and of the tensors that hold it alone."""
+    """List the JSON schemas of a value, and of the tensors that contain only this value."""
     forms = [schema]
     for _ in range(depth):
         forms.append({"type": "array", "minItems": 1, "maxItems": 1, "items": forms[-1]})
@@ -164,7 +164,7 @@ def one_of(schema: dict[str, Any], depth: int = 1) -> list[dict[str, Any]]:
 
 
 def single(read: Callable[[Any], Any], shape: str = "[1]") -> Callable[[Any], Any]:
-    """Read a tensor of one element, or that element by itself."""
+    """Read a tensor of one element, or that element itself."""
     depth = shape.count("1")
 
     @accepts(anyOf=one_of(schema_of_reader(read), depth))
@@ -180,7 +180,7 @@ def single(read: Callable[[Any], Any], shape: str = "[1]") -> Callable[[Any], An
 
 
 def _row(value: Any, shape: str) -> list[Any]:
-    """Return the row of a tensor of shape [1, N], or the row by itself."""
+    """Return the row of a tensor of shape [1, N], or the row itself."""
     if isinstance(value, list) and len(value) == 1 and isinstance(value[0], list):
         value = value[0]
     if not isinstance(value, list):
@@ -198,7 +198,7 @@ def _ids(row: Sequence[Any], least: int = 0) -> list[int]:
 
 
 def _known(ids: Sequence[int], context: ServerContext) -> None:
-    """Refuse ids outside the vocabulary. Where each prompt brings its own, `serving/call.py` checks them."""
+    """Refuse ids outside the vocabulary. If each prompt brings its own vocabulary, `serving/call.py` checks them."""
     if context.vocabulary is not None and (worst := max(ids, default=0)) >= len(context.vocabulary):
         raise ValueError(f"{worst} is not in the vocabulary of {len(context.vocabulary)} tokens")
 
@@ -345,7 +345,7 @@ def _never(why: str) -> Parameter:
 
 
 def plain_or_tensor(name: str) -> Parameter:
-    """Take LMI's parameter `name`, as a tensor of one element too."""
+    """Accept LMI's parameter `name`, also as a tensor of one element."""
     field, read, informed = PARAMETERS[name]
     assert not informed, "single() gives its value alone"
     return Parameter(field, single(read))

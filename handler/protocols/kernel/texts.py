@@ -16,7 +16,7 @@ MAX_TEXTS = 2048
 """Texts to embed or to compare in one body: OpenAI's limit of `input`."""
 
 MAX_QUERIES = 1 << 24
-"""Characters of a body's query, which every text's ids begin with, times the number of texts."""
+"""Characters of a body's query, which is prepended to every text, times the number of texts."""
 
 _WANTED = "must be a string, a list of strings, a list of token ids, or a list of those"
 
@@ -37,11 +37,11 @@ def texts_shape(most: int = MAX_TEXTS) -> Shape:
 
 
 class NoTexts(InvalidPayload):
-    """An empty list of texts."""
+    """Raised for an empty list of texts."""
 
 
 class TooManyTexts(InvalidPayload):
-    """More texts than one body may bring."""
+    """Raised for more texts than one body may have."""
 
 
 def read_texts(value: Any, name: str, most: int = MAX_TEXTS, noun: str = "texts") -> list[Text]:
@@ -173,7 +173,7 @@ VLLM_POOLING: Mapping[str, Parameter] = {
     "mm_processor_kwargs": unsupported("the engine reads text only", {}),
     "truncate": unsupported("write truncate_prompt_tokens=-1", False),
 }
-"""vLLM's parameters of all requests with Pooling (vllm/entrypoints/pooling/base/protocol.py), and TEI's `truncate`."""
+"""vLLM's parameters of all pooling requests (vllm/entrypoints/pooling/base/protocol.py), and TEI's `truncate`."""
 
 
 def vllm_fields(
@@ -182,7 +182,7 @@ def vllm_fields(
     """Return the fields of a request that these parameters and the adapter decide.
 
     Args:
-        truncation: where `truncate_prompt_tokens` is missing.
+        truncation: used if `truncate_prompt_tokens` is missing.
     """
     if (most := others.get("most_tokens")) is not None:
         truncation = Truncation(None if most == -1 else most, others.get("side", "right"))
@@ -190,7 +190,7 @@ def vllm_fields(
 
 
 def check_prompt_name(name: str, context: ServerContext) -> str:
-    """Return the text that the model's own prompt of that name puts before each text.
+    """Return the model's own prompt of that name, which is put before each text.
 
     Source: sentence-transformers' `prompts` in config_sentence_transformers.json.
     """

@@ -40,7 +40,7 @@ class LmiSequence(LmiTops):
 
 
 class LmiDetails(LmiTops):
-    """The last line of a stream has no `tokens`."""
+    """The details of an answer; those in a stream's last line have no `tokens`."""
 
     finish_reason: FinishReason
     generated_tokens: Count
@@ -89,7 +89,9 @@ class AsyncToken(TypedDict):
 
 
 class AsyncDetails(TypedDict):
-    """`prefill` has the prompt's tokens but the first, on request; `seed` is the request's."""
+    """The details of an answer: on request, `prefill` has the prompt's tokens except the first; `seed` is the
+    request's.
+    """
 
     finish_reason: AsyncFinishReason
     generated_tokens: Count
@@ -192,7 +194,7 @@ class LmiFailure(LmiPayloadError):
 
 
 class LmiFailedLine(LmiFailure):
-    """The last line of a stream that broke off."""
+    """The last line of a stream that failed."""
 
     token: LmiToken
 
@@ -217,7 +219,7 @@ class AsyncFailure(TypedDict):
 
 
 class AsyncFailedLine(TypedDict):
-    """The last line of a stream that broke off, in the form of vLLM's errors."""
+    """The last line of a stream that failed, in the form of vLLM's errors."""
 
     error: AsyncFailure
 
@@ -226,10 +228,10 @@ AsyncError = LmiPayloadError | FrontEndError
 
 
 class LmiErrors(FrontEndErrors):
-    """LMI's rolling batch.
+    """Errors of LMI's rolling batch.
 
     Args:
-        framing: of the answer that the request asks for; a failure of the model is framed so too.
+        framing: of the answer that the request asks for; a failure of the model is framed in the same way.
     """
 
     def __init__(self, framing: Framing = JSON) -> None:
@@ -270,7 +272,7 @@ class LmiErrors(FrontEndErrors):
 
 
 class BatchErrors(FrontEndErrors):
-    """LMI's dynamic batch."""
+    """Errors of LMI's dynamic batch."""
 
     def body(self, error: ServingError) -> BatchError:
         return self.tail(error) if self.status(error) == 424 else super().body(error)
@@ -280,7 +282,7 @@ class BatchErrors(FrontEndErrors):
 
 
 class AsyncErrors(FrontEndErrors):
-    """LMI's async mode: vLLM's status for a prompt that is too long, else the worker's."""
+    """Errors of LMI's async mode: vLLM's status for a prompt that is too long, else the worker's."""
 
     statuses = MappingProxyType({InvalidPayload: 424, InvalidParameter: 424, InvalidSession: 424, TooLong: 400})
 
@@ -299,7 +301,7 @@ class AsyncErrors(FrontEndErrors):
 
 
 class AsyncPromptErrors(AsyncErrors):
-    """Those of `inputs`: LMI answers 424 where a prompt is too long too."""
+    """Errors of requests with `inputs`: LMI answers 424 also if a prompt is too long."""
 
     statuses = MappingProxyType({**AsyncErrors.statuses, TooLong: 424})
 
@@ -309,7 +311,7 @@ _OF_THE_WORKER = frozenset({400, 404, 424})
 
 
 class EmbeddingErrors(FrontEndErrors):
-    """LMI's embeddings."""
+    """Errors of LMI's embeddings."""
 
     def body(self, error: ServingError) -> LmiPayloadError | FrontEndError:
         status = self.status(error)

@@ -111,7 +111,7 @@ class AsyncFormat:
 
 
 class AsyncStream(StreamReply):
-    """A stream of lines, then an empty one each for vLLM's counts and its end, of which LMI shows nothing."""
+    """A stream of lines, then an empty line each for vLLM's counts and end mark, which LMI drops."""
 
     def _end(self) -> bytes:
         return b"\n\n"
@@ -126,7 +126,7 @@ def _tokens(tokens: Iterable[Token]) -> list[AsyncToken]:
 
 
 def _seed(request: Request) -> int | None:
-    """Return the seed of the request, as a signed number as vLLM reads it; None where it has none."""
+    """Return the seed of the request, as a signed number as vLLM reads it; None if it has none."""
     return request.sampling.signed_seed
 
 
@@ -137,10 +137,10 @@ _MAX_NEW_TOKENS = 30
 
 _ERRORS = AsyncErrors()
 _EVENTS = JSONLINES._replace(end=b"\n")
-"""vLLM's events as lines: an empty one is in the place of its [DONE]."""
+"""vLLM's events as lines: with an empty line instead of its [DONE]."""
 
 _UNSHOWN = ("n", "top_n_tokens", "logprobs")
-"""Numbers that ask vLLM for what LMI's answer does not show: more than one choice, alternatives to a token."""
+"""Counts that ask vLLM for values that LMI's answer drops: more than one choice, alternatives to a token."""
 
 _BEATEN = {
     "max_new_tokens": "max_tokens",
@@ -150,7 +150,7 @@ _BEATEN = {
     "stop_sequences": "stop",
     "decoder_input_details": "prompt_logprobs",
 }
-"""LMI's names, each with that of vLLM which it loses to where both are given."""
+"""LMI's names, each with vLLM's, which overrides it if both are given."""
 
 _LMIS = {
     **{
@@ -172,7 +172,7 @@ TABLE = Table(
 )
 
 REQUEST_NAMES = {name: read for name, read in REQUEST_FIELDS.items() if name != "output_formatter"}
-"""Names under `parameters` that set none of the table's."""
+"""Names under `parameters` that are not in the table."""
 
 FIELDS: Mapping[str, Shape] = {
     "prompt": NULL,  # or the body would be a completion
@@ -190,7 +190,9 @@ _relax_parameters = relaxed_by(
 
 
 def read_served(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-    """Read the name for the answer, and the LoRA adapter that `adapters` or `model` name; the first beats `model`."""
+    """Read the name for the answer, and the LoRA adapter that `adapters` or `model` name; the first overrides
+    `model`.
+    """
     (named,) = read_adapters(body, 1, context)
     return read_model(body, context, served_name(context.config), named)
 
@@ -285,7 +287,7 @@ def _read_prompt(inputs: Any) -> Text:
 
 
 def _ignored(body: Mapping[str, Any], given: Mapping[str, Any], context: ServerContext) -> list[str]:
-    """List the names without effect: those that nobody knows, and those whose effect LMI's answer does not show."""
+    """List the names without effect: unknown ones, and those whose effect LMI's answer does not show."""
     unshown = [name for name in _UNSHOWN if given.get(name) not in (None, 0, 1)]
     if given.get("decoder_input_details") and not given.get("details"):
         unshown.append("decoder_input_details")
@@ -307,7 +309,7 @@ def _names(parameters: ParsedParameters) -> FieldNames:
 
 
 class _AsyncOpenAi(OpenAiDialect):
-    """OpenAI's conventions in LMI's async mode: lines in the place of events, and adapters by `adapters` too."""
+    """OpenAI's conventions in LMI's async mode: lines instead of events, and adapters also by `adapters`."""
 
     errors = _ERRORS
     whole: Framing = JSON_LINE
@@ -365,5 +367,5 @@ class AsyncCompletions(_AsyncOpenAi, OpenAiCompletions):
 
 
 def _as_openai(request: ParsedRequest) -> ParsedRequest:
-    """Say that the reply is OpenAI's, which a user's output formatter may take."""
+    """Mark the reply as OpenAI's, which a user's output formatter may accept."""
     return request._replace(as_openai=lambda: request.reply)

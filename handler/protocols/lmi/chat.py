@@ -67,7 +67,7 @@ class ChatDocument(openai.ChatDocument):
 
 
 def _choice(answer: ReadAnswer, no_content: str | None) -> LmiChatChoice:
-    """Return a choice; `no_content` is its content where there is no text: beside a named function's call, not null."""
+    """Return a choice; `no_content` is its content if there is no text: not null next to a named function's call."""
     content = no_content if answer.content is None else answer.content
     return {
         "index": answer.number,
@@ -86,7 +86,7 @@ _EVENTS_SINCE = (0, 37)  # LMI v26
 
 
 class Chat(OpenAiChat):
-    """The chat dialect beside one mode, whose errors it shares.
+    """The chat dialect that accompanies a mode, whose errors it shares.
 
     It samples unless `temperature` is 0. By default an answer has 30 tokens; since LMI 0.32 it may fill the context.
     """
@@ -115,7 +115,7 @@ class Chat(OpenAiChat):
         return noting_foreign(super().parse(body, context), context)
 
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-        """Read the LoRA adapter: `adapters`, or `model` where that is the name of one. Any other name is allowed."""
+        """Read the LoRA adapter: `adapters`, or `model` if that names one. Any other name is allowed."""
         (adapter,) = read_adapters(body, 1, context)
         name = body.get("model")
         if isinstance(name, str) and not context.no_adapters:
@@ -123,7 +123,7 @@ class Chat(OpenAiChat):
         return context.model_names[0] if adapter is None else adapter.name, adapter
 
     def generation(self, context: ServerContext) -> GenerationDefaults:
-        """Return the model's defaults, which LMI's chats heed since 0.32; its `inputs` never do."""
+        """Return the model's defaults, which LMI's chats use since 0.32; its `inputs` never do."""
         return context.generation if _are_vllms(context) else NO_DEFAULTS
 
     def max_new_tokens(self, context: ServerContext) -> int | None:
@@ -139,7 +139,7 @@ class Chat(OpenAiChat):
         requests, num_sequences = (chat.request,), chat.request.sampling.n
 
         def as_openai() -> Reply:
-            """It has the name of the model, which LMI's answers lack."""
+            """Make a reply in OpenAI's form, with the model's name, which LMI's answers do not have."""
             return super(Chat, self).answer(chat).reply
 
         if chat.framing is JSON:
@@ -150,5 +150,5 @@ class Chat(OpenAiChat):
 
 
 def _are_vllms(context: ServerContext) -> bool:
-    """Return whether LMI has vLLM read its chats: TensorRT-LLM's it reads itself in every release."""
+    """Return whether LMI has vLLM read its chats: for TensorRT-LLM, it reads them itself in every release."""
     return context.config.lmi_version >= _VLLMS_SINCE and context.engine != "trtllm"

@@ -99,7 +99,7 @@ def read_object(body: Any) -> Mapping[str, Any]:
 
 
 def relaxed(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Put the numbers and flags of a body of rolling or dynamic batch right, as LMI reads them."""
+    """Convert the numbers and flags of a body of rolling or dynamic batch, as LMI does."""
     parameters = body.get("parameters")
     return {**_relax(body), "parameters": _relax_parameters(parameters)} if parameters else _relax(body)
 
@@ -114,10 +114,10 @@ def read_parameters_field(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def without_beaten(parameters: Mapping[str, Any], beaten: Mapping[str, str]) -> tuple[Mapping[str, Any], list[str]]:
-    """Return the parameters without the names that lose to another of theirs, and those that would say something else.
+    """Return the parameters without the names that another one overrides, and those of them whose values differ.
 
     Args:
-        beaten: names, each with that which replaces it in LMI.
+        beaten: names, each with the one that overrides it in LMI.
     """
     lost = [name for name, by in beaten.items() if parameters.get(name) is not None and parameters.get(by) is not None]
     if not lost:
@@ -127,7 +127,7 @@ def without_beaten(parameters: Mapping[str, Any], beaten: Mapping[str, str]) -> 
 
 
 def read_field(parameters: Mapping[str, Any], name: str) -> Any:
-    """Read a field of `parameters` that is not a sampling parameter; None where it is absent."""
+    """Read a field of `parameters` that is not a sampling parameter; None if it is absent."""
     value = parameters.get(name)
     if value is None:
         return None
@@ -151,7 +151,7 @@ def wants_stream(body: Mapping[str, Any], streaming: bool | None) -> bool:
 
 
 def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], context: ServerContext) -> list[str]:
-    """List the body's names that no table knows."""
+    """List the unknown names in the body."""
     names = [name for name in body if name not in FIELDS]
     names += [f"parameters.{name}" for name in parameters if name not in _KNOWN]
     if parameters.get(_FORMATTER) is not None and read_field(parameters, _FORMATTER) is None:
@@ -172,10 +172,10 @@ _IDLE = {
     "top_k": {0, 1},
     "top_p": {0, 1},
 }
-"""Values by field that ask for nothing else than the most likely token, or for nothing at all."""
+"""Values by field that select only the most likely token, or that have no effect."""
 
 _IDLE_IF_SAID = {**_IDLE, "temperature": {0, 1}, "top_k": {0, 1, 50}}
-"""The same beside `do_sample` false, where LMI's and transformers' defaults do not ask for sampling either."""
+"""The same with `do_sample` false, where LMI's and transformers' defaults do not sample either."""
 
 _NOTICE = (
     "requests have sampling parameters without do_sample, and so are decoded greedily, as in LMI before 0.32: "
@@ -185,9 +185,8 @@ _NOTICE = (
 
 
 def inferred(parameters: Mapping[str, Any], context: ServerContext) -> Mapping[str, Any]:
-    """Return the default of `do_sample` in the rolling batch: since 0.32 a temperature samples, nothing else does.
-
-    It does not with TensorRT-LLM, as in LMI, nor with beams.
+    """Return the default of `do_sample` in the rolling batch: since 0.32 a temperature implies sampling, nothing else
+    does; not with TensorRT-LLM, as in LMI, nor with beams.
     """
     if context.config.lmi_version < _INFERRED_SINCE or context.engine == "trtllm":
         return {}
@@ -205,7 +204,7 @@ def ignored(parsed: ParsedParameters) -> list[str]:
 
 
 def give_notice(names: Sequence[str], parameters: Mapping[str, Any], context: ServerContext) -> None:
-    """Have the log say once that a later release of LMI would sample where parameters are ignored.
+    """Log once that a later release of LMI would sample, because parameters are ignored.
 
     Args:
         names: those that `ignored` lists.
@@ -216,12 +215,12 @@ def give_notice(names: Sequence[str], parameters: Mapping[str, Any], context: Se
 
 
 _NO_LISTS_SINCE = (0, 30)
-"""Until then LMI reads a list of one prompt as that prompt, and mixes up clients by a longer one."""
+"""Until this release, LMI reads a list of one prompt as that prompt, and a longer one makes it mix up clients."""
 
 
 _BEATEN = {"stop": "stop_sequences", "logprobs": "top_n_tokens"}
 _BEATEN_OF_TRTLLM = {"stop_sequences": "stop"}
-"""Names of one parameter, each with that which it loses to in LMI (djl_python/rolling_batch)."""
+"""Names of one parameter, each with the one that overrides it in LMI (djl_python/rolling_batch)."""
 
 
 class ParsedPrompt(NamedTuple):
@@ -230,7 +229,7 @@ class ParsedPrompt(NamedTuple):
     Attributes:
         streaming: GptManager's; None when absent.
         ignored: names of sampling parameters that have no effect, as decoding is greedy.
-        beaten: names of parameters that another of theirs replaces.
+        beaten: names of parameters that another one overrides.
     """
 
     request: Request
@@ -256,7 +255,7 @@ EXAMPLE = {"inputs": "The capital of France is", "parameters": {"max_new_tokens"
 
 
 class Lmi(Dialect):
-    """The dialect of LMI's rolling batch: one object, or a line a token with the details in the last one.
+    """The dialect of LMI's rolling batch: one object, or a line per token with the details in the last one.
 
     Subclasses have another format (`tgi/response.py`), not another flow.
     """
@@ -353,9 +352,9 @@ class Lmi(Dialect):
         """Read one prompt with its `parameters`.
 
         Args:
-            prompt: None where the parameter `input_ids` replaces it.
-            adapter: the adapter that the body names beside the parameters.
-            defaults: Sampling fields by which this mode differs.
+            prompt: None if the parameter `input_ids` replaces it.
+            adapter: the adapter that the body names outside the parameters. defaults: Sampling fields whose default
+                differs in this mode.
 
         Raises:
             InvalidParameter, InvalidPayload: naming what is wrong.
@@ -389,7 +388,7 @@ T = TypeVar("T")
 
 
 def _readable(read: Callable[[], T]) -> T | None:
-    """Return what `read` returns, or None where it refuses the request."""
+    """Return what `read` returns, or None if it refuses the request."""
     try:
         return read()
     except (ServingError, ValueError):
@@ -412,9 +411,8 @@ def _prompt(prompt: str | None, ids: Sequence[int] | None, context: ServerContex
 
 
 def _use_end_id(sampling: Sampling, end_id: int | None, parameters: Mapping[str, Any]) -> tuple[Sampling, int | None]:
-    """Make `end_id` a stop token in the place of the model's own end token.
-
-    Returns the id too: an end by it is shown as EOS, unless the client lists it among its stop tokens.
+    """Make `end_id` a stop token instead of the model's own end token. Also return the id: an end by it is shown as
+    EOS, unless the client lists it as a stop token.
     """
     if end_id is None or end_id in sampling.stop_token_ids:
         return sampling, None
@@ -469,7 +467,7 @@ def without_foreign(table: Table) -> Table:
 
 
 def noting_foreign(request: ParsedRequest, context: ServerContext) -> ParsedRequest:
-    """Return the request; the log says once of each such name that it was ignored."""
+    """Return the request; log once for each such name that it was ignored."""
     for name in FOREIGN.keys() & {*request.ignored}:
         context.notices.once(_FOREIGN_NOTICE.format(name))
     return request
@@ -484,11 +482,13 @@ _NOT_HERE = f"is only available with rolling batch; route=/generate {_IN_ATTRIBU
 
 
 _WITH_PROMPTS_SINCE = (0, 29)
-"""LMI 0.28's code had them too, but not its document of the schema, which is the one served here."""
+"""LMI 0.28's code also had them, but not its documented schema, which is the one served here."""
 
 
 class DynamicBatch(Dialect):
-    """Each prompt of a list is a request of its own with the same parameters. The answer waits for all of them."""
+    """LMI's dynamic batch. Each prompt of a list is a separate request with the same parameters. The answer waits for
+    all of them.
+    """
 
     name = "dynamic_batch"
     errors = BatchErrors()
@@ -548,14 +548,14 @@ class DynamicBatch(Dialect):
 
 
 def _has_prompts(parameters: Mapping[str, Any], context: ServerContext) -> bool:
-    """Return whether texts begin with their prompts: where the client says nothing, whole ones do since LMI 0.29."""
+    """Return whether texts begin with their prompts: by default whole ones do since LMI 0.29."""
     said = read_field(parameters, "return_full_text")
     config = context.config
     return config.lmi_version >= _WITH_PROMPTS_SINCE and not config.enable_streaming if said is None else bool(said)
 
 
 def _asking_for_stream(body: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
-    """List the names that ask for a stream. LMI answers them whole: only option.enable_streaming streams."""
+    """List the names that ask for a stream. LMI does not stream them: only option.enable_streaming streams."""
     inner = ["parameters.streaming"] if parameters.get("streaming") else []
     return ["stream", *inner] if body.get("stream") else inner
 
@@ -576,7 +576,7 @@ _EMBEDS_ASYNC_SINCE = (0, 36)  # LMI v25. Its releases with DJL Serving 0.36 bef
 
 
 class LmiEmbedding(TeiEmbed):
-    """LMI has `inputs` alone; TEI's parameters may stand under `parameters` too."""
+    """LMI's embeddings. LMI has only `inputs`; TEI's parameters may also be under `parameters`."""
 
     name = "lmi_embedding"
     errors: ErrorFormat = EmbeddingErrors()

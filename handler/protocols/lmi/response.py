@@ -32,10 +32,10 @@ def line_template(chunk: Callable[[Token, int], Any], framing: Framing, slots: T
 
 
 class StreamEnd(NamedTuple):
-    """The `details` of a stream, in its last line.
+    """The data for `details` in the last line of a stream.
 
     Attributes:
-        tops: the alternatives to each token; empty where the request wants none.
+        tops: the alternatives to each token; empty if the request wants none.
     """
 
     request: Request
@@ -70,24 +70,24 @@ class ResponseFormat(Protocol):
         """Render a line of a stream that is not the last.
 
         Args:
-            tops: the line has the alternatives to its token.
+            tops: the line includes the alternatives to its token.
         """
 
     def token_encoder(self, framing: Framing, texts: list[str]) -> TokenEncoder:
-        """Return an encoder of the chunks with nothing beside their token: the hot path, once a token.
+        """Return an encoder of the chunks with only a token: the hot path, once a token.
 
         It adds each token's part of the whole text to `texts`, so that the token's index is their number.
         """
 
     def last_chunk(self, chunk: Any, text: str, end: StreamEnd | None) -> Mapping[str, object]:
-        """Make the last line of a stream from its chunk, with details where `end` is given."""
+        """Make the last line of a stream from its chunk, with details if `end` is given."""
 
     def document(self, text: str, output: WholeOutput | None, outputs: TensorValues | None = None) -> object:
-        """Render a whole answer, with details where `output` is given."""
+        """Render a whole answer, with details if `output` is given."""
 
 
 class StreamReply(TokenStream):
-    """A stream of lines, one a token."""
+    """A stream of lines, one per token."""
 
     def __init__(
         self,
@@ -315,7 +315,7 @@ _LINE = template(JSONLINES.encode(_line))
 class BatchStream(TokenStream):
     """Writes lines that have the next token of each prompt, or "" if the prompt's answer has ended.
 
-    Prompts need not advance together, so a token waits until its line has one of each prompt.
+    Prompts need not advance together, so a token waits until its line has a token of every prompt.
     """
 
     def __init__(self, requests: list[Request], errors: ErrorFormat) -> None:

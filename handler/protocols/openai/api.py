@@ -36,8 +36,8 @@ class PromptDetails(TypedDict):
 
 
 class TokenUsage(TypedDict):
-    """Token counts; with details of the answer where thoughts are separated from the text, and of the prompt where the
-    engine had computed a part of it before.
+    """Token counts; with details of the answer if reasoning is separated from the text, and of the prompt if part of
+    it was cached.
     """
 
     prompt_tokens: Count
@@ -48,7 +48,7 @@ class TokenUsage(TypedDict):
 
 
 class OpenAiAnswer(TypedDict):
-    """The fields of every answer and chunk but `object` and `choices`."""
+    """The fields of every answer and chunk except `object` and `choices`."""
 
     id: str
     created: Count
@@ -61,7 +61,7 @@ class AnswerHead(OpenAiAnswer):
 
 
 class StreamUsage(TypedDict, total=False):
-    """On request; null in the chunks before."""
+    """Token counts, on request; null in earlier chunks."""
 
     usage: TokenUsage | None
 
@@ -80,7 +80,7 @@ class ChosenLogprob(TokenLogprob):
 
 
 class ChatLogprobs(TypedDict):
-    """Those of OpenAI's dialect have `refusal` too."""
+    """Log-probabilities of a chat; in OpenAI's dialect with `refusal`."""
 
     content: list[ChosenLogprob]
     refusal: NotRequired[None]
@@ -112,7 +112,7 @@ class ToolCallPart(TypedDict):
 
 
 class MessageParts(TypedDict, total=False):
-    """Parts of a message beside its text."""
+    """Parts of a message besides its text."""
 
     reasoning: str
     reasoning_content: str
@@ -171,7 +171,7 @@ class TextLogprobs(TypedDict):
 
 
 class TokenIds(TypedDict):
-    """On request."""
+    """The ids of an answer's tokens, on request."""
 
     token_ids: NotRequired[list[Count]]
 
@@ -189,7 +189,7 @@ class _OpenAiTextChunk(OpenAiAnswer):
 
 
 class OpenAiTextChunk(_OpenAiTextChunk, StreamUsage):
-    """One of a stream."""
+    """A chunk of a text completion's stream."""
 
 
 class OpenAiTextAnswer(_OpenAiTextChunk):
@@ -205,7 +205,7 @@ class PromptUsage(TypedDict):
 
 
 class Embedding(TypedDict):
-    """A text's vector; base64 holds little-endian numbers of 32 bits."""
+    """A text's vector; base64 encodes little-endian numbers of 32 bits."""
 
     object: Literal["embedding"]
     index: Count
@@ -235,7 +235,7 @@ class Transcription(TypedDict):
 
 
 class TranscriptionSegment(TypedDict):
-    """`avg_logprob` is null where the engine has no log-probabilities; no engine tells `no_speech_prob`."""
+    """`avg_logprob` is null if the engine has no log-probabilities; no engine reports `no_speech_prob`."""
 
     id: Count
     seek: Count
@@ -264,14 +264,14 @@ class VerboseTranscription(TypedDict):
 
 
 class TranscriptDelta(TypedDict):
-    """An event of a stream."""
+    """An event of a transcript's stream."""
 
     type: Literal["transcript.text.delta"]
     delta: str
 
 
 class TranscriptDone(TypedDict):
-    """A stream's last event."""
+    """The last event of a transcript's stream."""
 
     type: Literal["transcript.text.done"]
     text: str
@@ -284,7 +284,7 @@ class TranscriptDone(TypedDict):
 class OpenAiModel(TypedDict):
     """The model or an adapter.
 
-    `root` is the last part of where the model came from, `parent` what an adapter was made for, and `input_modalities`
+    `root` is the last part of the model's path or address, `parent` an adapter's base model, and `input_modalities`
     what messages may have.
     """
 
@@ -405,13 +405,13 @@ _NAME = re.compile(r"'([\w.\[\]]+)'|([\w.\[\]]+)[=:]|((?:messages|tools)\[\d+\][
 
 
 def field_of(message: str) -> str | None:
-    """Return the field that a message begins with."""
+    """Return the field that a message starts with."""
     match = _NAME.match(message)
     return next(filter(None, match.groups())) if match else None
 
 
 class OpenAiErrors(ErrorFormat):
-    """By the status openai's clients choose their exception."""
+    """OpenAI's form of errors; its clients choose their exception by the status."""
 
     statuses = MappingProxyType({ServingError: 500, Overloaded: 429})
 

@@ -44,7 +44,7 @@ class Segment(NamedTuple):
     """A part of a transcript, with its seconds in the clip.
 
     Attributes:
-        piece: where the piece of the clip begins that it was heard in.
+        piece: start of the piece of the clip that it is from.
     """
 
     piece: float
@@ -58,7 +58,7 @@ class Segment(NamedTuple):
 
 
 def segments(tokens: Sequence[Token], pieces: Sequence[tuple[int, Heard]]) -> Iterator[Segment]:
-    """Split a transcript by its tokens of times. Times never go back, and never past the clip's end.
+    """Split a transcript at its timestamp tokens. Times never decrease, nor exceed the clip's end.
 
     Args:
         pieces: of the clip, each with the number of the tokens before it.
@@ -174,7 +174,7 @@ def _vtt(reply: TranscriptReply) -> str:
 
 
 def _line(text: str) -> str:
-    """Return the text in one line: an empty one would end it."""
+    """Return the text on one line: an empty line would end it."""
     return " ".join(text.split())
 
 
@@ -185,7 +185,7 @@ def _clock(seconds: float, point: str) -> str:
 
 
 _WRITERS: Mapping[str, Callable[[TranscriptReply], str]] = {"text": lambda reply: reply.text, "srt": _srt, "vtt": _vtt}
-"""Formats that are no JSON."""
+"""Formats other than JSON."""
 
 
 class TranscriptStream(TokenStream):
@@ -278,7 +278,7 @@ _SILENCE = "UklGRjQAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YRAAAAAAAAAAAAAA
 
 
 class Transcriptions(OpenAiDialect):
-    """The text of a clip.
+    """Transcribes a clip.
 
     Attributes:
         task: Whisper's.
@@ -339,7 +339,7 @@ class Transcriptions(OpenAiDialect):
 
 
 class Translations(Transcriptions):
-    """The text of a clip in English."""
+    """Translates a clip into English."""
 
     name, task = "openai_translations", "translate"
     table = _table(language=Parameter("language", _language), to_language=unsupported("it is English", "en"))

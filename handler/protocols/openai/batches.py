@@ -213,7 +213,7 @@ class Line(NamedTuple):
 
     Attributes:
         number: from 1.
-        custom_id: None where it has none.
+        custom_id: None if it has none.
         body: of its request, as JSON; b"" beside an error.
         error: why it cannot be a request.
     """

@@ -58,7 +58,7 @@ class Logprobs(NamedTuple):
     """The log-probabilities in an answer: of the chosen tokens, and of their alternatives.
 
     Attributes:
-        refusal: the field `refusal` of OpenAI's stands beside them.
+        refusal: OpenAI's field `refusal` accompanies them.
     """
 
     chosen: bool = False
@@ -87,8 +87,7 @@ class ChatFormat(NamedTuple):
 
     Attributes:
         form: how the answers are read; with a named tool OpenAI reports `stop` as the reason.
-        every_role: put the role and `tool_calls` into every part, as TGI's clients expect.
-        thoughts: show them.
+        every_role: put the role and `tool_calls` into every part, as TGI's clients expect. thoughts: show reasoning.
     """
 
     logprobs: Logprobs
@@ -104,8 +103,7 @@ class ChatFormat(NamedTuple):
         """Return the client's word for why an answer ended.
 
         Args:
-            called: it has calls.
-            broken: not all of them are whole, so that nothing says they are.
+            called: it has calls. broken: not all of them are complete, so that the reason must not suggest it.
         """
         reason = REASONS[finish]
         if not called or reason != "stop":
@@ -219,7 +217,7 @@ class ChatStream(Stream[ChatChoice]):
         }
 
     def _message_part(self, choice: Choice, delta: OpenAiMessagePart) -> OpenAiMessagePart:
-        """Put the role before a choice's first part."""
+        """Add the role to a choice's first part."""
         if not choice.begun or self._format.every_role:
             delta = {"role": "assistant", "content": None, **delta}
         if self._format.every_role:
@@ -227,7 +225,7 @@ class ChatStream(Stream[ChatChoice]):
         return delta
 
     def _message_delta(self, choice: ChatChoice, events: Iterable[Event]) -> OpenAiMessagePart:
-        """Build the `delta` of what a parser has read; empty for nothing."""
+        """Build the `delta` for a parser's events; empty for none."""
         delta: OpenAiMessagePart = {}
         calls: dict[int, ToolCallPart] = {}
         for event in filter(self._format.selects, events):
@@ -262,7 +260,7 @@ class ReadAnswer(NamedTuple):
     """One sequence's answer.
 
     Attributes:
-        content: None where there is no text beside `parts`.
+        content: None if there is no text besides `parts`.
     """
 
     number: int
@@ -295,7 +293,7 @@ class ChatDocument(WholeAnswer):
         }
 
     def _answers(self) -> list[ReadAnswer]:
-        """Read the answers; the tokens of their thoughts are known then."""
+        """Read the answers; this also counts their reasoning tokens."""
         return [self._read(sequence) for sequence in self._sequences]
 
     def _read(self, sequence: SequenceOutput) -> ReadAnswer:
@@ -315,7 +313,7 @@ class ChatDocument(WholeAnswer):
 
 
 def _gather(events: Sequence[Event]) -> tuple[str | None, MessageParts]:
-    """Return the text, None where there is none beside thoughts or calls, and these as a whole answer has them."""
+    """Return the text, None if there is only reasoning or calls, and these in the form of a whole answer."""
     content: list[str] = []
     thoughts: list[str] = []
     functions: dict[int, FunctionCall] = {}
@@ -340,7 +338,7 @@ def _gather(events: Sequence[Event]) -> tuple[str | None, MessageParts]:
 
 
 class ParsedChat(NamedTuple):
-    """A body as it was read, for the reply that renders its answer.
+    """A parsed body, for the reply that renders its answer.
 
     Attributes:
         framing: of the answer; the dialect's `whole` for a whole one.
@@ -356,7 +354,7 @@ class ParsedChat(NamedTuple):
 
 
 def counted(chat: ParsedChat, errors: ErrorFormat, document: Callable[[int], Mapping[str, Any]]) -> ParsedRequest:
-    """Answer with the number of the prompt's tokens alone.
+    """Answer with only the number of the prompt's tokens.
 
     Args:
         document: makes the answer.
@@ -374,17 +372,17 @@ CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "Name the capital of Fr
 
 
 _ANSWER_RULES = ("response_format", "text", "output_config")
-"""The APIs' own names of a rule for the answer, which they take beside a call that must come."""
+"""The APIs' own names for structured output, which may be combined with a required call."""
 
 
 class OpenAiChat(OpenAiDialect):
-    """It samples unless `temperature` is 0.
+    """OpenAI's chat completions. It samples unless `temperature` is 0.
 
     Subclasses change the fields and the format (`lmi/chat.py`), not the flow.
 
     Attributes:
         whole, stream: the framings of whole answers and of streams.
-        refusal: `logprobs` has the field, as OpenAI's have.
+        refusal: `logprobs` has this field, as in OpenAI's API.
     """
 
     name = "openai_chat"
@@ -449,7 +447,7 @@ class OpenAiChat(OpenAiDialect):
         return context.generation
 
     def max_new_tokens(self, context: ServerContext) -> int | None:
-        """Return the tokens of an answer without a limit; None: the model's own default, else it fills the context."""
+        """Return the default limit of an answer's tokens; None: the model's own default, else it fills the context."""
         return None
 
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
@@ -469,7 +467,7 @@ class OpenAiChat(OpenAiDialect):
     def _read_parameters(
         self, body: Mapping[str, Any], tools: Tools, context: ServerContext
     ) -> tuple[ParsedParameters, Tools]:
-        """Read the parameters, and join their rule for the answer with that of the tools."""
+        """Read the parameters, and combine their structured output with that of the tools."""
         rule, table = tools.structured_output, self.table
         if rule is not None and not rule.allows_text:  # each answer is a call: a rule for others sets nothing
             others = {name: Parameter("", one.read) for name, one in table.parameters.items() if name in _ANSWER_RULES}

@@ -90,11 +90,13 @@ class TextFormat(NamedTuple):
         }
 
     def ids(self, tokens: Sequence[Token]) -> TokenIds:
-        """Render a choice's new ids, where they are asked for."""
+        """Render a choice's new ids, if requested."""
         return {"token_ids": [token.id for token in tokens if token.id >= 0]} if self.token_ids else {}
 
     def _top(self, token: Token) -> dict[str, float | None]:
-        """Map the texts of alternatives and the chosen token to log-probabilities; of equal texts the most likely."""
+        """Map the texts of alternatives and the chosen token to log-probabilities; of equal texts the most likely
+        one.
+        """
         logprobs: dict[str, float | None] = {}
         for alternative in (*token.top, token):
             logprobs.setdefault(alternative.text, alternative.logprob)
@@ -192,7 +194,7 @@ class TextDocument(WholeAnswer):
 
 
 def completion_of(request: Request, head: Head, *, streams: bool) -> Reply:
-    """Return the reply that answers one prompt as a text completion, in whatever dialect the prompt came.
+    """Return the reply that answers one prompt as a text completion, whatever the dialect of the prompt.
 
     It has log-probabilities if the prompt asks for `details`, and repeats the prompt if that asks for the full text.
     """
@@ -212,7 +214,7 @@ COMPLETION_EXAMPLE = {"prompt": "The capital of France is", "max_tokens": 8}
 
 
 class OpenAiCompletions(OpenAiDialect):
-    """It samples unless `temperature` is 0.
+    """OpenAI's completions. It samples unless `temperature` is 0.
 
     Subclasses change the fields and the framings (`lmi/asynchronous.py`), not the flow.
 
@@ -289,7 +291,7 @@ class OpenAiCompletions(OpenAiDialect):
 
 
 def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, scored: bool) -> None:
-    """Refuse what a stream cannot rank or order, and `max_tokens` 0 without an answer to give."""
+    """Refuse options that a stream cannot rank or order, and `max_tokens` 0 without echo."""
     n, best_of = sampling.n, sampling.best_of
     if stream and best_of > n:
         raise InvalidParameter(f"best_of={best_of}: must be n={n} when streaming: the best is known at the end")
@@ -313,7 +315,7 @@ def _with_prompt_logprobs(sampling: Sampling, logprobs: int, context: ServerCont
 
 
 def _with_support_for(context: ServerContext, field: str) -> ServerContext:
-    """Return the context of an engine that supports `field`."""
+    """Return a context in which the engine supports `field`."""
     return replace(context, unsupported={name: why for name, why in context.unsupported.items() if name != field})
 
 
@@ -329,7 +331,7 @@ def _encoding_format(value: Any) -> str:
 
 
 class OpenAiEmbeddings(OpenAiDialect):
-    """A vector of length 1 for each text of `input`."""
+    """OpenAI's embeddings: a vector of length 1 for each text of `input`."""
 
     name = "openai_embeddings"
     needed = "a JSON object with 'input'"

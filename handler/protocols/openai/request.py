@@ -1,4 +1,4 @@
-"""OpenAI's conventions, which several dialects have: the reading of bodies; chunks and documents of choices."""
+"""OpenAI's conventions, which several dialects share: reading bodies; chunks and documents of choices."""
 
 from __future__ import annotations
 
@@ -98,8 +98,8 @@ def usage(
     """Return the counts.
 
     Args:
-        num_thoughts: the tokens of thoughts; None where these are not separated.
-        num_cached_tokens: those of the prompts that the engine had computed before, if it says so.
+        num_thoughts: the tokens of thoughts; None if reasoning is not separated. num_cached_tokens: tokens of the
+            prompts found in the engine's cache, if it reports them.
     """
     counts: TokenUsage = {
         "prompt_tokens": num_prompt_tokens,
@@ -119,8 +119,8 @@ _COUNTS: TokenUsage = {"prompt_tokens": NUMBER, "completion_tokens": NUMBER, "to
 class Choice:
     """The state of one choice in a stream.
 
-    `text_event` is the template of a chunk that brings nothing but text, or of its part where chunks have counts.
-    It is None until the choice has begun, and where more than the text changes.
+    `text_event` is the template of a chunk with only text, or of its part if chunks have counts. It is None until the
+    choice has begun, and if more than the text changes.
     """
 
     __slots__ = ("begun", "index", "text_event")
@@ -135,7 +135,7 @@ C = TypeVar("C", bound=Choice)
 
 
 class Stream(TokenStream, Generic[C]):
-    """A chunk a token, each of one choice; then `usage` on demand, and `[DONE]`.
+    """A stream with a chunk per token, each of one choice; then `usage` on request, and `[DONE]`.
 
     Subclasses render a choice's part of a chunk.
 
@@ -171,7 +171,7 @@ class Stream(TokenStream, Generic[C]):
         return b"" if part is None else self._chunk(JSON.encode(part))
 
     def _begin(self, choice: C, place: int, token: Token) -> bytes:
-        """Encode the chunk of a token, and find out whether those to come differ from it in their text alone."""
+        """Encode the chunk of a token, and find out whether later ones differ only in their text."""
         part = self._part(choice, token, None)
         if part is None:
             return b""
@@ -192,11 +192,11 @@ class Stream(TokenStream, Generic[C]):
 
     @property
     def _is_plain(self) -> bool:
-        """Return whether parts with text differ in nothing else."""
+        """Return whether parts with text differ only in the text."""
         raise NotImplementedError
 
     def _text_part(self, choice: C, text: str) -> Mapping[str, Any]:
-        """Render the part of a choice that brings nothing but text."""
+        """Render the part of a choice that has only text."""
         raise NotImplementedError
 
     def _part(self, choice: C, token: Token, finish: Finish | None) -> Mapping[str, Any] | None:
@@ -222,7 +222,7 @@ class Stream(TokenStream, Generic[C]):
         return chunk + self._framing.end
 
     def _count_thoughts(self) -> int | None:
-        """Count the tokens of thoughts; None where these are not separated."""
+        """Count the tokens of thoughts; None if reasoning is not separated."""
         return None
 
 
@@ -326,7 +326,7 @@ FOREIGN: Mapping[str, Parameter] = {
     "adapter_id": unsupported("write the adapter's name as model", ""),
     "adapters": unsupported("write the adapter's name as model", "", []),
 }
-"""Names of LMI, of TGI and of OpenAI's Responses API whose meaning is plain: to ignore them would change the answer."""
+"""Names of LMI, of TGI and of OpenAI's Responses API with a clear meaning: ignoring them would change the answer."""
 
 _BOTH = {
     **named("openai"),
@@ -398,7 +398,7 @@ def read_model(
 
     Args:
         own: the model's name in answers to bodies that name none; "" for `context.own_name`.
-        adapter: the one that the request names elsewhere, which replaces `model`; None for that of the headers.
+        adapter: the adapter that the request names elsewhere, which overrides `model`; None for that of the headers.
 
     Raises:
         ModelNotFound: neither the model nor an adapter has that name.
@@ -422,7 +422,7 @@ def read_model(
 
 
 def _read_name(body: Mapping[str, Any]) -> str:
-    """Read the text of `model`; "" where it is absent."""
+    """Read the text of `model`; "" if it is absent."""
     given = body.get("model")
     if given is None or given == "":
         return ""
@@ -482,7 +482,7 @@ def read_usage(options: Any, *, force: bool = False) -> Usage:
     """Read `stream_options`.
 
     Args:
-        force: counts come at the end whatever the options say.
+        force: send counts at the end whatever the options are.
     """
     if not isinstance(options, dict):
         raise ValueError("must be an object")
@@ -516,10 +516,9 @@ class OpenAiDialect(Dialect):
 
     Attributes:
         table: the fields that set parameters.
-        fields: the others, with what they take.
-        needed: what a body must be.
+        fields: the others, with their values. needed: a description of a valid body.
         harmless: names that change no answer; empty: those in HARMLESS that are not read.
-        accepted: names that are read elsewhere, or that say nothing.
+        accepted: names that are read elsewhere, or that have no meaning.
     """
 
     errors: ErrorFormat = ERRORS
@@ -536,18 +535,18 @@ class OpenAiDialect(Dialect):
 
     @abstractmethod
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
-        """Read a body whose numbers and flags have been put right."""
+        """Read a body whose numbers and flags have been converted."""
 
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
         """Read the model's name for the answer, and the LoRA adapter."""
         return read_model(body, context)
 
     def ignored(self, body: Mapping[str, Any], context: ServerContext, *unknown: str) -> list[str]:
-        """List the names without effect: those that nobody knows, with others as `unknown`, and the harmless ones."""
+        """List the names without effect: unknown ones, with others as in `unknown`, and the harmless ones."""
         return [*self.unknown(body, context, *unknown), *self.no_effect(body)]
 
     def unknown(self, body: Mapping[str, Any], context: ServerContext, *others: str) -> list[str]:
-        """List the names that nobody knows, with others; null means absent."""
+        """List the unknown names, with others; null means absent."""
         known, harmless = self._known(), self._harmless()
         names = [key for key, value in body.items() if value is not None and key not in known and key not in harmless]
         return report_unknown([*names, *others], body, context)

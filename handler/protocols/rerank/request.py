@@ -74,7 +74,7 @@ ERRORS = RerankErrors()
 
 @accepts(type="integer", minimum=0)
 def _max_tokens_per_doc(value: Any, context: ServerContext) -> None:
-    """Refuse a limit of a document's tokens below the model's own, which holds anyway. 0 is no limit, as in vLLM."""
+    """Refuse a limit of a document's tokens below the model's own, which applies anyway. 0 is no limit, as in vLLM."""
     tokens, most = integer(0)(value), context.most_tokens()
     if tokens and most is not None and tokens < most:
         raise ValueError(f"is not supported below the model's own limit, {most}; write truncate_prompt_tokens")
@@ -115,12 +115,12 @@ _DESCRIPTION = Description(
 
 
 class Rerank(OpenAiDialect):
-    """The documents by their relevance to the query.
+    """Ranks documents by their relevance to the query.
 
     Args:
         title: of the version.
-        return_documents: unless the body says; vLLM and Jina do, Cohere's second version does not.
-        truncation: of a pair with too many tokens, unless the body says; Cohere's second version cuts documents off.
+        return_documents: the default; true in vLLM and Jina, false in Cohere's version 2. truncation: the default for
+            a pair with too many tokens; Cohere's version 2 truncates documents.
     """
 
     errors = ERRORS
@@ -178,7 +178,7 @@ def _read_documents(value: Any) -> list[dict[str, Any]]:
 
 
 def _encode(documents: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Encode documents for the answer now: on the event loop later, it would take long, and may hold anything."""
+    """Encode documents for the answer now: on the event loop later, it would take long, and it may contain anything."""
     try:
         return [encoded(document, depth=3) for document in documents]
     except TypeError as error:

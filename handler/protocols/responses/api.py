@@ -94,7 +94,7 @@ class ResponseText(TypedDict):
 
 
 class ResponseHead(TypedDict):
-    """The fields that a response repeats of its request."""
+    """The fields of the request that a response repeats."""
 
     background: Literal[False]
     frequency_penalty: float
@@ -270,7 +270,7 @@ def not_kept(id: str) -> NotKept:
 
 
 def check_retrieval(query: Mapping[str, str]) -> None:
-    """Raise InvalidParameter where the query of GET asks for more than the response as it is."""
+    """Raise InvalidParameter where the query of GET asks for more than the stored response."""
     if query.get("stream", "false").lower() not in ("false", "0", ""):
         raise Named("stream", query["stream"]).refused("a stored response is not streamed again; leave it out")
     if query.get("starting_after"):

@@ -1,8 +1,8 @@
 """OpenAI's responses at /v1/responses, and their count at /v1/responses/input_tokens.
 
-A body is translated to that of a chat, which the chat's own readers read. A response is kept where the server keeps any
-and the body does not say otherwise: `request.py`.
-Source: OpenAI's API reference, "Responses", and the types of its Python package.
+A body is translated to that of a chat, which the chat's own readers read. A response is stored if the server stores
+any and the body does not decline: `request.py`. Source: OpenAI's API reference, "Responses", and the types of its
+Python package.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _INCLUDED = (
     "web_search_call.results", "web_search_call.action.sources", "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
 )  # fmt: skip
-"""What a response may be asked to include, and has where there is any: nothing is encrypted or left out here."""
+"""Values that `include` may name; they are included anyway if they exist: nothing is encrypted or left out here."""
 
 
 @accepts(type="array", items={"enum": [*_INCLUDED]})
@@ -188,7 +188,7 @@ class InputReader(TurnsReader):
     """Reads one request's input.
 
     Attributes:
-        items: those of `input`, with others in the place of references.
+        items: those of `input`, with references resolved.
     """
 
     def __init__(self, context: ServerContext) -> None:
@@ -286,7 +286,7 @@ class InputReader(TurnsReader):
         self.chat.append({"role": "tool", "tool_call_id": id, "content": output})
 
     def _text(self, content: Any, at: str) -> str:
-        """Read a string, or parts of text, which line ends join."""
+        """Read a string, or parts of text, joined with newlines."""
         return "\n".join([part for part in self._parts.read(content, at, media=False) if isinstance(part, str)])
 
     def _call(self, item: Mapping[str, Any], at: str) -> dict[str, Any]:
@@ -301,14 +301,14 @@ class InputReader(TurnsReader):
 
 
 def referenced(item: Any) -> str | None:
-    """Return the id of the item that a reference names; None where it is no reference."""
+    """Return the id of the item that a reference names; None if it is not a reference."""
     if not isinstance(item, dict) or (item.get("type") or _implied_type(item)) != "item_reference":
         return None
     return item["id"] if isinstance(item.get("id"), str) else None
 
 
 def with_ids(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return items that were read as they are kept: each with an id, a message's text as a part."""
+    """Return items in their stored form: each with an id, a message's text as a part."""
     return [_with_id(item) for item in items]
 
 
@@ -373,7 +373,7 @@ class ToolsReader:
         """Read the tools; those of a namespace get its name in front.
 
         Raises:
-            InvalidParameter: a tool is no function.
+            InvalidParameter: a tool is not a function.
         """
         self.tools = value if not isinstance(value, list) else []
         if isinstance(value, list):
@@ -645,7 +645,7 @@ class _Chat(OpenAiChat):
     Args:
         head: what a response repeats of its request.
         origins: of tools, by their names in the prompt.
-        keeping: keeps the response; None where it is not kept.
+        keeping: keeps the response; None if it is not kept.
     """
 
     table = Table(

@@ -340,7 +340,7 @@ class Settings(NamedTuple):
     Attributes:
         head: the fields of a response that do not change.
         origins: of tools, by their names in the prompt.
-        keeping: keeps the response; None where it is not kept.
+        keeping: keeps the response; None if it is not kept.
     """
 
     head: ResponseStart

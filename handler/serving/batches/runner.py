@@ -394,7 +394,7 @@ class _Answering:
         return next((line for line in left if not self._output.has(line.number)), None)
 
     async def _status(self) -> str:
-        """Return the status that the batch must end with now; "" where it goes on. Save its progress now and then."""
+        """Return the status that the batch must end with now; "" if it goes on. Save its progress now and then."""
         if self._model.draining:
             raise _Stopped
         if self._store.clock() >= self._batch["expires_at"]:

@@ -429,7 +429,7 @@ def _open(directory: Path) -> sqlite3.Connection:
 
 
 def configured_batches(config: Config) -> BatchStore | None:
-    """Return the store that the options ask for; None where there are no batches.
+    """Return the store that the options ask for; None if there are no batches.
 
     Raises:
         ConfigError: its directory cannot be used.

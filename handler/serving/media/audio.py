@@ -27,13 +27,13 @@ _MOST_PER_SECOND = 8 * 48_000
 
 
 def num_samples(size: Sequence[int]) -> int:
-    """Return how many samples a clip has, once it is what models take: `SAMPLE_RATE`, one channel.
+    """Return how many samples a clip has, once it is converted for models: `SAMPLE_RATE`, one channel.
 
     Args:
         size: samples of one channel, their number in a second, and channels, as its file has them.
 
     Raises:
-        InvalidPayload: no such clips are read.
+        InvalidPayload: such clips are not supported.
     """
     length, rate, channels = size
     if not 1 <= channels <= _MOST_CHANNELS:
@@ -75,9 +75,10 @@ def check_tags(file: bytes) -> None:
 
 
 def check_pages(file: bytes) -> None:
-    """Raise InvalidPayload where an Ogg's pages have heads of further pages within them.
+    """Raise InvalidPayload where an Ogg's pages contain headers of further pages.
 
-    Where a checksum is wrong, libogg goes on at the next head, and computes that one's checksum over up to 64 KiB.
+    Where a checksum is wrong, libogg continues at the next header, and computes that one's checksum over up to 64
+    KiB.
     """
     end = within = 0
     for found in _PAGE.finditer(file):

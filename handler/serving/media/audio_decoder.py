@@ -17,7 +17,9 @@ from handler.serving.media.audio import check_pages, check_tags, num_samples
 from handler.serving.media.decoder import LargerThanRead
 
 _HEADS = ((b"RIFF", "WAV"), (b"fLaC", "FLAC"), (b"OggS", "OGG"), (b"ID3", "MP3"), (b"\xff", "MP3"))
-"""How files begin, and what they must then be. libsndfile's readers of rare formats see no client's bytes."""
+"""First bytes of files, and the format that they must then have. libsndfile's readers of rare formats see no client's
+bytes.
+"""
 
 _ENCODINGS = frozenset({
     "PCM_U8", "PCM_S8", "PCM_16", "PCM_24", "PCM_32", "FLOAT", "DOUBLE", "ULAW", "ALAW",
@@ -37,7 +39,7 @@ def decode(max_samples: int, data: memoryview) -> Iterator[Any]:
 
     Raises:
         LargerThanRead: it has more samples; the arguments are its size, as of `read_size`.
-        InvalidPayload: it is no such clip; the message goes after the field's name.
+        InvalidPayload: it is not such a clip; the message goes after the field's name.
     """
     content = bytes(data)
     kind = next((kind for head, kind in _HEADS if content.startswith(head)), "")
@@ -74,7 +76,7 @@ def _blocks(file: Any) -> Iterator[Any]:
 
 
 def _count(file: Any) -> int:
-    """Count the samples of an MP3, whose header may leave their number out: libsndfile then guesses."""
+    """Count the samples of an MP3, whose header may not give their number: libsndfile then guesses."""
     num_samples((1, file.samplerate, file.channels))
     return sum(map(len, _blocks(file)))
 

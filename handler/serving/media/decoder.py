@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from handler.engines.process.sandbox import Work
 
 Size = tuple[int, ...]
-"""As in `Medium`."""
+"""Size, digest and data, as in `Medium`."""
 
 
 class LargerThanRead(Exception):
@@ -23,7 +23,7 @@ class FileRules(NamedTuple):
     Attributes:
         max_bytes: of a file.
         max_units: of a file's content: an image's pixels, an audio clip's samples.
-        seconds: that a fetch may take in all.
+        seconds: that a fetch may take in total.
     """
 
     max_bytes: int
@@ -34,18 +34,20 @@ class FileRules(NamedTuple):
 class Decoder(NamedTuple):
     """The reader of the files of one kind.
 
-    Costs are in units: an image's pixels, an audio clip's samples, or whatever takes as long to decode as a pixel.
+    Costs are in units: an image's pixels, an audio clip's samples, or anything that takes as long to decode as a
+    pixel.
 
     Attributes:
-        rules: returns those of the options.
+        rules: returns the rules that the options set.
         read_size: returns a file's size by its header, within microseconds; zeros where it cannot be found. Raises
             InvalidPayload where the header is wrong.
         units: returns those of a size. Raises InvalidPayload where the rules allow no such size.
         unit_bytes: of decoded data.
-        unit_memory: bytes that decoding takes, beside the file.
-        make: returns, in a sandbox's process, what decodes the job's file, of `subject` units at most. It yields size
-            and digest, then the data in parts. It raises LargerThanRead, and InvalidPayload for a broken file.
-        packages: those that it needs.
+        unit_memory: bytes that decoding takes, besides the file.
+        make: returns, in a sandbox's process, a function that decodes the job's file, of `subject` units at most. It
+            yields size and digest, then the data in parts. It raises LargerThanRead, and InvalidPayload for a broken
+            file.
+        packages: that it needs.
         extra: of this package, which has them.
     """
 

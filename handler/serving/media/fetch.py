@@ -27,10 +27,10 @@ _NOT_PUBLIC = tuple(
         "224.0.0.0/4", "240.0.0.0/4",
     )
 )  # fmt: skip
-"""IANA's registry of special-purpose IPv4 addresses, and multicast. Python's own list depends on its version."""
+"""IANA's registry of special-purpose IPv4 addresses, and multicast. Python's own list depends on the Python version."""
 
 _UNICAST = ipaddress.IPv6Network("2000::/3")
-"""What IANA hands out of IPv6; loopback, private, link-local and multicast addresses lie outside."""
+"""IPv6 addresses that IANA assigns; loopback, private, link-local and multicast addresses are outside."""
 
 _SPECIAL = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
 """Teredo and other protocols, documentation, 6to4: within `_UNICAST`, from the registry for IPv6."""
@@ -59,7 +59,7 @@ def check_address(text: str) -> None:
 class PublicResolver(AbstractResolver):
     """Resolves names to public addresses. aiohttp connects to what it returns, and does not ask again.
 
-    Each look-up has a thread of its own: one that takes long holds up neither others nor the end of the process.
+    Each look-up has a thread of its own: a slow one delays neither others nor the process's exit.
     """
 
     async def resolve(
@@ -119,7 +119,7 @@ class Fetcher:
         )
 
     async def fetch(self, url: str, kind: str) -> bytes:
-        """Return the body of an http or https URL, which leads to a medium of a kind.
+        """Return the body of an http or https URLof a medium.
 
         Raises:
             InvalidPayload: the rules forbid it, or it could not be fetched; the message goes after the field's name.
@@ -191,10 +191,10 @@ class Fetcher:
 
 
 def read_file(url: str, kind: str, rules: MediaRules) -> bytes:
-    """Return the content of a `file:` URL, which leads to a medium of a kind. It blocks.
+    """Return the content of a `file:` URLof a medium; blocking.
 
     Raises:
-        InvalidPayload: it lies outside of the directory, or cannot be read; the message goes after the field's name.
+        InvalidPayload: it is outside the directory, or cannot be read; the message goes after the field's name.
     """
     if rules.directory is None:
         raise InvalidPayload("files are not read: option.allowed_local_media_path is not set")

@@ -1,4 +1,6 @@
-"""Decode images by Pillow, within a sandbox's process: nobody waits for it, and its limits bound time and memory."""
+"""Decode images by Pillow, within a sandbox's process: it does not block the server, and limits bound its time and
+memory.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _SEGMENTS, _SCANS = 4096, 500  # of a JPEG: before its first scan, and in all; a
 _PNG = b"\x89PNG\r\n\x1a\n"
 _CHUNKS = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"acTL", b"fcTL", b"fdAT"))
 _UPRIGHT = re.compile(rb"eXIf|iTXtXML:com\.adobe\.xmp\0|(?:tEXt|zTXt|iTXt)Raw profile type exif\0")
-"""How the chunks begin that may say which side is up; Pillow reads no others for that."""
+"""First bytes of the chunks that may give the orientation; Pillow reads no others for that."""
 
 _GIF_BLOCK, _GRAPHIC_CONTROL = re.compile(rb"[!,;]"), b"\xf9"
 
@@ -35,11 +37,11 @@ _MARKER = re.compile(rb"\xff([^\x00\xff])")
 _APP0, _APP1, _APP14, _APP15, _COMMENT, _SCAN = 0xE0, 0xE1, 0xEE, 0xEF, 0xFE, 0xDA
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 _APPLICATIONS = {_APP0: (b"JFIF",), _APP1: (_EXIF, _XMP), _APP14: (b"Adobe",)}
-"""Markers of segments that decide on colours and on which side is up, with how these begin."""
+"""Markers of segments that affect colours or orientation, with their first bytes."""
 
 
 def without_ancillary(data: memoryview) -> bytes | memoryview:
-    """Return an image's file with what decides its pixels.
+    """Return an image's file with only the parts that affect its pixels.
 
     Raises:
         InvalidPayload: it has more parts than any image; the message goes after the field's name.
@@ -55,7 +57,7 @@ def without_ancillary(data: memoryview) -> bytes | memoryview:
 
 
 def check_exif(size: int) -> None:
-    """Raise InvalidPayload where there is more Exif than is parsed."""
+    """Raise InvalidPayload if the image has more Exif data than is parsed."""
     if size > _MAX_EXIF:
         raise InvalidPayload(f"the image has {size} bytes of Exif; at most {_MAX_EXIF}")
 
@@ -158,7 +160,7 @@ def decode(max_pixels: int, data: memoryview) -> Iterator[Any]:
 
     Raises:
         LargerThanRead: it has more pixels.
-        InvalidPayload: it is no such image; the message goes after the field's name.
+        InvalidPayload: it is not such an image; the message goes after the field's name.
     """
     try:
         image = _open(max_pixels, data)

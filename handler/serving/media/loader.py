@@ -35,7 +35,7 @@ _FETCHING = ("aiohttp",)
 
 
 def missing_packages(kind: str) -> str:
-    """Say what has to be installed before media of a kind can be served; "" where all is there."""
+    """Say what has to be installed before media of a kind can be served; "" if all is there."""
     decoder = DECODERS[kind]
     missing = [name for name in (*decoder.packages, *_FETCHING) if importlib.util.find_spec(name) is None]
     if not missing:
@@ -55,7 +55,7 @@ class MediaRules(NamedTuple):
 
     Attributes:
         domains: hosts, each `name` for the usual ports or `name:port`; `*` is any name with the usual ports.
-        directory: of `file:` URLs, without symbolic links; None where there are none.
+        directory: of `file:` URLs, without symbolic links; None if files are not allowed.
         files: by kind.
     """
 
@@ -99,14 +99,14 @@ _NICE = 5  # of media that may take long
 
 
 class Reservation(Share):
-    """One request's part of the memory for media."""
+    """One request's share of the memory for media."""
 
     def __init__(self, memory: Quota, media: str) -> None:
         super().__init__(memory)
         self._media = media
 
     def take(self, amount: int) -> None:
-        """Raise Overloaded where too little is free, InvalidPayload where there never is so much."""
+        """Reserve memory. Raises Overloaded if too little is free, InvalidPayload if there will never be enough."""
         if self.size + amount > (most := self._quota.most):
             raise InvalidPayload(f"the request's {self._media} have more than {most} bytes of files and decoded data")
         super().take(amount)
@@ -138,7 +138,8 @@ class LoadedMedia(NamedTuple):
 
 
 class MediaLoader:
-    """Fetches and decodes. Its threads begin with the first medium, a kind's process with its first. Thread-safe.
+    """Fetches and decodes. Its threads start with the first medium, the process of a kind with the first medium of
+    the kind. Thread-safe.
 
     Owners take turns by the computing time that their media have taken; a request without an owner is its own. All of
     a request's units are reserved, as the files' headers give them, before any is decoded.
@@ -161,10 +162,10 @@ class MediaLoader:
         self._closed = False
 
     def load(self, sources: Sequence[MediaSource], owner: str = "") -> Future[LoadedMedia]:
-        """Have the media of a request loaded; to cancel the result ends the fetches.
+        """Load the media of a request; cancelling the result ends the fetches.
 
         Args:
-            owner: whose request it is; "" for nobody's.
+            owner: of the request; "" for none.
 
         Raises:
             Unavailable: too many wait. The result raises it too, and InvalidPayload; both name the field.
@@ -179,7 +180,7 @@ class MediaLoader:
         return future
 
     def close(self) -> None:
-        """End threads and process; what is being loaded is given up."""
+        """End threads and process; loading media are abandoned."""
         with self._lock:
             loop, self._loop, self._closed = self._loop, None, True
         for process in self._processes.values():
@@ -272,10 +273,9 @@ class MediaLoader:
             return await self._in_turn(found, flow)
 
     async def _in_turn(self, load: Load, flow: Flow) -> Medium:
-        """Decode a small medium within little time, so that no turn at it takes long; others, and slow ones, apart.
-
-        Until it is decoded, it counts for the time that its header tells; where that was too little, for all that it
-        may take.
+        """Decode a small medium within little time, so that each turn is short; decode others, and slow ones,
+        separately. Until it is decoded, it is charged the time that its header implies; if that was too little, the
+        maximum.
         """
         seconds = _BEGIN + load.units / _UNITS_PER_SECOND
         if load.units <= _QUICK_UNITS:
@@ -302,7 +302,7 @@ class MediaLoader:
 
 
 async def _together(parts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines at a time; the first that fails ends the others."""
+    """Run coroutines concurrently; the first that fails ends the others."""
     tasks = [asyncio.create_task(part) for part in parts]
     try:
         return await asyncio.gather(*tasks)
@@ -340,7 +340,7 @@ def place_media(request: Request, prompt: Prompt, media: Sequence[Medium], token
     """Return the prompt with its media, and with as many ids for each as the engine computes.
 
     Args:
-        prompt: has one placeholder a medium.
+        prompt: has one placeholder per medium.
         media: one for each of the request's sources.
         tokens: the model's, by kind.
 

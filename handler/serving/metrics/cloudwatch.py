@@ -27,7 +27,7 @@ NAMESPACE = "LMI"
 _LONGEST_VALUE = 1024  # characters of a dimension's value, which are printable ASCII (CloudWatch's API, `Dimension`)
 
 Samples = Mapping[str, float]
-"""Values by the names of Prometheus' samples, with `{outcome}` where they have one."""
+"""Counters by the names of Prometheus' samples, with `{outcome}` if they have one."""
 
 _GAUGES = {
     "EngineReady": ("lmi_engine_ready", "None", 1.0),
@@ -47,18 +47,18 @@ _COUNTERS = {
     "PrefixCacheQueries": "vllm:prefix_cache_queries_total",
     "PrefixCacheHits": "vllm:prefix_cache_hits_total",
 }
-"""Their growth in the interval."""
+"""Metrics reported as growth in the interval."""
 
 _MEANS = {
     "TimeToFirstToken": "lmi_time_to_first_token_seconds",
     "InterTokenLatency": "vllm:inter_token_latency_seconds",
     "RequestDuration": "lmi_request_duration_seconds",
 }
-"""The mean of the interval's values; absent where there were none."""
+"""Metrics reported as the interval's mean; absent if there were no values."""
 
 
 def samples(registry: CollectorRegistry) -> dict[str, float]:
-    """Read what the metrics are now; of replicas their sum, and the mean of shares."""
+    """Read the current metrics; of replicas the sum, and of shares the mean."""
     found: defaultdict[str, list[float]] = defaultdict(list)
     for metric in registry.collect():
         for sample in metric.samples:
@@ -97,7 +97,7 @@ def document(model_name: str, before: Samples, now: Samples, at: float) -> dict[
 
 
 def _growth(sample: str, before: Samples, now: Samples) -> float:
-    """Since `before`; an engine that was started again counts from 0."""
+    """Return the growth since `before`; a restarted engine counts from 0."""
     grown = now[sample] - before.get(sample, 0.0)
     return grown if grown >= 0 else now[sample]
 
@@ -106,7 +106,7 @@ def _growth(sample: str, before: Samples, now: Samples) -> float:
 def reporting(
     registry: CollectorRegistry, model_name: str, interval: float, stream: TextIO | None = None
 ) -> Iterator[None]:
-    """Write a line every `interval` seconds, and the last one at the end; 0 is never. It happens on a thread.
+    """Write a line every `interval` seconds, and the last one at the end; 0 is never. Writing happens on a thread.
 
     Args:
         stream: by default stdout, where no log record puts words before the JSON.

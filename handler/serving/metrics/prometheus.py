@@ -85,14 +85,14 @@ _QUEUE = (
     1920.0, 7680.0,
 )  # fmt: skip
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
-"""vLLM's end at the model's context."""
+"""vLLM's name for an end at the model's context."""
 
 _REASONS = {"ok": "stop", "cancelled": "abort", "failed": "error"}
 """A request's outcome -> its `finished_reason`, which is `length` where it was cut off."""
 
 
 class VllmMetrics(Collector):
-    """Attributes:
+    """vLLM's metrics. Attributes:
     first_token: seconds from a request's acceptance to its first token.
     inter_token: seconds between tokens. Each of a request's tokens counts with the request's mean: the true
         distribution would cost time at every token. Sum and count are exact.
@@ -207,7 +207,7 @@ class TgiMetrics:
         self._duration.observe(seconds)
 
     def counters(self) -> bytes:
-        """Render the counters: their names lack `_total`, which prometheus_client would add."""
+        """Render the counters: their names do not have `_total`, which prometheus_client would add."""
         values = (
             ("tgi_request_count", "Total number of requests", self._num_opened),
             ("tgi_request_success", "Number of successful requests", self._num_ok),
@@ -262,7 +262,9 @@ class Gauges:
 
 
 class _Totals(Collector):
-    """Asked when somebody looks: a Counter would have to be told at every step, at the price of a token."""
+    """Totals that are read when metrics are requested: updating a Counter at every step would cost as much as a
+    token.
+    """
 
     def __init__(self, gauges: Gauges) -> None:
         self._gauges = gauges
@@ -280,7 +282,7 @@ class _Totals(Collector):
 
 
 class _Adapters(Collector):
-    """The registered LoRA adapters and their requests; nothing where there is none. One that is gone is forgotten."""
+    """The registered LoRA adapters and their requests; nothing if there is none. An unregistered one is dropped."""
 
     def __init__(self, names: Callable[[], Sequence[str]]) -> None:
         self._names = names
@@ -313,7 +315,7 @@ class _Captured(Collector):
 
 
 class Metrics:
-    """One registry a server, so that two servers in one process (tests) do not meet.
+    """A server's own registry, so that two servers in one process (tests) do not conflict.
 
     Args:
         model_name: the label of vLLM's metrics.
@@ -367,7 +369,7 @@ class Metrics:
         self.registry.register(_Captured(counts))
 
     def count_opened(self) -> None:
-        """Count a request that has come; its outcome is not known yet."""
+        """Count a request that has arrived; its outcome is not known yet."""
         if self._tgi is not None:
             self._tgi.count_opened()
 
@@ -416,7 +418,7 @@ class Metrics:
         return own if self._tgi is None else own + self._tgi.counters()
 
     def close(self) -> None:
-        """Send the spans that wait."""
+        """Send the remaining spans."""
         if self._tracer is not None:
             self._tracer.close()
 
@@ -425,16 +427,16 @@ class Metrics:
 
 
 class RequestStats:
-    """One request's times and counts; `close` writes them down once.
+    """One request's times and counts; `close` records them once.
 
     Args:
         request_id: as the client knows it.
-        metrics: where they are counted; None where only the log gets them.
+        metrics: where they are counted; None if only the log gets them.
         log_prompts: `option.log_prompts`.
         headers: the request's, names in lower case.
 
     Attributes:
-        engine_answered: a delta has come, be it a failure.
+        engine_answered: a delta has come, even a failure.
         num_prompt_tokens, num_tokens: so far.
     """
 
@@ -465,23 +467,23 @@ class RequestStats:
             metrics.count_opened()
 
     def note_accepted(self, parsed: ParsedRequest) -> None:
-        """The body has been parsed: the request's time begins."""
+        """Note that the body has been parsed, which starts the request's time."""
         self._parsed = parsed
         if self._log_prompts:
             self._prompts = [request.messages or request.prompt for request in parsed.requests]
         self._accepted_at = time.perf_counter()
 
     def note_encoded(self, parsed: ParsedRequest) -> None:
-        """The prompts are within the model's limits, and are kept as tokens alone."""
+        """Note that the prompts are within the model's limits, and kept only as tokens."""
         self._parsed = parsed
         self._encoded_at = time.perf_counter()
 
     def note_started(self) -> None:
-        """The engine got a request."""
+        """Note that the engine got a request."""
         self._started_at = time.perf_counter()
 
     def note_first(self) -> None:
-        """The first delta has come, be it a failure."""
+        """Note that the first delta has come, even a failure."""
         self.engine_answered = True
         self._first_at = time.perf_counter()
         if self.num_tokens:

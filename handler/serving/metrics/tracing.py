@@ -28,12 +28,12 @@ _EXTRA = "lmi-handler[tracing]"
 
 
 class RequestRecord(NamedTuple):
-    """The record of a request that has ended; times in seconds, 0 where there was none.
+    """The record of a request that has ended; times in seconds, 0 if there was none.
 
     Attributes:
         headers: the request's, names in lower case; `traceparent` and `tracestate` name the parent span.
         outcome: ok, refused, overloaded, unavailable, failed or cancelled.
-        finish: why the last sequence ended; "" where none has.
+        finish: why the last sequence ended; "" if none has.
         error: "" for none.
         queue: time from the tokenized prompt to the engine.
         first: time to the first token.
@@ -88,7 +88,9 @@ class Tracer:
         span.end(end)
 
     def _attributes(self, request: RequestRecord) -> dict[str, str | int | float | list[str]]:
-        """Name the values: by OpenTelemetry's conventions for generative AI, and by vLLM's names for the times."""
+        """Return the span's attributes: by OpenTelemetry's conventions for generative AI, and by vLLM's names for the
+        times.
+        """
         values: dict[str, str | int | float | list[str]] = {
             "gen_ai.request.id": request.id,
             "gen_ai.response.model": self._model_name,
@@ -105,14 +107,14 @@ class Tracer:
         return values
 
     def close(self) -> None:
-        """Send what waits; a receiver that does not answer must not keep the server."""
+        """Send the remaining spans; a receiver that does not answer must not delay the server's exit."""
         ending = threading.Thread(target=self._provider.shutdown, name="tracing", daemon=True)
         ending.start()
         ending.join(_PATIENCE)
 
 
 def find_exporter(endpoint: str | None) -> Any:
-    """Import OpenTelemetry's exporter of the configured protocol; None where nothing asks for traces.
+    """Import OpenTelemetry's exporter of the configured protocol; None if nothing asks for traces.
 
     Args:
         endpoint: `option.otlp_traces_endpoint`.

@@ -314,7 +314,7 @@ async def _abandon(server: Server, path: str, body: Body, seconds: float) -> Non
 
 
 async def _running(server: Server) -> float | None:
-    """Return the number of requests that the engine computes; None where no gauge says it."""
+    """Return the number of requests that the engine computes; None if no gauge says it."""
     answer = await server.metrics()
     found = [value for name, value in samples(answer).items() if _GAUGES.match(name)] if answer.ok else []
     return max(found) if found else None
@@ -345,7 +345,7 @@ async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> No
 
 
 async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: float) -> str:
-    """Return what shows that the answers of a crowd that went were computed; empty where it shows that they were not.
+    """Return what shows that the answers of a crowd that went were computed; empty if it shows that they were not.
 
     The server is slow then, and fast again later; one that stays slow has other work.
     """

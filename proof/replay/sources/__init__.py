@@ -82,7 +82,7 @@ def _beside(path: Path) -> list[File]:
 
 
 def _kind(file: File) -> str:
-    """Return the kind of a file by its first line that has one; "" where none has."""
+    """Return the kind of a file by its first line that has one; "" if none has."""
     try:
         with file.open() as stream:
             if har.BEGIN.match(stream.peek(_HEAD)[:_HEAD]):
@@ -96,7 +96,7 @@ def _kind(file: File) -> str:
 
 
 def _fault(file: File) -> Unreadable | None:
-    """Return the first line that cannot be read; None where those at the beginning can."""
+    """Return the first line that cannot be read; None if those at the beginning can."""
     return next((line for line in islice(lines(file), _LOOKED_AT) if isinstance(line, Unreadable)), None)
 
 

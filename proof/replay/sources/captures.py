@@ -40,8 +40,8 @@ class Event(NamedTuple):
     """A request as a variant captured it.
 
     Attributes:
-        input: the request's; None where outputs alone are captured.
-        output: None where inputs alone are captured, or the model gave no answer.
+        input: the request's; None if outputs alone are captured.
+        output: None if inputs alone are captured, or the model gave no answer.
     """
 
     id: str

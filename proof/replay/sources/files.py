@@ -431,7 +431,7 @@ def from_member(member: Member, name: str) -> bytes:
 
 
 def is_status(value: Any) -> bool:
-    """Return whether a value may be HTTP's status; 0 where nobody knows it."""
+    """Return whether a value may be HTTP's status; 0 if nobody knows it."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1000
 
 

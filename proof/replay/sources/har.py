@@ -201,7 +201,7 @@ def _headers(request: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _answer(entry: Mapping[str, Any]) -> Recorded | None:
-    """Return the answer; None where its body was not saved, as browsers do with streams."""
+    """Return the answer; None if its body was not saved, as browsers do with streams."""
     response = entry.get("response")
     if not isinstance(response, dict):
         return None

@@ -104,7 +104,7 @@ class _Family:
     Attributes:
         architecture: its class with a head for the next token.
         defaults: of config.json.
-        biases: parts whose biases it has whatever config.json says; None where config.json says it.
+        biases: parts whose biases it has whatever config.json says; None if config.json says it.
         head_norms: queries and keys are normalized.
         is_gemma: norms multiply by `1 + weight`, embeddings are scaled.
         four_norms: the outputs of attention and feed-forward network are normalized too.
@@ -183,7 +183,7 @@ class Decoder:
     Attributes:
         scale: what products of queries and keys are multiplied by.
         attention_biases: matrices of the attention that have biases.
-        logit_cap: logits are bent into its range by tanh; None where not.
+        logit_cap: logits are bent into its range by tanh; None if not.
     """
 
     model_type: str

@@ -1,4 +1,4 @@
-"""The content parsers of a response template: what a region's text means, and how a call is made of it."""
+"""The content parsers of a response template: they turn a region's text into a value, and that into a call."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Arguments = Mapping[str, Any]
 class Content:
     """Reads one region's text, which comes in pieces.
 
-    `value` raises ValueError where the text has another form.
+    `value` raises ValueError if the text does not have the expected form.
     """
 
     def __init__(self) -> None:
@@ -34,12 +34,12 @@ class Content:
         return self._pieces[0]
 
     def value(self) -> Any:
-        """Return what the text means, once it is whole."""
+        """Return the parsed value of the text, once it is complete."""
         return self.text
 
 
 class ParsedContent(Content):
-    """A text whose meaning a function finds."""
+    """A region's text that a function parses at its end."""
 
     def __init__(self, parse: Callable[[str], Any]) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class ParsedContent(Content):
 
 
 class Tags(Content):
-    """An object of the tags in a text. They are looked for as it comes, not all at its end."""
+    """An object of the tags in a text. Tags are found as the text arrives, not all at its end."""
 
     def __init__(self, pattern: Pattern, parse: Callable[[str], Any], *, merges: bool) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class Tags(Content):
             text = self._end(self._attempt)
 
     def _end(self, attempt: Attempt) -> str:
-        """Take what an attempt has found; return the text after it."""
+        """Store what an attempt has matched; return the text after it."""
         held = "".join(self._held)
         self._attempt, self._held = None, []
         match = attempt.match(held)
@@ -133,7 +133,7 @@ MakeContent = Callable[[], Content]
 
 
 def content_parser(name: Any, arguments: Any, depth: int = 0) -> MakeContent:
-    """Return what makes the parser of one region's text.
+    """Return a function that creates the parser of one region's text.
 
     Raises:
         ValueError: the name or an argument is wrong.
@@ -187,7 +187,7 @@ _KEY = re.compile(r"([{,]\s*)(\w+)(?=\s*:)")
 
 
 def _parse_json(arguments: Arguments, text: str) -> Any:
-    """Parse JSON; strings may have marks of the model's own around them, and keys no quotes."""
+    """Parse JSON; strings may be delimited by the model's own marks, and keys may be unquoted."""
     delimiters = [(open, close) for open, close in arguments.get("string_delims", [])]
     unquoted = arguments.get("unquoted_keys", False)
     working = text
@@ -209,9 +209,8 @@ _QUOTED = r'"(?:[^"\\]|\\.)*"?'
 
 
 def _strings(text: str, delimiters: list[tuple[str, str]]) -> Iterator[tuple[str, bool]]:
-    """Cut a text into what is outside of strings, and strings between delimiters (True), without these.
-
-    Strings in JSON's own quotes are given as they are, but each by itself: no key is looked for in them.
+    """Split a text into parts outside of strings, and strings between delimiters (True), without these. Strings in
+    JSON's quotes are yielded unchanged, but separately: no keys are searched in them.
     """
     opens = re.compile("|".join([*(re.escape(open) for open, _ in delimiters), _QUOTED]), re.DOTALL)
     closes, at, start = dict(delimiters), 0, 0
@@ -329,7 +328,7 @@ _PLACE = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 
 
 class Place(NamedTuple):
-    """A place in a transform that stands for a value: a name, and keys into it."""
+    """A placeholder in a transform: a name, and keys into its value."""
 
     root: str
     keys: tuple[str, ...]
@@ -344,10 +343,10 @@ class Place(NamedTuple):
 
 
 def read_transform(value: Any, depth: int = 0) -> Any:
-    """Read a transform: its places for values are `Place`s.
+    """Read a transform: its placeholders become `Place`s.
 
     Raises:
-        ValueError: a place has text around it, or it is nested too deeply.
+        ValueError: a placeholder has text around it, or it is nested too deeply.
     """
     if depth > _DEEPEST:
         raise ValueError("transform: is nested too deeply")
@@ -364,7 +363,7 @@ def read_transform(value: Any, depth: int = 0) -> Any:
 
 
 def roots(transform: Any) -> Iterator[str]:
-    """Return the names that a transform's places stand for."""
+    """Return the names that a transform's placeholders refer to."""
     if isinstance(transform, Place):
         yield transform.root
     elif isinstance(transform, (dict, list)):
@@ -373,10 +372,10 @@ def roots(transform: Any) -> Iterator[str]:
 
 
 def apply(transform: Any, scope: Mapping[str, Any]) -> Any:
-    """Put the values in their places.
+    """Replace the placeholders by values.
 
     Raises:
-        ValueError: one is not there.
+        ValueError: a value is missing.
     """
     if isinstance(transform, Place):
         return transform.find(scope)

@@ -40,13 +40,13 @@ from handler.protocols.assistant.tools.parsing import HF, NAME, SPACES, Template
 class ResponseParser(ThinkingParser):
     """Divides an answer into regions, each between the marks of a field; transformers' ResponseParser does the same.
 
-    Of a region in which a mark may have begun, nothing is shown before that is decided. Work done in vain, for marks
-    that turn out to be none, is bounded by the answer's length: beyond that, no pattern is tried any more.
+    While a mark may have begun, nothing of its region is shown. Wasted work, on marks that turn out not to be any, is
+    bounded by the answer's length: beyond that, no pattern is tried any more.
 
     Args:
         begun: the part of the answer that the prompt has already.
         tools: the request's; None leaves calls in the text.
-        thoughts: thoughts are shown apart; otherwise they stay in the text, with their marks.
+        thoughts: reasoning is shown separately; otherwise it stays in the text, with their marks.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class ResponseParser(ThinkingParser):
     # -- marks -------------------------------------------------------------------------------------------------------
 
     def _step(self, *, final: bool) -> bool:
-        """Read up to the next mark; return whether what follows is to be read as well."""
+        """Read up to the next mark; return whether there is more to parse."""
         if self._candidates is None:
             start = self._next(self._watch, final=final)
             if start is None:
@@ -124,7 +124,7 @@ class ResponseParser(ThinkingParser):
         return self._decide()
 
     def _next(self, watch: Watch, *, final: bool) -> int | None:
-        """Return where a mark may stand; None where none can."""
+        """Return the next position of a possible mark; None if there is none."""
         if watch.at_start and not self._size and not self._empty:
             return 0
         first = watch.firsts.search(self._held)
@@ -133,7 +133,7 @@ class ResponseParser(ThinkingParser):
         return 0 if final and not self._held and watch.at_end and not self._empty else None
 
     def _decide(self) -> bool:
-        """Take the mark that stands here: the longest of those that match, of two the first."""
+        """Choose the mark at this position: the longest match, or the first of equally long ones."""
         candidates, self._candidates = self._candidates or (), None
         found: tuple[Field | None, Match] | None = None
         for field, candidate in candidates:
@@ -166,7 +166,7 @@ class ResponseParser(ThinkingParser):
     # -- regions -----------------------------------------------------------------------------------------------------
 
     def _take(self, size: int) -> None:
-        """Take so many characters as the text of the region."""
+        """Consume so many characters as text of the region."""
         text, self._held = self._held[:size], self._held[size:]
         self._pass(text)
         if self._hidden:
@@ -182,7 +182,7 @@ class ResponseParser(ThinkingParser):
             self._show(text)
 
     def _show(self, text: str) -> None:
-        """Show what is neither thought nor call."""
+        """Emit text that is neither reasoning nor a call."""
         self._events += self._texts[CONTENT].feed(text)
 
     def _open(self, field: Field, mark: str, groups: Mapping[str, str]) -> None:
@@ -223,13 +223,13 @@ class ResponseParser(ThinkingParser):
             self._events += found
 
     def _update(self) -> None:
-        """Find what counts in the region that has begun."""
+        """Look up the marks that apply in the region that has begun."""
         self.thinking = self._thoughts and self._field is not None and self._field.is_reasoning
         self._watch = self._template.outside if self._field is None else self._template.inside(self._field)
 
 
 class _Text:
-    """The text of a field: without the space around it, where the field strips it."""
+    """The text of a field: without the space around it, if the field strips it."""
 
     def __init__(self, field: Field | None) -> None:
         self._strips = field is None or field.strips
@@ -248,14 +248,14 @@ class _Text:
         return [shown]
 
     def end(self) -> None:
-        """End a region. Where regions are texts of their own, the next one begins anew."""
+        """End a region. If regions are separate texts, the next one starts afresh."""
         if self._join is not None:
             if self._begun:
                 self._between = self._join
             self._begun, self._ends = False, Ends()
 
     def forget(self) -> None:
-        """Forget the space of what is not shown."""
+        """Drop white space of text that is not shown."""
         self._ends.space, self._between = [], ""
 
 
@@ -272,7 +272,7 @@ class _Calls:
         return CallStart(self.count - 1, name)
 
     def typed(self, name: str, arguments: Any) -> Any:
-        """Return arguments whose texts are of the types that the tool's schema has for them."""
+        """Convert string arguments to the types of the tool's schema."""
         if not isinstance(arguments, dict) or name not in self._tools:
             return arguments
         schema = self._schemas.setdefault(name, ToolSchema(self._tools[name]))
@@ -309,7 +309,7 @@ class _Region:
 
     @property
     def is_quoted(self) -> bool:
-        """Return whether the text is JSON and ends within a string, in which no mark counts."""
+        """Return whether the text is JSON and ends within a string, in which marks are ignored."""
         return self._json is not None and not self._is_over and self._json.quoted
 
     def feed(self, text: str) -> list[Event]:
@@ -333,10 +333,10 @@ class _Region:
         return events
 
     def end(self, *, cut: bool) -> list[Event] | None:
-        """Return the rest of the calls; None where the text is none.
+        """Return the rest of the calls; None if the text is not a call.
 
         Args:
-            cut: the answer has ended before the region.
+            cut: the answer ended before the region did.
         """
         if self._started:
             return [CallEnd(self._calls.count - 1, Ending.OPEN if cut else Ending.WHOLE)]
@@ -372,7 +372,7 @@ def _texts(marks: Marks | None) -> tuple[str, ...]:
 
 
 class TemplateThinking(Thinking):
-    """The reading of one request's answers.
+    """Reads the answers of one request by its template.
 
     Args:
         shows: thoughts are shown apart from the text.

@@ -1,7 +1,7 @@
-"""Regular expressions of a model's file, matched with bounded work on text that comes in pieces.
+"""Regular expressions of a model's file, matched with bounded work on text that arrives in pieces.
 
-A model's file may be anybody's, and its answers anything: a pattern that backtracks could stop the server. Here all
-ways of a match advance together, a character at a time, in the order of preference that Perl's and Python's have.
+Neither a model's files nor its answers can be trusted: a backtracking pattern could stop the server. Here all
+alternatives of a match advance together, one character at a time, in the order of preference of Perl and Python.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def may_try(in_vain: int, size: int) -> bool:
     """Return whether a pattern may still be tried on a text of which `size` characters were read.
 
     Args:
-        in_vain: the ways that were followed on it and led to no match.
+        in_vain: alternatives that were followed on it without a match.
     """
     return in_vain <= _FREE + 2 * size
 
@@ -53,7 +53,7 @@ class _Step(NamedTuple):
 
 
 class _Class:
-    """One character: a literal, or a class in Python's notation, which is asked about each character once."""
+    """A character class: a literal, or a class in Python's notation, evaluated once per character."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -71,18 +71,20 @@ class _Class:
 
 _Saved = tuple[int, ...]
 _State = tuple[int, ...]
-"""The steps at which the ways of a match are, the preferred one first: each awaits a character, or what follows."""
+"""The current steps of a match's alternatives, the preferred one first: each waits for a character, or for what
+follows.
+"""
 
 _Path = tuple[int, tuple[int, ...]]
-"""Where a way leads: the step, and the slots that are saved on it."""
+"""The next step of an alternative, and the slots saved on the way."""
 
 
 class _Move(NamedTuple):
-    """The move that a character makes from a state.
+    """The transition of a state by a character.
 
     Attributes:
-        sources: for each way the one that it continues, and the slots that it saves.
-        found: the way that has matched; those after it do not count any more. None where none has.
+        sources: for each alternative the one that it continues, and the slots that it saves.
+        found: the alternative that has matched; later ones are dropped. None if none has.
         same: nothing changes.
     """
 
@@ -102,7 +104,7 @@ class Pattern:
         literals: its runs of literal characters.
 
     Raises:
-        ValueError: it is no pattern, is too long, or needs more than one pass.
+        ValueError: it is not a pattern, is too long, or needs more than one pass.
     """
 
     def __init__(self, text: str) -> None:
@@ -130,7 +132,7 @@ class Pattern:
         return attempt.match(text)
 
     def move(self, state: _State, character: str) -> _Move:
-        """Return what a character does to a state in which nothing is asserted."""
+        """Return the transition of a state without assertions by a character."""
         move = self._moves.get((state, character))
         if move is None:
             if len(self._moves) >= _MOST_MOVES:
@@ -148,7 +150,7 @@ class Pattern:
         return self.settle(paths, state)
 
     def settle(self, paths: Sequence[tuple[int, _Path]], before: _State = ()) -> _Move:
-        """Keep the ways that are preferred to one that has matched."""
+        """Keep the alternatives that are preferred to the one that has matched."""
         matched = (place for place, (_, (at, _)) in enumerate(paths) if self.steps[at].kind == _MATCH)
         end = next(matched, None)
         found = None if end is None else (paths[end][0], paths[end][1][1])
@@ -158,10 +160,10 @@ class Pattern:
         return _Move(state, sources, found, same)
 
     def follow(self, at: int, seen: set[int], holds: Callable[[str], bool | None] = lambda sign: None) -> list[_Path]:
-        """Return where the ways from a step lead, but to those seen.
+        """Return the steps that can be reached from a step, without those seen.
 
         Args:
-            holds: whether a sign holds; None: that is not known yet.
+            holds: whether an assertion holds; None: not known yet.
         """
         found: list[_Path] = []
         waiting: list[_Path] = [(at, ())]
@@ -183,11 +185,13 @@ class Pattern:
         return found
 
     def asserts(self, state: _State) -> bool:
-        """Return whether a state needs what follows."""
+        """Return whether a state depends on what follows."""
         return self._asserts and any(self.steps[at].kind == _ASSERT for at in state)
 
     def _first(self) -> tuple[list[str], set[str]]:
-        """Return the classes that may come first, and the signs under which nothing need come; "" is none."""
+        """Return the classes that may match first, and the assertions under which the match may be empty; "" for
+        none.
+        """
         firsts, signs = dict[str, None](), set[str]()
         waiting, seen = [(0, "")], set[tuple[int, str]]()
         while waiting:
@@ -271,15 +275,14 @@ class Pattern:
 
 
 class Attempt:
-    """An attempt to match a pattern at one place of a text that comes in pieces.
+    """An attempt to match a pattern at one position of a text that arrives in pieces.
 
     Args:
         before: the character before the place; "" at the text's start.
         limit: characters that a match may have; None for any number.
 
     Attributes:
-        is_open: what comes may still decide.
-        work: the ways that have been followed.
+        is_open: more input may still decide. work: the number of alternatives followed.
     """
 
     __slots__ = ("_before", "_found", "_limit", "_pattern", "_read", "_saved", "_state", "is_open", "work")
@@ -297,7 +300,7 @@ class Attempt:
         self._take(pattern.settle([(0, path) for path in paths]))
 
     def feed(self, text: str, *, final: bool = False) -> None:
-        """Read on from where the last text has ended."""
+        """Continue where the last text ended."""
         for character in text:
             if not self.is_open:
                 return
@@ -307,7 +310,7 @@ class Attempt:
             self.is_open = False
 
     def match(self, text: str) -> Match | None:
-        """Return what matches, once nothing is open.
+        """Return the match, once it is decided.
 
         Args:
             text: all that was read.

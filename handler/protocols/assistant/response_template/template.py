@@ -29,7 +29,7 @@ _MOST_SOUGHT = 1 << 17  # ways of a pattern that are followed there
 _MOST_PLACES = 64  # of a transform, each of which may hold the whole region
 
 LONGEST = 1024
-"""Characters of a mark that a pattern describes; a longer one is none."""
+"""Characters of a mark that a pattern describes; a longer match does not count."""
 
 
 class Marks:
@@ -53,11 +53,11 @@ class Marks:
         return self.texts if self.pattern is None else self.pattern.literals
 
     def begin(self, before: str) -> Candidate:
-        """Return what finds out whether one stands at a place of an answer, after that character."""
+        """Start to match a mark at a position of an answer, after that character."""
         return _Texts(self.texts) if self.pattern is None else _Matching(self.pattern, before)
 
     def last_end(self, text: str) -> int | None:
-        """Return where the last one in a prompt ends; None where there is none."""
+        """Return the end of the last mark in a prompt; None if there is none."""
         if self.pattern is None:
             ends = [at + len(mark) for mark in self.texts if (at := text.rfind(mark)) >= 0]
             return max(ends, default=None)
@@ -75,21 +75,20 @@ class Marks:
 
 
 class Candidate:
-    """A place of an answer at which a mark may stand.
+    """A position of an answer where a mark may begin.
 
     Attributes:
-        is_open: what comes may still decide.
-        work: what was done in vain, if it is none.
+        is_open: more input may still decide. work: what is wasted if there is no mark.
     """
 
     is_open = True
     work = 0
 
     def read(self, text: str, new: int, *, final: bool) -> None:
-        """Read on. `text` is all from the place on, of which the last `new` characters have come now."""
+        """Continue matching. `text` is everything from the position on; its last `new` characters are new."""
 
     def match(self, text: str) -> Match | None:
-        """Return what stands there, once nothing is open."""
+        """Return the mark, once it is decided."""
 
 
 class _Texts(Candidate):
@@ -127,15 +126,15 @@ class Field(NamedTuple):
     """A kind of region.
 
     Attributes:
-        open: None: what stands in no other region is here.
+        open: None: everything outside of other regions belongs to it.
         close: None: it ends with the answer.
         make: makes the parser of one region's text.
-        join: stands between the texts of several regions; None where they are one text.
-        transform: makes a call of what the parser has found; None: that is one.
-        each: it makes one of each item of a list.
+        join: separates the texts of several regions; None if they are one text.
+        transform: makes a call from the parsed value; None: the value is one.
+        each: one call per item of a list.
         name_group: the group of `open` that names a call whose arguments are the region's text, as JSON; "" without.
-        is_json: its text is JSON, which shows by itself whether it is whole.
-        is_plain: it is JSON as everybody writes it, in whose strings no mark counts.
+        is_json: its text is JSON, which itself shows whether it is complete.
+        is_plain: it is standard JSON, in whose strings marks are ignored.
         inner: literal texts that its parser looks for.
     """
 
@@ -163,7 +162,7 @@ class Field(NamedTuple):
             value: what the parser has found.
 
         Raises:
-            ValueError: they are none.
+            ValueError: they are not calls.
         """
         if self.each:
             if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
@@ -184,7 +183,7 @@ def _call(value: Any) -> tuple[str, Any]:
 
 
 class Watch(NamedTuple):
-    """The marks that count in one state of an answer.
+    """The marks that apply in one state of an answer.
 
     Attributes:
         marks: those that open fields, and the one that closes the state's own (None).
@@ -215,7 +214,7 @@ class ResponseTemplate:
 
     Attributes:
         fields: by name.
-        outside: what counts outside of regions.
+        outside: the marks that apply outside of regions.
     """
 
     def __init__(self, fields: Mapping[str, Field], start: Marks) -> None:
@@ -239,7 +238,7 @@ class ResponseTemplate:
         return self.fields.get(CALLS)
 
     def inside(self, field: Field) -> Watch:
-        """Return what counts in a region of a field."""
+        """Return the marks that apply in a region of a field."""
         return self.outside if field is self.implicit else self._inside[field.name]
 
     def begun(self, prompt: str) -> str:
@@ -256,7 +255,7 @@ class ResponseTemplate:
         return frozenset([*inner, *(literal for mark in marks for literal in mark.literals)])
 
     def special(self, tokens: frozenset[str]) -> frozenset[str]:
-        """Return those of the special tokens that its marks hold."""
+        """Return the special tokens that its marks contain."""
         return frozenset(token for token in tokens if token and any(token in literal for literal in self.literals))
 
 
@@ -342,7 +341,7 @@ def _field(name: str, value: Any) -> Field:
 
 
 def _name_group(transform: Any) -> str:
-    """Return the group that names a call whose arguments are the region's text; "" where there is none."""
+    """Return the group that names a call whose arguments are the region's text; "" if there is none."""
     function = transform.get("function", transform) if isinstance(transform, dict) else {}
     if not isinstance(function, dict):
         return ""

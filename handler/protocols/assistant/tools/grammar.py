@@ -23,8 +23,8 @@ class Notation(NamedTuple):
         call: before a call's arguments and after them; NAME stands for the tool's name, NUMBER for digits.
         block: before the first call and after the last one.
         between: from one call to the next.
-        mark: the beginning that no other text has, "" where there is none.
-        style: xgrammar's name for the form of the arguments; "" where it has none.
+        mark: a beginning that no other text has, "" if there is none.
+        style: xgrammar's name for the form of the arguments; "" if it has none.
         several: an answer may have several calls.
         arguments: writes a call's arguments.
     """
@@ -74,7 +74,7 @@ def write_calls(notation: Notation, calls: Iterable[tuple[str, Mapping[str, Any]
 
 
 def calls(notation: Notation, tools: Iterable[Mapping[str, Any]], *, single: bool) -> Tag:
-    """Return the rule that an answer is calls of these tools: at least one, by their schemas.
+    """Return the rule for an answer of calls to these tools: at least one, by their schemas.
 
     Args:
         tools: in OpenAI's form.
@@ -87,7 +87,7 @@ def calls(notation: Notation, tools: Iterable[Mapping[str, Any]], *, single: boo
 def calls_or_answer(
     notation: Notation, tools: Iterable[Mapping[str, Any]], answer: StructuredOutput, *, single: bool
 ) -> Tag:
-    """Return the rule that an answer is calls of these tools, as by `calls`, or follows a rule of its own."""
+    """Return the rule for an answer that is either calls, as by `calls`, or follows another rule."""
     return {"type": "or", "elements": [calls(notation, tools, single=single), _answer(answer)]}
 
 
@@ -109,10 +109,10 @@ def _answer(rule: StructuredOutput) -> Tag:
 def calls_in_text(
     notation: Notation, tools: Iterable[Mapping[str, Any]], strict: Collection[str], *, single: bool
 ) -> Tag:
-    """Return the rule that each call in an answer's text is of one of these tools.
+    """Return the rule for an answer of text with calls to these tools.
 
     Args:
-        strict: names of the tools whose schemas count; arguments of the others are any object.
+        strict: names of the tools whose schemas are enforced; other arguments may be any object.
         single: the answer ends with its first call.
     """
     functions = [tool["function"] for tool in tools]
@@ -158,7 +158,7 @@ def _tag(notation: Notation, name: str, schema: Mapping[str, Any]) -> Tag:
 
 
 ANY = frozenset({"any"})
-"""Of any type: what is JSON stays JSON, another text is a string."""
+"""The types of any value: JSON stays JSON, other text is a string."""
 
 _MEMBERS = 4096  # schemas that are read for the types of one tool's parameters in one answer
 _CHAIN = 16  # references to references
@@ -171,7 +171,7 @@ _ALIASES = {
     **dict.fromkeys(("dict",), "object"),
     **dict.fromkeys(("arr", "list", "sequence", "tuple"), "array"),
 }
-"""Names that clients give types, and what JSON Schema calls them."""
+"""Names that clients use for types, and JSON Schema's."""
 
 _TYPES = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
 
@@ -179,11 +179,11 @@ _TYPES = {type(None): "null", bool: "boolean", int: "integer", float: "number", 
 class ToolSchema:
     """The schema of a tool's arguments, with its `$ref`s.
 
-    A client wrote it: it may refer to itself, and a few lines can name more schemas than anybody could visit. So each
-    schema's types are found once, and at most 4,096 schemas are read for them; what lies beyond is of any type.
+    It comes from a client, so it may be cyclic, and a few lines can refer to exponentially many schemas. So each
+    schema's types are found once, and at most 4,096 schemas are read for them; schemas beyond that are of any type.
 
     Args:
-        root: the schema, in which `$ref` looks.
+        root: the schema, in which `$ref` is resolved.
     """
 
     def __init__(self, root: Any) -> None:
@@ -195,16 +195,16 @@ class ToolSchema:
         self._targets: dict[str, Any] = {}
 
     def property(self, schema: Any, name: str) -> Any:
-        """Return the schema of an object's property; None where there is none."""
+        """Return the schema of an object's property; None if there is none."""
         properties = self._get(schema, "properties")
         return properties.get(name) if isinstance(properties, Mapping) else None
 
     def items(self, schema: Any) -> Any:
-        """Return the schema of a list's items; None where there is none."""
+        """Return the schema of a list's items; None if there is none."""
         return self._get(schema, "items")
 
     def types(self, schema: Any) -> frozenset[str]:
-        """Return the types that one of its schemas names; empty where it names none."""
+        """Return the types of one of its schemas; empty if it names none."""
         if not isinstance(schema, Mapping):
             return frozenset()
         if id(schema) not in self._types:
@@ -256,7 +256,7 @@ class ToolSchema:
         return None
 
     def _target(self, schema: Mapping[str, Any]) -> Any:
-        """Return the schema to which a schema refers; None where it refers to none."""
+        """Return the schema to which a schema refers; None if it refers to none."""
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return None

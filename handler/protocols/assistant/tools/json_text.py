@@ -1,4 +1,4 @@
-"""The JSON text of arguments: where it ends, and how a parameter's plain text becomes JSON by its schema."""
+"""The JSON text of arguments: finding its end, and converting a parameter's plain text to JSON by its schema."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from handler.core.framing import is_too_deep, loads, refuse_constant
 
 
 class JsonEnd:
-    """Find the end of a JSON object or list that comes in pieces.
+    """Find the end of a JSON object or list that arrives in pieces.
 
     Args:
         depth: how many are open already.
-        stop: a sign that JSON has in strings only; it ends broken JSON, before the sign.
+        stop: a character that JSON allows in strings only; it ends broken JSON, before the sign.
 
     Attributes:
         quoted: the text so far ends within a string.
@@ -29,7 +29,7 @@ class JsonEnd:
         self._escaped = False
 
     def feed(self, text: str) -> int | None:
-        """Return the index after the end; None while it has not come."""
+        """Return the index after the end; None until it has come."""
         at = 0
         while at < len(text):
             if self._escaped:
@@ -57,9 +57,8 @@ _CONTROLS = re.compile(r'"|\\.?|[\x00-\x1f]', re.DOTALL)
 
 
 class ControlEscapes:
-    """Escapes the control characters in the strings of a JSON text that comes in pieces.
-
-    Models write line ends as they are; JSON has none in a string.
+    """Escapes the control characters in the strings of a JSON text that arrives in pieces. Models write newlines
+    unescaped, which JSON does not allow in strings.
     """
 
     def __init__(self) -> None:
@@ -95,7 +94,7 @@ def dumps(value: Any) -> str:
 def is_object(text: str) -> bool:
     """Return whether a text is a JSON object that every client can read, nested no deeper than one in a request may be.
 
-    Many readers refuse numbers beyond all floats, and halves of surrogate pairs.
+    Many readers refuse numbers that overflow a float, and lone surrogates.
     """
     try:
         value: Any = loads(text)
@@ -105,7 +104,7 @@ def is_object(text: str) -> bool:
 
 
 PYTHON_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
-"""What stands after a backslash in a string of Python's, and what it means."""
+"""Python's escapes: the characters after a backslash, and their meaning."""
 
 _ANY_STRING = frozenset({"string"})
 _STRING_OR_NULL = frozenset({"string", "null"})
@@ -142,7 +141,9 @@ _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def _from_python(literal: re.Match[str]) -> str:
-    """Return the JSON of one of Python's strings or words. An unclosed string goes to the end: the search is linear."""
+    """Return the JSON of one of Python's strings or words. An unclosed string extends to the end, so that the search
+    is linear.
+    """
     text = literal[1] if literal[1] is not None else literal[2]
     return _WORDS[literal[0]] if text is None else dumps(_PYTHON_ESCAPE.sub(_unescape, text))
 
@@ -165,9 +166,8 @@ def _json(text: str) -> str | None:
 
 
 class ParameterValue:
-    """The value of a parameter, whose plain text comes in pieces.
-
-    A string is written as it comes; a value that may be of another type at its end.
+    """The value of a parameter, whose plain text arrives in pieces. A string is written as it arrives; a value that
+    may have another type, at its end.
 
     Args:
         types: those of its schema; without any it is a string.
@@ -200,7 +200,7 @@ class ParameterValue:
         self._write(_escape(text) + '"' if self._streams else as_json(text, self._types))
 
     def _is_string(self, text: str) -> bool:
-        """Return whether the value is a string, once `text` has come."""
+        """Return whether the value is a string, after `text` has arrived."""
         if self._types != _STRING_OR_NULL:
             return self._types == _ANY_STRING
         start = (self._start + text).lstrip()

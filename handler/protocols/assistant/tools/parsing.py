@@ -42,10 +42,10 @@ class Format(NamedTuple):
     """A form in which models write tool calls.
 
     Attributes:
-        make: makes the parser of one answer, which may look into the request's tools for types.
+        make: makes the parser of one answer, with the request's tools for types.
         marks: texts that a tokenizer may have as special tokens, which it leaves out of the text by default.
-        template: an expression that finds the format in a chat template; "" where none does.
-        notations: text that a chat template has -> how calls are written; the first that it has counts.
+        template: a regular expression that recognizes the format in a chat template; "" if none can.
+        notations: text that a chat template has -> how calls are written; the first match counts.
     """
 
     name: str
@@ -55,11 +55,11 @@ class Format(NamedTuple):
     notations: Mapping[str, Notation] = {}
 
     def notation(self, template: str) -> Notation | None:
-        """Return how a model with this chat template writes calls; None where that is not known."""
+        """Return how a model with this chat template writes calls; None if unknown."""
         return next((notation for text, notation in self.notations.items() if text in template), None)
 
     def special(self, vocabulary: Vocabulary | None) -> frozenset[str]:
-        """Return the marks that are special tokens, also with an ending of the checkpoint's own (`<tool_call:x>`)."""
+        """Return the marks that are special tokens, also with a checkpoint's own suffix (`<tool_call:x>`)."""
         if vocabulary is None:
             return frozenset()
         return _special(vocabulary.marks, self.marks)
@@ -71,7 +71,7 @@ def _special(special: frozenset[str], marks: tuple[str, ...]) -> frozenset[str]:
 
 
 class NamedCall:
-    """The parser of an answer that structured output makes the arguments of one call."""
+    """Parses an answer that structured output forces to be the arguments of one call."""
 
     def __init__(self, name: str) -> None:
         self._begun: list[Event] = [CallStart(0, name)]
@@ -85,10 +85,10 @@ class NamedCall:
 
 
 class CallsOrText:
-    """The parser of an answer that structured output makes either calls from its beginning on, or a text without any.
+    """Parses an answer that structured output forces to be either calls from its beginning, or text without calls.
 
     Args:
-        begin: with which an answer of calls begins.
+        begin: the beginning of an answer of calls.
         calls: reads such an answer.
     """
 
@@ -120,17 +120,18 @@ class CallsOrText:
 
 
 class Broken(Exception):
-    """The end of calls: what follows is none, or none any more."""
+    """Raised at the end of calls: the text is not a call, or no longer one."""
 
 
 class CallParser:
-    """A parser of text with calls in it, which `calls` reads after one of the marks in `begins`.
+    """Base class of parsers of text with calls, which `calls` reads after one of the marks in `begins`.
 
-    A subclass writes `calls` with the steps below. While no call has begun, what they take is text after all if
-    `Broken` is raised, or if the answer ends. Once one has begun, `Broken` and the answer's end leave it as it is.
+    A subclass writes `calls` with the steps below. Until a call has begun, what the steps consume becomes text if
+    `Broken` is raised or the answer ends. Once it has begun, `Broken` and the answer's end leave it unfinished.
 
-    A model may write anything, so the work is linear in the answer. A step costs as much as `held` is long: a whole
-    answer comes in pieces, and no step waits with more than a few hundred characters held. What grows is a list.
+    A model may write anything, so the work is linear in the answer. A step costs time proportional to the length of
+    `held`: a whole answer is fed in pieces, and no step waits with more than a few hundred characters held. Longer
+    texts are collected in lists.
 
     Attributes:
         begins: marks before calls, a longer one before those that it starts with.
@@ -182,7 +183,7 @@ class CallParser:
 
     @property
     def taken(self) -> str:
-        """Return what steps have taken since the mark or the last call, while no call has begun."""
+        """Return what the steps have consumed since the mark or the last call, while no call has begun."""
         return "".join(self._taken)
 
     def schema(self, tool: str) -> ToolSchema:
@@ -211,15 +212,15 @@ class CallParser:
         self._in_call = self._committed = False
 
     def drop(self) -> None:
-        """Show no text of what has been taken so far: it is markup of the calls before it."""
+        """Discard what has been consumed so far: it is markup of the calls before it."""
         self._taken = []
 
     def commit(self) -> None:
-        """Show no text of what has been taken so far, nor of the rest of the call."""
+        """Discard what has been consumed so far, and the rest of the call."""
         self._taken, self._committed = [], True
 
     def show(self, text: str) -> None:
-        """Show text, but white space after a call only before other text."""
+        """Emit text; white space after a call is emitted only before other text."""
         if self._after_call and not text.strip():
             self._space.append(text)
         elif text:
@@ -240,14 +241,14 @@ class CallParser:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def advance(self, size: int) -> str:
-        """Take so many characters."""
+        """Consume so many characters."""
         text, self.held = self.held[:size], self.held[size:]
         if text and not self._committed:
             self._taken.append(text)
         return text
 
     def skip(self, signs: str = SPACES) -> Steps[str]:
-        """Take signs up to one that is none of these, and return that one."""
+        """Consume these characters, and return the first other one."""
         while True:
             rest = self.held.lstrip(signs)
             self.advance(len(self.held) - len(rest))
@@ -256,7 +257,9 @@ class CallParser:
             yield
 
     def take(self, *marks: str) -> Steps[str]:
-        """Take the mark that comes next, "" if it is none of these. A longer one precedes those that it starts with."""
+        """Consume and return the mark that comes next, "" if it is not one of these. A longer one precedes those that
+        it starts with.
+        """
         while True:
             for mark in marks:
                 if self.held.startswith(mark):
@@ -268,7 +271,7 @@ class CallParser:
             yield
 
     def expect(self, *marks: str) -> Steps[str]:
-        """Take one of the marks.
+        """Consume one of the marks.
 
         Raises:
             Broken: another text comes.
@@ -279,7 +282,7 @@ class CallParser:
         return mark
 
     def run(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """Take the text that matches, up to a character that does not. Broken where nothing does, or too much."""
+        """Consume the text that matches, up to a character that does not. Broken if nothing matches, or too much."""
         while True:
             match = pattern.match(self.held)
             size = match.end() if match else 0
@@ -290,7 +293,7 @@ class CallParser:
             yield
 
     def until(self, *ends: str, limit: int = 512) -> Steps[tuple[str, str]]:
-        """Take a short text and the mark at its end, and return both. Broken where none comes within the limit."""
+        """Consume a short text and the mark at its end, and return both. Broken if no mark comes within the limit."""
         pattern, most = any_of(ends), limit + max(map(len, ends))
         while True:
             match = pattern.search(self.held, 0, most)
@@ -302,7 +305,7 @@ class CallParser:
             yield
 
     def stream_until(self, write: Callable[[str], None], *ends: str) -> Steps[str]:
-        """Pass text on as it comes, up to a mark, which is taken and returned."""
+        """Pass on text as it arrives, up to a mark, which is consumed and returned."""
         pattern = any_of(ends)
         while True:
             match = pattern.search(self.held)
@@ -313,7 +316,7 @@ class CallParser:
             yield from self._open()
 
     def json(self) -> Steps[None]:
-        """Write a JSON object or list as the call's arguments, as it comes."""
+        """Write a JSON object or list as the call's arguments, as it arrives."""
         end = JsonEnd(stop="<")
         while True:
             size = end.feed(self.held)
@@ -323,13 +326,13 @@ class CallParser:
             yield from self._open()
 
     def _open(self) -> Steps[None]:
-        """Wait for more of what is written as it comes."""
+        """Wait for more of an open value."""
         self._closable = True
         yield
         self._closable = False
 
     def whole(self) -> Steps[str]:
-        """Take the JSON object or list that comes next, and return it."""
+        """Consume the JSON object or list that comes next, and return it."""
         end, parts = JsonEnd(), list[str]()
         while True:
             size = end.feed(self.held)
@@ -348,7 +351,7 @@ class CallParser:
             yield from self._block(begin)
 
     def _text(self) -> Steps[str]:
-        """Show text up to a mark before calls."""
+        """Emit text up to a mark before calls."""
         pattern, first = any_of(self.begins), any_of(tuple(dict.fromkeys(mark[0] for mark in self.begins)))
         while True:
             size = len(self.held)
@@ -378,7 +381,7 @@ class CallParser:
             self.show("".join([*self._taken, rest]))
 
     def _begins_call(self, text: str) -> bool:
-        """Return whether an answer that ends so was cut off within the mark of another call."""
+        """Return whether an answer with this end was cut off within the mark of another call."""
         start = text.strip()
         return len(start) > 1 and any(mark.startswith(start) for mark in self.begins)
 
@@ -391,7 +394,7 @@ class CallParser:
 
 @functools.lru_cache(maxsize=256)
 def any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
-    """Return the pattern of any of the marks; where there are none, of nothing."""
+    """Return the pattern of any of the marks; without marks, a pattern that never matches."""
     return re.compile("|".join(map(re.escape, marks)) or r"(?!)")
 
 
@@ -429,7 +432,7 @@ class ArgumentsText:
         return self._parts[-1]
 
     def closing(self) -> str | None:
-        """Return the end of what is open, a string, lists and objects; None where something else might come first."""
+        """Return the end of what is open, a string, lists and objects; None if something else might come first."""
         text = self._join()
         if not self._controls.quoted and _NUMBER.search(text):
             return None
@@ -455,7 +458,7 @@ class ArgumentsText:
 
 
 class _Call:
-    """A call that has begun. The client sees it with the first character of its arguments."""
+    """A call that has begun; the client gets it with the first character of its arguments."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -464,13 +467,12 @@ class _Call:
 
 
 class CheckedCalls:
-    """The calls in one answer's events. What it says about their ends is true.
-
-    A call that breaks off before its arguments is given back as text, its name: clients take no arguments for `{}`.
+    """The calls in one answer's events. Their ends are verified. A call that ends before its arguments is turned back
+    into text, its name: clients would take missing arguments for `{}`.
 
     Args:
-        allowed: names of the tools that may be called; a call of another one is given back as a line of text, its name
-            and its arguments. None: any.
+        allowed: names of the tools that may be called; a call of another one is turned back into a line of text, its
+            name and its arguments. None: any.
     """
 
     def __init__(self, allowed: Collection[str] | None = None) -> None:
@@ -496,7 +498,7 @@ class CheckedCalls:
         """Return the answer's last events, with the ends of all calls.
 
         Args:
-            finish: why the answer ended. What the model itself left open is closed where that is plain.
+            finish: why the answer ended. Brackets that the model itself left open are closed if that is unambiguous.
         """
         found = [event for one in events for event in self._check(one, closes=finish is Finish.EOS)]
         left: list[Event] = [CallEnd(number, Ending.BROKEN) for number in self._open]
@@ -549,7 +551,7 @@ class CheckedCalls:
 
 
 class TemplateCalls(PlainText):
-    """Stands for the calls of an answer. By itself it leaves them in the text."""
+    """Placeholder for a parser of calls; by itself it leaves them in the text."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.tools = tools

@@ -25,15 +25,15 @@ from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, listing, nu
 Message = Mapping[str, Any]
 
 _OUR_OWN = SMOLLM2.notations[""]
-"""What we ask for where no format is named."""
+"""The format that we ask for if none is named."""
 
 _TOOLS = re.compile(r"\btools\b")
 
 _SHORT_ID = re.compile(r"id\|length != 9")
-"""Mistral's templates refuse a call's id of another length."""
+"""Length of a call's id, as Mistral's templates require it."""
 
 _INDEXED_ID = re.compile(r"<\|tool_calls_section_begin\|>")
-"""Kimi K2's templates print a call's id, which holds the tool's name, before its arguments and before its result."""
+"""Kimi K2's templates print a call's id, which contains the tool's name, before its arguments and before its result."""
 
 _FIRST_CALL = re.compile(r"\A(?s:(?!.* in (?:message|m)(?:\.|\[['\"])tool_calls).*)tool_calls\[0\]")
 """The templates of GigaChat 3, gpt-oss and Llama 3 print the first call of a message, or refuse several."""
@@ -42,7 +42,7 @@ _ONE_TEXT = re.compile(r"\.content and \w+\.thinking\b[^{}]*%\}\s*\{\{-?\s*raise
 """gpt-oss's template refuses a message with calls that has both reasoning and text: it prints either as analysis."""
 
 _CALLS = re.compile(r"\btool_calls\b")
-"""Templates of LFM2 and of Granite 3.3 have no word of calls: they print a message's role and text alone."""
+"""Templates of LFM2 and of Granite 3.3 do not mention calls: they print only a message's role and text."""
 
 _DESCRIPTION = re.compile(r"[+~]\s*(?:(?:\w+\.)+description|\(\w+\.description \| tojson)")
 """The templates of gpt-oss and Muse Glimmer, and some others, fail for a tool without a description."""
@@ -51,7 +51,7 @@ _DESCRIPTION = re.compile(r"[+~]\s*(?:(?:\w+\.)+description|\(\w+\.description \
 def lay_out(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], template: str, format: Format | None = None
 ) -> tuple[tuple[Message, ...], tuple[Mapping[str, Any], ...]]:
-    """Return messages and tools as the model's chat template takes them.
+    """Arrange messages and tools as the model's chat template expects them.
 
     Args:
         format: that in which the answers' calls are read, which is also that of calls in text; None: the template's.
@@ -127,7 +127,7 @@ def _one_call_a_message(messages: Sequence[Message]) -> list[Message]:
 
 
 def _with_one_text(message: Message) -> Message:
-    """Put the text before calls into the reasoning, at its end."""
+    """Append the text before calls to the reasoning."""
     if not (message.get("tool_calls") and message.get("content") and message.get("thinking")):
         return message
     joined = f"{message['thinking']}\n{message['content']}"
@@ -135,7 +135,7 @@ def _with_one_text(message: Message) -> Message:
 
 
 def _with_written_calls(message: Message, notation: Notation, between: str = "") -> Message:
-    """Put calls into a message's text, for a template that prints none."""
+    """Write calls into a message's text, for a template that prints no calls."""
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
     if not calls:
         return message
@@ -144,7 +144,7 @@ def _with_written_calls(message: Message, notation: Notation, between: str = "")
 
 
 def _short(id: str) -> str:
-    """Return nine letters and digits; those of our own ids differ, for their ends do."""
+    """Shorten an id to nine letters and digits; our own ids stay distinct, as their ends differ."""
     return "".join(sign for sign in id if sign.isascii() and sign.isalnum())[-9:].rjust(9, "0")
 
 
@@ -167,7 +167,7 @@ def _notation(template: str, *formats: Format | None) -> Notation | None:
 def _plain_messages(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], notation: Notation
 ) -> list[Message]:
-    """Rewrite messages for a template without a place for tools: all about tools becomes text."""
+    """Rewrite messages for a template without a place for tools: everything about tools becomes text."""
     plain = [_plain(message, notation) for message in messages]
     if tools:
         instructions = _instructions(tools, notation)
@@ -196,7 +196,7 @@ def _instructions(tools: Sequence[Mapping[str, Any]], notation: Notation) -> str
 
 def _results_in_order(messages: Sequence[Message]) -> list[Message]:
     """Put the results of a message's calls into the calls' order: agents send them as tools end, and most templates
-    print no ids, by which a model could tell whose each is.
+    print no ids by which a model could match them.
     """
     found: list[Message] = []
     for are_results, run in itertools.groupby(messages, lambda message: message["role"] == "tool"):
@@ -211,7 +211,7 @@ def _results_in_order(messages: Sequence[Message]) -> list[Message]:
 MAX_TOOLS = 128  # OpenAI's limit
 
 AUTO, NONE = "auto", "none"
-"""What the options of the parsers may be beside the name of one."""
+"""Values of the parsers' options that are not a parser's name."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 _CHOICES = (
@@ -220,7 +220,7 @@ _CHOICES = (
 )
 _ALLOWED = "must be an object with 'mode', auto or required, and 'tools', a list that names some of tools"
 _REFERENCE = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)([^"]{0,64})')
-"""A reference in a schema's JSON that means something else where its definitions move to another root."""
+"""A reference in a schema's JSON that would change its meaning if its definitions moved to another root."""
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
 
@@ -253,10 +253,10 @@ class Tools(NamedTuple):
         shown: the tools in the prompt, in OpenAI's form.
         choice: auto, required, or "" without tools to call; a named tool sets `name` too.
         single: at most one call.
-        allowed: names of the tools that may be called, where the request allows these alone; None: any name is a call.
-        format: the format in which the model writes calls; None where structured output makes the answer JSON.
-        notation: how structured output writes the format's calls; None where the format or the engine has no way.
-        structured_output: makes the answer a call; with the choice auto, each call one of a tool.
+        allowed: names of the tools that may be called, if the request allows only these; None: any name is a call.
+        format: the format in which the model writes calls; None if structured output forces the answer to be JSON.
+        notation: how structured output writes the format's calls; None if the format or the engine has none.
+        structured_output: forces the answer to be a call; with the choice auto, each call to be a tool's.
         unknown: names that no table knows.
         unheeded: names that have no effect here.
     """
@@ -273,7 +273,7 @@ class Tools(NamedTuple):
     unheeded: Sequence[str] = ()
 
     def parser(self) -> Parser | None:
-        """Return a new parser for one answer; None where there are no calls to read."""
+        """Return a new parser for one answer; None if there are no calls to read."""
         if self.format is not None:
             return self.format.make(self.shown)
         if self.name:
@@ -281,15 +281,15 @@ class Tools(NamedTuple):
         return None if self.structured_output is None else List(self.shown)
 
     def with_answer(self, rule: StructuredOutput, name: str) -> Tools:
-        """Return the tools of the choice auto where an answer without calls has to follow this rule.
-
-        Structured output has the model write nothing but calls, by the tools' schemas, or answer by the rule.
+        """Return the tools of the choice auto if an answer without calls has to follow this rule. Structured output
+        then allows only calls, by the tools' schemas, or an answer by the rule.
 
         Args:
             name: the client's name of the rule.
 
         Raises:
-            InvalidParameter: the engine or the format has no rule for calls, or none that tells them from the answer.
+            InvalidParameter: the engine or the format has no rule for calls, or none that distinguishes them from the
+                answer.
         """
         if self.format is None:
             return self
@@ -349,13 +349,13 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
 
 
 def _ruled_notation(format: Format | None, context: ServerContext) -> Notation | None:
-    """Return how structured output writes the format's calls; None where the format or the engine has no way."""
+    """Return how structured output writes the format's calls; None if the format or the engine has none."""
     found = None if format is None else format.notation(context.chat_template)
     return found if found is not None and found.style in context.structural_tags else None
 
 
 def _with_strict(tools: Tools, strict: Collection[str]) -> Tools:
-    """Rule the calls in an answer's text where a tool is `strict`, or report that nothing does."""
+    """Enforce the schemas of calls in an answer's text if a tool is `strict`, or report that this is not possible."""
     if not strict:
         return tools
     notation = tools.notation
@@ -366,7 +366,7 @@ def _with_strict(tools: Tools, strict: Collection[str]) -> Tools:
 
 
 def choose_format(context: ServerContext) -> Format | None:
-    """Return the format of calls, a plugin's first; by `auto` the chat template's, None where it shows none,
+    """Return the format of calls, a plugin's first; by `auto` the chat template's, None if it shows none,
     or calls stay in the text.
     """
     given: Format | None = context.tool_format
@@ -385,7 +385,8 @@ def choose_format(context: ServerContext) -> Format | None:
 def _allowed(
     choice: Named, tools: list[Mapping[str, Any]]
 ) -> tuple[Named, list[Mapping[str, Any]], frozenset[str] | None]:
-    """Return the mode of OpenAI's allowed tools as the choice, these tools alone and their names; else all as it is.
+    """Return the mode of OpenAI's allowed tools as the choice, with only these tools and their names; otherwise
+    change nothing.
 
     The model sees no other tool, but may know one from the messages, or make one up.
     """
@@ -402,7 +403,7 @@ def _allowed(
 
 
 def _function_name(value: Any) -> str | None:
-    """Return the name that an object in OpenAI's form gives; None where it names no function."""
+    """Return the name that an object in OpenAI's form gives; None if it names no function."""
     function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None

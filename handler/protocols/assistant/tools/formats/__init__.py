@@ -100,7 +100,7 @@ FORMATS = {
         PYTHONIC,
     )
 }
-"""`auto` takes the first one that a chat template shows: hermes is late, for others have its mark too."""
+"""`auto` takes the first one that a chat template shows: hermes comes late because others also have its mark."""
 
 ALIASES = {
     "ernie45": "hermes",
@@ -126,6 +126,6 @@ def named(name: str) -> Format:
 
 @functools.lru_cache
 def find(template: str) -> Format | None:
-    """Return the format that a chat template shows; None where it shows no known one."""
+    """Return the format that a chat template shows; None if it shows none that is known."""
     found = (format for format in FORMATS.values() if format.template and re.search(format.template, template))
     return next(found, None)

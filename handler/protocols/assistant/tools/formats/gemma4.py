@@ -18,10 +18,9 @@ _DEPTH = 32  # of objects and lists in one another
 
 
 class Gemma4(CallParser):
-    """Strings stand between marks, with nothing escaped; a bare value is JSON's, or a string where it is none.
-
-    Where the schema has no string, a value between the marks is of its type: vLLM's template for FunctionGemma prints
-    all values so.
+    """Strings are delimited by marks, with nothing escaped; a bare value is JSON, or else a string. If the schema
+    does not ask for a string, a value between the marks has the schema's type: vLLM's template for FunctionGemma
+    prints all values so.
 
     Attributes:
         call_end: the mark after a call.

@@ -23,7 +23,7 @@ class PairedCalls(CallParser):
     separator = ""
 
     def one(self) -> Steps[None]:
-        """Read a call after its mark. The next call's mark ends it too, and stays."""
+        """Read a call after its mark. The next call's mark also ends it, and is not consumed."""
         name = yield from self.run(NAME)
         yield from self.skip()
         if self.separator and (yield from self.take(self.separator)):
@@ -66,7 +66,7 @@ class Glm(PairedCalls):
 
 
 class PairedSection(PairedCalls):
-    """All calls stand between two marks."""
+    """Calls enclosed by two marks."""
 
     section_end = ""
 
@@ -80,7 +80,7 @@ class PairedSection(PairedCalls):
 
 
 class Hunyuan(PairedSection):
-    """Each checkpoint may have an ending of its own in all marks, as `<tool_calls:opensource>`: the first one shows it.
+    """A checkpoint may add its own suffix to all marks, such as `<tool_calls:opensource>`: the first one shows it.
 
     Hunyuan 3 has a separator after the name, 4 has none.
     """

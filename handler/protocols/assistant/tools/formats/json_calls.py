@@ -17,23 +17,22 @@ _BEGUN = re.compile(
     r'\{\s*(?:"(?:n(?:a(?:me?)?)?)?|"name"\s*|"name"\s*:\s*|"name"\s*:\s*"(?:[^"\\]|\\.)*\\?|'
     r'"name"\s*:\s*"(?:[^"\\]|\\.)*"\s*(?:,\s*(?:"\w*|"\w*"\s*|"(?:arguments|parameters)"\s*:\s*)?)?)?'
 )
-"""The start of a call, as far as it has come."""
+"""The start of a call, possibly incomplete."""
 
 _OPEN = re.compile(r'\{\s*(?:"name"\s*:\s*"(?:[^"\\]|\\.)*\\?)?')
 """The start of a call, up to an unfinished name."""
 
 _LONGEST_HEAD = 512
-"""The longest head of a call, in characters: names have at most 64, each perhaps written as an escape."""
+"""The longest head of a call, in characters: names have at most 64, each possibly escaped."""
 
 
 class JsonCalls(CallParser):
-    """Arguments stream where the name precedes them; another call comes whole.
-
-    In a list an object that is no call is text, and the others are calls all the same.
+    """Arguments stream if the name precedes them; other calls come whole. In a list, an object that is not a call is
+    text, and the others are still calls.
 
     Attributes:
-        end: the mark after the calls; without one they end where a list does, or where no other object follows.
-        marked: something before them says that they are calls. Otherwise a name alone is none, nor is an empty list.
+        end: the mark after the calls; without one they end with the list, or with the last object.
+        marked: something before them marks them as calls. Otherwise a bare name or an empty list is not a call.
         head: the start of a call up to its arguments, with its name as a JSON string in the first group.
         open: the start of a call, up to an unfinished name.
     """
@@ -113,7 +112,7 @@ class JsonCalls(CallParser):
             yield
 
     def called(self, text: str) -> tuple[str, str] | None:
-        """Return the name and the arguments of an object that came whole; None when it is no call."""
+        """Return the name and the arguments of a complete object; None if it is not a call."""
         return _call(text, alone=self.marked)
 
     def _streamed(self, head: re.Match[str]) -> Steps[None]:
@@ -134,7 +133,7 @@ class JsonCalls(CallParser):
 
 
 class List(JsonCalls):
-    """The answer is a list of calls, which structured output makes."""
+    """Parses an answer that is a list of calls, as structured output makes it."""
 
     at_start = True
 
@@ -172,7 +171,7 @@ class GigaChat3(JsonCalls):
 
 
 class InternLm(JsonCalls):
-    """After the first mark a second one says that the action is a call: another is Python's code."""
+    """InternLM's calls: after the first mark, a second one tells calls from Python code."""
 
     begins = ("<|action_start|>",)
     end = "<|action_end|>"
@@ -184,7 +183,7 @@ class InternLm(JsonCalls):
 
 
 class Apertus(JsonCalls):
-    """A call is an object with one member: its name, and its arguments."""
+    """Apertus's calls: an object with one member: its name, and its arguments."""
 
     begins = ("<|tools_prefix|>",)
     end = "<|tools_suffix|>"
@@ -196,7 +195,7 @@ class Apertus(JsonCalls):
 
 
 class Cohere(JsonCalls):
-    """A call has the members `tool_name` and `parameters`, before them perhaps its id."""
+    """Cohere's calls, with the members `tool_name` and `parameters`, before them perhaps its id."""
 
     begins = ("<|START_ACTION|>",)
     end = "<|END_ACTION|>"
@@ -217,7 +216,9 @@ _SIGNS = ("{", "[")
 
 
 class CallsInText(JsonCalls):
-    """Without a mark, what follows other text is a call only where the request has a tool of its name."""
+    """Calls within text: without a mark, an object after other text is a call only if the request has a tool of its
+    name.
+    """
 
     def calls(self, begin: str) -> Steps[None]:
         if begin not in _SIGNS:
@@ -259,7 +260,7 @@ class Phi4(CallsInText):
 
 
 class XLam(CallsInText):
-    """The list is the answer, stands in a fence, or follows a mark or the model's thoughts."""
+    """xLAM's calls: a list that is the answer, is fenced, or follows a mark or the reasoning."""
 
     begins = ("<tool_call>", "```json", *_SIGNS)
     at_start = True
@@ -278,7 +279,7 @@ class XLam(CallsInText):
 
 
 def _call(text: str, *, alone: bool, name: str = "name") -> tuple[str, str] | None:
-    """Return a whole call's name and arguments, in any order; None when it is no call.
+    """Return a whole call's name and arguments, in any order; None if it is not a call.
 
     Args:
         alone: a name without arguments is a call.
@@ -297,7 +298,7 @@ def _call(text: str, *, alone: bool, name: str = "name") -> tuple[str, str] | No
 
 
 _TEMPLATE = r"(?s)\A(?!.*(?:<tool_calls>|minimax\[)).*<tool_call>"
-"""Apriel's lists and MiniMax M3's tags are other formats around the same mark."""
+"""Apriel's lists and MiniMax M3's tags are other formats with the same mark."""
 
 _OBJECT = ('{"name": "NAME", "arguments": ', "}")
 
@@ -428,7 +429,7 @@ _ENDS = (_END, "<|content_model_end_sampling|>")
 
 
 class Inkling(JsonCalls):
-    """A call has the members `name` and `args`, and its name may precede its block. Other marks are in no event."""
+    """Inkling's calls: members `name` and `args`; the name may precede the block. Other marks are dropped."""
 
     begins = (_CALL, _MESSAGE, *_BLOCKS, *_ENDS)
     at_start = True
@@ -467,7 +468,9 @@ _CALLS, _CALL_ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
 class Mistral(JsonCalls):
-    """A list or an object as far as tokenizer 10; later a name, perhaps the call's id, and the arguments."""
+    """Mistral's calls: a list or an object up to tokenizer 10; later a name, perhaps the call's id, and the
+    arguments.
+    """
 
     begins = (_CALLS,)
 

@@ -24,7 +24,7 @@ _STRING = frozenset({"string"})
 
 
 class KimiK3(CallParser):
-    """An argument says its own type. The marks around the text of the answer are in no event."""
+    """Kimi K3's calls: each argument gives its own type. The marks around the answer's text are dropped."""
 
     begins = (TOOLS, RESPONSE, RESPONSE_END, MESSAGE_END)
 

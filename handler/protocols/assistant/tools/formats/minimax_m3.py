@@ -18,9 +18,9 @@ _DEPTH = 32  # of elements in one another
 
 
 class MinimaxM3(CallParser):
-    """An element with others in it is what its schema says; without one a list, where the first is an `item`.
-
-    An element that lacks its end is ended by that of one around it. Several of a name in an object are a list.
+    """MiniMax M3's calls. A nested element has the type of its schema; without one, it is a list if its first child
+    is an `item`. An element without an end tag ends with an enclosing one. Several of a name in an object form a
+    list.
     """
 
     begins = (_CALLS,)
@@ -96,7 +96,7 @@ class MinimaxM3(CallParser):
                 return None
 
     def _is_end(self, name: str) -> Steps[bool]:
-        """Take the rest of an end's tag; return whether it ends the element of that name."""
+        """Consume the rest of an end tag; return whether it ends the element of that name."""
         if (yield from self.take(f"{name}>")):
             return True
         ends = (yield from self._tag()) == _CALL_NAME
@@ -141,17 +141,17 @@ class MinimaxM3(CallParser):
         yield from self._end(name)
 
     def _end(self, name: str) -> Steps[None]:
-        """Take the end of an element; another one's stays."""
+        """Consume the end tag of an element; leave another one's."""
         yield from self.take(f"{_MARK}</{name}>")
 
     def _next_tag(self) -> Steps[str]:
-        """Return `<` or `</` where that comes next, "" where neither does."""
+        """Return `<` or `</` if one of them comes next, else ""."""
         while len(self.held) < 2 and "<".startswith(self.held):
             yield
         return next((sign for sign in ("</", "<") if self.held.startswith(sign)), "")
 
     def _begins_item(self) -> Steps[bool]:
-        """Return whether the next element is a list's."""
+        """Return whether the next element is an item of a list."""
         begin = f"{_MARK}<{_ITEM}>"
         while len(self.held) < len(begin):
             yield

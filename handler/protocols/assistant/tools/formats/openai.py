@@ -13,9 +13,8 @@ _RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
 
 
 class Harmony(CallParser):
-    """A message has a header with its channel and perhaps its recipient, then its text.
-
-    A message to a function is a call, any other one text. The answer begins in a header, whose start is the prompt's.
+    """gpt-oss's calls. A message has a header with its channel and possibly a recipient, then its text. A message to
+    a function is a call, any other is text. The answer begins within a header, whose start is in the prompt.
     """
 
     begins = (_START, _CHANNEL)

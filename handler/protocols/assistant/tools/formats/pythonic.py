@@ -31,7 +31,7 @@ class PythonicCalls(CallParser):
         """Read one call.
 
         Raises:
-            Broken: what comes is none.
+            Broken: there is no call.
         """
         name = yield from self.run(NAME)
         self.check(name)
@@ -39,7 +39,7 @@ class PythonicCalls(CallParser):
         yield from self._arguments(name)
 
     def check(self, name: str) -> None:
-        """Raise Broken where no call has that name."""
+        """Raise Broken if no call may have that name."""
 
     def list(self) -> Steps[None]:
         """Read calls in brackets, of which the first has been taken."""
@@ -126,7 +126,9 @@ class PythonicCalls(CallParser):
 
 
 class Pythonic(PythonicCalls):
-    """The list is the answer, or follows text: there a tool's name makes it one, for no mark says what it is."""
+    """Calls in a Python list that is the answer, or follows text: there only a tool's name identifies a call, as
+    there is no mark.
+    """
 
     begins: tuple[str, ...] = ("[",)
     at_start = True
@@ -157,7 +159,7 @@ def _character(code: str) -> str:
 
 
 class Llama4Pythonic(Pythonic):
-    """The list may stand between two marks."""
+    """Llama 4's calls: a list, possibly between two marks."""
 
     begins = (_START, *Pythonic.begins)
 
@@ -173,7 +175,7 @@ class Llama4Pythonic(Pythonic):
 
 
 class Lfm2(PythonicCalls):
-    """The list stands between two marks."""
+    """LFM2's calls: a list between two marks."""
 
     begins = LFM2_MARKS[:1]
 
@@ -186,7 +188,7 @@ class Lfm2(PythonicCalls):
 
 
 class Olmo3(PythonicCalls):
-    """Each call has a line, and no list is around them."""
+    """OLMo 3's calls: one per line, without a list around them."""
 
     begins = ("<function_calls>",)
 
@@ -221,7 +223,7 @@ LFM2 = Format(
     r"<\|tool_(?:call|list)_start\|>|keep_past_thinking(?s:.*)List of tools: \[",
     _between(f"{LFM2_MARKS[0]}[", f"]{LFM2_MARKS[1]}"),
 )
-"""The templates of LFM2 and 2.5, of which some do not show calls: only the models' documentation does."""
+"""The templates of LFM2 and 2.5, some of which do not show calls: only the models' documentation does."""
 
 OLMO3 = Format(
     "olmo3",

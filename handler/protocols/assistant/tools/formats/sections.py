@@ -7,9 +7,8 @@ from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, Call
 
 
 class SectionedCalls(CallParser):
-    """A call is a head with its name, its arguments, and perhaps an end.
-
-    A call that is none stays text alone: the next one's mark begins calls again, and the section ends after it.
+    """Calls in sections. A call is a head with its name, its arguments, and possibly an end. An invalid call becomes
+    text by itself: the next mark begins calls again.
 
     Attributes:
         section_end: the mark after the calls.
@@ -29,7 +28,7 @@ class SectionedCalls(CallParser):
             mark = yield from self.expect(self.call, self.section_end)
 
     def head(self) -> Steps[str]:
-        """Take what precedes a call's arguments, and return its name.
+        """Consume what precedes a call's arguments, and return its name.
 
         Raises:
             Broken: it is no call.
@@ -37,7 +36,7 @@ class SectionedCalls(CallParser):
         raise NotImplementedError
 
     def tail(self) -> Steps[None]:
-        """Take what follows a call's arguments."""
+        """Consume what follows a call's arguments."""
         raise NotImplementedError
 
     def _call(self) -> Steps[None]:
@@ -60,7 +59,7 @@ _FENCE, _JSON_FENCE = "```", "```json"
 
 
 class DeepSeekV31(SectionedCalls):
-    """A call is its name, a separator, and its arguments."""
+    """DeepSeek V3.1's calls: name, separator, arguments."""
 
     section_end, call = _CALLS_END, _CALL
     begins = (_CALLS, _CALLS_END, _CALL)
@@ -77,7 +76,7 @@ class DeepSeekV31(SectionedCalls):
 
 
 class DeepSeekV3(DeepSeekV31):
-    """A call is its type, a separator, its name, and its arguments in a fence."""
+    """DeepSeek V3's calls: type, separator, name, and arguments in a fence."""
 
     def head(self) -> Steps[str]:
         yield from self.until(_SEPARATOR)

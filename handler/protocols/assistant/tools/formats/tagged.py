@@ -1,4 +1,4 @@
-"""Calls with their parameters between tags, which become JSON by the tool's schema (the models' templates)."""
+"""Calls with their parameters between tags, converted to JSON by the tool's schema (the models' templates)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ _KEY = re.compile(r"[^>\"'\n]{1,256}")
 class TaggedCalls(CallParser):
     """A call is a tag with its name, a tag for each parameter, and an end.
 
-    A parameter also ends where the next one begins, or its call, or the calls end. A call may lack the marks around it.
+    A parameter also ends where the next one begins, or where its call or all calls end. The marks around a call may
+    be missing.
 
     Attributes:
         block, block_end: the marks around calls; `begins` may have other spellings of the first.
@@ -79,7 +80,7 @@ class TaggedCalls(CallParser):
         return self._until_call(end)
 
     def value(self, value: ParameterValue, ends: tuple[str, ...]) -> Steps[str]:
-        """Read a value up to one of the marks, and return that."""
+        """Read a value up to one of the marks, and return the mark."""
         return (yield from self.stream_until(value.feed, *ends))
 
     def write_key(self, schema: ToolSchema, key: str) -> None:
@@ -88,7 +89,7 @@ class TaggedCalls(CallParser):
         self._before = ", "
 
     def _until_call(self, mark: str) -> str:
-        """Return the mark, or the call's end in place of one that ends the calls or begins another."""
+        """Return the mark, or the call's end mark for one that ends the calls or begins another."""
         if mark not in (self.block_end, self.call, *self.begins):
             return mark
         self.held = mark + self.held
@@ -116,7 +117,7 @@ class Qwen3Coder(TaggedCalls):
 
 
 class MiMo(Qwen3Coder):
-    """Values stand between the tags as they are."""
+    """MiMo's calls: values are verbatim between the tags."""
 
     trim = False
 
@@ -137,7 +138,9 @@ _WRAPPERS = ("arguments", "input")
 
 
 class DeepSeekV32(TaggedCalls):
-    """The model sometimes wraps all arguments in one parameter that the tool does not have: what is in it counts."""
+    """DeepSeek V3.2's calls. The model sometimes wraps all arguments in one parameter that the tool does not have:
+    they are unwrapped.
+    """
 
     block, block_end = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
     call, call_end = "<｜DSML｜invoke name=", "</｜DSML｜invoke>"
@@ -189,14 +192,14 @@ def _unwrap(text: str, schema: ToolSchema, wrapper: str) -> str:
 
 
 class DeepSeekV4(DeepSeekV32):
-    """The model sometimes misspells the first mark (vLLM 0.33)."""
+    """DeepSeek V4's calls. The model sometimes misspells the first mark (vLLM 0.33)."""
 
     block, block_end = "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"
     begins = (block, "<｜DSML｜toolcalls>", "<｜DSML｜tool>", DeepSeekV32.call)
 
 
 class DeepSeekV41(DeepSeekV32):
-    """Each tag has a space after its mark."""
+    """DeepSeek V4.1's calls: each tag has a space after its mark."""
 
     block, block_end = "<｜DSML｜ calls>", "</｜DSML｜ calls>"
     call, call_end = "<｜DSML｜ invoke name=", "</｜DSML｜ invoke>"
@@ -205,7 +208,7 @@ class DeepSeekV41(DeepSeekV32):
 
 
 class Step3(TaggedCalls):
-    """Each call stands between two marks more, and its type precedes it."""
+    """Step 3's calls: each between two more marks, after its type."""
 
     block, block_end = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
     call, call_end = "<steptml:invoke name=", "</steptml:invoke>"
@@ -226,7 +229,7 @@ _STEP3_MARKS = ("<｜tool_call_begin｜>", "<｜tool_call_end｜>", "<｜tool_se
 
 
 class Dots(TaggedCalls, JsonCalls):
-    """Between the marks stand tags, or objects of JSON."""
+    """dots's calls: tags or JSON objects between the marks."""
 
     block, block_end = "<dots_function_call>", "</dots_function_call>"
     end = block_end
@@ -240,7 +243,7 @@ class Dots(TaggedCalls, JsonCalls):
 
 
 class MiniCpm5(TaggedCalls):
-    """Nothing is around the calls. A value may be a block of character data."""
+    """MiniCPM 5's calls, with nothing around them. A value may be a block of character data."""
 
     call, call_end = "<function name=", "</function>"
     block_end = call_end
@@ -275,7 +278,7 @@ QWEN3_XML = QWEN3_CODER._replace(name="qwen3_xml")
 
 _MIMO = _QWEN._replace(style="", arguments=pairs("<parameter=", ">", "</parameter>\n"))
 MIMO = QWEN3_CODER._replace(name="mimo", make=MiMo, template="", notations={"": _MIMO})
-"""MiMo V2's, whose values have no line ends around them (vLLM 0.33)."""
+"""MiMo V2's, whose values have no newlines around them (vLLM 0.33)."""
 
 _SEED = _QWEN._replace(
     call=("<seed:tool_call>\n<function=NAME>\n", "</function>\n</seed:tool_call>"), mark=SeedOss.block
@@ -361,9 +364,9 @@ _MUSE_NO_TOOLS = ("self", "user")
 
 
 class MuseGlimmer(TaggedCalls):
-    """A message has a header, perhaps with its recipient, then its text. Tags count in messages to a tool alone.
-
-    The answer begins in a header, whose start is the prompt's. Calls without any header are read too.
+    """Muse Glimmer's calls. A message has a header, possibly with a recipient, then its text. Only messages to a tool
+    may contain tags. The answer begins within a header, whose start is in the prompt. Calls without any header are
+    read too.
     """
 
     block, block_end = "<atem:function_calls>", "</atem:function_calls>"
@@ -392,7 +395,7 @@ class MuseGlimmer(TaggedCalls):
             yield from self._call_message()
 
     def tool(self, name: str) -> str:
-        """The template names `f` as a namespace of its own, so that the model may write `f.f`."""
+        """Return the tool's name; the template names `f` as its own namespace, so that the model may write `f.f`."""
         first, _, last = name.partition(".")
         return first if first == last and name not in self.tools and first in self.tools else name
 
@@ -412,7 +415,7 @@ class MuseGlimmer(TaggedCalls):
                 return self._end(mark)
 
     def _show(self, text: str) -> None:
-        """Show a text, and the marks before it that belong to no call."""
+        """Show a text, and the marks before it that do not belong to a call."""
         if text:
             taken = self.taken
             self.drop()
