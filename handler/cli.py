@@ -120,8 +120,10 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
         "(owner/model, owner/model/file.gguf; default: the demo model)",
     )
     serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
-    serve.add_argument("--port", type=port, default=8080, help="0 takes a free one (default %(default)s)")
-    serve.add_argument("--engine", help=f"option.llm_engine: {', '.join(LLM_ENGINES)}")
+    serve.add_argument(
+        "--port", type=port, default=8080, help="port to listen on; 0 picks a free one (default %(default)s)"
+    )
+    serve.add_argument("--engine", help=f"the engine (option.llm_engine): {', '.join(LLM_ENGINES)}")
     serve.add_argument("--properties", type=Path, metavar="FILE", help="a serving.properties file")
     serve.add_argument(
         "-o",
@@ -129,7 +131,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="an option as serving.properties writes it; beats all other sources",
+        help="an option as in serving.properties; overrides all other sources; repeatable",
     )
     serve.add_argument("--check", action="store_true", help="list every problem that a start would meet; start nothing")
     _add_access(serve)
@@ -143,9 +145,11 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
         "words",
         nargs="*",
         metavar="NAME|WORD",
-        help="as serving.properties, the environment or a flag writes it; or words to look for",
+        help="an option as named in serving.properties, the environment or a flag; or words to search for",
     )
-    options.add_argument("--engine", choices=LLM_ENGINES[1:], help="those that this engine has, with its own arguments")
+    options.add_argument(
+        "--engine", choices=LLM_ENGINES[1:], help="list this engine's options only, with its own arguments"
+    )
     options.set_defaults(run=_options)
     add_launch(commands)
     add_models(commands)
@@ -167,25 +171,27 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
 
 
 def _add_access(serve: argparse.ArgumentParser) -> None:
-    access = serve.add_argument_group("access", "who may call the server, and how (documents: serving)")
+    access = serve.add_argument_group("access", "access control and HTTPS (documents: serving)")
     access.add_argument(
         "--api-key",
         dest="keys",
         action="append",
         default=[],
         metavar="KEY",
-        help="serve only those who send Authorization: Bearer KEY; may be given again. Other users of this machine "
-        "can read it in ps: LMI_API_KEY=KEY,... in the environment is better",
+        help="require the header Authorization: Bearer KEY; repeatable. Other users of this machine can read it "
+        "in ps, so prefer LMI_API_KEY=KEY,... in the environment",
     )
     access.add_argument("--ssl-certfile", type=Path, metavar="FILE", help="HTTPS, with this certificate chain (PEM)")
-    access.add_argument("--ssl-keyfile", type=Path, metavar="FILE", help="its private key, if it is in a separate file")
+    access.add_argument(
+        "--ssl-keyfile", type=Path, metavar="FILE", help="the certificate's private key, if it is in a separate file"
+    )
     access.add_argument(
         "--allow-origin",
         dest="origins",
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="let pages of ORIGIN call the server from a browser (CORS); * is all. May be given again",
+        help="allow pages from ORIGIN to call the server in a browser (CORS); * allows all; repeatable",
     )
     access.add_argument(
         "--allow-host",
@@ -193,8 +199,8 @@ def _add_access(serve: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="HOST",
-        help="answer requests for HOST too; a server without keys on a loopback address answers only those whose Host "
-        "header names this machine; * is any. May be given again",
+        help="also answer requests for HOST; without keys, a server on a loopback address answers only requests "
+        "whose Host header names this machine; * allows any; repeatable",
     )
 
 

@@ -178,12 +178,17 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("agent", choices=[*AGENTS], metavar="AGENT", help=", ".join(AGENTS))
     parser.add_argument("model", nargs="?", metavar="MODEL", help="start a server of this model, as lmi serve does")
     parser.add_argument("--url", help=f"a running server (default {_URL})")
-    parser.add_argument("--name", help="a name of /v1/models, such as an adapter's (default: the first)")
+    parser.add_argument("--name", help="a model name from /v1/models, such as an adapter's (default: the first)")
     parser.add_argument("--print", action="store_true", help="print the settings for a shell; run nothing")
-    parser.add_argument("--engine", help=f"of MODEL's server: {', '.join(LLM_ENGINES)}")
-    parser.add_argument("--properties", type=Path, metavar="FILE", help="of MODEL's server: a serving.properties file")
+    parser.add_argument("--engine", help=f"engine of MODEL's server: {', '.join(LLM_ENGINES)}")
+    parser.add_argument("--properties", type=Path, metavar="FILE", help="a serving.properties file for MODEL's server")
     parser.add_argument(
-        "-o", dest="options", action="append", default=[], metavar="KEY=VALUE", help="an option of MODEL's server"
+        "-o",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option for MODEL's server; repeatable",
     )
     parser.set_defaults(run=_launch)
 

@@ -19,13 +19,13 @@ from deploy.resolve.images import ECR_URI
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("adopt", help="write the specification of an endpoint that somebody else made")
+    parser = commands.add_parser("adopt", help="write a specification for an endpoint that lmi deploy did not create")
     parser.add_argument("endpoint", nargs="?", metavar="ENDPOINT", help="the endpoint's name")
     parser.add_argument(
         "--file",
         type=Path,
         metavar="JSON",
-        help="in place of ENDPOINT: a model's configuration, JumpStart's specification, or a recommendation job",
+        help="instead of ENDPOINT: a model's configuration, JumpStart's specification, or a recommendation job",
     )
     parser.add_argument(
         "--recommendation", type=int, default=1, metavar="N", help="which of a job's recommendations (default: 1)"
@@ -33,14 +33,16 @@ def add(commands: Any) -> None:
     parser.add_argument("--read-data", action="store_true", help="with --file: read its model data's options in S3")
     parser.add_argument("--output", type=Path, metavar="FILE", help="write to a new file (default: print)")
     parser.add_argument("--name", help="the deployment's name (default: the endpoint's)")
-    parser.add_argument("--region", help="AWS region (default: what boto3 is set to)")
+    parser.add_argument("--region", help="AWS region (default: boto3's setting)")
     parser.add_argument("--role", metavar="ARN", help="execution role (default: the endpoint's)")
     parser.add_argument(
         "--image", default="lmi-handler", help="image's URI, or repository in this account (default: lmi-handler)"
     )
-    parser.add_argument("--model", help="hub's name or s3://PREFIX/ of the model, where nothing tells it")
+    parser.add_argument("--model", help="hub's name or s3://PREFIX/ of the model, if nothing else names it")
     parser.add_argument("--token-secret", metavar="ARN", help="secret with the Hugging Face token")
-    parser.add_argument("--container", choices=list(KINDS), help="what serves now, if its image's name does not say it")
+    parser.add_argument(
+        "--container", choices=list(KINDS), help="the server that runs now, if its image's name does not show it"
+    )
     parser.add_argument("--variant", help="one of several production variants; needs --name")
     parser.add_argument("--policy", action="store_true", help="print the IAM policy that adopt needs, and stop")
     parser.set_defaults(run=_run)

@@ -39,7 +39,7 @@ def add_spec(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="set one value of it, e.g. instance.type=ml.g5.xlarge; may be given again",
+        help="set one value in it, e.g. instance.type=ml.g5.xlarge; repeatable",
     )
     for flag, (name, meaning) in _SHORT.items():
         parser.add_argument(
@@ -61,7 +61,7 @@ def spec_of(arguments: argparse.Namespace) -> Spec:
 
 def add_shadow(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--shadow", action="store_true", help="beside an endpoint of another owner, as a shadow variant"
+        "--shadow", action="store_true", help="run as a shadow variant next to another owner's endpoint"
     )
     default = Share()
     parser.add_argument(
@@ -74,7 +74,7 @@ def add_shadow(parser: argparse.ArgumentParser) -> None:
         "--shadow-count",
         type=number(1000),
         metavar="N",
-        help=f"with --shadow: its instances (default: {default.count})",
+        help=f"with --shadow: number of its instances (default: {default.count})",
     )
 
 
@@ -108,7 +108,7 @@ def number(most: int) -> Callable[[str], int]:
 
 def add_endpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="the endpoint's name")
-    parser.add_argument("--region", help="AWS region (default: what boto3 is set to)")
+    parser.add_argument("--region", help="AWS region (default: boto3's setting)")
 
 
 # -- arguments of the commands that send requests to an endpoint -------------------------------------------------------
@@ -116,15 +116,18 @@ def add_endpoint(parser: argparse.ArgumentParser) -> None:
 
 def add_endpoint_arguments(parser: argparse.ArgumentParser) -> None:
     add_endpoint(parser)
-    parser.add_argument("--component", metavar="NAME", help="inference component, or adapter's (default: the only one)")
+    parser.add_argument("--component", metavar="NAME", help="inference component or adapter (default: the only one)")
     parser.add_argument(
-        "--endpoint-url", type=url, metavar="URL", help="another address than AWS's: `lmi deploy local`"
+        "--endpoint-url",
+        type=url,
+        metavar="URL",
+        help="API address to use instead of AWS's, such as that of `lmi deploy local`",
     )
     parser.add_argument(
         "--patience",
         type=seconds,
         metavar="S",
-        help="try so long while nothing is begun (default: 60 s, without a copy 900 s)",
+        help="keep trying this long until an answer begins (default: 60 s, without a copy 900 s)",
     )
 
 
@@ -136,7 +139,7 @@ def add_body(parser: argparse.ArgumentParser) -> None:
         help="a JSON object is sent as it is, other text is a prompt; - reads standard input, "
         "@FILE from a file (default: -)",
     )
-    parser.add_argument("--json", metavar="JSON", help="the body in place of BODY; any JSON value, or - or @FILE")
+    parser.add_argument("--json", metavar="JSON", help="the body instead of BODY; any JSON value, or - or @FILE")
     add_parameters(parser)
     parser.add_argument("--custom-attributes", metavar="TEXT", help="as route=/v1/chat/completions")
     parser.add_argument("--inference-id", metavar="ID", help="the request's name in the container's log")
@@ -149,7 +152,7 @@ def add_parameters(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a generation parameter, as max_new_tokens=64; may be given again",
+        help="a generation parameter, such as max_new_tokens=64; repeatable",
     )
 
 

@@ -21,14 +21,14 @@ from deploy.preflight.checks import over_the_network, preflight, refuse_errors
 from deploy.resolve.prices import Prices
 from deploy.spec import Spec
 
-_SETTINGS = {"input": "S3 URI of the input: an object or a prefix", "output": "S3 URI below which answers are stored"}
+_SETTINGS = {"input": "S3 URI of the input: an object or a prefix", "output": "S3 URI of the prefix for the answers"}
 
 
 def add(commands: Any) -> None:
     parser = commands.add_parser(
         "batch",
         help="answer files of requests in S3, without an endpoint (batch transform)",
-        description="Create a transform job: each line of the input is a request, and the line at its place in "
+        description="Create a transform job: each line of the input is a request, and the same line of "
         "OBJECT.out is its answer. Waits for the end; Ctrl-C stops waiting, not the job.",
     )
     add_spec(parser)
@@ -39,8 +39,8 @@ def add(commands: Any) -> None:
     parser.add_argument("--yes", "-y", action="store_true", help="do not ask before the job is created")
     parser.add_argument("--no-checks", action="store_true", help="skip the preflight checks")
     parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
-    parser.add_argument("--resume", metavar="JOB", help="in place of FILE: wait for a job that exists")
-    parser.add_argument("--stop", metavar="JOB", help="in place of FILE: stop a job")
+    parser.add_argument("--resume", metavar="JOB", help="instead of FILE: wait for an existing job")
+    parser.add_argument("--stop", metavar="JOB", help="instead of FILE: stop a job")
     parser.set_defaults(run=_run)
 
 

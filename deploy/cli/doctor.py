@@ -25,12 +25,14 @@ _WRONG = 2
 def add(commands: Any) -> None:
     parser = commands.add_parser("doctor", help="check what would fail (FILE), or measure an endpoint (NAME --live)")
     add_spec(parser)
-    parser.add_argument("--live", action="store_true", help="NAME in place of FILE: send requests to the endpoint")
-    parser.add_argument("--component", metavar="NAME", help="with --live: which component is asked")
+    parser.add_argument("--live", action="store_true", help="with NAME instead of FILE: send requests to the endpoint")
+    parser.add_argument("--component", metavar="NAME", help="with --live: the component to ask")
     parser.add_argument(
-        "--endpoint-url", type=url, metavar="URL", help="with --live: another address (`lmi deploy local`)"
+        "--endpoint-url", type=url, metavar="URL", help="with --live: API address, such as that of `lmi deploy local`"
     )
-    parser.add_argument("--tokens", type=int, default=64, metavar="N", help="with --live: tokens of a stream (64)")
+    parser.add_argument(
+        "--tokens", type=int, default=64, metavar="N", help="with --live: tokens of the streamed answer (default: 64)"
+    )
     parser.add_argument(
         "--slow",
         type=int,
@@ -38,7 +40,7 @@ def add(commands: Any) -> None:
         metavar="N",
         help="with --live: also ask for N tokens, enough for more than a minute",
     )
-    parser.add_argument("--aws-only", action="store_true", help="ask neither the hub nor registries")
+    parser.add_argument("--aws-only", action="store_true", help="do not contact the hub or registries")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_run)
 

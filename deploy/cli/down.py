@@ -32,15 +32,15 @@ from deploy.spec.reading import read_spec
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("down", help="delete everything of a deployment")
+    parser = commands.add_parser("down", help="delete everything that belongs to a deployment")
     parser.add_argument("spec", nargs="?", type=Path, metavar="FILE", help="the specification; or --name")
-    parser.add_argument("--name", help="the endpoint's name, in place of the file")
-    parser.add_argument("--endpoint", help="with --name: the endpoint of another deployment that it is on")
+    parser.add_argument("--name", help="the endpoint's name, instead of the file")
+    parser.add_argument("--endpoint", help="with --name: the other deployment's endpoint that it runs on")
     parser.add_argument("--region", help="AWS region (default: the file's, else boto3's setting)")
     parser.add_argument(
         "--shadow", action="store_true", help="end the shadow of `up --shadow`; the endpoint stays as it was before"
     )
-    parser.add_argument("--yes", "-y", action="store_true", help="do not ask")
+    parser.add_argument("--yes", "-y", action="store_true", help="do not ask for confirmation")
     parser.add_argument("--logs", action="store_true", help="also delete its log groups")
     parser.add_argument(
         "--data", action="store_true", help="also delete the model data that up uploaded (needs the file)"

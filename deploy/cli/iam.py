@@ -30,14 +30,12 @@ def add(commands: Any) -> None:
         metavar="WHO",
         help=f"print one policy only, in the form of the aws command: {', '.join(_WHO)}; or a part of one (deployer-1)",
     )
-    parser.add_argument(
-        "--adopt", action="store_true", help="with what `--adopt`, `--shadow` and `promote` need beside it"
-    )
+    parser.add_argument("--adopt", action="store_true", help="include what `--adopt`, `--shadow` and `promote` need")
     parser.add_argument("--check", action="store_true", help="ask IAM for denied actions (changes nothing)")
     parser.add_argument(
         "--principal",
         metavar="ARN",
-        help="with --check: whom to ask about (default: the role, and for --who deployer or invoker the caller)",
+        help="with --check: principal to ask about (default: the role, and for --who deployer or invoker the caller)",
     )
     parser.set_defaults(run=_run)
 

@@ -32,9 +32,13 @@ def add(commands: Any) -> None:
         action="store_true",
         help="through asynchronous inference: wait for the answer in S3",
     )
-    parser.add_argument("--upload", metavar="S3URI", help="with --async: put a body of more than 128,000 bytes there")
     parser.add_argument(
-        "--routing-target", metavar="NAME", help="the name is that of an inference router, and this its routing target"
+        "--upload", metavar="S3URI", help="with --async: S3 URI to upload a body of more than 128,000 bytes to"
+    )
+    parser.add_argument(
+        "--routing-target",
+        metavar="NAME",
+        help="treat the name as that of an inference router, and send to this routing target",
     )
     parser.set_defaults(run=_run)
 
@@ -59,7 +63,7 @@ def add_stream(commands: Any) -> None:
     parser = commands.add_parser("stream", help="send one request, print the answer's text as it arrives")
     add_endpoint_arguments(parser)
     add_body(parser)
-    parser.add_argument("--raw", action="store_true", help="print the raw bytes in place of the text")
+    parser.add_argument("--raw", action="store_true", help="print the raw bytes instead of the text")
     parser.set_defaults(run=_stream)
 
 
@@ -98,7 +102,7 @@ def add_chat(commands: Any) -> None:
     )
     add_endpoint_arguments(parser)
     add_parameters(parser)
-    parser.add_argument("--system", default="", metavar="TEXT", help="what the model is told before all else")
+    parser.add_argument("--system", default="", metavar="TEXT", help="the system prompt")
     parser.set_defaults(run=_chat)
 
 

@@ -41,7 +41,7 @@ def add_rehearsal(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--aws",
         action="store_true",
-        help="stand for AWS as a whole (moto): `lmi deploy up` creates endpoints here, and this container answers for "
+        help="emulate all of AWS (moto): `lmi deploy up` creates endpoints here, and this container answers for "
         "all of them; needs the extra `rehearse`",
     )
     group.add_argument(
@@ -49,7 +49,7 @@ def add_rehearsal(parser: argparse.ArgumentParser) -> None:
         dest="images",
         action="append",
         metavar="REPOSITORY:TAG",
-        help="with --aws, an image that is in ECR, as nothing can be pushed; repeatable "
+        help="with --aws: an image that ECR contains, as nothing can be pushed; repeatable "
         f"(default: lmi-handler:{version('lmi-handler')})",
     )
 
@@ -140,7 +140,9 @@ def add(commands: Any) -> None:
         help="a .gguf file, a model directory, or a name on the Hugging Face hub (default: the demo model); or a "
         "specification (.yaml, .json), each of whose components becomes a process",
     )
-    parser.add_argument("--port", type=port, default=8081, help="port of the API; 0: a free one (default %(default)s)")
+    parser.add_argument(
+        "--port", type=port, default=8081, help="port of the API; 0 picks a free one (default %(default)s)"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
     parser.add_argument("--endpoint-name", metavar="NAME", help=f"(default: the specification's name, else {_NAME})")
     parser.add_argument("--region", help="refuse requests that are signed for another region (default: accept any)")
@@ -171,7 +173,7 @@ def _add_container(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=PATH",
         help=f"a LoRA adapter, as the inference component NAME; the model itself is then "
-        f"the component {BASE}; may be given again",
+        f"the component {BASE}; repeatable",
     )
     group.add_argument(
         "--start-timeout",
@@ -188,7 +190,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--stream-timeout", type=_limit, default=480.0, metavar="S", help="(default %(default)g)")
     group.add_argument("--max-body", type=int, default=25 * 2**20, metavar="BYTES", help="(default %(default)s)")
     group.add_argument(
-        "--part-bytes", type=number(2**31), metavar="N", help="cut a stream's parts at N bytes, to test clients"
+        "--part-bytes", type=number(2**31), metavar="N", help="split a stream into parts of N bytes, to test clients"
     )
 
 

@@ -47,10 +47,12 @@ def _status(arguments: argparse.Namespace) -> int:
 def add_logs(commands: Any) -> None:
     parser = commands.add_parser("logs", help="print the containers' logs")
     add_endpoint(parser)
-    parser.add_argument("--component", metavar="NAME", help="of this component only")
+    parser.add_argument("--component", metavar="NAME", help="show only this component's")
     parser.add_argument("--follow", "-f", action="store_true", help="print new lines until Ctrl-C")
-    parser.add_argument("--since", default="15m", metavar="PERIOD", help="how far back: 90s, 15m, 2h, 1d (15m)")
-    parser.add_argument("--filter", metavar="TEXT", help="only lines that hold this")
+    parser.add_argument(
+        "--since", default="15m", metavar="PERIOD", help="how far back: 90s, 15m, 2h, 1d (default: 15m)"
+    )
+    parser.add_argument("--filter", metavar="TEXT", help="show only lines that contain this text")
     parser.set_defaults(run=_logs)
 
 
@@ -101,7 +103,7 @@ def add_scale(commands: Any) -> None:
     parser = commands.add_parser("scale", help="set the number of instances or copies")
     add_endpoint(parser)
     parser.add_argument("count", nargs="?", type=int, metavar="N", help="instances, or copies of the component")
-    parser.add_argument("--component", metavar="NAME", help="which component, where there are several")
+    parser.add_argument("--component", metavar="NAME", help="component to scale, if there are several")
     parser.add_argument("--min", type=int, help="minimum of automatic scaling")
     parser.add_argument("--max", type=int, help="maximum of automatic scaling")
     parser.add_argument("--no-wait", action="store_true", help="return as soon as AWS has accepted it")

@@ -43,7 +43,7 @@ def add(commands: Any) -> None:
     add_spec(parser)
     parser.add_argument("--offline", action="store_true", help="do not ask AWS: plan as if nothing existed")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--adopt", action="store_true", help="plan to take over resources with a desired name")
+    parser.add_argument("--adopt", action="store_true", help="plan to take over existing resources with the same names")
     add_shadow(parser)
     parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
     parser.set_defaults(run=_run)

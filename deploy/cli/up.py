@@ -36,7 +36,7 @@ from deploy.spec.components import uploads
 
 
 def add(commands: Any) -> None:
-    parser = commands.add_parser("up", help="create the endpoint, or change it to what the file says")
+    parser = commands.add_parser("up", help="create the endpoint, or update it to match the file")
     add_arguments(parser)
     add_adopt(parser)
     add_shadow(parser)
@@ -44,7 +44,7 @@ def add(commands: Any) -> None:
 
 
 def add_adopt(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--adopt", action="store_true", help="take over resources of another owner with a desired name")
+    parser.add_argument("--adopt", action="store_true", help="take over another owner's resources with the same names")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -55,7 +55,7 @@ class Spec(Section):
     # The two may be missing where each component has its own; `with_parts_of_components` then fills them in.
     model_config = ConfigDict(json_schema_extra=lambda schema: schema.update(required=["name", "role"]))
 
-    name: Name = Field(description="Name of the endpoint, and beginning of all other names.")
+    name: Name = Field(description="Name of the endpoint, and prefix of all other names.")
     endpoint: Name | None = Field(
         None,
         description="Another deployment's endpoint for the components; `instance` describes it.",
@@ -71,10 +71,10 @@ class Spec(Section):
         description="The handler's options, without `option.`.",
     )
     environment: dict[str, Variable] = Field(
-        default_factory=dict, description="Further environment variables; no secrets."
+        default_factory=dict, description="Additional environment variables; no secrets."
     )
     instance: Instance = Field(Instance(), description="The instances.")
-    timeouts: Timeouts = Field(Timeouts(), description="Timeouts of a start.")
+    timeouts: Timeouts = Field(Timeouts(), description="Timeouts for starting.")
     routing: Routing = Field(
         "least_outstanding",
         description="How requests are distributed; prefix-aware with the fields below.",

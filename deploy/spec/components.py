@@ -121,7 +121,7 @@ class Batch(Section):
         description="Maximum MB of a line; times concurrency, at most 100. Default: 6 or less.",
     )
     timeout: Annotated[int, Field(ge=1, le=3600)] = Field(3600, description="Seconds per line.")
-    retries: Annotated[int, Field(ge=0, le=3)] = Field(3, description="Further attempts after a failure.")
+    retries: Annotated[int, Field(ge=0, le=3)] = Field(3, description="Additional attempts after a failure.")
 
     @model_validator(mode="after")
     def _together(self) -> Batch:

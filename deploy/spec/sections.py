@@ -79,7 +79,7 @@ class Shape(Section):
     heads: int | None = Field(None, gt=0, description="num_attention_heads, which tensor parallel degrees must divide.")
     context: int | None = Field(None, gt=0, description="max_position_embeddings: the longest context.")
     embeddings: float | None = Field(
-        None, ge=0, description="Weights that quantization keeps in 16 bits; default: a tenth, at most 2e9."
+        None, ge=0, description="Number of weights that quantization keeps in 16 bits; default: a tenth, at most 2e9."
     )
     window_layers: int = Field(0, ge=0, description="Number of the layers that keep K and V of a sliding window only.")
     window: int | None = Field(None, gt=0, description="sliding_window: tokens of the window.")
@@ -163,11 +163,11 @@ class Instance(Section):
     """The instances."""
 
     type: InstanceType = Field("auto", description="Instance type; `auto`: the cheapest that fits.")
-    pools: tuple[Pool, ...] = Field((), max_length=5, description="Up to five types, in place of `type`.")
+    pools: tuple[Pool, ...] = Field((), max_length=5, description="Up to five types, instead of `type`.")
     count: Annotated[int, Field(ge=1, le=1000)] = Field(1, description="Initial number of instances.")
     unchecked: bool = Field(False, description="Accept a type that seems too small.")
     price: Annotated[float, Field(gt=0)] | None = Field(
-        None, description="Your price of `type`, in US dollars an hour."
+        None, description="Your price for `type`, in US dollars per hour."
     )
     managed: Managed | None = Field(None, description="The number of instances follows the components' copies.")
     ami: str = Field("auto", description="InferenceAmiVersion; `auto`: by `image.cuda`.")
@@ -191,7 +191,7 @@ class PrefixAware(Section):
     """Prefix-aware routing: requests with the same beginning go to the same instance."""
 
     prefix_length: Annotated[int, Field(ge=1024, le=65536)] = Field(
-        1024, description="Length of the beginning: bytes of the body, or characters of OpenAI's messages."
+        1024, description="Length of the prefix: bytes of the body, or characters of OpenAI's messages."
     )
     concurrency_threshold: Annotated[int, Field(ge=1, le=1024)] = Field(
         description="Number of concurrent requests at which another instance or copy is used."
@@ -215,8 +215,8 @@ class Component(Section):
     cpus: Annotated[float, Field(ge=0.25)] | None = Field(None, description="CPU cores of one copy.")
     cache: bool = Field(True, description="Keep image and weights on the instance.")
     adapters: tuple[Adapter, ...] = Field((), description="LoRA adapters.")
-    model: Model | None = Field(None, description="Its own model, in place of `model`.")
-    image: Image | None = Field(None, description="Its own image, in place of `image`.")
+    model: Model | None = Field(None, description="Its own model, instead of `model`.")
+    image: Image | None = Field(None, description="Its own image, instead of `image`.")
     options: dict[str, Option | None] = Field(
         default_factory=dict, description="Options that override `options`; null removes one."
     )
@@ -238,8 +238,8 @@ class Scaling(Section):
         description="Target number of concurrent requests per copy, or with async, of waiting ones per instance; "
         "`lmi deploy bench` finds it."
     )
-    scale_in_cooldown: Annotated[int, Field(ge=0)] = Field(300, description="Seconds between two reductions.")
-    scale_out_cooldown: Annotated[int, Field(ge=0)] = Field(60, description="Seconds between two increases.")
+    scale_in_cooldown: Annotated[int, Field(ge=0)] = Field(300, description="Seconds between two scale-ins.")
+    scale_out_cooldown: Annotated[int, Field(ge=0)] = Field(60, description="Seconds between two scale-outs.")
 
     @model_validator(mode="after")
     def _order(self) -> Scaling:
@@ -277,7 +277,7 @@ class Update(Section):
     """Updates of an existing endpoint."""
 
     policy: Literal["rolling", "blue_green"] = Field(
-        "rolling", description="In batches, or by a second fleet, which needs twice the capacity."
+        "rolling", description="In batches, or with a second fleet, which needs twice the capacity."
     )
     batch_percent: Annotated[int, Field(ge=5, le=50)] = Field(50, description="Size of a batch.")
     wait: Annotated[int, Field(ge=0, le=3600)] = Field(120, description="Seconds between batches, for alarms.")
@@ -306,7 +306,9 @@ class Capture(Section):
 
     output: OutputUri = Field(description="S3 URI of the files, in the endpoint's region.")
     percent: Annotated[int, Field(ge=1, le=100)] = Field(100, description="Percentage of requests.")
-    content: Literal["both", "input", "output"] = Field("both", description="What is kept: requests, answers or both.")
+    content: Literal["both", "input", "output"] = Field(
+        "both", description="What is captured: requests, answers or both."
+    )
 
 
 class Encryption(Section):

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 _PICTURE = Path("lmi-bench.png")
 _DESCRIPTION = """Measure a server that streams LMI's schema: tokens/s, times to the first token (TTFT) and between
-tokens (ITL), errors. With --engine also the engine alone on the same work, in turns with the server. A table comes
-first, one line of JSON last. Ends with status 1 when a request failed. --compare measures nothing: it reads results."""
+tokens (ITL), errors. With --engine it also measures the engine alone on the same work, alternating with the server.
+Prints a table, then one line of JSON. Exit status 1: a request failed. --compare only reads results."""
 
 
 def add_parser(commands: Any) -> None:
@@ -25,7 +25,7 @@ def add_parser(commands: Any) -> None:
         "bench", help="measure a server, or compare it with its engine", description=_DESCRIPTION
     )
     parser.add_argument(
-        "url", nargs="?", help="a running server, as http://host:port (default: one that --engine starts)"
+        "url", nargs="?", help="a running server, such as http://host:port (default: one that --engine starts)"
     )
     parser.add_argument(
         "--engine",
@@ -50,21 +50,23 @@ def add_parser(commands: Any) -> None:
         type=counts,
         default=[1, 8, 32],
         metavar="N,N,...",
-        help="closed loop: clients at once (default 1,8,32)",
+        help="closed loop: concurrent clients (default 1,8,32)",
     )
     load.add_argument(
         "--requests",
         type=count,
         default=4,
         metavar="N",
-        help="closed loop: requests a client (default %(default)s)",
+        help="closed loop: requests per client (default %(default)s)",
     )
     load.add_argument("--seconds", type=positive, metavar="S", help="run for S seconds instead (open loop: default 10)")
-    arrivals.add_argument("--rate", type=_rates, metavar="R,R,...", help="open loop instead: requests a second")
+    arrivals.add_argument("--rate", type=_rates, metavar="R,R,...", help="open loop instead: requests per second")
     load.add_argument("--constant", action="store_true", help="open loop: evenly spaced, not at random times")
-    load.add_argument("--tokens", type=count, default=128, metavar="N", help="in each answer (default %(default)s)")
     load.add_argument(
-        "--prompt-words", type=count, default=48, metavar="N", help="in each prompt (default %(default)s)"
+        "--tokens", type=count, default=128, metavar="N", help="tokens in each answer (default %(default)s)"
+    )
+    load.add_argument(
+        "--prompt-words", type=count, default=48, metavar="N", help="words in each prompt (default %(default)s)"
     )
     load.add_argument(
         "--timeout",
@@ -92,7 +94,7 @@ def add_parser(commands: Any) -> None:
         type=float,
         default=0.2,
         metavar="CORES",
-        help="repeat a measurement during which other processes kept more CPU cores busy (default %(default)s)",
+        help="repeat a measurement if other processes kept more CPU cores busy than this (default %(default)s)",
     )
     add_arguments(parser, _PICTURE)
     parser.add_argument(
@@ -100,8 +102,8 @@ def add_parser(commands: Any) -> None:
         nargs="+",
         type=Path,
         metavar="FILE",
-        help="compare results with the first one, of this command or of `lmi deploy bench`: files of --output, or "
-        "what it printed; with one file, only its plot is drawn again",
+        help="compare results with the first one, of this command or of `lmi deploy bench`: files of --output, "
+        "or printed output; with one file, only its plot is drawn again",
     )
     parser.set_defaults(run=_bench)
 

@@ -276,7 +276,7 @@ def add(commands: Any) -> None:
         help="measure an endpoint under load",
         description="Streams answers at rising load and prints time to "
         "first token, time between tokens, throughput and errors, with advice on scaling.concurrency; the last line is "
-        "JSON. It costs what its requests cost. `lmi bench --compare` compares results.",
+        "JSON. You pay for its requests. `lmi bench --compare` compares results.",
     )
     add_endpoint_arguments(parser)
     add_parameters(parser)
@@ -286,19 +286,19 @@ def add(commands: Any) -> None:
         type=_numbers(int),
         default=[1, 2, 4, 8, 16],
         metavar="N,N,...",
-        help="concurrent requests, one level each (default 1,2,4,8,16)",
+        help="concurrent requests, one measurement each (default 1,2,4,8,16)",
     )
     loads.add_argument(
         "--rate",
         type=_numbers(float),
         metavar="R,R,...",
-        help="requests a second, however slow the answers are, one level each",
+        help="requests per second, however slow the answers are, one measurement each",
     )
     parser.add_argument(
         "--requests",
         type=int,
         metavar="N",
-        help="requests of each level (default: 4 a client, at least 8; with --rate 50)",
+        help="requests in each measurement (default: 4 per client, at least 8; with --rate 50)",
     )
     parser.add_argument("--words", type=int, default=100, help="words per prompt (default %(default)s)")
     parser.add_argument("--max-tokens", type=int, default=64, help="tokens of an answer (default %(default)s)")

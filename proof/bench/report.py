@@ -249,14 +249,16 @@ def add_arguments(parser: argparse.ArgumentParser, picture: Path) -> None:
         picture: the default of `--plot`.
     """
     report = parser.add_argument_group("report")
-    report.add_argument("--output", type=Path, metavar="FILE", help="save the line of JSON there too, for --compare")
-    report.add_argument("--title", metavar="TEXT", help="of the plot (default: what was measured)")
+    report.add_argument(
+        "--output", type=Path, metavar="FILE", help="also save the line of JSON to this file, for --compare"
+    )
+    report.add_argument("--title", metavar="TEXT", help="title of the plot (default: what was measured)")
     choice = report.add_mutually_exclusive_group()
     choice.add_argument(
         "--plot",
         type=_picture,
         metavar="FILE",
-        help=f"the plot, as .png, .svg or .pdf (default {picture}; none where matplotlib is missing)",
+        help=f"the plot, as .png, .svg or .pdf (default {picture}; none without matplotlib)",
     )
     choice.add_argument("--no-plot", action="store_true", help="draw nothing")
     parser.set_defaults(default_picture=picture)

@@ -189,11 +189,16 @@ def parser() -> argparse.ArgumentParser:
     add("--peer", dest="peers", action="append", type=_peer, default=[], metavar="NAME=COMMAND", help="another server")
     add("--clients", type=counts, default=[1, 8, 32], help="(default 1,8,32)")
     add("--rounds", type=count, default=4, help="answers of each client in a measurement (default %(default)s)")
-    add("--tokens", type=count, default=128, help="of every answer (default %(default)s)")
+    add("--tokens", type=count, default=128, help="tokens of every answer (default %(default)s)")
     add("--prompt-words", type=count, default=48, help="(default %(default)s)")
-    add("--repeat", type=count, default=3, help="medians are of so many (default %(default)s)")
+    add(
+        "--repeat",
+        type=count,
+        default=3,
+        help="number of repetitions, of which medians are shown (default %(default)s)",
+    )
     add("--processes", type=count, default=1, help="of the load generator (default %(default)s)")
-    add("--quiet", type=float, default=0.2, help="cores of other processes that are borne (default %(default)s)")
+    add("--quiet", type=float, default=0.2, help="CPU cores that other processes may keep busy (default %(default)s)")
     return result
 
 

@@ -67,7 +67,7 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, timeout: float, log:
         except (urllib.error.URLError, OSError):
             time.sleep(0.2)
     last = log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
-    raise ConfigError("\n".join([f"the server at {url} did not come up:", *last]))
+    raise ConfigError("\n".join([f"the server at {url} did not start:", *last]))
 
 
 class Cpu(NamedTuple):

@@ -20,7 +20,7 @@ _DESCRIPTION = """\
 Test a server against the public contracts of SageMaker and of the APIs that you name. Each rule
 passes, fails (the report says what was sent and received), or is not asked (the report says why).
 Results go to standard error, and a report in Markdown to standard output at the end. LMI_API_KEY
-holds the server's key. Exit status: 0 if no rule failed, 1 if one did, 2 if nothing could run."""
+is the server's key. Exit status: 0 if no rule failed, 1 if one did, 2 if nothing could run."""
 _EXAMPLE = """examples:
   lmi conform http://127.0.0.1:8080
   lmi conform http://127.0.0.1:8080 --profile sagemaker --profile lmi-0.38 --output report.md
@@ -37,14 +37,14 @@ def add_parser(commands: Any) -> None:
         epilog=_EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("url", nargs="?", help="the server, as http://host:port")
+    parser.add_argument("url", nargs="?", help="the server, such as http://host:port")
     parser.add_argument(
         "--profile",
         action="append",
         choices=PROFILES,
         metavar="NAME",
         help="the contract: sagemaker (the platform's, and the default), or an API's: lmi-0.28, lmi-0.38, tgi, openai, "
-        "anthropic, triton; may be given again",
+        "anthropic, triton; repeatable",
     )
     parser.add_argument(
         "--model", default="", metavar="NAME", help="the model in requests (default: the first that the server lists)"
@@ -66,26 +66,27 @@ def add_parser(commands: Any) -> None:
     end.add_argument(
         "--command",
         metavar="COMMAND",
-        help="the command that starts the server at URL, which SIGTERM ends; needed for the rules about start and stop",
+        help="the command that starts the server at URL, and ends on SIGTERM; needed for the rules about start "
+        "and stop",
     )
     end.add_argument(
         "--container",
         metavar="NAME",
-        help="the running container at URL (docker or podman), which SIGTERM ends; needed for the rules about stop",
+        help="the running container at URL (docker or podman), which ends on SIGTERM; needed for the rules about stop",
     )
     parser.add_argument(
         "--ready",
         type=positive,
         default=600.0,
         metavar="S",
-        help="seconds within which /ping must answer 200 (default %(default)g)",
+        help="maximum seconds until /ping answers 200 (default %(default)g)",
     )
     parser.add_argument(
         "--timeout",
         type=positive,
         default=60.0,
         metavar="S",
-        help="seconds that one answer may take (default %(default)g)",
+        help="maximum seconds for one answer (default %(default)g)",
     )
     parser.add_argument("--slow", action="store_true", help="also run rules that take minutes")
     parser.add_argument(
@@ -93,10 +94,10 @@ def add_parser(commands: Any) -> None:
         action="append",
         default=[],
         metavar="RULE",
-        help="run only this rule (stream.chunked) or group (stream); may be given again",
+        help="run only this rule (stream.chunked) or group (stream); repeatable",
     )
     parser.add_argument(
-        "--skip", action="append", default=[], metavar="RULE", help="leave out this rule or group; may be given again"
+        "--skip", action="append", default=[], metavar="RULE", help="leave out this rule or group; repeatable"
     )
     report = parser.add_argument_group("report")
     report.add_argument("--title", metavar="TEXT", help="the server's name in the report (default: its URL)")
@@ -106,7 +107,7 @@ def add_parser(commands: Any) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="save the report, as .md or .json; may be given again",
+        help="save the report, as .md or .json; repeatable",
     )
     report.add_argument("--list", action="store_true", help="print the rules with their sources, and run none")
     report.add_argument(

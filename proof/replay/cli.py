@@ -41,7 +41,7 @@ def add_parser(commands: Any) -> None:
         "--noise",
         type=_target,
         metavar="TARGET",
-        help="the server to ask again instead of the reference, such as a twin of it",
+        help="the server to ask again instead of the reference, such as an identical server",
     )
     for side in ("to", "against", "noise"):
         parser.add_argument(
@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
         "--concurrency",
         type=_count,
         metavar="N",
-        help="requests in flight at most (default 1; with --recorded-pace 256)",
+        help="maximum requests in flight (default 1; with --recorded-pace 256)",
     )
     pace.add_argument(
         "--recorded-pace",
@@ -62,7 +62,7 @@ def add_parser(commands: Any) -> None:
         type=positive,
         const=1.0,
         metavar="FACTOR",
-        help="send at the recorded times, or FACTOR times as fast",
+        help="send at the recorded times, or FACTOR times faster",
     )
     pace.add_argument(
         "--timeout",
@@ -84,7 +84,7 @@ def add_parser(commands: Any) -> None:
         type=positive,
         default=0.25,
         metavar="LOGPROB",
-        help="the largest difference between log-probabilities that count as nearly equal (default %(default)s)",
+        help="maximum difference between log-probabilities that count as nearly equal (default %(default)s)",
     )
     compare.add_argument(
         "--greedy",
@@ -96,8 +96,8 @@ def add_parser(commands: Any) -> None:
         action="append",
         default=[],
         metavar="DIFFERENCE",
-        help="a known difference, by its name in the report, such as 'value $.system_fingerprint': it is counted, but "
-        "decides no class; may be given again",
+        help="a known difference, by its name in the report, such as 'value $.system_fingerprint': it is "
+        "counted, but does not affect the class; repeatable",
     )
     compare.add_argument(
         "--allow",
@@ -105,7 +105,7 @@ def add_parser(commands: Any) -> None:
         action="append",
         default=[],
         metavar="CLASS=PERCENT",
-        help="how many of the requests may have a class; may be given again (default: tie=100, others 0)",
+        help="maximum share of the requests that may have a class; repeatable (default: tie=100, others 0)",
     )
     report = parser.add_argument_group("report")
     report.add_argument(
@@ -113,9 +113,9 @@ def add_parser(commands: Any) -> None:
         type=Path,
         default=_OUTPUT,
         metavar="DIRECTORY",
-        help="the journal, report.json and report.html (default %(default)s)",
+        help="directory for the journal, report.json and report.html (default %(default)s)",
     )
-    report.add_argument("--restart", action="store_true", help="discard an earlier run in that directory")
+    report.add_argument("--restart", action="store_true", help="discard an earlier run in the --output directory")
     report.add_argument("--show", action="store_true", help="show requests and answers in the examples")
     parser.set_defaults(run=_replay)
 

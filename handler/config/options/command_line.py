@@ -213,15 +213,15 @@ _DOTTED = re.compile(r"(--?[A-Za-z][\w-]*)(\.[^=]+)(=?)(.*)", re.DOTALL)
 
 _SHOWN = {
     "dtype": "precision: auto, bf16, fp16, fp32",
-    "max-model-len": "tokens of a prompt and its answer",
-    "max-num-seqs": "sequences in the engine at once",
-    "tensor-parallel-size": "number of devices for a model, or max",
+    "max-model-len": "maximum tokens of prompt and answer together",
+    "max-num-seqs": "maximum number of sequences in the engine at once",
+    "tensor-parallel-size": "number of devices per model, or max",
     "served-model-name": "the model's name in OpenAI's API",
-    "gpu-memory-utilization": "share of a GPU's memory that vLLM takes",
+    "gpu-memory-utilization": "fraction of GPU memory that vLLM uses",
     "quantization": "how weights are quantized",
-    "chat-template": "a chat template, or the path of one",
-    "reasoning-parser": "how the model marks its reasoning; auto by default",
-    "tool-call-parser": "how the model writes tool calls; auto by default",
+    "chat-template": "a chat template, or the path to one",
+    "reasoning-parser": "format of the model's reasoning; auto by default",
+    "tool-call-parser": "format of the model's tool calls; auto by default",
 }
 """The flags that --help lists; all the others are in `lmi options`."""
 

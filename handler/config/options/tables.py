@@ -151,49 +151,49 @@ class Options:
     # what is served
     model_id: str | None = option(path, None, "a .gguf file, a model directory, a name on the Hugging Face hub (openvino: also owner/model/file.gguf), s3://bucket/prefix/, or `demo`", "option.model", "option.s3url")
     model_name: str = option(string, "model", "the name in /predictions/{name} and /models", "option.modelName")
-    served_model_name: tuple[str, ...] | None = option(names, None, "comma-separated model names for clients; answers give the first; * accepts any name")
-    llm_engine: str = option(one_of(*LLM_ENGINES), "auto", "the engine; auto: as option.rolling_batch names it, otherwise openvino")
+    served_model_name: tuple[str, ...] | None = option(names, None, "comma-separated model names that clients may use; answers contain the first; * accepts any name")
+    llm_engine: str = option(one_of(*LLM_ENGINES), "auto", "the engine; auto: the one that option.rolling_batch selects, otherwise openvino")
     rolling_batch: str = option(_rolling_batch, "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler means auto")
     async_mode: bool | None = option(_true_or_false, None, "/invocations uses the schema of LMI's async mode; wire/async.md lists the defaults")
-    task: str = option(_task, "auto", "text-generation, text-embedding, text-classification, rerank, pooling (embeddings.md lists other names), or automatic-speech-recognition or transcription (audio.md); auto: by the model's configuration", "option.runner", "option.convert")
-    normalize: bool = option(boolean, True, "embeddings have length 1 unless a request says otherwise", "normalize")
-    pooling: str = option(_pooling, "auto", "how token vectors become an embedding: cls (the first), last or lasttoken, mean, max (not vllm); auto: by the model's files", "pooling")
+    task: str = option(_task, "auto", "text-generation, text-embedding, text-classification, rerank, pooling (embeddings.md lists other names), or automatic-speech-recognition or transcription (audio.md); auto: from the model's configuration", "option.runner", "option.convert")
+    normalize: bool = option(boolean, True, "normalize embeddings to length 1 unless a request says otherwise", "normalize")
+    pooling: str = option(_pooling, "auto", "how token vectors become an embedding: cls (the first), last or lasttoken, mean, max (not vllm); auto: from the model's files", "pooling")
     dtype: str = option(precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available, f32 for GGUF files of up to 1 GiB)", "option.data_type")
     tensor_parallel_degree: str = option(integer_or("max", 1), "1", "devices for a model, or max; CPU engines use one", "option.tensor_parallel_size")
-    replicas: str = option(integer_or("auto", 1, 256), "1", "engines side by side behind one queue (scaling.md); auto: as many as the devices allow")
-    lmi_version: LmiVersion = option(read_lmi_version, OLDEST, "the release of LMI whose schema and defaults are served; other settings change the default (migrating/README.md)")
+    replicas: str = option(integer_or("auto", 1, 256), "1", "number of engine replicas behind one queue (scaling.md); auto: as many as the devices allow")
+    lmi_version: LmiVersion = option(read_lmi_version, OLDEST, "the release of LMI whose schema and defaults the server follows; other settings change the default (migrating/README.md)")
     # how answers look
     output_formatter: str | None = option(string, None, "framing of answers to prompts: json, jsonlines or sse; by default json, for streams jsonlines (tgi_compat: sse); or the name of a model.py's output formatter (formatters.md)")
     input_formatter: str | None = option(string, None, "the name of a model.py's input formatter (formatters.md)")
     tgi_compat: bool = option(boolean, False, "answers in TGI's format")
-    keep_anthropic_lines: bool = option(boolean, False, "keep the lines x-anthropic-...: of a system prompt at /v1/messages, which differ by session, so that no prefix is cached")
-    openai_compat: bool = option(boolean, False, "chats on /invocations are answered as on /v1/chat/completions")
-    root_schema: str = option(one_of("tgi", "mindie"), "tgi", "the embedded server's route /: tgi or mindie")
+    keep_anthropic_lines: bool = option(boolean, False, "keep the lines x-anthropic-...: of a system prompt at /v1/messages; they differ by session, so no prefix would be cached")
+    openai_compat: bool = option(boolean, False, "answer chats on /invocations as on /v1/chat/completions")
+    root_schema: str = option(one_of("tgi", "mindie"), "tgi", "API of the embedded server's route /: tgi or mindie")
     enable_streaming: bool = option(_streaming, False, "dynamic batching only: answers as {\"outputs\": [...]} lines")
-    enable_force_include_usage: bool = option(_switch, False, "streamed chats and completions end with token counts, as with stream_options.include_usage")
-    enable_tokenizer_info_endpoint: bool = option(_switch, False, "the embedded server offers vLLM's /tokenizer_info, with tokenizer_config.json and the chat template")
-    batch_transform: bool = option(boolean, False, "refused requests get status 200, for SageMaker's batch transform (local.md); SAGEMAKER_BATCH sets it")
+    enable_force_include_usage: bool = option(_switch, False, "end streamed chats and completions with token counts, as with stream_options.include_usage")
+    enable_tokenizer_info_endpoint: bool = option(_switch, False, "the embedded server answers vLLM's /tokenizer_info, with tokenizer_config.json and the chat template")
+    batch_transform: bool = option(boolean, False, "answer refused requests with status 200, for SageMaker's batch transform (local.md); SAGEMAKER_BATCH sets it")
     tool_call_parser: str = option(_parser(TOOL_CALL_PARSERS, VLLM_TOOL_CALL_PARSERS, _NO_TOOLS), "auto", "format of tool calls (models.md); none: calls stay in the text")
     tool_parser_plugin: str | None = option(string, None, "a Python file with your own parser of tool calls (models.md)")
     reasoning_parser: str | None = option(_parser(REASONING_PARSERS, VLLM_REASONING_PARSERS, _NO_REASONING), None, "format of the model's reasoning, by default auto (wire/reasoning.md); none: it stays in the text")
     trim_answers: bool = option(boolean, False, "remove white space around text and reasoning in chats, messages and responses")
     chat_template: str | None = option(string, None, "a chat template in place of the model's own: its text, or a file")
     default_chat_template_kwargs: Mapping[str, Any] | None = option(json_object, None, "default arguments of the chat template: {\"enable_thinking\": false}")
-    generation_config: str = option(string, "auto", "default sampling parameters; auto: those of the model's generation_config.json; vllm: none; or the directory of another such file")
+    generation_config: str = option(string, "auto", "default sampling parameters; auto: those of the model's generation_config.json; vllm: none; or a directory with another such file")
     override_generation_config: Mapping[str, Any] | None = option(json_object, None, "values that replace generation_config.json's: {\"temperature\": 0.6, \"eos_token_id\": 3}; null removes one")
     install_requirements: bool = option(boolean, True, "install the model directory's requirements.txt at each start (formatters.md)")
-    unknown_parameters: str = option(one_of("report", "refuse"), "report", "report: name them in x-lmi-ignored-parameters; refuse: refuse the request")
+    unknown_parameters: str = option(one_of("report", "refuse"), "report", "unknown parameters of a request: report names them in x-lmi-ignored-parameters, refuse refuses the request")
     # sessions
     enable_stateful_sessions: bool | None = option(_switch, None, "stateful sessions (sessions.md); by default on in LMI's async mode")
-    sessions_expiration: int = option(integer(1, 10**9), 1200, "seconds that a session lives")
-    sessions_max: int = option(integer(1, 10**6), 10000, "sessions open at once; one more gets 503")
-    sessions_path: str | None = option(path, None, "directory of the sessions; by default /dev/shm/sagemaker_sessions, in memory")
+    sessions_expiration: int = option(integer(1, 10**9), 1200, "seconds until a session expires")
+    sessions_max: int = option(integer(1, 10**6), 10000, "maximum number of open sessions; opening another gets 503")
+    sessions_path: str | None = option(path, None, "directory for the sessions' files; by default /dev/shm/sagemaker_sessions, in memory")
     # stored responses (wire/responses.md)
     responses_store: str = option(path, "off", "where responses and Anthropic's threads are stored: off, memory or a directory (wire/responses.md)")
-    responses_expiration: int = option(integer(1, 10**9), 86400, "seconds that a response is stored after its creation or last continuation")
-    responses_max: int = option(integer(1, 10**5), 10000, "stored responses of one API key; above this number, its least recently used are dropped")
-    responses_max_bytes: int = option(integer(1 << 20, 1 << 40), 1 << 28, "bytes of one API key's stored responses; above this, its least recently used are dropped; a longer request is refused")
-    responses_total_bytes: int = option(integer(1 << 20, 1 << 42), 1 << 30, "bytes of all stored responses; above this, a key that has none to drop gets 503")
+    responses_expiration: int = option(integer(1, 10**9), 86400, "seconds to keep a response after its creation or last continuation")
+    responses_max: int = option(integer(1, 10**5), 10000, "maximum number of stored responses per API key; beyond it, the key's least recently used ones are deleted")
+    responses_max_bytes: int = option(integer(1 << 20, 1 << 40), 1 << 28, "maximum bytes of stored responses per API key; beyond it, the key's least recently used ones are deleted; a longer request is refused")
+    responses_total_bytes: int = option(integer(1 << 20, 1 << 42), 1 << 30, "maximum bytes of all stored responses; beyond it, a key that has none to delete gets 503")
     # files and batches (wire/batches.md)
     batches_store: str = option(_directory, "off", "directory of the embedded server's files and batches: off, or a directory (wire/batches.md)")
     batches_concurrency: int = option(integer(0, 4096), 0, "requests of batches that the engine has at once; 0: half of what it takes")
@@ -205,44 +205,44 @@ class Options:
     # images (images.md)
     allowed_media_domains: tuple[str, ...] | None = option(hosts, None, "comma-separated hosts from which images and audio clips are fetched (images.md); by default none")
     allowed_local_media_path: str | None = option(path, None, "a directory whose files requests may name by `file:` URLs; by default none")
-    max_image_bytes: int = option(integer(1, 1 << 28), 20 << 20, "bytes of a fetched image")
-    max_image_pixels: int = option(integer(1, 178_956_970), 1 << 25, "width times height of an image")
-    image_fetch_timeout: float = option(number(0.1, 600), 5.0, "seconds that fetching an image may take")
+    max_image_bytes: int = option(integer(1, 1 << 28), 20 << 20, "maximum bytes of a fetched image")
+    max_image_pixels: int = option(integer(1, 178_956_970), 1 << 25, "maximum width times height of an image")
+    image_fetch_timeout: float = option(number(0.1, 600), 5.0, "maximum seconds to fetch an image")
     # audio clips (audio.md)
-    max_audio_bytes: int = option(integer(1, 1 << 28), 25 << 20, "bytes of a fetched or uploaded audio clip")
-    max_audio_seconds: int = option(integer(1, 14_400), 1800, "seconds of an audio clip")
-    audio_fetch_timeout: float = option(number(0.1, 600), 10.0, "seconds that fetching an audio clip may take")
+    max_audio_bytes: int = option(integer(1, 1 << 28), 25 << 20, "maximum bytes of a fetched or uploaded audio clip")
+    max_audio_seconds: int = option(integer(1, 14_400), 1800, "maximum seconds of an audio clip")
+    audio_fetch_timeout: float = option(number(0.1, 600), 10.0, "maximum seconds to fetch an audio clip")
     # how much at once
-    max_rolling_batch_size: int = option(integer(1, 4096), 32, "sequences in the engine at once", "option.max_num_seqs", by_engine={"vllm": 256, "trtllm": 256, "openai": 256, "grpc": 256})
-    job_queue_size: int = option(integer(1), 1000, "requests that may wait; others get 503, 429 or 529, depending on the API", prefix="")
-    batch_size: int = option(integer(1, 4096), 1, "dynamic batching: requests in a batch", "max_dynamic_batch_size", prefix="")
+    max_rolling_batch_size: int = option(integer(1, 4096), 32, "maximum number of sequences in the engine at once", "option.max_num_seqs", by_engine={"vllm": 256, "trtllm": 256, "openai": 256, "grpc": 256})
+    job_queue_size: int = option(integer(1), 1000, "maximum number of waiting requests; others get 503, 429 or 529, depending on the API", prefix="")
+    batch_size: int = option(integer(1, 4096), 1, "dynamic batching: maximum number of requests in a batch", "max_dynamic_batch_size", prefix="")
     max_batch_delay: int = option(integer(0, 3_600_000), 100, "dynamic batching: milliseconds to wait for a full batch", prefix="")
-    max_request_size: int = option(integer(1), 67_108_864, "bytes of a request body; longer ones get 413", prefix="")
-    requests_total_bytes: int = option(integer(1 << 20, 1 << 42), 1 << 28, "bytes that all requests keep in memory, from their bodies to their unread answers; a quarter is for small ones; above this, requests get 503, 429 or 529")
-    max_model_len: int | None = option(integer(2), None, "tokens of prompt and answer together; by default the model's context length")
-    max_input_len: int | None = option(integer(1), None, "tokens of a prompt; by default all that option.max_model_len leaves")
-    max_num_batched_tokens: int | None = option(integer(16), None, "tokens that one engine step computes (tuning.md); by default 256 on openvino; other engines choose", "option.max_rolling_batch_prefill_tokens")
+    max_request_size: int = option(integer(1), 67_108_864, "maximum bytes of a request body; longer ones get 413", prefix="")
+    requests_total_bytes: int = option(integer(1 << 20, 1 << 42), 1 << 28, "maximum bytes of all requests in memory, from their bodies to their unread answers; a quarter is reserved for small ones; beyond it, requests get 503, 429 or 529")
+    max_model_len: int | None = option(integer(2), None, "maximum tokens of prompt and answer together; by default the model's context length")
+    max_input_len: int | None = option(integer(1), None, "maximum tokens of a prompt; by default all that option.max_model_len allows")
+    max_num_batched_tokens: int | None = option(integer(16), None, "maximum tokens computed in one engine step (tuning.md); by default 256 on openvino; other engines choose", "option.max_rolling_batch_prefill_tokens")
     kv_cache_gib: int = option(integer(0), 0, "GiB for the KV cache; 0: the engine decides (vllm on a CPU: 4)")
-    enable_prefix_caching: bool | None = option(boolean, None, "reuse the KV cache of equal prompt beginnings; by default on with vllm and trtllm", "option.enable_kv_cache_reuse")
+    enable_prefix_caching: bool | None = option(boolean, None, "reuse the KV cache of shared prompt prefixes; by default on with vllm and trtllm", "option.enable_kv_cache_reuse")
     # how long
-    predict_timeout: float = option(number(0.1), 120.0, "seconds that a request may wait for its start; under DJL also the limit of a dynamic batch", "option.predictTimeout")
-    request_time_limit: float | None = option(number(0), None, "seconds that a request may take in total; 0: no limit; by default 900 under DJL Serving, otherwise none")
-    model_loading_timeout: float = option(number(1), 240.0, "seconds that the engine may take to load")
+    predict_timeout: float = option(number(0.1), 120.0, "maximum seconds that a request may wait to start; under DJL also the time limit of a dynamic batch", "option.predictTimeout")
+    request_time_limit: float | None = option(number(0), None, "maximum seconds for a whole request; 0: no limit; by default 900 under DJL Serving, otherwise none")
+    model_loading_timeout: float = option(number(1), 240.0, "maximum seconds for the engine to load")
     engine_timeout: float = option(number(0.1), 60.0, "seconds without a step after which the engine counts as hung")
     event_loop_timeout: float = option(number(0), 30.0, "seconds that the event loop may be blocked before the server aborts; 0: no limit")
-    client_timeout: float = option(number(0.1), 120.0, "seconds that a client may take to send its body, or may read nothing of its stream")
-    keep_alive_timeout: float = option(number(1), 75.0, "seconds that a connection may be idle between requests (serving.md)")
+    client_timeout: float = option(number(0.1), 120.0, "maximum seconds for a client to send its body, or to leave its stream unread")
+    keep_alive_timeout: float = option(number(1), 75.0, "maximum seconds that a connection may be idle between requests (serving.md)")
     # the rest
-    engine_isolation: str = option(one_of("auto", "process", "thread"), "auto", "where the engine runs; auto: in a process, echo in a thread")
+    engine_isolation: str = option(one_of("auto", "process", "thread"), "auto", "where the engine runs; auto: in a separate process, echo in a thread")
     log_prompts: bool = option(boolean, False, "write prompts to the log")
-    capture_requests: str | None = option(path, None, "a directory into which requests and their answers are written (capture.md); by default none")
+    capture_requests: str | None = option(path, None, "directory where requests and their answers are captured (capture.md); by default none")
     capture_percent: float = option(number(0, 100), 100.0, "percentage of requests to capture, chosen at random")
-    capture_file_mb: int = option(integer(1, 1 << 20), 64, "MiB of a captured file; then the next one begins")
-    capture_total_mb: int = option(integer(1, 1 << 30), 1024, "MiB of all captured files; above this, the oldest are deleted")
+    capture_file_mb: int = option(integer(1, 1 << 20), 64, "maximum MiB of a capture file; then the next one begins")
+    capture_total_mb: int = option(integer(1, 1 << 30), 1024, "maximum MiB of all capture files; beyond it, the oldest are deleted")
     tgi_metrics: bool = option(boolean, False, "the embedded server's /metrics also uses TGI's names (wire/README.md)")
-    djl_metrics: bool = option(boolean, False, "metrics of each request under DJL Serving (djl.md)")
+    djl_metrics: bool = option(boolean, False, "log metrics of each request under DJL Serving (djl.md)")
     cloudwatch_metrics_interval: float = option(number(0), 0.0, "seconds between metrics for CloudWatch in the embedded server's log (monitoring.md); 0: none")
-    otlp_traces_endpoint: str | None = option(string, None, "URL that gets OpenTelemetry traces, such as http://localhost:4318/v1/traces (serving.md)")
+    otlp_traces_endpoint: str | None = option(string, None, "URL that receives OpenTelemetry traces, such as http://localhost:4318/v1/traces (serving.md)")
     # fmt: on
 
 
@@ -253,7 +253,7 @@ _GPU = ("vllm", "trtllm")
 _GUIDED = ("openvino", *_GPU)
 
 ECHO = (
-    Option("option.echo_tokens_per_second", "echo_tokens_per_second", number(0), 0.0, "tokens a second for each request; 0: no limit", engines=("echo",), idle="only echo keeps a pace"),
+    Option("option.echo_tokens_per_second", "echo_tokens_per_second", number(0), 0.0, "maximum tokens per second for each request; 0: no limit", engines=("echo",), idle="only echo keeps a pace"),
     Option("option.echo_tokenizer", "echo_tokenizer", path, None, "a Hugging Face directory, whose tokenizer and template echo uses instead of words", engines=("echo",), idle="others have the model's tokenizer"),
     Option("option.echo_cues", "echo_cues", boolean, False, "the words <raise> <hang> <die> <refuse> make the engine do so (for tests)", engines=("echo",), idle="only echo has cues"),
 )  # fmt: skip
@@ -264,7 +264,7 @@ GUIDED = (
         "guide_timeout",
         number(0, 600),
         5.0,
-        "seconds of CPU time to compile a client's schema, expression or grammar; 0: no check (vllm.md)",
+        "maximum seconds of CPU time to compile a client's schema, regular expression or grammar; 0: no check (vllm.md)",
         engines=_GUIDED,
     ),
 )
@@ -275,7 +275,7 @@ MEDIA = (
         "limit_mm_per_prompt",
         MediaLimits(),
         None,
-        'images and audio clips of a request: {"image": 4, "audio": 1}, or image=4,audio=1; by default 32 each; others must be 0',
+        'maximum number of images and audio clips in a request: {"image": 4, "audio": 1}, or image=4,audio=1; by default 32 each; other media must be 0',
         engines=LLM_ENGINES[1:],
     ),
 )
@@ -283,16 +283,16 @@ MEDIA = (
 GPU = (
     Option("option.trust_remote_code", "trust_remote_code", boolean, False, "run code from the model's directory", engines=(*_GPU, "openai", "grpc"), idle="no code that comes with a model is run"),
     Option("option.revision", "revision", string, None, "branch, tag or commit of a model on the Hugging Face hub", engines=LLM_ENGINES[1:], idle="echo has no model"),
-    Option("option.pipeline_parallel_degree", "pipeline_parallel_size", integer(1), None, "number of stages for a model's layers", engines=_GPU, harmless=("1",)),
-    Option("option.enable_chunked_prefill", "enable_chunked_prefill", boolean, None, "compute long prompts in parts, alongside other requests' tokens", engines=_GPU),
+    Option("option.pipeline_parallel_degree", "pipeline_parallel_size", integer(1), None, "number of pipeline stages for the model's layers", engines=_GPU, harmless=("1",)),
+    Option("option.enable_chunked_prefill", "enable_chunked_prefill", boolean, None, "compute long prompts in chunks, alongside other requests' tokens", engines=_GPU),
     Option("option.enable_lora", "enable_lora", boolean, False, "serve LoRA adapters (adapters.md)", engines=("echo", *_GPU), idle="the engine has no LoRA adapters"),
-    Option("option.lora_modules", "lora_modules", lora_modules, None, "adapters to load at the start: name=path, a JSON object of name and path, or a list", engines=("echo", *_GPU)),
-    Option("option.max_loras", "max_loras", integer(1), 4, "adapters in one batch", engines=_GPU),
-    Option("option.max_cpu_loras", "max_cpu_loras", integer(1), None, "adapters kept in the host's memory", engines=_GPU),
-    Option("option.max_lora_rank", "max_lora_rank", integer(1), 16, "the largest rank of an adapter", engines=_GPU),
+    Option("option.lora_modules", "lora_modules", lora_modules, None, "adapters to load at startup: name=path, a JSON object of name and path, or a list", engines=("echo", *_GPU)),
+    Option("option.max_loras", "max_loras", integer(1), 4, "maximum number of adapters in one batch", engines=_GPU),
+    Option("option.max_cpu_loras", "max_cpu_loras", integer(1), None, "maximum number of adapters kept in host memory", engines=_GPU),
+    Option("option.max_lora_rank", "max_lora_rank", integer(1), 16, "maximum rank of an adapter", engines=_GPU),
     Option("option.guided_decoding_backend", "guided_decoding_backend", string, None, "backend of structured output: vllm auto, xgrammar, guidance, outlines; trtllm xgrammar, llguidance", engines=_GPU),
     Option("option.chat_template_content_format", "chat_template_content_format", one_of("auto", "string", "openai"), None, "form of a message's content in the chat template: string, or openai's list of parts; auto: as the template needs", engines=_GPU, harmless=("auto", "string")),
-    Option("option.engine_args", "engine_args", json_object, None, "a JSON object of the engine's arguments, by its own names; they override other options", engines=_GPU),
+    Option("option.engine_args", "engine_args", json_object, None, "a JSON object of the engine's arguments, under its own names; they override other options", engines=_GPU),
 )  # fmt: skip
 
 
@@ -343,12 +343,12 @@ BITSANDBYTES = {"load_in_4bit": "bitsandbytes4", "load_in_8bit": "bitsandbytes8"
 
 VLLM = (
     Option("option.guided_decoding", "guided_decoding", boolean, True, "accept structured output from clients (vllm.md)", engines=_VLLM),
-    Option("option.gpu_memory_utilization", "gpu_memory_utilization", number(0.01, 1), None, "share of a GPU's memory for weights and KV cache", engines=_VLLM),
+    Option("option.gpu_memory_utilization", "gpu_memory_utilization", number(0.01, 1), None, "fraction of GPU memory for weights and KV cache", engines=_VLLM),
     Option("option.enforce_eager", "enforce_eager", boolean, None, "no CUDA graphs and no compilation: starts sooner, runs slower", engines=_VLLM),
     Option("option.load_format", "load_format", load_format, None, "format of the weights: auto, safetensors, dummy, runai_streamer, ...", engines=_VLLM),
     Option("option.kv_cache_dtype", "kv_cache_dtype", string, None, "precision of the KV cache: auto, fp8, ...", engines=_VLLM),
     Option("option.block_size", "block_size", integer(1), None, "tokens in a block of the KV cache", engines=_VLLM),
-    Option("option.max_logprobs", "max_logprobs", integer(-1), -1, "largest number of alternatives to a token; -1: no limit", engines=_VLLM),
+    Option("option.max_logprobs", "max_logprobs", integer(-1), -1, "maximum number of alternatives per token; -1: no limit", engines=_VLLM),
     Option("option.tokenizer_mode", "tokenizer_mode", one_of("auto", "hf", "mistral"), None, "vLLM's tokenizer: auto, hf, or mistral, Mistral's own (vllm.md)", engines=_VLLM),
     Option("option.quantize", "quantization", _quantization, None, "quantization, if the checkpoint does not name it: awq, gptq, fp8, bitsandbytes, ...", ("option.quantization",), engines=_VLLM),
     Option("option.load_in_4bit", "load_in_4bit", boolean, None, "option.quantize=bitsandbytes, by LMI's name", engines=_VLLM, harmless=("false",)),
@@ -359,11 +359,11 @@ VLLM = (
     Option("option.distributed_executor_backend", "distributed_executor_backend", one_of("mp", "ray", "uni", "external_launcher"), None, "executor for several GPUs or hosts", engines=_VLLM),
     Option("option.fully_sharded_loras", "fully_sharded_loras", boolean, None, "also spread LoRA computation over GPUs", engines=_VLLM),
     Option("option.lora_dtype", "lora_dtype", string, None, "precision of adapters", engines=_VLLM),
-    Option("option.speculative_config", "speculative_config", json_object, None, "speculative decoding, by vLLM's names: {\"method\": \"ngram\", \"num_speculative_tokens\": 3, ...}", engines=_VLLM),
+    Option("option.speculative_config", "speculative_config", json_object, None, "speculative decoding, under vLLM's names: {\"method\": \"ngram\", \"num_speculative_tokens\": 3, ...}", engines=_VLLM),
     Option("option.speculative_draft_model", "speculative_draft_model", string, None, "a draft model for speculative decoding (LMI)", engines=_VLLM),
     Option("option.num_speculative_tokens", "num_speculative_tokens", integer(1), None, "tokens that the draft model proposes at a time (LMI; default 5)", ("option.speculative_length",), engines=_VLLM),
     Option("option.draft_model_tp_size", "draft_model_tp_size", integer(1), None, "number of GPUs for the draft model (LMI; by default the model's)", ("option.speculative_draft_tensor_parallel_size",), engines=_VLLM, harmless=("1",)),
-    Option("option.lmcache_config_file", "lmcache_config_file", path, None, "LMCache's own file of options (vllm.md); sets LMCACHE_CONFIG_FILE", engines=_VLLM),
+    Option("option.lmcache_config_file", "lmcache_config_file", path, None, "LMCache's configuration file (vllm.md); sets LMCACHE_CONFIG_FILE", engines=_VLLM),
     Option("option.lmcache_auto_config", "lmcache_auto_config", boolean, None, "true: LMCache keeps the KV cache in free memory and disk space (vllm.md)", engines=_VLLM, harmless=("false",)),
 )  # fmt: skip
 
@@ -399,54 +399,54 @@ def pytorch(text: str) -> str:
 
 TRTLLM = (
     # lengths and sizes
-    Option("option.max_output_len", "max_output_len", integer(1), None, "largest number of tokens in an answer; with option.max_input_len (then 1024 by default) it gives option.max_model_len", engines=_TRTLLM),
+    Option("option.max_output_len", "max_output_len", integer(1), None, "maximum tokens of an answer; added to option.max_input_len (then 1024 by default) it gives option.max_model_len", engines=_TRTLLM),
     Option("option.max_seq_len", "max_seq_len", integer(2), None, "option.max_model_len by TensorRT-LLM's name", engines=_TRTLLM),
     Option("option.max_num_tokens", "max_num_tokens", integer(16), None, "option.max_num_batched_tokens by TensorRT-LLM's name", engines=_TRTLLM),
-    Option("option.max_beam_width", "max_beam_width", integer(1), None, "largest value of num_beams", engines=_TRTLLM),
-    Option("option.stream_interval", "stream_interval", integer(1), None, "steps between two messages of a request's tokens", engines=_TRTLLM),
+    Option("option.max_beam_width", "max_beam_width", integer(1), None, "maximum value of num_beams", engines=_TRTLLM),
+    Option("option.stream_interval", "stream_interval", integer(1), None, "engine steps between two messages with a request's tokens", engines=_TRTLLM),
     Option("option.inactivity_timeout", "inactivity_timeout", number(0.1), 60.0, "seconds without progress after which the engine counts as hung (trtllm.md)", engines=_TRTLLM),
     # sampling
     Option("option.sampler_type", "sampler_type", one_of("auto", "TorchSampler", "TRTLLMSampler"), "auto", "before 1.3: TorchSampler or TRTLLMSampler (trtllm.md); auto: the latter with option.max_beam_width", engines=_TRTLLM),
     Option("option.gather_generation_logits", "gather_generation_logits", boolean, None, "allow requests for the answer's logits", engines=_TRTLLM),
     Option("option.disable_flashinfer_sampling", "disable_flashinfer_sampling", boolean, None, "TorchSampler without FlashInfer's kernels", engines=_TRTLLM),
     # the KV cache
-    Option("option.kv_cache_free_gpu_mem_fraction", "free_gpu_memory_fraction", number(0, 1), None, "share of the GPU memory left after loading for the KV cache", ("option.free_gpu_memory_fraction",), engines=_TRTLLM),
+    Option("option.kv_cache_free_gpu_mem_fraction", "free_gpu_memory_fraction", number(0, 1), None, "fraction of the GPU memory left after loading that the KV cache may use", ("option.free_gpu_memory_fraction",), engines=_TRTLLM),
     Option("option.tokens_per_block", "tokens_per_block", integer(1), None, "tokens in a block of the KV cache", engines=_TRTLLM),
-    Option("option.max_tokens", "kv_cache_max_tokens", integer(1), None, "tokens in the whole KV cache", engines=_TRTLLM),
+    Option("option.max_tokens", "kv_cache_max_tokens", integer(1), None, "maximum tokens in the whole KV cache", engines=_TRTLLM),
     Option("option.kv_cache_dtype", "kv_cache_dtype", string, None, "precision of the KV cache: auto, fp8, nvfp4", engines=_TRTLLM),
     Option("option.host_cache_size", "host_cache_size", integer(0), None, "bytes of host memory for blocks that do not fit on the GPU", engines=_TRTLLM),
-    Option("option.max_attention_window", "max_attention_window", integers, None, "numbers of tokens that the layers attend to, separated by commas; repeated over the layers", engines=_TRTLLM),
-    Option("option.sink_token_length", "sink_token_length", integer(0), None, "first tokens that stay within a sliding window", engines=_TRTLLM),
+    Option("option.max_attention_window", "max_attention_window", integers, None, "attention windows in tokens, separated by commas; repeated over the layers", engines=_TRTLLM),
+    Option("option.sink_token_length", "sink_token_length", integer(0), None, "number of first tokens that a sliding window always keeps", engines=_TRTLLM),
     Option("option.onboard_blocks", "onboard_blocks", boolean, None, "copy blocks back from the host's memory before use", engines=_TRTLLM),
-    Option("option.cross_kv_cache_fraction", "cross_kv_cache_fraction", number(0, 1), None, "share of the KV cache for cross attention", engines=_TRTLLM),
+    Option("option.cross_kv_cache_fraction", "cross_kv_cache_fraction", number(0, 1), None, "fraction of the KV cache for cross attention", engines=_TRTLLM),
     Option("option.secondary_offload_min_priority", "secondary_offload_min_priority", integer(0, 100), None, "lowest priority of blocks that go to the host's memory", engines=_TRTLLM),
-    Option("option.event_buffer_max_size", "event_buffer_max_size", integer(0), None, "events of the KV cache to keep", engines=_TRTLLM),
-    Option("option.enable_partial_reuse", "enable_partial_reuse", boolean, None, "also reuse a part of a block", engines=_TRTLLM),
+    Option("option.event_buffer_max_size", "event_buffer_max_size", integer(0), None, "maximum number of KV cache events to keep", engines=_TRTLLM),
+    Option("option.enable_partial_reuse", "enable_partial_reuse", boolean, None, "also reuse parts of a block", engines=_TRTLLM),
     # scheduling and kernels
     Option("option.batch_scheduler_policy", "batch_scheduler_policy", policy, None, "max_utilization, guaranteed_no_evict or static_batch", ("option.capacity_scheduler_policy",), engines=_TRTLLM),
     Option("option.enable_trt_overlap", "enable_overlap_scheduler", boolean, None, "prepare a step while the GPU computes the previous one", ("option.enable_overlap_scheduler",), engines=_TRTLLM),
-    Option("option.use_custom_all_reduce", "use_custom_all_reduce", boolean, None, "false: use NCCL for sums over GPUs", engines=_TRTLLM),
-    Option("option.allreduce_strategy", "allreduce_strategy", string, None, "method of sums over GPUs: AUTO, NCCL, ONESHOT, TWOSHOT, ...", engines=_TRTLLM),
+    Option("option.use_custom_all_reduce", "use_custom_all_reduce", boolean, None, "false: use NCCL for all-reduce", engines=_TRTLLM),
+    Option("option.allreduce_strategy", "allreduce_strategy", string, None, "all-reduce method: AUTO, NCCL, ONESHOT, TWOSHOT, ...", engines=_TRTLLM),
     Option("option.attn_backend", "attn_backend", string, None, "attention kernels: TRTLLM, FLASHINFER, VANILLA", engines=_TRTLLM),
     Option("option.moe_backend", "moe_backend", string, None, "kernels for mixtures of experts: CUTLASS, TRTLLM, ...", engines=_TRTLLM),
-    Option("option.use_cuda_graph", "use_cuda_graph", boolean, None, "record the GPU's work once and replay it", engines=_TRTLLM),
-    Option("option.cuda_graph_batch_sizes", "cuda_graph_batch_sizes", integers, None, "batch sizes to record, separated by commas", engines=_TRTLLM),
-    Option("option.cuda_graph_max_batch_size", "cuda_graph_max_batch_size", integer(1), None, "the largest batch size to record", engines=_TRTLLM),
-    Option("option.cuda_graph_padding_enabled", "cuda_graph_padding", boolean, None, "fill batches up to a recorded size", engines=_TRTLLM),
+    Option("option.use_cuda_graph", "use_cuda_graph", boolean, None, "capture CUDA graphs and replay them", engines=_TRTLLM),
+    Option("option.cuda_graph_batch_sizes", "cuda_graph_batch_sizes", integers, None, "batch sizes to capture, separated by commas", engines=_TRTLLM),
+    Option("option.cuda_graph_max_batch_size", "cuda_graph_max_batch_size", integer(1), None, "maximum batch size to capture", engines=_TRTLLM),
+    Option("option.cuda_graph_padding_enabled", "cuda_graph_padding", boolean, None, "pad batches to a captured size", engines=_TRTLLM),
     Option("option.load_format", "load_format", one_of("auto", "dummy"), None, "dummy: random weights, to measure with", engines=_TRTLLM),
     Option("option.backend", "backend", pytorch, None, "pytorch, the only one", engines=_TRTLLM),
     # several GPUs
     Option("option.pipeline_parallel_size", "trtllm_pipeline_parallel_size", integer(1), None, "option.pipeline_parallel_degree by TensorRT-LLM's name", engines=_TRTLLM),
-    Option("option.context_parallel_size", "context_parallel_size", integer(1), None, "GPUs for a long prompt", engines=_TRTLLM),
-    Option("option.gpus_per_node", "gpus_per_node", integer(1), None, "GPUs of each machine", engines=_TRTLLM),
-    Option("option.moe_tensor_parallel_size", "moe_tensor_parallel_size", integer(1), None, "GPUs for one expert", engines=_TRTLLM),
-    Option("option.moe_expert_parallel_size", "moe_expert_parallel_size", integer(1), None, "GPUs for the experts", engines=_TRTLLM),
-    Option("option.moe_cluster_parallel_size", "moe_cluster_parallel_size", integer(1), None, "GPU clusters for the experts", engines=_TRTLLM),
+    Option("option.context_parallel_size", "context_parallel_size", integer(1), None, "number of GPUs that share a long prompt (context parallelism)", engines=_TRTLLM),
+    Option("option.gpus_per_node", "gpus_per_node", integer(1), None, "number of GPUs per machine", engines=_TRTLLM),
+    Option("option.moe_tensor_parallel_size", "moe_tensor_parallel_size", integer(1), None, "number of GPUs that share an expert (tensor parallelism)", engines=_TRTLLM),
+    Option("option.moe_expert_parallel_size", "moe_expert_parallel_size", integer(1), None, "number of GPUs that the experts are distributed over", engines=_TRTLLM),
+    Option("option.moe_cluster_parallel_size", "moe_cluster_parallel_size", integer(1), None, "number of GPU clusters for the experts", engines=_TRTLLM),
     Option("option.enable_attention_dp", "enable_attention_dp", boolean, None, "split attention by request instead of by head", engines=_TRTLLM),
     # adapters, statistics
     Option("option.lora_target_modules", "lora_target_modules", names, None, "modules that adapters change, separated by commas; by default those of attention and MLP", engines=_TRTLLM),
-    Option("option.iter_stats_max_iterations", "iter_stats_max_iterations", integer(1), None, "steps whose statistics are kept", engines=_TRTLLM),
-    Option("option.request_stats_max_iterations", "request_stats_max_iterations", integer(1), None, "steps whose request statistics are kept", engines=_TRTLLM),
+    Option("option.iter_stats_max_iterations", "iter_stats_max_iterations", integer(1), None, "number of steps whose statistics are kept", engines=_TRTLLM),
+    Option("option.request_stats_max_iterations", "request_stats_max_iterations", integer(1), None, "number of steps whose request statistics are kept", engines=_TRTLLM),
     Option("option.usage_stats", "usage_stats", boolean, False, "let TensorRT-LLM 1.3 and later report its use to NVIDIA (trtllm.md)", engines=_TRTLLM),
 )  # fmt: skip
 
@@ -467,7 +467,7 @@ def urls(text: str) -> tuple[str, ...]:
         if parts.scheme not in ("http", "https") or not is_whole:
             raise ValueError("must be http or https addresses separated by commas: http://host:8000/v1")
         if parts.username or parts.password:
-            raise ValueError("must hold no password; the key is read from the variable OPENAI_API_KEY")
+            raise ValueError("must not contain a password; the key is read from the variable OPENAI_API_KEY")
     return found
 
 
@@ -489,12 +489,12 @@ def words(text: str) -> tuple[str, ...]:
 
 REMOTE = (
     Option("option.base_url", "base_url", urls, None, "address of the server, such as http://host:8000/v1; several, comma-separated, are replicas (engines-by-url.md)", engines=_OPENAI),
-    Option("option.base_url_kind", "base_url_kind", one_of("auto", "vllm", "dynamo", "lmi"), "auto", "what the server is; auto: what its /models says when this one starts; lmi: this handler", engines=_OPENAI),
+    Option("option.base_url_kind", "base_url_kind", one_of("auto", "vllm", "dynamo", "lmi"), "auto", "kind of server; auto: read from its /models at startup; lmi: this handler", engines=_OPENAI),
     Option("option.base_url_model", "base_url_model", string, None, "the model's name there; by default the first in /models", engines=_OPENAI),
     Option("option.base_url", "base_url", grpc_urls, None, "address of the server, such as grpc://host:50051, or grpcs:// over TLS; several, comma-separated, are replicas (engines-by-url.md)", engines=_GRPC),
-    Option("option.base_url_kind", "base_url_kind", one_of("auto", "vllm", "sglang", "trtllm"), "auto", "the gRPC contract that the server speaks; auto: it is asked when this one starts", engines=_GRPC),
+    Option("option.base_url_kind", "base_url_kind", one_of("auto", "vllm", "sglang", "trtllm"), "auto", "the server's gRPC contract; auto: detected at startup", engines=_GRPC),
     Option("option.engine_python", "engine_python", path, None, "the Python of an environment that has vLLM, SGLang or TensorRT-LLM: starts the server of option.base_url_kind (engines-by-url.md)", engines=_GRPC),
-    Option("option.engine_flags", "engine_flags", words, None, "further flags of that server, such as --gpu-memory-utilization 0.8", engines=_GRPC),
-    Option("option.base_url_connect_timeout", "base_url_connect_timeout", number(0.1), 5.0, "seconds to connect", engines=(*_OPENAI, *_GRPC)),
-    Option("option.base_url_timeout", "base_url_timeout", number(0.1), 120.0, "seconds without a token after which a request fails", engines=(*_OPENAI, *_GRPC)),
+    Option("option.engine_flags", "engine_flags", words, None, "additional flags for that server, such as --gpu-memory-utilization 0.8", engines=_GRPC),
+    Option("option.base_url_connect_timeout", "base_url_connect_timeout", number(0.1), 5.0, "maximum seconds to connect", engines=(*_OPENAI, *_GRPC)),
+    Option("option.base_url_timeout", "base_url_timeout", number(0.1), 120.0, "maximum seconds without a token before a request fails", engines=(*_OPENAI, *_GRPC)),
 )  # fmt: skip
