@@ -83,7 +83,7 @@ def walks() -> dict[str, list[str]]:
     def walk(request: Callable[[], object]) -> list[str]:
         request()
         rounds = []
-        for _ in range(5):  # timers of the server run beside some of them
+        for _ in range(20):  # timers of the server run beside some of them, on a busy machine beside most
             called.clear()
             request()
             rounds.append(frozenset(called))
