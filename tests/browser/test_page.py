@@ -351,10 +351,10 @@ def test_the_code_follows_the_parameters(slow_server: LiveServer, open_page: Ope
     [
         pytest.param("/", {}, "light", id="chat-desktop-light"),
         pytest.param("/", {}, "dark", id="chat-desktop-dark"),
-        pytest.param("/", PHONE, "light", id="chat-phone-light"),
+        pytest.param("/", PHONE, "light", id="chat-phone-light", marks=pytest.mark.nightly),
         pytest.param("/", PHONE, "dark", id="chat-phone-dark"),
         pytest.param("/docs", {}, "light", id="docs-desktop-light"),
-        pytest.param("/docs", PHONE, "dark", id="docs-phone-dark"),
+        pytest.param("/docs", PHONE, "dark", id="docs-phone-dark", marks=pytest.mark.nightly),
     ],
 )
 def test_axe_finds_nothing(
