@@ -177,11 +177,17 @@ def check_model_py(path: Path | None, *, handlers: StandIn | None = None) -> Non
 
 
 def _bare_formatters(tree: ast.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Make functions with the signatures of those that only a formatter's mark decorates; nothing of theirs runs."""
+    """Make functions with the signatures of those that only a formatter's mark decorates; nothing of theirs runs.
+
+    AWS's package has decorators of the same names, for middleware.
+    """
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    ours = [one for one in imports if (one.module or "").partition(".")[0] in ("handler", "djl_python")]
+    marks = {alias.asname or alias.name: alias.name for one in ours for alias in one.names}
     for node in tree.body:
         if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or len(node.decorator_list) != 1:
             continue
-        mark = ast.unparse(node.decorator_list[0]).rpartition(".")[2]
+        mark = marks.get(ast.unparse(node.decorator_list[0]), "")
         if mark in ("input_formatter", "output_formatter"):
             nothing = ast.copy_location(ast.Constant(None), node)
             node.args.defaults = [nothing] * len(node.args.defaults)

@@ -138,7 +138,8 @@ def test_what_cannot_be_used_is_named_with_file_and_line(tmp_path: Path, text: s
     [
         ("@output_formatter\ndef f(a, b: Nowhere = nowhere()) -> X: ...\n", None),
         ("@output_formatter\ndef f(a, b): raise KeyError\n", "line 3: output formatter 'f' takes 2 arguments"),
-        ("@djl_python.input_formatter\ndef f(): ...\n", "line 3: input formatter 'f' must take one argument"),
+        ("@input_formatter\ndef f(): ...\n", "line 3: input formatter 'f' must take one argument"),
+        ("from aws import input_formatter as theirs\n@theirs\nasync def f(x, y): ...\n", None),
         ("@input_formatter\ndef f(x):\n    yield x\n", "line 3: formatter 'f' must be a plain function"),
         ("@input_formatter\nasync def f(x): ...\n", "line 3: formatter 'f' must be a plain function"),
         ("@mine\n@input_formatter\ndef f(a, b): ...\n", None),
@@ -146,7 +147,7 @@ def test_what_cannot_be_used_is_named_with_file_and_line(tmp_path: Path, text: s
 )
 def test_a_signature_is_checked_without_running_the_file(tmp_path: Path, text: str, wanted: str | None) -> None:
     path = tmp_path / "model.py"
-    path.write_text(f"1 / 0\n{text}")
+    path.write_text(f"from handler.formatters import input_formatter, output_formatter; 1 / 0\n{text}")
     if wanted is None:
         return check_model_py(path)
     with pytest.raises(ConfigError, match=re.escape(f"{path}, {wanted}")):
