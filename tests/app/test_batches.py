@@ -280,6 +280,23 @@ def test_a_cancelled_batch_has_each_line_once(slow: LiveServer) -> None:
     assert slow.metric("lmi_active_sequences") == 0
 
 
+def test_a_batch_that_is_cancelled_before_its_file_was_read_has_no_lines(slow: LiveServer) -> None:
+    first, second = begin(slow, LONG), begin(slow, LONG)
+    call(slow, "POST", f"batches/{second['id']}/cancel")
+    call(slow, "POST", f"batches/{first['id']}/cancel")
+    batch = ended(slow, second["id"])
+    assert (batch["status"], batch["in_progress_at"]) == ("cancelled", None)
+    assert batch["request_counts"] == {"total": 0, "completed": 0, "failed": 0}
+
+
+def test_two_servers_answer_a_batch_each(slow: LiveServer) -> None:
+    pace = ("-o", "option.echo_tokens_per_second=8", "-o", "option.batches_concurrency=1")
+    with mock.patch.object(runner, "_IDLE_SECONDS", 0.1), batching(_directory(slow), *pace):
+        first, second = begin(slow, LONG[:15]), begin(slow, LONG[:15])
+        in_progress(slow, second["id"])
+        assert call(slow, "GET", f"batches/{first['id']}").json()["status"] == "in_progress"
+
+
 def test_what_is_left_at_the_window_s_end_expires(slow: LiveServer) -> None:
     with mock.patch.dict(batches._UNITS, {"m": 1}):
         begun = begin(slow, LONG, completion_window="3m")

@@ -27,6 +27,7 @@ from handler.core.errors import (
     InvalidPayload,
     NotFound,
     NotJson,
+    Overloaded,
     ServingError,
     TooLarge,
     TooLong,
@@ -247,15 +248,23 @@ class BatchRunner:
         self._model, self._store = model, store
         self._most = model.config.batches_concurrency or max(1, model.max_sequences // 2)
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._elsewhere = set[str]()  # batches that another server answered when this one last looked
+        self._held = Held(model.config.requests_total_bytes // (2 * _TIMES))
+        self._scan = asyncio.Lock()  # one batch's file is read from end to end at a time
 
     async def run(self) -> None:
         """Look for batches until it is cancelled, or the server stops."""
         await asyncio.wait({self._model.opened})
+        cleared_at = time.monotonic()
         try:
             while not self._model.draining:
+                if time.monotonic() - cleared_at >= _IDLE_SECONDS:
+                    self._elsewhere.clear()
+                    cleared_at = time.monotonic()
                 try:
                     await self._store.call(self._store.remove_expired)
-                    for one in await self._store.call(self._store.open_batches, self._most):
+                    most = self._most + len(self._elsewhere)
+                    for one in await self._store.call(self._store.open_batches, most):
                         self._begin(one)
                 except Unavailable:
                     pass  # the log tells why
@@ -271,7 +280,7 @@ class BatchRunner:
 
     def _begin(self, one: OpenBatch) -> None:
         id = one.batch["id"]
-        if id not in self._running and len(self._running) < self._most:
+        if id not in self._running and id not in self._elsewhere and len(self._running) < self._most:
             task = self._running[id] = asyncio.ensure_future(self._attend(one))
             task.add_done_callback(lambda _: self._running.pop(id))
 
@@ -282,7 +291,9 @@ class BatchRunner:
             paths = [self._store.path(file) for file in output_ids(id)]
             with await run_in_daemon_thread(functools.partial(Output, *paths)) as output:
                 await self._answer(one, output)
-        except (BlockingIOError, _Stopped, Unavailable):
+        except BlockingIOError:
+            self._elsewhere.add(id)
+        except (_Stopped, Unavailable):
             return
         except (OSError, TooLarge) as error:
             log.error("batch %s: %s", id, error)
@@ -304,6 +315,8 @@ class BatchRunner:
         batch = await store.call(store.advance, one.batch["id"], output.sizes, {})
         if batch["status"] not in OPEN_STATUSES:
             return  # another server has ended it meanwhile
+        if batch["status"] == "cancelling" and batch["in_progress_at"] is None:
+            return await store.call(store.end, batch["id"], "cancelled")
         lines = Input(
             store.path(batch["input_file_id"]), batch["endpoint"], config.max_request_size, self._decode_large
         )
@@ -311,18 +324,20 @@ class BatchRunner:
             why = f"'endpoint' {batch['endpoint']} is not served"
             return await self._fail(batch["id"], [LineError("invalid_endpoint", why, "endpoint").of_batch()])
         if batch["status"] == "validating":
-            total, errors = await run_in_daemon_thread(functools.partial(lines.check, config.batches_max_lines))
+            async with self._scan:
+                total, errors = await run_in_daemon_thread(functools.partial(lines.check, config.batches_max_lines))
             if errors:
                 return await self._fail(batch["id"], errors)
             counts = {"total": total, "completed": 0, "failed": 0}
             change = {"status": "in_progress", "in_progress_at": int(store.clock()), "request_counts": counts}
             batch = await store.call(store.advance, batch["id"], output.sizes, change)
-        answering = _Answering(self._model, store, one._replace(batch=batch), output, self._share)
+        answering = _Answering(self._model, store, one._replace(batch=batch), output, self._share, self._held)
         is_done = sum(output.counts) == batch["request_counts"]["total"]  # and its server ended then
         status = "completed" if is_done else await answering.run(lines)
         if status != "completed":
             error = batches.EXPIRED if status == "expired" else batches.CANCELLED
-            await run_in_daemon_thread(functools.partial(_write_rest, batch["id"], lines, output, error))
+            async with self._scan:
+                await run_in_daemon_thread(functools.partial(_write_rest, batch["id"], lines, output, error))
         await _save(store, batch, output, {"status": "finalizing", "finalizing_at": int(store.clock())})
         await run_in_daemon_thread(output.sync)
         await store.call(store.end, batch["id"], status)
@@ -332,8 +347,14 @@ class BatchRunner:
         return max(1, self._most // len(self._running))
 
     def _decode_large(self, text: bytes) -> Any:
+        """Decode a line, after the bodies that wait already."""
         bodies = self._model.preprocessor.large_bodies
-        return bodies.submit(len(text), functools.partial(bodies.decode, text, plain=False, unique_keys=False)).result()
+        decode = functools.partial(bodies.decode, text, plain=False, unique_keys=False)
+        while True:
+            try:
+                return bodies.submit(len(text), decode).result()
+            except Overloaded:
+                time.sleep(_LOOK_SECONDS)
 
 
 def _write_rest(batch: str, lines: Input, output: Output, error: LineError) -> None:
@@ -347,13 +368,48 @@ async def _save(store: BatchStore, batch: OpenAiBatch, output: Output, change: A
     return await store.call(store.advance, batch["id"], output.sizes, {**(change or {}), "request_counts": counts})
 
 
+class Held:
+    """The lines of all batches that are in memory. They are read in turn, while there is room.
+
+    Args:
+        most: bytes of requests, above which no more are read.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most, self._size = most, 0
+        self._turn, self._freed = asyncio.Lock(), asyncio.Event()
+
+    async def read(self, read: Callable[[], Line | None]) -> Line | None:
+        async with self._turn:
+            while self._size >= self._most:
+                self._freed.clear()
+                await self._freed.wait()
+            return await run_in_daemon_thread(read)
+
+    @contextlib.contextmanager
+    def line(self, line: Line) -> Iterator[None]:
+        """Count a line during the block."""
+        self._size += len(line.body)
+        try:
+            yield
+        finally:
+            self._size -= len(line.body)
+            self._freed.set()
+
+
 class _Answering:
     """One batch whose lines are being answered."""
 
     def __init__(
-        self, model: ServedModel, store: BatchStore, one: OpenBatch, output: Output, share: Callable[[], int]
+        self,
+        model: ServedModel,
+        store: BatchStore,
+        one: OpenBatch,
+        output: Output,
+        share: Callable[[], int],
+        held: Held,
     ) -> None:
-        self._model, self._store, self._output, self._share = model, store, output, share
+        self._model, self._store, self._output, self._share, self._held = model, store, output, share, held
         self._owner, self._batch = one
         self._dialect = model.routes.dialect(self._batch["endpoint"])
         self._looked_at = 0.0
@@ -365,25 +421,26 @@ class _Answering:
             _Stopped: the server stops.
             OSError, ServingError: the output cannot be written.
         """
-        left = iter(lines)
-        tasks = set[asyncio.Task[None]]()
-        line: Line | None = None
+        next_line = functools.partial(self._next, iter(lines))
+        reading: asyncio.Task[Line | None] | None = None
+        tasks = set[asyncio.Task[Any]]()  # lines, and the reading
         ended = False
         try:
             while not (status := await self._status()):
-                if line is None and not ended and len(tasks) < self._share():
-                    line = await run_in_daemon_thread(functools.partial(self._next, left))
-                    ended = line is None
-                if line is not None:
-                    tasks.add(asyncio.ensure_future(self._line(line)))
-                    line = None
-                elif not tasks:
+                if reading is None and not ended and len(tasks) < self._share():
+                    reading = asyncio.ensure_future(self._held.read(next_line))
+                    tasks.add(reading)
+                if not tasks:
                     return "completed"
-                else:
-                    await asyncio.wait(tasks, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait(tasks, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
                 for task in [task for task in tasks if task.done()]:
                     tasks.remove(task)
                     task.result()
+                if reading is not None and reading.done():
+                    line, reading = reading.result(), None
+                    ended = line is None
+                    if line is not None:
+                        tasks.add(asyncio.ensure_future(self._line(line)))
             return status
         finally:
             for task in tasks:
@@ -403,16 +460,19 @@ class _Answering:
             self._batch = await _save(self._store, self._batch, self._output)
             await self._store.call(self._store.check_output, self._owner)
             self._looked_at = time.monotonic()
+        if self._batch["status"] not in OPEN_STATUSES:  # another server has ended it
+            raise _Stopped
         return "cancelled" if self._batch["status"] == "cancelling" else ""
 
     async def _line(self, line: Line) -> None:
         """Answer a line, and write the answer."""
-        if line.error is not None:
-            text, failed = batches.not_answered(self._batch["id"], line, line.error), True
-        else:
-            answer, ignored = await self._ask(line)
-            text, failed = batches.answered(self._batch["id"], line, answer, ignored), answer.status != 200
-        await run_in_daemon_thread(functools.partial(self._output.write, line.number, text, failed=failed))
+        with self._held.line(line):
+            if line.error is not None:
+                text, failed = batches.not_answered(self._batch["id"], line, line.error), True
+            else:
+                answer, ignored = await self._ask(line)
+                text, failed = batches.answered(self._batch["id"], line, answer, ignored), answer.status != 200
+            await run_in_daemon_thread(functools.partial(self._output.write, line.number, text, failed=failed))
 
     async def _ask(self, line: Line) -> tuple[HttpResponse, Sequence[str]]:
         """Return a line's answer, once the engine takes it, and the names that meant nothing."""

@@ -280,7 +280,7 @@ class BatchStore:
 
     def end(self, id: str, status: str, errors: BatchErrors | None = None) -> None:
         """End a batch that has not ended, and show the files that it has written, unless they are empty."""
-        now = self.clock()
+        now, empty = self.clock(), list[str]()
         with self._writing() as database:
             batch = self._open_batch(id)
             if batch["status"] not in OPEN_STATUSES:
@@ -290,7 +290,7 @@ class BatchStore:
                 path = self.path(file)
                 size = path.stat().st_size if path.exists() else 0
                 if not size:
-                    self._remove(database, [file])
+                    empty.append(file)
                     continue
                 (lifetime,) = database.execute("SELECT lifetime FROM objects WHERE id = ?", (file,)).fetchone()
                 shown = new_file(file, f"{id}_{name}.jsonl", size, now, lifetime, OUTPUT)
@@ -300,6 +300,8 @@ class BatchStore:
             database.execute("UPDATE objects SET expires = ? WHERE id = ?", (now + LIFETIME, id))
             (owner,) = database.execute("SELECT owner FROM objects WHERE id = ?", (id,)).fetchone()
             database.execute(_TOO_MANY, (owner, _BATCH, _NEVER, _MOST_ENDED))
+            _forget(database, empty)
+        self._unlink(empty)  # now that nobody answers the batch again, and looks for them
 
     def _open_batch(self, id: str) -> dict[str, Any]:
         found = self._database.execute("SELECT document FROM objects WHERE id = ?", (id,)).fetchone()
@@ -361,7 +363,10 @@ class BatchStore:
             raise Unavailable(f"all files have {total:.0f} bytes (option.batches_total_bytes)")
 
     def _remove(self, database: sqlite3.Connection, ids: Sequence[str]) -> None:
-        database.executemany("DELETE FROM objects WHERE id = ?", [(id,) for id in ids])
+        _forget(database, ids)
+        self._unlink(ids)  # before it is sure that they are forgotten: what is not is removed when it expires
+
+    def _unlink(self, ids: Sequence[str]) -> None:
         for id in ids:
             self.path(id).unlink(missing_ok=True)
 
@@ -395,6 +400,10 @@ def _insert(
     row = (id, owner, kind, shown, size, expires, input, lifetime, dumps(document))
     columns = "id, owner, kind, shown, size, expires, input, lifetime, document"
     database.execute(f"INSERT INTO objects ({columns}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+
+def _forget(database: sqlite3.Connection, ids: Sequence[str]) -> None:
+    database.executemany("DELETE FROM objects WHERE id = ?", [(id,) for id in ids])
 
 
 def _show(database: sqlite3.Connection, file: OpenAiFile) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import functools
 import json
 import os
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,7 @@ from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai.batches import LIFETIME, Line, NewBatch, NewFile, Page, answered, read_line
 from handler.serving.batches import store as stores
-from handler.serving.batches.runner import Input, Output
+from handler.serving.batches.runner import Held, Input, Output
 from handler.serving.batches.store import BatchStore, Limits, output_ids
 
 BATCH, CHAT = "batch_0", "/v1/chat/completions"
@@ -46,6 +50,19 @@ def test_lines_are_read_one_by_one_and_a_long_one_is_skipped(tmp_path: Path) -> 
 def test_a_request_keeps_all_digits() -> None:
     value = {"custom_id": "a", "method": "POST", "url": CHAT, "body": {"seed": 1 << 70}}
     assert json.loads(read_line(1, value, CHAT).body) == {"seed": 1 << 70}
+
+
+def test_no_line_is_read_while_those_in_memory_are_too_large() -> None:
+    async def reads() -> None:
+        held, numbers = Held(10), list[int]()
+        with held.line(Line(1, "a", b"x" * 10)):
+            reading = [asyncio.ensure_future(held.read(functools.partial(numbers.append, number))) for number in (2, 3)]
+            await asyncio.wait(reading, timeout=0.05)
+            assert numbers == []
+        await asyncio.gather(*reading)
+        assert numbers == [2, 3]
+
+    asyncio.run(reads())
 
 
 # -- the output --------------------------------------------------------------------------------------------------
@@ -181,6 +198,26 @@ def test_a_batch_that_has_ended_stays_so(tmp_path: Path, clock: Clock) -> None:
     store.end(id, "completed")
     assert store.advance(id, (0, 0), {"status": "in_progress"})["status"] == "cancelled"
     assert store.open_batches(9) == []
+    store.close()
+
+
+def test_an_end_that_was_not_written_leaves_the_output_as_it_was(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever goes on with the batch finds both files, the empty one too."""
+    monkeypatch.setattr(stores, "_BUSY_SECONDS", 0.0)
+    store = store_in(tmp_path, clock)
+    id = created(store)
+    with contextlib.closing(sqlite3.connect(tmp_path / "batches.sqlite3")) as other:
+        other.execute("BEGIN")
+        other.execute("SELECT id FROM objects").fetchall()
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            store.end(id, "completed")
+    assert [one.batch["id"] for one in store.open_batches(9)] == [id]
+    with Output(*(store.path(file) for file in output_ids(id))):
+        pass
+    store.end(id, "completed")
+    assert not any(store.path(file).exists() for file in output_ids(id))
     store.close()
 
 
