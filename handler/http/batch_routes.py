@@ -80,6 +80,8 @@ class BatchRoutes:
         async def handle(scope: Scope, receive: Receive, send: Send) -> None:
             with self._model.adapters.counted():
                 try:
+                    if scope["method"] in ("POST", "DELETE"):
+                        self._model.check_open()
                     answered = await answer(scope, receive)
                 except ServingError as error:
                     return await send_answer(scope, send, ERRORS.whole(error))
@@ -113,7 +115,6 @@ class BatchRoutes:
 
     async def _upload(self, scope: Scope, receive: Receive) -> Answer | None:
         store, headers = self._store, scope["headers_by_name"]
-        self._model.check_open()
         if media_type(headers) != "multipart/form-data":
             raise UnsupportedMedia("a file comes as multipart/form-data")
         length, most = headers.get("content-length", ""), store.limits.file_bytes
@@ -202,7 +203,6 @@ class BatchRoutes:
 
     async def _create(self, scope: Scope, receive: Receive) -> Answer | None:
         store = self._store
-        self._model.check_open()
         body = await read_body(scope, receive, _FORM, self._model)
         if body is None:
             return None
