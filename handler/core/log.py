@@ -113,7 +113,7 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LEVEL = re.compile(r"(?:\([^)]*\) )?\W{0,2}(DEBUG|INFO|WARN|WARNING|ERROR|FATAL|CRITICAL)\b")
 """The level in a line of vLLM, perhaps after the name of its process, or of DJL Serving."""
 _STANDARD = {"WARN": "WARNING", "FATAL": "CRITICAL"}
-_OF_WORKER = re.compile(r".*\bW-\S*-std(?:out|err): (?={)")
+_OF_WORKER = re.compile(r".{0,200}?\bW-\S{0,200}-std(?:out|err): (?={)")
 """What DJL Serving puts before a line of its worker."""
 
 
@@ -181,7 +181,8 @@ class _Relay:
                 self._write(_COLOURS.sub("", line.decode(errors="replace")))
 
     def _write(self, line: str) -> None:
-        bare = _OF_WORKER.sub("", line, count=1)
+        prefix = _OF_WORKER.match(line)
+        bare = line[prefix.end() :] if prefix else line
         if _is_object(bare):
             self._handler.handle(logging.makeLogRecord({"msg": bare, "is_object": True}))
         elif line.strip():
