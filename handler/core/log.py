@@ -73,6 +73,12 @@ def of_request(id: str) -> dict[str, dict[str, str]]:
     return {"fields": {"request_id": id}}
 
 
+def log_trace(logger: logging.Logger, message: str, trace: str) -> None:
+    """Log a failure with the traceback of another process."""
+    fields = {"message": message, "traceback": trace.rstrip()}
+    logger.error("%s\n%s", message, fields["traceback"], extra={"fields": fields})
+
+
 def _configure(level: str, *, as_json: bool) -> None:
     handler = _Handler(sys.stderr)
     handler.setFormatter(JsonFormatter() if as_json else logging.Formatter(TEXT))

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from handler.core.child_processes import die_with_parent, python
+from handler.core.log import log_trace
 from handler.engines.process.ipc import ChannelClosed, Messages, send, wait
 
 log = logging.getLogger("handler.trials")
@@ -283,8 +284,7 @@ class Sandbox:
         except ChannelClosed:
             raise NotRun("the process ended while it was loading") from None
         if loaded.reason:
-            fields = {"message": self._purpose.impossible, "traceback": loaded.trace.rstrip()}
-            log.error("%s\n%s", *fields.values(), extra={"fields": fields})
+            log_trace(log, self._purpose.impossible, loaded.trace)
             raise NotRun(loaded.reason)
         control.settimeout(None)
         seconds = time.monotonic() - began

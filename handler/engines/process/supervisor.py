@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from handler.core.child_processes import python
+from handler.core.log import log_trace
 from handler.core.text import Prompt
 from handler.core.values import Adapter, Request
 from handler.engines.base import EngineInfo, EngineRequest, EngineStatistics, Silence, Step, engine_failure, pack
@@ -377,8 +378,7 @@ class EngineSupervisor:
             self._change(State.READY)
         elif isinstance(message, Failed):
             if message.trace:
-                fields = {"message": "engine failed", "traceback": message.trace.rstrip()}
-                log.error("engine failed\n%s", fields["traceback"], extra={"fields": fields})
+                log_trace(log, "engine failed", message.trace)
             self._failure = message.reason  # the steps before it are delivered first
 
     def _start(self) -> None:
