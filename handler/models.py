@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -108,8 +108,7 @@ _FORMATS = {
 }
 
 
-def _format(names: Iterable[str], path: Path) -> str:
-    names = [*names]
+def _format(names: Sequence[str], path: Path) -> str:
     found = [form for form, pattern in _FORMATS.items() if any(re.fullmatch(pattern, name) for name in names)]
     if path.suffix == ".part" or any(path.glob("blobs/*.incomplete")):
         return "incomplete"
@@ -157,9 +156,8 @@ def _remove(arguments: argparse.Namespace) -> int:
     for name in arguments.models:
         if name not in names:
             near = nearest(name, names)
-            raise ConfigError(
-                f"lmi models rm: no model {name!r} in the caches{f'; did you mean {near}?' if near else ''}"
-            )
+            hint = f"; did you mean {near}?" if near else ""
+            raise ConfigError(f"lmi models rm: no model {name!r} in the caches{hint}")
         chosen += [model for model in found if model.name == name]
     if used := _in_use([model.path for model in chosen]):
         raise ConfigError(f"lmi models rm: process {used[0]} has files of {used[1]} open; nothing is removed")

@@ -264,7 +264,7 @@ def _read(source: Source, served: Served, wishes: Wishes) -> tuple[Container, Va
     beaten = environ.pop("HF_MODEL_ID", "") if container.kind == "vllm" and uri else ""
     artifact = source.artifacts.get(uri, _UNREAD) if uri else Artifact()
     if container.kind not in ("lmi", "ours"):  # only DJL Serving reads serving.properties, and looks into a folder
-        others = (OPTIONS_FILE,) * bool(artifact.variables)
+        others = (OPTIONS_FILE,) if artifact.variables else ()
         artifact = replace(artifact, variables={}, others=(*others, *artifact.others), folder="")
     found = variables(environ, container)
     if not ((is_prefix or artifact.may_serve) and _stays(wishes.model or found.model_id)):

@@ -63,7 +63,8 @@ def _archive(context: Context, uri: str) -> list[Check]:
     read = read_artifact(context.aws, uri)
     own = any(context.spec.environment.get(name, "").startswith(f"{MODEL_DATA}/") for name in _MODEL_IDS)
     if problem := read.fault or read.problem:
-        checks.append((warning if read.unseen else error)("model", f"{uri}: {problem}", _PACK))
+        verdict = warning if read.unseen else error
+        checks.append(verdict("model", f"{uri}: {problem}", _PACK))
     elif not read.weights and not own and "OPTION_MODEL_ID" not in read.variables:
         checks.append(error("model", f"{uri}: it holds no weights", _PACK))
     elif read.folder and not own and not is_aws_image(context.decision.image):  # LMI looks into it

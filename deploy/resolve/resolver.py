@@ -26,6 +26,8 @@ from deploy.spec.sections import PrefixAware, Shape
 from handler.config.engines import ENGINES
 from handler.config.environment import CONTEXTS, STAGES
 
+T = TypeVar("T")
+
 if TYPE_CHECKING:
     from deploy.spec.values import Precision
 
@@ -339,10 +341,7 @@ def _packed(uri: str, aws: Aws | None) -> ModelSize:
     return ModelSize(None, "", (note,), None if size is None else size / 2**30)
 
 
-_T = TypeVar("_T")
-
-
-def _readable(aws: Aws | None, read: Callable[[Aws], _T | None]) -> _T | None:
+def _readable(aws: Aws | None, read: Callable[[Aws], T | None]) -> T | None:
     """Read in S3; None: there is nothing, or the user may not read it. Preflight reports missing model data."""
     if aws is None:
         return None

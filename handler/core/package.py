@@ -20,15 +20,12 @@ def install(requirement: str) -> str:
     Args:
         requirement: `lmi-handler[EXTRA]`, or another package.
     """
-    name, bracket, extra = requirement.partition("[")
     url, is_editable = _source()
-    if name != NAME or not url:
-        source = requirement
-    elif is_editable:
-        return f"pip install -e {shlex.quote(unquote(urlsplit(url).path) + bracket + extra)}"
-    else:
-        source = f"{requirement} @ {url}"
-    return f"pip install {shlex.quote(source)}"
+    if requirement.partition("[")[0] != NAME or not url:
+        return f"pip install {shlex.quote(requirement)}"
+    if is_editable:
+        return f"pip install -e {shlex.quote(unquote(urlsplit(url).path) + requirement.removeprefix(NAME))}"
+    return f"pip install {shlex.quote(f'{requirement} @ {url}')}"
 
 
 @functools.cache

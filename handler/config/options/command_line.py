@@ -45,16 +45,18 @@ def found(words: Sequence[str], engine: str = "", flags: Mapping[str, str] = Map
     names = [word.strip("-").replace("-", "_") for word in words]
     if not names:
         return table(engine=engine)
-    try:
-        if len(names) > 1:
-            raise ConfigError(f"no option has all of these words: {' '.join(words)}")
-        return describe(names[0])
-    except ConfigError:
-        own = [f"  {flag}  {text}" for flag, text in flags.items() if _has(names, f"{flag} {text}".replace("-", "_"))]
-        flags_of_serve = "\n".join(["Flags of lmi serve:", *own]) if own else ""
-        if not (parts := [*filter(None, (table(names, engine), flags_of_serve))]):
-            raise
-        return "\n\n".join(parts)
+    unknown = ConfigError(f"no option has all of these words: {' '.join(words)}")
+    if len(names) == 1:
+        try:
+            return describe(names[0])
+        except ConfigError as error:
+            unknown = error
+    own = [f"  {flag}  {text}" for flag, text in flags.items() if _has(names, f"{flag} {text}".replace("-", "_"))]
+    flags_of_serve = "\n".join(["Flags of lmi serve:", *own]) if own else ""
+    parts = [part for part in (table(names, engine), flags_of_serve) if part]
+    if not parts:
+        raise unknown
+    return "\n\n".join(parts)
 
 
 def table(words: Sequence[str] = (), engine: str = "") -> str:
