@@ -439,7 +439,7 @@ def read_choice(value: Any, tools: Any) -> Any:
     known = [tool["function"]["name"] for tool in tools] if isinstance(tools, list) else []
     if value.get("type") == "allowed_tools":
         return _allowed(value, known)
-    name = full_name(value.get("namespace"), str(value.get("name")))
+    name = _name(value)
     if value.get("type") not in ("function", CUSTOM) or name not in known:
         raise Named("tool_choice", value).refused(
             "must be none, auto, required, a 'function' or 'custom' with a 'name' in tools, or 'allowed_tools'"
@@ -451,9 +451,8 @@ def _allowed(value: Mapping[str, Any], known: Sequence[str]) -> Any:
     """Return the allowed tools in the form of a chat, whose reader checks them; skipped custom tools are not known."""
     tools = value.get("tools")
     if isinstance(tools, list):
-        tools = [_function(tool) if isinstance(tool, dict) else tool for tool in without_skipped(tools)]
-        tools = [tool for tool in tools if not _is_custom(tool) or tool["function"]["name"] in known]
-        tools = [{**tool, "type": "function"} if _is_custom(tool) else tool for tool in tools]
+        kept = [tool for tool in without_skipped(tools) if not _is_custom(tool) or _name(tool) in known]
+        tools = [_function(tool) if isinstance(tool, dict) else tool for tool in kept]
     return {"type": "allowed_tools", "allowed_tools": {"mode": value.get("mode"), "tools": tools}}
 
 
@@ -462,8 +461,12 @@ def _is_custom(tool: Any) -> bool:
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    name = tool.get("name")
-    return {"type": tool.get("type"), "function": {"name": full_name(tool.get("namespace"), str(name))}}
+    kind = "function" if _is_custom(tool) else tool.get("type")
+    return {"type": kind, "function": {"name": _name(tool)}}
+
+
+def _name(tool: Mapping[str, Any]) -> str:
+    return full_name(tool.get("namespace"), str(tool.get("name")))
 
 
 # -- responses that are kept: `store`, `previous_response_id` and references to items ----------------------------------

@@ -562,14 +562,13 @@ def encode_head(head: ResponseHead) -> ResponseHead:
 
 def without_strict(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return tools whose schemas nothing enforces."""
-    return [
-        {**tool, "tools": without_strict(tool["tools"])}
-        if "tools" in tool
-        else {**tool, "strict": False}
-        if "strict" in tool
-        else tool
-        for tool in tools
-    ]
+    return [_without_strict(tool) for tool in tools]
+
+
+def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
+    if "tools" in tool:
+        return {**tool, "tools": without_strict(tool["tools"])}
+    return {**tool, "strict": False} if "strict" in tool else tool
 
 
 def without_skipped(tools: list[Any]) -> list[Any]:
