@@ -19,8 +19,12 @@ from tests.install import environment
 from tests.servers import http, serve
 
 ROOT = Path(__file__).parents[2]
+OWN = {
+    *("javaproperties", "orjson", "prometheus_client", "python_multipart"),
+    *("starlette", "uvicorn", "httptools", "uvloop"),
+}
 NEEDED = (  # by the wheel without extras, and by what that needs; some on some versions of Python only
-    *("javaproperties", "orjson", "prometheus_client", "starlette", "uvicorn", "httptools", "uvloop"),
+    *OWN,
     *("anyio", "click", "exceptiongroup", "h11", "idna", "six.py", "sniffio", "typing_extensions.py"),
 )
 
@@ -104,7 +108,10 @@ def bare(python: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _run_bare(python: Path, bare: Path, arguments: tuple[str, ...], cwd: Path) -> subprocess.CompletedProcess[str]:
-    call = f"from handler.cli import main; sys.exit(main({[*arguments]!r}))"
+    return _call_bare(python, bare, f"from handler.cli import main; sys.exit(main({[*arguments]!r}))", cwd)
+
+
+def _call_bare(python: Path, bare: Path, call: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     script = f"import sys; sys.path.append({str(bare)!r}); {call}"
     command = [str(python), "-I", "-S", "-c", script]
     return subprocess.run(command, cwd=cwd, env=clean_environment(), capture_output=True, text=True)
@@ -118,6 +125,22 @@ def test_its_commands_need_no_extra(python: Path, bare: Path, arguments: tuple[s
     done = _run_bare(python, bare, arguments, tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout
+
+
+def test_it_requires_no_package_but_these(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        [metadata] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        required = email.message_from_bytes(archive.read(metadata)).get_all("Requires-Dist", [])
+    names = [re.split(r"[^\w-]", line)[0] for line in required if "extra ==" not in line]
+    assert {name.replace("-", "_") for name in names} == OWN
+
+
+def test_it_reads_files_without_an_extra(python: Path, bare: Path, tmp_path: Path) -> None:
+    """Those of batches, which any engine answers."""
+    form = b'--b\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--\r\n'
+    call = f"from handler.serving.call import read_form; print(read_form({form!r}, 'multipart/form-data; boundary=b'))"
+    done = _call_bare(python, bare, call, tmp_path)
+    assert (done.stdout, done.stderr) == ("{'purpose': 'batch'}\n", "")
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,6 @@ DECODER = Decoder(
     unit_bytes=4,
     unit_memory=12,
     make=_make,
-    packages=("soundfile", "soxr", "python_multipart"),
+    packages=("soundfile", "soxr"),
     extra="audio",
 )
