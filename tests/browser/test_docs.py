@@ -22,6 +22,7 @@ def test_every_operation_is_there_and_opens(echo_server: LiveServer, open_page: 
     for panel in panels:
         panel.query_selector("summary").click()
         panel.wait_for_selector("form button")
+    assert page.locator("form [type=file]").count() == 1, "an upload has its file"
     row = page.locator("#post_invocations tr", has=page.locator("th", has_text="top_p")).first
     assert "number | null ≥ 0, ≤ 1" in row.text_content()
     page.set_viewport_size({"width": 390, "height": 800})

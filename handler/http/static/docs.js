@@ -76,11 +76,19 @@ function answers(operation) {
 /** A form that sends the request and shows what comes, as it comes. */
 function trial(path, method, item, operation) {
   const id = operation.operationId;
-  const media = operation.requestBody?.content["application/json"];
+  const contents = operation.requestBody?.content ?? {};
+  const media = contents["application/json"];
+  const { properties = {}, required = [] } = media ? {} : resolve(contents["multipart/form-data"]?.schema);
   const examples = Object.entries(media?.examples ?? {});
   const example = examples[0]?.[1].value ?? media?.schema.example;
   const names = [...(item.parameters ?? []), ...(operation.parameters ?? [])];
   const inputs = names.map(({ name }) => el("input", { id: `${id}-${name}`, name, value: GIVEN[name]?.() ?? "" }));
+  const parts = Object.entries(properties).map(([name, part]) => {
+    const type = part.format === "binary" ? "file" : "text";
+    const field = el("input", { id: `${id}-${name}`, name, type });
+    if (required.includes(name) && part.const) field.value = part.const;
+    return field;
+  });
   const body = media && el("textarea", { id: `${id}-body`, rows: 8, spellcheck: false, value: example ? pretty(example) : "" });
   const choice = el("select", { id: `${id}-example` }, ...examples.map(([name]) => el("option", {}, name)));
   choice.addEventListener("change", () => (body.value = pretty(media.examples[choice.value].value)));
@@ -96,6 +104,9 @@ function trial(path, method, item, operation) {
     if (query.size) where += `?${query}`;
     const options = { method, headers: body?.value ? { "Content-Type": "application/json" } : {} };
     if (body?.value) options.body = body.value;
+    const given = parts.filter((field) => field.value);
+    if (given.length) options.body = new FormData();
+    for (const field of given) options.body.append(field.name, field.files?.[0] ?? field.value);
     output.hidden = false;
     output.textContent = "…";
     try {
@@ -113,7 +124,7 @@ function trial(path, method, item, operation) {
     }
   };
   const form = el("form", {},
-    ...inputs.flatMap((input) => [el("label", { htmlFor: input.id }, input.name), input]),
+    ...[...inputs, ...parts].flatMap((input) => [el("label", { htmlFor: input.id }, input.name), input]),
     ...(examples.length > 1 ? [el("label", { htmlFor: choice.id }, "Example"), choice] : []),
     ...(body ? [el("label", { htmlFor: body.id }, "Body"), body] : []),
     el("button", { className: "main" }, "Send"),
@@ -134,7 +145,7 @@ function render(path, method, item) {
   panel.dataset.words = words(path, method, operation);
   panel.addEventListener("toggle", () => {
     if (!panel.open || panel.childElementCount > 1) return; // made when it is first wanted
-    const request = shapes(operation.requestBody?.content["application/json"].schema);
+    const request = shapes(Object.values(operation.requestBody?.content ?? {})[0]?.schema);
     panel.append(el("div", { className: "body" },
       ...(operation.description ? [el("p", {}, operation.description)] : []),
       ...(request.length ? [el("h3", {}, "Body"), ...request] : []),
