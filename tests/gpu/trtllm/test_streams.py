@@ -15,7 +15,7 @@ pytestmark = pytest.mark.long
 def test_every_request_ends(model: Path, manners: str) -> None:
     """A loop that says that it rests loses the end of one in ten with the first, and the LLM with the second."""
     found = measure(model, streams=128, seconds=2, manners=manners)
-    assert found.begun > 128
+    assert found.begun >= 128
     assert (found.failed, found.never_ended) == (0, 0), found
 
 
