@@ -84,6 +84,8 @@ def read_archive(packed: Any) -> Artifact:
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_Member) as archive:
             for member in archive:
                 archive.members = []  # type: ignore[attr-defined]  # else each is kept
+                if member.issparse():
+                    raise tarfile.ReadError(_SPARSE)
                 if len(archive.pax_headers) > _MOST_COMMON:
                     raise tarfile.ReadError(f"{len(archive.pax_headers)} fields common to all its members")
                 place = PurePosixPath(member.name)

@@ -113,7 +113,6 @@ class _Handler(logging.StreamHandler):  # type: ignore[type-arg]  # Python 3.10 
 # -- what does not come as a record: lines that libraries, a model.py and child processes write ------------------------
 
 _MOST = 1 << 16  # bytes of a line; longer ones are divided
-_END = b"\0end of output\0"
 _BREAK = re.compile(rb"[\r\n]+")  # a progress bar returns
 _COLOURS = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _LEVEL = re.compile(r"(?:\([^)]*\) )?\W{0,2}(DEBUG|INFO|WARN|WARNING|ERROR|FATAL|CRITICAL)\b")
@@ -162,24 +161,25 @@ class _Relay:
         self._descriptor, self._handler = descriptor, handler
         self._before = os.dup(descriptor)
         handler.setStream(os.fdopen(self._before, "w", encoding="utf-8", errors="backslashreplace", closefd=False))
-        self._pipe, end = os.pipe()
-        os.dup2(end, descriptor)
-        os.close(end)
+        self._pipe, self._entry = os.pipe()  # which stays open: whoever closes the descriptor ends nothing
+        self._end = b"\0%s\0" % os.urandom(16).hex().encode()  # that nobody else can write
+        os.dup2(self._entry, descriptor)
         self._thread = threading.Thread(target=self._run, name=f"log-{descriptor}", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Write what has come, and leave the descriptor as it was. Children may outlive this: their pipe stays open."""
         (sys.stdout if self._descriptor == 1 else sys.stderr).flush()
-        os.write(self._descriptor, _END)
         os.dup2(self._before, self._descriptor)
+        os.write(self._entry, self._end)
+        os.close(self._entry)
         self._thread.join(5)  # nobody may read it
 
     def _run(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())  # they are for the main thread
         rest, end = b"", b""
         while not end:
-            data, end, _ = (rest + os.read(self._pipe, _MOST)).partition(_END)
+            data, end, _ = (rest + os.read(self._pipe, _MOST)).partition(self._end)
             *lines, rest = _BREAK.split(data)
             if end or len(rest) >= _MOST:
                 lines, rest = [*lines, rest], b""

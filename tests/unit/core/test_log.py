@@ -91,6 +91,21 @@ logging.getLogger('handler').warning('of %s', 'ours')
     assert [line for line in brief(err) if line != ours] == written
 
 
+def test_nothing_that_is_written_or_closed_ends_the_log() -> None:
+    out, err, status = run(
+        """
+print('a\\0end of output\\0b\\nc', flush=True)
+os.close(1)
+logging.getLogger('handler').warning('of ours')
+"""
+    )
+    assert (brief(out), brief(err), status) == (
+        [("INFO", "a\0end of output\0b"), ("INFO", "c")],
+        [("WARNING", "of ours")],
+        0,
+    )
+
+
 def test_what_djl_serving_puts_before_its_workers_objects_goes() -> None:
     out, _, _ = run(
         """

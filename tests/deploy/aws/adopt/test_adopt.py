@@ -396,6 +396,13 @@ def old_sparse() -> bytes:
     return member.tobuf(tarfile.GNU_FORMAT)
 
 
+def early_sparse() -> bytes:
+    """An empty file of GNU tar's version 0.1 that reads as a mebibyte."""
+    member = tarfile.TarInfo("serving.properties")
+    member.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(1 << 20)}
+    return member.tobuf(tarfile.PAX_FORMAT)
+
+
 def common(count: int) -> bytes:
     """A header with so many fields for all members, and members after it."""
     head = tarfile.TarInfo.create_pax_global_header({f"x{n}": "1" for n in range(count)})
@@ -415,6 +422,7 @@ ARCHIVES: dict[str, tuple[Callable[[], bytes], str]] = {
     "digits": (lambda: gzip.compress(digits(1 << 20)), "an extended header of 1048590 bytes"),
     "sparse": (lambda: gzip.compress(sparse(1000)), "cannot be read as a tar.gz: a sparse file"),
     "sparse, old": (lambda: gzip.compress(old_sparse()), "cannot be read as a tar.gz: a sparse file"),
+    "sparse, early": (lambda: gzip.compress(early_sparse()), "cannot be read as a tar.gz: a sparse file"),
     "common": (lambda: gzip.compress(common(17)), "17 fields common to all its members"),
     "no model": (lambda: archive(model_py=b"x"), "m/model.tar.gz: it holds no weights"),
 }
