@@ -39,6 +39,7 @@ _TIMES = 3
 """Bytes of memory for each of a body: what most are decoded to lies beside it. So one that has come whole is read."""
 KEEP_ALIVE = 15.0  # seconds of silence after which a stream says that it is there, where its dialect does
 _MOST_OF_PATH = 200  # characters in the log
+_MOST_DIGITS = 18  # of a length: more bytes than there are anywhere
 GIVEN_UP = "body_given_up"
 """In the scope of a request whose body is not waited for: its answer ends the connection."""
 
@@ -99,9 +100,14 @@ async def read_body(
         raise TooSlow(f"the body did not arrive within {seconds:g} s (option.client_timeout)") from None
 
 
+def declared_length(scope: Scope) -> int:
+    """Return the body's length as its header has it; 0 where there is none."""
+    length: str = scope["headers_by_name"].get("content-length", "").lstrip("0")
+    return int(length[:_MOST_DIGITS]) if length.isdecimal() else 0
+
+
 async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share) -> bytes | None:
-    length = scope["headers_by_name"].get("content-length", "").lstrip("0")
-    if length.isdigit() and (len(length) > 18 or int(length) > limit):
+    if (length := declared_length(scope)) > limit:
         scope[GIVEN_UP] = True
         raise TooLarge(f"the body has {length} bytes; at most {limit} (max_request_size)")
     parts: list[bytes] = []

@@ -31,20 +31,20 @@ from handler.http.inference import (
     encoded,
     read_body,
     send_answer,
-    send_error,
     send_json,
+    send_refusal,
 )
 from handler.http.protocol import EXCHANGE, AnyExchange
 from handler.protocols.anthropic import api as anthropic
 from handler.protocols.anthropic.api import ERRORS as ANTHROPIC_ERRORS
 from handler.protocols.api import AdapterChange, Adapters, DescribedAdapter
 from handler.protocols.kernel.body import decode
-from handler.protocols.kernel.errors import HttpResponse
+from handler.protocols.kernel.errors import SERVER, ErrorFormat, HttpResponse
 from handler.protocols.kernel.messages import taken_media
 from handler.protocols.lmi.asynchronous import served_name
-from handler.protocols.openai.api import ERRORS, OpenAiModel, OpenAiModels
+from handler.protocols.openai.api import ERRORS, OpenAiModel, OpenAiModels, listed, read_page
 from handler.protocols.openapi import DocumentedRoute, document
-from handler.protocols.responses.api import check_retrieval, deleted, not_kept, page, read_page
+from handler.protocols.responses.api import check_retrieval, deleted, not_kept
 from handler.protocols.tgi.api import UNHEALTHY
 from handler.scheduler.lora import AdapterCall, Registered, read_adapter_call, required
 from handler.serving.batches.runner import OF_THE_LINE, line_answer
@@ -53,6 +53,27 @@ from handler.serving.model import ServedModel
 from handler.serving.stored_responses import ResponseStore
 from handler.serving.task import ignored_header
 from handler.serving.turns import Share
+
+Answered = tuple[Any, Sequence[str]]
+"""The JSON answer, and the names that were ignored."""
+
+
+def json_handler(
+    model: ServedModel, answer: Callable[[Scope, Receive], Awaitable[Answered | None]], errors: ErrorFormat = SERVER
+) -> Handle:
+    """Return a handler that sends what `answer` returns, unless that is None: the client has gone."""
+
+    async def handle(scope: Scope, receive: Receive, send: Send) -> None:
+        with model.adapters.counted():
+            try:
+                answered = await answer(scope, receive)
+            except ServingError as error:
+                return await send_refusal(scope, send, errors.whole(error))
+            if answered is not None:
+                value, ignored = answered
+                await send_json(scope, send, 200, value, encoded(ignored_header(ignored).items()))
+
+    return handle
 
 
 class ModelRoutes:
@@ -129,9 +150,6 @@ _ALIAS = "x-amzn-sagemaker-adapter-alias"
 _PAGE = 100  # adapters in a list, at most and by default
 _BODY = 1 << 20  # bytes
 
-Values = tuple[Adapters | DescribedAdapter | AdapterChange, tuple[str, ...]]
-"""The JSON answer, and the names that were ignored."""
-
 
 class AdapterRoutes:
     def __init__(self, model: ServedModel) -> None:
@@ -149,32 +167,17 @@ class AdapterRoutes:
             for path, endpoint in (("", many), ("/{adapter}", one), ("/{adapter}/update", update))
         ]
 
-    def _handler(
-        self, answer: Callable[[Scope, Receive], Awaitable[Values | None]]
-    ) -> Callable[[Scope, Receive, Send], Awaitable[None]]:
-        async def handle(scope: Scope, receive: Receive, send: Send) -> None:
-            with self._adapters.counted():
-                try:
-                    answered = await self._answer(answer, scope, receive)
-                    if answered is not None:
-                        value, ignored = answered
-                        extra = [(name.encode(), text.encode()) for name, text in ignored_header(ignored).items()]
-                        await send_json(scope, send, 200, value, extra)
-                except ServingError as error:
-                    await send_error(scope, send, error)
+    def _handler(self, answer: Callable[[Scope, Receive], Awaitable[Answered | None]]) -> Handle:
+        async def checked(scope: Scope, receive: Receive) -> Answered | None:
+            own = self._model.config.model_name
+            if (model := scope["path_params"].get("model", own)) != own:
+                raise NotFound(f"The model {model} was not found; served here: {own}")
+            self._adapters.registry.check()
+            return await answer(scope, receive)
 
-        return handle
+        return json_handler(self._model, checked)
 
-    async def _answer(
-        self, answer: Callable[[Scope, Receive], Awaitable[Values | None]], scope: Scope, receive: Receive
-    ) -> Values | None:
-        own = self._model.config.model_name
-        if (model := scope["path_params"].get("model", own)) != own:
-            raise NotFound(f"The model {model} was not found; served here: {own}")
-        self._adapters.registry.check()
-        return await answer(scope, receive)
-
-    async def _list(self, scope: Scope, receive: Receive) -> Values:
+    async def _list(self, scope: Scope, receive: Receive) -> Answered:
         query = _query(scope)
         limit, first = _number(query.pop("limit", "100")), max(0, _number(query.pop("next_page_token", "0")))
         entries = list(self._adapters.registry)
@@ -184,10 +187,10 @@ class AdapterRoutes:
             value["nextPageToken"] = str(last)
         return value, tuple(query)
 
-    async def _describe(self, scope: Scope, receive: Receive) -> Values:
+    async def _describe(self, scope: Scope, receive: Receive) -> Answered:
         return _description(self._adapters.registry.get(scope["path_params"]["adapter"])), ()
 
-    async def _register(self, scope: Scope, receive: Receive) -> Values | None:
+    async def _register(self, scope: Scope, receive: Receive) -> Answered | None:
         call = await self._read_call(scope, receive)
         if call is None:
             return None
@@ -198,7 +201,7 @@ class AdapterRoutes:
         change["id"] = settled.number
         return change, call.ignored
 
-    async def _update(self, scope: Scope, receive: Receive) -> Values | None:
+    async def _update(self, scope: Scope, receive: Receive) -> Answered | None:
         call = await self._read_call(scope, receive)
         if call is None:
             return None
@@ -208,7 +211,7 @@ class AdapterRoutes:
         await self._adapters.update(name, call.src, preload=call.preload)
         return _status(scope, name, "updated"), call.ignored
 
-    async def _unregister(self, scope: Scope, receive: Receive) -> Values:
+    async def _unregister(self, scope: Scope, receive: Receive) -> Answered:
         name = scope["path_params"]["adapter"]
         self._adapters.unregister(name)
         return _status(scope, name, "unregistered"), tuple(_query(scope))
@@ -349,11 +352,11 @@ async def _retrieve(store: ResponseStore, owner: str, id: str, query: QueryParam
 
 
 async def _input_items(store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:
-    limit, after, newest_first = read_page(query)
+    limit, after, newest_first, _ = read_page(query)
     found = await asyncio.wrap_future(store.input_items(owner, id, limit=limit, after=after, newest_first=newest_first))
     if found is None:
         raise not_kept(id) if not after else NotKept(f"after={after[:128]}: response {id[:128]!r} has no such item")
-    return page(found.items, has_more=found.has_more)
+    return listed(found.items, has_more=found.has_more)
 
 
 async def _delete(store: ResponseStore, owner: str, id: str, query: QueryParams) -> Any:

@@ -49,17 +49,18 @@ from handler.protocols.openai.api import (
     OpenAiFiles,
     OpenAiModel,
     OpenAiModels,
+    listed,
 )
 from handler.protocols.openai.batches import (
     DAY,
     INPUT,
     LIFETIME,
     NewBatch,
+    deleted,
     new_batch,
     new_file,
     no_batch,
     no_file,
-    page,
 )
 from handler.protocols.registry import ROUTES
 from handler.protocols.responses.api import DeletedResponse, OpenAiResponse, ResponseItems, not_kept
@@ -433,7 +434,7 @@ def _of_batches(summary: str, kind: Any, example: Any, **request: Any) -> Operat
 
 _OF_BATCHES: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/files"): _of_files(
-        "List files", (_JSON, OpenAiFiles, page([_FILE], has_more=False)),
+        "List files", (_JSON, OpenAiFiles, listed([_FILE], has_more=False)),
         query={**_LIST, "order": TEXT, "purpose": TEXT},
     ),
     ("POST", "/v1/files"): _of_files(
@@ -441,12 +442,12 @@ _OF_BATCHES: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/files/{file}"): _of_files("Describe a file", (_JSON, OpenAiFile, _FILE)),
     ("DELETE", "/v1/files/{file}"): _of_files(
-        "Delete a file", (_JSON, DeletedFile, {"id": "file-0", "object": "file", "deleted": True})
+        "Delete a file", (_JSON, DeletedFile, deleted("file-0"))
     ),
     ("GET", "/v1/files/{file}/content"): _of_files(
         "Download a file", ("application/octet-stream", str, '{"custom_id": "1", "method": "POST"}')
     ),
-    ("GET", "/v1/batches"): _of_batches("List batches", OpenAiBatches, page([_BATCH], has_more=False), query=_LIST),
+    ("GET", "/v1/batches"): _of_batches("List batches", OpenAiBatches, listed([_BATCH], has_more=False), query=_LIST),
     ("POST", "/v1/batches"): _of_batches(
         "Have the requests of a file answered", OpenAiBatch, _BATCH,
         body=record(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import queue
 import sqlite3
 import threading
@@ -23,6 +22,7 @@ from handler.config.config import Config
 from handler.core.errors import ConfigError, Conflict, Overloaded, Problem, Unavailable
 from handler.core.framing import dumps, loads
 from handler.protocols.kernel.dialect import KeptAnswer, KeptItem, Kind, Recalled, State, Wanted, kept_items
+from handler.serving.database import open_database
 
 log = logging.getLogger("handler")
 
@@ -48,11 +48,13 @@ CREATE TABLE items (
 );
 CREATE INDEX items_by_id ON items (id);
 """
-_COLUMNS = (
-    "SELECT id, owner, kind, previous, failed, head, size, used, expires FROM answers LIMIT 0",
-    "SELECT answer, place, is_output, id, item FROM items LIMIT 0",
-)
-"""Errors of opening another program's file."""
+_ALWAYS = """
+SELECT id, owner, kind, previous, failed, head, size, used, expires FROM answers LIMIT 0;
+SELECT answer, place, is_output, id, item FROM items LIMIT 0;
+CREATE INDEX IF NOT EXISTS answers_by_owner ON answers (owner, used, size);
+DROP INDEX IF EXISTS answers_by_use;
+"""
+"""Queries that fail in another program's file; and indexes that differ from earlier releases'."""
 
 _CHAIN = """
 WITH RECURSIVE chain (id, previous, failed, head, size, depth) AS (
@@ -63,12 +65,6 @@ WITH RECURSIVE chain (id, previous, failed, head, size, depth) AS (
     ON one.id = chain.previous WHERE one.owner = :owner AND one.kind = :kind AND one.expires > :now AND depth < :most
 ) SELECT id, previous, failed, size, depth FROM chain ORDER BY depth DESC
 """
-_INDICES = """
-CREATE INDEX IF NOT EXISTS answers_by_owner ON answers (owner, used, size);
-DROP INDEX IF EXISTS answers_by_use;
-"""
-"""Indexes that differ from earlier releases', which can still use the same file."""
-
 _OVERHEAD = 1024  # bytes that an answer takes beside its JSON, about
 _HELD = f"SELECT count(*), total(size + {_OVERHEAD}) FROM answers"
 _TOO_MANY = f"""
@@ -130,7 +126,8 @@ class ResponseDatabase:
         self._lifetime, self._most, self.most_bytes, self._most_recalled = lifetime, most, most_bytes, most_recalled
         self._total_bytes = total_bytes
         self._clock = clock
-        self._database = _open(directory)
+        path = None if directory is None else directory / _FILE
+        self._database = open_database(path, _VERSION, _TABLES, _ALWAYS, wait=BUSY_SECONDS)
         self.may_be_full = False
         """Whether an owner may find no room, as far as known without a query."""
         self._room("")
@@ -320,43 +317,6 @@ class _Read(NamedTuple):
     history: Sequence[bytes] = ()
     items: Mapping[str, bytes] = MappingProxyType({})
     size: int = 0
-
-
-def _open(directory: Path | None) -> sqlite3.Connection:
-    """Open the file, readable by its owner only, or memory."""
-    name = ":memory:"
-    if directory is not None:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        os.close(os.open(directory / _FILE, os.O_RDWR | os.O_CREAT, 0o600))
-        name = str(directory / _FILE)
-    database = sqlite3.connect(name, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    try:
-        _prepare(database)
-    except sqlite3.Error:
-        database.close()
-        raise
-    return database
-
-
-def _prepare(database: sqlite3.Connection) -> None:
-    """Create the tables, unless they exist; sqlite3.DatabaseError if the file is not ours."""
-    database.execute("PRAGMA foreign_keys = ON")
-    database.execute("PRAGMA secure_delete = ON")  # what is deleted is gone
-    database.execute("BEGIN IMMEDIATE")
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    if version not in (0, _VERSION):
-        raise sqlite3.DatabaseError(f"its tables have version {version}; this release has {_VERSION}")
-    if not version:
-        if database.execute("SELECT 1 FROM sqlite_master").fetchone():
-            raise sqlite3.DatabaseError("it is another program's database")
-        for statement in filter(str.strip, _TABLES.split(";")):
-            database.execute(statement)
-        database.execute(f"PRAGMA user_version = {_VERSION}")
-    for query in _COLUMNS:
-        database.execute(query)
-    for statement in filter(str.strip, _INDICES.split(";")):
-        database.execute(statement)
-    database.execute("COMMIT")
 
 
 class ResponseStore:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any, Literal, NamedTuple, TypedDict
 
 from handler.core.errors import (
     InvalidParameter,
@@ -17,14 +18,10 @@ from handler.core.errors import (
     Unauthorized,
 )
 from handler.protocols.kernel.errors import ErrorFormat
+from handler.protocols.kernel.readers import Named
 from handler.protocols.kernel.schema import Count, NotRequired
 
 FinishReason = Annotated[str, ("enum", ("stop", "length", "tool_calls", "content_filter", "function_call"))]
-
-
-BATCH_STATUSES = (
-    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled",
-)  # fmt: skip
 
 
 class CompletionDetails(TypedDict):
@@ -303,6 +300,46 @@ class OpenAiModels(TypedDict):
     data: list[OpenAiModel]
 
 
+# -- lists that come in pages ------------------------------------------------------------------------------------
+
+
+class Listing(TypedDict):
+    """A page of a list's `data`; `first_id` and `last_id` are those of the page, "" where it is empty."""
+
+    object: Literal["list"]
+    first_id: str
+    last_id: str
+    has_more: bool
+
+
+class Page(NamedTuple):
+    """What a list is asked for; files have purposes, "" for all."""
+
+    limit: int
+    after: str
+    newest_first: bool
+    purpose: str = ""
+
+
+def read_page(query: Mapping[str, str], most: int = 100, default: int = 20) -> Page:
+    """Read a list's query: `limit`, `after`, `order` and `purpose`.
+
+    Raises:
+        InvalidParameter: naming the field.
+    """
+    limit, order = query.get("limit", str(default)), query.get("order", "desc")
+    if not (re.fullmatch(r"[0-9]{1,6}", limit) and 1 <= int(limit) <= most):
+        raise Named("limit", limit).refused(f"must be an integer from 1 to {most}")
+    if order not in ("asc", "desc"):
+        raise Named("order", order).refused("must be asc or desc")
+    return Page(int(limit), query.get("after", ""), order == "desc", query.get("purpose", ""))
+
+
+def listed(items: Sequence[Any], *, has_more: bool) -> dict[str, Any]:
+    first, last = (items[0]["id"], items[-1]["id"]) if items else ("", "")
+    return {"object": "list", "data": [*items], "first_id": first, "last_id": last, "has_more": has_more}
+
+
 # -- files and batches -------------------------------------------------------------------------------------------
 
 
@@ -317,12 +354,8 @@ class OpenAiFile(TypedDict):
     status: Literal["processed"]
 
 
-class OpenAiFiles(TypedDict):
-    object: Literal["list"]
+class OpenAiFiles(Listing):
     data: list[OpenAiFile]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 class DeletedFile(TypedDict):
@@ -351,6 +384,11 @@ class BatchCounts(TypedDict):
     failed: Count
 
 
+_STATUSES = (
+    "validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled",
+)  # fmt: skip
+
+
 class OpenAiBatch(TypedDict):
     """A batch. A time is null until the batch has come so far, and so are the ids of files that it has written."""
 
@@ -360,7 +398,7 @@ class OpenAiBatch(TypedDict):
     errors: BatchErrors | None
     input_file_id: str
     completion_window: str
-    status: Annotated[str, ("enum", BATCH_STATUSES)]
+    status: Annotated[str, ("enum", _STATUSES)]
     output_file_id: str | None
     error_file_id: str | None
     created_at: Count
@@ -376,12 +414,8 @@ class OpenAiBatch(TypedDict):
     metadata: dict[str, str] | None
 
 
-class OpenAiBatches(TypedDict):
-    object: Literal["list"]
+class OpenAiBatches(Listing):
     data: list[OpenAiBatch]
-    first_id: str | None
-    last_id: str | None
-    has_more: bool
 
 
 # -- errors, `{"error": {"message", "type", "param", "code"}}`, and the statuses that clients know ---------------------

@@ -16,7 +16,7 @@ from handler.protocols.kernel.body import report_unknown
 from handler.protocols.kernel.dialect import ServerContext
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.kernel.readers import Named, integer, metadata, string
-from handler.protocols.openai.api import BatchError, OpenAiBatch, OpenAiFile
+from handler.protocols.openai.api import BatchError, DeletedFile, OpenAiBatch, OpenAiFile
 
 INPUT, OUTPUT = "batch", "batch_output"
 """The purposes of files: what a client uploads, and what a batch writes."""
@@ -116,35 +116,6 @@ def _read_lifetime(name: str, value: Any) -> int:
     return Named(f"{name}.seconds", value.get("seconds")).read(_SECONDS)
 
 
-class Page(NamedTuple):
-    """What a list is asked for."""
-
-    limit: int
-    after: str
-    newest_first: bool
-    purpose: str = ""
-
-
-def read_page(query: Mapping[str, str], most: int, default: int) -> Page:
-    """Read `limit`, `after`, and for files `order` and `purpose`.
-
-    Raises:
-        InvalidParameter: naming the field.
-    """
-    limit, order = query.get("limit", str(default)), query.get("order", "desc")
-    if not (re.fullmatch(r"[0-9]{1,6}", limit) and 1 <= int(limit) <= most):
-        raise Named("limit", limit).refused(f"must be an integer from 1 to {most}")
-    if order not in ("asc", "desc"):
-        raise Named("order", order).refused("must be asc or desc")
-    return Page(int(limit), query.get("after", ""), order == "desc", query.get("purpose", ""))
-
-
-def page(items: Sequence[Any], *, has_more: bool) -> dict[str, Any]:
-    """Return a list as OpenAI writes it."""
-    first, last = (items[0]["id"], items[-1]["id"]) if items else (None, None)
-    return {"object": "list", "data": [*items], "first_id": first, "last_id": last, "has_more": has_more}
-
-
 def no_file(id: str) -> NotFound:
     return NotFound(f"No such File object: {id[:128]}")
 
@@ -167,6 +138,10 @@ def new_file(id: str, name: str, size: int, now: float, lifetime: int, purpose: 
         "purpose": purpose,
         "status": "processed",
     }
+
+
+def deleted(id: str) -> DeletedFile:
+    return {"id": id, "object": "file", "deleted": True}
 
 
 def new_batch(id: str, asked: NewBatch, now: float) -> OpenAiBatch:
@@ -204,8 +179,9 @@ class LineError(NamedTuple):
     message: str
     param: str | None = None
 
-    def of_batch(self, line: int | None = None) -> BatchError:
-        return {"code": self.code, "message": self.message, "param": self.param, "line": line}
+
+def batch_error(code: str, message: str, param: str | None = None, line: int | None = None) -> BatchError:
+    return {"code": code, "message": message, "param": param, "line": line}
 
 
 class Line(NamedTuple):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal, TypedDict
 
 from handler.core.errors import NotKept
 from handler.protocols.kernel.readers import Named
 from handler.protocols.kernel.schema import Count, NotRequired
+from handler.protocols.openai.api import Listing
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
 
@@ -247,21 +248,13 @@ class DeletedResponse(TypedDict):
     deleted: Literal[True]
 
 
-class ResponseItems(TypedDict):
+class ResponseItems(Listing):
     """A page of a response's input items."""
 
-    object: Literal["list"]
     data: list[dict[str, Any]]
-    first_id: str
-    last_id: str
-    has_more: bool
 
 
 # -- the routes of stored responses ------------------------------------------------------------------------------------
-
-
-MAX_PAGE, PAGE = 100, 20
-"""Input items of a page: the most, and how many by default."""
 
 
 def not_kept(id: str) -> NotKept:
@@ -277,20 +270,5 @@ def check_retrieval(query: Mapping[str, str]) -> None:
         raise Named("starting_after", query["starting_after"]).refused("a stored response is not streamed again")
 
 
-def read_page(query: Mapping[str, str]) -> tuple[int, str, bool]:
-    """Read `limit`, `after` and whether `order` has the newest items first, as it does by default."""
-    limit, order = query.get("limit", str(PAGE)), query.get("order", "desc")
-    if not (limit.isascii() and limit.isdigit() and len(limit) < 4 and 1 <= int(limit) <= MAX_PAGE):
-        raise Named("limit", limit).refused(f"must be an integer from 1 to {MAX_PAGE}")
-    if order not in ("asc", "desc"):
-        raise Named("order", order).refused("must be asc or desc")
-    return int(limit), query.get("after", ""), order == "desc"
-
-
 def deleted(id: str) -> DeletedResponse:
     return {"id": id, "object": "response", "deleted": True}
-
-
-def page(items: Sequence[Any], *, has_more: bool) -> ResponseItems:
-    first, last = (items[0]["id"], items[-1]["id"]) if items else ("", "")
-    return {"object": "list", "data": [*items], "first_id": first, "last_id": last, "has_more": has_more}

@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from hashlib import blake2b
 from itertools import count
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from handler.core.errors import (
@@ -39,8 +38,8 @@ from handler.core.loop import run_in_daemon_thread
 from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.errors import HttpResponse
 from handler.protocols.openai import batches
-from handler.protocols.openai.api import BatchError, OpenAiBatch
-from handler.protocols.openai.batches import Line, LineError
+from handler.protocols.openai.api import BatchError
+from handler.protocols.openai.batches import Line, LineError, batch_error
 from handler.serving.batches.store import OPEN_STATUSES, BatchStore, OpenBatch, output_ids
 from handler.serving.head import OWNER
 from handler.serving.model import ServedModel
@@ -121,24 +120,28 @@ class Input:
             total += 1
             if total > most:
                 why = f"The file has more than {most} requests (option.batches_max_lines)."
-                errors.append(LineError("too_many_tasks", why).of_batch())
+                errors.append(batch_error("too_many_tasks", why))
                 break
             if line.error is not None and line.error.code == batches.MISMATCH:
-                errors.append(line.error.of_batch(line.number))
+                errors.append(batch_error(*line.error, line.number))
             digest = blake2b((line.custom_id or "").encode("utf-8", "surrogatepass"), digest_size=16).digest()
             if line.custom_id is not None and digest in seen:
                 why = f"The custom_id of this line is that of another: {line.custom_id[:64]}"
-                errors.append(LineError("duplicate_custom_id", why, "custom_id").of_batch(line.number))
+                errors.append(batch_error("duplicate_custom_id", why, "custom_id", line.number))
             seen.add(digest)
             if len(errors) >= _MOST_ERRORS:
                 break
         if not total:
-            errors.append(LineError("empty_file", "The file has no requests.").of_batch())
+            errors.append(batch_error("empty_file", "The file has no requests."))
         return total, errors
 
 
 class Output:
     """The files that a batch writes: one of answers, one of errors. Thread-safe; all calls may block.
+
+    Attributes:
+        done: the numbers of lines that have an answer.
+        sizes, counts: bytes and lines of the two files.
 
     Raises:
         BlockingIOError: another process writes them.
@@ -147,43 +150,36 @@ class Output:
 
     def __init__(self, answers: Path, errors: Path) -> None:
         self._lock = threading.Lock()
-        self._done = set[int]()
+        self.done = set[int]()
         self.sizes, self.counts = [0, 0], [0, 0]
         self._files = list[int]()  # descriptors
         try:
             for path in (answers, errors):
                 self._files.append(os.open(path, os.O_RDWR | os.O_APPEND))
                 fcntl.flock(self._files[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            for index in range(2):
+                self._recover(index)
+        except BaseException:
             self.close()
             raise
 
-    def __enter__(self) -> Output:
-        return self
+    def _recover(self, index: int) -> None:
+        """Read which lines a file has, and cut off one that was being written when its process ended."""
+        with open(self._files[index], "rb", closefd=False) as reader:
+            for text in reader:
+                try:
+                    number = batches.line_number(loads(text)["id"]) if text.endswith(b"\n") else 0
+                except ValueError:  # the machine stopped
+                    number = 0
+                if not number:
+                    os.ftruncate(self._files[index], self.sizes[index])
+                    break
+                self._note(index, number, len(text))
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
-
-    def recover(self) -> None:
-        """Read which lines are done, and cut off one that was being written when its process ended."""
-        for index, file in enumerate(self._files):
-            with open(file, "rb", closefd=False) as reader:
-                reader.seek(0)
-                for text in reader:
-                    try:
-                        number = batches.line_number(loads(text)["id"]) if text.endswith(b"\n") else 0
-                    except ValueError:  # the machine stopped
-                        number = 0
-                    if not number:
-                        os.ftruncate(file, self.sizes[index])
-                        break
-                    self._done.add(number)
-                    self.sizes[index] += len(text)
-                    self.counts[index] += 1
-
-    def has(self, number: int) -> bool:
-        """Return whether a line is done."""
-        return number in self._done
+    def _note(self, index: int, number: int, size: int) -> None:
+        self.done.add(number)
+        self.sizes[index] += size
+        self.counts[index] += 1
 
     def write(self, number: int, text: bytes, *, failed: bool) -> None:
         """Write a line's answer, unless it has one.
@@ -192,7 +188,7 @@ class Output:
             OSError: the disk is full, or fails. Nothing of the answer is left then.
         """
         with self._lock:
-            if number in self._done or not self._files:
+            if number in self.done or not self._files:
                 return
             descriptor = self._files[failed]
             try:
@@ -202,9 +198,7 @@ class Output:
             except OSError:
                 os.ftruncate(descriptor, self.sizes[failed])
                 raise
-            self._done.add(number)
-            self.sizes[failed] += len(text)
-            self.counts[failed] += 1
+            self._note(failed, number, len(text))
 
     def sync(self) -> None:
         """Return when the disk has all that was written."""
@@ -245,34 +239,34 @@ class BatchRunner:
     """Answers all open batches that nobody else does."""
 
     def __init__(self, model: ServedModel, store: BatchStore) -> None:
-        self._model, self._store = model, store
+        self.model, self.store = model, store
         self._most = model.config.batches_concurrency or max(1, model.max_sequences // 2)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._elsewhere = set[str]()  # batches that another server answered when this one last looked
-        self._held = Held(model.config.requests_total_bytes // (2 * _TIMES))
-        self._scan = asyncio.Lock()  # one batch's file is read from end to end at a time
+        self.held = Held(model.config.requests_total_bytes // (2 * _TIMES))
+        self.scan = asyncio.Lock()  # one batch's file is read from end to end at a time
 
     async def run(self) -> None:
         """Look for batches until it is cancelled, or the server stops."""
-        await asyncio.wait({self._model.opened})
+        await asyncio.wait({self.model.opened})
         cleared_at = time.monotonic()
         try:
-            while not self._model.draining:
+            while not self.model.draining:
                 if time.monotonic() - cleared_at >= _IDLE_SECONDS:
                     self._elsewhere.clear()
                     cleared_at = time.monotonic()
                 try:
-                    await self._store.call(self._store.remove_expired)
+                    await self.store.call(self.store.remove_expired)
                     most = self._most + len(self._elsewhere)
-                    for one in await self._store.call(self._store.open_batches, most):
+                    for one in await self.store.call(self.store.open_batches, most):
                         self._begin(one)
                 except Unavailable:
                     pass  # the log tells why
                 except Exception:
                     log.exception("batches: a bug")
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(self._store.created.wait(), _IDLE_SECONDS)
-                self._store.created.clear()
+                    await asyncio.wait_for(self.store.created.wait(), _IDLE_SECONDS)
+                self.store.created.clear()
         finally:
             for task in self._running.values():
                 task.cancel()
@@ -286,11 +280,11 @@ class BatchRunner:
 
     async def _attend(self, one: OpenBatch) -> None:
         """Answer a batch, unless another server does. One that cannot go on now is tried again at a later look."""
-        id = one.batch["id"]
+        id, errors = one.batch["id"], list[BatchError]()
         try:
-            paths = [self._store.path(file) for file in output_ids(id)]
-            with await run_in_daemon_thread(functools.partial(Output, *paths)) as output:
-                await self._answer(one, output)
+            paths = [self.store.path(file) for file in output_ids(id)]
+            with contextlib.closing(await run_in_daemon_thread(functools.partial(Output, *paths))) as output:
+                errors = await _Answering(self, one, output).run()
         except BlockingIOError:
             self._elsewhere.add(id)
         except (_Stopped, Unavailable):
@@ -298,74 +292,18 @@ class BatchRunner:
         except (OSError, TooLarge) as error:
             log.error("batch %s: %s", id, error)
             why = error.message if isinstance(error, TooLarge) else error.strerror or "the disk fails"
-            await self._fail(id, [LineError("storage_error", why).of_batch()])
+            errors = [batch_error("storage_error", why)]
         except Exception:
             log.exception("batch %s: a bug", id)
-            await self._fail(id, [LineError("internal_error", "The server has a bug; its log has more.").of_batch()])
-        self._store.created.set()  # there is room for another one
+            errors = [batch_error("internal_error", "The server has a bug; its log has more.")]
+        if errors:
+            with contextlib.suppress(Unavailable):  # which the log tells; it is tried again at the next look
+                await self.store.call(self.store.end, id, "failed", {"object": "list", "data": errors})
+        self.store.created.set()  # there is room for another one
 
-    async def _fail(self, id: str, errors: list[BatchError]) -> None:
-        with contextlib.suppress(Unavailable):  # which the log tells; it is tried again at the next look
-            await self._store.call(self._store.end, id, "failed", {"object": "list", "data": errors})
-
-    async def _answer(self, one: OpenBatch, output: Output) -> None:
-        """Answer a batch from where it stands to its end."""
-        store, config = self._store, self._model.config
-        await run_in_daemon_thread(output.recover)
-        batch = await store.call(store.advance, one.batch["id"], output.sizes, {})
-        if batch["status"] not in OPEN_STATUSES:
-            return  # another server has ended it meanwhile
-        if batch["status"] == "cancelling" and batch["in_progress_at"] is None:
-            return await store.call(store.end, batch["id"], "cancelled")
-        lines = Input(
-            store.path(batch["input_file_id"]), batch["endpoint"], config.max_request_size, self._decode_large
-        )
-        if batch["endpoint"] not in self._model.routes.dialects:  # of another model, which was here before
-            why = f"'endpoint' {batch['endpoint']} is not served"
-            return await self._fail(batch["id"], [LineError("invalid_endpoint", why, "endpoint").of_batch()])
-        if batch["status"] == "validating":
-            async with self._scan:
-                total, errors = await run_in_daemon_thread(functools.partial(lines.check, config.batches_max_lines))
-            if errors:
-                return await self._fail(batch["id"], errors)
-            counts = {"total": total, "completed": 0, "failed": 0}
-            change = {"status": "in_progress", "in_progress_at": int(store.clock()), "request_counts": counts}
-            batch = await store.call(store.advance, batch["id"], output.sizes, change)
-        answering = _Answering(self._model, store, one._replace(batch=batch), output, self._share, self._held)
-        is_done = sum(output.counts) == batch["request_counts"]["total"]  # and its server ended then
-        status = "completed" if is_done else await answering.run(lines)
-        if status != "completed":
-            error = batches.EXPIRED if status == "expired" else batches.CANCELLED
-            async with self._scan:
-                await run_in_daemon_thread(functools.partial(_write_rest, batch["id"], lines, output, error))
-        await _save(store, batch, output, {"status": "finalizing", "finalizing_at": int(store.clock())})
-        await run_in_daemon_thread(output.sync)
-        await store.call(store.end, batch["id"], status)
-
-    def _share(self) -> int:
+    def share(self) -> int:
         """Return how many lines of a batch may be in flight."""
         return max(1, self._most // len(self._running))
-
-    def _decode_large(self, text: bytes) -> Any:
-        """Decode a line, after the bodies that wait already."""
-        bodies = self._model.preprocessor.large_bodies
-        decode = functools.partial(bodies.decode, text, plain=False, unique_keys=False)
-        while True:
-            try:
-                return bodies.submit(len(text), decode).result()
-            except Overloaded:
-                time.sleep(_LOOK_SECONDS)
-
-
-def _write_rest(batch: str, lines: Input, output: Output, error: LineError) -> None:
-    """Write an error for each line that is not done."""
-    for line in lines:
-        output.write(line.number, batches.not_answered(batch, line, line.error or error), failed=True)
-
-
-async def _save(store: BatchStore, batch: OpenAiBatch, output: Output, change: Any = None) -> OpenAiBatch:
-    counts = {"total": batch["request_counts"]["total"], "completed": output.counts[0], "failed": output.counts[1]}
-    return await store.call(store.advance, batch["id"], output.sizes, {**(change or {}), "request_counts": counts})
 
 
 class Held:
@@ -398,37 +336,83 @@ class Held:
 
 
 class _Answering:
-    """One batch whose lines are being answered."""
+    """One batch that is being answered."""
 
-    def __init__(
-        self,
-        model: ServedModel,
-        store: BatchStore,
-        one: OpenBatch,
-        output: Output,
-        share: Callable[[], int],
-        held: Held,
-    ) -> None:
-        self._model, self._store, self._output, self._share, self._held = model, store, output, share, held
+    def __init__(self, runner: BatchRunner, one: OpenBatch, output: Output) -> None:
+        self._runner, self._model, self._store, self._output = runner, runner.model, runner.store, output
         self._owner, self._batch = one
-        self._dialect = model.routes.dialect(self._batch["endpoint"])
+        self._id, self._endpoint = self._batch["id"], self._batch["endpoint"]
         self._looked_at = 0.0
 
-    async def run(self, lines: Input) -> str:
-        """Return the status that the batch ends with, when it has.
+    async def run(self) -> list[BatchError]:
+        """Answer the batch from where it stands to its end; return why it has failed.
 
         Raises:
             _Stopped: the server stops.
             OSError, ServingError: the output cannot be written.
         """
-        next_line = functools.partial(self._next, iter(lines))
+        store, config = self._store, self._model.config
+        await self._save()
+        if self._batch["status"] not in OPEN_STATUSES:
+            return []  # another server has ended it meanwhile
+        if self._batch["status"] == "cancelling" and self._batch["in_progress_at"] is None:
+            await store.call(store.end, self._id, "cancelled")
+            return []
+        if self._endpoint not in self._model.routes.dialects:  # of another model, which was here before
+            return [batch_error("invalid_endpoint", f"'endpoint' {self._endpoint} is not served", "endpoint")]
+        path = store.path(self._batch["input_file_id"])
+        lines = Input(path, self._endpoint, config.max_request_size, self._decode_large)
+        if self._batch["status"] == "validating":
+            async with self._runner.scan:
+                total, errors = await run_in_daemon_thread(functools.partial(lines.check, config.batches_max_lines))
+            if errors:
+                return errors
+            self._batch["request_counts"]["total"] = total
+            await self._save(status="in_progress", in_progress_at=int(store.clock()))
+        is_done = sum(self._output.counts) == self._batch["request_counts"]["total"]  # and its server ended then
+        status = "completed" if is_done else await self._answer(lines)
+        if status != "completed":
+            error = batches.EXPIRED if status == "expired" else batches.CANCELLED
+            async with self._runner.scan:
+                await run_in_daemon_thread(functools.partial(self._write_rest, lines, error))
+        await self._save(status="finalizing", finalizing_at=int(store.clock()))
+        await run_in_daemon_thread(self._output.sync)
+        await store.call(store.end, self._id, status)
+        return []
+
+    async def _save(self, **change: Any) -> None:
+        """Note how far the batch has come, and read whether it is cancelled."""
+        completed, failed = self._output.counts
+        change["request_counts"] = {**self._batch["request_counts"], "completed": completed, "failed": failed}
+        self._batch = await self._store.call(self._store.advance, self._id, self._output.sizes, change)
+
+    def _decode_large(self, text: bytes) -> Any:
+        """Decode a line, after the bodies that wait already."""
+        bodies = self._model.preprocessor.large_bodies
+        decode = functools.partial(bodies.decode, text, plain=False, unique_keys=False)
+        while True:
+            try:
+                return bodies.submit(len(text), decode).result()
+            except Overloaded:
+                time.sleep(_LOOK_SECONDS)
+
+    def _write_rest(self, lines: Input, error: LineError) -> None:
+        """Write an error for each line that is not done."""
+        for line in lines:
+            text = batches.not_answered(self._id, line, line.error or error)
+            self._output.write(line.number, text, failed=True)
+
+    async def _answer(self, lines: Input) -> str:
+        """Return the status that the batch ends with, when it has."""
+        left = (line for line in lines if line.number not in self._output.done)
+        next_line = functools.partial(next, left, None)
         reading: asyncio.Task[Line | None] | None = None
         tasks = set[asyncio.Task[Any]]()  # lines, and the reading
         ended = False
         try:
             while not (status := await self._status()):
-                if reading is None and not ended and len(tasks) < self._share():
-                    reading = asyncio.ensure_future(self._held.read(next_line))
+                if reading is None and not ended and len(tasks) < self._runner.share():
+                    reading = asyncio.ensure_future(self._runner.held.read(next_line))
                     tasks.add(reading)
                 if not tasks:
                     return "completed"
@@ -447,9 +431,6 @@ class _Answering:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _next(self, left: Iterator[Line]) -> Line | None:
-        return next((line for line in left if not self._output.has(line.number)), None)
-
     async def _status(self) -> str:
         """Return the status that the batch must end with now; "" if it goes on. Save its progress now and then."""
         if self._model.draining:
@@ -457,8 +438,8 @@ class _Answering:
         if self._store.clock() >= self._batch["expires_at"]:
             return "expired"
         if time.monotonic() - self._looked_at >= _LOOK_SECONDS:
-            self._batch = await _save(self._store, self._batch, self._output)
-            await self._store.call(self._store.check_output, self._owner)
+            await self._save()
+            await self._store.call(self._store.check_room, self._owner)
             self._looked_at = time.monotonic()
         if self._batch["status"] not in OPEN_STATUSES:  # another server has ended it
             raise _Stopped
@@ -466,12 +447,12 @@ class _Answering:
 
     async def _line(self, line: Line) -> None:
         """Answer a line, and write the answer."""
-        with self._held.line(line):
+        with self._runner.held.line(line):
             if line.error is not None:
-                text, failed = batches.not_answered(self._batch["id"], line, line.error), True
+                text, failed = batches.not_answered(self._id, line, line.error), True
             else:
                 answer, ignored = await self._ask(line)
-                text, failed = batches.answered(self._batch["id"], line, answer, ignored), answer.status != 200
+                text, failed = batches.answered(self._id, line, answer, ignored), answer.status != 200
             await run_in_daemon_thread(functools.partial(self._output.write, line.number, text, failed=failed))
 
     async def _ask(self, line: Line) -> tuple[HttpResponse, Sequence[str]]:
@@ -493,8 +474,8 @@ class _Answering:
                 over.set()
 
         headers = {"content-type": "application/json", OWNER: self._owner}
-        id, path = batches.line_id(self._batch["id"], line.number), self._batch["endpoint"]
-        with self._model.open(headers, self._dialect, path=path, id=id, on_bytes=on_bytes) as task:
+        id, dialect = batches.line_id(self._id, line.number), self._model.routes.dialect(self._endpoint)
+        with self._model.open(headers, dialect, path=self._endpoint, id=id, on_bytes=on_bytes) as task:
             try:
                 task.memory.take(_TIMES * len(line.body))
             except ServingError as error:
@@ -506,6 +487,6 @@ class _Answering:
                 behind = [one._replace(priority=_LAST + one.priority) for one in task.parsed.requests]
                 task.parsed = task.parsed._replace(requests=behind)
             task.start()
-            while not task.finished:
+            if not task.finished:
                 await over.wait()
             return line_answer(task), task.ignored, task.error

@@ -13,13 +13,15 @@ from typing import Any
 
 import pytest
 
+from handler.config.config import Config
 from handler.core.errors import NotFound, TooLarge, Unavailable
 from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.errors import HttpResponse
-from handler.protocols.openai.batches import LIFETIME, Line, NewBatch, NewFile, Page, answered, read_line
+from handler.protocols.openai.api import Page
+from handler.protocols.openai.batches import LIFETIME, Line, NewBatch, NewFile, answered, read_line
 from handler.serving.batches import store as stores
 from handler.serving.batches.runner import Held, Input, Output
-from handler.serving.batches.store import BatchStore, Limits, output_ids
+from handler.serving.batches.store import BatchStore, output_ids
 
 BATCH, CHAT = "batch_0", "/v1/chat/completions"
 PAGE = Page(100, "", newest_first=True)
@@ -84,9 +86,8 @@ def test_a_line_is_written_once_wherever_the_last_write_was_cut(paths: tuple[Pat
     for cut in range(len(whole) + 1):
         paths[0].write_bytes(whole[:cut])
         paths[1].write_bytes(answer(3))
-        with Output(*paths) as output:
-            output.recover()
-            assert [output.has(number) for number in (1, 2, 3)] == [cut >= len(answer(1)), cut == len(whole), True]
+        with contextlib.closing(Output(*paths)) as output:
+            assert [number in output.done for number in (1, 2, 3)] == [cut >= len(answer(1)), cut == len(whole), True]
             for number in (1, 2, 3):
                 output.write(number, answer(number), failed=False)
             assert output.counts == [2, 1]
@@ -96,19 +97,18 @@ def test_a_line_is_written_once_wherever_the_last_write_was_cut(paths: tuple[Pat
 
 def test_what_the_machine_s_stop_left_is_answered_again(paths: tuple[Path, Path]) -> None:
     paths[0].write_bytes(answer(1) + b"\0" * 50 + b"\n" + answer(2))
-    with Output(*paths) as output:
-        output.recover()
-        assert [output.has(1), output.has(2)] == [True, False]
+    with contextlib.closing(Output(*paths)) as output:
+        assert output.done == {1}
     assert paths[0].read_bytes() == answer(1)
 
 
 def test_one_process_writes_a_batch(paths: tuple[Path, Path]) -> None:
-    with Output(*paths) as output:
+    with contextlib.closing(Output(*paths)) as output:
         with pytest.raises(BlockingIOError):
             Output(*paths)
         output.write(1, answer(1), failed=False)
     output.write(2, answer(2), failed=False)  # by a thread that comes late
-    with Output(*paths):
+    with contextlib.closing(Output(*paths)):
         assert paths[0].read_bytes() == answer(1)
 
 
@@ -122,13 +122,13 @@ def test_nothing_is_left_of_what_a_full_disk_does_not_take(
             return write(descriptor, data[:10])
         raise OSError(28, "No space left on device")
 
-    with Output(*paths) as output:
+    with contextlib.closing(Output(*paths)) as output:
         output.write(1, answer(1), failed=False)
         with monkeypatch.context() as patch:
             patch.setattr(os, "write", full)
             with pytest.raises(OSError, match="No space"):
                 output.write(2, answer(2)[:-4], failed=False)
-        assert (output.counts, output.has(2)) == ([1, 0], False)
+        assert (output.counts, output.done) == ([1, 0], {1})
     assert paths[0].read_bytes() == answer(1)
 
 
@@ -147,9 +147,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def store_in(directory: Path, clock: Clock, **limits: int) -> BatchStore:
-    usual = {"open": 5, "bytes": 1 << 20, "total_bytes": 1 << 21, "file_bytes": 1 << 20}
-    return BatchStore(directory, Limits(**{**usual, **limits}), clock)
+def store_in(directory: Path, clock: Clock, **limits: Any) -> BatchStore:
+    return BatchStore(directory, Config(**limits), clock)
 
 
 def uploaded(store: BatchStore, owner: str = "ann", size: int = 100, lifetime: int = LIFETIME) -> str:
@@ -214,8 +213,7 @@ def test_an_end_that_was_not_written_leaves_the_output_as_it_was(
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             store.end(id, "completed")
     assert [one.batch["id"] for one in store.open_batches(9)] == [id]
-    with Output(*(store.path(file) for file in output_ids(id))):
-        pass
+    Output(*(store.path(file) for file in output_ids(id))).close()
     store.end(id, "completed")
     assert not any(store.path(file).exists() for file in output_ids(id))
     store.close()
@@ -232,9 +230,9 @@ def test_batches_that_have_ended_do_not_pile_up(tmp_path: Path, clock: Clock, mo
 
 
 def test_bytes_are_bounded_for_a_key_and_for_all(tmp_path: Path, clock: Clock) -> None:
-    store = store_in(tmp_path, clock, bytes=100_000, total_bytes=150_000)
+    store = store_in(tmp_path, clock, batches_max_bytes=100_000, batches_total_bytes=150_000)
     id = created(store)
-    store.check_output("ann")
+    store.check_room("ann")
     with pytest.raises(TooLarge, match="batches_max_bytes"):
         store.reserve("ann", 90_000)
     store.reserve("bob", 90_000)
@@ -242,5 +240,5 @@ def test_bytes_are_bounded_for_a_key_and_for_all(tmp_path: Path, clock: Clock) -
         store.reserve("cid", 90_000)
     store.advance(id, (50_000, 40_000), {})
     with pytest.raises(TooLarge, match="batches_max_bytes"):
-        store.check_output("ann")
+        store.check_room("ann")
     store.close()

@@ -1,0 +1,48 @@
+"""SQLite databases of what the server keeps for later requests."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from pathlib import Path
+
+
+def open_database(path: Path | None, version: int, tables: str, always: str = "", *, wait: float) -> sqlite3.Connection:
+    """Open a file, which nobody else of the machine may read, or memory.
+
+    Args:
+        tables: the statements that make them, for a new file.
+        always: further statements, for any file; they fail in another program's.
+        wait: seconds that another process may hold the file.
+
+    Raises:
+        OSError, sqlite3.Error: the file cannot be used, or is none of ours.
+    """
+    if path is not None:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+    database = sqlite3.connect(path or ":memory:", timeout=wait, isolation_level=None, check_same_thread=False)
+    try:
+        database.execute("PRAGMA foreign_keys = ON")
+        database.execute("PRAGMA secure_delete = ON")  # what is deleted is gone
+        database.execute("BEGIN IMMEDIATE")
+        (known,) = database.execute("PRAGMA user_version").fetchone()
+        if known not in (0, version):
+            raise sqlite3.DatabaseError(f"its tables have version {known}; this release has {version}")
+        if not known:
+            if database.execute("SELECT 1 FROM sqlite_master").fetchone():
+                raise sqlite3.DatabaseError("it is another program's database")
+            _run(database, tables)
+            database.execute(f"PRAGMA user_version = {version}")
+        _run(database, always)
+        database.execute("COMMIT")
+    except sqlite3.Error:
+        database.close()
+        raise
+    return database
+
+
+def _run(database: sqlite3.Connection, statements: str) -> None:
+    """Run statements in the transaction, which `executescript` would end."""
+    for statement in statements.split(";"):
+        database.execute(statement)
