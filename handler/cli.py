@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import os
 import sys
@@ -238,7 +237,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         as_json = log.set_up(os.environ)
     config = reading.config
     if not arguments.check:
-        with log.captured() if as_json else contextlib.nullcontext():
+        with log.captured(as_json):
             return serve(config, arguments.host, arguments.port, signals, access, problems)
     problems.check()
     for warning in config.warnings:

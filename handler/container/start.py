@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -67,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     sys.stderr.flush()
     if start.supervised:
-        with captured() if as_json else contextlib.nullcontext():
+        with captured(as_json):
             return supervise(start.command, start.environ, start.port)
     if os.getpid() == 1:
         return run_as_init(start.command, start.environ)

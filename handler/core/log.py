@@ -123,11 +123,17 @@ _OF_WORKER = re.compile(r".{0,200}?\bW-\S{0,200}-std(?:out|err): (?={)")
 
 
 @contextlib.contextmanager
-def captured() -> Iterator[None]:
+def captured(as_json: bool = True) -> Iterator[None]:
     """Write all lines of stdout and stderr as JSON, this process's and its children's; those that are JSON stay.
 
     Records go on to stderr directly. An exception that nobody catches becomes a record.
+
+    Args:
+        as_json: what `set_up` returned; False: the lines stay as they are.
     """
+    if not as_json:
+        yield
+        return
     (handler,) = logging.getLogger().handlers
     assert isinstance(handler, _Handler)
     stdout = _Handler()

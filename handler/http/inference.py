@@ -24,7 +24,7 @@ from handler.scheduler.batcher import ClientChannel
 from handler.serving.head import QUERY_ADAPTER
 from handler.serving.model import ServedModel
 from handler.serving.task import RequestTask, ignored_header
-from handler.serving.turns import Share
+from handler.serving.turns import BODY_MEMORY, Share
 
 log = logging.getLogger("handler.server")
 
@@ -35,8 +35,6 @@ SHARED = "shared_headers"
 """Where the scope keeps headers that every answer to its request has: cheaper than a wrapper around `send`."""
 AS_IT_COMES = (b"x-accel-buffering", b"no")
 """Has nginx pass each part of a stream on at once, and keep the header to itself."""
-_TIMES = 3
-"""Bytes of memory for each of a body: what most are decoded to lies beside it. So one that has come whole is read."""
 KEEP_ALIVE = 15.0  # seconds of silence after which a stream says that it is there, where its dialect does
 _MOST_OF_PATH = 200  # characters in the log
 _MOST_DIGITS = 18  # of a length: more bytes than there are anywhere
@@ -122,7 +120,7 @@ async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share) 
         try:
             if size > limit:
                 raise TooLarge(f"the body has more than {limit} bytes (max_request_size)")
-            memory.take(_TIMES * len(part))
+            memory.take(BODY_MEMORY * len(part))
         except ServingError:
             parts.clear()
             memory.give_back()  # at once: it is room for another one

@@ -74,6 +74,10 @@ class Quota:
         return self.taken - before <= self._beside
 
 
+BODY_MEMORY = 3
+"""Bytes of memory for each of a body: what most are decoded to lies beside it. So one that has come whole is read."""
+
+
 class Share:
     """One request's share of a quota, until it is given back or nothing refers to it. Thread-safe."""
 

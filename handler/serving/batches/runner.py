@@ -44,7 +44,7 @@ from handler.serving.batches.store import OPEN_STATUSES, BatchStore, OpenBatch, 
 from handler.serving.head import OWNER
 from handler.serving.model import ServedModel
 from handler.serving.task import RequestTask
-from handler.serving.turns import LARGE
+from handler.serving.turns import BODY_MEMORY, LARGE
 
 log = logging.getLogger("handler")
 
@@ -60,7 +60,6 @@ _LOOK_SECONDS = 1.0  # between two looks whether a batch is cancelled, in which 
 _IDLE_SECONDS = 10.0  # between two looks for batches that another server has left
 _TRIES = 3  # of a line at which the engine fails
 _MOST_WAIT = 8.0  # seconds that a line waits for an engine that cannot take it
-_TIMES = 3  # bytes of memory for each of a line, as for a body
 _MOST_ERRORS = 100  # that a failed batch lists
 
 
@@ -243,7 +242,7 @@ class BatchRunner:
         self._most = model.config.batches_concurrency or max(1, model.max_sequences // 2)
         self._running: dict[str, asyncio.Task[None]] = {}
         self._elsewhere = set[str]()  # batches that another server answered when this one last looked
-        self.held = Held(model.config.requests_total_bytes // (2 * _TIMES))
+        self.held = Held(model.config.requests_total_bytes // (2 * BODY_MEMORY))
         self.scan = asyncio.Lock()  # one batch's file is read from end to end at a time
 
     async def run(self) -> None:
@@ -477,7 +476,7 @@ class _Answering:
         id, dialect = batches.line_id(self._id, line.number), self._model.routes.dialect(self._endpoint)
         with self._model.open(headers, dialect, path=self._endpoint, id=id, on_bytes=on_bytes) as task:
             try:
-                task.memory.take(_TIMES * len(line.body))
+                task.memory.take(BODY_MEMORY * len(line.body))
             except ServingError as error:
                 task.refuse(error)
             await task.parse(line.body)
