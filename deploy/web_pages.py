@@ -19,7 +19,7 @@ _TITLE = re.compile(r"<title[^>]*>([^<]*)<", re.IGNORECASE)
 class WebPage(BotoCoreError):  # type: ignore[misc]
     """The answer is a page, not AWS's."""
 
-    fmt = "{operation}: HTTP {status}: a web page{title} in place of AWS's answer (a proxy's, or a login's?)"
+    fmt = "{operation}: HTTP {status}: a web page{title} instead of AWS's answer (a proxy's, or a login's?)"
 
 
 def refused(client: Any) -> Any:

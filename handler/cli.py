@@ -283,7 +283,10 @@ def _completion(shell: str, parser: argparse.ArgumentParser, deploy: argparse.Ar
 
         add_commands(deploy)
     except ModuleNotFoundError as error:
-        print(f"lmi completion: without the commands of lmi deploy, which needs {error.name}", file=sys.stderr)
+        print(
+            f"lmi completion: the script leaves out the commands of lmi deploy, which needs {error.name}",
+            file=sys.stderr,
+        )
     _complete_files(parser, shtab.FILE)
     print(shtab.complete(parser, shell), flush=True)
     return 0

@@ -210,7 +210,9 @@ def _launch(arguments: argparse.Namespace) -> int:
             "start another"
         )
     if starts and sys.platform != "linux":
-        raise ConfigError("lmi launch: only on Linux does a server end with the agent: start one by `lmi serve MODEL`")
+        raise ConfigError(
+            "lmi launch: only on Linux does the server end with the agent; start one with `lmi serve MODEL`"
+        )
     if shutil.which(name) is None and not arguments.print:
         raise ConfigError(f"lmi launch: {agent.title} is not installed ({name} is not on PATH): {agent.install}")
     if starts:
@@ -257,10 +259,10 @@ def _find(url: str, key: str, name: str | None) -> Served:
     except OSError as error:
         why = getattr(error, "reason", error)
         raise ConfigError(
-            f"lmi launch: no server answers at {url} ({why}): start one by `lmi serve MODEL`, or name the MODEL here"
+            f"lmi launch: no server answers at {url} ({why}): start one with `lmi serve MODEL`, or give MODEL here"
         ) from None
     except (ValueError, LookupError, TypeError, AttributeError, StopIteration):
-        raise ConfigError(f"lmi launch: {url}/v1/models does not list models") from None
+        raise ConfigError(f"lmi launch: {url}/v1/models does not return a list of models") from None
     if model not in contexts:
         raise ConfigError(f"lmi launch: {url} has no model {model}; it has {log_words(', '.join(contexts))}")
     context = contexts[model]

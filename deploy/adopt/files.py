@@ -237,7 +237,7 @@ def written(adopted: Adopted, command: str) -> str:
         if name == "instance" and "ami" in value:
             lines.append(_comment("Its ami is the endpoint's: with an image of another CUDA, write ami: auto."))
         lines.append(yaml.safe_dump({name: value}, sort_keys=False, allow_unicode=True, width=120).rstrip("\n"))
-    lines += _listed("Nothing said these: they are the origin's defaults, written down", adopted.defaults)
+    lines += _listed("Not set by the origin: its defaults, written out", adopted.defaults)
     lines += _listed("Does not map", adopted.unmapped)
     lines += _listed("Has no effect here, and is left out", adopted.idle)
     return "\n".join(lines) + "\n"

@@ -220,5 +220,5 @@ def refuse_unsettled(source: Source) -> None:
     """Raises Refused unless the endpoint is in service."""
     status = source.endpoint.get("EndpointStatus", READY[0])
     if status not in READY:
-        wait = "Delete or mend it first." if status == "Failed" else "Wait until it is InService."
+        wait = "Delete or repair it first." if status == "Failed" else "Wait until it is InService."
         raise Refused(f"{source.name} is {status}: what it serves is not settled", f"{wait} Or: {_BESIDE}")

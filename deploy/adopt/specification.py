@@ -42,7 +42,7 @@ def scaling_of(
     if not found:
         return None
     if len(found) < len(places) or any(made != found[0] for made in found):
-        unmapped.append(("scaling", "components scale differently; lmi deploy scales all of them alike"))
+        unmapped.append(("scaling", "components scale differently; lmi deploy scales all of them in the same way"))
         return None
     return found[0]
 
@@ -172,7 +172,7 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     result.defaults += found.defaults
     release = f" {container.told}" if container.told else ""
     if container.told != container.release:
-        release += f", which is taken for {container.release}"
+        release += f", treated as {container.release}"
     result.head.append(f"from {source.origin}; its container is {KINDS[container.kind]}{release}")
     return _checked(result)
 
@@ -293,7 +293,7 @@ def _own_parts(result: Adopted, source: Source, served: Served, wishes: Wishes) 
     kept = _kept(served.container, model)
     fields = _without_owned(shape_of("model"), {"PrimaryContainer": kept}, OWNED["model"], "")
     result.unmapped += [
-        (name, "sagemaker.model is all components' alike") for name in fields.get("PrimaryContainer", {})
+        (name, "sagemaker.model applies to all components") for name in fields.get("PrimaryContainer", {})
     ]
     for items, start in zip((result.unmapped, result.idle), others, strict=True):
         items[start:] = [(f"components {served.component}: {what}", why) for what, why in items[start:]]
@@ -335,7 +335,7 @@ def _model(result: Adopted, served: Json, artifact: Artifact, found: Variables, 
             why = f"{artifact.problem}; SageMaker unpacks it, and the model's files must be at its top"
             result.unmapped.append((f"ModelDataUrl={uri}", why))
         if OPTIONS_FILE in artifact.others:
-            why = "its container does not read it, and this project's image does: take it away"
+            why = "its container does not read it, and this project's image does: remove it"
             result.unmapped.append((f"{uri}{OPTIONS_FILE}", why))
         if said.rstrip("/").startswith(f"{MODEL_DATA}/"):
             found.environment["OPTION_MODEL_ID"] = said
@@ -360,18 +360,18 @@ def _left_behind(uri: str, is_prefix: bool, artifact: Artifact) -> Iterator[tupl
     """Say what of the container's data does not come along."""
     field_name = "ModelDataSource" if is_prefix else "ModelDataUrl"
     if artifact.problem:
-        yield f"{field_name}={uri}", f"it was not read ({artifact.problem}); nothing of it comes along"
+        yield f"{field_name}={uri}", f"it was not read ({artifact.problem}); nothing in it is carried over"
     elif artifact.weights:
-        yield f"{field_name}={uri}", f"it holds weights ({artifact.weights}); nothing of it comes along"
+        yield f"{field_name}={uri}", f"it contains weights ({artifact.weights}); nothing in it is carried over"
     elif is_prefix:
         yield (
             f"{field_name}={uri}",
-            "the model is elsewhere; the other files there, such as model.py, do not come along",
+            "the model is elsewhere; the other files there, such as model.py, are not carried over",
         )
     elif artifact.others:
         names = ", ".join(artifact.others[:_MOST_NAMES]) + ", ..." * (len(artifact.others) > _MOST_NAMES)
-        does = "does" if len(artifact.others) == 1 else "do"
-        yield f"{field_name}={uri}", f"{names} {does} not come along (documents: custom-code)"
+        are = "is" if len(artifact.others) == 1 else "are"
+        yield f"{field_name}={uri}", f"{names} {are} not carried over (documents: custom-code)"
 
 
 _MOST_NAMES = 5  # of files in a comment
@@ -590,8 +590,8 @@ def _checked(result: Adopted) -> Adopted:
             return result
         dropped = [line for line in lines if _dropped(result, line)]
         if not dropped:
-            raise SpecError(f"the endpoint has what a specification does not take: {'; '.join(lines)}")
-    raise SpecError("the endpoint has more than a specification takes")
+            raise SpecError(f"the endpoint has settings that a specification does not support: {'; '.join(lines)}")
+    raise SpecError("the endpoint has settings that a specification does not support")
 
 
 _MOST_PASSES = 12  # each finds what the one before has uncovered

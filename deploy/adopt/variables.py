@@ -55,8 +55,8 @@ KINDS: Mapping[str, str] = {kind: one["name"] for kind, one in _CONTAINERS["kind
 _NEURON = re.compile(r"neuron|inf2|trn1|optimum", re.IGNORECASE)
 
 _ADVICE = (
-    "If it is one of these under another name, say which: --container {lmi,tgi,vllm,ours}. The image itself does not "
-    "come along."
+    "If it is one of these under another name, say which: --container {lmi,tgi,vllm,ours}. The image "
+    "itself is not carried over."
 )
 
 
@@ -272,7 +272,7 @@ def _own(found: Variables, origin: str, given: str, key: str, value: str, engine
     same = option.key if option is not None else key  # several names have one option
     if same in found.keys:
         if found.keys[same] != value:
-            found.idle.append((shown(origin, given), f"another variable says {same}, and beats it"))
+            found.idle.append((shown(origin, given), f"another variable sets {same}, and overrides it"))
         return
     found.keys[same] = value
     if same == _MODEL_ID:

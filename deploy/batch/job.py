@@ -131,7 +131,7 @@ def _check(spec: Spec, decision: Decision) -> None:
             f"Give --instance-type; with GPUs it has {', '.join(families)}. Or use an asynchronous endpoint (async).",
         )
     if spec.instance.count > _INSTANCES:
-        raise Refused(f"instance.count: {spec.instance.count}, and a job takes {_INSTANCES}", "Give --count.")
+        raise Refused(f"instance.count: {spec.instance.count}, but a job takes {_INSTANCES}", "Give --count.")
     if spec.network.isolated and _fetches(decision):
         raise Refused(
             "network.isolated: a job's container fetches the model from S3 by itself, as SageMaker takes no "
@@ -170,7 +170,7 @@ def _warnings(spec: Spec, decision: Decision) -> Iterator[str]:
             "needs the compatibility library that NVIDIA's images have"
         )
     if any(component.adapters for component in spec.components):
-        yield "components.adapters: a job has the model alone; a line that names an adapter gets an error"
+        yield "components.adapters: a job has only the model; a line that names an adapter gets an error"
     if spec.image.aws is not None or is_aws_image(decision.image) or _front(spec) != "embedded":
         yield (
             "DJL Serving fails a request that it refuses, and then SageMaker writes nothing of that file; this "
@@ -232,11 +232,11 @@ def _input(aws: Aws, spec: Spec) -> Iterator[Check]:
     yield ok("input", f"{batch.input}: {counted(len(full), 'object')}, {human(sum(item.size for item in full))}")
     if len(full) < (count := spec.instance.count):
         says = f"{counted(len(full), 'object')} for {counted(count, 'instance')}: "
-        says += "one instance reads an object, the others idle"
+        says += "one instance reads an object, the others are idle"
         yield warning("input", says, "Split the objects, or give a smaller --count.")
     if compressed := [item.key for item in full if item.key.endswith(_COMPRESSED)]:
         says = f"{compressed[0]} seems to be compressed, and {len(compressed) - 1} more"
-        yield warning("input", says, "Store the lines as they are: each one is sent as it stands.")
+        yield warning("input", says, "Store the lines as they are: each one is sent unchanged.")
     yield from _lines(aws, spec, bucket_and_key(batch.input)[0], full)
 
 
@@ -287,12 +287,12 @@ def _output(aws: Aws, spec: Spec) -> Iterator[Check]:
         yield error(
             "output",
             f"{batch.output} is within the input, {batch.input}: the next job would read these answers",
-            "Give --output a prefix beside it.",
+            "Give --output a prefix outside it.",
         )
         return
     if there := answers(aws, batch.output):
-        says = f"{batch.output} has {len(there)} answers already, e.g. {there[0]}"
-        yield warning("output", says, "Those of the same objects are replaced.")
+        says = f"{batch.output} already has {len(there)} answers, e.g. {there[0]}"
+        yield warning("output", says, "Answers to the same objects are replaced.")
         return
     yield ok("output", batch.output)
 

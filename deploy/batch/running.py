@@ -41,7 +41,7 @@ def refuse_concurrent(aws: Aws, deployment: str, job: BatchJob) -> None:
             other = describe(aws, name)
             if other["TransformOutput"]["S3OutputPath"].rstrip("/") == output:
                 raise Refused(
-                    f"the job {name} is {status}, and writes to {output} too",
+                    f"the job {name} is {status}, and also writes to {output}",
                     f"Wait for it (`lmi deploy batch --resume {name}`), stop it (`--stop {name}`), or give another "
                     "--output.",
                 )
@@ -83,7 +83,7 @@ def create(aws: Aws, job: BatchJob, name: str) -> None:
             raise
         if run not in aws.client("sagemaker").list_tags(ResourceArn=describe(aws, name)["TransformJobArn"])["Tags"]:
             raise Refused(
-                f"there is a transform job {name} already",
+                f"the transform job {name} already exists",
                 f"See it with `lmi deploy batch --resume {name}`, or give another name (--job).",
             ) from None
 
@@ -98,7 +98,7 @@ def describe(aws: Aws, name: str) -> dict[str, Any]:
         answer: dict[str, Any] = call(aws, "sagemaker", "describe_transform_job", {"TransformJobName": name})
     except ClientError as error:
         if is_missing(error):
-            raise NotThere(f"there is no transform job {name} in {aws.region}", "Look at --region.") from None
+            raise NotThere(f"there is no transform job {name} in {aws.region}", "Check --region.") from None
         raise
     return answer
 
@@ -190,7 +190,7 @@ def _failure(aws: Aws, job: Mapping[str, Any]) -> Failed:
     if lines:
         hints += ["The log's end:", *(f"  {line}" for line in lines[-10:])]
     if uris := _answers(aws, job):
-        hints += [f"{counted(len(uris), 'file')} done all the same.", *where(uris, output_of(job))]
+        hints += [f"{counted(len(uris), 'file')} finished nevertheless.", *where(uris, output_of(job))]
     return Failed(f"{_key(job['TransformJobName'])}: {reason}", "\n".join(hint for hint in hints if hint))
 
 

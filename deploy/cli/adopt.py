@@ -96,7 +96,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _there_already(path: Path) -> Refused:
-    return Refused(f"{path} is there already", "Name another file, or remove it.")
+    return Refused(f"{path} already exists", "Name another file, or remove it.")
 
 
 def _repository(text: str) -> dict[str, str]:

@@ -91,7 +91,9 @@ def share_of(arguments: argparse.Namespace) -> Share | None:
         default = Share()
         return Share(default.percent if percent is None else percent, default.count if count is None else count)
     if percent is not None or count is not None:
-        raise SpecError(f"--shadow-{'count' if percent is None else 'percent'} is for --shadow", "Give both, or none.")
+        raise SpecError(
+            f"--shadow-{'count' if percent is None else 'percent'} is for --shadow", "Give both, or neither."
+        )
     return None
 
 
@@ -206,7 +208,7 @@ def parameters_of(arguments: argparse.Namespace) -> dict[str, Any]:
     for setting in arguments.parameters:
         name, separator, text = setting.partition("=")
         if not name or not separator:
-            raise DeployError(f"-p {setting}: must be NAME=VALUE, as max_new_tokens=64")
+            raise DeployError(f"-p {setting}: must be NAME=VALUE, such as max_new_tokens=64")
         try:
             parameters[name] = json.loads(text)
         except ValueError:
@@ -235,7 +237,7 @@ def _print_retry(error: NotStarted, pause: float) -> None:
 
 def url(text: str) -> str:
     if not text.startswith(("http://", "https://")):
-        raise argparse.ArgumentTypeError("must begin with http:// or https://, as http://127.0.0.1:8081")
+        raise argparse.ArgumentTypeError("must begin with http:// or https://, such as http://127.0.0.1:8081")
     return text
 
 

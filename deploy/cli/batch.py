@@ -73,7 +73,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 def _existing(console: Console, arguments: argparse.Namespace) -> int:
     if arguments.resume is not None and arguments.stop is not None:
-        raise SpecError("--resume and --stop do not go together", "Give one of the two.")
+        raise SpecError("--resume and --stop cannot be combined", "Give one of the two.")
     region = spec_of(arguments).region if arguments.spec is not None else arguments.spec_region
     aws = Aws(region)
     if arguments.stop is not None:

@@ -56,7 +56,7 @@ def _run(arguments: argparse.Namespace) -> int:
         raise SpecError("--data needs a file with model.upload: nothing else was uploaded")
     if arguments.shadow and (arguments.data or arguments.logs or arguments.endpoint):
         raise SpecError(
-            "--shadow ends the shadow only: --data, --logs and --endpoint do not go with it", "Leave them out."
+            "--shadow ends the shadow only: --data, --logs and --endpoint cannot be combined with it", "Leave them out."
         )
     if spec is not None and arguments.name not in (None, spec.name):
         raise SpecError(f"--name {arguments.name}, and the file's name is {spec.name}", "Give one of the two.")
@@ -91,7 +91,11 @@ def _remove(name: str, spec: Spec | None, console: Console, run: Run, arguments:
         say(console, f"There is nothing of {name} in {aws.region}.")
     if planned.kept:
         theirs = ", ".join(planned.kept)
-        say(console, f"The endpoint stays, as components of others are on it: {theirs}. After them, run this again.")
+        say(
+            console,
+            f"The endpoint stays, as other deployments' components are on it: {theirs}. When they are gone, run "
+            "this again.",
+        )
     also = [what for what, enabled in (("its logs", arguments.logs), ("its model data", arguments.data)) if enabled]
     if not planned.actions and not also:
         return 0

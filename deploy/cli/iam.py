@@ -51,7 +51,9 @@ def _run(arguments: argparse.Namespace) -> int:
             f"--check asks about a whole policy, not about {arguments.who}", f"Give --who {_party(arguments.who)}."
         )
     if arguments.who == "trust":
-        raise Refused("--check: IAM simulates what somebody may do, not who may be a role", "Leave --who trust out.")
+        raise Refused(
+            "--check: IAM simulates what a principal may do, not who may assume a role", "Leave --who trust out."
+        )
     status = 0
     for who in [arguments.who] if arguments.who else ["execution-role", "deployer"]:
         principal = arguments.principal or (spec.role if who == "execution-role" else caller(aws))
@@ -71,7 +73,7 @@ def _print(documents: dict[str, Policy], who: str | None) -> int:
         names = [party] if len(pieces) == 1 else [f"{party}-{number}" for number in range(1, len(pieces) + 1)]
         printed |= dict(zip(names, pieces, strict=True))
         if len(pieces) > 1 and who in (None, party):
-            says = f"{party}: {length(document):,} characters, and AWS takes {MOST:,} in a managed policy"
+            says = f"{party}: {length(document):,} characters, but AWS accepts {MOST:,} in a managed policy"
             advice = f"It is in {len(pieces)} parts, {' and '.join(names)}: create and attach a policy from each."
             if who == party:
                 raise Refused(says, f"{advice} Print one with --who {names[0]}.")
@@ -84,7 +86,7 @@ def _print(documents: dict[str, Policy], who: str | None) -> int:
 
 def _who(text: str) -> str:
     if _party(text) not in _WHO:
-        raise argparse.ArgumentTypeError(f"must be one of {', '.join(_WHO)}, or a part, as deployer-1")
+        raise argparse.ArgumentTypeError(f"must be one of {', '.join(_WHO)}, or a part, such as deployer-1")
     return text
 
 

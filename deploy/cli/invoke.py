@@ -88,7 +88,7 @@ def _stream(arguments: argparse.Namespace) -> int:
 
 
 _HELP = (
-    "/reset forgets the conversation, /system TEXT tells the model what it is, /quit ends. "
+    "/reset forgets the conversation, /system TEXT sets the system prompt, /quit ends. "
     "Ctrl-C ends an answer, or drops the line."
 )
 
@@ -97,8 +97,8 @@ def add_chat(commands: Any) -> None:
     parser = commands.add_parser(
         "chat",
         help="talk to the model",
-        description=f"One line is what you say. {_HELP} From a pipe, each line is "
-        "said after the answer to the one before.",
+        description=f"Each line is a message. {_HELP} From a pipe, each line is sent after the answer to the "
+        "previous one.",
     )
     add_endpoint_arguments(parser)
     add_parameters(parser)

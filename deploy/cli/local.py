@@ -90,7 +90,7 @@ def run_rehearsal(arguments: argparse.Namespace, plan: Plan, report: Callable[[s
         report(f"container | {line}")
 
     def ready(url: str) -> None:
-        print("# AWS is on this machine now. In another terminal:")
+        print("# AWS is now emulated on this machine. In another terminal:")
         print(f"unset {' '.join(_OTHERS)}")
         for name, value in {**variables(url, region), **_no_proxy()}.items():
             print(f"export {name}={shlex.quote(value)}")

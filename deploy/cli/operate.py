@@ -87,7 +87,7 @@ def _refuse_none(aws: Aws, groups: Sequence[str]) -> None:
     if not there:
         raise NotThere(
             f"there is no log group {' or '.join(groups)} in {aws.region}",
-            "Look at the name and at --region; a container that has not started has written nothing.",
+            "Check the name and --region; a container that has not started has written nothing.",
         )
 
 

@@ -54,7 +54,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if share is not None:
         refuse_specification(spec)
         if arguments.offline:
-            raise SpecError("--shadow is planned from the endpoint that is there", "Leave --offline out.")
+            raise SpecError("--shadow needs to read the existing endpoint", "Leave --offline out.")
     aws = Aws(spec.region)
     reason = "--offline" if arguments.offline else None
     if reason is None:

@@ -86,7 +86,7 @@ def _deploy(
         )
         live = look_when_idle(aws, spec.deployment, preparation.resources_in_order, options)
     if command == "update" and live.endpoint is None:
-        raise NotThere(f"there is no endpoint {spec.endpoint_name} in {aws.region}", "`lmi deploy up` makes it.")
+        raise NotThere(f"there is no endpoint {spec.endpoint_name} in {aws.region}", "`lmi deploy up` creates it.")
     takes_over = share is not None or command == "promote" or arguments.adopt
     preparation, kept = keep_release(
         preparation, aws, live, adopt=takes_over, allow_plaintext_secret=arguments.allow_plaintext_secret
@@ -101,7 +101,7 @@ def _deploy(
     print_warnings(console, (*kept, *comparison.warnings))
     if not comparison.plan.changing:
         what = spec.name if share is None else f"the shadow of {spec.name}"
-        say(console, f"{what} is as the specification says; nothing to do.")
+        say(console, f"{what} matches the specification; nothing to do.")
         return 0
     print_plan(console, comparison.plan, whole=False)
     if not arguments.no_checks:
@@ -128,7 +128,7 @@ def _deploy(
     if command == "promote" and live.config is not None and (old := live.config.tags.get(TAG_BEFORE)):
         say(
             console,
-            f"The way back: aws sagemaker update-endpoint --endpoint-name {spec.name} --endpoint-config-name {old}",
+            f"To go back: aws sagemaker update-endpoint --endpoint-name {spec.name} --endpoint-config-name {old}",
         )
     return 0
 

@@ -68,7 +68,7 @@ def confirm(question: str, *, yes: bool, needed: bool) -> bool:
         return True
     if not sys.stdin.isatty():
         if needed:
-            raise Refused(f"{question} Nobody is there to be asked.", "Say --yes.")
+            raise Refused(f"{question} There is no terminal to ask on.", "Say --yes.")
         return True
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
 
@@ -191,7 +191,7 @@ def summary(plan: Plan) -> str:
         "unchanged": verbs.count(Verb.UNCHANGED),
     }
     text = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    return f"{text or 'nothing there, nothing wanted'}."
+    return f"{text or 'nothing exists, nothing is wanted'}."
 
 
 def plan_as_json(plan: Plan, **more: Any) -> str:

@@ -87,7 +87,8 @@ class AsyncAnswer:
                 return None
             request_failed = failure(error)
             request_failed.advice = (
-                "It needs s3:GetObject, and s3:ListBucket on the bucket: else what is absent looks forbidden."
+                "It needs s3:GetObject, and s3:ListBucket on the bucket: without them, a "
+                "missing object looks forbidden."
             )
             raise request_failed from error
 

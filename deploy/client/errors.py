@@ -152,13 +152,13 @@ def failure(error: BaseException) -> RequestFailed:
         case ClientError():
             return _from_status(error)
         case StreamStalled():
-            return TimedOut("nothing came for too long in the middle of the answer", _LOGS)
+            return TimedOut("nothing arrived for too long in the middle of the answer", _LOGS)
         case HTTPError() | ParserError():
             return StreamBroken(f"the connection was cut in the middle of the answer: {error}", _LOGS)
         case ReadTimeoutError():
-            return TimedOut("no answer in time; the model may still be at it", _IN_TIME)
+            return TimedOut("no answer in time; the model may still be working on it", _IN_TIME)
         case ConnectTimeoutError() | EndpointConnectionError() | ProxyConnectionError():
-            return Unreachable(f"no connection: {error}", "Is the region right, and is there a way to it?")
+            return Unreachable(f"no connection: {error}", "Check the region, and that this machine can reach it.")
         case ConnectionClosedError():
             return Broken(f"the connection was closed without an answer: {error}")
         case NoCredentialsError():
@@ -194,9 +194,9 @@ def _from_status(error: ClientError) -> RequestFailed:
         needs = _ROUTED if error.operation_name == "InvokeInferenceRouter" else _INVOKE
         result = Forbidden(f"{error.operation_name}: {code}: {message}", needs)
     elif code in _REFUSED and "no capacity" in message.lower():
-        result = NoCapacity(message, "No copy is up. One is started by requests if scaling.min is 0.")
+        result = NoCapacity(message, "No copy is running. If scaling.min is 0, requests start one.")
     elif code in _REFUSED and "not found" in message.lower():
-        result = NoSuchEndpoint(message, "Is the name right, and the region?")
+        result = NoSuchEndpoint(message, "Check the name and the region.")
     elif code in _REFUSED:
         result = NotSent(message)
     else:

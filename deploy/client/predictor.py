@@ -79,7 +79,7 @@ class Session:
         name, _, more = str(response.get("NewSessionId") or "").partition(";")
         self.id = name.strip()
         if not self.id:
-            raise ModelFailed("the container answered without a session's id", "Are its sessions switched on?")
+            raise ModelFailed("the container answered without a session's id", "Check that its sessions are enabled.")
         self.expires = _expiry(more)
 
     def predict(self, data: Any, **options: Any) -> Any:
@@ -184,9 +184,9 @@ class Predictor:
         **connection: Unpack[Connection],
     ) -> None:
         if component is not None and adapter is not None:
-            raise NotSent("give component or adapter: an adapter is a component, and knows its base")
+            raise NotSent("give component or adapter, not both: an adapter is a component, and knows its base")
         if routing_target is not None and (component or adapter):
-            raise NotSent("a routing target names the components of its destinations: give none beside it")
+            raise NotSent("a routing target names the components of its destinations: do not name one as well")
         self.runtime = (
             Runtime(endpoint_name, region, component=adapter or component, **connection)
             if routing_target is None
@@ -301,15 +301,15 @@ class Predictor:
             request["Body"] = body
         else:
             raise NotSent(
-                f"{len(body):,} bytes are more than the {MAX_INLINE_BYTES:,} that go with an asynchronous request",
-                "Give upload=s3://BUCKET/KEY, which the data is put to first.",
+                f"{len(body):,} bytes are more than the {MAX_INLINE_BYTES:,} that an asynchronous request may contain",
+                "Give upload=s3://BUCKET/KEY to upload the data there first.",
             )
         return AsyncAnswer(self.runtime.submit(request), s3, self.deserializer)
 
     def _request(self, data: Any, initial_args: Mapping[str, Any] | None, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return boto3's arguments."""
         if unknown := options.keys() - _HEADERS.keys():
-            raise NotSent(f"{', '.join(sorted(unknown))}: there are only {', '.join(_HEADERS)}")
+            raise NotSent(f"{', '.join(sorted(unknown))}: unknown; supported: {', '.join(_HEADERS)}")
         body = self.serializer.serialize(data)
         request = {"ContentType": self.serializer.CONTENT_TYPE, **(initial_args or {})}
         request |= {_HEADERS[name]: value for name, value in options.items() if value is not None}

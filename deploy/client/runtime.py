@@ -93,7 +93,7 @@ def only_component(session: Any, region: str, endpoint_name: str) -> str:
     if len(names) == 1:
         return str(names[0])
     if not names:
-        raise NotSent(f"{endpoint_name} has no inference component yet", "Has `lmi deploy up` ended?")
+        raise NotSent(f"{endpoint_name} has no inference component yet", "Check that `lmi deploy up` has finished.")
     raise NotSent(
         f"{endpoint_name} has several inference components: {', '.join(sorted(names))}",
         "Name one: component=, or --component.",
@@ -119,7 +119,7 @@ def check_component(client: Any, name: str) -> None:
     except FROM_AWS:
         return
     if found["InferenceComponentStatus"] == "Failed":
-        advice = "`lmi deploy up` makes it anew; `lmi deploy logs NAME` shows what its container wrote."
+        advice = "`lmi deploy up` creates it again; `lmi deploy logs NAME` shows what its container wrote."
         reason = found.get("FailureReason", "SageMaker gives no reason")
         raise ComponentFailed(f"the inference component {name} has failed: {reason}", advice)
 
@@ -257,7 +257,9 @@ class Runtime:
         **connection: Unpack[Connection],
     ) -> None:
         if unknown := connection.keys() - Connection.__annotations__.keys():
-            raise TypeError(f"{', '.join(sorted(unknown))}: there are only {', '.join(Connection.__annotations__)}")
+            raise TypeError(
+                f"{', '.join(sorted(unknown))}: unknown; supported: {', '.join(Connection.__annotations__)}"
+            )
         self.endpoint_name = endpoint_name
         self.component = component
         self._endpoint_url = connection.get("endpoint_url")
@@ -367,7 +369,7 @@ def check_size(body: bytes) -> None:
             "Asynchronous inference takes up to 1 GB from S3.",
         )
     if len(body) > WARN_BYTES:
-        warnings.warn(f"{len(body):,} bytes: SageMaker may take only {WARN_BYTES:,}", LargePayload, stacklevel=5)
+        warnings.warn(f"{len(body):,} bytes: SageMaker may accept only {WARN_BYTES:,}", LargePayload, stacklevel=5)
 
 
 class _NeedsComponent(NotSent): ...
@@ -394,7 +396,7 @@ def bearer_token(credentials: Any, region: str, seconds: int = LONGEST) -> str:
         NotSent: the lifetime is invalid.
     """
     if not 1 <= seconds <= LONGEST:
-        raise NotSent(f"a bearer token lives 1 to {LONGEST} s, not {seconds}")
+        raise NotSent(f"a bearer token is valid for 1 to {LONGEST} s, not {seconds}")
     request = AWSRequest(
         "POST",
         "https://sagemaker.amazonaws.com/",

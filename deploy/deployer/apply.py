@@ -279,7 +279,7 @@ class _Steps:
             return False
         if serves == action.expects and status in (*READY, *MIXED):
             return True
-        advice = "Nothing of it was changed. Run this again when it is InService: it looks anew."
+        advice = "Nothing of it was changed. Run this again when it is InService: it makes a new plan."
         if serves == action.expects:
             raise Refused(f"{action.key} is {status}: what it serves is not settled", advice)
         raise Refused(
@@ -346,8 +346,9 @@ def _roll_back(
     if removable and _may_still_change(aws, run.current):
         names = ", ".join(item.key for item in removable)
         advice.append(
-            f"AWS may still be changing {failed}, or serve with what is new: {names} stay. Run `lmi deploy up` again: "
-            "it waits, and goes on from there."
+            f"AWS may still be changing {failed}, or serve with the new resources: {names} stay. Run `lmi "
+            "deploy up` again: "
+            "it waits, and continues from there."
         )
     elif removable and options.keep_failed:
         advice.append(f"Kept as it is: {', '.join(item.key for item in removable)}. `lmi deploy down` removes it.")
@@ -358,7 +359,7 @@ def _roll_back(
     endpoint = next((item for item in desired if item.kind is Kind.ENDPOINT and item.key in run.serving), None)
     if endpoint is not None and endpoint.key in run.created:
         advice.append(
-            f"{endpoint.key} is up and costs money: `lmi deploy up` goes on from here, `lmi deploy down` ends it."
+            f"{endpoint.key} is up and costs money: `lmi deploy up` continues from here, `lmi deploy down` ends it."
         )
     error.advice = "\n".join(advice)
     return error
@@ -394,8 +395,8 @@ def interruption_report(run: Run, again: str, name: str) -> str:
     """Return one line each on the current step, the created resources, and the commands to continue or to clean up."""
     lines = ["Interrupted."]
     if run.current is not None:
-        lines.append(f"At: {run.current.key}; AWS goes on with what it has begun.")
+        lines.append(f"At: {run.current.key}; AWS finishes what it has begun.")
     if run.created:
-        lines.append(f"Made in this run: {', '.join(run.created)}.")
-    lines.append(f"To go on, run `lmi deploy {again}` again; to remove everything, `lmi deploy down --name {name}`.")
+        lines.append(f"Created in this run: {', '.join(run.created)}.")
+    lines.append(f"To continue, run `lmi deploy {again}` again; to remove everything, `lmi deploy down --name {name}`.")
     return "\n".join(lines)

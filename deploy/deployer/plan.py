@@ -238,7 +238,9 @@ def plan(desired: Sequence[Resource], live: Live, *, keep: int = 2, adopt: bool 
     _refuse_empty(desired, live)
     lost = _failed(live)
     first = [
-        removal_of(existing, f"its state is {existing.status}" if existing.failed else "what it is on goes")
+        removal_of(
+            existing, f"its state is {existing.status}" if existing.failed else "the resource that it is on is removed"
+        )
         for existing in lost
     ]
     remaining = replace(live, resources=tuple(item for item in live.resources if item not in lost))
@@ -261,12 +263,13 @@ def removal_of_all(live: Live) -> Plan:
     if endpoint is not None and not endpoint.is_of(live.deployment) and not is_guest(live.deployment):
         raise Refused(
             _foreign(endpoint),
-            "Delete it as it was made, or take it over with `lmi deploy up --adopt`. A shadow beside it goes with "
+            "Delete it with the tool that created it, or take it over with `lmi deploy up --adopt`. To end a "
+            "shadow next to it: "
             "`lmi deploy down --shadow`.",
         )
     kept = _of_endpoint(live) if live.others and not is_guest(live.deployment) else []
     gone = [item for item in in_order_of_removal(live.owned) if item not in kept]
-    targets = [removal_of(target, "what it scales goes") for target in _foreign_targets(live, gone)]
+    targets = [removal_of(target, "the resource that it scales is removed") for target in _foreign_targets(live, gone)]
     names = tuple(sorted(item.name for item in live.others)) if kept else ()
     return Plan(live.deployment, (*targets, *(removal_of(existing, "") for existing in gone)), kept=names)
 
@@ -307,8 +310,8 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
         wanted = next((one for one in desired if one.kind is Kind.COMPONENT and one.name == name), None)
         if wanted is not None and on is not None and on != wanted.request["EndpointName"]:
             raise Refused(
-                f"inference-component/{name} is on the endpoint {on}, and AWS moves none to another",
-                "Choose another name, or remove it there first.",
+                f"inference-component/{name} is on the endpoint {on}, and AWS cannot move components between endpoints",
+                "Choose another name, or delete it there first.",
             )
     if not live.online:
         return
@@ -316,7 +319,8 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
         names = ", ".join(sorted(item.name for item in live.others))
         raise Refused(
             f"{endpoint.kind.value}/{endpoint.name} has failed, and components of others are on it: {names}",
-            "It can only be deleted, after them: remove them with what made them, then run this again.",
+            "It can only be deleted, after its components: remove them with the tools that created them, then "
+            "run this again.",
         )
     if is_guest(live.deployment):
         _refuse_shared(desired, endpoint, live)
@@ -324,7 +328,7 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
     if live.others and any("ModelName" in one for config in configs for one in config["ProductionVariants"]):
         names = ", ".join(sorted(item.name for item in live.others))
         raise Refused(
-            f"the endpoint would hold a model itself, and components of others are on it: {names}",
+            f"the endpoint would have a model itself, but other deployments' components are on it: {names}",
             "Keep components in the specification, or have those removed first.",
         )
 
@@ -339,15 +343,15 @@ def _refuse_shared(desired: Sequence[Resource], endpoint: LiveResource | None, l
     variants = live.config.description["ProductionVariants"] if live.config is not None else []
     if any("ModelName" in variant for variant in variants):
         raise Refused(
-            f"endpoint: {shared} holds a model itself, and takes no components",
-            "Take an endpoint whose specification has components.",
+            f"endpoint: {shared} has a model itself, so components cannot be added",
+            "Use an endpoint whose specification has components.",
         )
     names = [variant["VariantName"] for variant in variants]
     wanted = {item.request["VariantName"] for item in desired if "VariantName" in item.request}
     if names and (lacking := wanted.difference(names)):
         raise Refused(
             f"endpoint: {shared} has no variant {', '.join(sorted(lacking))}, but {', '.join(names)}",
-            "Take another endpoint, or set instance.variant.",
+            "Use another endpoint, or set instance.variant.",
         )
 
 
@@ -370,7 +374,7 @@ def _refuse_empty(desired: Sequence[Resource], live: Live) -> None:
         if empty and (existing is None or existing.failed):
             raise Refused(
                 f"components {item.name}: AWS creates no component with copies: 0",
-                "Create it with copies: 1, and then say 0; or let it sleep by scaling.min: 0.",
+                "Create it with copies: 1, and then set 0; or let it scale to zero with scaling.min: 0.",
             )
 
 
@@ -443,7 +447,7 @@ def _surplus(desired: Sequence[Resource], live: Live, keep: int) -> list[tuple[L
     parts = [item for item in surplus if item.kind not in (Kind.MODEL, Kind.ENDPOINT_CONFIG, Kind.ENDPOINT)]
     parts += _foreign_targets(live, parts)
     old = outdated(desired, live, keep)
-    why = {id(item): "not wanted any more" for item in parts} | {id(item): "an older version" for item in old}
+    why = {id(item): "no longer wanted" for item in parts} | {id(item): "an older version" for item in old}
     return [(item, why[id(item)]) for item in in_order_of_removal([*parts, *old])]
 
 

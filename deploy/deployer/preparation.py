@@ -121,7 +121,8 @@ def compare_beside(preparation: Preparation, aws: Aws, live: Live, share: Share)
     uploaded = check_data(spec, aws, live)
     told = (
         f"{share.percent} % of the requests are copied to the shadow, and its answers are discarded",
-        "AWS updates an endpoint by a new fleet of instances beside the old one, and needs that capacity and quota for "
+        "AWS updates an endpoint with a new fleet of instances next to the old one, and needs that capacity and "
+        "quota for "
         "a while",
     )
     comparison = Comparison(plan_shadow(wanted, live), told, () if uploaded is None else (uploaded,))
@@ -158,8 +159,8 @@ def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
     variants = config.description["ProductionVariants"] if config is not None else ()
     initial = {item["VariantName"]: item.get("InitialInstanceCount") for item in variants}
     return tuple(
-        f"{endpoint.name} is scaled to {count} instances, instance.count is {spec.instance.count}, and an update takes "
-        f"it there; to keep them, write instance.count: {count}, or scaling:"
+        f"{endpoint.name} is scaled to {count} instances, instance.count is {spec.instance.count}, and an "
+        f"update would scale it to that; to keep them, write instance.count: {count}, or scaling:"
         for item in endpoint.description.get("ProductionVariants", ())
         # The endpoint still has its first number of instances: the file has changed, and the plan shows that.
         if (count := item.get("DesiredInstanceCount"))
@@ -205,7 +206,8 @@ def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
         raise Refused(
             f"model.path is not what {live.deployment} serves from {model.upload}: "
             f"{counted(len(planned.missing), 'file')} new or changed, e.g. {planned.missing[0]}",
-            "Write another prefix into model.upload (as s3://bucket/model-2/): the endpoint is then updated to it, and "
+            "Write another prefix into model.upload (such as s3://bucket/model-2/): the endpoint is then "
+            "updated to it, and "
             "can be rolled back to the old files.",
         )
     if planned.missing:
@@ -223,10 +225,10 @@ def _refuse_foreign(aws: Aws, planned: UploadPlan, live: Live) -> None:
     users += [f"the deployment {name} sent files there" for name in senders if name not in (None, live.deployment)]
     if users:
         raise Refused(
-            f"{planned.prefix} is also another's: {sorted(users)[0]}"
+            f"{planned.prefix} is also used by another: {sorted(users)[0]}"
             + (f", and {len(users) - 1} more" if len(users) > 1 else "")
             + f"; {counted(len(planned.missing), 'file')} would be new or changed there, e.g. {planned.missing[0]}",
-            "Write another prefix into model.upload, as s3://bucket/model-2/.",
+            "Write another prefix into model.upload, such as s3://bucket/model-2/.",
         )
 
 
@@ -262,10 +264,13 @@ def beside_others(spec: Spec, sums: Sums | None, live: Live) -> tuple[Sums | Non
     where = f"{sums.count} x {sums.instance.name} with the components of others ({names})"
     problem = without_room(together, where)
     if problem and not spec.instance.unchecked:
-        raise SpecError(problem, "Take fewer copies, or have the endpoint's owner add instances.")
+        raise SpecError(problem, "Use fewer copies, or have the endpoint's owner add instances.")
     told = [f"{problem} (instance.unchecked)."] if problem else []
     if others and spec.endpoint is None:
-        told.append(f"components of others are on this endpoint, and what changes it changes their instances: {names}.")
+        told.append(
+            "other deployments' components are on this endpoint, and changes to it also change their "
+            f"instances: {names}."
+        )
     return together, tuple(told)
 
 
@@ -275,7 +280,7 @@ def _check_type(spec: Spec, variant: Mapping[str, Any]) -> None:
     if spec.instance.type not in types:
         raise SpecError(
             f"instance.type: {spec.instance.type}, and the endpoint {spec.endpoint} has {' or '.join(map(str, types))}",
-            "Name that type: the fit is computed for it.",
+            "Set that type: whether the components fit is computed for it.",
         )
 
 

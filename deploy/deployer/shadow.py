@@ -56,14 +56,14 @@ def refuse_specification(spec: Spec) -> None:
         SpecError: names the setting.
     """
     for there, setting, why in (
-        (bool(spec.components), "components", "SageMaker puts no shadow beside inference components"),
-        (spec.endpoint is not None, "endpoint", "SageMaker puts no shadow beside inference components"),
-        (spec.asynchronous is not None, "async", "SageMaker puts no shadow beside asynchronous inference"),
-        (spec.shadow is not None, "shadow", "with --shadow what the file itself describes is the shadow"),
+        (bool(spec.components), "components", "SageMaker does not support a shadow next to inference components"),
+        (spec.endpoint is not None, "endpoint", "SageMaker does not support a shadow next to inference components"),
+        (spec.asynchronous is not None, "async", "SageMaker does not support a shadow next to asynchronous inference"),
+        (spec.shadow is not None, "shadow", "with --shadow the file itself describes the shadow"),
         (
             "ShadowProductionVariants" in spec.sagemaker.endpoint_config,
             "sagemaker.endpoint_config.ShadowProductionVariants",
-            "with --shadow what the file itself describes is the shadow",
+            "with --shadow the file itself describes the shadow",
         ),
     ):
         if there:
@@ -83,7 +83,7 @@ def beside(spec: Spec, wanted: Sequence[Resource], live: Live, share: Share) -> 
     endpoint = live.endpoint
     if endpoint is None:
         raise NotThere(
-            f"there is no endpoint {spec.name} to put a shadow beside", "Without --shadow, `lmi deploy up` makes it."
+            f"there is no endpoint {spec.name} to add a shadow to", "Without --shadow, `lmi deploy up` creates it."
         )
     _refuse(spec, endpoint, live)
     served = live.config
@@ -150,7 +150,9 @@ def plan_end(live: Live) -> Plan:
     """
     endpoint, config = live.endpoint, _shadow_config(live)
     if endpoint is not None and endpoint.failed:
-        raise Refused(f"endpoint/{endpoint.name} is {endpoint.status}: AWS only deletes it", "Its owner has to.")
+        raise Refused(
+            f"endpoint/{endpoint.name} is {endpoint.status}: AWS can only delete it", "Its owner has to delete it."
+        )
     if endpoint is not None and endpoint.is_of(live.deployment):
         raise Refused(
             f"endpoint/{endpoint.name} is this deployment's own, and has no shadow that `up --shadow` put there",
@@ -159,8 +161,9 @@ def plan_end(live: Live) -> Plan:
     if endpoint is not None and live.config is None and _own_parts(live, ()):
         raise Refused(
             f"endpoint/{endpoint.name} serves the configuration {endpoint.description['EndpointConfigName']}, which "
-            "was deleted or may not be read: it may still have the shadow, whose parts stay",
-            "`lmi deploy iam FILE --adopt` prints the policy that reads it. If it was deleted, its owner has to give "
+            "was deleted or may not be read: it may still have the shadow, whose resources stay",
+            "`lmi deploy iam FILE --adopt` prints the policy needed to read it. If it was deleted, its owner "
+            "has to give "
             "the endpoint another one; then run this again.",
         )
     back: list[Action] = []
@@ -198,14 +201,14 @@ def _refuse_other_shadow(wanted: Sequence[Resource], live: Live) -> None:
         return
     config = _shadow_config(live)
     if endpoint is None or config is None:
-        raise NotThere(f"{live.deployment} has no shadow that `up --shadow` put there", "Put it there first.")
+        raise NotThere(f"{live.deployment} has no shadow that `up --shadow` put there", "Create it first.")
     if endpoint.status not in READY:
         raise Refused(f"endpoint/{endpoint.name} is {endpoint.status}", _AGAIN)
     shadow = str(config.description["ShadowProductionVariants"][0]["ModelName"])
     models = [item.name for item in wanted if item.kind is Kind.MODEL]
     if shadow not in models:
         raise Refused(
-            f"the shadow is another than the file describes: {shadow} runs there, and the file makes {models[0]}",
+            f"the running shadow is not the file's: {shadow} runs there, but the file describes {models[0]}",
             "Create this file's shadow first (`lmi deploy up --shadow`), or give the file that made the shadow.",
         )
 
@@ -225,7 +228,7 @@ def _reasons(spec: Spec, endpoint: LiveResource, live: Live) -> Iterator[tuple[s
     if owner == live.deployment:
         yield "is this deployment's own", "Write shadow: into its file, and run `lmi deploy up` without --shadow."
     if owner is not None:
-        yield f"belongs to another deployment of lmi deploy, {owner}", "Write shadow: into that one's file."
+        yield f"belongs to another deployment of lmi deploy, {owner}", "Write shadow: into that deployment's file."
     if stack is not None:
         yield (
             f"belongs to CloudFormation's stack {stack}, which would undo what lmi deploy changes",
@@ -238,37 +241,45 @@ def _reasons(spec: Spec, endpoint: LiveResource, live: Live) -> Iterator[tuple[s
         yield (
             f"serves the configuration {endpoint.description['EndpointConfigName']}, which was deleted or may not be "
             "read: there is nothing to put a shadow into",
-            "`lmi deploy iam FILE --adopt` prints the policy that reads it.",
+            "`lmi deploy iam FILE --adopt` prints the policy needed to read it.",
         )
         return
     yield from _unsupported(spec, config, live)
 
 
 def _unsupported(spec: Spec, config: LiveResource, live: Live) -> Iterator[tuple[str, str]]:
-    none = "Copy it instead: `lmi deploy adopt --name ANOTHER` writes a file for an endpoint beside it."
+    none = "Copy it instead: `lmi deploy adopt --name ANOTHER` writes a file for a separate endpoint."
     variants = config.description["ProductionVariants"]
     names = [str(one["VariantName"]) for one in variants]
     if "AsyncInferenceConfig" in config.description:
-        yield "is asynchronous, and SageMaker puts no shadow beside asynchronous inference", none
+        yield "is asynchronous, and SageMaker does not support a shadow next to asynchronous inference", none
     if any("ServerlessConfig" in one for one in variants):
-        yield "is serverless, and SageMaker puts no shadow beside serverless inference", none
+        yield "is serverless, and SageMaker does not support a shadow next to serverless inference", none
     if live.others or live.of(Kind.COMPONENT) or any("ModelName" not in one for one in variants):
-        yield "has inference components, and SageMaker puts no shadow beside them", none
+        yield "has inference components, and SageMaker does not support a shadow next to them", none
     if len(variants) > 1:
-        yield f"has {len(variants)} production variants ({', '.join(names)}): SageMaker puts a shadow beside one", none
+        yield (
+            f"has {len(variants)} production variants ({', '.join(names)}): SageMaker supports a shadow next to "
+            "only one",
+            none,
+        )
     if spec.instance.variant not in names:
         yield (
-            f"has the production variant {names[0]}, and the file's is {spec.instance.variant}",
+            f"has the production variant {names[0]}, but the file's is {spec.instance.variant}",
             f"Set instance.variant: {names[0]}, so that the shadow can take its place.",
         )
     shadows = [str(one["VariantName"]) for one in config.description.get("ShadowProductionVariants", ())]
     if shadows and not config.is_of(live.deployment):
-        yield f"has a shadow of its owner's already, {shadows[0]}, and SageMaker takes one", "End that one first."
+        yield f"already has its owner's shadow, {shadows[0]}, and SageMaker allows only one", "End that one first."
     for name in [str(one["ModelName"]) for one in variants if "ModelName" in one]:
         model = live.get(Kind.MODEL, (name,))
         found = containers(model.description) if model is not None else []
         if len(found) > 1 or any(one.get("Mode") == "MultiModel" for one in found):
-            yield f"serves {name}, which has several containers or models: SageMaker puts no shadow beside it", none
+            yield (
+                f"serves {name}, which has several containers or models: SageMaker does not support a shadow "
+                "next to it",
+                none,
+            )
 
 
 def _variant(own: Json, weight: float, share: Share) -> dict[str, Any]:

@@ -76,9 +76,9 @@ _PHASES = {
     "UpdateRollbackFailed": "failed to roll back",
 }
 _VARIANT_PHASES = {
-    "ActivatingTraffic": "moving the traffic over",
+    "ActivatingTraffic": "shifting traffic",
     "Baking": "watching the alarms before going on",
-    "Deleting": "taking old instances away",
+    "Deleting": "removing old instances",
 }
 
 
@@ -176,7 +176,7 @@ def _progress(aws: Aws, resource: Resource, description: Mapping[str, Any], elap
     copies = description.get("RuntimeConfig", {})
     desired, there = copies.get("DesiredCopyCount", 0), copies.get("CurrentCopyCount", 0)
     if status == "InService" and there < desired:
-        return Progress(resource.key, status, f"{there} of {desired} copies are up", elapsed, limit)
+        return Progress(resource.key, status, f"{there} of {desired} copies are running", elapsed, limit)
     if status not in ("Creating", "Updating"):
         return Progress(resource.key, status, _PHASES.get(status, status), elapsed, limit)
     lines = _log(aws, resource, description)
@@ -221,7 +221,7 @@ def _verdict(aws: Aws, resource: Resource, description: dict[str, Any]) -> dict[
         raise _failure(aws, resource, description, str(description.get("FailureReason") or status))
     desired, serves = _versions(resource, description)
     if desired != serves:
-        reason = description.get("FailureReason") or "an alarm went off, or the new instances did not get ready"
+        reason = description.get("FailureReason") or "an alarm went off, or the new instances did not become ready"
         raise _failure(aws, resource, description, f"the update was rolled back to {serves}: {reason}")
     return description
 

@@ -70,7 +70,7 @@ def start(variables: Mapping[str, str], port: int) -> Command:
     """
     if importlib.util.find_spec("handler") is None:
         raise DeployError(
-            "there is no container to start: the package handler is not installed here",
+            "no container can be started: the package handler is not installed here",
             "Start one yourself and name it: --container http://127.0.0.1:8080",
         )
     environment = {
@@ -169,7 +169,7 @@ class Container:
             try:
                 await asyncio.wait_for(self._wait(), seconds)
             except asyncio.TimeoutError:
-                self._show(f"still there {seconds:g} s after SIGTERM: SIGKILL, as SageMaker does")
+                self._show(f"still running {seconds:g} s after SIGTERM: SIGKILL, as SageMaker does")
         self.kill()
         status = await self._wait()
         await self._read_all()
@@ -272,7 +272,7 @@ async def until_ready(endpoint: Endpoint, probing: Probing, name: str = "") -> N
                 endpoint.status = Status.FAILED
                 text = NEVER_HEALTHY.format(variant=endpoint.variant, seconds=probing.window)
                 text = f"inference component {name}: {text}" if name else text
-                raise Failed(f"{text} Last: {wrong}.", "Give it longer with --start-timeout, or see its log.")
+                raise Failed(f"{text} Last: {wrong}.", "Give it longer with --start-timeout, or check its log.")
             await asyncio.sleep(probing.between)
 
 

@@ -152,7 +152,7 @@ class Relay:
                 await raise_for_status(reply, log_stream)
                 data = await _read(reply, MOST + 1)
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-            log.warning("the container gave no answer: %s", error or "time is over")
+            log.warning("the container did not answer: %s", error or "timed out")
             raise model_error(0, TIMED_OUT, log_stream) from error
         if len(data) > MOST:
             raise model_error(0, TOO_LARGE, log_stream)

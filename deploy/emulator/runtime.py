@@ -197,7 +197,7 @@ class Runtime:
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             if answer is None:
                 raise model_error(0, TIMED_OUT, log_stream) from error
-            log.warning("the container's answer broke: %s", error or "time is over")
+            log.warning("the container's answer was cut off: %s", error or "timed out")
             if request.transport is not None:
                 if request.version < HttpVersion11:  # whose whole answers end with the connection too
                     reset_when_closed(request.transport.get_extra_info("socket"))

@@ -154,7 +154,7 @@ async def load_adapters(plan: Plan) -> None:
                         text = (await reply.text(errors="replace")).strip()
                         raise Failed(f"adapter {name}: the container answers {reply.status}: {text}")
             except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-                raise Failed(f"adapter {name}: the container gave no answer: {error or 'time is over'}") from None
+                raise Failed(f"adapter {name}: the container did not answer: {error or 'timed out'}") from None
 
 
 @contextlib.asynccontextmanager

@@ -140,8 +140,8 @@ def _refuse_without_room(spec: Spec, machine: Machine) -> None:
         needed = item.memory_mb if item.copies else 0
         if needed > left:
             raise SpecError(
-                f"component {item.name}: memory_mb: {needed}, and {left} of this machine's {machine.memory_mb} MB are "
-                "left for it",
+                f"component {item.name}: memory_mb: {needed}, but {left} of this machine's {machine.memory_mb} "
+                "MB are left for it",
                 "Run fewer components here (copies: 0), or set a smaller memory_mb: --set does not change the file.",
             )
         left -= needed
@@ -160,7 +160,7 @@ def _gpus(spec: Spec, machine: Machine) -> dict[str, dict[str, str]]:
                 continue
             if item.accelerators > len(left):
                 raise SpecError(
-                    f"component {item.name}: accelerators: {item.accelerators}, and {len(left)} of this machine's "
+                    f"component {item.name}: accelerators: {item.accelerators}, but {len(left)} of this machine's "
                     f"{len(machine.gpus)} GPUs are left for it",
                     "Run fewer components here (copies: 0), or an engine without GPUs (--engine echo).",
                 )
@@ -211,7 +211,7 @@ def _notes(spec: Spec) -> Iterator[str]:
         if server.model.token_secret is not None:
             yield f"{_who(server)}model.token_secret is not read here: the hub is asked without a token."
     if spec.shadow is not None:
-        yield "shadow: runs on AWS only, and gets no copies here. `lmi deploy local --aws` plays its capture."
+        yield "shadow: runs on AWS only, and gets no copies here. `lmi deploy local --aws` emulates its capture."
     if spec.capture is not None:
         yield "capture: is off here. `lmi deploy local --aws` has it."
     for item in spec.components:

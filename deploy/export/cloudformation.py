@@ -45,7 +45,7 @@ def without_lacking(resource: Resource, content: Mapping[str, Any]) -> tuple[dic
     kept = _without(content, "", lacking, lost)
     if harm := [place for place in lost if lacking[place]]:
         raise Refused(
-            f"CloudFormation has no place for {', '.join(harm)} of {resource.key}",
+            f"CloudFormation does not support {', '.join(harm)} of {resource.key}",
             "Leave it out, or make the endpoint with `lmi deploy up`.",
         )
     return kept, lost
@@ -118,7 +118,7 @@ def cloudformation_template(resources: Sequence[Resource]) -> dict[str, Any]:
 def template_notes(resources: Sequence[Resource]) -> list[str]:
     """Return a sentence for each field that the template leaves out, as CloudFormation lacks it."""
     return [
-        f"{place} of {resource.key}: CloudFormation has no place for it."
+        f"{place} of {resource.key}: CloudFormation does not support it."
         for resource in resources
         for place in without_lacking(resource, resource.request)[1]
     ]
@@ -133,8 +133,8 @@ def terraform_configuration(resources: Sequence[Resource], region: str) -> dict[
     body = json.dumps(cloudformation_template(resources), separators=(",", ":"))
     if (size := len(body.encode())) > _MAX_INLINE_TEMPLATE:
         raise Refused(
-            f"the template has {size:,} bytes, and a stack takes {_MAX_INLINE_TEMPLATE:,} inline",
-            "Export CloudFormation, put the template into S3, and give the stack its template_url.",
+            f"the template has {size:,} bytes, but a stack accepts only {_MAX_INLINE_TEMPLATE:,} inline",
+            "Export CloudFormation, put the template into S3, and give its URL to the stack as template_url.",
         )
     stack = {
         "name": f"lmi-{_deployment(resources)[0]}",  # a stack's name begins with a letter, an endpoint's need not

@@ -72,7 +72,8 @@ def _of_statement(aws: Aws, principal: str, statement: dict[str, Any]) -> Iterat
         if isinstance(failure, NotAllowed):
             raise NotAllowed(
                 str(failure),
-                "--check needs iam:SimulatePrincipalPolicy on whom it asks about: `iam --who checker` prints it.",
+                "--check needs iam:SimulatePrincipalPolicy on the principal that it asks about: `iam --who "
+                "checker` prints it.",
             ) from None
         raise DeployError(f"{principal}: {failure}", failure.advice) from None
 

@@ -23,8 +23,8 @@ SIZES = (6 * MIB - 1024, 6 * MIB + 1, 20 * MIB)
 """Bytes of request bodies: below and above the API model's limit (6,291,456), and below the 25 MB of AWS's FAQ."""
 
 OPEN = (
-    "whether traffic stops before SIGTERM (needs a look into the container while it is replaced)",
-    "what SAGEMAKER_ENABLE_LOAD_AWARE does, and whether an own container may take part in KV_AWARE",
+    "whether traffic stops before SIGTERM (has to be observed in the container while it is replaced)",
+    "what SAGEMAKER_ENABLE_LOAD_AWARE does, and whether a custom container may take part in KV_AWARE",
     "what an adapter component's update calls in the container (see its log with `lmi deploy logs NAME`)",
 )
 """Open points that no public call shows."""
@@ -68,7 +68,7 @@ def measure(
     yield _measure("Accept on a plain call", lambda: _accept_plain(target))
     yield _measure("Accept on a stream", lambda: _accept_stream(target))
     yield _measure("PayloadParts of a stream", lambda: _parts(target, tokens, clock))
-    yield _measure("headers through and back", lambda: _headers(target))
+    yield _measure("headers that pass through", lambda: _headers(target))
     yield _measure("a session", lambda: _session(target))
     for size in SIZES:
         yield _measure(f"a body of {size / MIB:.2f} MiB", lambda size=size: _size(target, size))  # type: ignore[misc]
@@ -139,7 +139,7 @@ def _compare(content_type: Callable[[str], str], accepts: tuple[str, str]) -> tu
     text = "; ".join(f"{accept} gives {answer}" for accept, answer in got.items())
     followed = len(set(got.values())) == len(accepts)
     if not followed:
-        text += " (a container that ignores Accept, as this handler does, tells nothing)"
+        text += " (a container that ignores Accept, as this handler does, proves nothing)"
     return f"{'reaches the container' if followed else 'changes nothing'}: {text}", {"content_types": got}
 
 

@@ -86,7 +86,7 @@ def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:
     if count < 0 or (count == 0 and what.kind is Kind.ENDPOINT):
         advice = "An endpoint without components keeps one instance."
         if what.sleeps:
-            advice = "An asynchronous endpoint falls asleep by itself (scaling.min: 0), when no request waits."
+            advice = "An asynchronous endpoint scales to zero by itself (scaling.min: 0) when no request waits."
         raise Refused(f"{what.target}: {count} cannot be", advice)
     bounds = what.scaling
     if bounds is not None and not bounds.min <= count <= bounds.max:
@@ -105,7 +105,7 @@ def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:
             DesiredWeightsAndCapacities=[{"VariantName": what.variant, "DesiredInstanceCount": count}],
         )
     if bounds is not None and bounds.policies and bounds.min != bounds.max:
-        return f"Its policy ({', '.join(bounds.policies)}) goes on from here, between {bounds.min} and {bounds.max}."
+        return f"Its policy ({', '.join(bounds.policies)}) continues from here, between {bounds.min} and {bounds.max}."
     return ""
 
 
@@ -124,7 +124,7 @@ def set_bounds(aws: Aws, what: ScalingTarget, low: int | None, high: int | None)
     high = what.scaling.max if high is None else high
     if not 0 <= low <= high or high == 0:
         raise Refused(
-            f"{what.target}: between {low} and {high} cannot be", "0 <= --min <= --max, and --max is above 0."
+            f"{what.target}: between {low} and {high} is not possible", "0 <= --min <= --max, and --max is above 0."
         )
     if low == 0 and not what.sleeps:
         raise Refused(
@@ -133,8 +133,8 @@ def set_bounds(aws: Aws, what: ScalingTarget, low: int | None, high: int | None)
         )
     if low == 0 and f"{what.name}/wake" not in what.scaling.policies and what.kind is Kind.ENDPOINT:
         raise Refused(
-            f"{what.target}: nothing would wake it: it has no policy {what.name}/wake",
-            "Write scaling.min: 0 into the specification and run `lmi deploy update`, which makes one.",
+            f"{what.target}: it could not scale up again: it has no policy {what.name}/wake",
+            "Write scaling.min: 0 into the specification and run `lmi deploy update`, which creates one.",
         )
     aws.client("application-autoscaling").register_scalable_target(
         ServiceNamespace="sagemaker",

@@ -148,7 +148,7 @@ def endpoint_of(aws: Aws, name: str) -> dict[str, Any]:
         result: dict[str, Any] = aws.client("sagemaker").describe_endpoint(EndpointName=name)
     except ClientError as error:
         if is_missing(error):
-            raise NotThere(f"there is no endpoint {name!r} in {aws.region}", "Look at --region.") from None
+            raise NotThere(f"there is no endpoint {name!r} in {aws.region}", "Check --region.") from None
         raise
     return result
 

@@ -50,7 +50,7 @@ def reservation(context: Context) -> list[Check]:
 def _reservation(context: Context, arn: str) -> Iterator[Check]:
     region, name = arn.split(":")[3], arn.rpartition("/")[2]
     if region != context.aws.region:
-        advice = f"Take a reservation in {context.aws.region}, or set region: {region}."
+        advice = f"Use a reservation in {context.aws.region}, or set region: {region}."
         yield error("reservation", f"{name} is in {region}, the endpoint in {context.aws.region}", advice)
         return
     sagemaker = context.aws.client("sagemaker")
@@ -63,21 +63,21 @@ def _reservation(context: Context, arn: str) -> Iterator[Check]:
     types = sorted({one["InstanceType"] for one in found.get("ReservedCapacitySummaries", ())})
     available, needed = found.get("AvailableInstanceCount", 0), context.spec.instance.count
     if found["Status"] in _ENDED:
-        yield error("reservation", f"{name} is {found['Status']}", "Take another one, or leave reservation out.")
+        yield error("reservation", f"{name} is {found['Status']}", "Use another one, or leave reservation out.")
     elif "endpoint" not in found.get("TargetResources", ()):
         what = ", ".join(found.get("TargetResources", ())) or "nothing"
         yield error("reservation", f"{name} is for {what}, not for endpoints", "Reserve capacity for endpoints.")
     elif types and wanted not in types:
-        advice = f"Set instance.type: {types[0]}, or take another reservation."
-        yield error("reservation", f"{name} is of {', '.join(types)}, the endpoint of {wanted}", advice)
+        advice = f"Set instance.type: {types[0]}, or use another reservation."
+        yield error("reservation", f"{name} is of {', '.join(types)}, the endpoint uses {wanted}", advice)
     elif found["Status"] != "Active":
-        advice = "No instance starts before: wait, or leave reservation out."
+        advice = "No instance starts before then: wait, or leave reservation out."
         yield warning(
             "reservation", f"{name} is {found['Status']}, from {found.get('StartTime', 'a later time')}", advice
         )
     elif available < needed:
-        advice = "No instance starts beyond it; those of this endpoint that serve already are not free."
-        yield warning("reservation", f"{name} has {available} free instances, and {needed} are wanted", advice)
+        advice = "No further instance starts; those that already serve this endpoint are not free."
+        yield warning("reservation", f"{name} has {available} free instances, but {needed} are wanted", advice)
     else:
         yield ok("reservation", f"{name}: {available} free instances of {wanted}")
 
@@ -158,7 +158,7 @@ def run(name: str, check: Callable[[], Check | Iterable[Check] | None]) -> list[
         deploy_error = as_deploy_error(failure)
         is_denied = isinstance(deploy_error, NotAllowed)
         says = f"{failure.operation_name} is not allowed" if is_denied else str(deploy_error)
-        found.append(warning(name, f"not looked at: {says}", deploy_error.advice))
+        found.append(warning(name, f"not checked: {says}", deploy_error.advice))
     except DeployError as failure:
         found.append(error(name, str(failure), failure.advice))
     return found
@@ -172,12 +172,12 @@ def _role(context: Context) -> Check:
     arn = context.spec.role
     account = context.decision.account or context.aws.account()
     if arn.split(":")[4] != account:
-        return error("role", f"{arn} does not belong to the account {account}", "Give a role of this account in role.")
+        return error("role", f"{arn} does not belong to the account {account}", "Set role to a role of this account.")
     iam = context.aws.client("iam")
     try:
         result = iam.get_role(RoleName=arn.rpartition("/")[2])["Role"]
     except iam.exceptions.NoSuchEntityException:
-        return error("role", f"{arn} does not exist", "`lmi deploy iam` prints what to make it of.")
+        return error("role", f"{arn} does not exist", "`lmi deploy iam` prints the policies that it needs.")
     if not _trusts_sagemaker(result["AssumeRolePolicyDocument"]):
         return error(
             "role",
@@ -236,11 +236,11 @@ def quota(aws: Aws, name: str, needed: int, at_first: int, setting: str) -> Chec
     value = next((one["Value"] for one in quotas if one["QuotaName"] == name), None)
     if value is None:
         return warning("quota", f"none named {name!r} was found", "See Service Quotas, Amazon SageMaker.")
-    advice = f"Ask for {needed} of `{name}` in Service Quotas (Amazon SageMaker), or take another {setting}."
+    advice = f"Request {needed} of `{name}` in Service Quotas (Amazon SageMaker), or use another {setting}."
     if value < at_first:
-        return error("quota", f"{name}: {value:g}, and {at_first} are needed", advice)
+        return error("quota", f"{name}: {value:g}, but {at_first} are needed", advice)
     if value < needed:
-        return warning("quota", f"{name}: {value:g}, and scaling may want {needed}", advice)
+        return warning("quota", f"{name}: {value:g}, but scaling may need {needed}", advice)
     return ok("quota", f"{name}: {value:g}")
 
 
@@ -262,14 +262,14 @@ def _network(context: Context) -> Check | None:
         return error(
             "network",
             f"subnets and security groups belong to several VPCs: {', '.join(sorted(vpcs))}",
-            "Take network.subnets and network.security_groups of one VPC.",
+            "Use network.subnets and network.security_groups of one VPC.",
         )
     zones = {subnet["AvailabilityZone"] for subnet in subnets}
     if len(zones) < 2:
         return warning(
             "network",
             f"all subnets are in {next(iter(zones))}",
-            "Give network.subnets in several zones: more capacity, and one may fail.",
+            "Set network.subnets in several zones: there is more capacity, and one may fail.",
         )
     return ok("network", f"{next(iter(vpcs))}, {len(zones)} zones")
 
@@ -303,7 +303,7 @@ def _name(context: Context) -> Check | None:
         return error(
             "name",
             f"an endpoint {context.spec.name} exists that was not made from a specification",
-            "Take another name, or delete that endpoint.",
+            "Use another name, or delete that endpoint.",
         )
     return ok("name", f"{context.spec.name} exists and is this deployment's ({result['EndpointStatus']})")
 

@@ -69,7 +69,7 @@ def topics(context: Context) -> list[Check]:
         warning(
             "topics",
             f"{topic} does not exist",
-            "Make it, or correct async.notify_success, async.notify_error or alarms.notify: nobody is told.",
+            "Create it, or correct async.notify_success, async.notify_error or alarms.notify: nobody is notified.",
         )
         for topic in spec.topics
         if topic not in found
@@ -99,14 +99,14 @@ def compared(context: Context, use: Use, found: Mapping[str, str | None]) -> lis
     if wanted is not None and wanted in found.values():
         checks.append(ok("key", f"{named} encrypts {use.what}"))
     elif named is not None and found and use.at_rest:
-        says = f"encryption.{use.option} is {named}, and it does not encrypt {', '.join(found)}"
+        says = f"encryption.{use.option} is {named}, but it does not encrypt {', '.join(found)}"
         checks.append(warning("key", says, f"Correct it, or leave it out.{use.hint}"))
     return checks
 
 
 def _advice(use: Use, arn: str | None, named: str | None) -> str:
     if named is None:
-        return f"Set encryption.{use.option}: {arn}, and give {use.users} what `lmi deploy iam` prints."
+        return f"Set encryption.{use.option}: {arn}, and give {use.users} the permissions that `lmi deploy iam` prints."
     return f"Correct encryption.{use.option}, or allow kms:Decrypt on {arn} to {use.users}, too."
 
 

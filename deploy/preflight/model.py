@@ -30,8 +30,8 @@ def model(context: Context) -> list[Check]:
         planned = plan_upload(context.aws, spec.directory, spec.upload, **how)
         checks = [ok("model", f"{spec.path} to {planned.prefix}: {planned}")]
         if planned.foreign:
-            says = f"{planned.prefix} holds {len(planned.foreign)} more objects, e.g. {planned.foreign[0]}"
-            checks.append(warning("model", says, "SageMaker loads them too: delete what is not the model's."))
+            says = f"{planned.prefix} contains {len(planned.foreign)} more objects, e.g. {planned.foreign[0]}"
+            checks.append(warning("model", says, "SageMaker loads them too: delete those that are not the model's."))
         return checks + _as_checks([*planned.findings, *planned.foreign_findings])
     if spec.s3 is not None and spec.s3.endswith(ARCHIVE):
         return _archive(context, spec.s3)
@@ -85,13 +85,13 @@ def _as_checks(findings: Sequence[Finding]) -> list[Check]:
 def _hub(context: Context, model_id: str) -> Check:
     """Check the hub. The result is never an error: the container's network is another one. No token is sent."""
     if context.fetch is None:
-        return ok("model", f"{model_id}, fetched by the container from the hub (not asked)")
+        return ok("model", f"{model_id}, fetched by the container from the hub (not checked)")
     parts = model_id.split("/", 2)  # OWNER/MODEL/FILE.gguf names a file of the model
     repository, file = "/".join(parts[:2]), "".join(parts[2:]) or "config.json"
     try:
         status, _ = context.fetch("HEAD", f"{endpoint()}/{repository}/resolve/main/{file}", {})
     except OSError:
-        return ok("model", f"{model_id} (the hub cannot be reached from here)")
+        return ok("model", f"{model_id} (the hub cannot be reached from this machine)")
     if status in (401, 403):
         if context.spec.model.token_secret is not None:
             return ok("model", f"{model_id} is gated; the container has model.token_secret for it")
@@ -101,7 +101,7 @@ def _hub(context: Context, model_id: str) -> Check:
             "Accept its licence, and put a token's secret into model.token_secret.",
         )
     if status == 404:
-        return warning("model", f"the hub has no {file} of {repository}", "See that model.id is right.")
+        return warning("model", f"the hub has no {file} of {repository}", "Check model.id.")
     return ok("model", f"{model_id} on the hub")
 
 
@@ -112,12 +112,12 @@ def secret(context: Context) -> Check | list[Check] | None:
         return None
     region = arn.split(":")[3]
     if region != context.aws.region:
-        return error("secret", f"{arn} is in {region}", f"Make one in {context.aws.region} (model.token_secret).")
+        return error("secret", f"{arn} is in {region}", f"Create one in {context.aws.region} (model.token_secret).")
     client = context.aws.client("secretsmanager")
     try:
         found = client.describe_secret(SecretId=arn)
     except client.exceptions.ResourceNotFoundException:
-        return error("secret", f"{arn} does not exist", "Correct model.token_secret, or make the secret.")
+        return error("secret", f"{arn} does not exist", "Correct model.token_secret, or create the secret.")
     return [
         ok("secret", arn.rpartition(":")[2]),
         *compared(context, SECRET, {arn: customers(context, found.get("KmsKeyId"))}),
@@ -158,11 +158,11 @@ def image(context: Context) -> Check:
                 "image", f"{uri} does not exist", "Push it, or correct image.uri (image.repository, image.tag)."
             )
         if account != context.decision.account:  # AWS's own repository, which users may not list
-            return ok("image", f"{uri} (of another account: not looked at)")
+            return ok("image", f"{uri} (in another account: not checked)")
         raise
     size = result.get("imageSizeInBytes", 0)
     return _platform(context, which, result["imageDigest"]) or (
-        warning("image", f"{size / 1e9:.1f} GB", "Each instance pulls it at its start; smaller layers start sooner.")
+        warning("image", f"{size / 1e9:.1f} GB", "Each instance pulls it when it starts; smaller layers start faster.")
         if size > _LARGE
         else ok("image", f"{repository}@{result['imageDigest'][:19]}, {size / 1e9:.1f} GB")
     )
@@ -176,7 +176,7 @@ def _platform(context: Context, which: dict[str, Any], digest: str) -> Check | N
         return None
     manifest = json.loads(got["images"][0]["imageManifest"])
     if manifest.get("mediaType") in _INDEXES or "manifests" in manifest:
-        return error("image", "an index of several platforms, which SageMaker does not take", _BUILD)
+        return error("image", "an index of several platforms, which SageMaker does not accept", _BUILD)
     architecture = _architecture(context, which, manifest)
     if architecture not in (None, "amd64"):
         return error("image", f"built for {architecture}; SageMaker's GPU hosts are amd64", _BUILD)

@@ -94,7 +94,7 @@ def resolve_components(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Res
     return replace(found[0], decision=joined, candidates=candidates, sums=sums)
 
 
-_MORE_ROOM = "Take fewer copies, fewer accelerators each, or more instances; options.replicas adds engines to a copy."
+_MORE_ROOM = "Use fewer copies, fewer accelerators each, or more instances; options.replicas adds engines to a copy."
 
 
 def without_room(sums: Sums, where: str) -> str:
@@ -102,7 +102,7 @@ def without_room(sums: Sums, where: str) -> str:
     for name, taken, has in sums.rows():
         if taken > has:
             need = f"{taken:g} {_UNITS[name]}"
-            return f"components[].copies: the first copies need {need}, and {where} have {has:g}"
+            return f"components[].copies: the first copies need {need}, but {where} have {has:g}"
     return ""
 
 
@@ -169,7 +169,7 @@ def _common_type(spec: Spec, groups: Sequence[Spec], found: Sequence[Resolution]
     if len(groups) == 1:
         return cheapest(lists[0]).instance.name  # the check of the copies says what is wrong
     raise DoesNotFit(
-        "instance.type: auto: no known instance type holds the first copies of all components",
+        "instance.type: auto: no known instance type has room for the first copies of all components",
         f"{_MORE_ROOM} Or name a type.",
     )
 
@@ -203,8 +203,8 @@ def _one_host(groups: Sequence[Spec], decisions: Sequence[Decision]) -> None:
             for server, decision in zip(groups, decisions, strict=True)
         )
         raise SpecError(
-            f"components[].image: the images need different hosts ({hosts}), and an endpoint has one",
-            "Take images of one CUDA version (image.cuda says it where the tag does not), or set instance.ami.",
+            f"components[].image: the images need different hosts ({hosts}), but an endpoint has one",
+            "Use images of one CUDA version (set image.cuda if the tag does not name it), or set instance.ami.",
         )
 
 
@@ -224,19 +224,19 @@ def _tight(sums: Sums, spec: Spec) -> Iterator[str]:
         yield f"{problem} (instance.unchecked)."
     elif alone := _left_over(sums):
         yield (
-            f"components[].copies: {alone} may find no instance with enough left: a copy does not spread over "
+            f"components[].copies: {alone} may not find an instance with enough room: a copy does not spread over "
             f"instances of {sums.instance.name}."
         )
     if not sums.instance.gpus:
         for item in sums.placed:
             if item.fit is not None and item.memory_mb < (needed := round(1024 * (item.fit.weights + item.fit.rest))):
-                yield f"component {item.name}: memory_mb: {item.memory_mb}, and its model takes about {needed} MB."
+                yield f"component {item.name}: memory_mb: {item.memory_mb}, but its model needs about {needed} MB."
     if spec.scaling is not None and sums.instance.gpus:
         most = sum(max(spec.scaling.max, item.copies) * item.gpus for item in sums.placed)
         have = sums.count * sums.instance.gpus
         if most > have:
             where = _where(sums, spec)
-            yield f"scaling.max: all components at their maximum need {most} GPUs, and {where} have {have}."
+            yield f"scaling.max: all components at their maximum need {most} GPUs, but {where} have {have}."
 
 
 def _left_over(sums: Sums) -> str:

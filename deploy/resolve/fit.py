@@ -231,18 +231,20 @@ def _problem(
             f"the {instance.gpu} has {instance.compute[0]}.{instance.compute[1]}"
         )
     if instance.blackwell and need.cuda is not None and need.cuda < _BLACKWELL_CUDA:
-        return f"the {instance.gpu} needs CUDA 12.8, and the image has {need.cuda[0]}.{need.cuda[1]}"
+        return f"the {instance.gpu} needs CUDA 12.8, but the image has {need.cuda[0]}.{need.cuda[1]}"
     if degree > max(1, instance.gpus):
-        return f"tensor parallel degree {degree}, and {instance.gpus} GPU{'s' * (instance.gpus != 1)}"
+        return f"tensor parallel degree {degree}, but {instance.gpus} GPU{'s' * (instance.gpus != 1)}"
     where = f"each of {degree} GPUs" if degree > 1 else "the GPU" if instance.gpus else "RAM"
     if tokens == 0:
         return (
-            f"weights of {weights:.1f} GiB and {rest:.1f} GiB beside them are more than the {limit:.1f} GiB of {where}"
+            f"weights of {weights:.1f} GiB and {rest:.1f} GiB of other memory are more than the {limit:.1f} "
+            f"GiB of {where}"
         )
     if tokens < need.context:
         return (
-            f"beside weights of {weights:.1f} GiB and {rest:.1f} GiB more, the {limit:.1f} GiB of {where} hold a KV "
-            f"cache of {tokens} tokens, and the context has {need.context}"
+            f"with weights of {weights:.1f} GiB and {rest:.1f} GiB of other memory, the {limit:.1f} GiB of "
+            f"{where} have "
+            f"room for a KV cache of {tokens} tokens, but the context has {need.context}"
         )
     return ""
 
@@ -270,7 +272,9 @@ def _remarks(need: Need, instance: InstanceType, degree: int) -> tuple[str, ...]
     if instance.gpus and instance.compute < _AMPERE and need.built_for is None:
         remarks.append(f"the {instance.gpu} is older than Ampere, for which AWS's vLLM is built")
     if instance.gpus and need.dtype in _IN_16_BITS and instance.compute < LEAST_CAPABILITIES[need.dtype]:
-        remarks.append(f"the {instance.gpu} has no {need.dtype}: it saves memory, and is computed in 16 bits")
+        remarks.append(
+            f"the {instance.gpu} does not compute in {need.dtype}: it saves memory, but computation is in 16 bits"
+        )
     if not instance.gpus and not instance.family.endswith("7i"):
         remarks.append("no AMX: bf16 is slow")
     if not instance.gpus and instance.vcpus < 4:
@@ -349,7 +353,7 @@ def cheapest(fits: Sequence[Fit]) -> Fit:
     if not fits[0].fits:
         largest = max(fits, key=lambda item: item.room * item.degree)
         raise DoesNotFit(
-            f"no known instance type holds the model: the largest is {largest.instance.name}: {largest.problem}",
+            f"no known instance type has room for the model: the largest is {largest.instance.name}: {largest.problem}",
             f"A smaller context (model.context) or precision (model.dtype) needs less. {BEYOND_ONE_MACHINE}",
         )
     return fits[0]
@@ -362,7 +366,7 @@ def too_small(small: Fit, fits: Sequence[Fit]) -> DoesNotFit:
         advice.append(f"Set model.context to {small.tokens // 1024 * 1024} or less, or")
     if others := [other for other in fits if other.fits][:3]:
         advice.append("take " + ", ".join(f"{other.instance.name} ({other.price.text})" for other in others) + ", or")
-    advice.append("set instance.unchecked: true if you know better.")
+    advice.append("set instance.unchecked: true to use it anyway.")
     text = " ".join(advice)
     return DoesNotFit(f"instance.type: {small.instance.name}: {small.problem}", text[0].upper() + text[1:])
 
@@ -378,7 +382,7 @@ def title(candidates: Candidates) -> str:
     a_token = need.kv_gib(need.context, 1) / need.context * 1024
     return (
         f"{need.shape.parameters / 1e9:.3g} billion weights in {need.dtype} ({candidates.source}), "
-        f"context {need.context}: {need.weight_gib:.1f} GiB, and {a_token:.3g} MiB a token"
+        f"context {need.context}: {need.weight_gib:.1f} GiB, and {a_token:.3g} MiB per token"
     )
 
 

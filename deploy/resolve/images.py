@@ -93,8 +93,8 @@ def resolve_image(image: Image, region: str, account: str | None, aws: Aws | Non
         raise SpecError(f"image: {uri} is not an image in ECR", "SageMaker takes its images from ECR only.")
     if match["region"] != region:
         raise SpecError(
-            f"image.uri: the image lies in {match['region']}, and the endpoint is in {region}",
-            "SageMaker takes images of the endpoint's own region: push it there, or set up ECR's replication.",
+            f"image.uri: the image is in {match['region']}, and the endpoint is in {region}",
+            "SageMaker takes images from the endpoint's own region: push it there, or set up ECR's replication.",
         )
     warnings: tuple[str, ...] = ()
     if aws is not None and match["tag"] and match["account"] == account:
@@ -147,14 +147,14 @@ def choose_ami(
         cuda: the image's CUDA version; None: unknown.
     """
     if setting != "auto":
-        unknown = (f"instance.ami: {setting} is none of those known in 2026: {', '.join(KNOWN_AMIS)}",)
+        unknown = (f"instance.ami: {setting} is not among those known in 2026: {', '.join(KNOWN_AMIS)}",)
         return setting, () if setting in KNOWN_AMIS else unknown
     if instance is not None and instance.gpus == 0:
         return None, ()
     if cuda is None:
         newest = AMI_CUDA_13 if instance is not None and instance.blackwell else None
         host = f"the newest host ({newest})" if newest else "the default host, whose driver may be too old"
-        return newest, (f"The image's CUDA is not known, so it gets {host}: set image.cuda, as 12.8 or 13.0.",)
+        return newest, (f"The image's CUDA is not known, so it gets {host}: set image.cuda, such as 12.8 or 13.0.",)
     if cuda[0] >= 13:
         return AMI_CUDA_13, ()
     if instance is not None and instance.blackwell:
@@ -197,7 +197,7 @@ def _uri(image: Image, region: str, account: str | None) -> str:
         images = table("image_accounts")
         if region not in images["registries"]:
             raise SpecError(
-                f"image.aws: no registry of AWS's is known in {region}",
+                f"image.aws: no AWS registry is known in {region}",
                 "Give image.uri, from github.com/aws/deep-learning-containers (available_images.md).",
             )
         account = images["registries"][region]
@@ -239,7 +239,7 @@ def _by_digest(aws: Aws, match: re.Match[str]) -> tuple[str, tuple[str, ...]]:
         raise
     details: list[dict[str, Any]] = answer["imageDetails"]
     if not details:
-        raise DeployError(f"image: ECR describes nothing for {match.string}")
+        raise DeployError(f"image: ECR has no description of {match.string}")
     detail = details[0]
     warnings = []
     kind = str(detail.get("imageManifestMediaType", ""))

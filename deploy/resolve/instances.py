@@ -87,12 +87,12 @@ def find(name: str) -> InstanceType | None:
     if _GRAVITON.fullmatch(kind):
         raise SpecError(
             f"instance.type: {name} is an arm64 host, and the image is built for amd64",
-            "Take an x86 type: ml.c7i.* or ml.m7i.* without a GPU, ml.g6e.* or ml.p5.* with one.",
+            "Use an x86 type: ml.c7i.* or ml.m7i.* without a GPU, ml.g6e.* or ml.p5.* with one.",
         )
     if (chip := _OTHER_CHIPS.get(re.split(r"\d", kind)[0])) is not None:
         raise SpecError(
             f"instance.type: {name} has {chip}, which none of the handler's engines runs on",
-            "Take a type with NVIDIA GPUs (ml.g5 to ml.p6) or a CPU type (ml.c7i, ml.m7i).",
+            "Use a type with NVIDIA GPUs (ml.g5 to ml.p6) or a CPU type (ml.c7i, ml.m7i).",
         )
     return next((item for item in all_types() if item.name == name), None)
 
@@ -114,7 +114,7 @@ def refuse_mistyped(name: str) -> None:
     meant = sorted(item for item, edits in away.items() if edits == nearest)[:3]
     raise SpecError(
         f"instance.type: there is no {name}; did you mean {' or '.join(meant)}?",
-        "If AWS has it by now, set instance.unchecked: true.",
+        "If AWS has it now, set instance.unchecked: true.",
     )
 
 
@@ -187,8 +187,8 @@ def _engines(spec: Spec, where: str, gpus: int, degree: int) -> Iterator[str]:
         engines = f"{count} engine{'s' * (count > 1)} of {degree} GPU{'s' * (degree > 1)}"
         name = "replicas" if count > 1 else "tensor_parallel_degree"
         raise SpecError(
-            f"options.{name}: {engines} need {needed} GPUs, and {where} has {gpus}",
-            "Take fewer replicas, a smaller degree, more components[].accelerators, or a larger type.",
+            f"options.{name}: {engines} need {needed} GPUs, but {where} has {gpus}",
+            "Use fewer replicas, a smaller degree, more components[].accelerators, or a larger type.",
         )
     if needed < gpus:
         yield f"{where}: {gpus - needed} of {gpus} GPUs stay idle; options.replicas: auto starts engines on them."

@@ -131,7 +131,7 @@ _LARGEST_PRICE = 10_000.0
 def ask(aws: Aws) -> Prices:
     """Return the on-demand prices of the region, or the table's with the reason."""
     if aws.partition != "aws":  # the API is not in others, and their credentials stay there
-        return Prices(why=f"AWS's Pricing API is not in the partition {aws.partition}")
+        return Prices(why=f"AWS's Pricing API does not exist in the partition {aws.partition}")
     try:
         listed = dict(_prices(aws))
     except ClientError as error:
@@ -142,7 +142,7 @@ def ask(aws: Aws) -> Prices:
     except BotoCoreError as error:
         return Prices(why=f"the Pricing API cannot be reached: {type(error).__name__}")
     if not listed:
-        return Prices(why=f"the Pricing API lists no endpoint's instances in {aws.region}")
+        return Prices(why=f"the Pricing API lists no endpoint instances in {aws.region}")
     return Prices(listed, aws.region)
 
 

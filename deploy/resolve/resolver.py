@@ -74,8 +74,8 @@ def _one_host(decisions: list[Decision]) -> None:
     if len({decision.ami for decision in decisions}) > 1 or len({decision.gpus == 0 for decision in decisions}) > 1:
         hosts = "; ".join(f"{decision.instance_type}: {decision.ami or 'the default'}" for decision in decisions)
         raise SpecError(
-            f"instance.pools: the types need different hosts ({hosts}), and an endpoint has one",
-            "Take types of one sort, with or without GPUs; an image of CUDA 13 runs on all of NVIDIA's.",
+            f"instance.pools: the types need different hosts ({hosts}), but an endpoint has one",
+            "Use types of one kind, with or without GPUs; an image with CUDA 13 runs on all NVIDIA types.",
         )
 
 
@@ -153,7 +153,7 @@ def times(
             f"Model data of {mib / 1024:.0f} GiB may take longer than the {_LONGEST} s that SageMaker waits."
         )
     if startup > _LONGEST:
-        advice = "; put it into S3 (model.path), whose download is counted by itself" if from_hub else ""
+        advice = "; put it into S3 (model.path), whose download has its own time limit" if from_hub else ""
         warnings.append(
             f"Loading {mib / 1024:.0f} GiB may take longer than the {_LONGEST} s that SageMaker waits{advice}."
         )
@@ -257,7 +257,7 @@ def _resolve(spec: Spec, asked: _Asked) -> Resolution:
     instance = None if spec.instance.type == "auto" else find(spec.instance.type)
     fits = () if need is None else rank(need, _on_cpu(spec) if instance is None else instance.gpus == 0, prices)
     if instance is not None and not spec.instance.unchecked and (old := too_old(instance, image.built_for)):
-        raise DoesNotFit(f"instance.type: {instance.name}: {old}", f"Take {able(image.built_for)}, or another image.")
+        raise DoesNotFit(f"instance.type: {instance.name}: {old}", f"Use {able(image.built_for)}, or another image.")
     chosen, type_warnings = _choose(spec, instance, need, fits, prices)
     instance = instance if chosen is None else chosen.instance
     ami, ami_warnings = images.choose_ami(spec.instance.ami, instance, image.cuda)
@@ -327,9 +327,9 @@ def _on_hub(hub: Hub, name: str, revision: str, notes: list[str]) -> Shape | Non
     try:
         return read_shape(hub.files(f"{owner}/{model}", revision), notes, file if file.endswith(".gguf") else None)
     except HubError as error:
-        notes.append(f"The model's size is not the hub's: {error}.")
+        notes.append(f"The model's size does not come from the hub: {error}.")
     except SpecError as error:
-        notes.append(f"The model's files on the hub do not tell its size: {error}.")
+        notes.append(f"The model's files on the hub do not give its size: {error}.")
     return None
 
 
@@ -361,7 +361,7 @@ def _need(spec: Spec, shape: Shape | None, image: images.ResolvedImage) -> tuple
     context = spec.model.context or _number(spec, "max_model_len", "max_seq_len", "max_num_tokens") or shape.context
     if context is None:
         context = _CONTEXT
-        warnings.append(f"The model's longest context is not known: {_CONTEXT} tokens are taken; set model.context.")
+        warnings.append(f"The model's longest context is not known: {_CONTEXT} tokens are assumed; set model.context.")
     dtype = spec.model.dtype if spec.model.dtype != "auto" else _precision(spec, shape)
     kv = str(spec.options.get("kv_cache_dtype", "auto")).lower()
     usable = spec.options.get("gpu_memory_utilization")
@@ -411,7 +411,7 @@ def _choose(
             raise SpecError(
                 "instance.type: auto needs the model's size, which is not known here",
                 "Name a type (instance.type: ml.g6e.xlarge), or set model.shape: {parameters: 8.03e9, layers: 32, "
-                "kv_heads: 8, head_dim: 128}, which stands in the model's config.json.",
+                "kv_heads: 8, head_dim: 128}, as in the model's config.json.",
             )
         chosen = cheapest(fits)
         return chosen, _remarks(chosen)
@@ -496,7 +496,7 @@ def _volume_warnings(spec: Spec, instance: InstanceType | None) -> tuple[str, ..
     warnings = []
     if spec.instance.volume_gb is not None:
         raise SpecError(
-            f"instance.volume_gb: {instance.name} has {instance.nvme_gb} GB of NVMe and takes no other volume",
+            f"instance.volume_gb: {instance.name} has {instance.nvme_gb} GB of NVMe and cannot have another volume",
             "Leave it out.",
         )
     if spec.encryption.volume_key is not None:
@@ -546,25 +546,25 @@ def _size(spec: Spec, chosen: Fit, fits: Sequence[Fit]) -> Iterator[str]:
     server = f"A copy on {chosen.instance.name}" if spec.components else chosen.instance.name
     gpus = spec.components[0].accelerators if spec.components else chosen.instance.gpus
     sequences = chosen.sequences * num_engines(spec, gpus, chosen.degree)
-    held = f"{server} holds {sequences} requests of the full context at once"
+    held = f"{server} has room for {sequences} concurrent requests of the full context"
     if sequences >= wanted:
-        yield f"{held}: for more take more instances (instance.count, scaling.max), not a bigger one."
+        yield f"{held}: for more, use more instances (instance.count, scaling.max), not a bigger one."
         return
     bigger = next((item for item in fits if item.fits and item.sequences >= wanted), None)
     name = "a bigger instance"
     if bigger is not None:
         name = f"{bigger.instance.name} ({bigger.price.text}) for {bigger.sequences}"
     yield (
-        f"{held}: for {wanted} take {name}, or a shorter model.context. More instances divide the requests, and make "
-        "no room for longer ones."
+        f"{held}: for {wanted}, use {name}, or a shorter model.context. More instances share the requests, but "
+        "make no room for longer ones."
     )
 
 
 def _advised_number(spec: Spec, decision: Decision) -> Iterator[str]:
     if spec.instance.count == 1 and spec.scaling is None and spec.instance.managed is None and not spec.components:
         yield (
-            "One instance has no spare: a second (instance.count: 2) serves on while one fails or is replaced, also "
-            "where one bigger instance would be fast enough."
+            "One instance has no spare: a second (instance.count: 2) keeps serving while one fails or is "
+            "replaced, even where one bigger instance would be fast enough."
         )
 
 
@@ -572,6 +572,6 @@ def _routing(spec: Spec) -> Iterator[str]:
     most = max(spec.instance.count, spec.scaling.max if spec.scaling is not None else 0)
     if most >= _MANY and isinstance(spec.routing, PrefixAware):
         yield (
-            f"With up to {most} instances, prefix-aware routing looks at a text's beginning, not at the caches. "
+            f"With up to {most} instances, prefix-aware routing looks at the beginning of a text, not at the caches. "
             "Dynamo on HyperPod routes by what each worker holds: compare both for long shared prompts."
         )

@@ -78,7 +78,7 @@ def _capture(capture: Capture) -> str:
     return (
         f"capture: S3 charges for the files in {capture.output} until they are deleted: of a million requests of "
         f"{_KB:g} kB with their answers about {gigabytes:.2g} GB (${gigabytes * _STORED:.2g} a month in us-east-1), "
-        "and for each file written; they hold whatever clients send"
+        "and for each file written; they contain whatever clients send"
     )
 
 

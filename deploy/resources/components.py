@@ -91,7 +91,7 @@ def _resources(item: Component, decision: Decision) -> dict[str, Any]:
     if decision.gpus:
         if item.accelerators > decision.gpus:
             raise SpecError(
-                f"{item.name}: accelerators: {item.accelerators}, and {decision.instance_type} has {decision.gpus}"
+                f"{item.name}: accelerators: {item.accelerators}, but {decision.instance_type} has {decision.gpus}"
             )
         required["NumberOfAcceleratorDevicesRequired"] = float(item.accelerators)
     if item.cpus is not None:

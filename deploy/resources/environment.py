@@ -117,7 +117,8 @@ def _refuse_secrets(settings: Iterable[Setting]) -> None:
         if name == "LMI_API_KEY":
             raise Refused(
                 f"{origin}: SageMaker authenticates itself, by SigV4 or bearer tokens; keys are for your own servers",
-                "Leave it out, and allow sagemaker:InvokeEndpoint to those who may ask (`lmi deploy iam`).",
+                "Leave it out, and allow sagemaker:InvokeEndpoint to those who may call the endpoint (`lmi "
+                "deploy iam`).",
             )
         if is_secret(name, value):
             raise Refused(
@@ -129,16 +130,18 @@ def _refuse_secrets(settings: Iterable[Setting]) -> None:
 
 def _check_limits(variables: dict[str, str]) -> dict[str, str]:
     if len(variables) > _ENTRIES:
-        raise SpecError(f"environment: {len(variables)} variables, and SageMaker takes {_ENTRIES}", _TOO_LONG)
+        raise SpecError(f"environment: {len(variables)} variables, but SageMaker accepts {_ENTRIES}", _TOO_LONG)
     for name, value in variables.items():
         if not _NAME.fullmatch(name):
-            raise SpecError(f"{name}: as a variable's name SageMaker takes letters, digits and _, no digit first")
+            raise SpecError(
+                f"{name}: SageMaker accepts only letters, digits and _ in a variable's name, and no digit first"
+            )
         for what, text in ("name", name), ("value", value):
             if (length := len(text.encode())) > _LENGTH:
-                raise SpecError(f"{name}: its {what} is {length} bytes, and SageMaker takes {_LENGTH}", _TOO_LONG)
+                raise SpecError(f"{name}: its {what} is {length} bytes, but SageMaker accepts {_LENGTH}", _TOO_LONG)
     total = sum(len(name.encode()) + len(value.encode()) for name, value in variables.items())
     if total > _TOTAL:
-        raise SpecError(f"environment: {total} bytes in all, and SageMaker takes {_TOTAL}", _TOO_LONG)
+        raise SpecError(f"environment: {total} bytes in total, but SageMaker accepts {_TOTAL}", _TOO_LONG)
     return variables
 
 

@@ -137,7 +137,7 @@ def _waking(
 def _component(scaled: Resource, between: int) -> _Waking:
     return _Waking(
         alarm="no-capacity",
-        description=f"A request found no copy of {scaled.name}: adds one.",
+        description=f"A request found no copy of {scaled.name}: add one.",
         metric="NoCapacityInvocationFailures",
         dimension={"Name": "InferenceComponentName", "Value": scaled.name},
         statistic="Sum",
@@ -153,7 +153,7 @@ def _queue(scaled: Resource, between: int) -> _Waking:
     """An asynchronous endpoint. Its metric stays 1 until the first instance serves."""
     return _Waking(
         alarm="backlog",
-        description=f"Requests wait and {scaled.name} has no instance: adds one.",
+        description=f"Requests wait and {scaled.name} has no instance: add one.",
         metric="HasBacklogWithoutCapacity",
         dimension={"Name": "EndpointName", "Value": scaled.name},
         statistic="Average",
@@ -225,7 +225,7 @@ def _alarm(
     name = scoped_name(*stem, watch.suffix)
     request: dict[str, Any] = {
         "AlarmName": name,
-        "AlarmDescription": f"{watch.metric} of {stem[-1]}; rolls an update of it back.",
+        "AlarmDescription": f"{watch.metric} of {stem[-1]}; rolls back an update of it.",
         "Namespace": "AWS/SageMaker",
         "MetricName": watch.metric,
         "Dimensions": [{"Name": key, "Value": value} for key, value in dimensions.items()],

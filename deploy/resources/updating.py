@@ -56,7 +56,7 @@ def update_warnings(spec: Spec) -> tuple[str, ...]:
     sentences = []
     if spec.endpoint is None and instances(spec) == 1:
         sentences.append(
-            "a single instance cannot be updated in batches of at most 50 %: an update starts a second one beside it, "
+            "a single instance cannot be updated in batches of at most 50 %: an update starts a second one next to it, "
             "and needs that capacity and quota for a while"
         )
     if single := [component.name for component in spec.components if component.copies < 2]:

@@ -69,7 +69,7 @@ def read_artifact(aws: Aws, uri: str) -> Artifact:
             return Artifact()
         if code in _ABSENT:
             return Artifact(problem="it is not there")
-        return Artifact(problem=f"{code}: not there, or s3:GetObject lacks", unseen=True)
+        return Artifact(problem=f"{code}: not found, or s3:GetObject is not allowed", unseen=True)
     except BotoCoreError as error:
         return Artifact(problem=str(error), unseen=True)
 

@@ -89,7 +89,7 @@ def list_directory(directory: Path) -> Listing:
     """
     if not directory.is_dir():
         raise Refused(
-            f"{directory} is not a directory", "model.path is the directory that holds config.json and weights."
+            f"{directory} is not a directory", "model.path is the directory that contains config.json and weights."
         )
     files: list[Entry] = []
     left_out: list[tuple[str, str]] = []
@@ -127,10 +127,10 @@ def list_directory(directory: Path) -> Listing:
 def _fault(place: str, path: Path) -> Finding | None:
     """Say why a file cannot be uploaded."""
     if _CONTROL.search(path.name):
-        advice = "Rename it: in S3 and its lists such a name does not stay what it is."
-        return Finding(Level.ERROR, ascii(place), "a name with control characters or no UTF-8", advice)
+        advice = "Rename it: S3 and its lists may change such a name."
+        return Finding(Level.ERROR, ascii(place), "a name with control characters or invalid UTF-8", advice)
     if not path.exists():
-        return Finding(Level.ERROR, place, "a link that leads nowhere", "Download the model again, or delete it.")
+        return Finding(Level.ERROR, place, "a broken link", "Download the model again, or delete it.")
     return None if path.is_file() else Finding(Level.ERROR, place, "neither file nor directory", "Delete it.")
 
 
@@ -145,8 +145,8 @@ def _leads_out(place: str, target: Path) -> Finding:
     return Finding(
         Level.WARNING,
         place,
-        f"a link out of the directory, to {target}, which is sent",
-        "See that it is the model's, and nothing private.",
+        f"a link to {target}, outside the directory; that file is uploaded",
+        "Check that it belongs to the model, and is not private.",
     )
 
 
@@ -190,19 +190,19 @@ def lint_layout(entries: Sequence[Entry]) -> Iterator[Finding]:
         elif entry.name in parents:
             yield Finding(Level.ERROR, entry.name, "both a file and a directory", "Delete the object, or rename it.")
         elif entry.size == 0:
-            yield Finding(Level.WARNING, entry.name, "empty", "See whether its download was complete.")
+            yield Finding(Level.WARNING, entry.name, "empty", "Check that its download was complete.")
         for part in entry.name.split("/"):
             if len(part.encode()) > _LONGEST:
-                yield Finding(Level.ERROR, entry.name, f"a name above {_LONGEST} bytes", "Rename it.")
+                yield Finding(Level.ERROR, entry.name, f"a name of more than {_LONGEST} bytes", "Rename it.")
         if entry.name.endswith(_ARCHIVES):
             yield Finding(
-                Level.WARNING, entry.name, "an archive, which nothing unpacks", "Put what is in it there instead."
+                Level.WARNING, entry.name, "an archive, which nothing unpacks", "Put its contents there instead."
             )
 
 
 def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) -> Iterator[Finding]:
     if not sizes:
-        yield Finding(Level.ERROR, "", "there is nothing", "See that model.path or model.s3 is right.")
+        yield Finding(Level.ERROR, "", "it is empty", "Check model.path or model.s3.")
         return
     top = {name for name in sizes if "/" not in name}
     has_weights = any(name.endswith(WEIGHTS) for name in sizes)
@@ -215,7 +215,7 @@ def _content(sizes: dict[str, int], read: Read, isolated: bool, own_code: bool) 
         yield Finding(Level.ERROR, "", "there are no weights", "Put *.safetensors (or a .gguf file) there.")
     if isolated and elsewhere not in (None, "demo"):
         says = f"names the model {elsewhere}, which an isolated container cannot fetch"
-        yield Finding(Level.ERROR, "serving.properties", says, "Put the model's files beside it.")
+        yield Finding(Level.ERROR, "serving.properties", says, "Put the model's files next to it.")
     if any(name.endswith(".gguf") for name in top) or may_name_model:
         return  # a GGUF file has everything
     if "config.json" not in top:
@@ -257,7 +257,7 @@ def _code(config: dict[str, Any], sizes: dict[str, int], isolated: bool, own_cod
         yield Finding(
             Level.WARNING,
             "config.json",
-            "the model brings code of its own, which is not run",
+            "the model has code of its own, which is not run",
             "Set options.trust_remote_code: true if it needs it and you trust it.",
         )
     for item in sorted(set(map(str, modules))):
@@ -268,7 +268,7 @@ def _code(config: dict[str, Any], sizes: dict[str, int], isolated: bool, own_cod
                 Level.ERROR,
                 "config.json",
                 f"its code is fetched from {repository}, which an isolated container cannot",
-                f"Put {file} beside config.json and take '{repository}--' out of auto_map.",
+                f"Put {file} next to config.json, and remove '{repository}--' from auto_map.",
             )
         elif not repository and file not in sizes:
             yield Finding(

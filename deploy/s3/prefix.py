@@ -111,7 +111,7 @@ def check_region(aws: Aws, prefix: Prefix, fields: str = "model.upload, model.s3
     if region != aws.region:
         raise Refused(
             f"the bucket {prefix.bucket} is in {region}, SageMaker in {aws.region}",
-            f"Take a bucket in {aws.region} ({fields}), or set region: {region}.",
+            f"Use a bucket in {aws.region} ({fields}), or set region: {region}.",
         )
 
 

@@ -281,7 +281,7 @@ class UploadPlan:
         to_send = f"{len(self.missing)} to send ({human(self.size_to_send)})" if self.missing else "all there"
         if self.changed:
             to_send += (
-                f", in the place of {counted(len(self.changed), 'object')} with other content, e.g. {self.changed[0]}"
+                f", replacing {counted(len(self.changed), 'object')} with different content, e.g. {self.changed[0]}"
             )
         return f"{counted(len(self.files), 'file')}, {human(self.size)}, {to_send}"
 
@@ -425,6 +425,6 @@ def _verify(aws: Aws, planned: UploadPlan) -> None:
     wrong += [name for name in planned.missing if file_digest(planned.directory / name) != planned.digests[name]]
     if wrong:
         raise Failed(
-            f"{planned.prefix}{wrong[0]} is not what was sent",
+            f"{planned.prefix}{wrong[0]} differs from what was sent",
             "Another process writes there, or the file changed meanwhile; run it again.",
         )

@@ -134,7 +134,7 @@ class Spec(Section):
         if self.network.isolated and any(model.id is not None for model in models):
             yield "network.isolated: the container cannot reach the hub; give model.path or model.s3"
         if reserved := [key for key in self.tags if key.lower().startswith(("aws:", "lmi:"))]:
-            yield f"tags: {', '.join(reserved)}: names that begin with aws: or lmi: are taken"
+            yield f"tags: {', '.join(reserved)}: names that begin with aws: or lmi: are reserved"
         if self.shadow is not None and self.shadow.model is not None:
             models.append(self.shadow.model)
         in_s3 = any(model.id is None for model in models) or any(component.adapters for component in self.components)
@@ -149,17 +149,17 @@ class Spec(Section):
         if self.encryption.topic_key is not None and not (self.asynchronous and self.asynchronous.topics):
             yield "encryption.topic_key is for the topics of async"
         if self.instance.price is not None and self.instance.type == "auto":
-            yield "instance.price is that of a type that instance.type names"
+            yield "instance.price is for a type that instance.type names"
         yield from self._pool_contradictions()
         if self.instance.managed is not None and not self.components:
             yield "instance.managed is for components"
         if self.scaling is not None and self.scaling.min == 0:
             if self.asynchronous is None and not self.components:
-                yield "scaling.min: 0 needs components, or async: other endpoints keep an instance"
+                yield "scaling.min: 0 needs components, or async: other endpoints always keep an instance"
             elif self._keeps_instances():
                 yield "scaling.min: 0 needs instance.managed.min: 0, or instances stay without copies"
         if self.components and self.asynchronous is not None:
-            yield "async does not go with components"
+            yield "async cannot be combined with components"
         yield from component_contradictions(self)
         yield from guest_contradictions(self)
         yield from disagreements(self)
@@ -173,9 +173,9 @@ class Spec(Section):
     def _pool_contradictions(self) -> Iterator[str]:
         pools = self.instance.pools
         if pools and self.instance.type != "auto":
-            yield "instance.type does not go with instance.pools, which name the types"
+            yield "instance.type cannot be combined with instance.pools, which name the types"
         if pools and self.instance.price is not None:
-            yield "instance.price is that of one type, and instance.pools name several"
+            yield "instance.price is for one type, but instance.pools name several"
         if self.components and any(pool.options for pool in pools):
             yield "instance.pools[].options: a component has one model for all types"
         types = [pool.type for pool in pools]

@@ -127,7 +127,7 @@ class Batch(Section):
     def _together(self) -> Batch:
         together = (self.concurrency or 1) * (self.payload_mb or 1)
         if together > MOST_TOGETHER:
-            raise ValueError(f"concurrency times payload_mb is {together}, and batch transform takes {MOST_TOGETHER}")
+            raise ValueError(f"concurrency times payload_mb is {together}, but batch transform accepts {MOST_TOGETHER}")
         return self
 
 
@@ -150,7 +150,7 @@ class Shadow(Section):
         if self.model is not None and self.model.path is not None:
             raise ValueError("model.path is for the serving model: put this one's files into S3, and give model.s3")
         if self.image is None and self.model is None and not (self.options or self.environment or self.type):
-            raise ValueError("is what serves: give its image, model, options, environment or type")
+            raise ValueError("is the serving variant: give the shadow's image, model, options, environment or type")
         return self
 
 
@@ -213,13 +213,13 @@ def guest_contradictions(spec: Spec) -> Iterator[str]:
     if spec.endpoint is None:
         return
     if spec.endpoint == spec.name:
-        yield f"endpoint: {spec.endpoint} is this deployment's own name: take another name, or leave endpoint out"
+        yield f"endpoint: {spec.endpoint} is this deployment's own name: use another name, or leave endpoint out"
     if not spec.components:
-        yield "endpoint: only components go onto another deployment's endpoint"
+        yield "endpoint: only components can be put on another deployment's endpoint"
     if spec.instance.type == "auto":
         yield "endpoint: instance.type must be named: the type of that endpoint's instances"
     if spec.batch is not None:
-        yield "batch: does not go with endpoint, which a job does not need: give it a file of its own"
+        yield "batch: cannot be combined with endpoint, which a job does not need: give it a file of its own"
     theirs = {
         "routing": spec.routing != "least_outstanding",
         "capture": spec.capture is not None,
@@ -238,4 +238,6 @@ def guest_contradictions(spec: Spec) -> Iterator[str]:
     }
     for path, given in theirs.items():
         if given:
-            yield f"{path} is of the endpoint {spec.endpoint}: it belongs in the file of that endpoint's deployment"
+            yield (
+                f"{path} belongs to the endpoint {spec.endpoint}: it belongs in the file of that endpoint's deployment"
+            )

@@ -22,7 +22,7 @@ def disagreements(spec: Spec) -> Iterator[str]:
     if "AsyncInferenceConfig" in config and spec.asynchronous is None:
         yield f"{_CONFIG}.AsyncInferenceConfig: needs async"
     if "CrossRegionTrafficConfig" in config and spec.asynchronous is not None:
-        yield f"{_CONFIG}.CrossRegionTrafficConfig: does not go with async"
+        yield f"{_CONFIG}.CrossRegionTrafficConfig: cannot be combined with async"
     if "ManagedInstanceScaling" in variant and spec.instance.managed is None:
         yield f"{_VARIANT}.ManagedInstanceScaling: needs instance.managed"
     yield from _shadows(spec)
@@ -60,13 +60,13 @@ def _beside(spec: Spec) -> Iterator[str]:
     if spec.encryption.capture_key is not None and spec.capture is None:
         yield "encryption.capture_key is for the files of capture"
     if spec.capture is not None and spec.asynchronous is not None:
-        yield "capture does not go with async, whose answers are in S3 already"
+        yield "capture cannot be combined with async, whose answers are in S3 already"
     if spec.reservation is not None:
         region = spec.reservation.split(":")[3]
         if spec.region not in (None, region):
             yield f"reservation: is in {region}, and the endpoint in {spec.region}"
         if spec.instance.pools:
-            yield "reservation: belongs to one instance type; name it in instance.type in place of instance.pools"
+            yield "reservation: belongs to one instance type; name it in instance.type instead of instance.pools"
         if spec.instance.type == "auto":
             yield "reservation: belongs to one instance type; name it in instance.type"
     if spec.shadow is None:
@@ -75,9 +75,9 @@ def _beside(spec: Spec) -> Iterator[str]:
         yield "instance.variant: Shadow is the name of the shadow's own variant"
     for name, other in (("components", spec.components), ("async", spec.asynchronous)):
         if other:
-            yield f"shadow does not go with {name}"
+            yield f"shadow cannot be combined with {name}"
     if spec.instance.pools and spec.shadow.type is None:
-        yield "shadow.type: must be given beside instance.pools"
+        yield "shadow.type: must be given with instance.pools"
     if spec.network.isolated and spec.shadow.model is not None and spec.shadow.model.id is not None:
         yield "network.isolated: the container cannot reach the hub; give shadow.model.s3"
 
@@ -96,11 +96,11 @@ def _shadows(spec: Spec) -> Iterator[str]:
     place = f"{_CONFIG}.ShadowProductionVariants"
     shadows = spec.sagemaker.endpoint_config.get("ShadowProductionVariants", ())
     if len(shadows) > 1:
-        yield f"{place}: SageMaker takes one beside a production variant, not {len(shadows)}"
+        yield f"{place}: SageMaker accepts one per production variant, not {len(shadows)}"
     if shadows and spec.asynchronous is not None:
-        yield f"{place}: does not go with async"
+        yield f"{place}: cannot be combined with async"
     if shadows and spec.components:
-        yield f"{place}: does not go with components"
+        yield f"{place}: cannot be combined with components"
 
 
 def _partitions(spec: Spec) -> Iterator[str]:
@@ -109,7 +109,7 @@ def _partitions(spec: Spec) -> Iterator[str]:
     layouts = spec.sagemaker.variant.get("AcceleratorPartitionLayouts", ())
     there = [kind for layout in layouts for kind in layout.get("AcceleratorPartitionTypes", ())]
     if len(layouts) > 1:
-        yield f"{place}: SageMaker takes one layout for all accelerators, not {len(layouts)}"
+        yield f"{place}: SageMaker accepts one layout for all accelerators, not {len(layouts)}"
     if layouts and not spec.components:
         yield f"{place}: needs components, one for each partition"
     for item in spec.components:
@@ -122,7 +122,7 @@ def _partitions(spec: Spec) -> Iterator[str]:
         elif layouts and (other := [kind for kind in kinds if kind not in there]):
             yield f"{field}: {other[0]} is not in {place} ({', '.join(there)})"
         if kinds and item.accelerators != 1:
-            yield f"{field}: a partition has one accelerator, and accelerators is {item.accelerators}"
+            yield f"{field}: a partition has one accelerator, but accelerators is {item.accelerators}"
 
 
 def _partition_types(fields: Mapping[str, Any]) -> Iterator[str]:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from deploy.spec import Spec
 
 ADVICE = (
-    "`lmi options` lists the options. An image that knows another one gets it by a variable under environment:, as "
-    "OPTION_NAME."
+    "`lmi options` lists the options. If your image has another option, set it as a variable under "
+    "environment:, named OPTION_NAME."
 )
 
 Value = str | int | float | bool
@@ -45,7 +45,7 @@ def misplaced(options: Iterable[str]) -> list[str]:
     """Name the options that have another place or form."""
     names = list(options)
     prefixed = [f"options.{name}: write it without `option.`" for name in names if name.startswith("option.")]
-    model = ["options.model_id: the model is said under model: (id, s3 or path)"] if "model_id" in names else []
+    model = ["options.model_id: the model is set under model: (id, s3 or path)"] if "model_id" in names else []
     return prefixed + model
 
 

@@ -135,7 +135,7 @@ TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "structure": ((dict,), "a mapping of names to values"),
     "map": ((dict,), "a mapping of names to values"),
     "list": ((list, tuple), "a list"),
-    "string": ((str,), "a text (put it in quotes)"),
+    "string": ((str,), "a string (put it in quotes)"),
     "integer": ((int,), "a whole number"),
     "long": ((int,), "a whole number"),
     "float": ((int, float), "a number"),
@@ -189,7 +189,7 @@ def shape_of(part: str) -> Any:
 
 
 def _value(part: str, shape: Any, value: Any, place: str, path: str) -> Iterator[str]:
-    types, words = TYPES.get(shape.type_name, ((str,), "a text (put it in quotes)"))
+    types, words = TYPES.get(shape.type_name, ((str,), "a string (put it in quotes)"))
     if type(value) not in types:  # `isinstance` takes booleans for numbers
         yield f"{place}: must be {words}{_given(value)}"
     elif shape.type_name == "structure":
@@ -260,7 +260,7 @@ def _no_such_word(value: str, words: list[str]) -> str:
     if len(words) <= _SHOWN:
         return f"must be {_either(words)}"
     near = difflib.get_close_matches(value, words, n=1, cutoff=0.0)
-    return f"is none of the {len(words)} words that SageMaker takes; did you mean {near[0]}?"
+    return f"is not one of the {len(words)} values that SageMaker accepts; did you mean {near[0]}?"
 
 
 def _either(values: Any) -> str:

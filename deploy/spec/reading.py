@@ -69,7 +69,7 @@ def _describe(error: Mapping[str, Any]) -> str:
         case "model_type" | "dict_type":
             text = "must be a mapping of names to values"
         case "string_type":
-            text = "must be a text (put it in quotes)"
+            text = "must be a string (put it in quotes)"
         case "int_type" | "int_parsing" | "int_from_float":
             text = "must be a whole number"
         case "float_type" | "float_parsing":
@@ -156,7 +156,7 @@ def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
         SpecError: the file cannot be read, or it is invalid: lists every error with its place.
     """
     if path is None and not settings:
-        raise SpecError("give the FILE of a specification, or its settings by --set NAME=VALUE")
+        raise SpecError("give the FILE of a specification, or its settings with --set NAME=VALUE")
     content = _content(path) if path is not None else {}
     for setting in settings:
         _set(content, setting)
@@ -275,7 +275,7 @@ def _set(content: dict[str, Any], setting: str) -> None:
     if _HALF.search(key):
         raise SpecError(f"--set {ascii(setting)[1:-1]}: the name has {_SURROGATE}")
     if not separator or not all(names):
-        raise SpecError(f"--set {setting}: must be NAME=VALUE, as instance.type=ml.g5.xlarge")
+        raise SpecError(f"--set {setting}: must be NAME=VALUE, such as instance.type=ml.g5.xlarge")
     *parents, last = names
     for parent in parents:
         below = content.setdefault(parent, {})

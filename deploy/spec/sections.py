@@ -63,7 +63,7 @@ class Image(Section):
     def _one(self) -> Image:
         one_of(self, "uri", "repository", "aws")
         if self.uri is not None and self.tag is not None:
-            raise ValueError("tag goes with repository or aws; uri holds its own")
+            raise ValueError("tag is for repository or aws; uri contains its own")
         return self
 
 
@@ -127,7 +127,7 @@ class Model(Section):
     def _one(self) -> Model:
         one_of(self, "id", "s3", "path")
         if (self.path is None) != (self.upload is None):
-            raise ValueError("path and upload go together")
+            raise ValueError("path and upload must be given together")
         if self.token_secret is not None and self.id is None:
             raise ValueError("token_secret is for a model of the hub (id)")
         return self
@@ -258,7 +258,7 @@ class Network(Section):
     @model_validator(mode="after")
     def _both(self) -> Network:
         if bool(self.subnets) != bool(self.security_groups):
-            raise ValueError("subnets and security_groups go together")
+            raise ValueError("subnets and security_groups must be given together")
         return self
 
 

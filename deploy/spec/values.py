@@ -29,10 +29,12 @@ def text(pattern: str, example: str, longest: int = 2048) -> StringConstraints:
 
 Precision = Literal["fp32", "bf16", "fp16", "fp8", "int8", "mxfp4", "fp4", "int4"]
 
-Name = Annotated[str, text(r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", "letters, digits and hyphens within, as llama-3-8b", 63)]
+Name = Annotated[
+    str, text(r"^[a-zA-Z0-9](-*[a-zA-Z0-9])*$", "letters, digits and inner hyphens, such as llama-3-8b", 63)
+]
 """Name of an endpoint, a component or a variant (botocore's EndpointName)."""
 
-Region = Annotated[str, text(r"^[a-z]{2,4}(-[a-z]+)+-\d$", "an AWS region, as us-east-1", 32)]
+Region = Annotated[str, text(r"^[a-z]{2,4}(-[a-z]+)+-\d$", "an AWS region, such as us-east-1", 32)]
 RoleArn = Annotated[
     str, text(r"^arn:aws[a-z-]*:iam::\d{12}:role/[a-zA-Z_0-9+=,.@/-]+$", "as arn:aws:iam::111122223333:role/Name")
 ]
@@ -51,17 +53,21 @@ SecretArn = Annotated[
     ),
 ]
 TopicArn = Annotated[
-    str, text(r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[a-zA-Z0-9_.-]+$", "as arn:aws:sns:us-east-1:111122223333:alarms")
+    str,
+    text(r"^arn:aws[a-z-]*:sns:[a-z0-9-]+:\d{12}:[a-zA-Z0-9_.-]+$", "as arn:aws:sns:us-east-1:111122223333:alarms"),
 ]
 ArtifactUri = Annotated[
-    str, text(r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/.+\.tar\.gz$", "an archive, as s3://bucket/adapter.tar.gz", 1024)
+    str,
+    text(
+        r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/.+\.tar\.gz$", "an archive, such as s3://bucket/adapter.tar.gz", 1024
+    ),
 ]
 OutputUri = Annotated[str, text(r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9](/.*)?$", "as s3://bucket/answers/", 512)]
 S3Prefix = Annotated[
     str,
     text(
         r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/(.+/)?$",
-        "a prefix that ends in a slash, as s3://bucket/llama-3-8b/",
+        "a prefix that ends in a slash, such as s3://bucket/llama-3-8b/",
         1024,
     ),
 ]
@@ -70,25 +76,28 @@ ModelUri = Annotated[
     str,
     text(
         r"^s3://[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]/(.+/|.+\.tar\.gz)?$",
-        "a prefix that ends in a slash, as s3://bucket/llama-3-8b/, or an archive, as s3://bucket/model.tar.gz",
+        "a prefix that ends in a slash, such as s3://bucket/llama-3-8b/, or an archive, such as s3://bucket/model.tar.gz",
         1024,
     ),
 ]
 
 _TYPE = r"ml\.[a-z0-9-]+\.[a-z0-9]+"
-InstanceType = Annotated[str, text(rf"^(auto|{_TYPE})$", "auto, or a SageMaker type, as ml.g6e.xlarge", 64)]
-PoolType = Annotated[str, text(rf"^{_TYPE}$", "a SageMaker type, as ml.g6e.xlarge", 64)]
+InstanceType = Annotated[str, text(rf"^(auto|{_TYPE})$", "auto, or a SageMaker type, such as ml.g6e.xlarge", 64)]
+PoolType = Annotated[str, text(rf"^{_TYPE}$", "a SageMaker type, such as ml.g6e.xlarge", 64)]
 ImageUri = Annotated[
     str,
     text(
         r"^\d{12}\.dkr\.ecr\.[a-z0-9-]+\.[a-z0-9.-]+/[a-z0-9/._-]+(:[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})$",
-        "an image in ECR, as 111122223333.dkr.ecr.us-east-1.amazonaws.com/name:tag or ...@sha256:... (SageMaker takes "
+        "an image in ECR, such as 111122223333.dkr.ecr.us-east-1.amazonaws.com/name:tag or ...@sha256:... "
+        "(SageMaker takes "
         "its images from ECR)",
         255,
     ),
 ]
-Repository = Annotated[str, text(r"^[a-z0-9]+([/._-]+[a-z0-9]+)*$", "an ECR repository's name, as lmi-handler", 200)]
-ImageTag = Annotated[str, text(r"^[a-zA-Z0-9_][a-zA-Z0-9_.-]*$", "an image's tag, as 1.0-cu130", 128)]
+Repository = Annotated[
+    str, text(r"^[a-z0-9]+([/._-]+[a-z0-9]+)*$", "an ECR repository's name, such as lmi-handler", 200)
+]
+ImageTag = Annotated[str, text(r"^[a-zA-Z0-9_][a-zA-Z0-9_.-]*$", "an image's tag, such as 1.0-cu130", 128)]
 ReservationArn = Annotated[
     str,
     text(
@@ -97,7 +106,7 @@ ReservationArn = Annotated[
         258,
     ),
 ]
-VpcId = Annotated[str, text(r"^[-0-9a-zA-Z]+$", "an id, as subnet-0123456789abcdef0", 32)]
+VpcId = Annotated[str, text(r"^[-0-9a-zA-Z]+$", "an id, such as subnet-0123456789abcdef0", 32)]
 TagKey = Annotated[str, text(r"^[\p{L}\p{Z}\p{N}_.:/=+\-@]+$", "letters, digits, spaces and _.:/=+-@", 128)]
 TagValue = Annotated[str, text(r"^[\p{L}\p{Z}\p{N}_.:/=+\-@]*$", "letters, digits, spaces and _.:/=+-@", 256)]
 
@@ -105,16 +114,16 @@ TagValue = Annotated[str, text(r"^[\p{L}\p{Z}\p{N}_.:/=+\-@]*$", "letters, digit
 def _scalar(value: Any) -> Any:
     """Validate all four types at once: pydantic would report an error for each."""
     if not isinstance(value, str | int | float):
-        raise ValueError("must be a text, a number, true or false; JSON goes in as text, in quotes")
+        raise ValueError("must be a string, a number, true or false; write JSON as a string, in quotes")
     return value
 
 
 def _variable(value: Any) -> Any:
     """Refuse anything but text: YAML turns `0777` and `12:30:45` into other numbers, and `on` into a boolean."""
     if not isinstance(value, str):
-        raise ValueError("must be a text: quote it")
+        raise ValueError("must be a string: quote it")
     if any(unicodedata.category(one) == "Cc" for one in value):
-        raise ValueError("must have no control characters, and no line breaks")
+        raise ValueError("must not contain control characters or line breaks")
     return value
 
 

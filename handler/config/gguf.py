@@ -90,19 +90,19 @@ def check_complete(path: Path) -> None:
         values = {key: value if key in _USED else None for key, value in _pairs(file, num_values)}
         kind, parts = _contents(values)
         if kind != "model":
-            raise ValueError(f"{path} holds no model, but something for one ({kind}): name the model's own file")
+            raise ValueError(f"{path} is not a model, but a file for one ({kind}): name the model's own file")
         if parts > 1:
             raise ValueError(f"{path} is one of the parts of {in_parts(parts, path.name)}")
         for key, what in _NEEDED.items():
             if key not in values:
-                raise ValueError(f"{path} holds no {what}: its header lacks {key.decode()}")
+                raise ValueError(f"{path} contains no {what}: its header has no {key.decode()}")
         last = max((offset + _size(shape, type) for shape, type, offset in _tensors(file, num_tensors)), default=1)
         alignment = values.get(_ALIGNMENT) or 32
         if not isinstance(alignment, int):
             raise ValueError(f"{path} is broken: its alignment is not a number")
         size, needed = path.stat().st_size, -(-file.tell() // alignment) * alignment + last
     if size < needed:
-        raise ValueError(f"{path} is cut short: it holds {size:,} bytes, its header describes {needed:,}")
+        raise ValueError(f"{path} is cut short: it has {size:,} bytes, but its header describes {needed:,}")
 
 
 def _size(shape: Sequence[int], type: int) -> int:
@@ -185,7 +185,7 @@ def _begin(file: BinaryIO) -> tuple[int, int]:
     file.seek(4)
     version = _read(file, "I")
     if version not in (2, 3):
-        raise ValueError(f"{file.name} is GGUF version {version}; known are 2 and 3")
+        raise ValueError(f"{file.name} is GGUF version {version}; supported: 2 and 3")
     return _read(file, "Q"), _read(file, "Q")
 
 

@@ -207,7 +207,7 @@ def joined(source: Iterable[_T]) -> list[_T | Setting | Problem | Note]:
         except (ValueError, RecursionError):
             plain.append(Problem(item.origin, root, f"{shown(root)}: nested too deeply"))
     told = [
-        Note(f"{item.key} ({item.origin})", "names with dots replace it, as in vLLM")
+        Note(f"{item.key} ({item.origin})", "overridden by its dotted names, as in vLLM")
         for item in plain
         if isinstance(item, Setting) and item.key in last
     ]
@@ -343,7 +343,7 @@ def named_engine(settings: Iterable[Setting], auto: str) -> str:
 
 
 _UNKNOWN_OPTIONS = "LMI_UNKNOWN_OPTIONS"
-_STANDS_IN = "echo stands in for the engine that has it"
+_STANDS_IN = "echo replaces the engine that has it"
 
 
 class Reading(NamedTuple):
@@ -543,7 +543,7 @@ def _of_unknown(unknown: Iterable[Unknown], environ: Mapping[str, str], problems
         else:
             dropped.append(one.origin if one.key in one.origin else f"{one.key} ({one.origin})")
     if dropped:
-        yield _without(", ".join(dropped), f"the name is not known; {_UNKNOWN_OPTIONS}=error refuses such names")
+        yield _without(", ".join(dropped), f"unknown name; {_UNKNOWN_OPTIONS}=error refuses such names")
 
 
 def _idle(
@@ -552,11 +552,11 @@ def _idle(
     """Yield common options that have no effect beside the others, and why."""
     if fields["rolling_batch"] != "disable":
         if fields["enable_streaming"]:
-            yield "option.enable_streaming", "a rolling batch streams by request"
+            yield "option.enable_streaming", "rolling batch streams if the request asks for it"
         if fields["batch_size"] > 1:
-            yield "batch_size", "a rolling batch takes option.max_rolling_batch_size"
+            yield "batch_size", "rolling batch uses option.max_rolling_batch_size"
     if fields["chat_template"] and engine == STAND_IN and "echo_tokenizer" not in engine_options:
-        yield "option.chat_template", "echo lays chats out by itself, without option.echo_tokenizer"
+        yield "option.chat_template", "echo formats chats itself unless option.echo_tokenizer is set"
     if fields["djl_metrics"] and not java:
         yield "option.djl_metrics", "the embedded server has its metrics at /metrics"
 

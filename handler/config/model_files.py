@@ -147,11 +147,11 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
     if (file := _gguf_of(path)) is not None:
         return Model("gguf", file)
     if any(path.glob("openvino_*")):
-        raise ConfigError(f"{path / 'openvino_model.xml'} is missing, though {path} holds other files of OpenVINO's")
+        raise ConfigError(f"{path / 'openvino_model.xml'} is missing, but {path} has other OpenVINO files")
     if (path / "config.json").is_file():
         return Model("huggingface", path)
     below = "" if (lower := model_below(path)) is None else f"; {lower} does: name that"
-    raise ConfigError(f"{path} holds no model: no openvino_model.xml, no .gguf file, no config.json{below}")
+    raise ConfigError(f"{path} contains no model: no openvino_model.xml, no .gguf file, no config.json{below}")
 
 
 def visible(directory: Path, pattern: str) -> list[Path]:
@@ -189,7 +189,7 @@ def _gguf_of(directory: Path) -> Path | None:
     if {*parts.values()} == {number} and number >= len(parts):
         raise ConfigError(f"{directory} holds {gguf.in_parts(number, first.name)}")
     names = ", ".join(file.name for file in parts)
-    raise ConfigError(f"{directory} holds {len(parts)} .gguf files; name one of them: {names[:1000]}")
+    raise ConfigError(f"{directory} contains {len(parts)} .gguf files; name one of them: {names[:1000]}")
 
 
 def is_openvino(directory: Path) -> bool:
@@ -263,7 +263,7 @@ def read_json(path: Path, *, mark: bool = True) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not JSON: {error}") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{path} does not hold a JSON object")
+        raise ConfigError(f"{path} is not a JSON object")
     return value
 
 

@@ -186,7 +186,7 @@ def install(file: Path, environ: Mapping[str, str] | None = None) -> None:
     Raises:
         ConfigError: `child_processes.stop_all` has ended it.
     """
-    log.info("installing %s (%s=false leaves it out)", file, KEY)
+    log.info("installing %s (%s=false skips this)", file, KEY)
     began, environ = time.monotonic(), os.environ if environ is None else environ
     command = _command(file)
     if command is None:
@@ -217,7 +217,7 @@ def _command(file: Path) -> list[str] | None:
 
 
 def _failed(file: Path, why: str) -> None:
-    log.error("%s is not installed, and the start goes on without it, as in LMI: %s", file, why)
+    log.error("%s could not be installed; starting without it, as LMI does: %s", file, why)
 
 
 def _reason(output: str, status: int) -> str:
@@ -229,7 +229,7 @@ def _reason(output: str, status: int) -> str:
     if not _UNREACHABLE.search(output):
         return said
     cure = "build the packages into the image, or put wheels into requirements/"
-    return f"no index of packages can be reached ({said}): {cure}"
+    return f"no package index can be reached ({said}): {cure}"
 
 
 def _see_new_packages() -> None:

@@ -38,7 +38,7 @@ class Arguments(NamedTuple):
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = message.startswith("unrecognized arguments")  # vLLM's and TGI's images take their options so
-        raise ConfigError(f"{message}: set options by -o option.NAME=VALUE, or OPTION_NAME" if unknown else message)
+        raise ConfigError(f"{message}: set options with -o option.NAME=VALUE, or OPTION_NAME" if unknown else message)
 
 
 def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:
@@ -182,7 +182,7 @@ def find_model(environ: Mapping[str, str], *, needed: bool = True) -> ModelSourc
     if directory and holds_model(directory):
         if name and Path(name) != directory:
             raise ConfigError(
-                f"{directory} holds a model, and the environment names another, {name}: leave one of them out "
+                f"{directory} contains a model, but the environment names another, {name}: leave one of them out "
                 "(additional models go into additional model data sources)"
             )
         return ModelSource(directory, str(directory), channels)
@@ -194,8 +194,8 @@ def find_model(environ: Mapping[str, str], *, needed: bool = True) -> ModelSourc
         return ModelSource(directory, None, channels)
     if directory:
         raise ConfigError(
-            f"{directory} holds no model: no config.json, openvino_model.xml, .gguf file or serving.properties, but "
-            f"{', '.join(present[:8])}. Where the model lies in a directory below, say "
+            f"{directory} contains no model: no config.json, openvino_model.xml, .gguf file or serving.properties, but "
+            f"{', '.join(present[:8])}. If the model is in a subdirectory, set "
             f"OPTION_MODEL_ID={model_below(directory) or directory / 'NAME'}; archives within the model data are not "
             "unpacked"
         )

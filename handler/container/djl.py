@@ -103,7 +103,7 @@ def make_model(
         own = f"{own}\n{_ENTRY}"
     if (engine := java_engine(given)) is not None:  # which this image may lack
         own = "\n".join([own, *_IN_ITS_PLACE, *([] if given.keys() & _MODES else _ROLLING)])
-        log.info("engine=%s is handed to DJL Serving as %s", engine.value.strip(), ", ".join(_IN_ITS_PLACE))
+        log.info("engine=%s is passed to DJL Serving as %s", engine.value.strip(), ", ".join(_IN_ITS_PLACE))
     file.write_text("\n".join([*lines, own, *arguments.options, ""]), encoding="utf-8")
     config = read_config(properties=file, environ=environ, java=True).checked()
     mode: list[str] = []
@@ -139,7 +139,7 @@ def _rolling_batch(config: Config) -> list[str]:
     if "option.rolling_batch" not in config.origins or mode not in ("auto", "trtllm", "lmi-dist") or not config.engine:
         return []
     lines = [*_ROLLING, *([f"option.llm_engine={config.engine}"] if mode in BY_ROLLING_BATCH else [])]
-    log.info("option.rolling_batch=%s is handed to DJL Serving as %s", mode, ", ".join(lines))
+    log.info("option.rolling_batch=%s is passed to DJL Serving as %s", mode, ", ".join(lines))
     return lines
 
 
@@ -212,6 +212,7 @@ def _check_downloads(config: Config, environ: Mapping[str, str]) -> None:
         if not S5CMD.is_file() and shutil.which("aws", path=environ.get("PATH")) is None:
             raise ConfigError(
                 f"{key}={url}: DJL Serving downloads it by {S5CMD} or by aws, which this image "
-                "lacks; or have SageMaker bring the files: leave the option out, and name the prefix as ModelDataSource"
+                "does not have; or have SageMaker bring the files: leave the option out, and name the prefix as "
+                "ModelDataSource"
             )
-        log.info("%s=%s is handed to DJL Serving, whose Java side downloads it", key, url)
+        log.info("%s=%s is passed to DJL Serving, whose Java side downloads it", key, url)

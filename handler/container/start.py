@@ -152,7 +152,7 @@ def embedded_command(arguments: Arguments, source: ModelSource) -> list[str]:
         return [*serve, str(source.properties.parent)]
     code = source.directory and source.directory / "model.py"
     if code and code.is_file() and source.model_id != str(source.directory):
-        raise ConfigError(f"{code} needs a serving.properties beside it, which may be empty")
+        raise ConfigError(f"{code} needs a serving.properties next to it, which may be empty")
     # Not as an option, which would beat the serving.properties of that directory.
     return [*serve, source.model_id] if source.model_id else serve
 
@@ -208,7 +208,9 @@ def with_token(environ: Mapping[str, str]) -> Mapping[str, str]:
     if not arn:
         return environ
     if environ.get(_TOKEN):
-        raise ConfigError(f"{_TOKEN} and {_ARN} are both set: leave {_TOKEN} out, which everybody can read")
+        raise ConfigError(
+            f"{_TOKEN} and {_ARN} are both set: leave out {_TOKEN}, as environment variables are not secret"
+        )
     region = _FORM.fullmatch(arn)
     if region is None:
         raise ConfigError(f"{_ARN}={arn}: is not a secret's ARN (arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME)")
@@ -226,7 +228,7 @@ def _secret_text(arn: str, region: str) -> str:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{_ARN} needs {error.name}, which this image lacks") from None
+        raise ConfigError(f"{_ARN} needs {error.name}, which this image does not have") from None
     limits = Config(connect_timeout=_SECONDS, read_timeout=_SECONDS, retries={"total_max_attempts": 3})
     try:
         client = boto3.client("secretsmanager", region_name=region, config=limits)
@@ -255,7 +257,7 @@ def _token(arn: str, text: str) -> str:
             raise ConfigError(f"the secret {arn} looks like JSON, but is not valid JSON") from None
         text = members.get(_TOKEN, next(iter(members.values()), "") if len(members) == 1 else "")
         if not isinstance(text, str) or not text:
-            raise ConfigError(f"the secret {arn} is a JSON object without a text {_TOKEN}")
+            raise ConfigError(f"the secret {arn} is a JSON object without a string {_TOKEN}")
     if not re.fullmatch(r"[!-~]+", text):
-        raise ConfigError(f"the secret {arn} holds no token: one word of printable characters")
+        raise ConfigError(f"the secret {arn} does not contain a token: one word of printable characters")
     return text

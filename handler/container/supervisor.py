@@ -222,7 +222,7 @@ def _stop(child: int, port: int, name: str, drain: float, end: float) -> int:
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGTERM)
     if not ended(began + end, lambda: False):
-        log.warning("the server did not end within %.0f s; it is killed", time.monotonic() - began)
+        log.warning("the server did not end within %.0f s; killing it", time.monotonic() - began)
     return 0
 
 

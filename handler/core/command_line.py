@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any, NoReturn
 
 _PLAIN = {
-    r"ignored explicit argument (.+)": r"takes no value, and got \1",
+    r"ignored explicit argument (.+)": r"takes no value, but got \1",
     r"expected one argument": "needs a value",
     r"expected at least one argument": "needs at least one value",
 }

@@ -105,7 +105,7 @@ def check_driver(driver: Driver | None, environ: Mapping[str, str], compat: Path
             f"{line}: the driver is too old for it. Deploy with InferenceAmiVersion="
             f"{_AMI.get(image[0], 'of a newer driver')}, or use an image with CUDA {driver.cuda[0]}"
         )
-    return DriverCheck(f"{line}, which its minor versions' compatibility covers")
+    return DriverCheck(f"{line}, which works by CUDA's minor version compatibility")
 
 
 def _describe(driver: Driver, environ: Mapping[str, str]) -> str:

@@ -51,7 +51,7 @@ def watch(pid: int, sending: socket.socket, receiving: socket.socket, stacks: in
         elif _waiting(receiving):
             asked = " and a signal to stop waits" if stops else ""
             print(
-                f"the event loop has stood still for {silent:.0f} s (option.event_loop_timeout={seconds:g}){asked}: "
+                f"the event loop has been blocked for {silent:.0f} s (option.event_loop_timeout={seconds:g}){asked}: "
                 f"the server is aborted. Its threads:\n{found}",
                 file=sys.stderr,
                 flush=True,

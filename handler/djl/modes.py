@@ -141,7 +141,7 @@ def _read_call(inputs: Input, *, refuse_unknown: bool) -> AdapterCall:
     values |= {name: properties[name] for name in ("name", "src", "pin") if name in properties}
     call = read_adapter_call(values, refuse_unknown=refuse_unknown)
     if call.ignored:
-        log.warning("an adapter's call: without effect: %s", one_line(", ".join(map(repr, call.ignored))))
+        log.warning("an adapter's call: no effect: %s", one_line(", ".join(map(repr, call.ignored))))
     return call
 
 

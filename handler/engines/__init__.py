@@ -28,7 +28,7 @@ def entry(name: str) -> EngineEntry:
         ConfigError: the engine is unknown, or not installed.
     """
     if name not in ENGINES:
-        raise ConfigError(f"unknown engine {name!r}; known are {', '.join(sorted(ENGINES))}")
+        raise ConfigError(f"unknown engine {name!r}; known: {', '.join(sorted(ENGINES))}")
     engine = ENGINES[name]
     if engine.needs is not None and importlib.util.find_spec(engine.needs) is None:
         raise ConfigError(f"the engine {name!r} is not installed; to install it: {install(engine.package)}")
@@ -77,7 +77,7 @@ def check_task(name: str, task: Task, option: str) -> None:
     """Raise ConfigError where the engine does not compute `task`, which `option.task` says, or by auto the model."""
     if task is Task.TRANSCRIPTION and not ENGINES[name].transcribes:
         able = ", ".join(sorted(name for name, one in ENGINES.items() if one.transcribes))
-        raise ConfigError(f"option.task={option}: the engine {name} transcribes no audio; {able} do")
+        raise ConfigError(f"option.task={option}: the engine {name} does not transcribe audio; {able} do")
     if task not in (Task.GENERATION, Task.TRANSCRIPTION) and not ENGINES[name].pools:
         able = ", ".join(sorted(name for name, one in ENGINES.items() if one.pools))
         raise ConfigError(

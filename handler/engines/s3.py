@@ -42,7 +42,8 @@ _TRIES = 5  # to read an answer to its end
 _PIECE = 32 << 20  # bytes of a request, of larger files
 _SECONDS = 10.0  # between lines of progress; also for a connection
 _CURE = (
-    "SageMaker brings the files before the start, with its own rights, where they are the model's ModelDataSource and "
+    "SageMaker brings the files before the start, with its own permissions, if they are the model's "
+    "ModelDataSource and "
     "option.model_id is left out"
 )
 
@@ -182,7 +183,7 @@ def _refusals(url: str, bucket: str, prefix: str) -> Iterator[None]:
             f"of reach, and a VPC needs a gateway endpoint for S3. {_CURE}"
         ) from None
     except OSError as error:
-        cure = "; free space, or name another directory by SERVING_DOWNLOAD_DIR" if error.errno in NO_SPACE else ""
+        cure = "; free space, or name another directory with SERVING_DOWNLOAD_DIR" if error.errno in NO_SPACE else ""
         where = f"{error.filename}: " if error.filename else ""
         raise ConfigError(f"{url} cannot be written: {where}{error.strerror or error}{cure}") from None
 
@@ -236,8 +237,8 @@ def _listed(client: Any, url: str, bucket: str, prefix: str, only: Sequence[str]
     if not only and not any(fnmatch(name, mark) for name in names if "/" not in name for mark in _MODEL):
         first = ", ".join(dict.fromkeys(name.partition("/")[0] + ("/" if "/" in name else "") for name in names[:8]))
         raise ConfigError(
-            f"{url} holds no model: no config.json, openvino_model.xml or .gguf file, but {first}. Name the prefix in "
-            "which they lie; archives are not unpacked"
+            f"{url} contains no model: no config.json, openvino_model.xml or .gguf file, but {first}. Name the "
+            "prefix that contains them; archives are not unpacked"
         )
     return found
 

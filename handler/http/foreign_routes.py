@@ -67,7 +67,7 @@ class VllmRoutes:
     async def _tokenizer_info(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = self._model.context
         if not context.config.enable_tokenizer_info_endpoint:
-            why = "is served with option.enable_tokenizer_info_endpoint=true"
+            why = "is served only with option.enable_tokenizer_info_endpoint=true"
             return await send_answer(scope, send, ERRORS.whole(NotFound(f"/tokenizer_info {why}")))
         if not context.tokenizer_config:
             why = "has nothing to show: the model has no tokenizer_config.json"
@@ -104,7 +104,7 @@ class VllmRoutes:
         """Read the body; None when the client went away."""
         if not self._may_update:
             raise NotFound(
-                f"{scope['path']} is served with VLLM_ALLOW_RUNTIME_LORA_UPDATING=true in the environment; "
+                f"{scope['path']} is served only with VLLM_ALLOW_RUNTIME_LORA_UPDATING=true in the environment; "
                 "/adapters needs no variable"
             )
         self._model.adapters.registry.check()
@@ -116,7 +116,7 @@ class VllmRoutes:
             raise InvalidPayload("the body must be a JSON object with 'lora_name'")
         refuse = self._model.config.unknown_parameters == "refuse"
         if refuse and (unknown := next((name for name in value if name not in _KNOWN), None)):
-            raise BadRequest(f"unknown parameter {unknown!r}; there are {', '.join(_KNOWN)}")
+            raise BadRequest(f"unknown parameter {unknown!r}; known: {', '.join(_KNOWN)}")
         return value
 
     async def _register(self, name: str, body: Mapping[str, Any]) -> str:

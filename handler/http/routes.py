@@ -251,7 +251,7 @@ def _number(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise BadRequest(f"{text[:20]!r}: limit and next_page_token are whole numbers") from None
+        raise BadRequest(f"{text[:20]!r}: limit and next_page_token must be whole numbers") from None
 
 
 def _description(entry: Registered) -> DescribedAdapter:

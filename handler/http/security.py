@@ -126,7 +126,7 @@ def check_certificate(certfile: Path, keyfile: Path | None) -> None:
     try:
         context.load_verify_locations(certfile)  # reads certificates and nothing else
     except ssl.SSLError:
-        raise ConfigError(f"--ssl-certfile {certfile}: holds no certificate in PEM form") from None
+        raise ConfigError(f"--ssl-certfile {certfile}: contains no PEM certificate") from None
     try:
         context.load_cert_chain(certfile, keyfile, password=_no_password)
     except _Encrypted:
@@ -134,7 +134,7 @@ def check_certificate(certfile: Path, keyfile: Path | None) -> None:
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigError(f"{option} {key}: does not belong to the first certificate in {certfile}") from None
-        raise ConfigError(f"{option} {key}: holds no private key in PEM form ({error.reason})") from None
+        raise ConfigError(f"{option} {key}: contains no PEM private key ({error.reason})") from None
 
 
 class _Encrypted(Exception):

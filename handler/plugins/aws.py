@@ -78,7 +78,7 @@ def _takes(kind: str, *, once: bool = False) -> Callable[[Callable[..., Any]], C
 
 def _without_effect(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        log.warning("@%s is for servers, and without effect in a user's script", name)
+        log.warning("@%s is for servers and has no effect in a user's script", name)
         return function
 
     return decorate
@@ -86,7 +86,7 @@ def _without_effect(name: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
 def _custom_middleware(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     if name not in ("throttle", "pre_post_process"):
-        raise ValueError(f"custom_middleware({name!r}): there are throttle and pre_post_process")
+        raise ValueError(f"custom_middleware({name!r}): known names: throttle, pre_post_process")
     return _takes(name, once=True)
 
 

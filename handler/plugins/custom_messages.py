@@ -89,7 +89,7 @@ class ValueReply(WrappedReply):
         try:
             return framing.encode(changed) + end
         except TypeError as error:
-            raise failed(self._formatter, "returned what is not JSON", error) from None
+            raise failed(self._formatter, "returned something that is not JSON", error) from None
 
     def _apply(self, value: Any) -> Any:
         """Change a value. One whose text is still null comes without it: LMI's own examples take its length."""
@@ -166,7 +166,7 @@ class ResponseReply(WrappedReply):
         try:
             return json.dumps(result, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise failed(self._formatter, "returned what is not JSON", error) from None
+            raise failed(self._formatter, "returned something that is not JSON", error) from None
 
 
 def broken_off(errors: ErrorFormat, error: ServingError) -> bytes:
@@ -282,7 +282,7 @@ class CustomReply(Reply):
         try:
             return text.encode()
         except UnicodeEncodeError:
-            raise failed(self._formatter, "returned half a surrogate pair") from None
+            raise failed(self._formatter, "returned a lone surrogate") from None
 
 
 def _user_token(token: Token) -> UserToken:
@@ -356,7 +356,7 @@ class CustomReader:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
             text.encode()
         except (TypeError, ValueError, RecursionError) as error:
-            raise failed(self._formatter, "returned what is not JSON", error) from None
+            raise failed(self._formatter, "returned something that is not JSON", error) from None
         plain: dict[str, Any] = json.loads(text)
         return plain
 

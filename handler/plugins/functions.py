@@ -169,7 +169,7 @@ def check_model_py(path: Path | None, *, handlers: StandIn | None = None) -> Non
     lacking = DJL_PYTHON.lacking(tree)
     problems = Problems()
     for line, name in lacking:
-        problems.append(Problem("", "", f"{path}, line {line}: {name} is not there without DJL Serving; {_HAVE}"))
+        problems.append(Problem("", "", f"{path}, line {line}: {name} is not available without DJL Serving; {_HAVE}"))
     for mark, bare in _bare_formatters(tree):
         with problems:
             (_input if mark == "input_formatter" else _output)(bare.__name__, bare, path)

@@ -241,7 +241,7 @@ async def next_part_async(parts: AsyncIterator[Any]) -> bytes | Broken | None:
 
 
 def _broken(error: BaseException) -> Broken:
-    log.error("%s failed amid its answer", TITLE, exc_info=error)
+    log.error("%s failed in the middle of its answer", TITLE, exc_info=error)
     return broken(424, _text(error))
 
 
@@ -282,7 +282,7 @@ def _whole(output: Any) -> Answer:
     answer = _answer(output)
     if answer.status < 300 and _last(output) == "false":
         raise ValueError(
-            "the Output is a part, with last=False: handle is called once a request, not once a token as in DJL "
+            "the Output is a part, with last=False: handle is called once per request, not once per token as in DJL "
             "Serving's rolling batch; return the whole answer, or an asynchronous generator of Outputs"
         )
     return answer

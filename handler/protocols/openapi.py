@@ -66,11 +66,11 @@ def _add_body(content: dict[str, Any], name: str, example: Any) -> None:
 
 _DESCRIPTION = (
     "Every route of this server. A refusal before the first token has its real status; what breaks later ends a "
-    "stream with an error in it. Names that mean nothing are listed in the answer's header x-lmi-ignored-parameters."
+    "stream with an error in it. Ignored names are listed in the answer's header x-lmi-ignored-parameters."
 )
 _HEADERS: Shape = {
     "x-request-id": {"description": "The request's id, the client's own where it sent one", "schema": TEXT},
-    "x-lmi-ignored-parameters": {"description": "Names in the body that meant nothing", "schema": TEXT},
+    "x-lmi-ignored-parameters": {"description": "Names in the body that were ignored", "schema": TEXT},
 }
 _LOCKED = {"description": "No key, or a wrong one", "headers": {"www-authenticate": {"schema": TEXT}}}
 
@@ -254,7 +254,7 @@ def _other(known: Operation) -> dict[str, Any]:
     if known.form is not None:
         operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": known.form}}}
     for status, answer in known.answers.items():
-        response: dict[str, Any] = {"description": "It succeeded" if status < 300 else "It did not"}
+        response: dict[str, Any] = {"description": "It succeeded" if status < 300 else "It failed"}
         content_type, kind, example = answer
         response["content"] = {content_type: {"schema": schema_of_type(kind), "example": example}}
         operation["responses"][str(status)] = response

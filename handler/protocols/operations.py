@@ -149,13 +149,13 @@ class Operation(NamedTuple):
 
 _SHAPED = "Generate, whole or as a stream; the body's fields choose the API"
 _TRITON_WHOLE, _TRITON_STREAM = (
-    "Generate a whole answer, as Triton's generate extension",
-    "Generate an answer as a stream of events, as Triton's extension",
+    "Generate a whole answer, as Triton's generate extension does",
+    "Generate an answer as a stream of events, as Triton's extension does",
 )
 _OF_VERSION = ", by the model's version"
 
 INFERENCE: dict[str, tuple[str, str]] = {
-    "/invocations": ("SageMaker and LMI", f"{_SHAPED}. SageMaker calls this route alone"),
+    "/invocations": ("SageMaker and LMI", f"{_SHAPED}. SageMaker calls only this route"),
     "/predictions/{model}": ("SageMaker and LMI", f"{_SHAPED}. DJL Serving's path"),
     "/predictions/{model}/{version}": ("SageMaker and LMI", f"{_SHAPED}. DJL Serving's path{_OF_VERSION}"),
     "/models/{model}/invoke": ("SageMaker and LMI", f"{_SHAPED}. The path of multi-model endpoints"),
@@ -163,13 +163,13 @@ INFERENCE: dict[str, tuple[str, str]] = {
     "/generate": ("TGI", "Generate a whole answer to `inputs`"),
     "/generate_stream": ("TGI", "Generate an answer to `inputs` as a stream of events"),
     "/v1/chat/completions": ("OpenAI", "Answer a chat: tools, images, structured output, whole or as a stream"),
-    "/v1/completions": ("OpenAI", "Continue a prompt, or several, or score them"),
-    "/v1/responses": ("OpenAI", "Answer by the Responses API, which agents speak"),
+    "/v1/completions": ("OpenAI", "Continue or score one or more prompts"),
+    "/v1/responses": ("OpenAI", "Answer a request of the Responses API, which agents use"),
     "/v1/responses/input_tokens": ("OpenAI", "Count the tokens of a request to /v1/responses without answering it"),
     "/v1/embeddings": ("OpenAI", "Compute a vector for each text"),
-    "/v1/audio/transcriptions": ("OpenAI", "Write down what a clip says, in its language"),
-    "/v1/audio/translations": ("OpenAI", "Write down in English what a clip says"),
-    "/v1/messages": ("Anthropic", "Answer a conversation, as Anthropic's Messages API"),
+    "/v1/audio/transcriptions": ("OpenAI", "Transcribe an audio clip in its own language"),
+    "/v1/audio/translations": ("OpenAI", "Translate an audio clip into English text"),
+    "/v1/messages": ("Anthropic", "Answer a conversation, as Anthropic's Messages API does"),
     "/v1/messages/count_tokens": ("Anthropic", "Count the tokens of a request to /v1/messages without answering it"),
     "/v2/models/{model}/generate": ("Triton", _TRITON_WHOLE),
     "/v2/models/{model}/generate_stream": ("Triton", _TRITON_STREAM),
@@ -177,10 +177,10 @@ INFERENCE: dict[str, tuple[str, str]] = {
     "/v2/models/{model}/versions/{version}/generate_stream": ("Triton", _TRITON_STREAM + _OF_VERSION),
     "/embed": ("Text Embeddings Inference", "Compute a vector for each text, as a bare list"),
     "/similarity": ("Text Embeddings Inference", "Compare a sentence with others"),
-    "/rerank": ("Text Embeddings Inference", "Order texts by how well they answer a query"),
+    "/rerank": ("Text Embeddings Inference", "Rank texts by how well they answer a query"),
     "/predict": ("Text Embeddings Inference", "Label texts, or pairs of texts"),
-    "/v1/rerank": ("Cohere", "Order documents by how well they answer a query; the answer repeats them"),
-    "/v2/rerank": ("Cohere", "Order documents by how well they answer a query; the answer has their places"),
+    "/v1/rerank": ("Cohere", "Rank documents by how well they answer a query; the answer repeats them"),
+    "/v2/rerank": ("Cohere", "Rank documents by how well they answer a query; the answer has their indexes"),
     "/score": ("vLLM", "Score pairs of texts"),
     "/v1/score": ("vLLM", "Score pairs of texts; the path with the version"),
     "/pooling": ("vLLM", "Compute what the model's pooler returns"),
@@ -196,10 +196,10 @@ GROUPS: dict[str, str] = {
     "Text Embeddings Inference": "The routes of Hugging Face's server of that name",
     "Cohere": "The routes of Cohere's client",
     "Triton": "NVIDIA Triton's generate extension, and its routes about the model",
-    "vLLM": "What vLLM's server has beside OpenAI's routes",
+    "vLLM": "Routes of vLLM's server that OpenAI's API does not have",
     "Adapters": "LoRA adapters: register, describe, remove",
     "State": "Health, the model, and metrics",
-    "Page": "What a browser shows",
+    "Page": "Pages for a browser",
 }
 """Groups of routes in their order, with what each is."""
 
@@ -281,7 +281,7 @@ _ADAPTERS: dict[tuple[str, str], Operation] = {
         "Unregister an adapter", AdapterChange, {"status": "Adapter sql unregistered"}, 400, 404, 409
     ),
     ("POST", "/adapters/{adapter}/update"): _adapters(
-        "Load an adapter again, from its place or from another",
+        "Reload an adapter, from the same directory or another",
         AdapterChange, {"status": "Adapter sql updated"}, 400, 404, 409, 424, 503,
         query=_ADAPTER_CALL, body=record({}, _ADAPTER_CALL, example={"src": "adapters/sql"}),
     ),
@@ -366,13 +366,13 @@ _OF_TGI: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/health"): Operation(
         "TGI",
-        "Whether the model can serve, as in TGI",
+        "Report whether the model can serve, as in TGI",
         {200: (_TEXT, str, ""), 503: _UNHEALTHY},
         open=True,
     ),
     ("POST", "/tokenize"): Operation(
         "TGI",
-        "Split a prompt into tokens: with their places in its bytes, or by a `prompt` or `messages` as vLLM does",
+        "Tokenize a prompt: with the tokens' byte offsets, or by a `prompt` or `messages` as vLLM does",
         {200: (_JSON, list[TgiPiece] | VllmTokens, _PIECES_EXAMPLE)},
         body={"anyOf": [ref("TgiGenerateRequest"), *_TOKENIZE_BODIES], "example": {"inputs": "Hello"}},
     ),
@@ -486,7 +486,7 @@ _OF_TRITONS_MODEL = {
                                   "outputs": [{**_INPUT, "name": "text_output"}]}), 404: _UNKNOWN_MODEL},
     ),
     "/ready": Operation(
-        "Triton", "Whether this model can serve, as Triton's clients ask", {**_STATE, 404: _UNKNOWN_MODEL}
+        "Triton", "Report whether this model can serve, as Triton's clients ask", {**_STATE, 404: _UNKNOWN_MODEL}
     ),
     "/config": Operation(
         "Triton", "Show the model's configuration",
@@ -500,8 +500,10 @@ _OF_TRITON: Mapping[tuple[str, str], Operation] = {
         "Describe the server, its version and extensions",
         {200: (_JSON, TritonServer, {"name": "lmi-handler", "version": __version__, "extensions": ["generate"]})},
     ),
-    ("GET", "/v2/health/live"): Operation("Triton", "Whether the server runs, ready or not", {200: (_TEXT, str, "")}),
-    ("GET", "/v2/health/ready"): Operation("Triton", "Whether the server is ready for requests", {**_STATE}),
+    ("GET", "/v2/health/live"): Operation(
+        "Triton", "Report that the server runs, ready or not", {200: (_TEXT, str, "")}
+    ),
+    ("GET", "/v2/health/ready"): Operation("Triton", "Report whether the server is ready for requests", {**_STATE}),
     ("POST", "/v2/repository/index"): Operation(
         "Triton",
         "List the model and its state",

@@ -279,7 +279,7 @@ def _why(path: str, task: Task) -> str:
     if path in _REASONS:
         return f": {_REASONS[path]}"
     if path.startswith("/v2/models/") and path.endswith("/infer"):
-        return ": tensors are not taken, send text to …/generate"
+        return ": tensors are not accepted; send text to …/generate"
     needed = [other for other, served in {Task.GENERATION: ROUTES, **POOLED_ROUTES}.items() if path in served]
     if not needed:
         return ""

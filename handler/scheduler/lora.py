@@ -75,7 +75,7 @@ def adapter_path(src: str, base: Path | None) -> Path:
         _check_config(src, directory / "adapter_config.json")
         weights = [file for name in _WEIGHTS if (file := directory / name).exists()]
         if not weights:
-            raise AdapterFailed(f"src={src}: holds neither {' nor '.join(_WEIGHTS)}")
+            raise AdapterFailed(f"src={src}: contains neither {' nor '.join(_WEIGHTS)}")
         for file in weights:  # check all: each engine opens another one
             _check_regular(src, file)
     except OSError as error:
@@ -115,17 +115,17 @@ def _check_config(src: str, file: Path) -> None:
             raise AdapterFailed(f"src={src}: {file.name} has more than {_MAX_CONFIG} bytes")
         config = json.loads(text_files.decode(content, mark=False), parse_constant=_finite, parse_float=_finite)
     except FileNotFoundError:
-        raise AdapterFailed(f"src={src}: holds no {file.name}") from None
+        raise AdapterFailed(f"src={src}: contains no {file.name}") from None
     except RecursionError:
         raise AdapterFailed(f"src={src}: {file.name} is nested too deeply") from None
     except ValueError as error:
         raise AdapterFailed(f"src={src}: {file.name} is not JSON: {error}") from None
     if not isinstance(config, dict):
-        raise AdapterFailed(f"src={src}: {file.name} is not that of a LoRA adapter: no JSON object")
+        raise AdapterFailed(f"src={src}: {file.name} is not a LoRA adapter's: not a JSON object")
     kind = config.get("peft_type", "LORA")
     if kind != "LORA":
         value = repr(kind[:80]) if isinstance(kind, str) else "no string"  # it may be anything, at any depth
-        raise AdapterFailed(f"src={src}: {file.name} is not that of a LoRA adapter (peft_type: {value})")
+        raise AdapterFailed(f"src={src}: {file.name} is not a LoRA adapter's (peft_type: {value})")
 
 
 def _check_regular(src: str, file: Path) -> None:
@@ -480,9 +480,9 @@ def read_adapter_call(values: Mapping[str, Any], *, refuse_unknown: bool) -> Ada
     """
     ignored = tuple(name for name in values if name not in _KNOWN)
     if ignored and refuse_unknown:
-        raise BadRequest(f"unknown parameter {ignored[0]!r}; there are name, src, preload and pin")
+        raise BadRequest(f"unknown parameter {ignored[0]!r}; known: name, src, preload, pin")
     if _boolean(values, "pin"):
-        raise BadRequest("pin=true: no engine here keeps an adapter from making room for others")
+        raise BadRequest("pin=true: no engine here can pin an adapter in memory")
     return AdapterCall(_text(values, "name"), _text(values, "src"), _boolean(values, "preload"), ignored)
 
 
@@ -502,7 +502,7 @@ def _text(values: Mapping[str, Any], name: str) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value:
-        raise BadRequest(f"{name}={value!r}: must be a string that is not empty")
+        raise BadRequest(f"{name}={value!r}: must be a non-empty string")
     return value
 
 

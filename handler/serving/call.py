@@ -500,7 +500,10 @@ class FormReader:
             self._parts[name] = Upload(bytes(self._data), options[b"filename"].decode(errors="replace"))
             return
         if len(self._data) > _MOST_TEXT:
-            raise InvalidPayload(f"{name[:64]!r}: a form's text may have {_MOST_TEXT} bytes; send a file with a name")
+            raise InvalidPayload(
+                f"{name[:64]!r}: a text field of a form may have {_MOST_TEXT} bytes; send longer ones as a "
+                "file, with a filename"
+            )
         try:
             text = self._data.decode()
         except UnicodeDecodeError:
@@ -515,4 +518,4 @@ class FormReader:
 
 
 def _no_form() -> InvalidPayload:
-    return InvalidPayload("the body is not of the type multipart/form-data, or breaks off")
+    return InvalidPayload("the body is not multipart/form-data, or is cut short")

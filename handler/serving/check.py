@@ -162,7 +162,7 @@ def _unsupported(name: str, value: Any, able: Capabilities) -> str:
     if value == Sampling._field_defaults[name]:
         return ""
     if why := able.unsupported.get(name):
-        return f"the engine lacks it: {why}"
+        return f"the engine does not support it: {why}"
     most = able.limits.get(name)
     return f"the engine takes at most {most:g}" if most is not None and value > most else ""
 
@@ -191,7 +191,7 @@ def response_template(config: Config, model: Path | None) -> ResponseTemplate | 
     named = [key for key, name in given.items() if name == HF.name]
     others = [f"{key}={name}" for key, name in {**given, **plugin}.items() if name not in (AUTO, NONE, HF.name)]
     if named and others:
-        raise _refused(config, named[0], f"reads whole answers, and cannot stand beside {others[0]}")
+        raise _refused(config, named[0], f"reads whole answers, and cannot be combined with {others[0]}")
     if others or set(given.values()) == {NONE}:
         return None
     path = None if model is None else model / "tokenizer_config.json"
@@ -199,7 +199,9 @@ def response_template(config: Config, model: Path | None) -> ResponseTemplate | 
     if value is None:
         if named:
             raise _refused(
-                config, named[0], f"{path or 'the model'} has no response_template; auto goes by the chat template"
+                config,
+                named[0],
+                f"{path or 'the model'} has no response_template; auto reads answers by the chat template",
             )
         return None
     try:

@@ -308,7 +308,7 @@ class _SideBySide:
             alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
             await asyncio.wait_for(asyncio.wrap_future(alive), self._limit)
         except asyncio.TimeoutError:
-            log.error("%s does not return to its event loop; its thread is replaced", TITLE)
+            log.error("%s blocks its event loop; its thread is replaced", TITLE)
             self._loop = _loop_on_thread()
         finally:
             self._watching = None

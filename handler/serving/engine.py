@@ -106,7 +106,7 @@ def choose_engine(config: Config) -> str:
         chosen = ", and no option names another (option.llm_engine)" if config.llm_engine == "auto" else ""
         message = f"{key}={config.tensor_parallel_degree}: the engine {name} runs on one device{chosen}"
         if "engine_python" in config.engine_options:
-            own = "the server of option.engine_python takes it as a flag of its own, in option.engine_flags"
+            own = "the server of option.engine_python takes it as a flag, in option.engine_flags"
             message = f"{key}={config.tensor_parallel_degree}: {own}"
         problems.append(Problem(config.where(key), key, message))
     problems.check()

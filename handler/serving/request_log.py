@@ -100,7 +100,7 @@ class RequestLog:
         if fits:
             self._waiting.put(request)
         else:
-            self._drop("the disk is too slow for them, or the server stops")
+            self._drop("the disk is too slow for them, or the server is stopping")
 
     def close(self) -> None:
         """Write what waits, for a moment; a second call changes nothing."""

@@ -148,7 +148,7 @@ class Sessions:
         deadline = time.monotonic() + _END_SECONDS
         for id in self._opened.copy():
             if time.monotonic() > deadline:
-                log.warning("directories of %d sessions are left in %s", len(self._opened), self._root)
+                log.warning("%d session directories are left in %s", len(self._opened), self._root)
                 self._opened.clear()
                 return
             self._remove(id)
@@ -238,7 +238,7 @@ def sessions_root(config: Config) -> Path | None:
 def _refuse(config: Config, root: Path, why: str) -> None:
     """Refuse the start where an option asks for sessions; else say in the log that there are none."""
     key = "option.sessions_path"
-    told = f"{key}={root}: no session can be kept there: {why}"
+    told = f"{key}={root}: sessions cannot be stored there: {why}"
     if config.enable_stateful_sessions or config.sessions_path is not None:
         raise ConfigError(Problem(config.where(key), key, told))
     log.warning("stateful sessions are off: %s", told)

@@ -189,7 +189,7 @@ class ResponseDatabase:
                 f"{size} bytes are more than an API key's responses may have (option.responses_max_bytes)"
             )
         told = f"all stored responses have {self._total_bytes} bytes"
-        return Unavailable(f"{told}, and none of this API key makes room (option.responses_total_bytes)")
+        return Unavailable(f"{told}, and this API key has none to delete (option.responses_total_bytes)")
 
     def recall(self, owner: str, wanted: Wanted) -> Recalled:
         """Return what a request needs."""

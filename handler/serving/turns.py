@@ -442,7 +442,7 @@ class LargeBodies:
         except MemoryLimitExceeded:
             raise TooLarge(f"the body needs more than {memory >> 20} MiB to be read") from None
         except LimitExceeded:
-            raise TooLarge(f"the body needs more than {SECONDS:g} s to be read, or breaks what reads it") from None
+            raise TooLarge(f"the body needs more than {SECONDS:g} s to be read, or crashes its parser") from None
         except NotRun as error:
             raise Unavailable(f"the body cannot be read: {client_words(str(error))}") from None
         return _Unpickler(parts.pop(), parts).load()
@@ -512,13 +512,13 @@ def check_amount(value: Any) -> None:
                 if not isinstance(member, str):
                     pending.append(member)
                 elif len(member) > MAX_TEXT:
-                    raise TooLarge(f"the body has a text of {len(member)} characters; at most {MAX_TEXT} are read")
+                    raise TooLarge(f"the body has a string of {len(member)} characters; at most {MAX_TEXT} are read")
             else:
                 num_numbers += 1
         if num_values > MAX_VALUES:
-            raise TooLarge(f"the body holds more than {MAX_VALUES} texts, names, lists and objects")
+            raise TooLarge(f"the body contains more than {MAX_VALUES} strings, names, lists and objects")
         if num_numbers > MAX_NUMBERS:
-            raise TooLarge(f"the body holds more than {MAX_NUMBERS} numbers")
+            raise TooLarge(f"the body contains more than {MAX_NUMBERS} numbers")
 
 
 class _Pickler(pickle.Pickler):

@@ -55,7 +55,7 @@ def model_formatters(config: Config, directory: Path | None = None, *, handlers:
     if write is not None and config.rolling_batch == "disable" and config.handle_role is not Role.ALONE:
         raise ConfigError(
             f"model.py's output formatter {write.name!r} is for rolling batch, but option.rolling_batch=disable "
-            f"({config.where('option.rolling_batch')}); option.output_formatter=json leaves it out"
+            f"({config.where('option.rolling_batch')}); option.output_formatter=json turns it off"
         )
     plugin = config.tool_parser_plugin and load_tool_format(config.tool_parser_plugin, plugin_directories(config))
     handle = users_handle(config, model_py(directory or own)) if handlers else None

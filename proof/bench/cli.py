@@ -119,9 +119,9 @@ def _bench(arguments: argparse.Namespace) -> int:
     if arguments.url and not arguments.engine and (arguments.model or arguments.options):
         raise ConfigError("lmi bench: a running server has its own model and options; leave out --model and -o")
     if arguments.constant and not arguments.rate:
-        raise ConfigError("lmi bench: --constant is about arrivals; give --rate, or leave it out")
+        raise ConfigError("lmi bench: --constant is for open loop; give --rate, or leave it out")
     if arguments.engine and arguments.rate:
-        raise ConfigError("lmi bench: the engine alone has no arrivals; leave out --engine or --rate")
+        raise ConfigError("lmi bench: the engine alone has no open loop; leave out --engine or --rate")
     if arguments.engine not in (None, "auto"):
         entry(arguments.engine)
     plan = Plan(
@@ -170,7 +170,7 @@ def counts(text: str) -> list[int]:
     try:
         return [count(part) for part in text.split(",")]
     except argparse.ArgumentTypeError:
-        raise argparse.ArgumentTypeError("must be whole numbers of at least 1, as 1,8,32") from None
+        raise argparse.ArgumentTypeError("must be whole numbers of at least 1, such as 1,8,32") from None
 
 
 def _rates(text: str) -> list[float]:

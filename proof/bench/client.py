@@ -327,7 +327,7 @@ def address(url: str) -> Address:
     except ValueError as error:
         raise ConfigError(f"{url!r} is not the URL of a server: {error}") from None
     if where.scheme not in ("http", "https") or not where.hostname:
-        raise ConfigError(f"{url!r} is not the URL of a server; write it as http://host:port")
+        raise ConfigError(f"{url!r} is not the URL of a server; write http://host:port")
     secure = where.scheme == "https"
     port = given or (443 if secure else 80)
     return where.hostname, port, ssl.create_default_context() if secure else None

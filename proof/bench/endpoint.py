@@ -94,10 +94,10 @@ def advice(levels: Sequence[Mapping[str, Any]]) -> Advice:
     knee = min(most * first["mean_latency_ms"] / 1000, float(good[-1]["clients"]))
     knee = max(knee, 1.0)
     concurrency = round(max(HEADROOM * knee, 1.0), 1)
-    text = f"The knee is at about {knee:.1f} requests at once, so scaling.concurrency: {concurrency:g}."
+    text = f"The knee is at about {knee:.1f} concurrent requests, so scaling.concurrency: {concurrency:g}."
     last, before = (level["requests_per_second"] for level in reversed(good[-2:]))
     if last > _STILL_RISING * before:
-        text += " Throughput still rose at the last level: measure more clients, it may bear more."
+        text += " Throughput still rose at the last level: measure more clients, it may sustain more."
     return Advice(round(knee, 1), concurrency, text)
 
 
@@ -244,7 +244,7 @@ def _closed_level(
     plan: Plan, clients: int, ask: Ask, numbers: Iterator[int], report: Callable[[str], None]
 ) -> dict[str, Any]:
     requests = plan.requests or max(8, 4 * clients)
-    report(f"{requests} requests, {clients} at once ...")
+    report(f"{requests} requests, {clients} concurrent ...")
     shared = iter(list(itertools.islice(numbers, requests)))  # a client sends the next request that nobody has sent
 
     async def run() -> list[Result]:

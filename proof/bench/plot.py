@@ -92,7 +92,7 @@ def curve_of(document: Mapping[str, Any], name: str = "") -> Curve:
         levels = sorted((_level(value, "rate" if is_open else "clients") for value in values), key=lambda it: it.load)
         return Curve(name, *_described(document), is_open, levels, document.get("plan", {}).get("quiet"))
     except KeyError as error:
-        raise ValueError(f"lacks the field {error}") from None
+        raise ValueError(f"does not have the field {error}") from None
     except (AttributeError, IndexError, TypeError) as error:
         raise ValueError(f"is not a result of `lmi bench` or `lmi deploy bench`: {error}") from None
 
@@ -106,7 +106,7 @@ def read_curves(paths: Sequence[Path]) -> list[Curve]:
     alike = len({path.stem for path in paths}) < len(paths)
     curves = [_read(path, str(path) if alike else path.stem) for path in paths]
     if len({curve.is_open for curve in curves}) > 1:
-        kinds = ", ".join(f"{curve.name}: {'rates' if curve.is_open else 'clients at once'}" for curve in curves)
+        kinds = ", ".join(f"{curve.name}: {'rates' if curve.is_open else 'concurrent clients'}" for curve in curves)
         raise ConfigError(f"--compare: the loads are of different kinds: {kinds}")
     return curves
 
@@ -320,7 +320,7 @@ def _unit(milliseconds: Sequence[float]) -> tuple[str, float]:
 
 
 def _load_label(curves: Sequence[Curve]) -> str:
-    return "requests/s" if curves[0].is_open else "clients at once"
+    return "requests/s" if curves[0].is_open else "concurrent clients"
 
 
 def _load_axis(axes: Any, curves: Sequence[Curve]) -> None:

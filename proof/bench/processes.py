@@ -95,7 +95,7 @@ class _Output:
         deadline = time.monotonic() + timeout
         while not self._url:
             if self._running.poll() is not None or time.monotonic() > deadline:
-                raise ConfigError(f"the server to be measured did not come up:\n{''.join(self._last).rstrip()}")
+                raise ConfigError(f"the server to be measured did not start:\n{''.join(self._last).rstrip()}")
             time.sleep(0.02)
         return self._url
 

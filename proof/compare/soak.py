@@ -115,7 +115,7 @@ def main() -> int:
     add("--out", type=Path, default=Path("soak.json"), help="the result, with all samples (default %(default)s)")
     given = parser.parse_args()
     if given.minutes < 1:
-        parser.error("--minutes: at least 1, as memory is compared by the minute")
+        parser.error("--minutes: must be at least 1, as memory is compared by the minute")
     options = (*(_ECHO if given.echo else _DEMO), *_PATIENCE)
     with lmi_serve([part for option in options for part in ("-o", option)]) as server:
         pids = {"host": server.pid, "engine": child_by_command(server.pid, _ENGINE)}

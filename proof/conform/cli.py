@@ -126,7 +126,7 @@ def _conform(arguments: argparse.Namespace) -> int:
         print(report.compare(report.read(arguments.compare)), end="", flush=True)
         return 0
     if not arguments.url:
-        raise ConfigError("lmi conform: give the URL of a server, as http://host:port")
+        raise ConfigError("lmi conform: give the URL of a server, such as http://host:port")
     plan = _plan(arguments)
     _check_names(plan)
     results = run.run(plan, _lifetime(arguments), _tell)
@@ -210,5 +210,5 @@ def _report(text: str) -> Path:
 
 def _path(text: str) -> str:
     if not text.startswith("/") or not text.isascii() or not text.isprintable() or " " in text:
-        raise argparse.ArgumentTypeError(f"{text}: must be a path, as /server/metrics")
+        raise argparse.ArgumentTypeError(f"{text}: must be a path, such as /server/metrics")
     return text

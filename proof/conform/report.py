@@ -61,7 +61,7 @@ def markdown(report: Mapping[str, Any]) -> str:
             lines[-1] += _link(source["title"], source["url"])
             lines += ["", f"* wanted: {_plain(result['wanted'])}"]
             lines += [f"* {name}: {_code(result[name])}" for name in ("asked", "got") if result.get(name)]
-    lines += ["", "## Rules", "", "| rule | profile | what holds | result |", "|---|---|---|---|"]
+    lines += ["", "## Rules", "", "| rule | profile | requirement | result |", "|---|---|---|---|"]
     for result in results:
         why = f": {_plain(result['why'])}" if result.get("why") else ""
         lines.append(f"| {result['rule']} | {result['profile']} | {result['sentence']} | {result['result']}{why} |")
@@ -82,7 +82,7 @@ def total(results: Sequence[Result]) -> str:
 def rules_table(profiles: Iterable[str] = PROFILES) -> str:
     """Return all rules as Markdown, with their sources."""
     wanted = set(profiles)
-    lines = ["| rule, and its source | what holds | profiles |", "|---|---|---|"]
+    lines = ["| rule, and its source | requirement | profiles |", "|---|---|---|"]
     for rule in RULES.values():
         if wanted & set(rule.profiles):
             names = "all" if rule.profiles == PROFILES else ", ".join(rule.profiles)
@@ -104,10 +104,10 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
         except OSError as error:
             raise ConfigError(f"lmi conform: {path}: {error.strerror}") from None
         except ValueError as error:
-            why = "give reports that --output FILE.json wrote" if isinstance(error, json.JSONDecodeError) else error
+            why = "give reports written by --output FILE.json" if isinstance(error, json.JSONDecodeError) else error
             raise ConfigError(f"lmi conform: {path} is not JSON: {why}") from None
         if not isinstance(report, dict) or not {"conform", "title", "results"} <= set(report):
-            raise ConfigError(f"lmi conform: {path} is not a report: give those that --output FILE.json wrote")
+            raise ConfigError(f"lmi conform: {path} is not a report: give reports written by --output FILE.json")
         reports.append(report)
     return reports
 

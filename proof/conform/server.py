@@ -101,7 +101,7 @@ class Command(Lifetime):
         except ValueError as error:
             raise ConfigError(f"lmi conform: --command {command!r}: {error}") from None
         if not self._words:
-            raise ConfigError("lmi conform: --command is empty")
+            raise ConfigError("lmi conform: --command must not be empty")
         self._process: asyncio.subprocess.Process | None = None
         self._told = False
 

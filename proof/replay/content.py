@@ -51,7 +51,7 @@ def read_documents(body: bytes) -> Documents:
     except ValueError:  # a document over several lines, NaN, a number of more than 64 bits
         found = _by_place(body)
     if not found.values:
-        raise NotJson("no JSON object or list")
+        raise NotJson("not a JSON object or list")
     return found
 
 

@@ -237,7 +237,7 @@ class Journal:
             if not _BEGIN.startswith(file.read(len(_BEGIN))):
                 name = self._path.name
                 raise ConfigError(
-                    f"lmi replay: {self._path.parent} holds a {name} of something else; give another --output"
+                    f"lmi replay: {self._path.parent} contains a {name} of something else; give another --output"
                 )
 
     def _write(self, line: Any) -> None:
@@ -291,7 +291,7 @@ class Journal:
                 self._mark(number)
 
     def _taken(self, what: str) -> ConfigError:
-        return ConfigError(f"lmi replay: {self._path.parent} holds {what}; give another --output, or --restart")
+        return ConfigError(f"lmi replay: {self._path.parent} contains {what}; give another --output, or --restart")
 
 
 # -- the progress of a run, on standard error --------------------------------------------------------------------------

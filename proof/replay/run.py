@@ -28,7 +28,7 @@ from proof.replay.sources import open_requests
 from proof.replay.targets import RECORDED, Paced, open_target
 
 _AHEAD, _AHEAD_BYTES = 64, 8 * 1024 * 1024  # requests that are read at once
-_NO_SHADOW = "has no answer of the shadow variant, which gets a share of the requests"
+_NO_SHADOW = "has no answer of the shadow variant, which receives a share of the requests"
 _BEGINNING = 100  # requests that are looked at before the run
 
 

@@ -217,7 +217,7 @@ def check_name(name: str) -> str:
     """Return the name of a target. Raises ValueError: it has no known form."""
     scheme, colon, rest = name.partition(":")
     if scheme in ("http", "https") and re.search(r"[@?#]", rest):
-        raise ValueError("a URL with a user or a query is not taken, as reports name it: give the key by --key-to")
+        raise ValueError("a URL with a user or a query is not accepted, as reports show it: give the key with --key-to")
     if name == RECORDED or (colon and rest and scheme in ("http", "https", "sagemaker", "serve")):
         return name
     raise ValueError(f"{name}: must be {FORMS}")
@@ -236,7 +236,7 @@ def open_target(
         ConfigError: it cannot be opened, or takes no key.
     """
     if key_variable is not None and (name == RECORDED or name.startswith("sagemaker:")):
-        raise ConfigError(f"lmi replay: {name} takes no key, and {key_variable} is named for it")
+        raise ConfigError(f"lmi replay: {name} takes no key, but {key_variable} is given for it")
     if name == RECORDED:
         return None
     return Paced(_target(name, _key(key_variable), timeout, concurrency, stack), patience)

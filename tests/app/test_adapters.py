@@ -151,11 +151,11 @@ def test_without_preload_it_is_loaded_when_it_is_used(server: LiveServer, files:
         ({"name": "a", "src": "a"}, 400, "src=a: must be an absolute path"),
         ({"name": "../a", "src": "{files}/a"}, 400, "name='../a': must be"),
         ({"name": "a\r\nX-Evil: 1", "src": "{files}/a"}, 400, "name='a\\r\\nX-Evil: 1': must be"),
-        ({"name": "", "src": "{files}/a"}, 400, "name='': must be a string that is not empty"),
+        ({"name": "", "src": "{files}/a"}, 400, "name='': must be a non-empty string"),
         ({"name": "a", "src": "{files}/a", "pin": "true"}, 400, "pin=true: "),
         ({"name": "a", "src": "{files}/a", "preload": "yes"}, 400, "preload='yes': must be true or false"),
         ({"name": "a", "src": "{files}/none"}, 424, "there is no such directory"),
-        ({"name": "a", "src": "{files}/broken"}, 424, "holds neither adapter_model.safetensors nor"),
+        ({"name": "a", "src": "{files}/broken"}, 424, "contains neither adapter_model.safetensors nor"),
     ],
 )
 @pytest.mark.parametrize("way", ["query", "body"])
@@ -175,7 +175,7 @@ def test_what_cannot_be_registered(
     [
         (b"{", "not valid JSON"),
         (b"[]", "must be a JSON object"),
-        (b'{"name": 1, "src": "/a"}', "name=1: must be a string"),
+        (b'{"name": 1, "src": "/a"}', "name=1: must be a non-empty string"),
         (b'{"name": "a", "src": "/a", "pin": 1}', "pin=1: must be true or false"),
         (b'{"name": "b", "src": "/a"}', "name has one value in the query and another in the body"),
     ],
@@ -231,7 +231,7 @@ def test_names_that_mean_nothing_are_reported(server: LiveServer, files: Path) -
 def test_names_that_mean_nothing_are_refused_where_that_is_asked_for(files: Path) -> None:
     with serve(*ECHO, "-o", "option.unknown_parameters=refuse") as server:
         assert told(register(server, "a", files / "a", rank="8")) == (
-            400, "unknown parameter 'rank'; there are name, src, preload and pin",
+            400, "unknown parameter 'rank'; known: name, src, preload, pin",
         )  # fmt: skip
         assert register(server, "a", files / "a").status_code == 200
 

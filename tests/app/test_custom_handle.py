@@ -432,7 +432,7 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppServer]:
         ("hand", 200, None, b'{\n  "by":"hand"\n}'),
         ("map", 200, None, b"mapped"),
         ("part", 424, "application/json", b'{"error":"Custom handler failed: the Output is a part, with last=False: '
-         b"handle is called once a request, not once a token as in DJL Serving's rolling batch; return the whole "
+         b"handle is called once per request, not once per token as in DJL Serving's rolling batch; return the whole "
          b'answer, or an asynchronous generator of Outputs","code":424}'),
         ("chunks", 200, "application/jsonlines", b'{"text": "one"}\n{"text": "two"}\n'),
         ("stream", 200, "application/jsonlines", b"one\ntwo\n"),

@@ -64,7 +64,7 @@ def test_a_model_file_that_is_cut_short_is_refused(demo_model: Path, tmp_path: P
     model = tmp_path / "short.gguf"
     with demo_model.open("rb") as whole:
         model.write_bytes(whole.read(30_000_000))
-    assert "is cut short: it holds 30,000,000 bytes" in refused_start(str(model))
+    assert "is cut short: it has 30,000,000 bytes" in refused_start(str(model))
 
 
 def test_the_model_directorys_own_properties_are_read_however_it_is_named(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_all_problems_are_listed_in_one_round(tmp_path: Path, checking: bool) ->
         "serving.properties, line 1: option.dtype=int3: must be one of",
         "serving.properties, line 2: unknown option 'option.tgi_compt'; did you mean 'option.tgi_compat'?",
         "serving.properties, line 7: option.enable_streaming=true needs batch_size=1",
-        f"{tmp_path / 'config.json'} does not hold a JSON object",
+        f"{tmp_path / 'config.json'} is not a JSON object",
         "serving.properties, line 3: option.speculative_draft_model and option.speculative_config set",
         "the engine 'vllm' is not installed",
         "--allow-host a/b: must be * or a host",
@@ -247,6 +247,6 @@ def test_without_a_problem_nothing_is_started() -> None:
     ended = check_serve("--engine", "openvino", "--check", OPTION_ECHO_CUES="true")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.splitlines() == [
-        "without effect here: option.echo_cues (environment variable OPTION_ECHO_CUES); only echo has cues",
+        "without effect here: option.echo_cues (environment variable OPTION_ECHO_CUES); only echo reads these words",
         "no problems; engine: openvino, option.model_id: not set",
     ]

@@ -207,7 +207,7 @@ def test_a_response_that_failed() -> None:
         assert call(server, "GET", failed["id"]).json() == failed
         message, param, _ = error(ask(server, "b", previous_response_id=failed["id"]))
         assert param == "previous_response_id"
-        assert "this response failed; go on from the one before it" in message
+        assert "this response failed; continue from the one before it" in message
 
 
 @pytest.mark.parametrize(
@@ -312,7 +312,7 @@ def test_what_is_not_written_is_not_said_to_be_stored(tmp_path: Path) -> None:
         assert (whole["store"], last["store"]) == (False, False)
         assert call(server, "GET", whole["id"]).status_code == call(server, "GET", last["id"]).status_code == 404
         assert (thread.status_code, thread.json()["error"]["type"]) == (503, "api_error")
-        assert "could not be kept in its thread" in thread_streamed
+        assert "could not be stored in its thread" in thread_streamed
         assert "message_stop" not in thread_streamed
         assert ask(server, "two")["store"] is True
 

@@ -39,11 +39,11 @@ def test_a_running_server(echo_server: LiveServer, capsys: pytest.CaptureFixture
     [
         (["--model", "x.gguf"], "leave out --model and -o"),
         (["-o", "option.dtype=fp32"], "leave out --model and -o"),
-        (["--constant"], "--constant is about arrivals"),
+        (["--constant"], "--constant is for open loop"),
         (["--clients", "1", "--rate", "5"], "--rate: not allowed with argument --clients"),
         (["--repeat", "0"], "--repeat: must be a whole number of at least 1"),
         (["--repeat", "two"], "--repeat: must be a whole number of at least 1"),
-        (["--clients", "1,0"], "--clients: must be whole numbers of at least 1, as 1,8,32"),
+        (["--clients", "1,0"], "--clients: must be whole numbers of at least 1, such as 1,8,32"),
         (["--rate", "1,x"], "--rate: must be a number above 0"),
         (["--timeout", "nan"], "--timeout: must be a number above 0"),
     ],
@@ -76,8 +76,8 @@ def test_served_over_engine(capsys: pytest.CaptureFixture[str]) -> None:
     ("arguments", "why"),
     [
         ([], "URL"),
-        (["--engine", "echo", "--rate", "2"], "no arrivals"),
-        (["--engine", "nonesuch"], "known are"),
+        (["--engine", "echo", "--rate", "2"], "no open loop"),
+        (["--engine", "nonesuch"], "known: "),
         (["localhost:8080"], "http://host:port"),
     ],
 )

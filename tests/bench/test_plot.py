@@ -92,10 +92,10 @@ def test_one_measurement() -> None:
         "Time between tokens by load",
     ]
     assert [axes.get_xlabel() for axes in drawn.axes] == [
-        "clients at once",
+        "concurrent clients",
         "time of a whole answer, p50 [ms]",
-        "clients at once",
-        "clients at once",
+        "concurrent clients",
+        "concurrent clients",
     ]
     assert [axes.get_ylabel() for axes in drawn.axes] == [
         "throughput [tokens/s]",
@@ -117,7 +117,7 @@ def test_one_measurement() -> None:
     assert labels(throughput) == ["served", "engine alone"]
     assert labels(first) == labels(between) == ["p50", "p90", "p99"]
     assert [text.get_text() for text in against.texts] == ["1", "8", "32"]
-    assert against.get_legend().get_title().get_text() == "points: clients at once"
+    assert against.get_legend().get_title().get_text() == "points: concurrent clients"
     for axes in (throughput, first, between):
         assert [text.get_text() for text in axes.get_xticklabels()] == ["32", "8", "1"]
         assert axes.get_xscale() == "log"

@@ -88,7 +88,7 @@ def test_a_comparison_marks_what_was_disturbed_and_says_what_its_marks_mean() ->
     assert "~ within noise: its repetitions and the first column's overlap" in again
     assert "disturbed" not in again
     once = report.compare([curve_of(endpoint({"clients": 1, **level(1)}), "once")])
-    assert "noise not known of once: measured once" in once
+    assert "noise unknown for once: measured once" in once
 
 
 def test_compare_reads_what_either_command_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,8 +111,8 @@ RATES = served(1, kind="rate")
         ("[1]", "is not a JSON object"),
         ('{"a": 1}', "is not a result of `lmi bench` or `lmi deploy bench`"),
         ('{"levels": []}', "is not a result of `lmi bench` or `lmi deploy bench`"),
-        ('{"levels": [{"clients": 1}]}', "lacks the field 'tokens_per_second'"),
-        (json.dumps(RATES), "the loads are of different kinds: a: clients at once, b: rates"),
+        ('{"levels": [{"clients": 1}]}', "does not have the field 'tokens_per_second'"),
+        (json.dumps(RATES), "the loads are of different kinds: a: concurrent clients, b: rates"),
         (None, "No such file"),
     ],
 )

@@ -249,7 +249,7 @@ def test_the_end_token_is_special_for_the_hubs_client(huggingface_hub: Driver, m
         (PARIS, {"temperature": -1.0}, "`temperature` must be strictly positive"),
         (PARIS, {"top_p": 1.0}, "`top_p` must be > 0.0 and < 1.0"),
         (PARIS, {"adapter_id": "mine"}, 'parameters.adapter_id="mine"'),
-        (PARIS, {"typical_p": 0.5, "do_sample": True}, "the engine openvino lacks it"),
+        (PARIS, {"typical_p": 0.5, "do_sample": True}, "the engine openvino does not support it"),
         ("", {}, "`inputs` cannot be empty"),
     ],
 )

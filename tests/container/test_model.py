@@ -37,7 +37,7 @@ def test_model_data_are_the_model(data: Path, mark: str) -> None:
 def test_two_models_are_refused(data: Path) -> None:
     (data / "config.json").touch()
     with pytest.raises(
-        ConfigError, match="holds a model, and the environment names another, a/b: leave one of them out"
+        ConfigError, match="contains a model, but the environment names another, a/b: leave one of them out"
     ):
         find_model(environment(data, HF_MODEL_ID="a/b"))
 
@@ -62,7 +62,7 @@ def test_additional_sources_are_found_by_their_channels(data: Path) -> None:
 
 def test_a_repacked_archive_is_told_what_lies_there(data: Path) -> None:
     (data / "llama").mkdir()
-    with pytest.raises(ConfigError, match=r"holds no model: .* but llama"):
+    with pytest.raises(ConfigError, match=r"contains no model: .* but llama"):
         find_model(environment(data))
 
 
@@ -146,7 +146,7 @@ def test_an_older_driver_gets_the_compatibility_library(tmp_path: Path) -> None:
 
 def test_a_newer_minor_version_needs_none(tmp_path: Path) -> None:
     assert check_driver(NEW, {"CUDA_VERSION": "13.1.0"}, tmp_path).line.endswith(
-        "which its minor versions' compatibility covers"
+        "which works by CUDA's minor version compatibility"
     )
 
 

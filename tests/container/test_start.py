@@ -73,7 +73,7 @@ def test_model_data_are_never_written_to(tmp_path: Path) -> None:
 
 def test_a_model_py_needs_its_properties(tmp_path: Path) -> None:
     model_data(tmp_path, "").joinpath("serving.properties").rename(tmp_path / "ml" / "model" / "model.py")
-    with pytest.raises(ConfigError, match=r"model\.py needs a serving\.properties beside it, which may be empty"):
+    with pytest.raises(ConfigError, match=r"model\.py needs a serving\.properties next to it, which may be empty"):
         prepare([], environment(tmp_path, OPTION_MODEL_ID="a/b"), DRIVER)
 
 

@@ -86,7 +86,10 @@ CASES: dict[str, Case] = {
 }  # fmt: skip
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "typical_p": ({"typical_p": 0.5, "do_sample": True}, "the engine trtllm lacks it: it has no typical decoding"),
+    "typical_p": (
+        {"typical_p": 0.5, "do_sample": True},
+        "the engine trtllm does not support it: it has no typical decoding",
+    ),
     "top_p": ({"top_p": 2.0, "do_sample": True}, "parameters.top_p=2.0"),
     "too long": ({"max_new_tokens": 100_000}, "max_new_tokens"),
     "too many beams": ({"num_beams": 4}, "num_beams must be at most 3 (option.max_beam_width)"),

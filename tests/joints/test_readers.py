@@ -65,7 +65,7 @@ REFUSED: dict[str, Any] = {
     "image_embeds": ({"type": "image_embeds", "image_embeds": "aQ=="}, "send the image itself"),
     "audio_embeds": ({"type": "audio_embeds", "audio_embeds": "aQ=="}, "send the audio clip itself"),
     "prompt_embeds": ({"type": "prompt_embeds", "data": "aQ=="}, "send the text itself"),
-    "tool_reference": ({"type": "tool_reference", "name": "f"}, "there is no search among tools"),
+    "tool_reference": ({"type": "tool_reference", "name": "f"}, "tool search is not available"),
     "computer_screenshot": ({"type": "computer_screenshot", "image_url": URL}, "send the image itself"),
     "poem": ({"type": "poem", "text": "a"}, "it must be one of text, refusal, "),
 }
@@ -146,7 +146,7 @@ def test_a_model_of_text_says_so(dialect: str, name: str) -> None:
      ({"type": "text", "text": 1}, "messages[0].content[0]: 'text' must have a string 'text'"),
      ({"type": "refusal", "text": "a", "refusal": 1}, "messages[0].content[0]: 'refusal' must have a string 'refusal'"),
      ({"type": "thinking"}, "messages[0].content[0]: 'thinking' must have a string 'thinking'"),
-     ({"type": "input_image", "file_id": "f"}, "messages[0].content[0].file_id is not supported: no files are kept; "
+     ({"type": "input_image", "file_id": "f"}, "messages[0].content[0].file_id is not supported: files are not stored; "
       "send image_url"),
      ({"type": "input_audio"}, "messages[0].content[0].input_audio must be an object with 'data', the file in base64, "
       "and 'format'")],
@@ -220,7 +220,7 @@ def test_every_type_that_a_client_declares_is_read_or_refused_by_name(declared: 
             with pytest.raises(InvalidPayload) as raised:
                 DIALECTS["anthropic_messages"].parse(body, SEEING)
             named = f"messages[0].content[0]: '{word}' is not supported: "
-            assert raised.value.message.startswith((named, "messages[0].content[0].", "messages[0]: an answer"))
+            assert raised.value.message.startswith((named, "messages[0].content[0].", "messages[0]: the answer"))
 
 
 # -- numbers -----------------------------------------------------------------------------------------------------------

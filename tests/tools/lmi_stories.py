@@ -50,7 +50,11 @@ NOT_HERE = {
 }
 """Words of a story that cannot run without a GPU or a network, and why."""
 
-BEYOND_ECHO = ("the engine echo lacks it", "No module named 'vllm'", "cannot be fetched: there are no AWS credentials")
+BEYOND_ECHO = (
+    "the engine echo does not support it",
+    "No module named 'vllm'",
+    "cannot be fetched: there are no AWS credentials",
+)
 """Words of a refusal that says that the story needs a real model, or S3."""
 
 

@@ -52,7 +52,7 @@ def test_without_a_command_the_map_is_printed(capsys: pytest.CaptureFixture[str]
         (["serve", "--gpu-mem", "0.5"], "usage: lmi serve .*unknown flag --gpu-mem; did you mean --gpu-memory-util"),
         (["serve", "--max_modl_len", "9"], "usage: lmi serve .*did you mean --max-model-len?"),
         (["serve", "--max-model-len"], "usage: lmi serve .*argument --max-model-len: needs a value"),
-        (["serve", "--enforce-eager=yes"], "usage: lmi serve .*--no-enforce-eager: takes no value, and got 'yes'"),
+        (["serve", "--enforce-eager=yes"], "usage: lmi serve .*--no-enforce-eager: takes no value, but got 'yes'"),
         (["options", "--engines", "vllm"], "usage: lmi options .*unknown flag --engines; did you mean --engine?"),
         (["options", "--engine", "vll"], "usage: lmi options .*invalid choice: 'vll'; did you mean vllm?"),
         (["bench", "--client", "3"], "usage: lmi bench .*unknown flag --client; did you mean --clients?"),

@@ -265,7 +265,7 @@ class Hub:
         try:
             with _OPENER.open(request, timeout=left) as answer:
                 if start and answer.status != 206:
-                    raise HubError(f"{self.name} gives no pieces of files (status {answer.status})")
+                    raise HubError(f"{self.name} does not support range requests (status {answer.status})")
                 content: bytes = answer.read(length + (start is None))
         except urllib.error.HTTPError as error:
             with error:
@@ -280,9 +280,7 @@ class Hub:
     def _refused(self, error: urllib.error.HTTPError, path: str) -> str:
         model = "/".join(path.removeprefix("/api/models").strip("/").split("/")[:2])
         if error.code in (401, 403):
-            gated = (
-                "is gated" if error.headers.get("X-Error-Code") == "GatedRepo" else "is gated, private, or not there"
-            )
+            gated = "is gated" if error.headers.get("X-Error-Code") == "GatedRepo" else "is gated, private, or missing"
             advice = "accept its licence, and give the token of an account that did" if self._token else "set HF_TOKEN"
             return f"{self.name} does not give {model} to everyone (status {error.code}): it {gated}; {advice}"
         if error.code == 404:

@@ -222,9 +222,9 @@ def _header(files: Files, name: str, size: int) -> tuple[Mapping[str, Any], int]
     length = struct.unpack_from("<Q", start)[0] if len(start) >= 8 else -1
     if not 2 <= length <= size - 8:
         said = "no header" if length < 0 else f"a header of {length} bytes"
-        raise SpecError(f"{name} has {said}, and the file has {size} bytes")
+        raise SpecError(f"{name} has {said}, but the file has {size} bytes")
     if length > _LARGEST_HEADER:
-        raise SpecError(f"{name}: the header has {length} bytes, and {_LARGEST_HEADER} are read at most")
+        raise SpecError(f"{name}: the header has {length} bytes; at most {_LARGEST_HEADER} are read")
     content = start[8 : 8 + length]
     if len(content) < length:
         content += files.read(name, len(start), length - len(content))
@@ -245,7 +245,7 @@ def _numbers(name: str, tensor: str, said: Mapping[str, Any], room: int) -> tupl
         or not all(isinstance(item, int) and 0 <= item < 1 << 48 for item in (*shape, *offsets))
         or not offsets[0] <= offsets[1] <= room
     ):
-        raise SpecError(f"{name}: the header's {tensor[:100]!r} has no valid shape, or lies outside of the file")
+        raise SpecError(f"{name}: the header's {tensor[:100]!r} has no valid shape, or lies outside the file")
     number = math.prod(shape)
     if bits is not None and (number * bits + 7) // 8 != offsets[1] - offsets[0]:
         raise SpecError(f"{name}: {tensor[:100]!r} has {number} numbers and {offsets[1] - offsets[0]} bytes")

@@ -141,11 +141,13 @@ def _counted(files: Files, config: Mapping[str, Any], names: list[str], notes: l
     try:
         held = contents(files, names, bits)
     except SpecError as error:
-        notes.append(f"The weights are counted by the files' sizes: {error}.")
+        notes.append(f"The number of weights is estimated from the files' sizes: {error}.")
         return None
     said, drafts = text.layers(), text.number("num_nextn_predict_layers", default=0)
     if held.layers and not said <= held.layers <= said + drafts:
-        notes.append(f"config.json says {said} layers, and the tensors are of {held.layers}: the larger number counts.")
+        notes.append(
+            f"config.json says {said} layers, but there are tensors of {held.layers}: the larger number is used."
+        )
     elif held.layers:
         return Contents(held.parameters, held.stored, said)
     return held

@@ -130,7 +130,7 @@ def _foreign(name: str) -> list[str]:
     own = key_of(of_vllms_variable(name, "true").name)
     along = {**{key_of(one): value for one, value in ALONG.items()}, lmi_version.KEY: lmi_version.ASYNC}
     others = ", ".join(f"{key}={value}" for key, value in along.items() if key != own)
-    return [f"{name}\n  sets {own}; like every {SM_VLLM}*, where no option says otherwise, also\n  {others}"]
+    return [f"{name}\n  sets {own}; like every {SM_VLLM}*, unless an option says otherwise, also\n  {others}"]
 
 
 def _keys(name: str) -> list[str]:
@@ -155,7 +155,7 @@ def _lines(option: Option) -> Iterator[str]:
         yield f"  no effect: {option.help}"
         return
     facts = {
-        "meaning": option.help or "an argument of the engine's own",
+        "meaning": option.help or "an argument of the engine",
         "type": _type(option),
         "default": default_of(option) or "none",
         "engines": _engines(option),
@@ -191,7 +191,7 @@ def _engines(option: Option) -> str:
         return ""
     if not engines_of(option):
         return "all"
-    others = f"no effect with others: {option.idle}" if option.idle else "others refuse it"
+    others = f"no effect with other engines: {option.idle}" if option.idle else "other engines refuse it"
     return f"{', '.join(option.engines)}; {others}"
 
 
@@ -239,7 +239,7 @@ class _Flag(argparse.Action):
 def add_flags(serve: Parser) -> None:
     """Add a flag for each option, and for each argument of the engines' own."""
     serve.rewrite = _rewritten
-    group = serve.add_argument_group("options", "each option of `lmi options` is a flag too, as these are")
+    group = serve.add_argument_group("options", "every option of `lmi options` is also a flag; the most common ones:")
     taken = {*serve._option_string_actions}
     for key, is_switch in sorted(_flag_keys().items()):
         name = key.removeprefix("option.").replace("_", "-")

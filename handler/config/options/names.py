@@ -86,7 +86,7 @@ def unknown_option(key: str, engine: str, origin: str = "") -> Unknown:
     arguments = engine_arguments(engine)
     names = [other for other in arguments.arguments if _is_accepted(KNOWN.get(f"option.{other}", ()), engine)]
     hints += [f"{NAMES[engine]}'s 'option.{near}'" for near in _nearest(name, names) if near not in bare]
-    hint = f"did you mean {' or '.join(hints)}?" if hints else "`lmi options` lists those there are"
+    hint = f"did you mean {' or '.join(hints)}?" if hints else "`lmi options` lists all options"
     releases = _releases(name, engine)
     return Unknown(key, origin, f"unknown option {key!r}{releases}; {hint}", bool(hints or releases))
 
@@ -113,7 +113,9 @@ def _releases(name: str, engine: str) -> str:
     other = shipped(engine).arguments.get(name) if engine in NAMES else None
     if other is None:
         return ""
-    return f": {engine_arguments(engine).source} lacks it; {NAMES[engine]} {other.first} to {other.last} have it"
+    return (
+        f": {engine_arguments(engine).source} does not have it; {NAMES[engine]} {other.first} to {other.last} have it"
+    )
 
 
 def wrong_arguments(values: dict[str, Any], engine: str) -> Iterator[str]:
@@ -124,7 +126,7 @@ def wrong_arguments(values: dict[str, Any], engine: str) -> Iterator[str]:
         found = arguments.arguments.get(name)
         try:
             if name in NO_ARGUMENTS:
-                yield f"{name!r}: write option.{name}, which this server reads"
+                yield f"{name!r}: write option.{name} instead"
             elif option and getattr(option.parse, "argument", False):
                 option.parse(value if isinstance(value, str) else json.dumps(value))
             elif found:

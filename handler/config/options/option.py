@@ -132,7 +132,9 @@ def path(text: str) -> str:
     """Parse a path, or what may stand in its place."""
     parts = os.fsencode(string(text)).split(b"/")
     if not text.isprintable() or len(text) > _MOST_PATH or max(map(len, parts)) > _MOST_NAME:
-        raise ValueError(f"must be printable, with at most {_MOST_NAME} bytes between slashes and {_MOST_PATH} in all")
+        raise ValueError(
+            f"must be printable, with at most {_MOST_NAME} bytes between slashes and {_MOST_PATH} in total"
+        )
     return text
 
 
@@ -149,7 +151,7 @@ def hosts(text: str) -> tuple[str, ...]:
     given = read_json(text) if text.startswith('["') else text.split(",")
     values = [name.strip().lower() if isinstance(name, str) else "" for name in given]
     if not values or not all(_HOST.fullmatch(name) for name in values):
-        raise ValueError("must be host names, each perhaps with a port, separated by commas; or *")
+        raise ValueError("must be host names, optionally with ports, separated by commas; or *")
     return tuple(values)
 
 
@@ -266,7 +268,7 @@ class MediaLimits:
         pairs = (limit.partition("=")[::2] for limit in text.split(","))
         given = json_object(text) if text.startswith("{") else {name.strip(): value.strip() for name, value in pairs}
         if any(value not in (0, "0") for name, value in given.items() if name not in MEDIA):
-            raise ValueError(f"must be a number of {ALL_MEDIA}, as image=4: others are not served")
+            raise ValueError(f"must be a number of {ALL_MEDIA}, such as image=4: other media are not supported")
         try:
             return {name: integer(0, _LARGEST_MAX_MEDIA)(str(value)) for name, value in given.items()}
         except ValueError as error:

@@ -253,9 +253,9 @@ _GPU = ("vllm", "trtllm")
 _GUIDED = ("openvino", *_GPU)
 
 ECHO = (
-    Option("option.echo_tokens_per_second", "echo_tokens_per_second", number(0), 0.0, "maximum tokens per second for each request; 0: no limit", engines=("echo",), idle="only echo keeps a pace"),
-    Option("option.echo_tokenizer", "echo_tokenizer", path, None, "a Hugging Face directory, whose tokenizer and template echo uses instead of words", engines=("echo",), idle="others have the model's tokenizer"),
-    Option("option.echo_cues", "echo_cues", boolean, False, "the words <raise> <hang> <die> <refuse> make the engine do so (for tests)", engines=("echo",), idle="only echo has cues"),
+    Option("option.echo_tokens_per_second", "echo_tokens_per_second", number(0), 0.0, "maximum tokens per second for each request; 0: no limit", engines=("echo",), idle="only echo limits its speed"),
+    Option("option.echo_tokenizer", "echo_tokenizer", path, None, "a Hugging Face directory, whose tokenizer and template echo uses instead of words", engines=("echo",), idle="other engines use the model's tokenizer"),
+    Option("option.echo_cues", "echo_cues", boolean, False, "the words <raise> <hang> <die> <refuse> make the engine do so (for tests)", engines=("echo",), idle="only echo reads these words"),
 )  # fmt: skip
 
 GUIDED = (
@@ -281,11 +281,11 @@ MEDIA = (
 )
 
 GPU = (
-    Option("option.trust_remote_code", "trust_remote_code", boolean, False, "run code from the model's directory", engines=(*_GPU, "openai", "grpc"), idle="no code that comes with a model is run"),
+    Option("option.trust_remote_code", "trust_remote_code", boolean, False, "run code from the model's directory", engines=(*_GPU, "openai", "grpc"), idle="the engine runs no code from a model"),
     Option("option.revision", "revision", string, None, "branch, tag or commit of a model on the Hugging Face hub", engines=LLM_ENGINES[1:], idle="echo has no model"),
     Option("option.pipeline_parallel_degree", "pipeline_parallel_size", integer(1), None, "number of pipeline stages for the model's layers", engines=_GPU, harmless=("1",)),
     Option("option.enable_chunked_prefill", "enable_chunked_prefill", boolean, None, "compute long prompts in chunks, alongside other requests' tokens", engines=_GPU),
-    Option("option.enable_lora", "enable_lora", boolean, False, "serve LoRA adapters (adapters.md)", engines=("echo", *_GPU), idle="the engine has no LoRA adapters"),
+    Option("option.enable_lora", "enable_lora", boolean, False, "serve LoRA adapters (adapters.md)", engines=("echo", *_GPU), idle="the engine does not support LoRA adapters"),
     Option("option.lora_modules", "lora_modules", lora_modules, None, "adapters to load at startup: name=path, a JSON object of name and path, or a list", engines=("echo", *_GPU)),
     Option("option.max_loras", "max_loras", integer(1), 4, "maximum number of adapters in one batch", engines=_GPU),
     Option("option.max_cpu_loras", "max_cpu_loras", integer(1), None, "maximum number of adapters kept in host memory", engines=_GPU),

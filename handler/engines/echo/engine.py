@@ -323,7 +323,7 @@ def check(model_id: str | None, config: EngineConfig) -> None:
     if directory is None:
         return
     if config.options.engine_options.get("echo_cues"):
-        raise ConfigError("option.echo_cues: has no words with option.echo_tokenizer")
+        raise ConfigError("option.echo_cues: cannot be combined with option.echo_tokenizer")
     if not Path(directory).is_dir():
         raise ConfigError(f"option.echo_tokenizer={directory}: there is no such directory")
     if importlib.util.find_spec("transformers") is None:

@@ -188,7 +188,7 @@ def _vector(answer: Any) -> Sequence[float]:
     """Read an embedding."""
     vector: Sequence[float] = answer.embedding
     if not vector or not all(map(math.isfinite, vector)):
-        raise Failed(UNREADABLE, "its embedding has no numbers, or one that is none")
+        raise Failed(UNREADABLE, "its embedding is empty, or contains something that is not a number")
     return vector
 
 
@@ -231,9 +231,9 @@ def find_contract(urls: tuple[str, ...]) -> str:
     if len(set(found.values())) == 1:
         return next(iter(found.values()))
     said = log_words("; ".join([*(f"{url}: {name}" for url, name in found.items()), *reasons]), secrets())
-    problem = "the servers are of different kinds" if found else "a server has to run, and to say what it is"
+    problem = "the servers are of different kinds" if found else "a server must be running, and say what it is"
     remedy = (
-        "Leave those of other kinds out" if found else f"Otherwise set option.base_url_kind to {', '.join(CONTRACTS)}"
+        "Leave out those of other kinds" if found else f"Otherwise set option.base_url_kind to {', '.join(CONTRACTS)}"
     )
     raise ConfigError(f"option.base_url_kind=auto: {problem}: {said}. {remedy}")
 

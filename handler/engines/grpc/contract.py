@@ -257,7 +257,7 @@ class GrpcCall(Answer):
     def _take(self, chunk: Chunk, part: Part) -> None:
         ids = list(chunk.ids)
         if max(ids) >= self._most_id:
-            raise Failed("sent an id beyond the vocabulary", f"{max(ids)} of {self._most_id}")
+            raise Failed("sent an id outside the vocabulary", f"{max(ids)} of {self._most_id}")
         tops = [*map(self._checked, chunk.tops)]
         first = not self._num_ids
         if self._sampling.prompt_logprobs and first:
@@ -279,7 +279,7 @@ class GrpcCall(Answer):
 
     def _checked(self, tops: Alternatives) -> Alternatives:
         if any(id >= self._most_id for id, _ in tops):
-            raise ValueError("an alternative is beyond the vocabulary")
+            raise ValueError("an alternative is outside the vocabulary")
         return [(id, score(logprob)) for id, logprob in tops]
 
     def _finish(self, complete: Any) -> Finish:

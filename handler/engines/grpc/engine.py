@@ -72,7 +72,7 @@ class GrpcSetting(Setting):
         if config.options.engine_isolation == "thread":
             raise _wrong(key, f"{key} needs a process that ends with its server, no thread")
         if shutil.which(python) is None:
-            raise _wrong(key, f"{key}={python} is no program")
+            raise _wrong(key, f"{key}={python} is not a program")
         return ()
 
 
@@ -188,7 +188,7 @@ class OwnServer:
         if not listeners:
             raise Failed("cannot be reached", "it does not listen", silent=True)
         if listeners - _opened([self._process.pid, *descendants(self._process.pid)]):
-            raise Failed("is not alone at its port", "another process listens there", lasts=True, ill=True)
+            raise Failed("shares its port", "another process listens there", lasts=True, ill=True)
 
     def stop(self) -> None:
         if self._process is None:
@@ -419,7 +419,9 @@ class GrpcPooling(ContractEngine[EmbedCall]):
     def _flags(self, contract: Contract) -> Sequence[str]:
         mode = self._pooling.mode
         if mode not in contract.pools:
-            raise ConfigError(f"the model's files say to pool by {mode}, which no server of {contract.name} does")
+            raise ConfigError(
+                f"the model's files ask for pooling by {mode}, which no server of {contract.name} supports"
+            )
         return contract.embedding_flags(mode)
 
     def new_call(self, request: EngineRequest) -> EmbedCall:

@@ -59,7 +59,7 @@ class Sglang(Contract):
     module = "sglang_scheduler"
     service = "SglangScheduler"
     table = _TABLE
-    no_adapters = "SGLang's gRPC server, of smg-grpc-servicer 0.14, loads no adapters"
+    no_adapters = "SGLang's gRPC server, of smg-grpc-servicer 0.14, does not load adapters"
     no_media = "SGLang's gRPC contract takes processed pixels only"
     command = ("sglang.launch_server", "--grpc-mode", "--model-path")
     context_flag = "--context-length"

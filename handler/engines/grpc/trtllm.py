@@ -54,7 +54,7 @@ class TrtLlm(Contract):
     module = "trtllm_service"
     service = "TrtllmService"
     no_adapters = "TensorRT-LLM's gRPC contract names an adapter by a number of its own"
-    no_media = "TensorRT-LLM's gRPC server was never tried with media"
+    no_media = "TensorRT-LLM's gRPC server has not been tested with media"
     no_embeddings = "TensorRT-LLM's gRPC server does not implement Embed"
     reports_load = False
     command = ("tensorrt_llm.commands.serve", "serve", "--grpc")
@@ -66,7 +66,7 @@ class TrtLlm(Contract):
         "seed": "one generator serves all requests",
         "bad_sequences": "TorchSampler cannot forbid sequences of tokens",
         "bad_token_ids": "TorchSampler cannot forbid tokens",
-        "logit_bias": "the servers' gRPC contract wants a number for each token of the vocabulary",
+        "logit_bias": "the servers' gRPC contract needs a number for each token of the vocabulary",
         "prompt_logprobs": "they come with the answer's last message",
     }
 

@@ -95,7 +95,7 @@ def check_safetensors(path: Path) -> None:
         raise _no_header(path) from None
     if size != needed:
         how = "is cut short" if size < needed else "is broken"
-        raise ConfigError(f"{path} {how}: it holds {size:,} bytes, its header describes {needed:,}")
+        raise ConfigError(f"{path} {how}: it has {size:,} bytes, but its header describes {needed:,}")
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
@@ -111,7 +111,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         if size < 8 or length > size - 8:
-            raise ConfigError(f"{path} is cut short, or no safetensors file: it ends inside its header")
+            raise ConfigError(f"{path} is cut short, or not a safetensors file: it ends inside its header")
         if length > _MAX_HEADER:
             raise ConfigError(f"{path} is broken: it says that its header has {length:,} bytes")
         try:
@@ -123,7 +123,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def _no_header(path: Path) -> ConfigError:
-    return ConfigError(f"{path} is broken: its header is not that of a safetensors file")
+    return ConfigError(f"{path} is broken: its header is not a safetensors header")
 
 
 # -- models of the Hugging Face hub: their names, and their files in huggingface_hub's cache ---------------------------
@@ -527,7 +527,7 @@ def _tensor(path: Path, name: str, one: Any, data: int) -> Tensor:
     except (KeyError, TypeError, ValueError):
         whole = False
     if not whole:
-        raise ConfigError(f"{path} is broken: its header does not say where {name} lies, and in what shape")
+        raise ConfigError(f"{path} is broken: its header does not give the position and shape of {name}")
     if kind in TYPES:
         needed = math.prod(shape) * int(TYPES[kind][-1])
         if needed != end - first:

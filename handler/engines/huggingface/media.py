@@ -79,7 +79,9 @@ class QwenTokens:
     def count(self, size: Sequence[int]) -> int:
         width, height = size
         if max(width, height) > _MAX_RATIO * min(width, height):
-            raise ValueError(f"the model takes no image with a side over {_MAX_RATIO} times as long as the other")
+            raise ValueError(
+                f"the model does not accept an image with one side over {_MAX_RATIO} times as long as the other"
+            )
         rows, columns = round(height / self.side), round(width / self.side)
         if rows * columns * self.side**2 > self.most:
             scale = math.sqrt(height * width / self.most)
@@ -247,7 +249,7 @@ def collapse(ids: Sequence[int], media: Sequence[Medium], tokens: Mapping[str, M
 
 
 def _collapse(ids: Sequence[int], placeholder: int, counts: Sequence[int], word: str) -> list[int]:
-    wrong = ValueError(f"the prompt has not as many placeholders as its {word} have tokens")
+    wrong = ValueError(f"the number of placeholders in the prompt differs from the number of tokens of its {word}")
     result: list[int] = []
     left, position = list(counts), 0
     while position < len(ids):

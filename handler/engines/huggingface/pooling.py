@@ -92,7 +92,7 @@ def read_pooling(model: Path, given: str = "auto") -> PoolingFiles:
         elif kind == "Normalize":
             normalize = True
         elif kind not in _MODULES:
-            raise ConfigError(f"{model / 'modules.json'}: the module {kind[:64]!r} is not served")
+            raise ConfigError(f"{model / 'modules.json'}: the module {kind[:64]!r} is not supported")
     config = model_files.read_json(model / "config.json")
     exclusive = config.get("problem_type") != "multi_label_classification" and len(label_names(model)) > 1
     return PoolingFiles(mode if given == "auto" else given, normalize, _most_tokens(model, config), exclusive)
@@ -109,7 +109,7 @@ def _modules(model: Path) -> list[dict[str, Any]]:
     except ValueError as error:
         raise ConfigError(f"{file} is not JSON: {error}") from None
     if not isinstance(modules, list) or not all(isinstance(module, dict) for module in modules):
-        raise ConfigError(f"{file} holds no list of modules")
+        raise ConfigError(f"{file} does not contain a list of modules")
     return modules
 
 
@@ -121,7 +121,9 @@ def _mode(file: Path) -> str:
         flags = [name for name, value in config.items() if name.startswith("pooling_mode_") and value]
         modes = [MODES.get(flag, flag) for flag in flags] or ["mean"]
     if len(modes) != 1 or modes[0] not in MODES.values():
-        raise ConfigError(f"{file}: {' and '.join(map(str, modes))} is not served; one of {', '.join(MODES.values())}")
+        raise ConfigError(
+            f"{file}: {' and '.join(map(str, modes))} is not supported; must be one of {', '.join(MODES.values())}"
+        )
     return str(modes[0])
 
 
@@ -232,7 +234,7 @@ class HfPoolingTokenizer:
         return self.encode_pooled([text], None, None)[0]
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
-        raise InvalidPayload("'messages': the model takes texts, no chats")
+        raise InvalidPayload("'messages': the model takes texts, not chats")
 
     def encode_pooled(self, texts: Sequence[str], most: int | None, side: str | None) -> tuple[Prompt, int | None]:
         """See `PoolingTokenizer`."""

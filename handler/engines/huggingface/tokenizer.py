@@ -336,7 +336,7 @@ def _message(message: Mapping[str, Any]) -> dict[str, Any]:
     made = dict(message)
     if isinstance(parts := made.get("content"), list):
         if any(part["type"] != "text" for part in parts):
-            raise InvalidPayload("'messages': option.tokenizer_mode=mistral takes text alone")
+            raise InvalidPayload("'messages': option.tokenizer_mode=mistral accepts text only")
         made["content"] = "\n".join([part["text"] for part in parts])
     if calls := made.get("tool_calls"):
         made["tool_calls"] = [_call(call) for call in calls]

@@ -80,7 +80,10 @@ def whisper_ids(model: Path) -> WhisperIds:
     numbers = [found.get(name) for name in ("decoder_start_token_id", "no_timestamps_token_id")]
     start, no_timestamps = numbers
     if not isinstance(start, int) or not isinstance(no_timestamps, int):
-        raise ConfigError(f"{model / _GENERATION} lacks decoder_start_token_id or no_timestamps_token_id: no Whisper's")
+        raise ConfigError(
+            f"{model / _GENERATION} has no decoder_start_token_id or no_timestamps_token_id: it is not a "
+            "Whisper model's"
+        )
     named: dict[str, Mapping[str, int]] = {}
     for name in ("lang_to_id", "task_to_id"):
         value = found.get(name)

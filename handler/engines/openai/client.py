@@ -120,7 +120,7 @@ class Client:
         try:
             yield
         except self._untrusted as error:
-            detail = f"its certificate is not signed by anybody known here: {error}"
+            detail = f"its certificate is not signed by a trusted authority: {error}"
             raise Failed("cannot be trusted", detail, lasts=True) from None
         except self._unreachable as error:
             raise Failed("cannot be reached", str(error.os_error)) from None
@@ -231,8 +231,8 @@ def find_kind(urls: tuple[str, ...]) -> str:
     if len(set(kinds.values())) == 1:
         return next(iter(kinds.values()))
     said = log_words("; ".join([*(f"{url}: {kind}" for url, kind in kinds.items()), *reasons]), secrets())
-    problem = "the servers are of different kinds" if kinds else "a server has to run, and to say what it is"
-    remedy = "Leave those of other kinds out" if kinds else f"Otherwise set option.base_url_kind to {', '.join(KINDS)}"
+    problem = "the servers are of different kinds" if kinds else "a server must be running, and say what it is"
+    remedy = "Leave out those of other kinds" if kinds else f"Otherwise set option.base_url_kind to {', '.join(KINDS)}"
     raise ConfigError(f"option.base_url_kind=auto: {problem}: {said}. {remedy}")
 
 

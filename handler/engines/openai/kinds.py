@@ -106,7 +106,7 @@ def _bias(sampling: Sampling, kind: str) -> dict[str, Any]:
     if not sampling.logit_bias:
         return {}
     if any(abs(bias) > _MOST_BIAS for _, bias in sampling.logit_bias):
-        raise ValueError(f"logit_bias: the server takes -{_MOST_BIAS:g} to {_MOST_BIAS:g}")
+        raise ValueError(f"logit_bias: the server accepts -{_MOST_BIAS:g} to {_MOST_BIAS:g}")
     return {"logit_bias": {str(id): bias for id, bias in sampling.logit_bias}}
 
 

@@ -491,9 +491,7 @@ def _check_numbers(pipeline: Any) -> None:
         if not is_noise:
             raise
     if is_noise:
-        raise ConfigError(
-            "option.dtype=fp16: on this CPU the model computes no numbers in it; write bf16 or leave it out"
-        )
+        raise ConfigError("option.dtype=fp16: on this CPU the model computes NaN with it; write bf16 or leave it out")
 
 
 def properties(dtype: str, model: Path | None = None) -> dict[str, str]:

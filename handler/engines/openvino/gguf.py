@@ -393,7 +393,7 @@ def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
     divisor = number.get(".rope.scaling.factor", number.get(".rope.scale_linear", 1)) or 1
     kind = number.get(".rope.scaling.type", "linear")
     if divisor != 1 and kind not in ("linear", "none"):
-        raise ConfigError(f"OpenVINO GenAI does not know this scaling of positions: {kind}")
+        raise ConfigError(f"OpenVINO GenAI does not know this position scaling: {kind}")
     scaled = frequencies if kind == "none" else frequencies / np.float32(divisor)
     if (divisors := vectors.get(_DIVISORS)) is not None and divisors.size == scaled.size:
         scaled = scaled / vectors.pop(_DIVISORS)
@@ -508,7 +508,7 @@ def main(source: str, target: str, weights: Weights) -> None:
             kinds = ", ".join(sorted(_kinds(Path(source))))
             sys.exit(f"OpenVINO GenAI does not read all of its kinds of weights, which are {kinds}")
         if isinstance(error, LookupError):  # of GenAI's reader, which does not name it
-            sys.exit("OpenVINO GenAI misses a key or a tensor in the file")
+            sys.exit("OpenVINO GenAI does not find a key or tensor in the file")
         sys.exit(f"{type(error).__name__}: {error}")
 
 

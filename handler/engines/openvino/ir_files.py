@@ -96,11 +96,11 @@ def _check_part(xml: Path, weights: Path, names: Sequence[str]) -> None:
     model_files.check_content(xml)
     needed = _bytes_needed(xml)
     if needed and not weights.is_file():
-        raise ConfigError(f"{weights} is missing, with the weights that {xml.name} describes")
+        raise ConfigError(f"{weights} is missing; it contains the weights that {xml.name} describes")
     if needed:
         model_files.check_content(weights)
     if needed > (size := weights.stat().st_size if weights.is_file() else 0):
-        raise ConfigError(f"{weights} is cut short: it holds {size:,} bytes, {xml.name} describes {needed:,}")
+        raise ConfigError(f"{weights} is cut short: it has {size:,} bytes, but {xml.name} describes {needed:,}")
 
 
 def _bytes_needed(xml: Path) -> int:
@@ -125,7 +125,7 @@ def _bytes_needed(xml: Path) -> int:
         with xml.open("rb") as file:
             parser.ParseFile(file)
     except expat.ExpatError as error:
-        raise ConfigError(f"{xml} is cut short, or no XML: {error}") from None
+        raise ConfigError(f"{xml} is cut short, or not XML: {error}") from None
     except ValueError:
         raise ConfigError(f"{xml} is broken: the place of a constant is not a number") from None
     return needed

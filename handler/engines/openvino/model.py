@@ -58,7 +58,7 @@ def prepare_model(
     model = find_model(model_id or model_files.DEMO, task, pooling, quantization)
     cache = model_files.cache_directory() / "converted"
     if model.kind == "gguf" and model_files.visible(model.path.parent, "*.gguf")[1:] and Path(model_id or "").is_dir():
-        log.warning("%s is read, and no other .gguf file beside it: the model takes text", model.path)
+        log.warning("%s is read, but no other .gguf file next to it: the model takes text only", model.path)
     if model.kind == "openvino" or (task not in _GENERATING and is_bert(model.path)):
         return model.path
     if model.kind == "huggingface":
@@ -111,7 +111,7 @@ def find_model(
     """
     pools = task not in _GENERATING
     if task is not Task.GENERATION and model_id == model_files.DEMO:
-        raise ConfigError(f"option.task={task.value}: the demo model generates text; name another by option.model_id")
+        raise ConfigError(f"option.task={task.value}: the demo model generates text; name another with option.model_id")
     model = model_files.locate(model_id)
     if quantization is not None and (model.kind != "huggingface" or pools):
         raise ConfigError(f"option.quantize: {model.path} {_NO_GENERATION if pools else _ALREADY}")

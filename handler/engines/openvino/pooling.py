@@ -294,13 +294,15 @@ def read_graph(model: Path, mode: str, task: Task) -> Any:
 
     graph = openvino.Core().read_model(model / MODEL) if (model / MODEL).is_file() else bert_graph(model)
     if unknown := {port.any_name for port in graph.inputs} - _INPUTS:
-        raise ConfigError(f"{model}: the graph wants {', '.join(sorted(unknown))}, which a text does not have")
+        raise ConfigError(f"{model}: the graph needs {', '.join(sorted(unknown))}, which a text does not have")
     outputs = {name: port for port in graph.outputs for name in port.get_names()}
     wanted = _HIDDEN if task is Task.EMBEDDING else ("logits",)
     found = next((outputs[name] for name in wanted if name in outputs), None)
     if found is None:
         names = ", ".join(sorted(outputs)) or "no name"
-        raise ConfigError(f"{model}: for option.task={task.value} the graph has to give {wanted[0]}; it gives {names}")
+        raise ConfigError(
+            f"{model}: for option.task={task.value} the graph must return {wanted[0]}; it returns {names}"
+        )
     node = found.get_node().input_value(0)
     if task is Task.EMBEDDING:
         mask = next(port for port in graph.inputs if port.any_name == "attention_mask")

@@ -111,14 +111,14 @@ class LogitScorer:
         compiled = openvino.Core().compile_model(self._model / MODEL, "CPU", self._properties)
         inputs = {port.any_name for port in compiled.inputs}
         if unknown := inputs - {"input_ids", "attention_mask", "position_ids", "beam_idx"}:
-            raise ValueError(f"prompts cannot be scored: the model wants {', '.join(sorted(unknown))} too")
+            raise ValueError(f"prompts cannot be scored: the model also needs {', '.join(sorted(unknown))}")
         self._inputs, self._request = inputs, compiled.create_infer_request()
 
 
 # -- log-probabilities of prompts from a second GenAI pipeline, for GGUF files: one prompt at a time -------------------
 
 
-NO_TOPS = "of a GGUF file that is served as it is it gives no alternatives to a prompt's tokens"
+NO_TOPS = "for a GGUF file that is served without conversion it gives no alternatives to a prompt's tokens"
 
 
 class PipelineScorer:

@@ -222,7 +222,7 @@ class Sandbox:
                     return process
                 except OSError:  # it has died since the last job
                     self._kill()
-        raise NotRun(f"{self._name} does not live")
+        raise NotRun(f"{self._name} is not running")
 
     def _outcome(self, channel: socket.socket, job: Job, data: bytes | memoryview, spent: Spent) -> list[Any]:
         channel.settimeout(_FORK_SECONDS)

@@ -412,7 +412,7 @@ class EngineSupervisor:
     def _restart_if_idle(self) -> None:
         if self._active or not self.ready or self._instance is None or self._failure is not None:
             return
-        log.info("nothing is in flight: the engine is started anew, as it holds memory that it does not give back")
+        log.info("no request is in flight: restarting the engine, as it keeps memory that it does not free")
         self._watch(None)
         self._instance.stop()
         self._instance = None

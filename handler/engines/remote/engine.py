@@ -147,7 +147,7 @@ class RemoteEngine(ABC, Generic[C]):
     def check_max_tokens(self, most: int | None) -> None:
         """Raise Failed where a server takes fewer tokens than this one promises."""
         if most is not None and most < self.info.max_total_tokens:
-            detail = f"it takes {most}, and {self.info.max_total_tokens} were promised at the start"
+            detail = f"it takes {most} tokens, but took {self.info.max_total_tokens} at startup"
             raise Failed("takes fewer tokens than the others", f"{detail}: start again to use it")
 
     # -- requests ------------------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ class RemoteEngine(ABC, Generic[C]):
                 self.leave_out(server, silent)
                 self._fail(running, server, silent)
             except Exception as error:  # a fault of ours ends this request only
-                self._fail(running, server, Failed("has sent what this server cannot read", repr(error)))
+                self._fail(running, server, Failed("sent something that this server cannot read", repr(error)))
             else:
                 server.answered()
             finally:

@@ -171,7 +171,7 @@ def acyclic(text: str) -> Grammar:
     grammar = Grammar(text)
     if cycle := grammar.cycle():
         name = next((name for name in cycle if not name.startswith("(")), cycle[0])
-        raise ValueError(f"the rule {name!r} is cyclic: it can derive itself alone, without any text beside it")
+        raise ValueError(f"the rule {name!r} is cyclic: it can derive itself without any text")
     return grammar
 
 
@@ -270,7 +270,7 @@ class _Parser:
             raise Unreadable(f"EBNF: unexpected {text!r}")
         self._depth += 1
         if self._depth > _MAX_NESTING:
-            raise Unreadable(f"EBNF: more than {_MAX_NESTING} brackets within brackets")
+            raise Unreadable(f"EBNF: more than {_MAX_NESTING} nested brackets")
         choices = self._choices()
         self._depth -= 1
         if self._text() != ")":

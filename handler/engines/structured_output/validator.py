@@ -139,7 +139,7 @@ _NO_SPACE = (
     "it takes new ones when it has been idle"
 )
 
-_PURPOSE = Purpose("schemas and grammars", "are tried", " (option.guide_timeout=0 has them taken as they are)")
+_PURPOSE = Purpose("schemas and grammars", "are tried", " (option.guide_timeout=0 accepts them unchecked)")
 _REASON_CHARACTERS = 300
 _PLACE = re.compile(r"\[[\d:]+\] \S+:\d+: ")  # time and source line in xgrammar's messages
 
@@ -205,8 +205,8 @@ class StructuredOutputValidator:
         self.seconds = seconds
         self._sandbox = Sandbox(functools.partial(_make_work, make), _PURPOSE)
         self._excess = (
-            f"the engine would need more than {seconds:g} s (option.guide_timeout) or {memory >> 20} MiB to make it "
-            "ready, or break"
+            f"compiling it would take the engine more than {seconds:g} s (option.guide_timeout) or "
+            f"{memory >> 20} MiB, or crash it"
         )
         limits = [*(quick for quick in _QUICK if quick < seconds), seconds]
         self._lanes = [
@@ -291,7 +291,7 @@ class StructuredOutputValidator:
             subject = waiting.subject
             try:
                 if time.monotonic() - waiting.since > _WAIT:
-                    raise NotRun("too many others are tried first")
+                    raise NotRun("too many others are checked first")
                 seconds: list[float] = []
                 (verdict,) = self._sandbox.run(Job(subject, lane.limits), spent=seconds.append)
                 self._settle(subject, verdict._replace(seconds=seconds[-1]))

@@ -272,7 +272,7 @@ class TrtLlm:
         if heard or not self._expects_results():
             self._silence.begin()
         elif self._silence.look() > self._inactivity:
-            standstill = f"no request got anywhere for {self._inactivity:g} s (option.inactivity_timeout)"
+            standstill = f"no request made progress for {self._inactivity:g} s (option.inactivity_timeout)"
             if (cause := background_error(self._llm)) is not None:
                 raise TimeoutError(f"{describe(cause)}; {standstill}") from cause
             raise TimeoutError(standstill)

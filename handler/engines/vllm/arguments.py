@@ -41,7 +41,7 @@ def lmcache_arguments(config: EngineConfig) -> dict[str, Any]:
     if file is not None:
         raise ConfigError(f"{_AUTO} and {_FILE} set the same thing")
     if options.get("engine_args", {}).get("enable_expert_parallel"):
-        raise ConfigError(f"{_AUTO}: sizes no cache beside option.enable_expert_parallel=true; write {_FILE}")
+        raise ConfigError(f"{_AUTO}: cannot size the cache with option.enable_expert_parallel=true; write {_FILE}")
     if config.options.replicas != "1":
         raise ConfigError(f"{_AUTO}: gives one engine all of the machine; write {_FILE}, or option.replicas=1")
     return {"kv_transfer_config": dict(_CONNECTOR)}
@@ -205,7 +205,7 @@ def _check_reasoning(arguments: Mapping[str, Any]) -> None:
     """Refuse vLLM's own parser of thoughts: with it, an answer without a thought follows no structured output."""
     own = arguments.get("structured_outputs_config")
     if arguments.get("reasoning_parser") or (isinstance(own, dict) and own.get("reasoning_parser")):
-        raise ConfigError("vLLM's reasoning_parser is not used: the family of the thoughts is option.reasoning_parser")
+        raise ConfigError("vLLM's reasoning_parser is not used: option.reasoning_parser sets the format")
 
 
 def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -330,9 +330,7 @@ def patch_sync_client() -> Iterator[None]:
     from vllm.v1.engine import core_client
 
     if not _is_known(core_client):
-        log.info(
-            "this vLLM's client is not known here: it fetches its outputs in its own thread, which is a little slower"
-        )
+        log.info("unknown vLLM client: outputs are fetched in its own thread, which is a little slower")
         yield
         return
     original = core_client.SyncMPClient

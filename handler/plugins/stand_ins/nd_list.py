@@ -66,9 +66,9 @@ class _Reader:
 
     def array(self, numpy: Any) -> Any:
         if (magic := self._text()) != _MAGIC:
-            raise ValueError(f"no list of arrays: {_MAGIC} is {magic[:20]!r}")
+            raise ValueError(f"not a list of arrays: {_MAGIC} is {magic[:20]!r}")
         if (version := self.number(">i")) != _VERSION:
-            raise ValueError(f"a list of arrays of version {version}; known is {_VERSION}")
+            raise ValueError(f"a list of arrays of version {version}; supported: {_VERSION}")
         if self.number(">b"):
             self._text()  # its name
         self._text()  # the sparse format
@@ -95,6 +95,6 @@ class _Reader:
     def _bytes(self, count: int) -> memoryview:
         found = self._data[self._place : self._place + count]
         if count < 0 or len(found) != count:
-            raise ValueError("a list of arrays ends amid an array")
+            raise ValueError("a list of arrays ends within an array")
         self._place += count
         return found

@@ -86,9 +86,9 @@ TABLE = Table(
         "temperature": CHAT.parameters["temperature"],
         "output_config": Parameter("structured_output", _output_config),
         "speed": unsupported("there is one speed", "standard"),
-        "compaction": unsupported("no conversation is summarized here"),
+        "compaction": unsupported("conversations are not summarized here"),
         "container": unsupported("there are no containers"),
-        "mcp_servers": unsupported("tools run at the client", []),
+        "mcp_servers": unsupported("tools run on the client", []),
         "n": unsupported("an answer is one message", 1),
         "stop": unsupported("write stop_sequences", [], ""),
         "max_new_tokens": unsupported("write max_tokens"),
@@ -143,7 +143,7 @@ _WHY: Mapping[str, str] = {
     "document": "send its text in a block of type 'text'",
     "search_result": "send its text in a block of type 'text'",
     "container_upload": "there are no containers",
-    "tool_reference": "there is no search among tools",
+    "tool_reference": "tool search is not available",
 }
 
 
@@ -196,7 +196,9 @@ class MessagesReader(TurnsReader):
         join_turns(self.chat)
         self.continues = self.chat[-1]["role"] == "assistant"
         if self.continues and ("tool_calls" in self.chat[-1] or not self.chat[-1]["content"].strip()):
-            raise InvalidPayload(f"messages[{index}]: an answer continues its text; it must have some, and no tool_use")
+            raise InvalidPayload(
+                f"messages[{index}]: the answer continues its text, so it must have some, and no tool_use"
+            )
 
     def clear_thinking(self, kept: int | None) -> None:
         """Remove the thoughts but those of the last messages that have any; `kept` is their number, None for all."""
@@ -251,7 +253,7 @@ class MessagesReader(TurnsReader):
             case "url":
                 return read_url("image", source.get("url"), f"{name}.url")
             case "file":
-                raise InvalidPayload(f"{name}: 'file' is not supported: no files are kept; send base64 or url")
+                raise InvalidPayload(f"{name}: 'file' is not supported: files are not stored; send base64 or url")
         raise InvalidPayload(f"{name} must be an object with a 'type' that is base64 or url")
 
     def _read_call(self, block: Mapping[str, Any], at: str) -> dict[str, Any]:
@@ -397,7 +399,9 @@ def read_thoughts_kept(value: Any) -> int | None:
     kept = None
     for edit in edits:
         if edit.get("type") != "clear_thinking_20251015" or edit.keys() - {"type", "keep"}:
-            raise given.refused("is not supported: the only edit here is clear_thinking_20251015; send what is left")
+            raise given.refused(
+                "is not supported: the only edit here is clear_thinking_20251015; send only the messages to keep"
+            )
         match edit.get("keep") or {"type": "thinking_turns", "value": 1}:
             case "all" | {"type": "all"}:
                 pass
@@ -499,7 +503,7 @@ def read_choice(value: Any, tools: Any) -> dict[str, Any]:
         return {"tool_choice": _CHOICES[kind], **parallel}
     names = [tool.get("name") for tool in tools if isinstance(tool, dict)] if isinstance(tools, list) else []
     if value.get("name") not in names:
-        raise given.refused("'name' must be that of one of the tools")
+        raise given.refused("'name' must be the name of one of the tools")
     return {"tool_choice": {"type": "function", "function": {"name": value["name"]}}, **parallel}
 
 

@@ -64,24 +64,24 @@ def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, A
         return body
     if context.keeper is None and isinstance(value, dict):
         raise ThreadsUnsupported(
-            "thread: is not supported: no conversations are kept (option.responses_store); send all messages"
+            "thread: is not supported: conversations are not stored (option.responses_store); send all messages"
         )
     thread = Named("thread", value)
     if not isinstance(value, dict) or value.get("type") not in ("create", "continue"):
         raise thread.refused("must be an object with a 'type' that is create or continue")
     names = {"type"} if value["type"] == "create" else {"type", "previous_message_id"}
     if value.keys() != names or not isinstance(value.get("previous_message_id", ""), str):
-        raise thread.refused("to continue needs 'previous_message_id', a string, and to create nothing else")
+        raise thread.refused("continue needs 'previous_message_id', a string; create takes no other field")
     if value["type"] == "create":
         return body
     previous, state = Named("thread.previous_message_id", value["previous_message_id"]), context.recalled.state
     if state == "too_long":
         raise too_long(previous, "the messages before", context.config.max_request_size)
     if state != "found" or not previous.value:
-        raise ThreadNotFound(f"{previous}: no such message is kept, or not all before it; send all messages")
+        raise ThreadNotFound(f"{previous}: this message, or one before it, is not stored; send all messages")
     for name in _OWN:
         if body.get(name) is not None:
-            raise InvalidParameter(f"{name}: a thread keeps what it was created with; leave it out, or create another")
+            raise InvalidParameter(f"{name}: cannot change within a thread; leave it out, or create another thread")
     return {**body, **context.recalled.head}
 
 
@@ -98,7 +98,7 @@ class ThreadKeeping:
             Unavailable: it could not be kept, so the thread cannot be gone on with.
         """
         if not self._keeping.end(id, self._head, [{"role": "assistant", "content": content}] if content else []):
-            raise Unavailable("the message could not be kept in its thread; send it again, or all messages")
+            raise Unavailable("the message could not be stored in its thread; send it again, or all messages")
 
 
 def make_keeping(body: Mapping[str, Any], context: ServerContext) -> ThreadKeeping | None:

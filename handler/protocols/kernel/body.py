@@ -102,7 +102,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) < len(pairs):
         counts = Counter(name for name, _ in pairs)
-        raise ValueError(f"the key {show(counts.most_common(1)[0][0])} is there twice")
+        raise ValueError(f"the key {show(counts.most_common(1)[0][0])} appears twice")
     return value
 
 
@@ -152,7 +152,7 @@ def report_unknown(names: list[str], body: Mapping[str, Any], context: ServerCon
         value = values.get(key, True) if isinstance(values, Mapping) else True
         if key in _ELSEWHERE and value:  # falsy values say nothing
             raise InvalidParameter(
-                f"{name}: is not supported: nothing is kept between requests; send the whole request"
+                f"{name}: is not supported: nothing is stored between requests; send the whole request"
             )
         if not any(value == one and isinstance(value, bool) == isinstance(one, bool) for one in _NEUTRAL.get(key, ())):
             found.append(name)

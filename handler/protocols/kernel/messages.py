@@ -26,7 +26,7 @@ def place(source: MediaSource) -> dict[str, Any]:
 
 
 def only_in(kind: str) -> str:
-    return f"{MEDIA[kind]} belong in messages of the user"
+    return f"{MEDIA[kind]} belong in user messages"
 
 
 def taken_media(context: ServerContext) -> list[str]:
@@ -125,7 +125,7 @@ _WHY = {
     "image_embeds": "send the image itself, as an 'image_url'",
     "audio_embeds": "send the audio clip itself, as an 'input_audio'",
     "prompt_embeds": "send the text itself",
-    "tool_reference": "there is no search among tools",
+    "tool_reference": "tool search is not available",
     "computer_screenshot": "send the image itself, as an 'input_image'",
 }
 """Further types, each with what to do instead."""
@@ -210,7 +210,7 @@ class PartReader(NamedTuple):
         """Read a medium; the field of a URL may also be the URL itself, as in vLLM."""
         field = "image_url" if word == _IMAGE else word
         if part.get("file_id") is not None:
-            raise InvalidPayload(f"{at}.file_id is not supported: no files are kept; send {field}")
+            raise InvalidPayload(f"{at}.file_id is not supported: files are not stored; send {field}")
         given, read = part.get(field), ("data", "format") if word == _AUDIO else ("url",)
         self._note(self.path, part, ("type", field))
         if isinstance(given, dict):
@@ -306,7 +306,7 @@ def _message(message: Message, at: str, parts: PartReader, media: list[MediaSour
         raise InvalidPayload(f"{at}.role must be one of {', '.join(ROLES)}")
     if role == "assistant":
         if "audio" in message:
-            raise InvalidPayload(f"{at}.audio is not supported: no answers are kept; send its transcript as content")
+            raise InvalidPayload(f"{at}.audio is not supported: answers are not stored; send its transcript as content")
         calls, thoughts = message.get("tool_calls"), _thoughts(message, at)
         read = {"role": role, "content": ""}
         if content is not None or not (calls or thoughts):

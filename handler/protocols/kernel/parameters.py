@@ -131,7 +131,7 @@ def _top_tokens(value: Any, context: ServerContext) -> int:
     """Read TGI's count. One alternative is the most likely token, not the chosen one."""
     count = integer(0, MAX_TOP_TOKENS)(value)
     if count and (why := context.unsupported.get("top_logprobs")):
-        raise ValueError(f"the engine {context.engine} lacks it: {why}")
+        raise ValueError(f"the engine {context.engine} does not support it: {why}")
     return count
 
 
@@ -212,7 +212,7 @@ ROWS = (
     Row("stop", stop, lmi="stop", tgi="stop", mindie="stop"),
     # TGI's, which its clients send to LMI too
     Row("top_logprobs", _top_tokens, lmi="top_n_tokens", tgi="top_n_tokens", informed=True),
-    Row("", unsupported("no engine here marks its text", False).read, lmi="watermark", tgi="watermark"),
+    Row("", unsupported("no engine here supports watermarks", False).read, lmi="watermark", tgi="watermark"),
     Row("structured_output", tgi_grammar, lmi="grammar", tgi="grammar"),
     Row("adapter", named_adapter, lmi="adapter_id", tgi="adapter_id", mindie="adapter_id", informed=True),
     # vLLM's, for its chats and completions
@@ -429,7 +429,9 @@ def _check_support(
         # The chosen token's own log-probability comes with every answer: one "alternative" asks for no more than that.
         neutral = value == SAMPLING_DEFAULTS[field] or (field == "top_logprobs" and value <= 1)
         if not greedy and not neutral:
-            raise names.get(field, Named(field, value)).refused(f"the engine {context.engine} lacks it: {why}")
+            raise names.get(field, Named(field, value)).refused(
+                f"the engine {context.engine} does not support it: {why}"
+            )
 
     for field, most in context.limits.items():
         value = getattr(sampling, field)
@@ -444,7 +446,7 @@ def parameter(entry: Parameter, context: ServerContext) -> Shape:
     """Return the schema of a parameter, null included. It names what the engine does not support."""
     shape = dict(schema_of_reader(entry.read))
     if why := context.unsupported.get(entry.field):
-        shape["description"] = f"Refused: the engine {context.engine} lacks it: {why}"
+        shape["description"] = f"Refused: the engine {context.engine} does not support it: {why}"
     return nullable(shape) if shape else shape
 
 

@@ -149,7 +149,7 @@ def strings(value: Any) -> tuple[str, ...]:
         raise ValueError(f"must be a string or a list of at most {MAX_STOPS} strings")
     for item in items:
         if not isinstance(item, str) or not 0 < len(item) <= MAX_STOP_CHARACTERS:
-            raise ValueError(f"must hold non-empty strings of at most {MAX_STOP_CHARACTERS} characters")
+            raise ValueError(f"must contain non-empty strings of at most {MAX_STOP_CHARACTERS} characters")
     return tuple(items)
 
 
@@ -161,7 +161,7 @@ def token_ids(value: Any) -> tuple[int, ...]:
     try:
         return tuple(read(item) for item in value)
     except ValueError:
-        raise ValueError("must hold token ids, which are integers of at least 0") from None
+        raise ValueError("must contain token ids, which are integers of at least 0") from None
 
 
 @accepts(type="object", additionalProperties={"type": "number", "minimum": -100, "maximum": 100})
@@ -176,7 +176,7 @@ def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     except ValueError:
         raise ValueError(wanted) from None
     if len(biases) < len(value):
-        raise ValueError(f"{wanted}, none of them twice")
+        raise ValueError(f"{wanted}, without duplicates")
     return tuple((id, item) for id, item in sorted(biases.items()) if item)
 
 
@@ -330,7 +330,7 @@ def choice(value: Any) -> StructuredOutput:
     if not isinstance(value, list) or not 0 < len(value) <= MAX_CHOICES:
         raise ValueError(f"must be a list of 1 to {MAX_CHOICES} strings")
     if not all(isinstance(item, str) and item for item in value):
-        raise ValueError("must hold non-empty strings")
+        raise ValueError("must contain non-empty strings")
     return StructuredOutput("choice", _json(value))
 
 
@@ -386,7 +386,7 @@ def response_format(value: Any) -> StructuredOutput | None:
 def _only(value: dict[str, Any], *known: str) -> None:
     for name in value:
         if name not in known:
-            raise ValueError(f"holds an unknown name {name[:64]!r}")
+            raise ValueError(f"has an unknown name {name[:64]!r}")
 
 
 def _json(value: Any) -> str:

@@ -190,7 +190,7 @@ def _row(value: Any, shape: str) -> list[Any]:
 
 def _ids(row: Sequence[Any], least: int = 0) -> list[int]:
     if not all(type(id) is int and least <= id <= _INT32 for id in row):
-        raise ValueError(f"must hold integers from {least} to {_INT32}")
+        raise ValueError(f"must contain integers from {least} to {_INT32}")
     return list(row)
 
 
@@ -204,14 +204,14 @@ def _known(ids: Sequence[int], context: ServerContext) -> None:
 
 
 def _no_vocabulary(context: ServerContext) -> ValueError:
-    return ValueError(f"the engine {context.engine} lacks it: it has no vocabulary of its own")
+    return ValueError(f"the engine {context.engine} does not support it: it has no vocabulary of its own")
 
 
 @accepts(**_TENSOR, items={"type": ["integer", "array"]})
 def input_ids(value: Any, context: ServerContext) -> tuple[int, ...]:
     ids = _ids(_row(value, "[1, num_input_tokens] or [num_input_tokens]"))
     if not ids:
-        raise ValueError("must hold a token")
+        raise ValueError("must contain a token")
     if context.vocabulary is None:
         raise _no_vocabulary(context)
     _known(ids, context)
@@ -243,7 +243,7 @@ def embedding_bias(value: Any, context: ServerContext) -> tuple[tuple[int, float
     if result and context.vocabulary is None:
         raise _no_vocabulary(context)
     if context.vocabulary is not None and len(bias) != len(context.vocabulary):
-        raise ValueError(f"holds {len(bias)} numbers; the vocabulary has {len(context.vocabulary)} tokens")
+        raise ValueError(f"has {len(bias)} numbers; the vocabulary has {len(context.vocabulary)} tokens")
     return result
 
 
@@ -255,16 +255,16 @@ def word_list(value: Any) -> Words:
         raise ValueError(f"must be a tensor of shape {shape}")
     ids, ends = _ids(rows[0], -1), _ids(rows[1], -1)
     if len(ids) != len(ends):
-        raise ValueError(f"must be a tensor of shape {shape}: its rows hold {len(ids)} and {len(ends)} numbers")
+        raise ValueError(f"must be a tensor of shape {shape}: its rows have {len(ids)} and {len(ends)} numbers")
     offsets = [end for end in ends if end >= 0]
     used = offsets[-1] if offsets else 0
     spans = list(itertools.pairwise([0, *offsets]))
     if ends[: len(offsets)] != offsets or used > len(ids) or any(a >= b for a, b in spans):
-        raise ValueError("must have the words' ends in its second row, growing, at most its length, then -1")
+        raise ValueError("must have the words' ends in its second row, increasing, at most its length, then -1")
     if any(id < 0 for id in ids[:used]) or any(id > 0 for id in ids[used:]):
         raise ValueError("must have token ids up to the last word's end, and 0 or -1 after it")
     if len(offsets) > MAX_STOPS:
-        raise ValueError(f"must hold at most {MAX_STOPS} words")
+        raise ValueError(f"must contain at most {MAX_STOPS} words")
     return tuple(tuple(ids[a:b]) for a, b in spans)
 
 
@@ -353,7 +353,7 @@ def plain_or_tensor(name: str) -> Parameter:
 
 _P_TUNING = "no engine here takes prompt embeddings (P-tuning) with a request"
 _WEIGHTS = "weights do not come with a request; register the adapter, then name it or its lora_task_id"
-_DRAFT = "draft tokens are the engine's own affair (option.speculative_*); a request cannot bring them"
+_DRAFT = "speculative decoding is configured for the engine (option.speculative_*); a request cannot bring draft tokens"
 
 TENSORS: Mapping[str, Parameter] = {
     "request_output_len": Parameter("max_new_tokens", single(integer(1), "[1,1]")),

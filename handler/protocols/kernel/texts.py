@@ -96,7 +96,7 @@ def _read_text(value: Any, name: str) -> Text:
     try:
         return tuple(map(integer(0), value))
     except ValueError:
-        raise InvalidPayload(f"'{name}' must hold token ids of at least 0") from None
+        raise InvalidPayload(f"'{name}' must contain token ids of at least 0") from None
 
 
 def _is_number(value: Any) -> bool:
@@ -111,7 +111,7 @@ def text_of(text: Text, name: str, context: ServerContext) -> str:
     if vocabulary is None:
         raise InvalidPayload(f"'{name}': the engine has no vocabulary of its own; send text")
     if any(id >= len(vocabulary) for id in text):
-        raise InvalidPayload(f"'{name}' holds ids that are not in the vocabulary of {len(vocabulary)} tokens")
+        raise InvalidPayload(f"'{name}' contains ids that are not in the vocabulary of {len(vocabulary)} tokens")
     return vocabulary.decode(text)
 
 

@@ -282,7 +282,7 @@ def _read_prompt(inputs: Any) -> Text:
     try:
         (prompt,) = read_texts(inputs, "inputs", 1, "prompts")
     except TooManyTexts as error:
-        raise InvalidPayload(f"{error.message}; a body with 'prompt' in the place of 'inputs' takes several") from None
+        raise InvalidPayload(f"{error.message}; a body with 'prompt' instead of 'inputs' takes several") from None
     return prompt
 
 

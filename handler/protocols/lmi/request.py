@@ -179,7 +179,7 @@ _IDLE_IF_SAID = {**_IDLE, "temperature": {0, 1}, "top_k": {0, 1, 50}}
 
 _NOTICE = (
     "requests have sampling parameters without do_sample, and so are decoded greedily, as in LMI before 0.32: "
-    "option.lmi_version=0.32 or later samples where there is a temperature. The header x-lmi-ignored-parameters "
+    "option.lmi_version=0.32 or later samples when a temperature is set. The header x-lmi-ignored-parameters "
     "names them (documents: migrating/README)"
 )
 
@@ -244,7 +244,7 @@ def lmi_request(inputs: Shape) -> RequestShape:
 
     def shape(context: ServerContext) -> Shape:
         known = {**parameters(TABLE.parameters, context), **request_fields()}
-        told = {**nullable(inputs), "description": "May be absent where parameters.input_ids stands for it"}
+        told = {**nullable(inputs), "description": "May be absent if parameters.input_ids replaces it"}
         return record({}, {**FIELDS, "inputs": told, "parameters": {**FIELDS["parameters"], "properties": known}})
 
     return shape
@@ -303,8 +303,8 @@ class Lmi(Dialect):
         streams, errors = framing is not JSON, self.errors.framed(framing)
         if streams and request.sampling.num_sequences > 1:
             raise InvalidParameter(
-                "parameters.n, best_of and num_beams must be 1 when streaming: only whole answers hold more; "
-                "a body with 'prompt' in the place of 'inputs' streams n choices side by side"
+                "parameters.n, best_of and num_beams must be 1 when streaming: only whole answers can contain "
+                "more; a body with 'prompt' instead of 'inputs' streams n choices side by side"
             )
 
         reply: Reply
@@ -456,7 +456,7 @@ def _names(parameters: ParsedParameters) -> FieldNames:
 
 
 _FOREIGN_NOTICE = (
-    "{} has no effect in bodies with messages or prompt, as in LMI: their parameters stand at the top level under "
+    "{} has no effect in bodies with messages or prompt, as in LMI: their parameters are at the top level under "
     "vLLM's names. The header x-lmi-ignored-parameters names it (documents: wire/openai)"
 )
 
@@ -517,7 +517,7 @@ class DynamicBatch(Dialect):
             raise InvalidPayload("'inputs' must be a non-empty string or a non-empty list of them")
         most = context.config.max_rolling_batch_size
         if len(prompts) > most:
-            raise InvalidPayload(f"'inputs' holds {len(prompts)} prompts; the most is {most} (max_rolling_batch_size)")
+            raise InvalidPayload(f"'inputs' has {len(prompts)} prompts; at most {most} (max_rolling_batch_size)")
         for name in ("details", "decoder_input_details"):
             if parameters.get(name) not in (None, False):
                 raise InvalidParameter(f"parameters.{name}: {_NOT_HERE}")
@@ -541,7 +541,9 @@ class DynamicBatch(Dialect):
         if parsed[0].outputs is not None:
             raise InvalidParameter("parameters.outputs and return_...: are only available with rolling batch")
         if requests[0].sampling.num_sequences > 1:
-            raise InvalidParameter("parameters.n, best_of and num_beams must be 1: an answer holds one text a prompt")
+            raise InvalidParameter(
+                "parameters.n, best_of and num_beams must be 1: an answer contains one text per prompt"
+            )
         if context.config.enable_streaming:
             return ParsedRequest(requests, BatchStream(requests, self.errors), self.errors, ignored, streams=True)
         return ParsedRequest(requests, BatchDocument(requests), self.errors, ignored)

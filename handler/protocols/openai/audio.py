@@ -356,7 +356,7 @@ def _form(others: Mapping[str, Any]) -> tuple[str, bool]:
     if others.get("granularities") and form != "verbose_json":
         raise InvalidParameter("timestamp_granularities: needs response_format=verbose_json")
     if others.get("stream") and form in _TIMED:
-        raise InvalidParameter(f"response_format={form}: a stream has no times; write json, or leave stream out")
+        raise InvalidParameter(f"response_format={form}: a stream has no timestamps; write json, or leave stream out")
     return form, form in _TIMED
 
 

@@ -308,9 +308,9 @@ def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, s
 def _with_prompt_logprobs(sampling: Sampling, logprobs: int, context: ServerContext) -> Sampling:
     """Ask for the log-probabilities of the prompt's tokens, with as many alternatives."""
     if why := context.unsupported.get("prompt_logprobs"):
-        raise InvalidParameter(f"echo=true: with logprobs the engine {context.engine} lacks it: {why}")
+        raise InvalidParameter(f"echo=true: with logprobs the engine {context.engine} does not support it: {why}")
     if logprobs and (why := context.unsupported.get("prompt_top_logprobs")):
-        raise InvalidParameter(f"logprobs={logprobs}: with echo the engine {context.engine} lacks it: {why}")
+        raise InvalidParameter(f"logprobs={logprobs}: with echo the engine {context.engine} does not support it: {why}")
     return sampling._replace(prompt_logprobs=True, prompt_top_logprobs=logprobs)
 
 

@@ -302,10 +302,10 @@ _OF_VLLM: Mapping[str, Parameter] = {
     "structured_outputs": Parameter("structured_output", structured_outputs),
     "use_beam_search": unsupported("there is no beam search on this route", False),
     "prompt_logprobs": unsupported("ask for echo with logprobs on /v1/completions", [], {}),
-    "allowed_token_ids": unsupported("the engines have no such thing", [], {}),
+    "allowed_token_ids": unsupported("the engines have no such parameter", [], {}),
     "return_tokens_as_token_ids": unsupported("tokens are shown as text", False),
     "return_token_ids": unsupported("tokens are shown as text", False),
-    "logits_processors": unsupported("requests bring no code", [], {}),
+    "logits_processors": unsupported("requests cannot contain code", [], {}),
 }
 
 FOREIGN: Mapping[str, Parameter] = {
@@ -347,7 +347,7 @@ CHAT = Table(
         "function_call": unsupported("it has become `tool_choice`", [], {}),
         "modalities": unsupported("answers are text", ["text"]),
         "audio": unsupported("answers are text", [], {}),
-        "web_search_options": unsupported("the model searches nothing", [], {}),
+        "web_search_options": unsupported("web search is not available", [], {}),
         "echo": unsupported("an answer does not repeat messages", False),
         "add_special_tokens": unsupported("the chat template has them all", False),
         "chat_template": unsupported("write option.chat_template", [], {}),

@@ -521,7 +521,7 @@ def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
     if state == "in_progress":
         raise previous.refused("this response is still in progress; continue after it has ended")
     if state == "failed":
-        raise previous.refused("this response failed; go on from the one before it")
+        raise previous.refused("this response failed; continue from the one before it")
     if state == "too_long":
         field = previous if previous.value else "input"
         raise too_long(field, "the stored items that it names", context.config.max_request_size)

@@ -286,7 +286,7 @@ def _shapes(kinds: Mapping[str, Kind], context: ServerContext) -> dict[str, Shap
     for name, kind in kinds.items():
         shape = dict(kind.schema)
         if why := context.unsupported.get(_SETS.get(name, name)):
-            shape["description"] = f"Refused: the engine {context.engine} lacks it: {why}"
+            shape["description"] = f"Refused: the engine {context.engine} does not support it: {why}"
         shapes[name] = nullable(shape) if kind.null else shape
     return shapes
 
@@ -487,10 +487,10 @@ class _TgiChatTokenize(_TgiTokenize):
         if not isinstance(body, dict) or "messages" not in body:
             raise WrongType("missing field `messages`")
         if body.get("tools"):
-            raise OutOfRange("`tools` are not laid out by this route")  # they would change the text
+            raise OutOfRange("`tools` are not rendered by this route")  # they would change the text
         given = {name: value for name, value in body.items() if value is not None and name not in ("messages", "tools")}
         options = {name: _read(name, given.pop(name)) for name in _TOKENIZE_SHAPING if name in given}
-        text_only = replace(context, no_media=dict.fromkeys(MEDIA, "this route lays out text only"))
+        text_only = replace(context, no_media=dict.fromkeys(MEDIA, "this route renders text only"))
         messages, _, ignored = read_messages(body["messages"], text_only)
         try:
             template, unread = read_template(options, messages, context)

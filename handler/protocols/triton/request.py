@@ -141,9 +141,9 @@ def _same(datatype: str, name: str) -> Input:
 
 _FLAG = single(boolean)
 _EMBEDDINGS = "no engine here takes prompt embeddings with a request"
-_MEDIA = "there is text only"
-_BIAS = "words are weighed by their tokens; send /invocations a logit_bias"
-_METRICS = "the engines tell no such figures of one request; /metrics has the server's"
+_MEDIA = "prompts are text only"
+_BIAS = "words are biased by their tokens; send logit_bias to /invocations"
+_METRICS = "the engines report no such figures per request; /metrics has the server's"
 
 PROMPT = "text_input"
 
@@ -220,7 +220,7 @@ INPUTS: Mapping[str, Input] = {
     "lora_weights": Input("FP16", TENSORS["lora_weights"]),
     "lora_config": Input("INT32", TENSORS["lora_config"]),
     "lora_path": _never("BYTES", "register the adapter, then name it by lora_name or lora_task_id"),
-    "return_stop_reason": _never("BOOL", "which of the stop words ended an answer is not told; see finish_reason"),
+    "return_stop_reason": _never("BOOL", "the stop word that ended an answer is not reported; see finish_reason"),
     "return_perf_metrics": _never("BOOL", _METRICS),
     "return_kv_cache_reuse_stats": _never("BOOL", _METRICS),
     "sampling_param_return_perf_metrics": _never("BOOL", _METRICS),

@@ -42,7 +42,7 @@ def num_samples(size: Sequence[int]) -> int:
         raise InvalidPayload(f"the audio has {rate} samples a second; it must have {_LEAST_RATE} to {_MOST_RATE}")
     if rate * channels > _MOST_PER_SECOND:
         each = f"the audio has {channels} channels of {rate} samples a second"
-        raise InvalidPayload(f"{each}; all together may have {_MOST_PER_SECOND}")
+        raise InvalidPayload(f"{each}; all channels together may have {_MOST_PER_SECOND}")
     if not length:
         raise InvalidPayload("the audio has no samples")
     return -(-length * SAMPLE_RATE // rate)
@@ -86,7 +86,9 @@ def check_pages(file: bytes) -> None:
         if place < end:
             within += 1
             if within > _MOST_WITHIN:
-                raise InvalidPayload(f"the audio is broken: more than {_MOST_WITHIN} heads of pages lie within others")
+                raise InvalidPayload(
+                    f"the audio is broken: more than {_MOST_WITHIN} page headers lie within other pages"
+                )
             continue
         segments = place + 27  # RFC 3533, section 6
         end = segments + file[segments - 1] if segments <= len(file) else len(file)
@@ -111,15 +113,15 @@ def _wav_size(data: bytes) -> tuple[int, int, int]:
         if name == b"data":
             return _length(length, len(data) - place, frame), rate, channels
         place += length + length % 2
-    raise InvalidPayload("the audio is broken: its header names no samples")
+    raise InvalidPayload("the audio is broken: its header declares no samples")
 
 
 def _length(named: int, there: int, frame: int) -> int:
     """Return how many samples of a channel a WAV has."""
     if not frame:
-        raise InvalidPayload("the audio is broken: its header does not say how its samples are written")
+        raise InvalidPayload("the audio is broken: its header does not say how its samples are encoded")
     if named > there and named < _STREAMED:
-        raise InvalidPayload(f"the audio is broken: its header names {named} bytes of samples, and {there} follow")
+        raise InvalidPayload(f"the audio is broken: its header declares {named} bytes of samples, but {there} follow")
     return min(named, there) // frame
 
 

@@ -137,7 +137,9 @@ class Fetcher:
         except aiohttp.ClientConnectorError:
             raise InvalidPayload("it could not be fetched: its server cannot be reached") from None
         except (aiohttp.ClientError, OSError, ValueError):
-            raise InvalidPayload("it could not be fetched: its server broke off, or does not speak HTTP") from None
+            raise InvalidPayload(
+                "it could not be fetched: its server closed the connection, or does not speak HTTP"
+            ) from None
 
     async def close(self) -> None:
         await self._session.close()

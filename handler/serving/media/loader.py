@@ -147,7 +147,7 @@ class MediaLoader:
 
     def __init__(self, rules: MediaRules) -> None:
         self._rules = rules
-        full = f"{ALL_MEDIA} of other requests take all the memory that there is for them"
+        full = f"{ALL_MEDIA} of other requests use all the memory reserved for them"
         self.memory = Quota(MAX_MEMORY, _SPARE_MEMORY, _LITTLE_MEMORY, full)
         many = f"too many {ALL_MEDIA} of other requests are being loaded"
         self._waiting = Quota(MAX_MEDIA_LOADING, _SPARE_MEDIA, _FEW_MEDIA, many)
@@ -353,7 +353,7 @@ def place_media(request: Request, prompt: Prompt, media: Sequence[Medium], token
             raise InvalidPayload(f"'messages': the model takes no {MEDIA[medium.kind]}")
     if request.truncation is not None:
         kinds = several(medium.kind for medium in media)
-        raise InvalidParameter(f"truncate_prompt_tokens: a prompt with {kinds} is not cut")
+        raise InvalidParameter(f"truncate_prompt_tokens: a prompt with {kinds} is not truncated")
     counts: dict[str, list[int]] = {}
     for source, medium in zip(request.media, media, strict=True):
         try:

@@ -116,7 +116,7 @@ async def stop_finishes(server: Server) -> None:
 
 @rule(
     "stop.new-work",
-    "After SIGTERM new requests are answered or refused, not cut.",
+    "After SIGTERM new requests are answered or refused, not cut off.",
     sources.CONTAINER,
     SAGEMAKER,
     last=True,
@@ -132,7 +132,7 @@ async def stop_new_work(server: Server) -> None:
 @rule("stop.exit", "The process has ended 30 s after SIGTERM.", sources.CONTAINER, SAGEMAKER, last=True)
 async def stop_exit(server: Server) -> None:
     if (await _stopped(server)).seconds is None:
-        raise Failed(f"an end {server.limits.stop:g} s after SIGTERM", asked="SIGTERM", got="it still runs")
+        raise Failed(f"an end {server.limits.stop:g} s after SIGTERM", asked="SIGTERM", got="it is still running")
 
 
 # -- what SageMaker's platform wants of every container: /ping, /invocations, limits, metrics, keys --------------------
@@ -164,7 +164,7 @@ async def ping_in_time(server: Server) -> None:
     try:
         for _ in range(5):
             answer = await server.get("/ping", timeout=limit)
-            expect(answer.ok, f"status 200 within {limit:g} s beside {_BUSY} streams", answer)
+            expect(answer.ok, f"status 200 within {limit:g} s during {_BUSY} streams", answer)
             await asyncio.sleep(0.02)
     finally:
         await asyncio.gather(*busy)
@@ -180,7 +180,7 @@ async def ping_connection(server: Server) -> None:
                 (await connect(server.asking.url, server.limits.connect)).close()
             except (OSError, asyncio.TimeoutError):
                 raise Failed(
-                    f"a connection within {server.limits.connect:g} s beside {_BUSY} streams",
+                    f"a connection within {server.limits.connect:g} s during {_BUSY} streams",
                     Answer("a connection", failure="no connection", seconds=time.monotonic() - start),
                 ) from None
             await asyncio.sleep(0.02)
@@ -221,7 +221,7 @@ async def invocations_headers(server: Server) -> None:
 @rule("invocations.method", "GET /invocations is not answered by the model.", sources.CONTAINER, SAGEMAKER)
 async def invocations_method(server: Server) -> None:
     answer = await server.get("/invocations")
-    expect(answer.refused, "a status of 400 to 499, as 405", answer)
+    expect(answer.refused, "a status of 400 to 499, such as 405", answer)
 
 
 @rule("invocations.whole-length", "A whole answer has a Content-Length or is chunked.", sources.HTTP_1_1)
@@ -280,7 +280,7 @@ async def limits_payload(server: Server) -> None:
 @rule("limits.at-once", f"{_BUSY} concurrent requests are answered like a single one.", sources.CONTAINER)
 async def limits_at_once(server: Server) -> None:
     for answer in await asyncio.gather(*(server.generate(tokens=4) for _ in range(_BUSY))):
-        expect(answer.ok, f"status 200 for each of {_BUSY} at once", answer)
+        expect(answer.ok, f"status 200 for each of {_BUSY} concurrent requests", answer)
 
 
 # -- metrics -----------------------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ async def _lines(server: Server, **parameters: Any) -> tuple[Answer, list[dict[s
     return answer, answer.events
 
 
-@rule("lmi.whole", "A whole answer is an object with generated_text alone.", sources.LMI_SCHEMA, LMI)
+@rule("lmi.whole", "A whole answer is an object with only generated_text.", sources.LMI_SCHEMA, LMI)
 async def whole(server: Server) -> None:
     answer = expect_answer(await server.generate())
     expect(set(answer.object) == {"generated_text"}, '{"generated_text": "…"}', answer)
@@ -99,7 +99,7 @@ async def line_0_28(server: Server) -> None:
         expect(
             isinstance(token, dict) and {"id", "text", "log_prob"} <= set(token), "token: id, text, log_prob", answer
         )
-        expect(set(line) == {"token"}, "lines with token alone before the last", answer)
+        expect(set(line) == {"token"}, "lines with only token before the last", answer)
 
 
 @rule(
@@ -134,7 +134,7 @@ async def last_details(server: Server) -> None:
 
 @rule(
     "lmi.blank-lines",
-    "Two empty lines end a stream: its count of tokens and [DONE], which are not sent.",
+    "Two empty lines end a stream, in place of its token count and [DONE], which are not sent.",
     sources.LMI_ASYNC,
     _0_38,
 )

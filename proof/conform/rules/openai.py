@@ -141,7 +141,7 @@ async def last_chunk(server: Server) -> None:
 async def stream_usage(server: Server) -> None:
     answer, found = await _chunks(server, stream_options={"include_usage": True})
     counted = [event for event in found if event.get("usage")]
-    expect(len(counted) == 1 and counted[0] is found[-1], "usage in the last chunk alone", answer)
+    expect(len(counted) == 1 and counted[0] is found[-1], "usage in the last chunk only", answer)
     expect(found[-1].get("choices") == [], "an empty list of choices there", answer)
 
 

@@ -76,7 +76,7 @@ async def content_type(server: Server) -> None:
     expect(len(framed) == (len(lines) if is_sse else 0), f"lines framed as {answer.content_type}", answer)
 
 
-@rule("stream.clean-end", "A stream ends with HTTP's last chunk: it is not cut.", sources.STREAM)
+@rule("stream.clean-end", "A stream ends with HTTP's last chunk: it is not cut off.", sources.STREAM)
 async def clean_end(server: Server) -> None:
     answer = await server.generate(tokens=8, stream=True)
     expect(answer.status == 200 and answer.is_uncut, "status 200 and a last chunk", answer)
@@ -175,13 +175,13 @@ async def not_utf_8(server: Server) -> None:
     await _refuses(server, data.replace(b"\\ufffd", b"\xff\xfe"))
 
 
-@rule("bad.surrogate", "Half of a surrogate pair is refused or answered, and does not fail the server.", sources.JSON)
+@rule("bad.surrogate", "Half of a surrogate pair is refused or answered, and does not crash the server.", sources.JSON)
 async def surrogate(server: Server) -> None:
     data = json.dumps(await server.body("one \ufffd two")).encode().replace(b"\\ufffd", b"\\ud800")
     await _survives(server, data)
 
 
-@rule("bad.deep", f"JSON of {_DEEP:,} levels is refused or answered, and does not fail the server.", sources.JSON)
+@rule("bad.deep", f"JSON of {_DEEP:,} levels is refused or answered, and does not crash the server.", sources.JSON)
 async def deep(server: Server) -> None:
     data = json.dumps(await server.body()).encode()
     nested = b'{"a":' * _DEEP + b"1" + b"}" * _DEEP
@@ -214,7 +214,7 @@ async def parameter_range(server: Server) -> None:
 
 
 @rule(
-    "bad.parameter-huge", "A limit of 10^30 tokens is refused or reached, and does not fail the server.", sources.OURS
+    "bad.parameter-huge", "A limit of 10^30 tokens is refused or reached, and does not crash the server.", sources.OURS
 )
 async def parameter_huge(server: Server) -> None:
     body = change(await server.body(), (await server.dialect()).tokens, 10**30)
@@ -241,12 +241,12 @@ async def told(server: Server) -> None:
     expect(len(answer.text.strip()) >= 8, "a body that says what is wrong", answer)
 
 
-@rule("bad.alone", "Bad requests do not disturb those that run beside them.", sources.OURS)
+@rule("bad.alone", "Bad requests do not disturb other running requests.", sources.OURS)
 async def alone(server: Server) -> None:
     beside = await asyncio.gather(*(server.generate(tokens=16) for _ in range(4)))
     texts = {text_of(expect_answer(answer).value) for answer in (*beside, await greedy(server, 16))}
     if len(texts) > 1:
-        skip("greedy answers differ when they run beside each other")
+        skip("greedy answers differ when they run concurrently")
     (wanted,) = texts
     dialect, path = await server.dialect(), await server.path()
     bad = change(await server.body(), dialect.temperature, -1)
@@ -302,11 +302,11 @@ async def _abandon(server: Server, path: str, body: Body, seconds: float) -> Non
     gone = time.monotonic()
     until = min(gone + server.limits.abandoned, start + 0.8 * seconds)
     if until < gone + 0.1:
-        skip(f"answers of {seconds:.1f} s end too soon to see it")
+        skip(f"answers of {seconds:.1f} s end too soon to measure it")
     while (running := await _running(server) or 0.0) > idle:
         if time.monotonic() > until:
             raise Failed(
-                f"no request that runs {until - gone:.1f} s after its client went",
+                f"no request that runs {until - gone:.1f} s after its client disconnected",
                 asked=f"POST {path}, a request of {seconds:.0f} s, cut off while it ran",
                 got=f"{running - idle:g} more than before, by the gauge of {server.asking.metrics}",
             )
@@ -336,7 +336,7 @@ async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> No
     found = [await _slow_after_a_crowd(server, path, body, seconds) for _ in range(2)]
     if all(found):
         raise Failed(
-            "the speed of before, once the clients have gone",
+            "the previous speed, once the clients have disconnected",
             asked=f"POST {path}, {_CROWD} requests of {seconds:.0f} s, cut off while they ran",
             got=found[-1],
         )
@@ -370,12 +370,12 @@ async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: fl
         after.append(await one())
         if after[-1] <= fast:
             if time.monotonic() > gone + 0.8 * left:
-                skip(f"answers of {seconds:.1f} s end too soon to see it")
+                skip(f"answers of {seconds:.1f} s end too soon to measure it")
             return ""
     until = gone + min(server.limits.patience, 2 * left * crowded / alone)
     while await one() > fast:
         if time.monotonic() > until:
-            skip("the server stays slow when the answers must have ended: something else keeps it busy")
+            skip("the server stays slow after the answers must have ended: something else keeps it busy")
     return (
         f"an answer took {alone:.2f} s alone, {crowded:.2f} s beside them, {min(after):.2f} s when they were cut off; "
         f"it was fast again {time.monotonic() - gone:.0f} s later"

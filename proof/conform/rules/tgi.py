@@ -21,7 +21,7 @@ async def _events(server: Server, **parameters: Any) -> tuple[Answer, list[dict[
     return answer, answer.events
 
 
-@rule("tgi.generate", "POST /generate answers an object with generated_text alone.", sources.TGI, TGI)
+@rule("tgi.generate", "POST /generate answers an object with only generated_text.", sources.TGI, TGI)
 async def generate(server: Server) -> None:
     answer = expect_answer(await server.generate())
     expect(set(answer.object) == {"generated_text"}, '{"generated_text": "…"}', answer)
@@ -37,7 +37,7 @@ async def root(server: Server) -> None:
         expect(False, '[{"generated_text": "…"}]', answer)
 
 
-@rule("tgi.root-stream", "POST / streams where the body has stream.", sources.TGI_ROUTER, TGI)
+@rule("tgi.root-stream", "POST / streams if the body sets stream.", sources.TGI_ROUTER, TGI)
 async def root_stream(server: Server) -> None:
     answer = expect_answer(await server.post("/", {**await server.body(), "stream": True}))
     expect(answer.content_type == "text/event-stream" and answer.events, "server-sent events", answer)
@@ -95,7 +95,7 @@ async def nulls(server: Server) -> None:
 
 @rule(
     "tgi.last-event",
-    "The last event has the whole generated_text, and details where asked for.",
+    "The last event has the whole generated_text, and details if requested.",
     sources.TGI_TYPES,
     TGI,
 )

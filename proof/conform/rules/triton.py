@@ -49,7 +49,7 @@ async def generate(server: Server) -> None:
     expect(False, "model_name, model_version, text_output as strings", answer)
 
 
-@rule("triton.id", "id comes back in the answer, and only where it was sent.", sources.TRITON, TRITON)
+@rule("triton.id", "id comes back in the answer, and only if it was sent.", sources.TRITON, TRITON)
 async def id_(server: Server) -> None:
     answer = expect_answer(await server.generate(more={"id": "42"}))
     expect(answer.object.get("id") == "42", 'id "42"', answer)

@@ -51,7 +51,7 @@ def _of_kind(argument: str, files: Sequence[File]) -> Iterator[Request | Unreada
     fault = _fault(files[0])
     why = "" if fault is None else f" ({fault.place}: {fault.reason})"
     where = f"{files[0].name} is" if len(files) == 1 else f"its files ({files[0].name} and others) are"
-    raise ConfigError(f"{argument}: {where} of no known kind{why}; known are:\n{KINDS}")
+    raise ConfigError(f"{argument}: {where} of no known kind{why}; known kinds:\n{KINDS}")
 
 
 def _batch(argument: str, files: Sequence[File]) -> Iterator[Request | Unreadable]:

@@ -88,7 +88,7 @@ def _request(known: sqlite3.Connection, found: Mapping[str, Member]) -> Request:
     if method != "POST":
         raise Malformed(f"method: must be POST, not {str(method)[:20]!r}")
     if not isinstance(url, str) or not (parts := split_url(url, "url")).path.startswith("/"):
-        raise Malformed("url: must be a path, as /v1/chat/completions")
+        raise Malformed("url: must be a path, such as /v1/chat/completions")
     if not isinstance(found.get("body", ABSENT).value, dict):
         raise Malformed("body: must be an object")
     row = known.execute("SELECT status, body FROM answers WHERE id = ?", (id,)).fetchone()
@@ -100,9 +100,9 @@ def _request(known: sqlite3.Connection, found: Mapping[str, Member]) -> Request:
 def _id(found: Mapping[str, Member]) -> str:
     id = found.get("custom_id", ABSENT).value
     if not isinstance(id, str) or not id:
-        raise Malformed("custom_id: must be a string that is not empty")
+        raise Malformed("custom_id: must be a non-empty string")
     try:
         id.encode()
     except UnicodeEncodeError:
-        raise Malformed("custom_id: has half of a surrogate pair, which is not text") from None
+        raise Malformed("custom_id: has a lone surrogate, which is not text") from None
     return id

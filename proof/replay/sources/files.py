@@ -122,7 +122,7 @@ class _Object(io.RawIOBase):
             except (HTTPError, HTTPClientError, BotoCoreError) as error:
                 self._body, self._tries = None, self._tries + 1
                 if self._tries >= _TRIES:
-                    raise OSError(f"S3 broke off {self._tries} times: {error}") from None
+                    raise OSError(f"S3 closed the connection {self._tries} times: {error}") from None
         return 0
 
     def close(self) -> None:
@@ -202,7 +202,7 @@ def _found(argument: str) -> Iterator[File]:
     files = _in_s3(argument) if argument.startswith(SCHEME) else _on_disk(Path(argument), argument)
     for number, file in enumerate(files):
         if number == MOST_FILES:
-            raise ConfigError(f"{argument}: has more than {MOST_FILES} files: name a part of it, as one day")
+            raise ConfigError(f"{argument}: has more than {MOST_FILES} files: name a part of it, such as one day")
         yield file
 
 
@@ -305,7 +305,7 @@ def with_unique_ids(found: Iterable[Request | Unreadable]) -> Iterator[Request |
                 try:
                     new = ids.execute("INSERT OR IGNORE INTO ids VALUES (?)", (item.id,)).rowcount
                 except UnicodeEncodeError:
-                    yield Unreadable(repr(item.id), "the id has half of a surrogate pair, which is not text")
+                    yield Unreadable(repr(item.id), "the id has a lone surrogate, which is not text")
                     continue
                 if not new:
                     yield Unreadable(item.id, "an earlier request has this id, and is used")
@@ -416,7 +416,7 @@ def from_text(value: Any, name: str) -> bytes:
     try:
         return value.encode()
     except UnicodeEncodeError:
-        raise Malformed(f"{name}: has half of a surrogate pair, which is not text") from None
+        raise Malformed(f"{name}: has a lone surrogate, which is not text") from None
 
 
 def from_member(member: Member, name: str) -> bytes:
@@ -444,7 +444,7 @@ def split_url(url: str, name: str) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError:
-        raise Malformed(f"{name}: is no URL") from None
+        raise Malformed(f"{name}: is not a URL") from None
 
 
 def path_of(parts: SplitResult) -> str:

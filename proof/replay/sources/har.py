@@ -180,7 +180,7 @@ def _request(place: str, entry: Mapping[str, Any]) -> Request:
         headers.setdefault("content-type", data["mimeType"])
     body = _content(data, "request.postData")
     if body is None:
-        raise Malformed("request.postData: has no text: what saved it keeps no bodies of forms")
+        raise Malformed("request.postData: has no text: the program that saved it does not keep form bodies")
     return Request(
         place, _path(url), headers, body, method.upper(), seconds(entry.get("startedDateTime")), _answer(entry)
     )

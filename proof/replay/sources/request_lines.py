@@ -49,7 +49,7 @@ def _read(place: str, found: dict[str, Member]) -> Request:
         raise Malformed(f"{sorted(unknown)[0]!r} is unknown; a line has {', '.join(_FIELDS)}")
     path = found.get("path", ABSENT).value
     if not isinstance(path, str) or not path.startswith("/"):
-        raise Malformed("path: must be a string that begins with /, as /invocations")
+        raise Malformed("path: must be a string that begins with /, such as /invocations")
     return Request(
         _text(found, "id", place),
         path_without_credentials(path),
@@ -110,7 +110,7 @@ def _answer(found: Mapping[str, Member]) -> Recorded | None:
         raise Malformed("answer: must be an object")
     status = value.get("status", 0)
     if not is_status(status):
-        raise Malformed("answer.status: must be HTTP's status, or 0 where it is not known")
+        raise Malformed("answer.status: must be HTTP's status, or 0 if it is unknown")
     answer = members(found["answer"].text)
     content_type = value.get("content_type", "")
     if not isinstance(content_type, str):

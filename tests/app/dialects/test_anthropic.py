@@ -333,9 +333,9 @@ def test_a_directory_survives_a_restart(tmp_path: Path) -> None:
     [
         ({"thread": "x"}, "thread=\"x\": must be an object with a 'type' that is create or continue"),
         ({"thread": {"type": "fork"}}, "must be an object with a 'type'"),
-        ({"thread": {"type": "continue"}}, "to continue needs 'previous_message_id'"),
-        ({"thread": {"type": "create", "previous_message_id": "x"}}, "to create nothing else"),
-        (go_on(7), "to continue needs 'previous_message_id', a string"),
+        ({"thread": {"type": "continue"}}, "continue needs 'previous_message_id'"),
+        ({"thread": {"type": "create", "previous_message_id": "x"}}, "create takes no other field"),
+        (go_on(7), "continue needs 'previous_message_id', a string"),
     ],
 )
 def test_wrong_threads(server: LiveServer, more: dict[str, Any], words: str) -> None:
@@ -349,7 +349,7 @@ def test_a_thread_keeps_what_it_was_created_with(server: LiveServer, more: dict[
     first = send(server, user("one"), **CREATE).json()
     found = send(server, user("two"), **go_on(first["id"]), **more)
     assert found.status_code == 400
-    assert f"{next(iter(more))}: a thread keeps what it was created with" in found.json()["error"]["message"]
+    assert f"{next(iter(more))}: cannot change within a thread" in found.json()["error"]["message"]
 
 
 def test_wrong_messages_are_named_by_their_own_place(server: LiveServer) -> None:

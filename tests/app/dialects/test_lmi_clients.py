@@ -401,7 +401,7 @@ def test_tools(stream: bool, choice: Any) -> None:
     with serve(*VERSION, *options) as server:
         found = server.post({**body, "stream": stream})
     if isinstance(choice, dict):  # a named function needs structured output, which echo has not
-        assert (found.status_code, "the engine echo lacks it" in found.text) == (424, True)
+        assert (found.status_code, "the engine echo does not support it" in found.text) == (424, True)
     else:
         accept(found, stream=stream)
 

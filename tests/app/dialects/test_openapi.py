@@ -388,5 +388,5 @@ def test_numbers_have_the_bounds_that_are_described(value: Any) -> None:
 def test_what_the_engine_lacks_is_said() -> None:
     lacking = ServerContext("some", unsupported={"min_p": "it cannot"})
     found = parameters(TABLE.parameters, lacking)
-    assert found["min_p"]["description"] == "Refused: the engine some lacks it: it cannot"
+    assert found["min_p"]["description"] == "Refused: the engine some does not support it: it cannot"
     assert "description" not in found["top_p"]

@@ -95,7 +95,7 @@ def test_unknown_names_are_reported(slow_server: LiveServer) -> None:
     [
         (b"", "failed to parse the request JSON buffer: the body is empty"),
         (b'{"text_input"', "failed to parse the request JSON buffer: "),
-        (b'{"text_input":"a","text_input":"b"}', 'the key "text_input" is there twice'),
+        (b'{"text_input":"a","text_input":"b"}', 'the key "text_input" appears twice'),
         (b"[]", "attempt to get members for non-object"),
         (b"{}", "but missing required input(s) ['text_input']"),
         (b'{"text_input":7}', "Unable to parse 'text_input'"),
@@ -127,7 +127,7 @@ def test_what_cannot_be_read_is_plain_json_on_both_routes(
             "POST",
             "/v2/models/model/infer",
             404,
-            "/v2/models/model/infer is not served here: tensors are not taken, send text to …/generate;"
+            "/v2/models/model/infer is not served here: tensors are not accepted; send text to …/generate;"
             " /docs lists the routes that are",
         ),
         ("GET", "/v2/nowhere", 404, "/v2/nowhere is not served here; /docs lists the routes that are"),

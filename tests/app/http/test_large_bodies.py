@@ -117,12 +117,12 @@ def test_nesting_is_read_or_refused_at_every_depth(bodies: LargeBodies, levels: 
 TOO_MUCH: dict[str, Callable[[], tuple[bytes, str]]] = {
     "numbers": lambda: (b"[1" + b",1" * MAX_NUMBERS + b"]", f"more than {MAX_NUMBERS} numbers"),
     "nulls": lambda: (b"[[null" + b",null" * MAX_NUMBERS + b"]]", f"more than {MAX_NUMBERS} numbers"),
-    "objects": lambda: (b"[{}" + b",{}" * (3 * MAX_VALUES) + b"]", f"more than {MAX_VALUES} texts"),
+    "objects": lambda: (b"[{}" + b",{}" * (3 * MAX_VALUES) + b"]", f"more than {MAX_VALUES} strings"),
     "names": lambda: (
         json.dumps(dict.fromkeys(map(str, range(MAX_VALUES)), 1)).encode(),
-        f"more than {MAX_VALUES} texts",
+        f"more than {MAX_VALUES} strings",
     ),
-    "texts": lambda: (b'["a"' + b',"a"' * (3 * MAX_VALUES) + b"]", f"more than {MAX_VALUES} texts"),
+    "texts": lambda: (b'["a"' + b',"a"' * (3 * MAX_VALUES) + b"]", f"more than {MAX_VALUES} strings"),
     "a text": lambda: (
         b'{"inputs":"' + b"a" * (MAX_TEXT + 1) + b'"}',
         f"{MAX_TEXT + 1} characters; at most {MAX_TEXT}",
@@ -161,7 +161,7 @@ def test_a_body_that_needs_too_much_memory_or_time_is_refused_alone(
         found = refusal(bodies, b"[{}" + b",{}" * (2 * MIB) + b"]")
         assert (found.status, found.message) == (
             413,
-            "the body needs more than 0.05 s to be read, or breaks what reads it",
+            "the body needs more than 0.05 s to be read, or crashes its parser",
         )
     assert read(bodies, body) == json.loads(body)
     assert bodies.pid == pid, "one copy of the process was lost, not the process"
@@ -273,7 +273,7 @@ def send(server: LiveServer, body: bytes, path: str = "/invocations") -> httpx.R
 def test_each_dialect_says_no_in_its_own_form(echo_server: LiveServer, path: str) -> None:
     found = send(echo_server, b'{"inputs":["a"' + b',"a"' * (3 * MAX_VALUES) + b"]}", path)
     assert found.status_code in (400, 413)
-    assert f"more than {MAX_VALUES} texts" in found.text
+    assert f"more than {MAX_VALUES} strings" in found.text
 
 
 def test_a_long_prompt_is_served(echo_server: LiveServer) -> None:

@@ -129,7 +129,7 @@ def test_a_request_has_as_many_as_the_option_says(served: Served) -> None:
 
 def test_only_the_user_sends_clips(served: Served) -> None:
     answer = served[0].post(ask(TEXT, input_audio(), role="system"), CHAT)
-    assert "'input_audio' is not supported: audio clips belong in messages of the user" in answer.text
+    assert "'input_audio' is not supported: audio clips belong in user messages" in answer.text
 
 
 def test_fields_without_effect_are_named(served: Served) -> None:
@@ -228,7 +228,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "no times": ({"timestamp_granularities[]": "segment"}, "needs response_format=verbose_json"),
     "other times": ({"timestamp_granularities[]": "page"}, "must be a list with segment"),
-    "a stream of times": ({"stream": "true", "response_format": "srt"}, "a stream has no times; write json"),
+    "a stream of times": ({"stream": "true", "response_format": "srt"}, "a stream has no timestamps; write json"),
     "no flag": ({"stream": "perhaps"}, "must be true or false"),
     "scores": ({"include[]": "logprobs"}, "is not supported: log-probabilities of tokens are not written"),
     "hot": ({"temperature": "7"}, "temperature"),
@@ -275,11 +275,11 @@ NAMED = 'Content-Disposition: form-data; name="a"\r\n\r\n'
 BODIES: dict[str, tuple[bytes, str, str]] = {
     "no boundary": (form(NAMED), "multipart/form-data", "needs a boundary of 1 to 70 characters"),
     "a long boundary": (form(NAMED), f"multipart/form-data; boundary={'x' * 99}", "needs a boundary"),
-    "another boundary": (form(NAMED), "multipart/form-data; boundary=y", "is not of the type multipart/form-data"),
-    "breaks off": (form(NAMED + "abc")[:-9], "multipart/form-data; boundary=x", "breaks off"),
+    "another boundary": (form(NAMED), "multipart/form-data; boundary=y", "is not multipart/form-data"),
+    "is cut short": (form(NAMED + "abc")[:-9], "multipart/form-data; boundary=x", "is cut short"),
     "no name": (form("A: b\r\n\r\nc"), "multipart/form-data; boundary=x", "a part of the form has no name"),
     "many parts": (form(*[NAMED] * 65), "multipart/form-data; boundary=x", "the form has more than 64 parts"),
-    "long headers": (form("A: " + "b" * 9000 + "\r\n\r\n"), "multipart/form-data; boundary=x", "breaks off"),
+    "long headers": (form("A: " + "b" * 9000 + "\r\n\r\n"), "multipart/form-data; boundary=x", "is cut short"),
     "no file": (form(NAMED + "b"), "multipart/form-data; boundary=x", "'file' is required"),
     "a file without a name": (
         form('Content-Disposition: form-data; name="file"\r\n\r\n%%'), "multipart/form-data; boundary=x",

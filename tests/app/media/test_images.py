@@ -127,14 +127,14 @@ def test_a_responses_items(served: tuple[LiveServer, Urls], kind: str) -> None:
     ("path", "body", "message"),
     [
         ("/v1/chat/completions", {"messages": [{"role": "system", "content": [{"type": "image_url"}]}]},
-         "messages[0].content[0]: 'image_url' is not supported: images belong in messages of the user"),
+         "messages[0].content[0]: 'image_url' is not supported: images belong in user messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "video_url"}]}]},
          "messages[0].content[0]: 'video_url' is not supported: the engine reads text, images and "
          "audio clips, no video"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "file"}]}]},
          "messages[0].content[0]: 'file' is not supported: the engine reads text, images and audio clips, no files"),
         ("/v1/chat/completions", {"messages": [{"role": "system", "content": [{"type": "input_audio"}]}]},
-         "messages[0].content[0]: 'input_audio' is not supported: audio clips belong in messages of the user"),
+         "messages[0].content[0]: 'input_audio' is not supported: audio clips belong in user messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
          "messages[0].content[0]: 'image' is not supported: write it as an 'image_url'"),
         ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
@@ -144,7 +144,7 @@ def test_a_responses_items(served: tuple[LiveServer, Urls], kind: str) -> None:
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": 1}]}]},
          "messages[0].content[0].image_url must be a URL"),
         ("/v1/messages", {"max_tokens": 1, "system": [anthropic("http://a/")], "messages": []},
-         "system[0]: 'image' is not supported: images belong in messages of the user"),
+         "system[0]: 'image' is not supported: images belong in user messages"),
         ("/v1/messages", {"max_tokens": 1, "messages": [
             {"role": "user", "content": [{"type": "image", "source": {"type": "file", "file_id": "f"}}]}]},
          "messages[0].content[0].source: 'file' is not supported"),
@@ -157,7 +157,7 @@ def test_a_responses_items(served: tuple[LiveServer, Urls], kind: str) -> None:
             {"type": "input_image", "image_url": data_url(b"<svg/>")}]}]},
          "input[0].content[0].image_url: it is not JPEG, PNG, WebP or GIF"),
         ("/v1/chat/completions", {"truncate_prompt_tokens": 2, "messages": openai(data_url(PNG))},
-         "truncate_prompt_tokens: a prompt with images is not cut"),
+         "truncate_prompt_tokens: a prompt with images is not truncated"),
     ],
 )  # fmt: skip
 def test_each_names_its_own_field(served: tuple[LiveServer, Urls], path: str, body: Any, message: str) -> None:
@@ -314,7 +314,7 @@ def test_urls_stay_where_the_options_allow_them(server: LiveServer, folder: Path
     assert reason(server, url.replace("{folder}", str(folder))) == message
 
 
-_BROKE = "it could not be fetched: its server broke off, or does not speak HTTP"
+_BROKE = "it could not be fetched: its server closed the connection, or does not speak HTTP"
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_an_expression_that_takes_long_to_compile_stops_no_stream(
         if tried:
             assert status == 200, "to try it is the double's business"
         else:
-            assert (status, "the engine echo lacks it" in answer["error"]) == (424, True)
+            assert (status, "the engine echo does not support it" in answer["error"]) == (424, True)
         await pace.ended.wait()
         assert len(pace.times) >= 30
         assert pace.longest_gap < 1.0

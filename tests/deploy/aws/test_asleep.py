@@ -99,7 +99,7 @@ def test_what_wakes_it_comes_goes_and_is_mended(
     awake = {**content, "scaling": {**content["scaling"], "min": 1}}
     assert main(["up", written(tmp_path, awake), "--yes"]) == 0
     assert alarms(cloud) == [f"{NAME}/5xx"]
-    with pytest.raises(Refused, match="nothing would wake it: it has no policy llama/wake"):
+    with pytest.raises(Refused, match="it could not scale up again: it has no policy llama/wake"):
         scale.set_bounds(Aws("us-east-1"), scale.scaling_target(Aws("us-east-1"), NAME), 0, None)
     path = written(tmp_path, content)
     assert main(["update", path, "--yes"]) == 0
@@ -132,7 +132,7 @@ def test_a_sleeping_endpoint_is_not_set_to_zero_by_hand(
     assert scale.set_bounds(Aws("us-east-1"), what, 0, 3) == (0, 3)
     with pytest.raises(Refused) as refused:
         scale.set_count(Aws("us-east-1"), what, 0)
-    assert "falls asleep by itself" in refused.value.advice
+    assert "scales to zero by itself" in refused.value.advice
 
 
 def alarm_of(cloud: Cloud) -> dict[str, Any]:

@@ -412,7 +412,7 @@ def test_a_command_prints_it(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
         assert main(["status", "chat"]) == 1
     said = capsys.readouterr().err
     assert said == (
-        "lmi deploy: DescribeEndpoint: HTTP 403: a web page (Login & welcome) in place of AWS's answer "
+        "lmi deploy: DescribeEndpoint: HTTP 403: a web page (Login & welcome) instead of AWS's answer "
         "(a proxy's, or a login's?)\n"
     )
 

@@ -165,7 +165,7 @@ def test_flags_stand_for_the_section(
     request = cloud.sagemaker.get("transform-job", f"{NAME}-mine").request
     assert (request["MaxConcurrentTransforms"], request["MaxPayloadInMB"]) == (2, 50)
     assert run(["batch", path, *places, "--job", f"{NAME}-mine", "--yes"]) == 2
-    assert f"there is a transform job {NAME}-mine already" in said(capsys)
+    assert f"the transform job {NAME}-mine already exists" in said(capsys)
 
 
 def test_prices_are_asked_for_only_by_who_is_signed_in(
@@ -233,7 +233,7 @@ def test_two_at_once_do_not_write_to_one_place(
     (name,) = jobs(cloud)
     capsys.readouterr()
     assert main(["batch", path, "--yes", "--set", "batch.output=s3://answers/out/"]) == 2
-    assert f"the job {name} is InProgress, and writes to s3://answers/out too" in said(capsys)
+    assert f"the job {name} is InProgress, and also writes to s3://answers/out" in said(capsys)
     assert main(["batch", path, "--yes", "--no-wait", "--set", "batch.output=s3://answers/other"]) == 0
     assert len(jobs(cloud)) == 2
 
@@ -251,7 +251,7 @@ def test_of_two_at_the_same_moment_aws_takes_one(
     cloud.before = another
     assert main(["batch", written(tmp_path, content), "--yes"]) == 2
     (name,) = jobs(cloud)
-    assert f"there is a transform job {name} already" in said(capsys)
+    assert f"the transform job {name} already exists" in said(capsys)
 
 
 def test_a_call_whose_answer_is_lost_is_known_again(cloud: Cloud, tmp_path: Path, main: Deployer, content: Any) -> None:
@@ -295,7 +295,7 @@ def test_a_file_that_fails_is_told_with_the_log_and_the_others(
     text = said(capsys)
     assert "ClientError: in/bad.jsonl: Bad HTTP status received from algorithm: 503" in text
     assert "The log's end: the engine has gone" in text
-    assert "1 file done all the same. The answers are below s3://answers/out:" in text
+    assert "1 file finished nevertheless. The answers are below s3://answers/out:" in text
     assert len(answered(cloud)) == len(LINES)
 
 
@@ -311,11 +311,11 @@ def test_a_file_that_fails_is_told_with_the_log_and_the_others(
         ),
         (
             {"batch": {**BATCH["batch"], "output": "s3://elsewhere/out/"}},
-            "the bucket elsewhere is in eu-west-1, SageMaker in us-east-1 Take a bucket in us-east-1 (batch.output)",
+            "the bucket elsewhere is in eu-west-1, SageMaker in us-east-1 Use a bucket in us-east-1 (batch.output)",
         ),
         (
             {"batch": {**BATCH["batch"], "input": "s3://elsewhere/in/"}},
-            "the bucket elsewhere is in eu-west-1, SageMaker in us-east-1 Take a bucket in us-east-1 (batch.input)",
+            "the bucket elsewhere is in eu-west-1, SageMaker in us-east-1 Use a bucket in us-east-1 (batch.input)",
         ),
         (
             {"batch": {**BATCH["batch"], "output": "s3://data/in/answers"}},
@@ -324,14 +324,14 @@ def test_a_file_that_fails_is_told_with_the_log_and_the_others(
         ({"instance": {"type": "ml.g7e.2xlarge"}}, "instance.type: batch transform has no ml.g7e.2xlarge"),
         (
             {"instance": {"type": "ml.g6e.2xlarge", "count": 3}},
-            "ml.g6e.2xlarge for transform job usage: 2, and 3 are needed",
+            "ml.g6e.2xlarge for transform job usage: 2, but 3 are needed",
         ),
-        ({"instance": {"type": "ml.g6e.2xlarge", "count": 101}}, "instance.count: 101, and a job takes 100"),
+        ({"instance": {"type": "ml.g6e.2xlarge", "count": 101}}, "instance.count: 101, but a job takes 100"),
         ({"network": {"isolated": True}}, "network.isolated: a job's container fetches the model from S3 by itself"),
         ({"options": {"output_formatter": "jsonlines"}}, "options.output_formatter: jsonlines: each answer must be"),
         (
             {"batch": {**BATCH["batch"], "concurrency": 20, "payload_mb": 6}},
-            "concurrency times payload_mb is 120, and batch transform takes 100",
+            "concurrency times payload_mb is 120, but batch transform accepts 100",
         ),
         ({"batch": {"input": "data/in", "output": "s3://answers/out"}}, "batch.input"),
     ],
@@ -370,9 +370,9 @@ def test_idle_instances_compressed_files_and_old_answers_are_told(
     cloud.policies[content["role"]] = [printed({**content, **changes}, "execution-role")]
     assert main(["batch", written(tmp_path, content, **changes), "--yes"]) == 0
     text = said(capsys)
-    assert "1 object for 2 instances: one instance reads an object, the others idle" in text
+    assert "1 object for 2 instances: one instance reads an object, the others are idle" in text
     assert "zipped/1.jsonl.gz seems to be compressed" in text
-    assert "s3://answers/out has 1 answers already, e.g. s3://answers/out/old.jsonl.out" in text
+    assert "s3://answers/out already has 1 answers, e.g. s3://answers/out/old.jsonl.out" in text
 
 
 def test_who_may_not_is_told(cloud: Cloud, tmp_path: Path, content: Any, capsys: pytest.CaptureFixture[str]) -> None:

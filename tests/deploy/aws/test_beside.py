@@ -193,7 +193,7 @@ def test_a_shadow_without_its_image_or_quota_is_refused_before_anything_is_chang
     cloud.push("next", "2-cu130")
     cloud.calls.clear()
     assert main(["up", file(tmp_path, content, **shadow(count=2)), "--yes"]) == 2
-    assert "ml.g6e.2xlarge for endpoint usage: 3, and 4 are needed" in capsys.readouterr().err
+    assert "ml.g6e.2xlarge for endpoint usage: 3, but 4 are needed" in capsys.readouterr().err
     assert cloud.changes() == []
 
 
@@ -232,7 +232,7 @@ def test_instances_come_from_a_reservation(
         (
             {"ReservedCapacitySummaries": [{"ReservedCapacityArn": PLAN, "InstanceType": "ml.p5.48xlarge",
                                             "TotalInstanceCount": 1, "Status": "Active"}]},
-            "llama is of ml.p5.48xlarge, the endpoint of ml.g6e.2xlarge",
+            "llama is of ml.p5.48xlarge, the endpoint uses ml.g6e.2xlarge",
         ),
     ],
 )  # fmt: skip

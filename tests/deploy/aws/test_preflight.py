@@ -106,7 +106,7 @@ def test_the_name_is_taken(ready: Cloud) -> None:
     sagemaker = make_endpoint(ready)
     settle(sagemaker)
     found = run("name")
-    assert (found.verdict, found.advice) == (Verdict.ERROR, "Take another name, or delete that endpoint.")
+    assert (found.verdict, found.advice) == (Verdict.ERROR, "Use another name, or delete that endpoint.")
     arn = sagemaker.describe_endpoint(EndpointName="chat")["EndpointArn"]
     sagemaker.add_tags(ResourceArn=arn, Tags=[{"Key": TAG_DEPLOYMENT, "Value": "chat"}])
     assert run("name").says == "chat exists and is this deployment's (InService)"
@@ -168,7 +168,7 @@ def test_an_index_of_platforms_is_refused(ready: Cloud) -> None:
         imageDigest="sha256:" + hashlib.sha256(json.dumps(index).encode()).hexdigest(),
     )  # fmt: skip
     found = run("image", decision=decision(image=IMAGE.replace(":1", ":2")))
-    assert found.says == "an index of several platforms, which SageMaker does not take"
+    assert found.says == "an index of several platforms, which SageMaker does not accept"
     assert "--provenance=false" in found.advice
 
 
@@ -207,7 +207,7 @@ def test_the_hub_is_never_a_reason_to_fail(ready: Cloud) -> None:
         raise OSError("no network")
 
     assert run("model", fetch=unreachable).verdict is Verdict.OK
-    assert run("model").says.endswith("(not asked)")
+    assert run("model").says.endswith("(not checked)")
 
 
 def test_the_hub_is_not_asked_for_the_demo_model(ready: Cloud) -> None:
@@ -235,7 +235,7 @@ def test_a_prefix_is_held_against_what_can_load(ready: Cloud) -> None:
     assert run("model", in_s3).says == "there is no bucket of-ours"
     s3 = ready.client("s3")
     s3.create_bucket(Bucket="of-ours")
-    assert run("model", in_s3).says == "there is nothing"
+    assert run("model", in_s3).says == "it is empty"
     for name, text in {"config.json": "{}", "tokenizer.json": "{}", "model.safetensors": "weights", "": ""}.items():
         s3.put_object(Bucket="of-ours", Key=f"llama/{name}", Body=text.encode())
     assert "0-byte object" in run("model", in_s3).says
@@ -299,7 +299,7 @@ def test_a_directory_says_what_is_to_be_sent(ready: Cloud, tmp_path: Path, monke
     at_home = spec(model={"path": f"~/{tmp_path.name}", "upload": "s3://of-ours/llama/"})
     assert run("model", at_home).verdict is Verdict.OK
     s3.put_object(Bucket="of-ours", Key="llama/old.bin", Body=b"x")
-    assert "holds 1 more objects, e.g. old.bin" in run("model", local).says
+    assert "contains 1 more objects, e.g. old.bin" in run("model", local).says
     (tmp_path / "config.json").unlink()
     assert run("model", local).verdict is Verdict.ERROR
 
@@ -345,7 +345,7 @@ def test_another_key_than_the_buckets(ready: Cloud, locked: str) -> None:
     found = keys_said(model=LOCKED, encryption={"model_key": other})
     assert [check.verdict for check in found] == [Verdict.WARNING] * 2
     assert f"allow kms:Decrypt on {locked}" in found[0].advice
-    assert found[1].says == f"encryption.model_key is {other}, and it does not encrypt s3://of-ours/llama/config.json"
+    assert found[1].says == f"encryption.model_key is {other}, but it does not encrypt s3://of-ours/llama/config.json"
 
 
 def test_an_adapter_under_another_key(ready: Cloud, locked: str) -> None:
@@ -370,7 +370,7 @@ def test_a_key_that_may_not_be_looked_at(ready: Cloud, locked: str, tmp_path: Pa
     uploaded = {"path": str(tmp_path), "upload": "s3://of-ours/mine/"}
     everything = {"Effect": "Allow", "Action": "*", "Resource": "*"}
     for action, says in (
-        ("s3:GetEncryptionConfiguration", "not looked at: GetBucketEncryption is not allowed"),
+        ("s3:GetEncryptionConfiguration", "not checked: GetBucketEncryption is not allowed"),
         ("kms:DescribeKey", f"s3://of-ours is encrypted with {locked}, which the specification does not name"),
     ):
         ready.policies[CALLER] = [{"Statement": [everything, {**everything, "Effect": "Deny", "Action": action}]}]
@@ -390,7 +390,7 @@ def test_the_key_of_the_token_s_secret(ready: Cloud) -> None:
             continue
         (found,) = keys_said(**content)
         assert found.says == f"{arn} is encrypted with {key}, which the specification does not name"
-        assert f"encryption.secret_key: {key}, and give the role what" in found.advice
+        assert f"encryption.secret_key: {key}, and give the role the permissions" in found.advice
         (found,) = keys_said(**content, encryption={"secret_key": key})
         assert (found.verdict, found.says) == (Verdict.OK, f"{key} encrypts model.token_secret")
 
@@ -442,7 +442,7 @@ def test_quotas(ready: Cloud, quotas: dict[str, float]) -> None:
     quotas["ml.g5.xlarge for endpoint usage"] = 0.0
     found = run("quota")
     assert found.verdict is Verdict.ERROR
-    assert "Ask for 1 of `ml.g5.xlarge for endpoint usage`" in found.advice
+    assert "Request 1 of `ml.g5.xlarge for endpoint usage`" in found.advice
     quotas.clear()
     assert run("quota").verdict is Verdict.WARNING
 
@@ -450,7 +450,7 @@ def test_quotas(ready: Cloud, quotas: dict[str, float]) -> None:
 def test_a_pool_without_quota_is_an_error_only_if_no_pool_has_some(ready: Cloud, quotas: dict[str, float]) -> None:
     pools = (Pool(1, "ml.g5.xlarge", 1), Pool(2, "ml.g6.xlarge", 1))
     quotas["ml.g6.xlarge for endpoint usage"] = 0.0
-    assert run("quota", decision=decision(pools=pools)).says == "ml.g6.xlarge for endpoint usage: 0, and 1 are needed"
+    assert run("quota", decision=decision(pools=pools)).says == "ml.g6.xlarge for endpoint usage: 0, but 1 are needed"
     assert run("quota", decision=decision(pools=pools)).verdict is Verdict.WARNING
     quotas["ml.g5.xlarge for endpoint usage"] = 0.0
     assert run("quota", decision=decision(pools=pools)).verdict is Verdict.ERROR
@@ -475,7 +475,7 @@ def test_a_vpc(ready: Cloud) -> None:
 def test_what_may_not_be_looked_at_is_a_warning(ready: Cloud) -> None:
     ready.refuse("DescribeImages", "AccessDeniedException", "no")
     found = run("image")
-    assert (found.verdict, found.says) == (Verdict.WARNING, "not looked at: DescribeImages is not allowed")
+    assert (found.verdict, found.says) == (Verdict.WARNING, "not checked: DescribeImages is not allowed")
     assert "lmi deploy iam" in found.advice
 
 

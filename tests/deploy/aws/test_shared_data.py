@@ -64,7 +64,7 @@ def test_files_may_change_while_nothing_serves_them(cloud: Cloud, bucket: Any, s
     planned = check_data(spec, aws(), look(aws(), NAME))
     assert planned is not None
     assert planned.changed == ("config.json",)
-    assert "in the place of 1 object with other content, e.g. config.json" in str(planned)
+    assert "replacing 1 object with different content, e.g. config.json" in str(planned)
     up(wanted_of(PLAIN))
     cloud.sagemaker.things["endpoint", NAME].status = "Failed"
     assert check_data(spec, aws(), look(aws(), NAME)) is not None

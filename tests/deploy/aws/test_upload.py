@@ -120,7 +120,7 @@ def test_who_may_not_list_unfinished_uploads_begins_anew(
 def test_a_file_that_changed_since_the_kill_is_found_out(cloud: Cloud, bucket: Any, model: Path) -> None:
     where = {"Bucket": "models-of-ours", "Key": "llama/model.safetensors"}
     bucket.create_multipart_upload(**where, Metadata={METADATA: "of the file as it was"})
-    with pytest.raises(Failed, match=r"model\.safetensors is not what was sent"):
+    with pytest.raises(Failed, match=r"model\.safetensors differs from what was sent"):
         upload(aws(), model, TO)
     assert upload(aws(), model, TO).sent == 1
     assert plan_upload(aws(), model, TO).missing == ()
@@ -187,7 +187,7 @@ def test_what_is_changed_behind_the_back_is_found(cloud: Cloud, bucket: Any, mod
             bucket.put_object(Bucket="models-of-ours", Key="llama/config.json", Body=b"other")
 
     cloud.after = meddle
-    with pytest.raises(Failed, match=r"config\.json is not what was sent"):
+    with pytest.raises(Failed, match=r"config\.json differs from what was sent"):
         upload(aws(), model, TO)
 
 

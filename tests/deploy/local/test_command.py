@@ -190,7 +190,7 @@ def test_arguments_that_make_no_sense(
 
 
 @pytest.mark.parametrize(
-    ("ending", "said"), [("cut", "the container gave no answer"), ("bytes", "answers 500: \ufffd")]
+    ("ending", "said"), [("cut", "the container did not answer"), ("bytes", "answers 500: \ufffd")]
 )
 def test_one_that_the_container_cannot_load(loop: Loop, ending: str, said: str) -> None:
     async def load(request: web.Request) -> web.Response:

@@ -190,7 +190,7 @@ def test_adapters_are_those_of_their_component(tmp_path: Path) -> None:
         (
             {"model": {"id": "demo"}, "components": [{"name": "a"}, {"name": "b", "memory_mb": 10**9}]},
             [],
-            "component b: memory_mb: 1000000000, and ",
+            "component b: memory_mb: 1000000000, but ",
         ),
         (
             {"model": {"id": "demo"}, "components": [{"name": "a"}, {"name": "b", "model": {"s3": "s3://models/x/"}}]},
@@ -245,7 +245,7 @@ def test_gpus_are_given_to_one_component_each() -> None:
         return {name: one.environment.get("CUDA_VISIBLE_DEVICES") for name, one in commands.items()}
 
     assert given("0", "1", "GPU-x", "3") == {"a": "0,1", "b": "GPU-x"}
-    with pytest.raises(SpecError, match="component b: accelerators: 1, and 0 of this machine's 2 GPUs are left for it"):
+    with pytest.raises(SpecError, match="component b: accelerators: 1, but 0 of this machine's 2 GPUs are left for it"):
         given("0", "1")
 
 

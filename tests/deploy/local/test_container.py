@@ -158,7 +158,7 @@ def test_sigterm_first_and_sigkill_for_who_stays(tmp_path: Path) -> None:
         return await container.stop(1.5)
 
     assert run(go()) == -9
-    assert shown[1:] == ["asked", "still there 1.5 s after SIGTERM: SIGKILL, as SageMaker does"]
+    assert shown[1:] == ["asked", "still running 1.5 s after SIGTERM: SIGKILL, as SageMaker does"]
     wait_for(lambda: not alive(children[0]), PATIENCE, "its child is left behind")
 
 

@@ -58,7 +58,7 @@ def test_several_models_and_another_endpoint_are_refused() -> None:
         ValidationError, match=r"batch: a job has one model, and components have their own \(embed, old"
     ):
         job("own-models")
-    with pytest.raises(ValidationError, match="batch: does not go with endpoint, which a job does not need"):
+    with pytest.raises(ValidationError, match="batch: cannot be combined with endpoint, which a job does not need"):
         job("guest")
 
 
@@ -93,7 +93,7 @@ def test_lines_at_a_time_and_their_size_fit_together(
 @in_one_test("payload_mb", [None, 1, 2, 6, 33, 50, 100])
 def test_no_amounts_are_beyond_what_aws_takes(concurrency: int | None, payload_mb: int | None) -> None:
     if (concurrency or 1) * (payload_mb or 1) > 100:
-        with pytest.raises(ValidationError, match="batch transform takes 100"):
+        with pytest.raises(ValidationError, match="batch transform accepts 100"):
             Batch.model_validate({**PLACES, "concurrency": concurrency, "payload_mb": payload_mb})
         return
     lines, megabytes = amounts(spec("plain", batch={**PLACES, "concurrency": concurrency, "payload_mb": payload_mb}))

@@ -38,7 +38,7 @@ COMPONENTS = {"components": [{"name": "chat"}]}
         ({"capture": {**CAPTURE, "percent": 0}}, "capture.percent: must be at least 1 (given: 0)"),
         ({"capture": {**CAPTURE, "content": "all"}}, "capture.content: must be both, input or output"),
         ({"capture": {"output": "captured"}}, "capture.output: must be written as s3://bucket/answers/"),
-        ({"capture": CAPTURE, "async": {"output": "s3://answers/"}}, "capture does not go with async"),
+        ({"capture": CAPTURE, "async": {"output": "s3://answers/"}}, "capture cannot be combined with async"),
         ({"encryption": {"capture_key": KEY}}, "encryption.capture_key is for the files of capture"),
         (
             {"capture": CAPTURE, "sagemaker": {"endpoint_config": {"DataCaptureConfig": {
@@ -46,7 +46,8 @@ COMPONENTS = {"components": [{"name": "chat"}]}
                 "CaptureOptions": [{"CaptureMode": "Input"}]}}}},
             "sagemaker.endpoint_config.DataCaptureConfig: belongs to capture",
         ),
-        ({"shadow": {"percent": 10}}, "shadow: is what serves: give its image, model, options, environment or type"),
+        ({"shadow": {"percent": 10}}, "shadow: is the serving variant: give the shadow's image, model, options, "
+                                      "environment or type"),
         (
             {"shadow": {"percent": 10, "model": {"path": "models", "upload": "s3://models/x/"}}},
             "shadow: model.path is for the serving model",
@@ -56,8 +57,8 @@ COMPONENTS = {"components": [{"name": "chat"}]}
             {"shadow": SHADOW, "instance": {"type": "ml.g6e.xlarge", "variant": "Shadow"}},
             "instance.variant: Shadow is the name of the shadow's own variant",
         ),
-        ({"shadow": SHADOW, **COMPONENTS}, "shadow does not go with components"),
-        ({"shadow": SHADOW, "async": {"output": "s3://answers/"}}, "shadow does not go with async"),
+        ({"shadow": SHADOW, **COMPONENTS}, "shadow cannot be combined with components"),
+        ({"shadow": SHADOW, "async": {"output": "s3://answers/"}}, "shadow cannot be combined with async"),
         ({"shadow": SHADOW, "instance": {"pools": [{"type": "ml.g6e.xlarge"}]}}, "shadow.type: must be given"),
         (
             {"shadow": {"percent": 1, "model": {"id": "a/b"}}, "network": {"isolated": True},
@@ -143,37 +144,37 @@ def test_a_tag_is_of_one_deployment_only() -> None:
     ("changes", "said"),
     [
         ({"endpoint": "team-b"}, "endpoint: team-b is this deployment's own name"),
-        ({"components": []}, "endpoint: only components go onto another deployment's endpoint"),
+        ({"components": []}, "endpoint: only components can be put on another deployment's endpoint"),
         ({"instance": {"type": "auto"}}, "endpoint: instance.type must be named"),
-        ({"routing": "random"}, "routing is of the endpoint shared"),
-        ({"network": {"isolated": True}}, "network is of the endpoint shared"),
+        ({"routing": "random"}, "routing belongs to the endpoint shared"),
+        ({"network": {"isolated": True}}, "network belongs to the endpoint shared"),
         (
             {"instance": {"type": "ml.g6e.12xlarge", "managed": {"max": 2}}},
-            "instance.managed is of the endpoint shared",
+            "instance.managed belongs to the endpoint shared",
         ),
-        ({"instance": {"type": "ml.g6e.12xlarge", "ami": "x"}}, "instance.ami is of the endpoint shared"),
-        ({"instance": {"pools": [{"type": "ml.g6e.12xlarge"}]}}, "instance.pools is of the endpoint shared"),
-        ({"timeouts": {"provision": 600}}, "timeouts.provision is of the endpoint shared"),
-        ({"encryption": {"volume_key": "alias/x"}}, "encryption.volume_key is of the endpoint shared"),
-        ({"capture": {"output": "s3://captured/"}}, "capture is of the endpoint shared"),
+        ({"instance": {"type": "ml.g6e.12xlarge", "ami": "x"}}, "instance.ami belongs to the endpoint shared"),
+        ({"instance": {"pools": [{"type": "ml.g6e.12xlarge"}]}}, "instance.pools belongs to the endpoint shared"),
+        ({"timeouts": {"provision": 600}}, "timeouts.provision belongs to the endpoint shared"),
+        ({"encryption": {"volume_key": "alias/x"}}, "encryption.volume_key belongs to the endpoint shared"),
+        ({"capture": {"output": "s3://captured/"}}, "capture belongs to the endpoint shared"),
         (
             {"reservation": "arn:aws:sagemaker:eu-west-1:111122223333:training-plan/x"},
-            "reservation is of the endpoint shared",
+            "reservation belongs to the endpoint shared",
         ),
         (
             {"sagemaker": {"endpoint_config": {"MetricsConfig": {"EnableEnhancedMetrics": True}}}},
-            "sagemaker.endpoint_config is of the endpoint shared",
+            "sagemaker.endpoint_config belongs to the endpoint shared",
         ),
-        ({"sagemaker": {"variant": {"EnableSSMAccess": True}}}, "sagemaker.variant is of the endpoint shared"),
+        ({"sagemaker": {"variant": {"EnableSSMAccess": True}}}, "sagemaker.variant belongs to the endpoint shared"),
         (
             {"sagemaker": {"endpoint": {"DeploymentConfig": {"RollingUpdatePolicy": {}}}}},
-            "sagemaker.endpoint is of the endpoint shared",
+            "sagemaker.endpoint belongs to the endpoint shared",
         ),
         (
             {"batch": {"input": "s3://data/in/", "output": "s3://answers/out"}},
-            "batch: does not go with endpoint, which a job does not need",
+            "batch: cannot be combined with endpoint, which a job does not need",
         ),
-        ({"shadow": {"percent": 5, "environment": {"MODE": "next"}}}, "shadow does not go with components"),
+        ({"shadow": {"percent": 5, "environment": {"MODE": "next"}}}, "shadow cannot be combined with components"),
     ],
 )
 def test_what_is_the_owners_is_refused_by_name(changes: dict[str, Any], said: str, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ TABLE = [
      ["instance.type"]),
     (PING, ["cannot start: the secret arn:aws:secretsmanager:us-east-1:1:secret:hf cannot be read: AccessDenied"],
      "secret", ["model.token_secret"]),
-    (PING, ["cannot start: /opt/ml/model holds no model: no config.json, openvino_model.xml, but model.tar"],
+    (PING, ["cannot start: /opt/ml/model contains no model: no config.json, openvino_model.xml, but model.tar"],
      "tokenizer missing", ["model.path"]),
     (PING, ["ModuleNotFoundError: No module named 'sagemaker.model'"], "sagemaker's SDK", []),
     (PING, ["huggingface_hub.errors.GatedRepoError: 401 Client Error."], "gated model", ["model.token_secret"]),

@@ -88,7 +88,8 @@ def refused(content: dict[str, Any], tmp_path: Path) -> list[str]:
         (
             "endpoint_config",
             {"ShadowProductionVariants": [{"VariantName": "S", "InstanceType": "ml.g6e.xlrge"}]},
-            ".ShadowProductionVariants[0].InstanceType: is none of the 277 words that SageMaker takes; did you mean "
+            ".ShadowProductionVariants[0].InstanceType: is not one of the 277 values that SageMaker accepts; "
+            "did you mean "
             'ml.g6e.xlarge? (given: "ml.g6e.xlrge")',
         ),
         ("endpoint_config", {"CrossRegionTrafficConfig": {"MaxInvocationsPerSecondPerInstance": 0,
@@ -158,18 +159,18 @@ def partition(kind: str) -> dict[str, Any]:
                     }
                 }
             },
-            "sagemaker.endpoint_config.ShadowProductionVariants: SageMaker takes one beside",
+            "sagemaker.endpoint_config.ShadowProductionVariants: SageMaker accepts one per",
         ),
         (
             {**MANAGED, "sagemaker": {"endpoint_config": {"ShadowProductionVariants": [PASSTHROUGH_SHADOW]}}},
-            "sagemaker.endpoint_config.ShadowProductionVariants: does not go with components",
+            "sagemaker.endpoint_config.ShadowProductionVariants: cannot be combined with components",
         ),
         (
             {
                 "async": {"output": "s3://answers/"},
                 "sagemaker": {"endpoint_config": {"ShadowProductionVariants": [PASSTHROUGH_SHADOW]}},
             },
-            "sagemaker.endpoint_config.ShadowProductionVariants: does not go with async",
+            "sagemaker.endpoint_config.ShadowProductionVariants: cannot be combined with async",
         ),
         ({"sagemaker": {"variant": PARTITIONED}}, "AcceleratorPartitionLayouts: needs components"),
         (
@@ -190,7 +191,7 @@ def partition(kind: str) -> dict[str, Any]:
                 "components": [{"name": "chat", "accelerators": 2}],
                 "sagemaker": {"variant": PARTITIONED, "component": partition("mig-3g.40gb")},
             },
-            "a partition has one accelerator, and accelerators is 2",
+            "a partition has one accelerator, but accelerators is 2",
         ),
         (
             {**MANAGED, "sagemaker": {"component": {"Specifications": [{"InstanceType": "ml.g6e.xlarge"}]}}},
@@ -216,7 +217,7 @@ def partition(kind: str) -> dict[str, Any]:
                     }
                 },
             },
-            "CrossRegionTrafficConfig: does not go with async",
+            "CrossRegionTrafficConfig: cannot be combined with async",
         ),
         (
             {"sagemaker": {"endpoint_config": {"AsyncInferenceConfig": {"OutputConfig": {}}}}},

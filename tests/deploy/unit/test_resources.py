@@ -190,7 +190,7 @@ def test_a_component_on_cpus_asks_for_no_accelerator() -> None:
 
 @pytest.mark.parametrize(("case", "changes", "message"), [
     ("components", {"components": [{"name": "a", "accelerators": 8}]},
-     r"a: accelerators: 8, and ml\.g6e\.12xlarge has 4"),
+     r"a: accelerators: 8, but ml\.g6e\.12xlarge has 4"),
     ("components", {"instance": {"type": "ml.g6e.12xlarge", "count": 9, "managed": {"min": 0, "max": 4}}},
      r"instance\.count: 9 is above instance\.managed\.max"),
 ])  # fmt: skip
@@ -258,7 +258,7 @@ def test_all_wrong_options_are_named_at_once(tmp_path: Path) -> None:
     head, *lines = str(raised.value).splitlines()
     wanted = [
         "options.option.dtype: write it without `option.`",
-        "options.model_id: the model is said under model:",
+        "options.model_id: the model is set under model:",
         "options.max_model_len and model.context contradict each other",
         "options.enable_streaming: enable_streaming=true needs batch_size=1, but batch_size=4",
         "environment.OPTION_MAX_LORAS: max_loras=0: must be a whole number of at least 1",
@@ -369,15 +369,15 @@ def test_the_containers_own_key_is_refused_with_the_reason() -> None:
 
 
 def test_what_sagemaker_would_not_take_is_refused_with_its_size() -> None:
-    with pytest.raises(SpecError, match="MY-NAME: as a variable's name SageMaker takes letters"):
+    with pytest.raises(SpecError, match="MY-NAME: SageMaker accepts only letters"):
         variables(environment={"MY-NAME": "x"})
-    with pytest.raises(SpecError, match="SERVE: its value is 1025 bytes, and SageMaker takes 1024"):
+    with pytest.raises(SpecError, match="SERVE: its value is 1025 bytes, but SageMaker accepts 1024"):
         variables(environment={"SERVE": "ü" * 512 + "x"})
     with pytest.raises(SpecError, match=r"N{2}.*: its name is 1100 bytes"):
         variables(environment={"N" * 1100: "x"})
-    with pytest.raises(SpecError, match=r"10\d variables, and SageMaker takes 100"):
+    with pytest.raises(SpecError, match=r"10\d variables, but SageMaker accepts 100"):
         variables(environment={f"V{number}": "x" for number in range(100)})
-    with pytest.raises(SpecError, match="bytes in all, and SageMaker takes 32768") as raised:
+    with pytest.raises(SpecError, match="bytes in total, but SageMaker accepts 32768") as raised:
         variables(environment={f"V{number}": "x" * 1000 for number in range(40)})
     assert "serving.properties" in raised.value.advice
 

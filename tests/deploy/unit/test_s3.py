@@ -38,8 +38,8 @@ def test_a_complete_model_has_nothing_wrong() -> None:
         ({**GOOD, "": ""}, "the prefix itself", "0-byte object"),
         ({**GOOD, "sub/": "x"}, "sub/", "ends in a slash"),
         ({**GOOD, "a": "x", "a/b": "x"}, "a", "both a file and a directory"),
-        ({**GOOD, "ä" * 128: "x"}, "ä" * 128, "above 255 bytes"),
-        ({}, "", "there is nothing"),
+        ({**GOOD, "ä" * 128: "x"}, "ä" * 128, "more than 255 bytes"),
+        ({}, "", "it is empty"),
         ({"config.json": "{}", "tokenizer.json": "{}"}, "", "no weights"),
         ({"model.safetensors": "w", "tokenizer.json": "{}"}, "config.json", "missing"),
         ({**GOOD, "config.json": "{"}, "config.json", "not JSON"),
@@ -129,7 +129,7 @@ def test_links_to_files_are_followed_and_others_refused(tmp_path: Path) -> None:
     listing = list_directory(model)
     assert listing.files == (Entry("model.safetensors", 12),)
     assert {finding.place: finding.says for finding in errors(listing.findings)} == {
-        "gone": "a link that leads nowhere",
+        "gone": "a broken link",
         "folder": "a link to a directory",
     }
     with pytest.raises(Refused, match="model cannot be loaded as it is: folder") as refused:
@@ -178,4 +178,4 @@ def test_a_link_out_of_the_model_is_said_and_a_hub_s_cache_is_fine(tmp_path: Pat
     (snapshot / "notes").symlink_to(tmp_path / "private")
     (finding,) = list_directory(snapshot).findings
     assert finding.level is Level.WARNING
-    assert "a link out of the directory" in str(finding)
+    assert "outside the directory" in str(finding)

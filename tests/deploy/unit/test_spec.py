@@ -99,7 +99,7 @@ def test_variables_on_the_command_line_are_as_they_are_written(file: Path) -> No
 @pytest.mark.parametrize("value", ["0777", "12:30:45", "on", "8080", "0.5", "2026-11-20", "", "[1]"])
 def test_variables_that_yaml_takes_for_something_else_are_to_be_quoted(file: Path, value: str) -> None:
     file.write_text(TEXT + f"environment:\n  X: {value}\n")
-    with pytest.raises(SpecError, match=r"environment\.X: must be a text: quote it"):
+    with pytest.raises(SpecError, match=r"environment\.X: must be a string: quote it"):
         read_spec(file)
     file.write_text(TEXT + f"environment:\n  X: '{value}'\n")
     assert read_spec(file).environment == {"X": value}
@@ -112,12 +112,12 @@ def test_variables_that_yaml_takes_for_something_else_are_to_be_quoted(file: Pat
         ("instance.count=many", 'instance.count: must be a whole number (given: "many")'),
         ("instance.count=2.5", "instance.count: must be a whole number (given: 2.5)"),
         ("instance.type=g5.xlarge",
-         'instance.type: must be auto, or a SageMaker type, as ml.g6e.xlarge (given: "g5.xlarge")'),
+         'instance.type: must be auto, or a SageMaker type, such as ml.g6e.xlarge (given: "g5.xlarge")'),
         ("instance.typ=ml.g5.xlarge", "instance.typ: there is no such setting; did you mean instance.type?"),
         ("instance_type=ml.g5.xlarge", "instance_type: there is no such setting; did you mean instance.type?"),
         ("prefix_length=2048", "prefix_length: there is no such setting; did you mean routing.prefix_length?"),
         ("xyzzy=1", "xyzzy: there is no such setting"),
-        ("name=-a", 'name: must be letters, digits and hyphens within, as llama-3-8b (given: "-a")'),
+        ("name=-a", 'name: must be letters, digits and inner hyphens, such as llama-3-8b (given: "-a")'),
         ("role=me", 'role: must be written as arn:aws:iam::111122223333:role/Name (given: "me")'),
         ("model.dtype=bf17",
          'model.dtype: must be auto, fp32, bf16, fp16, fp8, int8, mxfp4, fp4 or int4 (given: "bf17")'),
@@ -125,18 +125,18 @@ def test_variables_that_yaml_takes_for_something_else_are_to_be_quoted(file: Pat
         ("routing.prefix_length=2048", "routing.concurrency_threshold: must be given"),
         ("routing={prefix_length: 3, concurrency_threshold: 8}",
          "routing.prefix_length: must be at least 1024 (given: 3)"),
-        ("options.x=[1]", "options.x: must be a text, a number, true or false; JSON goes in as text, in quotes"),
-        ("environment.X=[1]", "environment.X: must be a text: quote it"),
+        ("options.x=[1]", "options.x: must be a string, a number, true or false; write JSON as a string, in quotes"),
+        ("environment.X=[1]", "environment.X: must be a string: quote it"),
         ('environment.X="a\\nb"',
-         'environment.X: must have no control characters, and no line breaks (given: "a\\nb")'),
+         'environment.X: must not contain control characters or line breaks (given: "a\\nb")'),
         ("model={id: ''}", 'model.id: must not be empty (given: "")'),
         ("network.subnets=a", 'network.subnets: must be a list (given: "a")'),
         ("components=[{name: a, copis: 2}]",
          "components.0.copis: there is no such setting; did you mean components.copies?"),
         ("image.uri=docker.io/me/x:1",
-         "image.uri: must be an image in ECR, as 111122223333.dkr.ecr.us-east-1.amazonaws.com/name:tag or "
+         "image.uri: must be an image in ECR, such as 111122223333.dkr.ecr.us-east-1.amazonaws.com/name:tag or "
          '...@sha256:... (SageMaker takes its images from ECR) (given: "docker.io/me/x:1")'),
-        ("image.tag=a b", 'image.tag: must be an image\'s tag, as 1.0-cu130 (given: "a b")'),
+        ("image.tag=a b", 'image.tag: must be an image\'s tag, such as 1.0-cu130 (given: "a b")'),
         ("image.aws=djl-lmi", "image: give exactly one of uri, repository, aws, not repository and aws"),
         ("model.path=here", "model: give exactly one of id, s3, path, not id and path"),
         ("model.token_secret=hf_abcdef", "model.token_secret: must be written as "
@@ -145,13 +145,13 @@ def test_variables_that_yaml_takes_for_something_else_are_to_be_quoted(file: Pat
          "model: token_secret is for a model of the hub (id)"),
         ("scaling={max: 2}", "scaling.concurrency: must be given"),
         ("scaling={min: 3, max: 2, concurrency: 1}", "scaling: min is above max"),
-        ("tags.lmi:x=a", "tags: lmi:x: names that begin with aws: or lmi: are taken"),
+        ("tags.lmi:x=a", "tags: lmi:x: names that begin with aws: or lmi: are reserved"),
         ("encryption.model_key=alias/k", "encryption.model_key is for a model or adapters in S3"),
         ("encryption.secret_key=alias/k", "encryption.secret_key is for model.token_secret"),
         ("encryption.topic_key=alias/k", "encryption.topic_key is for the topics of async"),
         ("encryption.output_key=alias/k", "encryption.output_key is for the answers of async or batch"),
             ("encryption.input_key=alias/k", "encryption.input_key is for the input of batch"),
-        ("instance.price=2", "instance.price is that of a type that instance.type names"),
+        ("instance.price=2", "instance.price is for a type that instance.type names"),
         ("network.isolated=true",
          "network.isolated: the container cannot reach the hub; give model.path or model.s3"),
     ],
@@ -181,12 +181,12 @@ def test_sections_that_disagree_and_wrong_options_are_said_with_them(file: Path)
     said = wrong(file, *settings, *options, "environment.OPTION_MAX_LORAS='0'", "environment.OPTION_OF_TOMORROW=1")
     starts = [
         "name: must be letters",
-        "options.x: must be a text",
+        "options.x: must be a string",
         "instance.count: must be at least 1",
         "network.isolated: the container cannot reach the hub",
         "tags: lmi:x: names that begin with",
         "encryption.output_key is for the answers of async",
-        "options.model_id: the model is said under model:",
+        "options.model_id: the model is set under model:",
         "options.max_rolling_batchsize: unknown option 'max_rolling_batchsize'; did you mean 'max_rolling_batch_size'?",
         "options.dtype: dtype=int9: must be one of",
         "environment.OPTION_MAX_LORAS: max_loras=0: must be a whole number of at least 1",
@@ -235,8 +235,8 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("name", "--set name: must be NAME=VALUE, as instance.type=ml.g5.xlarge"),
-        ("a..b=1", "--set a..b=1: must be NAME=VALUE, as instance.type=ml.g5.xlarge"),
+        ("name", "--set name: must be NAME=VALUE, such as instance.type=ml.g5.xlarge"),
+        ("a..b=1", "--set a..b=1: must be NAME=VALUE, such as instance.type=ml.g5.xlarge"),
         ("name.x=1", "--set name.x=1: name has no names below it"),
         ("model.shape={a: 1, a: 2}", "--set model.shape={a: 1, a: 2}: a is given twice, in lines 1 and 1"),
     ],

@@ -536,7 +536,7 @@ def test_it_starts_under_mpirun(model: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("", {"engine_options": {"engine_args": {"kv_cache_config": {"nope": 1}}}}, "nope"),
         ("", {"engine_options": {"engine_args": {"batching_type": "x"}}}, "batching_type"),
         ("die_after=1", {}, "the executor died"),
-        ("stall_after=1", {"engine_options": {"inactivity_timeout": 0.3}}, "no request got anywhere for 0.3 s"),
+        ("stall_after=1", {"engine_options": {"inactivity_timeout": 0.3}}, "no request made progress for 0.3 s"),
     ],
 )
 def test_what_keeps_it_from_starting_is_said(model: Path, manners: str, options: dict[str, Any], message: str) -> None:

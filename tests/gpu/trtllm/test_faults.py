@@ -30,11 +30,11 @@ from tests.process_tree import in_session
         ("die_after=60", {}, "the executor died"),
         ("die_after=60;death=cpp", {}, "the executor died"),
         ("version=1.3.0;die_after=60", {}, "Engine has died: the executor died"),
-        ("stall_after=60", {"inactivity_timeout": 1.0}, "no request got anywhere for 1 s"),
+        ("stall_after=60", {"inactivity_timeout": 1.0}, "no request made progress for 1 s"),
         (
             "stall_after=60;stall_error=NCCL timed out in /opt/a.cpp",
             {"inactivity_timeout": 1.0},
-            "engine failure: NCCL timed out in [path]; no request got anywhere for 1 s",
+            "engine failure: NCCL timed out in [path]; no request made progress for 1 s",
         ),
         ("exit_after=60", {}, "it exited with code 134"),
     ],

@@ -119,9 +119,9 @@ def test_other_ids_than_counted_end_their_request_alone(
 @pytest.mark.parametrize(
     ("text", "images", "error"),
     [
-        ("<|image_pad|>", (), "not as many placeholders"),
-        ("<|image_pad|><|image_pad|>", (RED,), "not as many placeholders"),
-        ("none", (RED,), "not as many placeholders"),
+        ("<|image_pad|>", (), "the number of placeholders"),
+        ("<|image_pad|><|image_pad|>", (RED,), "the number of placeholders"),
+        ("none", (RED,), "the number of placeholders"),
     ],
 )
 def test_wrong_numbers_of_placeholders_do_not_reach_it(

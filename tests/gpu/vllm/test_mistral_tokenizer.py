@@ -113,7 +113,7 @@ def test_an_answer_is_continued(ours: MistralTokenizer) -> None:
 
 
 def test_what_it_cannot_lay_out_is_refused(ours: MistralTokenizer) -> None:
-    with pytest.raises(InvalidPayload, match="text alone"):
+    with pytest.raises(InvalidPayload, match="text only"):
         ours.encode_chat([{"role": "user", "content": [{"type": "image"}]}])
     with pytest.raises(InvalidPayload, match="refuses them"):
         ours.encode_chat([{"role": "tool", "content": "x"}])

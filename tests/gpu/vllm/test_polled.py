@@ -109,9 +109,7 @@ def test_another_client_is_left_as_it_is(
     ordinary = core_client.SyncMPClient
     with caplog.at_level(logging.INFO, "handler.engine"), patch_sync_client():
         assert core_client.SyncMPClient is ordinary
-    assert caplog.messages == [
-        "this vLLM's client is not known here: it fetches its outputs in its own thread, which is a little slower"
-    ]
+    assert caplog.messages == ["unknown vLLM client: outputs are fetched in its own thread, which is a little slower"]
 
 
 def test_outputs_come_in_order_also_those_that_came_during_a_call(core: Core) -> None:

@@ -380,7 +380,8 @@ def test_weights_that_are_no_numbers_are_refused(
 
 @pytest.mark.parametrize(("kind", "old", "new", "message"), [
     (Kind.F32, b"", b"", "does not read all of its kinds of weights, which are F32"),
-    (Kind.Q8_0, b"llama.block_count", b"llama.block_kount", r"status 1\):\nOpenVINO GenAI misses a key or a tensor"),
+    (Kind.Q8_0, b"llama.block_count", b"llama.block_kount", r"status 1\):\nOpenVINO GenAI does not find a key "
+                                                            r"or tensor"),
 ])  # fmt: skip
 def test_what_the_reader_cannot_read_is_named(tmp_path: Path, kind: Kind, old: bytes, new: bytes, message: str) -> None:
     source = tmp_path / "small.gguf"

@@ -100,7 +100,7 @@ def read(dialect: str, body: bytes, *, whole_path: bool) -> Asked:
         raise Refused("the prompt must be a non-empty string")
     prompt.encode("utf-16", "surrogatepass")
     if any(0xD800 <= ord(char) < 0xE000 for char in prompt):
-        raise Refused("the prompt has half of a surrogate pair")
+        raise Refused("the prompt has a lone surrogate")
     if len(prompt) > CONTEXT:
         raise Refused("the prompt is too long")
     if options.get("model") not in (None, "", "model", "tgi"):

@@ -250,7 +250,7 @@ NO_END = "ended its answer without a last message"
         (lambda server: [b"\xff\xff\xff"], UNREADABLE),
         (lambda server: [], NO_END),
         (lambda server: [server.chunk("", None, [])], NO_END),
-        (lambda server: [server.chunk("", None, [1 << 20])], "sent an id beyond the vocabulary"),
+        (lambda server: [server.chunk("", None, [1 << 20])], "sent an id outside the vocabulary"),
         (lambda server: [server.chunk("", None, [5] * 9)], "sent more tokens than max_tokens=8"),
         (lambda server: [server.complete("", None, [], "abort")], "ended the request for a reason of its own"),
         (lambda server: [server.complete("", None, [], "error")], "ended the request for a reason of its own"),
@@ -546,12 +546,12 @@ def test_a_stranger_at_the_port_after_the_start_gets_no_request(model: Path) -> 
     with listening() as server, engine(model, server) as found:
         own = found._own = Stays("x", [])
         assert ask(found) == ANSWER
-        own.stranger = Failed("is not alone at its port", lasts=True, ill=True)
+        own.stranger = Failed("shares its port", lasts=True, ill=True)
         server.stop()
         server.start()
         wait_for(lambda: not connected(found), PATIENCE, "it stays connected")
         assert found.statistics() == EngineStatistics(), "a report makes no connection"
-        with pytest.raises(RuntimeError, match="is not alone at its port"):
+        with pytest.raises(RuntimeError, match="shares its port"):
             ask(found, key=2)
         assert len(server.received) == 1
 

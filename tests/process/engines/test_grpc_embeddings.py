@@ -179,7 +179,10 @@ def test_a_model_for_something_else_is_named_at_the_start(model: Path, monkeypat
 @in_one_test(("kind", "mode"), [("vllm", "max"), ("sglang", "mean"), ("sglang", "max")])
 def test_a_server_that_pools_in_another_way_is_refused_at_the_start(tmp_path: Path, kind: str, mode: str) -> None:
     model = write_model(tmp_path / kind / mode, "bert", mode)
-    with serving(kind) as server, pytest.raises(ConfigError, match=f"pool by {mode}, which no server of {kind} does"):
+    with (
+        serving(kind) as server,
+        pytest.raises(ConfigError, match=f"pooling by {mode}, which no server of {kind} supports"),
+    ):
         engines.load("grpc", config(model, server, kind=kind))
 
 

@@ -250,7 +250,7 @@ def test_vllm_itself_is_started(hf_demo: Path, monkeypatch: pytest.MonkeyPatch) 
     [
         ({"base_url": ("grpc://x:1",)}, "option.engine_python starts a server, and option.base_url names another"),
         ({"base_url_kind": "auto"}, "needs option.base_url_kind, the server to start: vllm, sglang, trtllm"),
-        ({"engine_python": "/no/such/python"}, "option.engine_python=/no/such/python is no program"),
+        ({"engine_python": "/no/such/python"}, "option.engine_python=/no/such/python is not a program"),
         ({"engine_python": None, "engine_flags": ("--x",)}, "option.engine_flags needs option.engine_python"),
         ({"isolation": "thread"}, "option.engine_python needs a process that ends with its server, no thread"),
         ({"base_url_kind": "trtllm"}, "option.dtype=bf16: the server of trtllm has no flag for it"),

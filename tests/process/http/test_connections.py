@@ -195,7 +195,7 @@ def test_the_servers_process_does_not_parse_large_bodies_and_keeps_nothing_of_th
             found = send(server, keys)
             assert (found.status_code, found.json()["message"]) == (
                 413,
-                f"the body holds more than {MAX_VALUES} texts, names, lists and objects",
+                f"the body contains more than {MAX_VALUES} strings, names, lists and objects",
             )
         assert computed(pid) - before < 0.5, "to parse all of them takes more than a second"
         assert resident(pid) - memory < 24, "each of them has 5 MiB, and a hundred when it is parsed"

@@ -91,8 +91,8 @@ def test_the_installed_engine_is_asked_first(tmp_path: Path, monkeypatch: pytest
         engine_arguments.cache_clear()
     assert config.engine_options["engine_args"] == {"new_thing": 3}
     assert [str(problem) for problem in problems] == [
-        "-o option.seed=1: unknown option 'option.seed': vLLM lacks it; vLLM 0.20 to 0.33 have it; "
-        "`lmi options` lists those there are",
+        "-o option.seed=1: unknown option 'option.seed': vLLM does not have it; vLLM 0.20 to 0.33 have it; "
+        "`lmi options` lists all options",
         "-o option.new_think=2: unknown option 'option.new_think'; did you mean vLLM's 'option.new_thing'?",
     ]
 

@@ -60,7 +60,7 @@ def test_names_that_nobody_has_get_one_line_together(tmp_path: Path) -> None:
     assert found.warnings == (
         "without effect here: environment variable SERVING_KITCHEN, option.sing (environment variable OPTION_SING), "
         "adapter_ids (serving.properties, line 1), option.dance (serving.properties, line 2), -o option.xyzzy=2; "
-        "the name is not known; LMI_UNKNOWN_OPTIONS=error refuses such names",
+        "unknown name; LMI_UNKNOWN_OPTIONS=error refuses such names",
     )
 
 
@@ -74,7 +74,7 @@ def test_a_variable_refuses_every_unknown_name() -> None:
     reading = read("option.dance=1", LMI_UNKNOWN_OPTIONS="error", SERVING_KITCHEN="x")
     assert [str(problem) for problem in reading.problems] == [
         "environment variable SERVING_KITCHEN: unknown setting",
-        "-o option.dance=1: unknown option 'option.dance'; `lmi options` lists those there are",
+        "-o option.dance=1: unknown option 'option.dance'; `lmi options` lists all options",
     ]
     assert config("option.dance=1", LMI_UNKNOWN_OPTIONS="warn").warnings
     (problem,) = read(LMI_UNKNOWN_OPTIONS="maybe").problems
@@ -124,7 +124,7 @@ def test_a_rolling_batch_still_names_the_engine_of_dynamic_batching() -> None:
 @pytest.mark.parametrize("line", ["option.enable_streaming=true", "batch_size=2"])
 def test_what_belongs_to_dynamic_batching_is_said_to_have_no_effect(line: str) -> None:
     (warning,) = config(line, "option.async_mode=true").warnings[:1]
-    assert warning.startswith(f"without effect here: {line.partition('=')[0]} (-o {line}); a rolling batch ")
+    assert warning.startswith(f"without effect here: {line.partition('=')[0]} (-o {line}); rolling batch ")
 
 
 @pytest.mark.parametrize("variable", ["SM_VLLM_RUNNER", "OPTION_RUNNER"])
@@ -154,7 +154,7 @@ def test_echo_tries_an_unchanged_file() -> None:
     template, others = found.config.warnings
     assert template.startswith("without effect here: option.chat_template (")
     assert "option.enforce_eager (" in others
-    assert others.endswith("; echo stands in for the engine that has it")
+    assert others.endswith("; echo replaces the engine that has it")
 
 
 @pytest.mark.parametrize("line", ["option.speculative_model=x", "option.gpu_memory_utilization=2"])

@@ -33,14 +33,20 @@ from handler.core.errors import ConfigError
         ),
         ("HF_MODEL_ID", ["  type:        a text", "  environment: OPTION_MODEL_ID, HF_MODEL_ID"]),
         ("SERVING_BATCH_SIZE", ["  environment: SERVING_BATCH_SIZE", "  other names: max_dynamic_batch_size"]),
-        ("OPTION_ECHO_CUES", ["  engines:     echo; no effect with others: only echo has cues"]),
+        ("OPTION_ECHO_CUES", ["  engines:     echo; no effect with other engines: only echo reads these words"]),
         ("tensor_parallel_degree", ["  type:        a whole number of at least 1, or max"]),
-        ("option.engine_args", ["  type:        a JSON object", "  engines:     vllm, trtllm; others refuse it"]),
+        (
+            "option.engine_args",
+            ["  type:        a JSON object", "  engines:     vllm, trtllm; other engines refuse it"],
+        ),
         (
             "limit_mm_per_prompt",
-            ["  type:        a number of images and audio clips, as image=4", "  engines:     all"],
+            ["  type:        a number of images and audio clips, such as image=4", "  engines:     all"],
         ),
-        ("load_format", ["  engines:     vllm; others refuse it", "  engines:     trtllm; others refuse it"]),
+        (
+            "load_format",
+            ["  engines:     vllm; other engines refuse it", "  engines:     trtllm; other engines refuse it"],
+        ),
         (
             "option.spec_length",
             ["  refused: use option.speculative_config"],
@@ -49,7 +55,7 @@ from handler.core.errors import ConfigError
         ("OPTION_ENTRYPOINT", ["option.entryPoint"]),
         ("PIPELINE_PARALLEL_DEGREE", ["  environment: OPTION_PIPELINE_PARALLEL_DEGREE, PIPELINE_PARALLEL_DEGREE"]),
         # foreign variables
-        ("QUANTIZE", ["QUANTIZE", "  same: `OPTION_QUANTIZE`", "  engines:     vllm; others refuse it"]),
+        ("QUANTIZE", ["QUANTIZE", "  same: `OPTION_QUANTIZE`", "  engines:     vllm; other engines refuse it"]),
         ("SM_NUM_GPUS", ["  same: `TENSOR_PARALLEL_DEGREE`", "option.tensor_parallel_degree"]),
         (
             "ENABLE_CUDA_GRAPHS",
@@ -62,7 +68,7 @@ from handler.core.errors import ConfigError
         (
             "SM_VLLM_MAX_NUM_SEQS",
             [
-                "  sets option.max_rolling_batch_size; like every SM_VLLM_*, where no option says otherwise, also",
+                "  sets option.max_rolling_batch_size; like every SM_VLLM_*, unless an option says otherwise, also",
                 "  option.llm_engine=vllm, option.openai_compat=true, option.lmi_version=0.36",
                 "option.max_rolling_batch_size",
             ],
@@ -72,7 +78,7 @@ from handler.core.errors import ConfigError
         ("option.swap_space", ["  no effect: vLLM's scheduler no longer has it"]),
         (
             "option.kv_transfer_config",
-            ["  meaning:     an argument of the engine's own", "  engines:     vllm; others refuse it"],
+            ["  meaning:     an argument of the engine", "  engines:     vllm; other engines refuse it"],
         ),
         ("option.s3url", ["option.model_id", "  other names: option.model, option.s3url"]),
     ],

@@ -171,9 +171,9 @@ def test_another_handler_or_task_stops_the_embedded_server(key: str, harmless: s
 def test_only_images_and_audio_clips_may_have_a_limit_above_zero(text: str, limits: dict[str, int] | None) -> None:
     given = f"option.limit_mm_per_prompt={text}"
     if limits is None:
-        assert "others are not served" in refused("option.llm_engine=vllm", given)
+        assert "other media are not supported" in refused("option.llm_engine=vllm", given)
         args = f'option.engine_args={{"limit_mm_per_prompt": {text}}}'
-        assert text[0] != "{" or "others are not served" in refused("option.llm_engine=vllm", args)
+        assert text[0] != "{" or "other media are not supported" in refused("option.llm_engine=vllm", args)
     else:
         assert config("option.llm_engine=vllm", given).engine_options["limit_mm_per_prompt"] == limits
 
@@ -408,7 +408,7 @@ def test_a_suggestion_is_no_option_that_is_refused(engine: str, key: str) -> Non
         assert not isinstance(option.parse, Gone)
         assert not engine or not option.engines or engine in option.engines or option.idle
     assert unknown_option("option.swap_spac", engine, "-o x") == Unknown(
-        "option.swap_spac", "-o x", "unknown option 'option.swap_spac'; `lmi options` lists those there are", False
+        "option.swap_spac", "-o x", "unknown option 'option.swap_spac'; `lmi options` lists all options", False
     )
 
 

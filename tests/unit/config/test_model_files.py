@@ -40,7 +40,7 @@ def test_kinds(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("names", "wanted"),
-    [((), "holds no model"), (("model.bin",), "holds no model")],
+    [((), "contains no model"), (("model.bin",), "contains no model")],
 )
 def test_a_directory_without_a_model_says_so(tmp_path: Path, names: tuple[str, ...], wanted: str) -> None:
     with pytest.raises(ConfigError, match=wanted):

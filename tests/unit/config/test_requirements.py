@@ -60,7 +60,7 @@ def test_it_is_installed_before_model_py_is_imported(
         start(model)
     sys.modules.pop("lmi_test_package", None)
     assert (site / "lmi_test_package.py").is_file()
-    assert f"installing {model}/requirements.txt (option.install_requirements=false leaves it out)" in caplog.text
+    assert f"installing {model}/requirements.txt (option.install_requirements=false skips this)" in caplog.text
     assert "installed" in caplog.messages[-1]
 
 
@@ -92,7 +92,7 @@ def test_a_package_that_is_not_there_is_named_and_the_start_goes_on_to_model_py_
     with pytest.raises(ConfigError, match="no_such_package_of_lmi"):
         start(model)
     (record,) = errors(caplog)
-    assert f"{model}/requirements.txt is not installed, and the start goes on without it" in record.getMessage()
+    assert f"{model}/requirements.txt could not be installed; starting without it" in record.getMessage()
     assert "No matching distribution found for no-such-package-of-lmi" in record.getMessage()
     assert "\n" not in record.getMessage()
 
@@ -107,7 +107,7 @@ def test_what_pip_itself_fails_by_is_named(model: Path, caplog: pytest.LogCaptur
     (model / "requirements.txt").write_bytes(b"\xff\xfe\x00")  # half of UTF-16, which pip does not catch
     start(model)
     (record,) = errors(caplog)
-    assert "as in LMI: UnicodeDecodeError: " in record.getMessage()
+    assert "as LMI does: UnicodeDecodeError: " in record.getMessage()
 
 
 def test_without_a_network_one_line_says_what_to_do(
@@ -121,7 +121,7 @@ def test_without_a_network_one_line_says_what_to_do(
     assert time.monotonic() - began < 30
     (record,) = errors(caplog)
     message = record.getMessage()
-    assert "no index of packages can be reached" in message
+    assert "no package index can be reached" in message
     assert "build the packages into the image, or put wheels into requirements/" in message
     assert "secret" not in message
 

@@ -36,15 +36,15 @@ def windows(decoder: Decoder) -> list[int | None]:
 @pytest.mark.parametrize(
     ("name", "values", "told"),
     [
-        (LLAMA, {"model_type": "mixtral"}, r"its model_type is mixtral; known are llama, mistral"),
+        (LLAMA, {"model_type": "mixtral"}, r"its model_type is mixtral; supported: llama, mistral"),
         (LLAMA, {"model_type": None}, "its model_type is None"),
-        (LLAMA, {"architectures": ["LlamaModel"]}, "it is a LlamaModel; of llama only LlamaForCausalLM is known"),
+        (LLAMA, {"architectures": ["LlamaModel"]}, "it is a LlamaModel; of llama only LlamaForCausalLM is supported"),
         (LLAMA, {"quantization_config": {"quant_method": "awq"}}, r"weights are quantized \(quantization_config\)"),
-        (LLAMA, {"auto_map": {"AutoConfig": "x.Y"}}, "it brings code of its own"),
-        (LLAMA, {"rope_scaling": {"type": "dynamic", "factor": 2}}, "its rope_type is dynamic; known are default"),
+        (LLAMA, {"auto_map": {"AutoConfig": "x.Y"}}, "it has code of its own"),
+        (LLAMA, {"rope_scaling": {"type": "dynamic", "factor": 2}}, "its rope_type is dynamic; known: default"),
         (LLAMA, {"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "its rope_type is longrope"),
         (LLAMA, {"partial_rotary_factor": 0.5}, "its partial_rotary_factor is 0.5"),
-        (LLAMA, {"hidden_act": "relu2"}, "its activation is relu2; known are silu"),
+        (LLAMA, {"hidden_act": "relu2"}, "its activation is relu2; supported: silu"),
         ("ministral", {"layer_types": ["full_attention"] * 2 + ["chunked_attention"]}, "layer_types has chunked_atten"),
     ],
 )
@@ -122,7 +122,7 @@ def test_tensors_are_checked_before_they_are_read(tmp_path: Path) -> None:
         return str(caught.value)
 
     check_weights(tmp_path, decoder)
-    assert told(**{name: tensors[name].T}) == f"{file}: {name} has the shape [64, 96], by config.json [96, 64]"
+    assert told(**{name: tensors[name].T}) == f"{file}: {name} has the shape [64, 96], but by config.json [96, 64]"
     assert told(**{name: None}) == f"{tmp_path}: its safetensors have no tensor {name}"
     bias = "model.layers.0.self_attn.q_proj.bias"
     assert told(**{bias: tensors[name][0]}) == f"{tmp_path}: a llama of this config.json has no {bias}"
@@ -137,9 +137,15 @@ def test_tensors_are_checked_before_they_are_read(tmp_path: Path) -> None:
             {"dtype": "F32", "shape": [320, 64], "data_offsets": [0, 8]},
             r"8 bytes, F32 \[320, 64\] would have 81,920",
         ),
-        ({"dtype": "F32", "shape": [2, -1], "data_offsets": [0, 8]}, "does not say where model.norm.weight lies"),
-        ({"dtype": "F32", "shape": 2, "data_offsets": [0, 8]}, "does not say where model.norm.weight lies"),
-        ({"dtype": "F32", "data_offsets": [0, 8]}, "does not say where model.norm.weight lies"),
+        (
+            {"dtype": "F32", "shape": [2, -1], "data_offsets": [0, 8]},
+            "does not give the position and shape of model.norm.weight",
+        ),
+        (
+            {"dtype": "F32", "shape": 2, "data_offsets": [0, 8]},
+            "does not give the position and shape of model.norm.weight",
+        ),
+        ({"dtype": "F32", "data_offsets": [0, 8]}, "does not give the position and shape of model.norm.weight"),
     ],
 )
 def test_a_header_that_contradicts_itself_is_refused(tmp_path: Path, one: dict[str, Any], told: str) -> None:
@@ -195,7 +201,7 @@ def test_a_known_checkpoint_needs_no_converter(tmp_path: Path) -> None:
     for options in ({}, {"quantization": "int8"}, {"quantization": "int4", "group_size": 128}):
         engines.check("openvino", str(directory), EngineConfig(Config(engine_options=options)))
     (directory / "config.json").write_text(json.dumps({**CASES[LLAMA], "vocab_size": 319}))
-    assert "embed_tokens.weight has the shape [320, 64], by config.json [319, 64]" in checked(directory)
+    assert "embed_tokens.weight has the shape [320, 64], but by config.json [319, 64]" in checked(directory)
 
 
 def test_an_unknown_one_needs_it_and_is_told_why(tmp_path: Path) -> None:
@@ -203,7 +209,7 @@ def test_an_unknown_one_needs_it_and_is_told_why(tmp_path: Path) -> None:
     (directory / "tokenizer.json").write_text("{}")
     (directory / "config.json").write_text(json.dumps({**CASES[LLAMA], "model_type": "mixtral"}))
     assert f"needs: {install('lmi-handler[convert]')}" in checked(directory)
-    assert "as its model_type is mixtral; known are llama" in checked(directory)
+    assert "as its model_type is mixtral; supported: llama" in checked(directory)
     quantized = checked(directory, quantization="int4")
     assert quantized.startswith(f"option.quantize: {directory} cannot be quantized here, as its model_type is mixtral")
 

@@ -91,9 +91,9 @@ def test_placeholders_are_repeated_and_joined_again() -> None:
     with pytest.raises(ValueError, match="makes 2 placeholders for 1 images"):
         expand([9, 9], {"image": [1]}, WIDE)
     for ids, width in (([9, 9, 1], 3), ([9, 9], 1), ([1], 1)):
-        with pytest.raises(ValueError, match="as many placeholders as its images"):
+        with pytest.raises(ValueError, match="the number of placeholders in the prompt differs"):
             collapse(ids, wide(width), WIDE)
-    with pytest.raises(ValueError, match="as many placeholders as its images"):
+    with pytest.raises(ValueError, match="the number of placeholders in the prompt differs"):
         collapse([9], (), WIDE)
 
 

@@ -64,18 +64,18 @@ def test_a_whole_checkpoint_is_taken(tmp_path: Path) -> None:
     ("name", "change", "message"),
     [
         ("config.json", half, r"config\.json is not JSON: "),
-        ("config.json", lambda data: b"[]", r"config\.json does not hold a JSON object"),
+        ("config.json", lambda data: b"[]", r"config\.json is not a JSON object"),
         ("config.json", lambda data: b'{"\xff": 1}', r"config\.json is not JSON: it is not UTF-8: byte 0xff in line 1"),
         ("config.json", lambda data: b"[" * 100_000, r"config\.json is not JSON: "),
         ("tokenizer.json", half, r"tokenizer\.json is not JSON: "),
         ("tokenizer.json", gone, r"has no tokenizer: none of tokenizer\.json, tokenizer\.model"),
-        (SHARD, lambda data: data[:-1], r"model-1\.safetensors is cut short: it holds \d+ bytes"),
+        (SHARD, lambda data: data[:-1], r"model-1\.safetensors is cut short: it has \d+ bytes"),
         (SHARD, lambda data: data[:20], r"model-1\.safetensors is cut short, .* ends inside its header"),
         (SHARD, empty, r"model-1\.safetensors is an empty file"),
-        (SHARD, lambda data: data + b"x", r"model-1\.safetensors is broken: it holds"),
+        (SHARD, lambda data: data + b"x", r"model-1\.safetensors is broken: it has"),
         (SHARD, lambda data: struct.pack("<Q", 4) + b"junk", r"safetensors is broken: its header"),
         (SHARD, gone, r"model-1\.safetensors is missing; model\.safetensors\.index\.json names it"),
-        ("model.safetensors.index.json", lambda data: b"[]", r"index\.json does not hold a JSON object"),
+        ("model.safetensors.index.json", lambda data: b"[]", r"index\.json is not a JSON object"),
     ],
 )
 def test_a_broken_checkpoint_is_refused_by_the_file_s_name(
@@ -137,13 +137,13 @@ def test_the_demo_model_s_directory_is_taken(demo_model: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "change", "message"),
     [
-        ("xml", half, r"\.xml is cut short, or no XML: "),
+        ("xml", half, r"\.xml is cut short, or not XML: "),
         ("xml", empty, r"\.xml is an empty file"),
         ("xml", lambda data: b"<html></html>", r"\.xml is not an OpenVINO model: it begins with <html>, not <net>"),
         ("xml", lambda data: data.replace(b'"8"', b'"x"'), r"\.xml is broken: the place of a constant is not a number"),
-        ("bin", half, r"\.bin is cut short: it holds 10 bytes, openvino_\w+\.xml describes 20"),
+        ("bin", half, r"\.bin is cut short: it has 10 bytes, but openvino_\w+\.xml describes 20"),
         ("bin", empty, r"\.bin is an empty file"),
-        ("bin", gone, r"\.bin is missing, with the weights that openvino_\w+\.xml describes"),
+        ("bin", gone, r"\.bin is missing; it contains the weights that openvino_\w+\.xml describes"),
     ],
 )
 def test_a_broken_part_is_refused_by_the_file_s_name(
@@ -160,7 +160,7 @@ def test_a_missing_tokenizer_is_refused_by_its_name(tmp_path: Path, part: str) -
 
 
 def test_a_missing_graph_is_not_taken_for_another_kind_of_model(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"openvino_model\.xml is missing, though"):
+    with pytest.raises(ConfigError, match=r"openvino_model\.xml is missing, but"):
         model_files.locate(str(put(tmp_path, DIRECTORY, "openvino_model.xml", gone)))
 
 
@@ -168,7 +168,7 @@ def test_a_missing_graph_is_not_taken_for_another_kind_of_model(tmp_path: Path) 
     ("name", "data", "message"),
     [
         ("config.json", b"{x", r"config\.json is not JSON"),
-        ("generation_config.json", b"[1]", r"generation_config\.json does not hold a JSON object"),
+        ("generation_config.json", b"[1]", r"generation_config\.json is not a JSON object"),
         (
             "config.json",
             b'{"max_position_embeddings": "many"}',
@@ -236,11 +236,11 @@ def test_a_context_without_tokens_is_none(tmp_path: Path, kind: int, value: int,
         (b"", "is an empty file"),
         (b"version https://git-lfs/v1\noid sha256:0\n", r"is a Git LFS pointer.*git lfs pull"),
         (b"XXXX" + WHOLE[4:], "is not a GGUF file"),
-        (gguf_file(ARCHITECTURE, TOKENS, version=9), "is GGUF version 9; known are 2 and 3"),
+        (gguf_file(ARCHITECTURE, TOKENS, version=9), "is GGUF version 9; supported: 2 and 3"),
         (WHOLE[:6], "ends inside its header"),
         (WHOLE[:60], "ends inside its header"),
-        (WHOLE[:-16], "is cut short: it holds"),
-        (WHOLE[:-1], r"is cut short: it holds 239 bytes, its header describes 240"),
+        (WHOLE[:-16], "is cut short: it has"),
+        (WHOLE[:-1], r"is cut short: it has 239 bytes, but its header describes 240"),
         (gguf_file(ARCHITECTURE, TOKENS, SPLIT), "is one of the parts of a model in 3 parts: merge them with"),
         (gguf_file(ARCHITECTURE, TOKENS, pair(b"general.alignment", 8, string(b"x"))), "its alignment is not a number"),
         (gguf_file(ARCHITECTURE, TOKENS, count=1 << 63), "its header has|ends inside its header"),
@@ -254,9 +254,9 @@ def test_a_context_without_tokens_is_none(tmp_path: Path, kind: int, value: int,
             gguf_file(ARCHITECTURE, TOKENS, tensors=string(b"w") + struct.pack("<I", 1 << 30)),
             "1,073,741,824 dimensions",
         ),
-        (gguf_file(pair(b"general.architecture", 8, string(b"clip"))), r"something for one \(mmproj\)"),
-        (gguf_file(TOKENS), r"holds no model: its header lacks general\.architecture"),
-        (gguf_file(ARCHITECTURE), r"holds no tokenizer: its header lacks tokenizer\.ggml\.tokens"),
+        (gguf_file(pair(b"general.architecture", 8, string(b"clip"))), r"a file for one \(mmproj\)"),
+        (gguf_file(TOKENS), r"contains no model: its header has no general\.architecture"),
+        (gguf_file(ARCHITECTURE), r"contains no tokenizer: its header has no tokenizer\.ggml\.tokens"),
     ],
 )
 def test_a_broken_gguf_file_is_refused_by_its_name(tmp_path: Path, data: bytes, message: str) -> None:
@@ -275,7 +275,7 @@ def test_a_broken_gguf_file_is_refused_by_its_name(tmp_path: Path, data: bytes, 
     [
         ({"a.gguf": gguf_file(struct.pack("<Q", 1 << 62))}, "a.gguf is broken: its header has a string of"),
         ({**DIRECTORY, "openvino_model.bin": b""}, "openvino_model.bin is an empty file"),
-        ({**CHECKPOINT, SHARD: b"x"}, "model-1.safetensors is cut short, or no safetensors file"),
+        ({**CHECKPOINT, SHARD: b"x"}, "model-1.safetensors is cut short, or not a safetensors file"),
     ],
     ids=["gguf", "openvino", "safetensors"],
 )

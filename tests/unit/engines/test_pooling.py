@@ -109,8 +109,8 @@ POOLING = "sentence_transformers.models.Pooling"
         ({"pooling_mode": "mean"}, "mean"),
         ({"pooling_mode": "lasttoken"}, "last"),
         ({}, "mean"),
-        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "cls and mean is not served"),
-        ({"pooling_mode_weightedmean_tokens": True}, "pooling_mode_weightedmean_tokens is not served"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "cls and mean is not supported"),
+        ({"pooling_mode_weightedmean_tokens": True}, "pooling_mode_weightedmean_tokens is not supported"),
     ],
 )
 def test_the_pooling_module_says_how(tmp_path: Path, pooling: dict[str, Any], wanted: str) -> None:
@@ -141,7 +141,7 @@ def test_other_modules_are_named(tmp_path: Path) -> None:
     model(tmp_path, config={}, modules=[{"type": f"sentence_transformers.models.{kind}"} for kind in kinds])
     assert read_pooling(tmp_path).normalize
     model(tmp_path, modules=[{"type": "sentence_transformers.models.Dense", "path": "2_Dense"}])
-    with pytest.raises(ConfigError, match="the module 'Dense' is not served"):
+    with pytest.raises(ConfigError, match="the module 'Dense' is not supported"):
         read_pooling(tmp_path)
 
 
@@ -397,7 +397,7 @@ def test_texts_of_like_length_share_a_step(tmp_path: Path) -> None:
 
 def test_the_graph_has_to_be_for_the_task(tmp_path: Path) -> None:
     model = write_model(tmp_path, "bert")
-    with pytest.raises(ConfigError, match=r"for option\.task=rerank the graph has to give logits; it gives last"):
+    with pytest.raises(ConfigError, match=r"for option\.task=rerank the graph must return logits; it returns last"):
         load(model, Task.RERANK)
 
 

@@ -28,7 +28,7 @@ from tests.doubles.downloads import Bucket, serve_bucket
 
 REGION = "eu-west-1"
 MODEL = {"config.json": b"{}", "model-00001.safetensors": b"x" * 70_000, "adapters/legal/adapter_config.json": b"[]"}
-CURE = "where they are the model's ModelDataSource and option.model_id is left out"
+CURE = "if they are the model's ModelDataSource and option.model_id is left out"
 
 
 def _client() -> Any:
@@ -122,7 +122,7 @@ def test_a_second_start_downloads_what_has_changed_alone(bucket: str, capsys: py
         (
             "s3://{}/a",
             {"a/b/config.json": b"{}"},
-            "holds no model: no config.json, .* but b/. Name the prefix in which",
+            "contains no model: no config.json, .* but b/. Name the prefix that contains",
         ),
         ("s3://{}/a", {"a/model.tar.gz": b"x"}, "but model.tar.gz. .* archives are not unpacked"),
         ("s3://{}/a.gguf", {"a.gguf": b"x"}, "is one object; name the prefix of the directory"),

@@ -176,7 +176,7 @@ def test_further_arguments_beat_options_setting_by_setting_but_not_the_model() -
         arguments('option.engine_args={"model": "other"}')
     own = {"reasoning_parser": "qwen3"}
     for more in (f"engine_args={json.dumps(own)}", f"structured_outputs_config={json.dumps(own)}"):
-        with pytest.raises(ConfigError, match=r"thoughts is option\.reasoning_parser"):
+        with pytest.raises(ConfigError, match=r"option\.reasoning_parser sets the format"):
             arguments(f"option.{more}")
 
 

@@ -239,7 +239,7 @@ def fails(output: Any) -> str:
         (lambda output: None, "'f' of model.py returned None; it must return a string"),
         (lambda output: 3, "returned int; it must return a string"),
         (lambda output: b"x", "returned bytes; it must return a string"),
-        (lambda output: "\ud800", "returned half a surrogate pair"),
+        (lambda output: "\ud800", "returned a lone surrogate"),
     ],
 )
 def test_bad_code_is_named(function: Function, wanted: str) -> None:
@@ -353,9 +353,9 @@ def test_keywords_go_only_to_who_takes_them() -> None:
         (lambda item: "text", "returned str; it must"),
         (lambda item: RequestInput(), "returned RequestInput; it must"),
         (lambda item: TextInput(), "returned TextInput; it must"),
-        (lambda item: {"inputs": object()}, "returned what is not JSON"),
-        (lambda item: {"inputs": "\ud800"}, "returned what is not JSON"),
-        (lambda item: {"inputs": "a", "parameters": {"top_p": float("nan")}}, "returned what is not JSON"),
+        (lambda item: {"inputs": object()}, "returned something that is not JSON"),
+        (lambda item: {"inputs": "\ud800"}, "returned something that is not JSON"),
+        (lambda item: {"inputs": "a", "parameters": {"top_p": float("nan")}}, "returned something that is not JSON"),
         (lambda item: exit(), "raised SystemExit"),
     ],
 )

@@ -79,8 +79,8 @@ def test_what_is_not_there_is_named_by_the_check_and_the_start(line: str, name: 
     properties.write_text("option.llm_engine=echo\n")
     (told,) = [problem.message for problem in check(read_config(properties=properties, environ={}))]
     place = f"{tmp_path}/model.py, line {3 + line.count(chr(10))}"
-    assert told.startswith(f"{place}: {name} is not there without DJL Serving; what stands in")
-    with pytest.raises(ConfigError, match="is not there without DJL Serving"):
+    assert told.startswith(f"{place}: {name} is not available without DJL Serving; what stands in")
+    with pytest.raises(ConfigError, match="is not available without DJL Serving"):
         find_formatters(tmp_path)
 
 
@@ -247,7 +247,7 @@ def test_names_and_npz_are_read() -> None:
 
 @in_one_test("cut", range(4, len(WIRE)))
 def test_what_is_cut_off_is_an_error(cut: int) -> None:
-    with pytest.raises(ValueError, match="ends amid an array"):
+    with pytest.raises(ValueError, match="ends within an array"):
         from_nd_list(WIRE[:cut])
 
 

@@ -241,7 +241,7 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
         ),
         (talk("a", [{"type": "web_search_tool_result"}]), "'web_search_tool_result' is not supported: server tools"),
         (talk("a", [{**USE, "input": "x"}]), "messages[1].content[0].input must be an object"),
-        (talk("a", [USE]), "messages[1]: an answer continues its text; it must have some, and no tool_use"),
+        (talk("a", [USE]), "messages[1]: the answer continues its text, so it must have some, and no tool_use"),
         (talk([result("x")]), 'messages[0].content[0].tool_use_id="toolu_1": no tool_use before it'),
         (
             talk("a", [USE], [result([{"type": "image"}])]),
@@ -259,7 +259,7 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
         (body(tools=[{"name": "a b", "input_schema": {}}]), "tools[0].name: must be 1 to 64 letters"),
         (body(tools=[{"name": "a"}]), "tools[0].input_schema: must be a JSON schema"),
         (body(tool_choice={"type": "any"}), 'tool_choice={"type": "any"}: needs tools'),
-        (body(tools=TOOLS, tool_choice={"type": "tool", "name": "x"}), "'name' must be that of one of the tools"),
+        (body(tools=TOOLS, tool_choice={"type": "tool", "name": "x"}), "'name' must be the name of one of the tools"),
         (body(tools=TOOLS, tool_choice={"type": "required"}), "'type' that is auto, any, tool or none"),
         (body(thinking={"type": "enabled"}), "'budget_tokens' is required"),
         (
@@ -294,7 +294,7 @@ def test_a_thread_is_refused_as_anthropics_client_recovers_from(
 ) -> None:
     found = answer(schema, body(thread=thread, stream=stream), context=HERMES)
     details = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
-    message = "thread: is not supported: no conversations are kept (option.responses_store); send all messages"
+    message = "thread: is not supported: conversations are not stored (option.responses_store); send all messages"
     error = {"type": "invalid_request_error", "message": message, "details": details}
     assert (found.status, json.loads(found.body)) == (400, {"type": "error", "error": error})
     assert answer(schema, body(thread=None), context=HERMES).status == 200

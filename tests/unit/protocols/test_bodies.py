@@ -111,7 +111,7 @@ BODIES_DIALECTS = [
 def test_a_key_that_stands_twice_is_read_as_the_original_does(dialect: Dialect) -> None:
     is_strict = dialect.name.startswith(STRICT) and dialect.name != "tgi_compat"  # that is LMI's
     if is_strict:
-        with pytest.raises(NotJson, match=r'the key "[ac]" is there twice'):
+        with pytest.raises(NotJson, match=r'the key "[ac]" appears twice'):
             decode(TWICE, unique_keys=dialect.unique_keys)
     else:
         assert decode(TWICE, unique_keys=dialect.unique_keys) == {"a": {"c": 4}, "b": 2}

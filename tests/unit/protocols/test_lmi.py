@@ -123,7 +123,7 @@ def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: A
         ("logprobs", 21, "an integer from 0 to 20"),
         ("top_n_tokens", 21, "an integer from 0 to 20"),
         ("logit_bias", {"5": 101}, "an object of token ids, each with a number from -100 to 100"),
-        ("logit_bias", {"5": 1, "05": 2}, "none of them twice"),
+        ("logit_bias", {"5": 1, "05": 2}, "without duplicates"),
         ("logit_bias", {"-5": 1}, "an object of token ids"),
         ("logit_bias", {"\u0663": 1}, "an object of token ids"),
         ("logit_bias", {"5" * 5000: 1}, "an object of token ids"),
@@ -144,8 +144,8 @@ def test_a_neutral_value_of_what_the_engine_lacks_is_accepted(name: str, neutral
 
 
 def test_what_the_engine_lacks_is_refused_by_name() -> None:
-    assert "typical_p=0.5: the engine openvino lacks it" in refusal(typical_p=0.5, do_sample=True)
-    assert 'bad_sequences=["x"]: the engine openvino lacks it' in refusal(bad_sequences=["x"])
+    assert "typical_p=0.5: the engine openvino does not support it" in refusal(typical_p=0.5, do_sample=True)
+    assert 'bad_sequences=["x"]: the engine openvino does not support it' in refusal(bad_sequences=["x"])
 
 
 def test_greedy_ignores_sampling_values_but_checks_their_range() -> None:
@@ -185,7 +185,7 @@ def test_a_chat_has_sampling_defaults_of_its_own() -> None:
 def test_one_most_likely_token_is_an_alternative_where_the_choice_is_drawn() -> None:
     context = replace(CONTEXT, unsupported={"top_logprobs": "it has none"})
     with pytest.raises(
-        InvalidParameter, match=r"^parameters.top_n_tokens=1: the engine openvino lacks it: it has none"
+        InvalidParameter, match=r"^parameters.top_n_tokens=1: the engine openvino does not support it: it has none"
     ):
         INVOCATIONS["lmi"].parse({"inputs": "a", "parameters": {"top_n_tokens": 1}}, context)
     INVOCATIONS["lmi"].parse({"inputs": "a", "parameters": {"top_n_tokens": 0, "logprobs": 1}}, context)
@@ -270,7 +270,7 @@ def test_a_wrong_payload_is_refused(body: Any, wanted: str) -> None:
         (b"", "the body is empty"),
         (b"{", "not valid JSON"),
         (b'{"inputs":"a"} x', "Extra data"),
-        (b'{"inputs":"a","inputs":"b"}', '"inputs" is there twice'),
+        (b'{"inputs":"a","inputs":"b"}', '"inputs" appears twice'),
         (b'{"inputs":"a","parameters":{"temperature":NaN}}', "NaN is not a JSON number"),
         (b'{"inputs":"\\ud800"}', "lone surrogate"),
         (b'{"inputs":"\xff"}', "not UTF-8"),

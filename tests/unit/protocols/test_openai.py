@@ -319,8 +319,8 @@ def test_what_is_wrong_in_a_chat_is_named(body: dict[str, Any], wanted: str) -> 
         ({"prompt": ["a", 1]}, "'prompt' must be a string"),
         ({"prompt": [1, "a"]}, "'prompt' must be a string"),
         ({"prompt": [[1], [True]]}, "'prompt' must be a string"),
-        ({"prompt": [-1]}, "'prompt' must hold token ids of at least 0"),
-        ({"prompt": [6]}, "'prompt' holds ids that are not in the vocabulary of 6 tokens"),
+        ({"prompt": [-1]}, "'prompt' must contain token ids of at least 0"),
+        ({"prompt": [6]}, "'prompt' contains ids that are not in the vocabulary of 6 tokens"),
         ({"prompt": ["a"] * 257}, "'prompt' has 257 prompts; at most 256"),
         ({"suffix": "x"}, 'suffix="x": is not supported: the engines only continue a prompt'),
         ({"logprobs": 21}, "logprobs=21: must be an integer from 0 to 20"),
@@ -345,12 +345,14 @@ def test_what_the_engine_lacks_is_named() -> None:
     for body in ({"tool_choice": NAME_IT}, {"tool_choice": "required"}):
         found = chat({"tools": TOOLS, **body}, context=poor)
         assert error(found)["message"].startswith("tool_choice=")
-        assert "the engine able lacks it: no guides" in error(found)["message"]
+        assert "the engine able does not support it: no guides" in error(found)["message"]
     found = completion({"echo": True, "logprobs": 0}, context=poor)
-    assert error(found)["message"] == "echo=true: with logprobs the engine able lacks it: no scores"
-    assert error(completion({"logprobs": 2}, context=poor))["message"].startswith("logprobs=2: the engine able lacks")
+    assert error(found)["message"] == "echo=true: with logprobs the engine able does not support it: no scores"
+    assert error(completion({"logprobs": 2}, context=poor))["message"].startswith(
+        "logprobs=2: the engine able does not support it"
+    )
     found = chat({"logprobs": True, "top_logprobs": 2}, context=poor)
-    assert error(found)["message"].startswith("top_logprobs=2: the engine able lacks it")
+    assert error(found)["message"].startswith("top_logprobs=2: the engine able does not support it")
     assert complete(poor, logprobs=1).requests[0].sampling.top_logprobs == 0
     assert parse(poor, logprobs=True, top_logprobs=1).requests[0].sampling.top_logprobs == 0
 
@@ -721,14 +723,16 @@ def test_an_engine_without_the_chosen_tokens_alternatives_has_the_prompts() -> N
         (request,) = COMPLETIONS.parse(body, able).requests
         assert (request.sampling.top_logprobs, request.sampling.prompt_top_logprobs) == (0, 3)
     refused = json.loads(completion({**ASK, "logprobs": 3}, context=able).body)["error"]
-    assert refused["message"] == "logprobs=3: the engine able lacks it: no tops"
+    assert refused["message"] == "logprobs=3: the engine able does not support it: no tops"
 
 
 def test_an_engine_without_a_prompts_alternatives_refuses_by_name() -> None:
     poor = replace(NAMED, unsupported={"prompt_top_logprobs": "it has the tokens' own only"})
     assert completion({**ASK, "logprobs": 0}, ONE_TOKEN, poor).status == 200
     refused = json.loads(completion({**ASK, "logprobs": 1}, context=poor).body)["error"]
-    assert refused["message"] == "logprobs=1: with echo the engine able lacks it: it has the tokens' own only"
+    assert (
+        refused["message"] == "logprobs=1: with echo the engine able does not support it: it has the tokens' own only"
+    )
     assert refused["param"] == "logprobs"
 
 

@@ -194,7 +194,7 @@ def test_a_field_that_no_engine_maps_is_refused_by_name(setting: str, monkeypatc
     with pytest.raises(InvalidParameter) as refused:
         parse(0.1)
     assert refused.value.message == (
-        f"parameters.pretended=0.1: the engine {engine} lacks it: it has no such parameter"
+        f"parameters.pretended=0.1: the engine {engine} does not support it: it has no such parameter"
     )
 
 

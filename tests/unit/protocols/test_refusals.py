@@ -59,7 +59,7 @@ def test_a_part_of_a_request_that_is_elsewhere_is_refused_by_name(route: str, di
 @in_one_test("dialect", ["lmi", "tgi_compat", "dynamic_batch", "tgi_generate", "mindie", "lmi_embedding"])
 def test_under_parameters_too(dialect: str) -> None:
     message = said(dialect, {"inputs": "a", "parameters": {"cached_content": "You are"}})
-    assert "parameters.cached_content: is not supported: nothing is kept between requests" in message
+    assert "parameters.cached_content: is not supported: nothing is stored between requests" in message
 
 
 @in_one_test(
@@ -118,7 +118,7 @@ def user(part: Any) -> dict[str, Any]:
         ("openai_responses", {"input": "a", "store": True}, "store=true: is not supported: nothing is kept"),
         ("openai_responses", {"input": "a", "background": True}, "background=true: is not supported"),
         ("anthropic_messages", talk(user({"type": "image", "source": {"type": "file", "file_id": "f"}})),
-         "'file' is not supported: no files are kept"),
+         "'file' is not supported: files are not stored"),
         ("anthropic_messages", talk(user({"type": "container_upload", "file_id": "f"})), "there are no containers"),
         ("anthropic_messages", {**talk(), "compaction": {"type": "enabled"}}, "compaction={\"type\": \"enabled\"}: is"),
     ],

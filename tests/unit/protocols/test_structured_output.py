@@ -69,7 +69,7 @@ def test_what_it_comes_to(name: str, given: Any, wanted: StructuredOutput | None
         ("guided_json", '{"a": "\\ud800"}', "without lone surrogates"),
         ("guided_json", {"a": "x" * 70_000}, "at most 16384 characters; it has 70009"),
         ("guided_json_object", 2, "true or false"),
-        ("response_format", {"type": "json_object", "json_schema": {}}, "holds an unknown name 'json_schema'"),
+        ("response_format", {"type": "json_object", "json_schema": {}}, "has an unknown name 'json_schema'"),
         ("guided_regex", "", "non-empty"),
         ("guided_regex", "x" * 16_385, "at most 16384 characters"),
         ("guided_regex", 5, "a regular expression"),
@@ -168,6 +168,6 @@ def test_an_engine_that_follows_none_refuses_in_the_clients_words(name: str, giv
     prefix = "parameters."
     if name == "response_format":
         body, prefix = {"messages": [{"role": "user", "content": "a"}], name: given}, ""
-    with pytest.raises(InvalidParameter, match="the engine able lacks it: it follows no guide") as caught:
+    with pytest.raises(InvalidParameter, match="the engine able does not support it: it follows no guide") as caught:
         INVOCATIONS["lmi"].parse(body, context)
     assert str(caught.value).startswith(f'{prefix}{name}={{"type": ')

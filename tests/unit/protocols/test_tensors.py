@@ -164,8 +164,8 @@ def test_ids_are_a_batch_of_one_under_dynamic_batching() -> None:
 @in_one_test(
     ("ids", "wanted"),
     [
-        ([], "must hold a token"),
-        ([[]], "must hold a token"),
+        ([], "must contain a token"),
+        ([[]], "must contain a token"),
         ([[0], [1]], "integers from 0"),
         ([-1], "integers from 0"),
         ([True], "integers from 0"),
@@ -188,7 +188,7 @@ def test_a_prompt_comes_once() -> None:
 def test_an_engine_whose_prompts_bring_their_vocabulary_takes_no_ids_for_text(name: str) -> None:
     given = {"input_ids": [1], "embedding_bias": [1.0]}.get(name, [[1, 0], [2, -1]])
     context = replace(CAPABLE, vocabulary=None)
-    assert "the engine able lacks it: it has no vocabulary of its own" in refusal(context, **{name: given})
+    assert "the engine able does not support it: it has no vocabulary of its own" in refusal(context, **{name: given})
 
 
 # -- ends, words and biases ----------------------------------------------------------------------------------------
@@ -261,9 +261,9 @@ def test_no_words_are_none(empty: Any) -> None:
         ([[[0], [1]], [[0], [1]]], "integers from -1"),
         ([0, 1], "a tensor of shape [2, N] or [1, 2, N]"),
         ("word", "a tensor of shape [2, N] or [1, 2, N]"),
-        ([[0, 1], [1]], "its rows hold 2 and 1 numbers"),
-        ([[0, 1], [2, 1]], "growing"),
-        ([[0, 1], [0, 1]], "growing"),
+        ([[0, 1], [1]], "its rows have 2 and 1 numbers"),
+        ([[0, 1], [2, 1]], "increasing"),
+        ([[0, 1], [0, 1]], "increasing"),
         ([[0, 1], [3, -1]], "at most its length"),
         ([[0, 1], [-1, 2]], "then -1"),
         ([[0, 1], [1, -1]], "0 or -1 after it"),
@@ -291,7 +291,7 @@ def test_a_bias_for_each_token_of_the_vocabulary() -> None:
             "parameters.embedding_bias",
         )
     assert not request(embedding_bias=[0.0] * 6).sampling.logit_bias
-    assert "holds 2 numbers; the vocabulary has 6" in refusal(embedding_bias=[1.0, 2.0])
+    assert "has 2 numbers; the vocabulary has 6" in refusal(embedding_bias=[1.0, 2.0])
     assert "must be a number" in refusal(embedding_bias=["a"] * 6)
     assert "contradicts parameters.logit_bias" in refusal(logit_bias={"1": 2}, embedding_bias=bias)
 
@@ -306,8 +306,8 @@ def test_a_bias_for_each_token_of_the_vocabulary() -> None:
         ("prompt_vocab_size", [5], "P-tuning"),
         ("lora_weights", [[0.5]], "register the adapter"),
         ("lora_config", [[1, 2, 3]], "register the adapter"),
-        ("draft_input_ids", [5], "draft tokens are the engine's own affair"),
-        ("draft_logits", [[0.5]], "draft tokens are the engine's own affair"),
+        ("draft_input_ids", [5], "speculative decoding is configured for the engine"),
+        ("draft_logits", [[0.5]], "speculative decoding is configured for the engine"),
     ],
 )
 def test_what_no_engine_of_today_can_is_refused_by_name(name: str, given: Any, why: str) -> None:
@@ -357,7 +357,7 @@ def test_outputs_and_flags_must_agree() -> None:
 def test_logits_are_refused_where_the_engine_has_none() -> None:
     context = replace(CAPABLE, unsupported={"return_context_logits": "it has no logits"})
     assert refusal(context, return_context_logits=[True]) == (
-        "parameters.return_context_logits=[true]: the engine able lacks it: it has no logits"
+        "parameters.return_context_logits=[true]: the engine able does not support it: it has no logits"
     )
     assert refusal(context, outputs=["context_logits"]).startswith('parameters.outputs=["context_logits"]: the engine')
 

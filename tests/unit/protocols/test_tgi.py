@@ -183,7 +183,7 @@ def test_what_the_engine_lacks_is_named() -> None:
     with pytest.raises(ServingError) as found:
         read({"grammar": {"type": "regex", "value": "a"}}, context=context)
     assert "parameters.grammar=" in found.value.message
-    assert "engine able lacks it: no grammars here" in found.value.message
+    assert "engine able does not support it: no grammars here" in found.value.message
 
 
 def test_unknown_names_are_reported_or_refused() -> None:

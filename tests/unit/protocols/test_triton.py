@@ -204,7 +204,7 @@ def test_an_engine_without_guides_refuses_them_by_name() -> None:
     lacking = replace(CONTEXT, unsupported={"structured_output": "it has no grammars"})
     body = {"text_input": "a", "guided_decoding_guide_type": "regex", "guided_decoding_guide": "a+"}
     found = refused(body, lacking)
-    assert found == 'guided_decoding_guide={"regex": "a+"}: the engine openvino lacks it: it has no grammars'
+    assert found == 'guided_decoding_guide={"regex": "a+"}: the engine openvino does not support it: it has no grammars'
 
 
 class _One(NoAdapters):
@@ -288,9 +288,9 @@ _KINDS = "has invalid type. It should be either 'int', 'bool', or 'string'."
         ({"text_input": "a", "stop": True}, "a request is cancelled by closing its connection"),
         ({"text_input": "a", "end_id": 4, "ignore_eos": True}, "end_id=4: contradicts ignore_eos=true"),
         ({"text_input": "a", "end_id": 9}, "end_id=9: 9 is not in the vocabulary of 6 tokens"),
-        ({"text_input": "a", "image_url": "http://x"}, 'image_url="http://x": is not supported: there is text only'),
+        ({"text_input": "a", "image_url": "http://x"}, 'image_url="http://x": is not supported: prompts are text only'),
         ({"text_input": "a", "prompt_vocab_size": 7}, "prompt_vocab_size=7: is not supported"),
-        ({"text_input": "a", "embedding_bias_words": ["x"]}, "send /invocations a logit_bias"),
+        ({"text_input": "a", "embedding_bias_words": ["x"]}, "send logit_bias to /invocations"),
         ({"text_input": "a", "return_stop_reason": True}, "return_stop_reason=true: is not supported"),
         ({"text_input": "a", "lora_task_id": 1}, "serves no LoRA adapters"),
         ({"text_input": "a", "length_penalty": 2}, "length_penalty=2: has an effect only with num_beams > 1"),

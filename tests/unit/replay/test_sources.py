@@ -58,7 +58,7 @@ def test_lines_of_requests(tmp_path: Path) -> None:
         ('{"path": "/", "bdy": 1}', "'bdy' is unknown"),
         ('{"path": "/", "body": 1, "body_base64": ""}', "only one of them"),
         ('{"path": "/", "body_base64": "*"}', "body_base64: is not base64"),
-        ('{"path": "/", "body": "\\ud800"}', "body: has half of a surrogate pair"),
+        ('{"path": "/", "body": "\\ud800"}', "body: has a lone surrogate"),
         ('{"path": "/", "method": "TRACE"}', "method: must be one of POST, GET"),
         ('{"path": "/", "headers": {"a": 1}}', "headers: must be an object of strings"),
         ('{"path": "/", "at": "noon"}', "at: must be a number of seconds"),
@@ -67,7 +67,7 @@ def test_lines_of_requests(tmp_path: Path) -> None:
         ('{"path": "/", "answer": {"body_base64": 1}}', "answer.body_base64: is not a string"),
         ('{"path": "/", "id": 1}', "id: must be a string"),
         ('{"path": "/", "id": "ok"}', "an earlier request has this id"),
-        ('{"path": "/", "id": "\\ud800"}', "the id has half of a surrogate pair"),
+        ('{"path": "/", "id": "\\ud800"}', "the id has a lone surrogate"),
     ],
 )
 def test_a_bad_line_names_its_field(tmp_path: Path, line: str, reason: str) -> None:
@@ -182,7 +182,7 @@ def test_bodies_in_base64_and_bodies_that_were_not_saved(tmp_path: Path) -> None
     assert [(one.body, one.headers["content-type"]) for one in requests[:1]] == [(b"\x00\xff", "a/b")]
     assert [one.answer for one in requests] == [Recorded(200, "a/b", b"\x00\xff"), None]
     assert [one.reason for one in unreadable] == [
-        "request.postData: has no text: what saved it keeps no bodies of forms",
+        "request.postData: has no text: the program that saved it does not keep form bodies",
         "request.url: has the scheme 'blob', not http or https",
         "1 entries without a body are left out (GET 1)",
     ]
@@ -283,7 +283,7 @@ def test_a_line_that_is_too_long_is_passed_by(tmp_path: Path, monkeypatch: pytes
 )
 def test_a_file_of_no_kind_says_what_kinds_there_are(tmp_path: Path, content: bytes, name: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ConfigError, match=r"of no known kind.*; known are:\nSageMaker's data capture"):
+    with pytest.raises(ConfigError, match=r"of no known kind.*; known kinds:\nSageMaker's data capture"):
         open_requests(str(tmp_path / name))
 
 
@@ -439,7 +439,7 @@ BAD = {
     line("x", part(b"{}", "INPUT") | {"encoding": "BASE64"}): "endpointInput.data: is not base64",
     line("x", part(b"{}", "INPUT"), {"encoding": "JSON"}): "endpointOutput.data: is not a string",
     line("x", part(b"{}", "INPUT")).replace('"x"', "7"): "eventMetadata.eventId: must be a string",
-    line("x", part(b"{}", "INPUT")).replace('"{}"', r'"\ud800"'): "has half of a surrogate pair",
+    line("x", part(b"{}", "INPUT")).replace('"{}"', r'"\ud800"'): "has a lone surrogate",
     '{"captureData": ' + "[" * 100_000: "it nests too deeply",
     asked("good"): "the event good has an earlier line, which is used",
     asked("good") + " {}": "something follows the object",

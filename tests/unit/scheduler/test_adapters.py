@@ -293,11 +293,11 @@ def _with(name: str, text: str) -> Callable[[Path], object]:
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
-        (_without("adapter_config.json"), "holds no adapter_config.json"),
-        (_without("adapter_model.safetensors"), "holds neither adapter_model.safetensors nor adapter_model.bin"),
+        (_without("adapter_config.json"), "contains no adapter_config.json"),
+        (_without("adapter_model.safetensors"), "contains neither adapter_model.safetensors nor adapter_model.bin"),
         (_with("adapter_config.json", "{"), "adapter_config.json is not JSON"),
         (_with("adapter_config.json", "\udcff".encode("utf-8", "surrogateescape").decode("latin-1")), "is not JSON"),
-        (_with("adapter_config.json", "[]"), "not that of a LoRA adapter"),
+        (_with("adapter_config.json", "[]"), "not a LoRA adapter's"),
         (_with("adapter_config.json", '{"peft_type": "IA3"}'), "peft_type: 'IA3'"),
     ],
 )

@@ -116,7 +116,7 @@ def test_the_first_bytes_say_the_length() -> None:
                 assert min(read_size(file[:end])) >= 0
     began = time.thread_time()
     for hostile in (b"RIFF\0\0\0\0WAVE" + b"LIST\0\0\0\0" * (2 << 20), b"RIFF\0\0\0\0WAVE" + b"\xff" * (20 << 20)):
-        with pytest.raises(InvalidPayload, match="its header names no samples"):
+        with pytest.raises(InvalidPayload, match="its header declares no samples"):
             read_size(hostile)
     assert time.thread_time() - began < 0.5
 
@@ -134,13 +134,14 @@ WRONG: dict[str, tuple[bytes, str, bool]] = {
     "65,535 channels": (wav(bytes(99), channels=65_535, bits=8), "the audio has 65535 channels", True),
     "192 kHz of 8 channels": (
         wav(bytes(3200), rate=192_000, channels=8),
-        "the audio has 8 channels of 192000 samples a second; all together may have 384000", True),
+        "the audio has 8 channels of 192000 samples a second; all channels together may have 384000", True),
     "no rate": (wav(bytes(99), rate=0), "the audio has 0 samples a second; it must have 4000 to 192000", True),
     "4 GHz": (wav(bytes(99), rate=4_000_000_000), "the audio has 4000000000 samples a second", True),
     "no samples": (wav(b""), "the audio has no samples", True),
-    "only its first bytes": (clip_file()[:20], "the audio is broken: its header names no samples", True),
-    "a WAV cut short": (clip_file()[:8000], "names 16000 bytes of samples, and 7956 follow", True),
-    "a WAV that says more": (wav(bytes(99), named=1 << 30), "names 1073741824 bytes of samples, and 99 follow", True),
+    "only its first bytes": (clip_file()[:20], "the audio is broken: its header declares no samples", True),
+    "a WAV cut short": (clip_file()[:8000], "declares 16000 bytes of samples, but 7956 follow", True),
+    "a WAV that says more": (wav(bytes(99), named=1 << 30), "declares 1073741824 bytes of samples, but 99 "
+                                                            "follow", True),
     "a WAV too long": (wav(bytes(2 * MIB)), "the audio has 65.536 s; at most 60 s (option.max_audio_seconds)", True),
     "8 hours of silence": (
         flac(8 * 3600 * 16_000), "the audio has 28800 s; at most 60 s (option.max_audio_seconds)", True),
@@ -154,8 +155,8 @@ WRONG: dict[str, tuple[bytes, str, bool]] = {
         clip_file(numpy.zeros(61 * 16_000, numpy.float32), kind="OGG"), "the audio has 61 s; at most 60 s", False),
     "an MP3 too long": (
         clip_file(numpy.zeros(61 * 16_000, numpy.float32), kind="MP3"), "s; at most 60 s", False),
-    "an Ogg of nothing but heads": (clip_file(kind="OGG") + b"OggS" * MIB, "more than 64 heads of pages", False),
-    "heads in an Ogg's first page": (b"OggS" * 99 + clip_file(kind="OGG"), "more than 64 heads of pages", False),
+    "an Ogg of nothing but heads": (clip_file(kind="OGG") + b"OggS" * MIB, "more than 64 page headers", False),
+    "heads in an Ogg's first page": (b"OggS" * 99 + clip_file(kind="OGG"), "more than 64 page headers", False),
     "texts in an MP3's tag": (id3(513, b"TXXX", b"\0%\0a"), "the audio's tags have 513 texts; at most 512", False),
     "comments in an MP3's tag": (id3(513, b"COMM", b"\0eng%\0a"), "the audio's tags have 513 texts", False),
     "lyrics in an MP3's tag": (id3(513, b"USLT", b"\0eng%\0a"), "the audio's tags have 513 texts", False),

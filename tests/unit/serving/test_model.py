@@ -99,7 +99,7 @@ def test_it_fills_what_the_client_leaves_out(tmp_path: Path, engine: str, caplog
     assert wanted.keys() >= COMMON.keys() or engine == "echo"
     assert "temperature=0.6" in caplog.text
     for name in ALL.keys() - wanted:
-        assert f"the model's default {name}={ALL[name]} has no effect: the engine lacks it: " in caplog.text
+        assert f"the model's default {name}={ALL[name]} has no effect: the engine does not support it: " in caplog.text
     for dialect in BODIES:
         found = sampling(dialect, context)
         assert found.do_sample, dialect
@@ -219,7 +219,7 @@ def test_the_operators_length_is_the_most_of_any_answer(tmp_path: Path, chosen: 
     ("text", "said"),
     [
         ("{", "is not JSON"),
-        ("[]", "does not hold a JSON object"),
+        ("[]", "is not a JSON object"),
         ('{"temperature": "hot"}', 'generation_config.json: temperature="hot": must be a number of at least 0'),
         ('{"top_p": 1.5}', "top_p=1.5: must be a number of at least 0 and at most 1; correct it, or write option."),
         ('{"top_k": true}', "top_k=true: must be an integer"),
@@ -426,8 +426,8 @@ NO_CALLS = {"start_anchor": "a", "fields": {"thinking": {"open": "b"}}}
         ("text", ("reasoning_parser=hf",), "tokenizer_config.json: response_template: must be an object"),
         (None, ("tool_call_parser=hf",), "tokenizer_config.json has no response_template"),
         (NO_CALLS, ("tool_call_parser=hf",), "tokenizer_config.json: response_template.fields has no tool_calls"),
-        (NO_CALLS, ("reasoning_parser=hf", "tool_call_parser=hermes"), "beside option.tool_call_parser=hermes"),
-        (NO_CALLS, ("reasoning_parser=hf", "tool_parser_plugin=p.py"), "beside option.tool_parser_plugin=p.py"),
+        (NO_CALLS, ("reasoning_parser=hf", "tool_call_parser=hermes"), "combined with option.tool_call_parser=hermes"),
+        (NO_CALLS, ("reasoning_parser=hf", "tool_parser_plugin=p.py"), "combined with option.tool_parser_plugin=p.py"),
     ],
 )  # fmt: skip
 def test_what_hf_cannot_read_is_refused_with_file_and_place(

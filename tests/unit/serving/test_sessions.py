@@ -102,7 +102,7 @@ def test_the_end_does_not_wait_for_very_many(
         store.open()
     monkeypatch.setattr(sessions, "_END_SECONDS", -1)
     store.end()
-    assert caplog.messages == [f"directories of 10 sessions are left in {tmp_path}"]
+    assert caplog.messages == [f"10 session directories are left in {tmp_path}"]
     again = Sessions(tmp_path, 60, 100, lambda: BEGIN * 2)
     assert list(tmp_path.iterdir()) == []
     again.end()
@@ -229,7 +229,7 @@ def test_a_path_is_checked_before_it_is_made(tmp_path: Path, path: str, why: str
     on = ["option.enable_stateful_sessions=true", f"option.sessions_path={root}"]
     config = read_config(environ={}, overrides=on).checked()
     if why:
-        told = f"^-o {on[1]}: no session can be kept there: {why.format(tmp_path)}"
+        told = f"^-o {on[1]}: sessions cannot be stored there: {why.format(tmp_path)}"
         with pytest.raises(ConfigError, match=told):
             sessions_root(config)
     else:
@@ -266,10 +266,10 @@ def test_where_nobody_asked_for_sessions_an_unusable_directory_switches_them_off
     assert configured_sessions(config) is None
     (told,) = caplog.messages
     assert told.startswith(f"stateful sessions are off: option.sessions_path={tmp_path / 'sagemaker_sessions'}: ")
-    with pytest.raises(ConfigError, match=r"no session can be kept there"):
+    with pytest.raises(ConfigError, match=r"sessions cannot be stored there"):
         configured_sessions(replace(config, enable_stateful_sessions=True))
     long = replace(config, sessions_path=str(tmp_path / ("a" * 300)))
-    with pytest.raises(ConfigError, match=r"no session can be kept there: File name too long"):
+    with pytest.raises(ConfigError, match=r"sessions cannot be stored there: File name too long"):
         configured_sessions(long)
 
 

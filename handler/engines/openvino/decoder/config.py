@@ -229,16 +229,16 @@ def _family(given: Mapping[str, Any]) -> _Family:
     model_type = given.get("model_type")
     family = _FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        raise UnknownDecoder(f"its model_type is {model_type}; known are {', '.join(_FAMILIES)}")
+        raise UnknownDecoder(f"its model_type is {model_type}; supported: {', '.join(_FAMILIES)}")
     named = given.get("architectures")
     architecture = named[0] if isinstance(named, list) and named else family.architecture
     if architecture != family.architecture:
-        raise UnknownDecoder(f"it is a {architecture}; of {model_type} only {family.architecture} is known")
+        raise UnknownDecoder(f"it is a {architecture}; of {model_type} only {family.architecture} is supported")
     for name in ("quantization_config", "compression_config"):
         if given.get(name):
             raise UnknownDecoder(f"its weights are quantized ({name})")
     if given.get("auto_map"):
-        raise UnknownDecoder("it brings code of its own (auto_map)")
+        raise UnknownDecoder("it has code of its own (auto_map)")
     return family
 
 
@@ -292,7 +292,7 @@ class _Reader:
         if self._values["model_type"] == "gemma" and name == "gelu":  # Gemma's first files mean the other one
             name = self._values.get("hidden_activation", "gelu_pytorch_tanh")
         if name not in _ACTIVATIONS:
-            raise UnknownDecoder(f"its activation is {name}; known are {', '.join(_ACTIVATIONS)}")
+            raise UnknownDecoder(f"its activation is {name}; supported: {', '.join(_ACTIVATIONS)}")
         return _ACTIVATIONS[name]
 
     def _layers(self, count: int, head_size: int) -> list[Layer]:
@@ -331,7 +331,7 @@ class _Reader:
         values, parameters = self._values, self._rope_parameters(kind)
         rotary = Rotary(head_size, parameters, self._whole("max_position_embeddings"))
         if rotary.kind not in ROPE_TYPES:
-            raise UnknownDecoder(f"its rope_type is {rotary.kind}; known are {', '.join(ROPE_TYPES)}")
+            raise UnknownDecoder(f"its rope_type is {rotary.kind}; known: {', '.join(ROPE_TYPES)}")
         partial = parameters.get("partial_rotary_factor", values.get("partial_rotary_factor", 1))
         if partial != 1:
             raise UnknownDecoder(f"its partial_rotary_factor is {partial}")

@@ -147,7 +147,9 @@ def check_weights(model: Path, decoder: Decoder) -> None:
     for name, shape in expected.items():
         place = tensors.place(name)
         if place.shape != shape:
-            raise ConfigError(f"{place.path}: {name} has the shape {list(place.shape)}, by config.json {list(shape)}")
+            raise ConfigError(
+                f"{place.path}: {name} has the shape {list(place.shape)}, but by config.json {list(shape)}"
+            )
         tensors.weight(name)
     allowed = {*expected, _HEAD} if decoder.tied else {*expected}
     unused = [name for name in tensors if name not in allowed and not name.endswith(".rotary_emb.inv_freq")]

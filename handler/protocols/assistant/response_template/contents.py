@@ -143,7 +143,7 @@ def content_parser(name: Any, arguments: Any, depth: int = 0) -> MakeContent:
     if not isinstance(arguments, dict):
         raise ValueError("content_args: must be an object")
     if depth > _DEEPEST:
-        raise ValueError(f"value_parser: more than {_DEEPEST} in one another")
+        raise ValueError(f"value_parser: more than {_DEEPEST} of them are nested")
     known, make = _PARSERS[name]
     for key, value in arguments.items():
         if key not in known:
@@ -357,7 +357,7 @@ def read_transform(value: Any, depth: int = 0) -> Any:
     if not isinstance(value, str) or not _PLACE.search(value):
         return value
     if (match := _PLACE.fullmatch(value)) is None:
-        raise ValueError(f"transform: {value[:200]!r} has text beside a place for a value")
+        raise ValueError(f"transform: {value[:200]!r} has text next to a placeholder")
     root, *keys = match[1].split(".")
     return Place(root, tuple(keys))
 

@@ -239,7 +239,7 @@ class Pattern:
             self._add(_Step(_SAVE, slot + 1))
         elif kind == "ahead":
             if not tail:
-                raise ValueError("has a look ahead that does not end it")
+                raise ValueError("has a lookahead that is not at its end")
             self._add(_Step(_SAVE, 0))
             self._emit(parts[0])
         else:
@@ -427,7 +427,7 @@ class _Reader:
         if sign == "[":
             return self._set()
         if sign in "*+?":
-            raise ValueError(f"has a {sign!r} after nothing")
+            raise ValueError(f"has a {sign!r} without anything to repeat")
         size = 2 if sign == "\\" else 1
         sign = self._text[self._at : self._at + size]
         self._at += size
@@ -446,7 +446,7 @@ class _Reader:
     def _set(self) -> _Node:
         match = _SET.match(self._text, self._at)
         if match is None or "[:" in match[0]:
-            raise ValueError("has a '[' that begins no set of characters")
+            raise ValueError("has a '[' that does not begin a set of characters")
         self._at = match.end()
         try:
             re.compile(match[0])
@@ -458,7 +458,7 @@ class _Reader:
         self._at += 1
         self._depth += 1
         if self._depth > _DEEPEST:
-            raise ValueError(f"has more than {_DEEPEST} groups in one another")
+            raise ValueError(f"has more than {_DEEPEST} nested groups")
         name, kind = "", "plain"
         if self._next("?:"):
             pass
@@ -469,7 +469,7 @@ class _Reader:
         elif self._text.startswith("?", self._at):
             shown = self._text[self._at - 1 : self._at + 3]
             raise ValueError(
-                f"has {shown!r}: of groups only (…), (?:…), (?P<name>…) and (?=…) at its end are supported"
+                f"has {shown!r}: only the groups (…), (?:…), (?P<name>…) and (?=…) at its end are supported"
             )
         inner = self._choice()
         if not self._next(")"):
@@ -494,7 +494,7 @@ class _Reader:
         else:
             return node
         if node.kind in ("assert", "ahead"):
-            raise ValueError("repeats what takes no text")
+            raise ValueError("repeats something that matches no text")
         lazy = self._next("?")
         if self._text[self._at : self._at + 1] in tuple("*+?"):
             raise ValueError("has two repetitions in a row, which are not supported in a response template")

@@ -317,9 +317,9 @@ def _field(name: str, value: Any) -> Field:
     groups = () if opens is None else opens.groups
     each = given.get("transform_each", False)
     if transform is None and (each or groups or (closes is not None and closes.groups)):
-        raise ValueError(f"{at}.transform: is missing, which transform_each and the groups of patterns need")
+        raise ValueError(f"{at}.transform: is missing, but transform_each and groups in patterns need it")
     if len(places := list(roots(transform))) > _MOST_PLACES:
-        raise ValueError(f"{at}.transform: has {len(places)} places for values; at most {_MOST_PLACES}")
+        raise ValueError(f"{at}.transform: has {len(places)} placeholders; at most {_MOST_PLACES}")
     if not each and (lost := [root for root in places if root not in ("content", *groups)]):
         raise ValueError(f"{at}.transform: {{{lost[0]}}} is neither content nor a group of open_pattern")
     between = (join or "") if given.get("repeats") else None
@@ -355,7 +355,7 @@ def _object(value: Any, at: str, known: Sequence[str] = ()) -> Arguments:
     if not isinstance(value, dict):
         raise ValueError(f"{at}: must be an object")
     if known and (unknown := [key for key in value if key not in known]):
-        raise ValueError(f"{at}.{unknown[0][:64]}: is unknown; known are {', '.join(known)}")
+        raise ValueError(f"{at}.{unknown[0][:64]}: is unknown; known: {', '.join(known)}")
     return value
 
 
@@ -363,7 +363,7 @@ def _marks(given: Arguments, key: str, at: str) -> Marks | None:
     """Read a text, a list of texts or a pattern."""
     text, pattern = given.get(key), given.get(f"{key}_pattern")
     if text is not None and pattern is not None:
-        raise ValueError(f"{at}{key}: stands beside {key}_pattern")
+        raise ValueError(f"{at}{key}: cannot be combined with {key}_pattern")
     if pattern is not None:
         try:
             if not isinstance(pattern, str):

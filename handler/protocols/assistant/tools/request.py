@@ -333,7 +333,7 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
     if result.choice == "auto":
         if format is None and context.config.tool_call_parser != NONE:
             raise InvalidParameter(
-                "tools: the model's chat template shows calls of a form that is not known here; "
+                "tools: the model's chat template shows calls in an unknown format; "
                 "option.tool_call_parser may name one"
             )
         return _with_strict(result._replace(format=format, notation=notation), strict)

@@ -87,7 +87,7 @@ def test_a_file_that_is_there_is_not_written_over(
     by_hand(cloud, PLAIN)
     path.write_text("mine")
     assert adopt("--output", str(path)) == 2
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert path.read_text() == "mine"
 
 
@@ -319,7 +319,7 @@ def test_an_archive_s_options_and_model_are_taken_and_beat_the_variables(
     said, text = content(path), path.read_text()
     assert said["model"] == {"id": "Qwen/Qwen3-8B", "context": 8192}
     assert said["options"]["tensor_parallel_degree"] == 2
-    assert "#   ModelDataUrl=s3://by-hand/m/model.tar.gz: model.py does not come along" in text
+    assert "#   ModelDataUrl=s3://by-hand/m/model.tar.gz: model.py is not carried over" in text
     assert "SERVING_MINWORKERS=1" in text
     assert "hf_0123" not in text
     assert "HF_TOKEN=***" in text
@@ -347,7 +347,7 @@ def test_only_djl_serving_reads_serving_properties(cloud: Cloud, adopt: Callable
     assert adopt("--output", str(path)) == 0
     assert content(path)["model"]["id"] == "a/b"
     assert content(path)["options"]["tensor_parallel_degree"] == 1  # TGI's own
-    assert "ModelDataUrl=s3://by-hand/m/model.tar.gz: serving.properties does not come along" in path.read_text()
+    assert "ModelDataUrl=s3://by-hand/m/model.tar.gz: serving.properties is not carried over" in path.read_text()
 
 
 def test_a_prefix_of_tgi_with_a_serving_properties_is_said_to_be_read_here(
@@ -472,7 +472,7 @@ def test_an_archive_that_may_not_be_read_is_left_to_sagemaker_with_the_reason(
     with_data(cloud, "m/model.tar.gz", None, {"HF_MODEL_ID": DATA})
     assert adopt("--output", str(path)) == 0
     assert content(path)["model"] == {"s3": "s3://by-hand/m/model.tar.gz"}
-    assert "ModelDataUrl=s3://by-hand/m/model.tar.gz: AccessDenied: not there, or s3:GetObject" in path.read_text()
+    assert "ModelDataUrl=s3://by-hand/m/model.tar.gz: AccessDenied: not found, or s3:GetObject" in path.read_text()
 
 
 def test_a_folder_s_name_is_written_for_lmi_only_which_looks_into_it(

@@ -125,7 +125,7 @@ def test_a_promoted_shadow_serves_with_the_instances_that_there_are(
     assert up(lmi) == 0
     (shadow,) = config_of(cloud)["ShadowProductionVariants"]
     assert lmi("promote", "--yes", "--set", "options.max_rolling_batch_size=9") == 2
-    assert "the shadow is another than the file describes" in said(capsys)
+    assert "the running shadow is not the file's" in said(capsys)
     assert lmi("promote", "--yes") == 0
     assert "aws sagemaker update-endpoint --endpoint-name chat --endpoint-config-name by-hand-config" in said(capsys)
     config = config_of(cloud)
@@ -196,7 +196,7 @@ REFUSED: dict[str, tuple[Callable[[Cloud], Any], str]] = {
         "has 2 production variants (AllTraffic, b)",
     ),
     "another variant": (lambda cloud: _variants(cloud)[0].update(VariantName="b"), "Set instance.variant: b"),
-    "a shadow": (_shadowed, "has a shadow of its owner's already, theirs"),
+    "a shadow": (_shadowed, "already has its owner's shadow, theirs"),
     "containers": (_containers, "which has several containers or models"),
     "many models": (_of_many_models, "which has several containers or models"),
     "no weight": (_weightless, "the weight of AllTraffic is 0"),
@@ -230,9 +230,15 @@ def put_back(cloud: Cloud, things: dict[tuple[str, str], Any]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        (("--set", "components=[{name: a}]"), "components: SageMaker puts no shadow beside inference components"),
-        (("--set", "async.output=s3://captured/"), "async: SageMaker puts no shadow beside asynchronous inference"),
-        (("--set", "shadow={percent: 5, count: 2, type: ml.g5.4xlarge}"), "shadow: with --shadow what the file"),
+        (
+            ("--set", "components=[{name: a}]"),
+            "components: SageMaker does not support a shadow next to inference components",
+        ),
+        (
+            ("--set", "async.output=s3://captured/"),
+            "async: SageMaker does not support a shadow next to asynchronous inference",
+        ),
+        (("--set", "shadow={percent: 5, count: 2, type: ml.g5.4xlarge}"), "shadow: with --shadow the file"),
         (("--adopt",), "--adopt takes the endpoint over, --shadow leaves it to its owner"),
     ],
 )
@@ -368,7 +374,7 @@ def test_a_caller_with_the_plain_policy_is_told_what_is_missing(
 ) -> None:
     cloud.policies[CALLER] = [printed(read_spec(path))]
     assert run(["up", str(path), "--shadow", "--yes"]) == 2
-    assert "`lmi deploy iam FILE --adopt` prints the policy that reads it" in said(capsys)
+    assert "`lmi deploy iam FILE --adopt` prints the policy needed to read it" in said(capsys)
     assert cloud.changes() == []
     cloud.denied.clear()
 

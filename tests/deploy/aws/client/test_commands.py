@@ -89,7 +89,7 @@ def test_an_endpoint_that_is_not_there_has_its_status(aws: Double, capsys: pytes
     aws.answers = [fails(400, "ValidationError", "Endpoint e of account 1 not found.")]
     assert main(["invoke", "e", "x"]) == 4
     assert capsys.readouterr().err == (
-        "lmi deploy: Endpoint e of account 1 not found.\nIs the name right, and the region?\n"
+        "lmi deploy: Endpoint e of account 1 not found.\nCheck the name and the region.\n"
     )
 
 

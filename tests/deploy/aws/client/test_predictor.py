@@ -84,13 +84,13 @@ def test_arguments_of_boto3_and_a_named_component(aws: Double) -> None:
 
 
 def test_an_unknown_option_is_refused_by_name(predictor: Predictor) -> None:
-    with pytest.raises(NotSent, match=r"variant: there are only .*target_variant"):
+    with pytest.raises(NotSent, match=r"variant: unknown; supported: .*target_variant"):
         predictor.predict({}, variant="blue")  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("more", [{}, {"routing_target": "all"}])
 def test_an_unknown_argument_is_refused_by_name(more: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match=r"timeout: there are only .*timeouts"):
+    with pytest.raises(TypeError, match=r"timeout: unknown; supported: .*timeouts"):
         Predictor("e", timeout=5, **more)  # type: ignore[call-arg]
 
 

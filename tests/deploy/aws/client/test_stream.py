@@ -85,7 +85,7 @@ def test_what_says_itself_whether_to_stream_is_left_as_it_is(predictor: Predicto
         ("broken", StreamBroken, "ModelStreamError: The model's container closed the stream."),
         ("internal", StreamBroken, "InternalStreamFailure: boom"),
         ("cut", StreamBroken, "the connection was cut in the middle of the answer"),
-        ("stall", TimedOut, "nothing came for too long"),
+        ("stall", TimedOut, "nothing arrived for too long"),
     ],
 )
 def test_a_fault_in_the_middle_keeps_what_had_arrived(

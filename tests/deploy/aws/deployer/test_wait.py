@@ -142,7 +142,11 @@ def test_a_component_is_waited_for_until_all_copies_are_up(cloud: Cloud) -> None
         request["RuntimeConfig"]["CurrentCopyCount"] += 1
 
     wait_for(aws(), Resource(Kind.COMPONENT, "chat-a", {}), report, clock=Clock())
-    assert [progress.phase for progress in seen] == ["1 of 3 copies are up", "2 of 3 copies are up", "serving"]
+    assert [progress.phase for progress in seen] == [
+        "1 of 3 copies are running",
+        "2 of 3 copies are running",
+        "serving",
+    ]
 
 
 def test_until_it_is_gone(cloud: Cloud) -> None:

@@ -178,7 +178,7 @@ def test_what_scaling_would_undo_is_refused(cloud: Cloud) -> None:
         scale.set_count(aws(), what, 3)
     assert "--max" in refused.value.advice
     assert cloud.changes() == changes
-    assert scale.set_count(aws(), what, 2) == "Its policy (by-requests) goes on from here, between 1 and 2."
+    assert scale.set_count(aws(), what, 2) == "Its policy (by-requests) continues from here, between 1 and 2."
 
 
 @pytest.mark.parametrize("count", [0, -1])
@@ -258,7 +258,7 @@ def test_an_endpoint_is_measured(emulated: str) -> None:
     assert parts["bytes_max"] == 7
     assert parts["first_after"] <= parts["last_after"]
     assert found["a body of 20.00 MiB"].answer == "taken"
-    headers = found["headers through and back"].figures
+    headers = found["headers that pass through"].figures
     assert headers is not None
     assert "x-amzn-invoked-production-variant" in headers["headers"]
     assert [question for question, finding in found.items() if finding.answer.startswith("not measurable")] == [*OPEN]
@@ -348,7 +348,7 @@ def test_the_command_checks(cloud: Cloud, tmp_path: Path, capsys: pytest.Capture
     assert cli.main(["doctor", str(tmp_path / "chat.yaml"), "--aws-only"]) == 2
     out = capsys.readouterr().out
     assert f"error   role: {ROLE} does not exist" in out
-    assert "error   model: there is nothing" in out
+    assert "error   model: it is empty" in out
     assert cli.main(["doctor", str(tmp_path / "chat.yaml"), "--aws-only", "--json"]) == 2
     assert json.loads(capsys.readouterr().out)[0] == {
         "name": "account", "verdict": "ok", "says": "123456789012 in us-east-1", "advice": "",

@@ -110,7 +110,7 @@ def test_a_component_that_does_not_fit_is_named() -> None:
 @pytest.mark.parametrize(
     ("components", "message"),
     [
-        ([{"name": "a", "accelerators": 3}, {"name": "b", "model": SMALL, "copies": 2}], "need 5 GPUs, and 1 x"),
+        ([{"name": "a", "accelerators": 3}, {"name": "b", "model": SMALL, "copies": 2}], "need 5 GPUs, but 1 x"),
         (
             [{"name": "a", "memory_mb": 300_000}, {"name": "b", "model": SMALL, "memory_mb": 200_000}],
             "need 500000 MB of memory",
@@ -130,9 +130,9 @@ def test_copies_that_fit_in_sum_and_on_no_instance_are_told() -> None:
     three = {"name": "a", "accelerators": 3, "copies": 2, "options": {"tensor_parallel_degree": 1}}
     two = {"name": "b", "accelerators": 2, "model": SMALL}
     said = resolution(three, two, instance={**FOUR, "count": 2}).decision.warnings
-    assert any("component b may find no instance with enough left" in one for one in said)
+    assert any("component b may not find an instance with enough room" in one for one in said)
     said = resolution({**three, "copies": 1}, two, instance={**FOUR, "count": 2}).decision.warnings
-    assert not any("may find no instance" in one for one in said)
+    assert not any("may not find an instance" in one for one in said)
 
 
 def test_models_side_by_side_without_gpus_share_the_memory() -> None:
@@ -141,8 +141,8 @@ def test_models_side_by_side_without_gpus_share_the_memory() -> None:
     found = resolution(*two, **cpu)
     assert found.sums is not None
     assert [name for name, _, _ in found.sums.rows()] == ["memory_mb", "cpus", "models"]
-    assert any("component b: memory_mb: 512, and its model takes about" in one for one in found.decision.warnings)
-    with pytest.raises(SpecError, match=r"the first copies need .* GiB of memory for their models, and 1 x"):
+    assert any("component b: memory_mb: 512, but its model needs about" in one for one in found.decision.warnings)
+    with pytest.raises(SpecError, match=r"the first copies need .* GiB of memory for their models, but 1 x"):
         resolution(*({**one, "copies": 5} for one in two), **cpu)
 
 
@@ -158,7 +158,7 @@ def test_auto_takes_a_type_that_holds_all() -> None:
     assert both.decision.instance_type != alone
     assert both.sums.instance.gpus >= 5
     assert all(item.fit is not None and item.fit.fits for item in both.sums.placed)
-    with pytest.raises(DoesNotFit, match="holds the first copies of all components"):
+    with pytest.raises(DoesNotFit, match="has room for the first copies of all components"):
         resolution(
             {"name": "small", "model": SMALL, "copies": 5}, {"name": "large", "model": LARGE, "accelerators": 8},
             instance={"type": "auto"},

@@ -106,7 +106,7 @@ def test_vllm_computes_a_precision_that_the_gpu_lacks_in_16_bits_which_a_remark_
     for name, dtype in cases:
         found = fit(replace(LLAMA_8B, dtype=dtype, weight_only=True), instance(name))
         assert found.fits
-        assert [line for line in found.remarks if f"has no {dtype}: it saves memory" in line]
+        assert [line for line in found.remarks if f"does not compute in {dtype}: it saves memory" in line]
     old = fit(replace(LLAMA_8B, dtype="fp8", weight_only=True), instance("ml.g4dn.xlarge"))
     assert old.problem == "fp8 needs compute capability 8.0, the T4 has 7.5"
     best = cheapest(rank(replace(LLAMA_8B, dtype="fp8", weight_only=True)))
@@ -123,15 +123,17 @@ def test_precisions_that_a_gpu_has(name: str, dtype: Any) -> None:
 def test_a_context_that_the_cache_cannot_hold() -> None:
     found = fit(replace(LLAMA_8B, context=131072), instance("ml.g5.2xlarge"))
     assert found.problem == (
-        "beside weights of 15.0 GiB and 2.5 GiB more, the 20.1 GiB of the GPU hold a KV cache of 21816 tokens, "
-        "and the context has 131072"
+        "with weights of 15.0 GiB and 2.5 GiB of other memory, the 20.1 GiB of the GPU have room for a KV cache of "
+        "21816 tokens, but the context has 131072"
     )
     assert (found.fits, found.sequences) == (False, 0)
 
 
 def test_weights_that_are_too_many() -> None:
     found = fit(LLAMA_70B, instance("ml.g5.12xlarge"))
-    assert found.problem == ("weights of 32.9 GiB and 5.3 GiB beside them are more than the 20.1 GiB of each of 4 GPUs")
+    assert found.problem == (
+        "weights of 32.9 GiB and 5.3 GiB of other memory are more than the 20.1 GiB of each of 4 GPUs"
+    )
     assert found.tokens == 0
 
 
@@ -154,7 +156,7 @@ def test_degrees_divide_the_heads() -> None:
 
 def test_a_degree_that_was_asked_for_is_taken_as_it_is() -> None:
     assert fit(replace(LLAMA_8B, degree=2), instance("ml.g6e.12xlarge")).degree == 2
-    assert fit(replace(LLAMA_8B, degree=4), instance("ml.g6e.xlarge")).problem == "tensor parallel degree 4, and 1 GPU"
+    assert fit(replace(LLAMA_8B, degree=4), instance("ml.g6e.xlarge")).problem == "tensor parallel degree 4, but 1 GPU"
 
 
 def test_a_checkpoint_that_is_large_for_the_hosts_ram_is_remarked() -> None:
@@ -165,7 +167,7 @@ def test_a_checkpoint_that_is_large_for_the_hosts_ram_is_remarked() -> None:
 @pytest.mark.parametrize(
     ("cuda", "problem", "remarks"),
     [
-        ((12, 4), "the RTX PRO Server 6000 needs CUDA 12.8, and the image has 12.4", ()),
+        ((12, 4), "the RTX PRO Server 6000 needs CUDA 12.8, but the image has 12.4", ()),
         ((12, 8), "", ()),
         (None, "", ("needs an image of CUDA 12.8 or newer (image.cuda)",)),
     ],
@@ -225,10 +227,10 @@ def test_nothing_fits() -> None:
 def test_a_refusal_says_what_would_do() -> None:
     need = replace(LLAMA_8B, context=32768)
     error = too_small(fit(need, instance("ml.g5.2xlarge")), rank(need))
-    assert str(error).startswith("instance.type: ml.g5.2xlarge: beside weights of 15.0 GiB")
+    assert str(error).startswith("instance.type: ml.g5.2xlarge: with weights of 15.0 GiB")
     assert error.advice == (
         "Set model.context to 21504 or less, or take ml.g6e.xlarge ($2-4/h), ml.g6e.2xlarge ($2-4/h), "
-        "ml.g6e.4xlarge ($2-4/h), or set instance.unchecked: true if you know better."
+        "ml.g6e.4xlarge ($2-4/h), or set instance.unchecked: true to use it anyway."
     )
 
 
@@ -254,7 +256,7 @@ def test_the_table_says_why_the_taken_one_does_not_fit() -> None:
 
 def test_the_title_says_what_was_asked() -> None:
     assert title(Candidates(LLAMA_8B, "known model", (), None)) == (
-        "8.03 billion weights in bf16 (known model), context 8192: 15.0 GiB, and 0.125 MiB a token"
+        "8.03 billion weights in bf16 (known model), context 8192: 15.0 GiB, and 0.125 MiB per token"
     )
 
 
@@ -298,9 +300,9 @@ def test_replicas_divide_an_instances_gpus(options: dict[str, Any], degree: int,
 @in_one_test(
     ("changes", "message"),
     [
-        ({"options": {"replicas": 5}}, "options.replicas: 5 engines of 1 GPU need 5 GPUs, and ml.g6e.12xlarge has 4"),
+        ({"options": {"replicas": 5}}, "options.replicas: 5 engines of 1 GPU need 5 GPUs, but ml.g6e.12xlarge has 4"),
         ({"options": {"replicas": 3, "tensor_parallel_degree": 2}}, "3 engines of 2 GPUs need 6 GPUs"),
-        ({"options": {"replicas": 2}, "components": component()}, "need 2 GPUs, and component chat has 1"),
+        ({"options": {"replicas": 2}, "components": component()}, "need 2 GPUs, but component chat has 1"),
         (
             {"options": {"tensor_parallel_degree": 2}, "components": component()},
             "_parallel_degree: 1 engine of 2",
@@ -308,7 +310,7 @@ def test_replicas_divide_an_instances_gpus(options: dict[str, Any], degree: int,
         ({"components": component(copies=3, accelerators=2)}, r"components\[\].copies: the first copies need 6 GPUs"),
         (
             {"instance": {**FOUR, "managed": {"max": 2}}, "components": component(copies=9)},
-            r"need 9 GPUs, and 2 x ml.g6e.12xlarge \(instance.managed.max\) have 8",
+            r"need 9 GPUs, but 2 x ml.g6e.12xlarge \(instance.managed.max\) have 8",
         ),
     ],
 )
@@ -341,18 +343,18 @@ def test_replicas_have_the_front_end_that_knows_them() -> None:
     [
         (
             {"instance": {"type": "ml.g6e.xlarge"}},
-            "ml.g6e.xlarge holds 22 requests of the full context at once: for more",
+            "ml.g6e.xlarge has room for 22 concurrent requests of the full context: for more",
         ),
         (
             {"instance": {"type": "ml.g6e.12xlarge"}, "options": {"replicas": "auto"}},
-            "ml.g6e.12xlarge holds 88 requests of the full context at once: for more take more instances",
+            "ml.g6e.12xlarge has room for 88 concurrent requests of the full context: for more, use more instances",
         ),
         (  # one engine on all GPUs
             {
                 "instance": {"type": "ml.g6.48xlarge"},
                 "options": {"replicas": "auto", "tensor_parallel_degree": "max"},
             },
-            "ml.g6.48xlarge holds 55 requests",
+            "ml.g6.48xlarge has room for 55 concurrent requests",
         ),
         ({"instance": {"type": "ml.g6.xlarge"}}, "or a shorter model.context"),
         ({"instance": FOUR}, "One instance has no spare"),

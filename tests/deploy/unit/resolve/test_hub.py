@@ -117,7 +117,8 @@ def test_a_gated_model_is_named_and_the_table_counts(double: HubDouble) -> None:
     assert found.shape == known_model("meta-llama/Llama-3.1-8B")
     assert found.source == "table of known models"
     assert found.notes == (
-        "The model's size is not the hub's: 127.0.0.1 does not give meta-llama/Llama-3.1-8B to everyone (status 401): "
+        "The model's size does not come from the hub: 127.0.0.1 does not give meta-llama/Llama-3.1-8B to "
+        "everyone (status 401): "
         "it is gated; set HF_TOKEN.",
     )
 
@@ -145,8 +146,9 @@ def test_a_model_that_is_not_there(double: HubDouble) -> None:
     found = find_size(spec("me/none"), hub=Hub())
     assert found.shape is None
     assert found.notes == (
-        "The model's size is not the hub's: 127.0.0.1 does not give me/none to everyone (status 401): it is gated, "
-        "private, or not there; set HF_TOKEN.",
+        "The model's size does not come from the hub: 127.0.0.1 does not give me/none to everyone (status 401): "
+        "it is gated, "
+        "private, or missing; set HF_TOKEN.",
     )
 
 
@@ -164,7 +166,9 @@ def test_a_hub_that_cannot_be_reached_is_one_line_and_the_table(monkeypatch: pyt
         found = find_size(spec("Qwen/Qwen3-8B"), hub=Hub())
     assert found.shape == known_model("Qwen/Qwen3-8B")
     assert len(found.notes) == 1
-    assert found.notes[0].startswith("The model's size is not the hub's: 127.0.0.1 cannot be reached: URLError: ")
+    assert found.notes[0].startswith(
+        "The model's size does not come from the hub: 127.0.0.1 cannot be reached: URLError: "
+    )
     assert "\n" not in found.notes[0]
 
 
@@ -212,7 +216,7 @@ def test_a_hub_that_answers_nonsense(double: HubDouble, answer: tuple[int, bytes
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        (b"{", r"The model's files on the hub do not tell its size: the model's config.json is not JSON"),
+        (b"{", r"The model's files on the hub do not give its size: the model's config.json is not JSON"),
         (json.dumps(LLAMA | {"num_hidden_layers": -1}).encode(), "num_hidden_layers: -1 is not a whole number"),
         (json.dumps(LLAMA | {"vocab_size": 10**300}).encode(), "is not a whole number from 0 to 100000000"),
         (b'{"a": ' * 100_000, "is nested too deep"),
@@ -247,14 +251,14 @@ def test_a_hub_without_ranges(double: HubDouble) -> None:
     long: Tensors = {f"model.layers.{number}.weight": ("BF16", (2,)) for number in range(4000)}
     double.add("me/mine", LLAMA, **{"model.safetensors": (safetensors_header(long)[0], 0)})
     double.ranges = False
-    with pytest.raises(HubError, match="gives no pieces of files"):
+    with pytest.raises(HubError, match="does not support range requests"):
         read_shape(Hub().files("me/mine"))
 
 
 def test_what_plan_says(double: HubDouble) -> None:
     double.add("me/mine", LLAMA, **{"model.safetensors": (b"\xff" * 8, 2000)})
     warnings = resolve(spec(), "us-east-1", hub=Hub()).decision.warnings
-    assert sum("counted by the files' sizes" in warning for warning in warnings) == 1
+    assert sum("estimated from the files' sizes" in warning for warning in warnings) == 1
 
 
 @pytest.mark.parametrize("value", ["1", "true", "ON"])
@@ -325,8 +329,8 @@ def lie(**changes: Any) -> bytes:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"", "has no header, and the file has 0 bytes"),
-        (b"0" * 1600, r"has a header of \d{19} bytes, and the file has 1600 bytes"),
+        (b"", "has no header, but the file has 0 bytes"),
+        (b"0" * 1600, r"has a header of \d{19} bytes, but the file has 1600 bytes"),
         (struct.pack("<Q", 2**63), "has a header of 9223372036854775808 bytes"),
         (struct.pack("<Q", 0) + b"{}", "has a header of 0 bytes"),
         (struct.pack("<Q", 4) + b"{{{{", "the header is not JSON: JSONDecodeError"),
@@ -338,8 +342,8 @@ def lie(**changes: Any) -> bytes:
         (lie(shape=[2, -2]), "'a' has no valid shape"),
         (lie(shape=[2**60]), "'a' has no valid shape"),
         (lie(shape=[1] * 1000), "'a' has no valid shape"),
-        (lie(data_offsets=[0, 2**40]), "lies outside of the file"),
-        (lie(data_offsets=[8, 0]), "lies outside of the file"),
+        (lie(data_offsets=[0, 2**40]), "lies outside the file"),
+        (lie(data_offsets=[8, 0]), "lies outside the file"),
         (lie(data_offsets="all"), "'a' has no valid shape"),
     ],
     ids=range(16),
@@ -354,7 +358,7 @@ def test_a_header_of_many_megabytes_is_not_read(tmp_path: Path) -> None:
     with (tmp_path / NAME).open("wb") as file:
         file.write(struct.pack("<Q", 90_000_000))
         file.truncate(95_000_000)
-    with pytest.raises(SpecError, match="the header has 90000000 bytes, and 25000000 are read at most"):
+    with pytest.raises(SpecError, match="the header has 90000000 bytes; at most 25000000 are read"):
         contents(Directory(tmp_path), [NAME])
 
 
@@ -377,7 +381,9 @@ def test_a_header_that_lies_leaves_the_files_sizes_with_a_note(tmp_path: Path) -
     assert shape is not None
     assert (shape.stored, shape.parameters) == (1600, 800)
     assert len(notes) == 1
-    assert notes[0].startswith("The weights are counted by the files' sizes: model.safetensors has a header of ")
+    assert notes[0].startswith(
+        "The number of weights is estimated from the files' sizes: model.safetensors has a header of "
+    )
 
 
 @pytest.mark.parametrize(("said", "held", "counts"), [(4, 32, 32), (60, 32, 60), (32, 32, 32), (31, 32, 32)])
@@ -390,7 +396,7 @@ def test_a_config_that_lies_about_its_layers(tmp_path: Path, said: int, held: in
     shape = shape_in_directory(tmp_path, notes)
     assert shape is not None
     assert shape.layers == counts
-    told = [f"config.json says {said} layers, and the tensors are of {held}: the larger number counts."]
+    told = [f"config.json says {said} layers, but there are tensors of {held}: the larger number is used."]
     assert notes == (told if said != held else [])
 
 

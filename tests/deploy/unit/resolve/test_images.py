@@ -74,12 +74,12 @@ def test_registries_lie_where_botocore_says() -> None:
 
 
 def test_an_image_of_another_region_is_refused() -> None:
-    with pytest.raises(SpecError, match=r"lies in us-east-1, and the endpoint is in eu-west-1"):
+    with pytest.raises(SpecError, match=r"is in us-east-1, and the endpoint is in eu-west-1"):
         resolve_image(Image(uri=f"{HERE}/lmi:1"), "eu-west-1", ACCOUNT)
 
 
 def test_aws_has_no_image_everywhere() -> None:
-    with pytest.raises(SpecError, match=r"^image\.aws: no registry of AWS's is known in us-west-9") as caught:
+    with pytest.raises(SpecError, match=r"^image\.aws: no AWS registry is known in us-west-9") as caught:
         resolve_image(Image(aws="djl-lmi"), "us-west-9", ACCOUNT)
     assert "image.uri" in caught.value.advice
 
@@ -128,7 +128,7 @@ def test_the_images_cuda(image: Image, cuda: tuple[int, int] | None) -> None:
         ("auto", "ml.c7i.xlarge", (13, 0), None, ""),
         ("auto", "ml.g9.xlarge", (12, 8), AMI_CUDA_12, ""),
         ("al2-ami-sagemaker-inference-gpu-2-1", "ml.g5.xlarge", (13, 0), "al2-ami-sagemaker-inference-gpu-2-1", ""),
-        ("al2030-ami", "ml.g5.xlarge", (13, 0), "al2030-ami", "is none of those known"),
+        ("al2030-ami", "ml.g5.xlarge", (13, 0), "al2030-ami", "is not among those known"),
     ],
 )
 def test_the_host_is_chosen_by_the_images_cuda(

@@ -221,7 +221,7 @@ def test_a_list_without_prices_leaves_the_table(stub: Stubber) -> None:
     prices = answered(stub)
     assert prices.of("ml.g5.xlarge") == TABLE.of("ml.g5.xlarge")
     assert prices.source == (
-        "cost class: on-demand, us-east-1, as of 2026-09-27 (the Pricing API lists no endpoint's instances in "
+        "cost class: on-demand, us-east-1, as of 2026-09-27 (the Pricing API lists no endpoint instances in "
         "eu-west-1); see aws.amazon.com/sagemaker/pricing"
     )
 
@@ -256,4 +256,4 @@ def test_without_a_way_there() -> None:
     ],
 )
 def test_other_partitions_are_not_asked(region: str, partition: str) -> None:
-    assert f"(AWS's Pricing API is not in the partition {partition})" in ask(Aws(region)).source
+    assert f"(AWS's Pricing API does not exist in the partition {partition})" in ask(Aws(region)).source

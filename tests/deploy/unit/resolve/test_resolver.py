@@ -119,7 +119,7 @@ def test_auto_needs_a_size() -> None:
         ({"model": {"id": "a/b", "shape": SMALL.model_dump()}}, "The model's longest context is not known: 4096"),
         ({"model": {"id": "meta-llama/Llama-3.1-405B"}}, "Loading 756 GiB may take longer"),
         ({"encryption": {"volume_key": "alias/k"}}, "encryption.volume_key: ml.g6.2xlarge has NVMe"),
-        ({"instance": {"ami": "new"}}, "instance.ami: new is none of those known"),
+        ({"instance": {"ami": "new"}}, "instance.ami: new is not among those known"),
     ],
 )
 def test_warnings(changes: dict[str, Any], warning: str) -> None:
@@ -245,7 +245,7 @@ def test_an_image_for_hopper_and_newer_names_the_types_for_it() -> None:
     with pytest.raises(DoesNotFit, match=said) as caught:
         decision(image=sglang, model=TINY, instance={"type": "ml.g6e.xlarge"}, options={})
     assert caught.value.advice == (
-        "Take ml.g7e, ml.g7, ml.p5, ml.p5e, ml.p5en, ml.p6-b200, ml.p6-b300, or another image."
+        "Use ml.g7e, ml.g7, ml.p5, ml.p5e, ml.p5en, ml.p6-b200, ml.p6-b300, or another image."
     )
 
 
@@ -285,7 +285,7 @@ def test_what_is_beyond_sagemakers_hour_is_said() -> None:
     assert (found.download, found.startup) == (300, 3600)
     assert found.warnings == (
         "Loading 756 GiB may take longer than the 3600 s that SageMaker waits; put it into S3 (model.path), "
-        "whose download is counted by itself.",
+        "whose download has its own time limit.",
     )
     assert times(400).warnings == ("Model data of 400 GiB may take longer than the 3600 s that SageMaker waits.",)
 
@@ -347,8 +347,8 @@ def test_a_pool_whose_environment_differs_has_its_own_model() -> None:
 @in_one_test(
     ("instance", "message"),
     [
-        ({"type": "ml.g6e.xlarge", "pools": [{"type": "ml.g6.xlarge"}]}, "instance.type does not go with"),
-        ({"price": 1.5, "pools": [{"type": "ml.g6.xlarge"}]}, "instance.price is that of one type"),
+        ({"type": "ml.g6e.xlarge", "pools": [{"type": "ml.g6.xlarge"}]}, "instance.type cannot be combined with"),
+        ({"price": 1.5, "pools": [{"type": "ml.g6.xlarge"}]}, "instance.price is for one type"),
         ({"pools": [{"type": "ml.g6.xlarge"}, {"type": "ml.g6.xlarge"}]}, r"pools\[\].type: ml.g6.xlarge is given"),
         ({"pools": [{"type": "ml.g6.xlarge", "priority": 2}, {"type": "ml.g5.xlarge"}]}, r"pools\[\].priority: 2 is"),
         ({"pools": [{"type": f"ml.g{n}.xlarge"} for n in range(1, 7)]}, "at most 5"),

@@ -437,7 +437,9 @@ def test_a_server_that_does_not_say_what_it_is_needs_the_option() -> None:
         with pytest.raises(ConfigError, match=r"answered 404: .* ends with /v1") as refused:
             find_kind((server.url.removesuffix("/v1"),))
         assert str(refused.value).count("/v1") == 1
-    with pytest.raises(ConfigError, match=r"base_url_kind=auto: a server has to run.*: http.*/v1: cannot be reached"):
+    with pytest.raises(
+        ConfigError, match=r"base_url_kind=auto: a server must be running.*: http.*/v1: cannot be reached"
+    ):
         find_kind((server.url,))
     with pytest.raises(ConfigError, match="such addresses end with /v1"):
         find_kind((server.url.removesuffix("/v1"),))
