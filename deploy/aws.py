@@ -18,7 +18,7 @@ from deploy.errors import DeployError, NotAllowed, SpecError
 
 _CONFIG = Config(retries={"total_max_attempts": 5, "mode": "standard"}, user_agent_extra="lmi-deploy")
 _QUICK = _CONFIG.merge(Config(connect_timeout=3, read_timeout=10, retries={"total_max_attempts": 2}))
-"""For what the user can do without: a network that has no way there is not waited for."""
+"""Configuration for optional calls, which do not wait for a network without a route."""
 
 _DENIED = ("AccessDeniedException", "AccessDenied", "UnauthorizedOperation", "403")
 _GONE = ("ObjectNotFoundException", "ResourceNotFound", "ResourceNotFoundException")
@@ -53,7 +53,7 @@ class Aws:
 
     @property
     def partition(self) -> str:
-        """`aws`, or another partition, whose credentials nobody else may see."""
+        """Return `aws`, or another partition, which no other may see credentials of."""
         return str(self._session.get_partition_for_region(self.region))
 
     def account(self) -> str:
@@ -66,7 +66,7 @@ def pages(aws: Aws, service: str, operation: str, field: str, **arguments: Any) 
 
     Args:
         operation: boto3's method, e.g. `list_models`.
-        field: of each page, the list; a page may lack it.
+        field: the list's name in each page; a page may not have it.
         arguments: the operation's.
     """
     for page in aws.client(service).get_paginator(operation).paginate(**arguments):
@@ -74,7 +74,7 @@ def pages(aws: Aws, service: str, operation: str, field: str, **arguments: Any) 
 
 
 def components_of(aws: Aws, endpoint: str) -> list[str]:
-    """Return the names of an endpoint's inference components, adapters too."""
+    """Return the names of an endpoint's inference components, including adapters."""
     found = pages(aws, "sagemaker", "list_inference_components", "InferenceComponents", EndpointNameEquals=endpoint)
     return [str(item["InferenceComponentName"]) for item in found]
 

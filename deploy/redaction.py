@@ -39,7 +39,7 @@ _WITHIN = re.compile(
 
 _NEVER_A_NUMBER = re.compile(r"(^|_)(PASSWORD|PASSWD|PASSPHRASE)S?$")
 _NUMBER = re.compile(r"-?\d+(\.\d+)?|true|false", re.IGNORECASE)
-"""Numbers and booleans are no secrets, e.g. `max_token=512`. SageMaker takes them as text."""
+"""Numbers and booleans, e.g. `max_token=512`, are not secrets. SageMaker passes them as strings."""
 
 
 def is_secret(name: str, value: object) -> bool:

@@ -1,4 +1,4 @@
-"""AWS's APIs as the installed botocore describes them, and requests held against it as AWS does."""
+"""AWS's APIs as the installed botocore describes them, and validation of requests against it, as AWS does."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from botocore.loaders import Loader
 from botocore.model import OperationNotFoundError, ServiceModel
 
 _MODELS = {"monitoring": "cloudwatch", "servicequotas": "service-quotas"}
-"""Services that botocore's models name otherwise than requests are signed for."""
+"""Services whose name in botocore's models differs from the one that requests are signed for."""
 
 
 @cache
@@ -20,7 +20,7 @@ def service(name: str) -> ServiceModel:
     """Return the description of a service, by the name that its requests are signed for.
 
     Raises:
-        UnknownServiceError: botocore has none.
+        UnknownServiceError: botocore does not have it.
     """
     name = _MODELS.get(name, name)
     return ServiceModel(Loader().load_service_model(name, "service-2"), service_name=name)
@@ -38,7 +38,7 @@ def instance_types(shape: str) -> tuple[str, ...]:
 
 
 class Malformed(ValueError):
-    """A value that is not of its member's type, which AWS refuses before all else."""
+    """A value does not have its member's type, which AWS checks before anything else."""
 
 
 def wrong_with(signed_for: str, operation: str, values: Mapping[str, Any]) -> str:
@@ -70,11 +70,11 @@ _TYPES: Mapping[str, Any] = {
     "double": (int, float),
     "boolean": (bool,),
 }
-"""What JSON has for each type; of timestamps and bytes each protocol has its own."""
+"""JSON's type for each type; timestamps and bytes differ between protocols."""
 
 
 def _violations(shape: Any, value: Any, at: str) -> Iterator[str]:
-    """Yield what is wrong with a value and all below it.
+    """Yield what is wrong with a value and all values in it.
 
     Raises:
         Malformed: a value has another type than its member.

@@ -1,4 +1,4 @@
-"""Web pages in the place of AWS's answers: a proxy's, a load balancer's, or that of a network which wants a login."""
+"""Web pages instead of AWS's answers: from a proxy, a load balancer, or a network that requires a login."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _TITLE = re.compile(r"<title[^>]*>([^<]*)<", re.IGNORECASE)
 
 
 class WebPage(BotoCoreError):  # type: ignore[misc]
-    """The answer is a page, not AWS's."""
+    """The answer is a web page, not AWS's."""
 
     fmt = "{operation}: HTTP {status}: a web page{title} instead of AWS's answer (a proxy's, or a login's?)"
 
 
 def refused(client: Any) -> Any:
-    """Have a client of boto3 raise `WebPage` for a page, all of which botocore would show; return the client."""
+    """Make a boto3 client raise `WebPage` for a page, which botocore would show whole; return the client."""
     client.meta.events.register_first("before-parse", _check, unique_id="lmi-web-pages")
     return client
 

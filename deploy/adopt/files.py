@@ -1,4 +1,6 @@
-"""Read a model's configuration from a JSON file: requests, answers of AWS, JumpStart's and recommendations'."""
+"""Read a model's configuration from a JSON file: a request or an answer of AWS, JumpStart's document, or a
+recommendation.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +30,11 @@ def read_file(path: Path, number: int = 1, region: str = "") -> Source:
     """Read a file.
 
     Args:
-        number: which of a job's recommendations, from 1.
-        region: the endpoint's, where the file tells none.
+        number: number of the job's recommendation, from 1.
+        region: the endpoint's, if the file names none.
 
     Raises:
-        SpecError: it cannot be read, or is none of the forms.
+        SpecError: it cannot be read, or has none of the forms.
     """
     content = _json(path)
     for has, operation, read in _FORMS:
@@ -66,7 +68,7 @@ def _json(path: Path) -> Content:
 
 
 def _parts(content: Content, file: str, number: int, region: str) -> Source:
-    """Endpoint, EndpointConfig, Model and Components, each as AWS describes it or as it is created."""
+    """Read Endpoint, EndpointConfig, Model and Components, each as AWS's description or creation request."""
     if unknown := sorted(content.keys() - _PARTS):
         raise SpecError(f"{file}: {', '.join(unknown)}: is not read here", f"It has {', '.join(sorted(_PARTS))}.")
     endpoint, config = content.get("Endpoint", {}), content.get("EndpointConfig", {})
@@ -97,7 +99,7 @@ _PARTS = {"Endpoint", "EndpointConfig", "Model", "Models", "Components", "Tags"}
 
 
 def _tags(*requests: Content) -> dict[str, str]:
-    """Join the tags of requests; those of later ones win."""
+    """Join the tags of requests; later ones override earlier ones."""
     return {str(tag["Key"]): str(tag["Value"]) for request in requests for tag in request.get("Tags", ())}
 
 
@@ -111,7 +113,7 @@ def _model(content: Content, file: str, number: int, region: str) -> Source:
 
 
 def _package(content: Content, file: str, number: int, region: str) -> Source:
-    """DescribeModelPackage's answer, of a registry or of the Marketplace."""
+    """Read DescribeModelPackage's answer, for a registry or the Marketplace."""
     package = content["InferenceSpecification"]
     products = [one.get("ProductId") for one in package["Containers"]]
     if product := next((one for one in products if one), None):
@@ -148,7 +150,7 @@ def _one(found: list[Any], file: str, number: int) -> Any:
 
 
 def _recommended(content: Content, file: str, number: int, region: str) -> Source:
-    """A recommendation of DescribeInferenceRecommendationsJob."""
+    """Read a recommendation of DescribeInferenceRecommendationsJob."""
     chosen = _one(content["InferenceRecommendations"], file, number)
     endpoint, model = chosen.get("EndpointConfiguration", {}), chosen.get("ModelConfiguration", {})
     own = dict(content.get("Model", {}))
@@ -164,7 +166,7 @@ def _recommended(content: Content, file: str, number: int, region: str) -> Sourc
 
 
 def _ai_recommended(content: Content, file: str, number: int, region: str) -> Source:
-    """A recommendation of DescribeAIRecommendationJob."""
+    """Read a recommendation of DescribeAIRecommendationJob."""
     chosen = _one(content["Recommendations"], file, number)
     said = chosen.get("DeploymentConfiguration", {})
     place = next((one["Uri"] for one in said.get("S3", ()) if one.get("ChannelName", "model") == "model"), None)
@@ -182,7 +184,7 @@ def _ai_recommended(content: Content, file: str, number: int, region: str) -> So
 
 
 def _hub_content(content: Content, file: str, number: int, region: str) -> Source:
-    """DescribeHubContent's answer, whose document is a JSON text."""
+    """Read DescribeHubContent's answer, whose document is a JSON string."""
     try:
         document = json.loads(content["HubContentDocument"])
     except (ValueError, TypeError, RecursionError) as error:
@@ -210,7 +212,7 @@ _FORMS: tuple[tuple[Callable[[Mapping[str, Any]], bool], str, Callable[[Content,
     (_has("EndpointConfig", "Model", "Models"), "", _parts),
     (_has("PrimaryContainer", "Containers"), "DescribeModel", _model),
 )
-"""The forms: a field that each has, AWS's call that answers so, and what reads it."""
+"""The forms: a field that identifies it, AWS's call that returns it, and its reader."""
 
 
 # -- write an adopted specification as YAML, with comments for what does not map ---------------------------------------
@@ -228,7 +230,7 @@ def written(adopted: Adopted, command: str) -> str:
     """Return the file's text.
 
     Args:
-        command: that wrote it.
+        command: the command that wrote it.
     """
     lines = [_comment(f"Written by `{command}` {sentence}. Nothing was changed.") for sentence in adopted.head]
     for name, value in adopted.content.items():

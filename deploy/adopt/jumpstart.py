@@ -1,4 +1,4 @@
-"""Read JumpStart's document of a model: its bucket writes names in snake case, a hub in Pascal case."""
+"""Read JumpStart's document of a model: names are in snake case in its bucket, in Pascal case in a hub."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _READ = (
     "hosting_additional_data_sources",
     "hosting_use_script_uri",
 )
-"""Beginnings of the fields of serving that are read; the others are named."""
+"""Prefixes of the serving fields that are read; the others are reported."""
 
 _LICENCE = (
     "read the licence; if you accept it, write `ModelAccessConfig: {AcceptEula: true}` into each gated S3DataSource of "
@@ -41,10 +41,10 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
     """Read a document as the SDK does: the first configuration of its ranking, and its default instance type.
 
     Args:
-        region: whose bucket has the weights; "" if it is not known.
+        region: the region of the bucket with the weights; "" if unknown.
 
     Raises:
-        SpecError: a field has another type, or the region must be said.
+        SpecError: a field has another type, or the region must be given.
         Refused: the document has no image, or is a package of the Marketplace.
     """
     fields = _chosen(_section(content, file, "document"), file)
@@ -94,7 +94,7 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
 
 
 def _chosen(fields: dict[str, Any], file: str) -> dict[str, Any]:
-    """Lay the first configuration of the ranking over the document's own fields."""
+    """Merge the ranking's first configuration into the document's own fields."""
     configs = _map(fields, file, "inference_configs")
     ranking = _section(
         _map(fields, file, "inference_config_rankings").get("overall"), file, "inference_config_rankings"
@@ -112,7 +112,7 @@ def _chosen(fields: dict[str, Any], file: str) -> dict[str, Any]:
 
 
 def _over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Lay one object over another; objects within are laid over each other, and everything else is replaced."""
+    """Merge one object into another: nested objects are merged, and everything else is replaced."""
     laid = dict(base)
     for name, value in own.items():
         before = laid.get(name)
@@ -121,7 +121,7 @@ def _over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _special(variants: Mapping[str, Any], kind: str, file: str) -> Iterator[dict[str, Any]]:
-    """Yield what the document says of the instance type, and then of its family."""
+    """Yield the document's settings for the instance type, then for its family."""
     found = _map(variants, file, "variants")
     for name in (kind, kind.removeprefix("ml.").partition(".")[0]):
         yield _section(found.get(name), file, f"variants.{name}")
@@ -165,7 +165,7 @@ def _environment(fields: Mapping[str, Any], special: list[dict[str, Any]], file:
 
 
 def _weights(fields: Mapping[str, Any], special: list[dict[str, Any]], file: str, region: str) -> str:
-    """Return where the weights are: prepacked, that is with their script, where the document has them so."""
+    """Return where the weights are: prepacked, that is with their script, if the document has that."""
     kinds = ("prepacked_artifact", "artifact") if _is_prepacked(fields) else ("artifact",)
     for kind in kinds:
         if uri := _of_type(special, file, f"{kind}_uri") or fields.get(f"hosting_{kind}_uri"):
@@ -176,7 +176,7 @@ def _weights(fields: Mapping[str, Any], special: list[dict[str, Any]], file: str
 
 
 def _draft(item: Any, file: str, region: str) -> dict[str, Any]:
-    """Return further model data as CreateModel takes it."""
+    """Return additional model data in CreateModel's form."""
     source = _section(item, file, _DRAFT)
     data = _section(source.get("s3_data_source"), file, f"{_DRAFT}: s3_data_source")
     provider = _section(source.get("provider"), file, f"{_DRAFT}: provider")
@@ -199,12 +199,12 @@ def _is_prepacked(fields: Mapping[str, Any]) -> bool:
 
 
 def _section(value: Any, file: str, place: str) -> dict[str, Any]:
-    """Return an object whose names are the document's own, in snake case; nothing is an empty one."""
+    """Return an object with the document's own field names, in snake case; empty if there is none."""
     return {xform_name(name): item for name, item in _object(value, file, place).items()}
 
 
 def _map(fields: Mapping[str, Any], file: str, name: str) -> dict[str, Any]:
-    """Return an object whose names are values: of variables, instance types, regions."""
+    """Return an object whose names are data, such as variables, instance types or regions."""
     return _object(fields.get(name), file, name)
 
 
@@ -215,7 +215,7 @@ def _object(value: Any, file: str, place: str) -> dict[str, Any]:
 
 
 def listed(value: Any, file: str, place: str) -> list[Any]:
-    """Return an array; nothing is an empty one."""
+    """Return an array; empty if there is none."""
     if value is not None and not isinstance(value, list):
         raise SpecError(f"{file}: {place}: must be an array")
     return value or []

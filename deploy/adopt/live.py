@@ -22,17 +22,17 @@ class Source:
     """An endpoint's parts, each in the fields of AWS's descriptions.
 
     Attributes:
-        name: of the endpoint; "" if a file names none.
+        name: the endpoint's; "" if a file names none.
         origin: a few words for the specification's first line.
-        region: "" if it is not known.
+        region: "" if unknown.
         endpoint: DescribeEndpoint's answer; empty if there is no endpoint.
-        config: DescribeEndpointConfig's, or what CreateEndpointConfig takes.
-        models: DescribeModel's answers, or what CreateModel takes, by the model's name; "" is the only one of a file.
+        config: DescribeEndpointConfig's answer, or CreateEndpointConfig's arguments.
+        models: DescribeModel's answers, or CreateModel's arguments, by the model's name; "" for a file's only one.
         components: DescribeInferenceComponent's answers.
         targets, policies: Application Auto Scaling's.
         tags: the endpoint's.
-        artifacts: what model data holds beside the variables, by its URI.
-        notes: `(field, what to do)` for what the source has beside these.
+        artifacts: contents of model data, by URI.
+        notes: `(field, what to do)` for what else the source has.
     """
 
     name: str
@@ -60,7 +60,7 @@ def container_of(model: Json, name: str) -> dict[str, Any]:
     """Return the only container of a model.
 
     Raises:
-        Refused: it has several, many models in one, or one that cannot be read.
+        Refused: it has several, many models in one, or one in an unsupported form.
     """
     found = containers(model)
     whose = f"model {name}" if name else "the model"
@@ -133,7 +133,7 @@ def read_endpoint(aws: Aws, name: str) -> Source:
 
 
 def with_data(aws: Aws, source: Source) -> Source:
-    """Read what lies in the model data beside the variables."""
+    """Read the contents of the model data."""
     served = [container for model in source.models.values() for container in containers(model)]
     served += [one.get("Specification", {}).get("Container", {}) for one in source.components if not is_adapter(one)]
     places = {data_of(one)[0] for one in served}
@@ -175,9 +175,9 @@ def _scaling(aws: Aws, name: str, config: Json, components: list[Json]) -> tuple
 
 
 def reading_policy(name: str, region: str, partition: str = "aws") -> Policy:
-    """Return what somebody needs to be allowed who adopts the endpoint: to read it, and nothing else.
+    """Return the permissions for adopting the endpoint: to read it, and nothing else.
 
-    The configuration, the model, the components and their data have names that only the endpoint tells.
+    The configuration, the model, the components and their data have names that are only known from the endpoint.
     """
     head = f"arn:{partition}:sagemaker:{region}:*"
     endpoints = [f"{head}:endpoint/{one}" for one in dict.fromkeys((name, name.lower()))]
@@ -203,7 +203,7 @@ _BESIDE = "--name ANOTHER writes a file for an endpoint of its own beside it."
 
 
 def refuse_owned(source: Source) -> None:
-    """Raises Refused if lmi deploy or CloudFormation manages the endpoint."""
+    """Raise Refused if lmi deploy or CloudFormation manages the endpoint."""
     deployment, stack = source.tags.get(TAG_DEPLOYMENT), source.tags.get(TAG_STACK)
     if deployment == source.name:
         raise Refused(f"{source.name} was made by lmi deploy: its file is its specification already", _BESIDE)
@@ -217,7 +217,7 @@ def refuse_owned(source: Source) -> None:
 
 
 def refuse_unsettled(source: Source) -> None:
-    """Raises Refused unless the endpoint is in service."""
+    """Raise Refused unless the endpoint is in service."""
     status = source.endpoint.get("EndpointStatus", READY[0])
     if status not in READY:
         wait = "Delete or repair it first." if status == "Failed" else "Wait until it is InService."

@@ -1,4 +1,4 @@
-"""Turn what was read of an endpoint into a specification: what maps, what passes as it is, and what does not map."""
+"""Turn an endpoint's settings into a specification: mapped, passed through, or reported as unmapped."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def scaling_of(
     """Return `scaling`; None: there is none, or it does not map.
 
     Args:
-        unmapped: gets what does not map, and why.
+        unmapped: collects settings that do not map, and why.
     """
     places = [f"inference-component/{one['InferenceComponentName']}" for one in bases]
     if not places:
@@ -71,16 +71,16 @@ def _scaling(source: Source, target: Json, unmapped: list[tuple[str, str]]) -> d
 
 @dataclass(frozen=True)
 class Wishes:
-    """The user's wishes beside the endpoint.
+    """The user's wishes, in addition to the endpoint.
 
     Attributes:
-        name: of the deployment; None: the endpoint's.
+        name: the deployment's; None: the endpoint's.
         region: None: the source's.
         role: ARN; None: the endpoint's.
         image: `{"uri": ...}` or `{"repository": ...}`.
-        model: a hub's name or an S3 prefix, in place of what the container is told.
+        model: a hub's name or an S3 prefix, instead of the container's.
         token_secret: ARN of the hub's token in Secrets Manager.
-        container: the kind of the container that serves; None: by its image.
+        container: the kind of the serving container; None: from its image.
         variant: one of several production variants.
     """
 
@@ -96,15 +96,15 @@ class Wishes:
 
 @dataclass
 class Adopted:
-    """A specification, and what is said beside it.
+    """A specification, and the comments on it.
 
     Attributes:
         content: the specification's content, in the order in which it is written.
-        head: sentences for its beginning.
+        head: sentences at its beginning.
         unmapped: `(field or NAME=value, why)`.
-        idle: the same for what has no effect here.
-        defaults: `(field, whose default it is)` for what the source leaves to its origin.
-        passed: fields that go into the requests as they are.
+        idle: the same for settings that have no effect here.
+        defaults: `(field, whose default it is)` for settings that the source leaves to its container.
+        passed: fields that go into the requests unchanged.
     """
 
     content: dict[str, Any]
@@ -120,7 +120,7 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
 
     Raises:
         Refused: its owner, its container or its form does not allow it.
-        SpecError: something must be said that the source does not tell.
+        SpecError: something must be given that the source does not have.
     """
     name = wishes.name or source.name
     if not name:
@@ -203,7 +203,7 @@ def _variant(source: Source, wishes: Wishes, *, beside: bool) -> Json:
 
 
 class Served(NamedTuple):
-    """A container that serves: whose component it is ("" without components), its fields, and its model."""
+    """A serving container: its component ("" without components), its fields, and its model."""
 
     component: str
     container: dict[str, Any]
@@ -254,9 +254,9 @@ _UNREAD = Artifact(problem="a file's data is read with --read-data", unseen=True
 
 
 def _read(source: Source, served: Served, wishes: Wishes) -> tuple[Container, Variables, Artifact]:
-    """Return the container's kind, its settings, and what lies in its data.
+    """Return the container's kind, its settings, and its data's contents.
 
-    Data that stay the container's come along, with their serving.properties; an archive without a model does not.
+    Data that stay in use are carried over, with their serving.properties; an archive without a model is not.
     """
     container = container_kind(str(served.container.get("Image", "")), wishes.container)
     environ = dict(served.container.get("Environment", {}))
@@ -275,7 +275,7 @@ def _read(source: Source, served: Served, wishes: Wishes) -> tuple[Container, Va
 
 
 def _own_parts(result: Adopted, source: Source, served: Served, wishes: Wishes) -> dict[str, Any]:
-    """Return what a component has in place of the top level's model, options and environment."""
+    """Return a component's own model, options and environment, which replace those of the top level."""
     if wishes.model is not None:
         raise SpecError("--model is for one model", f"Component {served.component} has another: leave it out.")
     _, found, artifact = _read(source, served, wishes)
@@ -312,15 +312,15 @@ def _role(source: Source, model: Json, wishes: Wishes) -> str:
 
 
 def _stays(said: str) -> bool:
-    """Return whether the model is the data that SageMaker lays in the container, and no other that is named."""
+    """Return whether the model is the data that SageMaker mounts, rather than another that is named."""
     return not said or said.startswith("/")
 
 
 def _model(result: Adopted, served: Json, artifact: Artifact, found: Variables, wishes: Wishes) -> dict[str, Any]:
-    """Return `model`, and put what the container has beside it into the comments.
+    """Return `model`, and put the container's other data into the comments.
 
     Raises:
-        Refused: no place is known from which this project's image could load it.
+        Refused: it is not known from where this project's image could load it.
     """
     uri, is_prefix = data_of(served)
     said = wishes.model or found.model_id
@@ -357,7 +357,7 @@ def _model(result: Adopted, served: Json, artifact: Artifact, found: Variables, 
 
 
 def _left_behind(uri: str, is_prefix: bool, artifact: Artifact) -> Iterator[tuple[str, str]]:
-    """Say what of the container's data does not come along."""
+    """Yield the container's data that are not carried over."""
     field_name = "ModelDataSource" if is_prefix else "ModelDataUrl"
     if artifact.problem:
         yield f"{field_name}={uri}", f"it was not read ({artifact.problem}); nothing in it is carried over"
@@ -382,7 +382,7 @@ def _slash(uri: str) -> str:
 
 
 def _token(result: Adopted, model: dict[str, Any], found: Variables, wishes: Wishes) -> None:
-    """Move the hub's token to `model.token_secret`, which takes no token but the ARN of its secret."""
+    """Move the hub's token to `model.token_secret`, which is the ARN of a secret, not the token."""
     if wishes.token_secret is not None and "id" in model:
         model["token_secret"] = wishes.token_secret
     elif found.hub_token:
@@ -433,7 +433,7 @@ def _instance(result: Adopted, source: Source, variant: Json, bases: Sequence[Js
 
 
 def _times(variant: Json, bases: Sequence[Json]) -> dict[str, int]:
-    """Return the timeouts that are set. SageMaker's own are left to what the model's size says."""
+    """Return the timeouts that are set. SageMaker's defaults are left out: they follow from the model's size."""
     parameters = [one.get("Specification", {}).get("StartupParameters", {}) for one in bases]
     found: dict[str, int] = {}
     for name, field_name in (
@@ -545,13 +545,13 @@ def _passed(result: Adopted, source: Source, variant: Json, model: Json, served:
 
 
 def _kept(container: Json, model: Json) -> dict[str, Any]:
-    """Return the container's fields without those of its image, and without its data where the model is elsewhere."""
+    """Return the container's fields without those of its image, and without its data if the model is elsewhere."""
     left_out = ("ImageConfig",) if "s3" in model else ("ImageConfig", "ModelDataSource")
     return {name: value for name, value in container.items() if name not in left_out}
 
 
 def _rest(result: Adopted, part: str, content: Json, place: str) -> dict[str, Any]:
-    """Return the fields of a part that the specification has no setting for, each as SageMaker takes it."""
+    """Return the fields of a part that the specification has no setting for, each in SageMaker's form."""
     fields = _without_owned(shape_of(part), content, OWNED[part], "")
     for name in list(fields):
         wrong = (line.partition(": ") for line in problems(part, {name: fields[name]}))
@@ -579,10 +579,10 @@ def _without_owned(shape: Any, content: Json, owned: Mapping[str, str], path: st
 
 
 def _checked(result: Adopted) -> Adopted:
-    """Leave out what a specification does not take, each with its reason.
+    """Leave out what a specification does not support, each with its reason.
 
     Raises:
-        SpecError: what remains is none.
+        SpecError: the rest is not a valid specification.
     """
     for _ in range(_MOST_PASSES):
         lines = content_problems(result.content)
@@ -598,7 +598,7 @@ _MOST_PASSES = 12  # each finds what the one before has uncovered
 
 
 def _dropped(result: Adopted, line: str) -> bool:
-    """Take the field that a message begins with out of the specification, if it can do without it."""
+    """Remove the field that a message names from the specification, if it is optional."""
     place, _, why = line.partition(": ")
     names = place.split(".")
     if names[0] not in ("sagemaker", "environment", "options", "tags", "timeouts", "capture"):
@@ -624,14 +624,14 @@ _WORDS = {
     "list": "an array",
     "string": "a text: put a number in quotes, and a value in the place of a reference",
 }
-"""JSON's words for types."""
+"""JSON's names of types."""
 
 
 def checked(file: str, place: str, operation: str, content: Any) -> list[tuple[str, str]]:
     """Check an answer of SageMaker's, or the request of the call that creates the same.
 
     Returns:
-        The fields that AWS has in neither, each with a reason.
+        The fields that exist in neither, each with a reason.
 
     Raises:
         SpecError: a field has another type; names the first.
@@ -675,7 +675,7 @@ def _problems(shape: Any, value: Any, place: str) -> Iterator[tuple[str, str]]:
 
 
 _CREATED = ("DescribeEndpoint", "DescribeEndpointConfig", "DescribeInferenceComponent", "DescribeModel")
-"""What a request creates with the same fields as its description has, so that a file may hold either."""
+"""Resources whose creation request has the same fields as their description, so that a file may contain either."""
 
 _NEEDED = ("InferenceComponentName", "Subnets", "SecurityGroupIds", "InstanceType", "Key", "Value")
-"""Required fields that are read without asking whether they are there."""
+"""Required fields that are read without checking that they exist."""

@@ -38,9 +38,9 @@ class Container(NamedTuple):
 
     Attributes:
         kind: lmi, tgi, vllm or ours.
-        engine: the one that its variables are read for.
-        release: of TGI, or the nearest known one of LMI, e.g. `0.36`; "" if the tag has none.
-        told: the release as the tag has it.
+        engine: the engine that its variables are for.
+        release: TGI's, or the nearest known one of LMI, e.g. `0.36`; "" if the tag names none.
+        told: the release as in the tag.
     """
 
     kind: str
@@ -64,10 +64,10 @@ def container_kind(image: str, said: str | None) -> Container:
     """Return what kind of container an image is.
 
     Args:
-        said: the kind by the user's word; None: by the image's name.
+        said: the kind that the user gives; None: from the image's name.
 
     Raises:
-        Refused: it is no container that is understood.
+        Refused: it is not a supported container.
     """
     repository, _, tag = image.partition("@")[0].partition(":")
     if _NEURON.search(image):
@@ -92,7 +92,7 @@ _MODEL_ID = "option.model_id"
 _LENGTH = "option.max_model_len"
 _ASYNC = "option.async_mode"
 _DEGREES = {f"option.{name}" for name in ("tensor_parallel_degree", "tensor_parallel_size", *STAGES, *CONTEXTS)}
-"""Options that decide how many GPUs a model takes."""
+"""Options that decide how many GPUs a model uses."""
 
 _OF_SDK: Mapping[str, str] = _CONTAINERS["of_sdk"]
 """Variables of SageMaker's SDK, JumpStart and their toolkits, and why they have no effect here."""
@@ -107,13 +107,13 @@ class Variables:
 
     Attributes:
         options: of the specification, without `option.`.
-        environment: variables that go on as they are.
-        model_id: what the container was told to load; "" if it was told nothing.
+        environment: variables that are kept unchanged.
+        model_id: the model that the container loads; "" if it is not set.
         context: `model.context`.
         unmapped: `(NAME=value, why)` for each variable that does not map.
         idle: the same, for those that have no effect here.
-        defaults: `(option, whose default it is)` for each option that no variable says.
-        hub_token: the variables that hold a token of the Hugging Face hub, by name.
+        defaults: `(option, whose default it is)` for each option that no variable sets.
+        hub_token: the variables that contain a token of the Hugging Face hub, by name.
         origins: which variable each option comes from.
         keys: the options that a variable has set, by their own names, with their texts.
     """
@@ -140,12 +140,12 @@ _MOST = 200  # characters of a value in a comment
 
 
 def one_line(text: str) -> str:
-    """Return a text without what could leave its line, or change a terminal."""
+    """Return a text without line breaks and terminal control characters."""
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def variables(environ: Mapping[str, str], container: Container) -> Variables:
-    """Sort the variables of a container. As in LMI, `OPTION_*` beats other names of the same option."""
+    """Classify the variables of a container. As in LMI, `OPTION_*` overrides other names of the same option."""
     found = Variables()
     names = {name: value for name, value in environ.items() if not _taken_out(name, value, found, container.kind)}
     engine, settings = _read(names, container)
@@ -175,7 +175,7 @@ def variables(environ: Mapping[str, str], container: Container) -> Variables:
 
 
 def _write_defaults(found: Variables, container: Container) -> None:
-    """Write down the container's defaults that this project's image does not share, unless a variable sets them."""
+    """Write out the container's defaults that differ from this project's image, unless a variable sets them."""
     for key, value, whose in _defaults(found, container):
         if key in found.keys:
             continue
@@ -202,14 +202,14 @@ def _defaults(found: Variables, container: Container) -> Iterator[tuple[str, Any
 
 
 def _of_tgi(release: str) -> dict[str, tuple[Any, str]]:
-    """Return the defaults of a release's launcher, each with a remark; none if the release is not known."""
+    """Return the defaults of a release's launcher, each with a remark; empty if the release is unknown."""
     numbers = [int(number) for number in release.split(".") if number]
     rows = [row for row in _CONTAINERS["of_tgi"] if numbers and numbers <= row["to"]]
     return {key: (value, row["why"]) for row in reversed(rows) for key, value in row["options"].items()}
 
 
 def _taken_out(name: str, value: str, found: Variables, kind: str) -> bool:
-    """Return whether the variable is a secret, empty, or not read by the container: it sets nothing."""
+    """Return whether the variable sets nothing, as it is a secret, empty, or not read by the container."""
     line = VARIABLES.get(name)
     is_token = name in ("HF_TOKEN", f"{SM_VLLM}HF_TOKEN") or (line is not None and line.same == "HF_TOKEN")
     if is_token:
@@ -251,7 +251,7 @@ def _read(names: Mapping[str, str], container: Container) -> tuple[str, dict[str
 
 
 def _as_it_is(found: Variables, name: str, value: str, engine: str) -> None:
-    """Sort a variable that is neither an option by its own name nor in the table of foreign names."""
+    """Classify a variable that is neither an option by its own name nor in the table of foreign names."""
     if name in ENVIRONMENT:
         _own(found, name, value, ENVIRONMENT[name], value, engine)
     elif name in _OF_SDK:
@@ -263,7 +263,7 @@ def _as_it_is(found: Variables, name: str, value: str, engine: str) -> None:
 
 
 def _own(found: Variables, origin: str, given: str, key: str, value: str, engine: str) -> None:
-    """Sort an option by what the container would do with it."""
+    """Classify an option by what the container would do with it."""
     name = key.removeprefix("option.")
     if origin.startswith("SERVING_") and key in SERVER_ENVIRONMENT:
         found.idle.append((shown(origin, given), "only DJL Serving's Java side reads it"))
@@ -312,7 +312,7 @@ def _no_effect(option: Option, engine: str) -> str:
 
 
 def typed(text: str) -> Value:
-    """Return a variable's text as the specification writes it: a number or a boolean where that gives the same text."""
+    """Return a variable's value for the specification: a number or a boolean if that gives the same text."""
     if text in ("true", "false"):
         return text == "true"
     if re.fullmatch(r"0|[1-9]\d{0,14}", text):
@@ -323,7 +323,7 @@ def typed(text: str) -> Value:
 
 
 def _checked(found: Variables) -> None:
-    """Take out what the container would refuse of the options together."""
+    """Remove options that the container would refuse in combination."""
     for _ in range(len(found.options) + len(found.environment)):
         problem = next(_problems(found), None)
         if problem is None:

@@ -1,7 +1,7 @@
 """Build a transform job and the model that it needs (CreateTransformJob, CreateModel). Pure.
 
-SageMaker takes no uncompressed model data for batch transform (botocore's ContainerDefinition.ModelDataSource), so the
-container fetches a prefix in S3 by itself.
+SageMaker does not accept uncompressed model data for batch transform (botocore's ContainerDefinition.ModelDataSource),
+so the container fetches a prefix in S3 by itself.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from deploy.spec.options import is_aws_image
 from handler.config.options import KNOWN
 
 CONTENT_TYPE = "application/jsonlines"
-"""LMI and this server read it as JSON: its first part is JSON's type."""
+"""Read as JSON by LMI and this server, as it begins with JSON's type."""
 
 _PAYLOAD = 6  # megabytes: SageMaker's own default
 _INSTANCES = 100  # maximum of TransformResources.InstanceCount, in prose only
@@ -66,7 +66,7 @@ def batch_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
     """Build the job.
 
     Raises:
-        Refused: batch transform cannot do what the specification says.
+        Refused: batch transform does not support the specification.
         SpecError: as `resources.build`.
     """
     batch = settings_of(spec)
@@ -104,7 +104,7 @@ def batch_job(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
 
 
 def amounts(spec: Spec) -> tuple[int, int]:
-    """Return the number of requests at a time, and the megabytes that one may have; what is not given follows."""
+    """Return the number of requests at a time, and the megabytes of each; derived if not given."""
     batch = settings_of(spec)
     given = batch.concurrency or (MOST_TOGETHER // batch.payload_mb if batch.payload_mb is not None else MOST_TOGETHER)
     concurrency = batch.concurrency or max(1, min(given, _sequences(spec)))
@@ -112,7 +112,7 @@ def amounts(spec: Spec) -> tuple[int, int]:
 
 
 def _sequences(spec: Spec) -> int:
-    """Return how many requests the engine takes at once."""
+    """Return how many concurrent requests the engine accepts."""
     usual = KNOWN["option.max_rolling_batch_size"][0].default_with(str(spec.options.get("llm_engine", "")))
     named = spec.options.get("max_rolling_batch_size", spec.options.get("max_num_seqs", usual))
     try:
@@ -122,7 +122,7 @@ def _sequences(spec: Spec) -> int:
 
 
 def _check(spec: Spec, decision: Decision) -> None:
-    """Raise Refused for what a job cannot have."""
+    """Raise Refused for settings that a job cannot have."""
     there = instance_types("TransformInstanceType")
     if (name := decision.instance_type) not in there:
         families = sorted({one.rpartition(".")[0] for one in there if one.startswith(("ml.g", "ml.p"))})
@@ -146,7 +146,7 @@ def _check(spec: Spec, decision: Decision) -> None:
 
 
 def _model(spec: Spec, decision: Decision, marks: list[dict[str, str]], *, allow_plaintext_secret: bool) -> Resource:
-    """Build the model: that of an endpoint, but the container fetches a prefix from S3, and knows no adapters."""
+    """Build the model: like an endpoint's, but the container fetches a prefix from S3, and there are no adapters."""
     environment = dict(spec.environment)
     if _fetches(decision):
         environment["HF_MODEL_ID"] = str(decision.model_data)
@@ -199,7 +199,7 @@ class Input(NamedTuple):
 
 
 def checks(aws: Aws, spec: Spec, decision: Decision) -> list[Check]:
-    """Run every check of a batch; where reading is not allowed, a warning says so.
+    """Run every check of a batch; a missing permission to read is a warning.
 
     Raises:
         BotoCoreError: AWS cannot be reached.
@@ -214,7 +214,7 @@ def checks(aws: Aws, spec: Spec, decision: Decision) -> list[Check]:
 
 
 def inputs(aws: Aws, uri: str) -> list[Input]:
-    """List the objects that a job reads: all whose keys begin with the URI's."""
+    """List the objects that a job reads: those whose keys begin with the URI's."""
     bucket, key = bucket_and_key(uri)
     found = pages(aws, "s3", "list_objects_v2", "Contents", Bucket=bucket, Prefix=key)
     return [Input(item["Key"], item["Size"]) for item in found]
@@ -241,7 +241,7 @@ def _input(aws: Aws, spec: Spec) -> Iterator[Check]:
 
 
 def _lines(aws: Aws, spec: Spec, bucket: str, there: Sequence[Input]) -> Iterator[Check]:
-    """Look for lines that are beyond the limit, in objects that may have one, up to a total."""
+    """Look for lines over the limit in objects that may have one, up to a total size."""
     most = amounts(spec)[1] * _MB
     left, unread = _MOST_READ, 0
     for item in there:
@@ -264,7 +264,7 @@ def _lines(aws: Aws, spec: Spec, bucket: str, there: Sequence[Input]) -> Iterato
 
 
 def too_long(chunks: Iterable[bytes], most: int) -> int | None:
-    """Return the number of the first line of more than `most` bytes, its end included; None: there is none."""
+    """Return the number of the first line with more than `most` bytes, including its end; None: there is none."""
     number, length = 1, 0
     for chunk in chunks:
         first, *others = chunk.split(b"\n")
@@ -301,7 +301,7 @@ def answers(aws: Aws, uri: str, since: Any = None) -> list[str]:
     """Return the URIs of the answers below an output.
 
     Args:
-        since: a time; leave out what is older.
+        since: a time; older ones are left out.
     """
     bucket, key = bucket_and_key(uri)
     folder = f"{key.rstrip('/')}/" if key else ""

@@ -30,7 +30,7 @@ _SHOWN = 20
 
 
 def refuse_concurrent(aws: Aws, deployment: str, job: BatchJob) -> None:
-    """Refuse a job that writes where one of the deployment's jobs writes now.
+    """Refuse a job whose output is that of a running job of the deployment.
 
     Raises:
         Refused: naming that job.
@@ -48,7 +48,7 @@ def refuse_concurrent(aws: Aws, deployment: str, job: BatchJob) -> None:
 
 
 def make_model(aws: Aws, deployment: str, job: BatchJob) -> bool:
-    """Create the job's model unless it is there; return whether it was created.
+    """Create the job's model unless it exists; return whether it was created.
 
     Raises:
         Refused: one of that name has another owner.
@@ -63,7 +63,9 @@ def make_model(aws: Aws, deployment: str, job: BatchJob) -> bool:
 
 
 def name_of(aws: Aws, job: BatchJob) -> str:
-    """Return a name with the first free number for this input and output: of two at once, AWS takes one."""
+    """Return a name with the first free number for this input and output: AWS accepts only one of two concurrent
+    jobs.
+    """
     return f"{job.stem}-{_next_number(aws, job.stem)}"
 
 
@@ -71,7 +73,7 @@ def create(aws: Aws, job: BatchJob, name: str) -> None:
     """Create the job.
 
     Raises:
-        Refused: there is a job of that name.
+        Refused: a job of that name exists.
     """
     run = {"Key": _TAG_RUN, "Value": uuid.uuid4().hex}
     request = {**job.request, "TransformJobName": name, "Tags": [*job.request["Tags"], run]}
@@ -104,7 +106,7 @@ def describe(aws: Aws, name: str) -> dict[str, Any]:
 
 
 def stop(aws: Aws, name: str) -> str:
-    """Stop a job; return a sentence. SageMaker stores nothing of files that are not done."""
+    """Stop a job; return a sentence. SageMaker stores nothing for unfinished files."""
     status = describe(aws, name)["TransformJobStatus"]
     if status not in _RUNNING:
         return f"{name} is {status} already."
@@ -116,7 +118,7 @@ def wait(aws: Aws, name: str, report: Report) -> list[str]:
     """Wait until a job ends, and return where its answers are.
 
     Raises:
-        Failed: it failed or was stopped: with the reason, the log's end, and the answers that are there.
+        Failed: it failed or was stopped: with the reason, the log's end, and the answers so far.
         NotThere: there is no such job.
     """
     began = time.monotonic()
@@ -159,7 +161,7 @@ def _key(name: str) -> str:
 
 
 def _total(aws: Aws, job: Mapping[str, Any]) -> int:
-    """Return the number of files to transform; 0: they may not be listed."""
+    """Return the number of files to transform; 0: listing is not allowed."""
     try:
         source = job["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"]
         return sum(bool(item.size) for item in inputs(aws, source))
@@ -176,7 +178,7 @@ def _phase(aws: Aws, job: Mapping[str, Any], total: int) -> str:
 
 
 def _answers(aws: Aws, job: Mapping[str, Any]) -> list[str]:
-    """Return the answers that the job has written; none if they may not be listed."""
+    """Return the answers that the job has written; empty if listing is not allowed."""
     try:
         return answers(aws, output_of(job), since=job["CreationTime"].replace(microsecond=0))
     except ClientError:
@@ -195,7 +197,7 @@ def _failure(aws: Aws, job: Mapping[str, Any]) -> Failed:
 
 
 def _log(aws: Aws, name: str) -> list[str]:
-    """Return the end of the newest stream of the job's containers; nothing if it may not be read."""
+    """Return the end of the newest stream of the job's containers; empty if reading is not allowed."""
     try:
         return [line.text for line in logs.tail(aws, TRANSFORM_LOGS, _LOG_TAIL, prefix=f"{name}/") or []]
     except (ClientError, BotoCoreError):

@@ -1,4 +1,4 @@
-"""`lmi deploy adopt`: write a specification for an endpoint that somebody else made. Changes nothing in AWS."""
+"""`lmi deploy adopt`: write a specification for an endpoint that something else created. Changes nothing in AWS."""
 
 from __future__ import annotations
 

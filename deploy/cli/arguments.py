@@ -1,4 +1,4 @@
-"""Arguments of several commands."""
+"""Arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def add_shadow(parser: argparse.ArgumentParser) -> None:
 
 
 def share_of(arguments: argparse.Namespace) -> Share | None:
-    """Return the shadow's share; None: no shadow is asked for.
+    """Return the shadow's share; None: no shadow is requested.
 
     Raises:
         SpecError: an argument is for a shadow only.
@@ -98,7 +98,7 @@ def share_of(arguments: argparse.Namespace) -> Share | None:
 
 
 def number(most: int) -> Callable[[str], int]:
-    """Return what reads a whole number from 1 on."""
+    """Return a parser of whole numbers from 1 to `most`."""
 
     def read(text: str) -> int:
         if not text.isdecimal() or not 1 <= int(text) <= most:
@@ -199,7 +199,7 @@ def body_of(arguments: argparse.Namespace) -> Any:
 
 
 def parameters_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the generation parameters; a value is JSON, else text.
+    """Return the generation parameters; a value is JSON, otherwise a string.
 
     Raises:
         DeployError: one has no value.

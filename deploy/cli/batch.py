@@ -83,7 +83,7 @@ def _existing(console: Console, arguments: argparse.Namespace) -> int:
 
 
 def _prepared(console: Console, aws: Aws, spec: Spec, arguments: argparse.Namespace) -> BatchJob:
-    """Build the job, check it, and print what will be made.
+    """Build the job, check it, and print what will be created.
 
     Raises:
         Refused: a check found an error, or another job writes there now.

@@ -66,7 +66,7 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 def _print(documents: dict[str, Policy], who: str | None) -> int:
-    """Print all policies, or one; each in parts that AWS takes."""
+    """Print all policies, or one; each in parts that AWS accepts."""
     printed: dict[str, Policy] = {}
     for party, document in documents.items():
         pieces = parts(document)

@@ -151,7 +151,7 @@ def _command(conversation: Conversation, line: str) -> bool:
 
 
 def _answer(conversation: Conversation, line: str, terminal: bool) -> None:
-    """Print the answer. Raises RequestFailed if there is no terminal to ask again on."""
+    """Print the answer. Raises RequestFailed if there is no terminal to try again on."""
     answer = conversation.ask(line)
     try:
         for piece in answer:

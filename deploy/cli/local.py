@@ -28,7 +28,7 @@ from handler.core.package import install
 
 _NEEDED = ("moto", "flask", "policy_sentry")
 _OTHERS = ("AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_SAGEMAKER", "AWS_ENDPOINT_URL_SAGEMAKER_RUNTIME")
-"""Variables that would lead a client elsewhere."""
+"""Variables that would direct a client elsewhere."""
 _NOT_WITH_AWS = {
     "endpoint_name": "endpoints have the names that you create them with",
     "adapters": "an adapter is a component that you create",
@@ -58,7 +58,7 @@ def rehearsed(arguments: argparse.Namespace, plan: Plan) -> Plan:
     """Return the plan of a rehearsal.
 
     Raises:
-        DeployError: a package is missing, or an argument is not for a rehearsal.
+        DeployError: a package is missing, or an argument does not apply to a rehearsal.
     """
     if missing := [name for name in _NEEDED if importlib.util.find_spec(name) is None]:
         raise DeployError(f"--aws needs {', '.join(missing)}: {install('lmi-handler[rehearse]')}")
@@ -104,7 +104,7 @@ def _images(arguments: argparse.Namespace) -> list[str]:
 
 
 def _no_proxy() -> dict[str, str]:
-    """Return what keeps a proxy out of the way, if the shell has one."""
+    """Return variables that bypass a proxy, if the shell has one."""
     if not any(os.environ.get(name) for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")):
         return {}
     others = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
@@ -248,7 +248,7 @@ def _plan_of_specification(arguments: argparse.Namespace) -> Plan:
     """Return the plan of a specification: a process for each component, side by side.
 
     Raises:
-        DeployError, SpecError: the file is invalid, does not go with an argument, or does not run here.
+        DeployError, SpecError: the file is invalid, conflicts with an argument, or cannot run here.
     """
     if arguments.container_port is not None:
         raise DeployError("--container-port is for one container, and a specification may have several")

@@ -35,7 +35,7 @@ COMMANDS: dict[str, Callable[[Any], None]] = {
     "local": local.add,
     "schema": plan.add_schema,
 }
-"""Commands in the help's order, and what adds the parser of each, which sets `run`."""
+"""Commands in the help's order, with the function that adds each one's parser, which sets `run`."""
 
 
 def main(argv: Sequence[str] | None = None, prog: str = "lmi deploy") -> int:

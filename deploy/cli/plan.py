@@ -101,8 +101,8 @@ def _print(
     """Print the plan.
 
     Args:
-        checks: preflight's; empty if AWS was not asked.
-        reason: why AWS was not asked; None: it was.
+        checks: preflight's; empty if AWS was not queried.
+        reason: why AWS was not queried; None: it was.
     """
     decision = preparation.decision
     warnings = [*preparation.warnings, *comparison.warnings]

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def deploy(arguments: argparse.Namespace, command: str) -> int:
-    """Run `up`, `update`, which needs an existing endpoint, or `promote`; on an interrupt print how far it came."""
+    """Run `up`, `update`, which needs an existing endpoint, or `promote`; print the progress on an interrupt."""
     spec, console, run = spec_of(arguments), out(), Run()
     share = share_of(arguments) if command == "up" else None
     if share is not None or command == "promote":
@@ -134,7 +134,9 @@ def _deploy(
 
 
 def first_request(spec: Spec) -> str:
-    """Return a command that talks to the deployment: it names a component of several, and waits where it sleeps."""
+    """Return a command that calls the deployment: it names one of several components, and waits if it is scaled to
+    zero.
+    """
     component = f" --component {spec.components[0].name}" if len(spec.components) > 1 or spec.endpoint else ""
     if spec.asynchronous is not None:
         return f"lmi deploy invoke {spec.endpoint_name}{component} --async 'Hello'"
@@ -142,7 +144,7 @@ def first_request(spec: Spec) -> str:
 
 
 def _instances(spec: Spec, resolution: Resolution) -> str:
-    """Return what will cost money: the number of instances, their type and price."""
+    """Return the instances that will cost money: number, type and price."""
     if spec.endpoint is not None:
         return f"no instance of its own: the components go onto the endpoint {spec.endpoint}"
     decision, prices, managed = resolution.decision, resolution.prices, spec.instance.managed

@@ -1,4 +1,4 @@
-"""The terminal: tables, plans, progress and a model's text, as lines where nobody watches."""
+"""The terminal: tables, plans, progress and a model's text, as plain lines without a terminal."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _KEPT = "\n\t"
 
 
 def for_terminal(text: str, to: TextIO | None = None) -> str:
-    """Return the text as `to` can print it; on a terminal control characters become visible and have no effect.
+    """Return the text so that `to` can print it; on a terminal control characters become visible and have no effect.
 
     Args:
         to: None: standard output.
@@ -181,7 +181,7 @@ def print_plan(console: Console, plan: Plan, *, whole: bool = True) -> None:
 
 
 def summary(plan: Plan) -> str:
-    """Return the number of actions by sort."""
+    """Return the number of actions by kind."""
     verbs = [action.verb for action in plan.actions]
     counts = {
         "to create": verbs.count(Verb.CREATE),
@@ -220,7 +220,7 @@ def plan_as_json(plan: Plan, **more: Any) -> str:
 
 
 def printable(value: Any) -> Any:
-    """Return a request for JSON: secrets hidden, unknown values in words."""
+    """Return a request for JSON: secrets hidden, unknown values described."""
     if isinstance(value, datetime.datetime):
         return value.isoformat()
     return redact(resolved(value, _reference))
@@ -265,7 +265,7 @@ def _yaml(request: Json) -> str:
 
 
 def _hidden(place: str, value: Any) -> Any:
-    """Return a value, hidden if its name or itself looks like a secret."""
+    """Return a value, hidden if it or its name looks like a secret."""
     if isinstance(value, str | int | float) and is_secret(place.rpartition(".")[2], value):
         return HIDDEN
     return printable(value)

@@ -48,7 +48,7 @@ class AsyncAnswer:
         self._sleep = sleep
 
     def ready(self) -> bool:
-        """Return whether there is an answer, or a failure."""
+        """Return whether there is an answer or a failure."""
         return self._fetch(self.output) is not None or self._fetch(self.failure) is not None
 
     def wait(self, seconds: float = 3600) -> Any:
@@ -93,8 +93,8 @@ class AsyncAnswer:
             raise request_failed from error
 
     def _is_absent(self, bucket: str, key: str) -> bool:
-        """Return whether a list lacks the object: who may list only a part of the bucket gets 403 for what is
-        absent.
+        """Return whether a listing shows that the object is absent: without permission to list, an absent object gives
+        403.
         """
         try:
             listed = self._s3.list_objects_v2(Bucket=bucket, Prefix=key, MaxKeys=1)
@@ -107,7 +107,7 @@ def split_s3(uri: str) -> tuple[str, str]:
     """Split an s3:// URI of an object into bucket and key.
 
     Raises:
-        NotSent: it is no such URI.
+        NotSent: it is not such a URI.
     """
     scheme, _, rest = uri.partition("://")
     bucket, _, key = rest.partition("/")

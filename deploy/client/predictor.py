@@ -83,7 +83,9 @@ class Session:
         self.expires = _expiry(more)
 
     def predict(self, data: Any, **options: Any) -> Any:
-        """As `Predictor.predict`. An unknown or expired session raises `ModelRefused` (400)."""
+        """Return the whole answer, as `Predictor.predict` does. An unknown or expired session raises `ModelRefused`
+        (400).
+        """
         return self._predictor.predict(data, session_id=self.id, **options)
 
     def predict_stream(self, data: Any, **options: Any) -> Stream:
@@ -122,7 +124,7 @@ def _expiry(text: str) -> datetime.datetime | None:
 
 
 Messages = str | Sequence[Mapping[str, Any]]
-"""A conversation in OpenAI's form, or the user's message alone."""
+"""A conversation in OpenAI's form, or only the user's message."""
 
 _JSON, _FROM_JSON = JSONSerializer(), JSONDeserializer()
 _PROMPTS = {"inputs", "messages", "prompt", "text_input"}
@@ -219,7 +221,7 @@ class Predictor:
     ) -> Stream:
         """Return the answer as it arrives. SageMaker waits 8 min for it.
 
-        `stream` is added to a body with `inputs`, `messages`, `prompt` or `text_input` that lacks it.
+        `stream` is added to a body with `inputs`, `messages`, `prompt` or `text_input` that does not have it.
         """
         if isinstance(data, Mapping) and data.keys() & _PROMPTS and "stream" not in data:
             data = {**data, "stream": True}
@@ -279,7 +281,7 @@ class Predictor:
 
         Args:
             data: the body; up to 128,000 bytes go with the request.
-            input_location: an object in S3 that holds the body, in place of data.
+            input_location: an object in S3 that contains the body, instead of data.
             upload: s3://BUCKET/KEY to store larger data first.
         """
         config = Config(retries={"total_max_attempts": 5, "mode": "standard"})

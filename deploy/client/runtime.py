@@ -109,7 +109,7 @@ def check_component(client: Any, name: str) -> None:
     """Check that an inference component without a copy may still get one.
 
     Args:
-        client: boto3's of SageMaker. Where it may not call DescribeInferenceComponent, nothing is checked.
+        client: boto3's of SageMaker. If it may not call DescribeInferenceComponent, nothing is checked.
 
     Raises:
         ComponentFailed: it has failed.
@@ -275,7 +275,7 @@ class Runtime:
         self._clients: dict[float, Any] = {}
 
     def invoke(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """InvokeEndpoint. `Body` of the result holds all bytes.
+        """Call InvokeEndpoint. `Body` of the result contains all bytes.
 
         Args:
             request: boto3's arguments except the endpoint's name; likewise below.
@@ -292,18 +292,18 @@ class Runtime:
         return self._call(call, request)
 
     def stream(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """InvokeEndpointWithResponseStream. `Body` of the result is botocore's event stream."""
+        """Call InvokeEndpointWithResponseStream. `Body` of the result is botocore's event stream."""
         client = self._streaming
         return self._call(lambda arguments: client.invoke_endpoint_with_response_stream(**arguments), request)
 
     def submit(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """InvokeEndpointAsync."""
+        """Call InvokeEndpointAsync."""
         client = self._client
         return self._with_retries(lambda: client.invoke_endpoint_async(EndpointName=self.endpoint_name, **request))
 
     @property
     def base_url(self) -> str:
-        """The address of the endpoint's routes."""
+        """Return the address of the endpoint's routes."""
         route = f"{str(self._client.meta.endpoint_url).rstrip('/')}/endpoints/{self.endpoint_name}"
         return route + (f"/inference-components/{self.component}" if self.component else "")
 
@@ -467,7 +467,9 @@ class RouterRuntime(Runtime):
         self._target = routing_target
 
     def invoke(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """InvokeInferenceRouter. Beside `Body` the result has `InvokedRoutedResourceArn` and `RoutingReason`."""
+        """Call InvokeInferenceRouter. In addition to `Body` the result has `InvokedRoutedResourceArn` and
+        `RoutingReason`.
+        """
         if unknown := request.keys() - set(_TAKES):
             raise NotSent(f"{', '.join(sorted(unknown))}: an inference router takes only {', '.join(_TAKES)}")
         if len(request.get("Body", b"")) > WARN_BYTES:

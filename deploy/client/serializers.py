@@ -32,7 +32,7 @@ class JSONSerializer:
 
 
 class JSONDeserializer:
-    """Returns the value of a JSON answer; the text of another answer."""
+    """Returns the value of a JSON answer; the text of any other answer."""
 
     ACCEPT = ("application/json",)
 

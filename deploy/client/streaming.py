@@ -299,7 +299,9 @@ class ServerSentEvents:
             self._data.append(value.removeprefix(b" "))
 
     def _event(self) -> list[Any]:
-        """Return the values of an event; `[DONE]` is none. Several, if a server omits the empty line between events."""
+        """Return the values of an event; `[DONE]` has none. Several, if a server omits the empty line between
+        events.
+        """
         data, self._data = b"\n".join(self._data), []
         values = JsonValues()
         results = values.feed(data)
@@ -321,7 +323,7 @@ class PlainText:
 
 
 def reader_for(content_type: str, beginning: bytes) -> Reader | None:
-    """Return the reader for an answer that begins so; None: the beginning is too short to decide.
+    """Return the reader for an answer with this beginning; None: it is too short to decide.
 
     The beginning decides, as a proxy may have changed the content type. If it fits several, the content type decides.
 

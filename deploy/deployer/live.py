@@ -36,7 +36,7 @@ class LiveResource:
     """A resource that exists.
 
     Attributes:
-        description: AWS's description of it.
+        description: AWS's description.
         tags: its tags; a policy has those of its scalable target.
     """
 
@@ -54,7 +54,7 @@ class LiveResource:
 
     @property
     def status(self) -> str:
-        """AWS's status; `InService` for a kind without states."""
+        """Return AWS's status; `InService` for a kind without states."""
         status = CALLS[self.kind].status
         return READY[0] if status is None else str(self.description[status])
 
@@ -79,11 +79,11 @@ class Live:
     """Everything that exists of a deployment.
 
     Attributes:
-        deployment: what it is called in tags (`resources/resource.py`).
-        resources: those that it owns, those with a desired name, and its endpoint, whoever owns it, with the
+        deployment: its name in tags (`resources/resource.py`).
+        resources: those that it owns, those with a desired name, and its endpoint, even another owner's, with the
             endpoint's configuration.
-        online: False: AWS could not be asked, and nothing is known.
-        others: components on the same endpoint that it does not own, adapters too.
+        online: False: AWS could not be queried, and nothing is known.
+        others: components on the same endpoint that it does not own, including adapters.
         foreign_targets: scalable targets that it does not own, of its endpoint and the components there.
     """
 
@@ -109,12 +109,14 @@ class Live:
 
     @property
     def busy(self) -> tuple[LiveResource, ...]:
-        """Resources of the deployment that AWS is still changing: no call can change them now."""
+        """Return the deployment's resources that AWS is still changing: no call can change them now."""
         return tuple(item for item in (*self.owned, *self._shared, *self._beside) if item.busy)
 
     @property
     def _beside(self) -> tuple[LiveResource, ...]:
-        """The endpoint of another owner, on its way to or from a configuration of the deployment's: a shadow."""
+        """Return another owner's endpoint that is being updated to or from a configuration of the deployment: a
+        shadow.
+        """
         endpoint = self.endpoint
         if endpoint is None or endpoint.is_of(self.deployment) or is_guest(self.deployment):
             return ()
@@ -124,25 +126,25 @@ class Live:
 
     @property
     def _shared(self) -> tuple[LiveResource, ...]:
-        """The endpoint of another deployment, whose components wait for it."""
+        """Return another deployment's endpoint, if the deployment's components wait for it."""
         return self.of(Kind.ENDPOINT) if is_guest(self.deployment) else ()
 
     @property
     def config(self) -> LiveResource | None:
-        """The endpoint's present configuration."""
+        """Return the endpoint's current configuration."""
         endpoint = self.endpoint
         name = None if endpoint is None else endpoint.description.get("EndpointConfigName")
         return None if name is None else self.get(Kind.ENDPOINT_CONFIG, (str(name),))
 
 
 def pending_configs(endpoint: Json) -> tuple[str, ...]:
-    """Return the configuration that an endpoint is being updated to, if it is."""
+    """Return the configuration that an endpoint is being updated to, if there is an update."""
     name = endpoint.get("PendingDeploymentSummary", {}).get("EndpointConfigName")
     return () if name is None else (str(name),)
 
 
 def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
-    """Find what exists. Leave out resources that only share the beginning of a name, without the deployment's tag."""
+    """Find what exists. Leave out resources that only have the same prefix, without the deployment's tag."""
     existing: dict[tuple[Kind, Identity], LiveResource] = {}
 
     def keep(kind: Kind, description: Json | None, tags: Mapping[str, str] | None = None) -> None:
@@ -179,7 +181,7 @@ def look(aws: Aws, deployment: str, desired: Sequence[Resource] = ()) -> Live:
 def _of_another_owner(
     aws: Aws, existing: Mapping[tuple[Kind, Identity], LiveResource], deployment: str, endpoint: str
 ) -> Iterator[tuple[Kind, Json]]:
-    """Yield the configuration that an endpoint of another owner serves, as far as it may be read, and its models.
+    """Yield the configuration that an endpoint of another owner serves, if it may be read, and its models.
 
     A guest on that endpoint does not look at the models.
     """
@@ -207,7 +209,7 @@ def _of_another_owner(
 
 
 def _before(aws: Aws, name: str) -> Iterator[tuple[Kind, Json]]:
-    """Yield the configuration that served before a shadow, if it is still there: by its name, if it may not be read."""
+    """Yield the configuration that served before a shadow, if it still exists: only its name, if it may not be read."""
     try:
         config = show(aws, Kind.ENDPOINT_CONFIG, (name,))
     except ClientError as error:
@@ -219,7 +221,8 @@ def _before(aws: Aws, name: str) -> Iterator[tuple[Kind, Json]]:
 
 
 def _candidates(aws: Aws, deployment: str, endpoint: str) -> Iterator[tuple[Kind, str]]:
-    """Yield what may belong to the deployment: versions of models and configurations, the endpoint, its components.
+    """Yield resources that may belong to the deployment: versions of models and configurations, the endpoint, its
+    components.
 
     A tag alone is not enough: a user may have copied it to another resource.
     """
@@ -287,7 +290,7 @@ def current_version(resource: Resource, live: Live, desired: Sequence[Resource] 
     """Return the version that the endpoint, or a component, uses now.
 
     Args:
-        desired: all resources; a model's earlier version is that of the components which are to have the model.
+        desired: all resources; a model's earlier version is found by the components that will have the model.
     """
     endpoint = live.endpoint
     if endpoint is None:

@@ -41,12 +41,12 @@ _OPTIONAL = (
     "ShadowProductionVariants",
     "VpcConfig",
 )
-"""Fields without a default: a specification that no longer has one does not want it."""
+"""Fields without a default: if a specification no longer has one, it is removed."""
 
 _NONE_IF_LEFT_OUT = ("AlarmActions", "OKActions", "InsufficientDataActions", *_OPTIONAL)
 _OF_ENDPOINT = ("EndpointName", "EndpointConfigName")
 _WHOLE = ("Environment", "Tags")
-"""Maps in which AWS adds nothing."""
+"""Maps to which AWS adds nothing."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Difference:
 
 
 def differences(before: Json, after: Json) -> tuple[Difference, ...]:
-    """Return what must change in `before` to get `after`."""
+    """Return the changes from `before` to `after`."""
     return tuple(_differ("", before, after, whole=False))
 
 
@@ -94,7 +94,7 @@ def as_request(kind: Kind, description: Json) -> dict[str, Any]:
 
 
 def of_version(description: Json) -> dict[str, Any]:
-    """Return a model or a configuration as it would be asked for: SageMaker's default routing, and one container."""
+    """Return a model or a configuration as it would be requested: SageMaker's default routing, and one container."""
     fields = dict(description)
     if "ProductionVariants" in fields:
         default = {"RoutingConfig": {"RoutingStrategy": "RANDOM"}}
@@ -154,13 +154,13 @@ _REMOVAL = (
     Kind.ENDPOINT_CONFIG,
     Kind.MODEL,
 )
-"""The order of deletion: nothing before what uses it."""
+"""The order of deletion: users of a resource come before it."""
 
 
 class Verb(enum.Enum):
     CREATE = "create"
     REPLACE = "replace"
-    """Create a new version beside the old one, as AWS cannot change this kind."""
+    """Create a new version next to the old one, as AWS cannot change this kind."""
     UPDATE = "update"
     TAG = "tag"
     UNCHANGED = "unchanged"
@@ -178,7 +178,7 @@ class Action:
         resource: the desired resource; None: deletion.
         changes: what changes, field by field.
         why: reason of a deletion.
-        expects: of an update of another owner's endpoint: the configuration that it must serve when the call is made.
+        expects: for an update of another owner's endpoint, the configuration that it must serve when the call is made.
     """
 
     verb: Verb
@@ -206,8 +206,8 @@ class Plan:
 
     Attributes:
         deployment: its name.
-        online: False: made without asking AWS, as if nothing existed.
-        kept: names of others' components, for which a removal keeps the endpoint.
+        online: False: made without querying AWS, as if nothing existed.
+        kept: names of other deployments' components, because of which a removal keeps the endpoint.
     """
 
     deployment: str
@@ -257,7 +257,7 @@ def removal_of_all(live: Live) -> Plan:
     While others' components are on its endpoint, the endpoint stays with its configuration and alarms.
 
     Raises:
-        Refused: the endpoint of that name has another owner, and is none that the deployment is a guest on.
+        Refused: the endpoint of that name has another owner, and the deployment is not a guest on it.
     """
     endpoint = live.endpoint
     if endpoint is not None and not endpoint.is_of(live.deployment) and not is_guest(live.deployment):
@@ -275,7 +275,9 @@ def removal_of_all(live: Live) -> Plan:
 
 
 def _foreign_targets(live: Live, gone: Sequence[LiveResource]) -> list[LiveResource]:
-    """Return others' scalable targets on what goes: AWS would keep a component's, for the next one of its name."""
+    """Return other owners' scalable targets of deleted resources: AWS would keep a component's for the next one of that
+    name.
+    """
     names = {(item.kind.value, item.name) for item in gone}
     return [target for target in live.foreign_targets if _scaled(target) in names]
 
@@ -293,7 +295,7 @@ def _of_endpoint(live: Live) -> list[LiveResource]:
 
 
 def in_order_of_removal(resources: Sequence[LiveResource]) -> list[LiveResource]:
-    """Sort: nothing before what uses it, adapters before the components that they belong to."""
+    """Sort: users of a resource before it, adapters before their components."""
     return sorted(resources, key=lambda item: (_REMOVAL.index(item.kind), _base(item) is None))
 
 
@@ -334,7 +336,7 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
 
 
 def _refuse_shared(desired: Sequence[Resource], endpoint: LiveResource | None, live: Live) -> None:
-    """Refuse another deployment's endpoint that is not there, has failed, or takes no components of ours."""
+    """Refuse another deployment's endpoint that does not exist, has failed, or does not accept our components."""
     name, shared = name_and_endpoint(live.deployment)
     if endpoint is None:
         raise NotThere(f"endpoint: there is no endpoint {shared} for the components of {name}", "Deploy it first.")
@@ -383,7 +385,7 @@ def _foreign(existing: LiveResource) -> str:
 
 
 def _failed(live: Live) -> list[LiveResource]:
-    """Return what failed for good and everything on it: they are deleted first."""
+    """Return permanently failed resources and everything on them: they are deleted first."""
     failed = {item.name for item in live.owned if item.failed and item.kind is Kind.COMPONENT}
     endpoint = live.endpoint
     everything = endpoint is not None and endpoint.failed and endpoint.is_of(live.deployment)

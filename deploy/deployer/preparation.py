@@ -52,8 +52,8 @@ class Comparison:
 
     Attributes:
         warnings: one sentence each.
-        uploads: what would be uploaded of each model that is on this machine.
-        sums: the components on the instances with those of others; None: there are none, or AWS was not asked.
+        uploads: planned uploads of models on this machine.
+        sums: the resources of all components on the instances; None: there are none, or AWS was not queried.
     """
 
     plan: Plan
@@ -66,7 +66,7 @@ def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret:
     """Resolve the specification and build its resources.
 
     Args:
-        aws: None: ask AWS nothing.
+        aws: None: AWS is not queried.
 
     Raises:
         SpecError, DoesNotFit, Refused, NotThere: as `resolve` and `resources`.
@@ -84,7 +84,7 @@ def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret:
 
 
 def resolve_online(spec: Spec, aws: Aws) -> Resolution:
-    """Resolve the specification with what AWS and the hub answer."""
+    """Resolve the specification with answers of AWS and the hub."""
     account = aws.account()  # first: without AWS nothing else is asked
     return resolve(spec, aws.region, account=account, aws=aws, hub=hub_to_ask(), prices=ask_prices(aws))
 
@@ -97,8 +97,8 @@ def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = Fal
 
     Raises:
         Refused: a wanted name belongs to something else, the upload would harm another model, or another deployment's
-            endpoint does not take the components.
-        SpecError: the components have no room beside those of others.
+            endpoint does not accept the components.
+        SpecError: there is no room for the components next to others.
     """
     spec = preparation.spec
     planned = plan(preparation.resources_in_order, live, keep=spec.update.keep, adopt=adopt)
@@ -109,7 +109,7 @@ def compare(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool = Fal
 
 
 def compare_beside(preparation: Preparation, aws: Aws, live: Live, share: Share) -> tuple[Preparation, Comparison]:
-    """Return the preparation of a shadow beside another owner's endpoint, and compare it with what exists.
+    """Return the preparation of a shadow on another owner's endpoint, and compare it with what exists.
 
     Raises:
         Refused, NotThere: as `beside`; or as `compare`.
@@ -169,7 +169,7 @@ def scaled_by_hand(spec: Spec, live: Live) -> tuple[str, ...]:
 
 
 def upload_models(spec: Spec, aws: Aws, progress: Callable[[UploadProgress], None]) -> None:
-    """Upload each `model.path` of the specification. Files that S3 has already are not sent again."""
+    """Upload each `model.path` of the specification. Files already in S3 are not sent again."""
     for server in servers(spec):
         model = server.model
         if model.directory is not None and model.upload is not None:
@@ -245,7 +245,7 @@ def beside_others(spec: Spec, sums: Sums | None, live: Live) -> tuple[Sums | Non
     """Return the components with those of others on the endpoint, and warnings.
 
     Raises:
-        SpecError: the type is not the shared endpoint's, or the first copies have no room beside the others'.
+        SpecError: the type is not the shared endpoint's, or there is no room for the first copies.
     """
     variants = live.config.description["ProductionVariants"] if live.config is not None else ()
     variant: Mapping[str, Any] = next(iter(variants), {})
@@ -285,7 +285,7 @@ def _check_type(spec: Spec, variant: Mapping[str, Any]) -> None:
 
 
 def _instances(variant: Mapping[str, Any], live: Live) -> int:
-    """Return the most instances that the shared endpoint may have."""
+    """Return the maximum number of instances of the shared endpoint."""
     managed = variant.get("ManagedInstanceScaling", {})
     if managed.get("Status") == "ENABLED" and "MaxInstanceCount" in managed:
         return int(managed["MaxInstanceCount"])
@@ -295,7 +295,7 @@ def _instances(variant: Mapping[str, Any], live: Live) -> int:
 
 
 def _placed(live: Live) -> Iterator[Placed]:
-    """Yield the components of others, without adapters, which take their bases' resources."""
+    """Yield the components of others, without adapters, which use their bases' resources."""
     for item in live.others:
         specification = next((one for one in specifications(item.description) if one), {})
         needs = specification.get("ComputeResourceRequirements", {})

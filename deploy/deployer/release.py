@@ -1,7 +1,7 @@
-"""Keep LMI's release for the clients of an endpoint that is taken over.
+"""Keep the LMI release of an endpoint that is taken over, for its clients.
 
-The tag of its AWS image tells the release, while it has that image. What `--adopt` writes stands in the model's
-environment, and later runs keep it.
+As long as it has AWS's image, the tag names the release. `--adopt` writes it into the model's environment, and later
+runs keep it.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def keep_release(
 
 
 def _with_release(spec: Spec, version: str, named: Collection[str]) -> Spec:
-    """Return the specification with a release for all, or for each component that is not among the named."""
+    """Return the specification with a release for the whole, or for each component not in `named`."""
     if not named:
         return spec.model_copy(update={"environment": {**spec.environment, _VARIABLE: version}})
     components = tuple(
@@ -101,7 +101,7 @@ def _containers(
 
 
 def _components(endpoint: str, aws: Aws, live: Live, without: Collection[str], *, adopt: bool) -> Iterator[Json]:
-    """Yield what the endpoint's inference components are made of."""
+    """Yield the specifications of the endpoint's inference components."""
     if not adopt or is_guest(live.deployment):  # a guest takes over only components with its names
         components = [component for component in live.of(Kind.COMPONENT) if component.name not in without]
         yield from (one for component in components for one in specifications(component.description))

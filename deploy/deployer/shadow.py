@@ -1,4 +1,4 @@
-"""Put a deployment beside another owner's endpoint as a shadow variant, make it the serving one, or end it. Pure.
+"""Add a deployment to another owner's endpoint as a shadow variant, make it the serving one, or end it. Pure.
 
 The endpoint stays its owner's: it gets another configuration, a copy of its own with the shadow, and no tag. A tag of
 that configuration names the one before it, to which the endpoint goes back.
@@ -38,10 +38,10 @@ _AGAIN = "Run this again when it is InService."
 
 @dataclass(frozen=True)
 class Share:
-    """The share that a shadow gets, and has.
+    """A shadow's share of the requests, and its instances.
 
     Attributes:
-        percent: of the requests.
+        percent: of the requests that are copied.
         count: instances.
     """
 
@@ -50,7 +50,7 @@ class Share:
 
 
 def refuse_specification(spec: Spec) -> None:
-    """Refuse what SageMaker has no shadow variants for, and what has one of its own.
+    """Refuse settings for which SageMaker has no shadow variants, and a specification that has a shadow itself.
 
     Raises:
         SpecError: names the setting.
@@ -104,7 +104,7 @@ def beside(spec: Spec, wanted: Sequence[Resource], live: Live, share: Share) -> 
 
 
 def plan_shadow(wanted: Sequence[Resource], live: Live) -> Plan:
-    """Plan the shadow of `beside`. What an earlier one leaves behind goes at the end.
+    """Plan the shadow of `beside`. Remains of an earlier one are deleted at the end.
 
     Raises:
         Refused: the name of a model or a configuration belongs to something else.
@@ -116,10 +116,10 @@ def plan_shadow(wanted: Sequence[Resource], live: Live) -> Plan:
 
 
 def plan_promotion(wanted: Sequence[Resource], live: Live, keep: int) -> Plan:
-    """Plan that the shadow serves: the endpoint is taken over, with the number of instances that it has.
+    """Plan the promotion of the shadow: the endpoint is taken over, with its current number of instances.
 
     Args:
-        wanted: the deployment's resources, as they serve afterwards.
+        wanted: the deployment's resources, as they will serve.
         keep: as in `plan`.
 
     Raises:
@@ -141,12 +141,13 @@ def plan_promotion(wanted: Sequence[Resource], live: Live, keep: int) -> Plan:
 
 
 def plan_end(live: Live) -> Plan:
-    """Plan the shadow's end: the endpoint goes back to the configuration before, and what was made for it is deleted.
+    """Plan the shadow's end: the endpoint returns to the previous configuration, and the shadow's resources are
+    deleted.
 
-    Where that configuration was deleted, the endpoint gets a copy without the shadow.
+    If that configuration was deleted, the endpoint gets a copy without the shadow.
 
     Raises:
-        Refused: the endpoint is the deployment's own, can only be deleted, or serves what cannot be read.
+        Refused: the endpoint is the deployment's own, can only be deleted, or has a configuration that cannot be read.
     """
     endpoint, config = live.endpoint, _shadow_config(live)
     if endpoint is not None and endpoint.failed:
@@ -184,13 +185,13 @@ def plan_end(live: Live) -> Plan:
 
 
 def before(live: Live) -> str:
-    """Return the name of the configuration that serves without a shadow: the one before it, or the present one."""
+    """Return the name of the configuration that serves without a shadow: the previous one, or the current one."""
     config = live.config
     return "" if config is None else config.tags.get(TAG_BEFORE, config.name)
 
 
 def _refuse_other_shadow(wanted: Sequence[Resource], live: Live) -> None:
-    """Refuse to promote a shadow that is not there, or is not the file's. A promotion that was killed goes on.
+    """Refuse to promote a shadow that does not exist, or is not the file's. An interrupted promotion continues.
 
     Raises:
         NotThere, Refused: see `plan_promotion`.
@@ -214,7 +215,7 @@ def _refuse_other_shadow(wanted: Sequence[Resource], live: Live) -> None:
 
 
 def _refuse(spec: Spec, endpoint: LiveResource, live: Live) -> None:
-    """Refuse an endpoint that others manage, that is not in service, or that SageMaker gives no shadow.
+    """Refuse an endpoint that others manage, that is not in service, or that cannot have a shadow.
 
     Raises:
         Refused: names the endpoint and the reason.
@@ -285,8 +286,8 @@ def _unsupported(spec: Spec, config: LiveResource, live: Live) -> Iterator[tuple
 def _variant(own: Json, weight: float, share: Share) -> dict[str, Any]:
     """Return the shadow's variant: as it would serve, with its share.
 
-    A name of each content of its own: an update retains a variant's number of instances and its weight by its name.
-    It takes nothing from a capacity reservation, which is for what serves.
+    Its name depends on its content: an update keeps a variant's number of instances and its weight by name. It does not
+    use a capacity reservation, which is for the serving variant.
     """
     content = {name: value for name, value in own.items() if name not in ("VariantName", "CapacityReservationConfig")}
     content |= {"InitialInstanceCount": share.count, "InitialVariantWeight": round(weight * share.percent / 100, 6)}
@@ -294,7 +295,7 @@ def _variant(own: Json, weight: float, share: Share) -> dict[str, Any]:
 
 
 def _weight(endpoint: LiveResource, config: LiveResource) -> float:
-    """Return the serving variant's weight, beside which a shadow's is its share of the requests.
+    """Return the serving variant's weight: a shadow's weight relative to it is its share of the requests.
 
     Raises:
         Refused: it is 0: nothing is served, and nothing copied.
@@ -311,7 +312,7 @@ def _weight(endpoint: LiveResource, config: LiveResource) -> float:
 
 
 def _as_asked(description: Json) -> dict[str, Any]:
-    """Return a configuration as CreateEndpointConfig takes it, without name, tags and a shadow."""
+    """Return a configuration in CreateEndpointConfig's form, without name, tags and a shadow."""
     left_out = ("EndpointConfigName", "ShadowProductionVariants", "Tags")
     fields = sagemaker().operation_model("CreateEndpointConfig").input_shape.members
     return {name: value for name, value in description.items() if name in fields and name not in left_out and value}
@@ -339,7 +340,7 @@ def _without_shadow(live: Live, config: LiveResource) -> Resource:
 def _own_parts(live: Live, keep: Collection[str]) -> list[LiveResource]:
     """Return the deployment's models and configurations to delete.
 
-    What serves beside the shadow stays, and models that jobs of batch transform may use.
+    The serving variant's stay, and so do models that batch transform jobs may use.
 
     Args:
         keep: names of those that stay.

@@ -19,7 +19,7 @@ _WORKERS = 8  # parallel requests to S3
 
 
 def log_groups(endpoint: str | None, components: Iterable[str]) -> list[str]:
-    """Return the log groups of an endpoint (None: it stays) and of components."""
+    """Return the log groups of an endpoint (None: it is kept) and of components."""
     of_endpoint = [endpoint_group(endpoint)] if endpoint is not None else []
     return [*of_endpoint, *(component_group(name) for name in components)]
 

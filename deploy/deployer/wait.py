@@ -45,7 +45,7 @@ class Progress:
     Attributes:
         key: the resource's key.
         status: AWS's status.
-        phase: what is probably going on, in words.
+        phase: what is probably happening, in words.
         elapsed: seconds since waiting began.
         limit: seconds after which waiting ends.
         log: the container's last line; empty: none yet.

@@ -23,13 +23,13 @@ _SIGNED = re.compile(r"AWS4-HMAC-SHA256 Credential=([^\s,]+),\s*SignedHeaders=\S
 
 
 def check_host(host: str, origin: str | None, address: str, site: str | None = None) -> None:
-    """Refuse what a page in a browser sends, also by a name of its own that leads to this machine (DNS rebinding).
+    """Refuse requests of web pages, also those by a foreign name that resolves to this machine (DNS rebinding).
 
     Args:
         host: the Host header; behind a loopback address it must name this machine, as for `lmi serve` without keys.
         origin: the Origin header of a page; pages of this machine may call.
         address: the local one of the connection.
-        site: the Sec-Fetch-Site header, all that tells of an image or a link in a page.
+        site: the Sec-Fetch-Site header, the only sign of an image or a link in a page.
 
     Raises:
         ApiError: it is refused.

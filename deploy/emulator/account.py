@@ -37,7 +37,7 @@ _AT_A_TIME = 500  # lines of one call
 
 
 class ContainerLog:
-    """One container's lines, copied into CloudWatch when somebody reads there; those of a failed start apart."""
+    """One container's lines, copied into CloudWatch when it is read; those of a failed start separately."""
 
     def __init__(self) -> None:
         self._lines: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_LINES)
@@ -50,7 +50,7 @@ class ContainerLog:
         self._count += 1
 
     def add_failed(self, thing: Thing, line: str) -> None:
-        """Add a line of an instance that an endpoint or a component does not get."""
+        """Add a line of an instance whose start fails."""
         self._failed.setdefault(thing.arn, []).append(_event(line))
 
     def on_call(self, cloud: Cloud, call: Call) -> None:
@@ -104,7 +104,7 @@ class Quotas:
         self._quotas = {_code(name): _quota(name) for name in names}
 
     def install(self) -> None:
-        """Put its calls in the place of moto's, for good."""
+        """Permanently replace moto's calls with these."""
         for name in ("list_service_quotas", "get_service_quota", "request_service_quota_increase"):
             setattr(ServiceQuotasResponse, name, _method(getattr(self, name)))
 
@@ -123,7 +123,7 @@ class Quotas:
         return {"RequestedQuota": asked}
 
     def of(self, instance_type: str) -> float:
-        """Return how many instances endpoints may have."""
+        """Return the quota of instances for endpoints."""
         return float(self._quotas[_code(f"{instance_type} for endpoint usage")]["Value"])
 
     def _named(self, p: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,7 +145,7 @@ def _quota(name: str) -> dict[str, Any]:
 
 
 def _code(name: str) -> str:
-    """Return a code in AWS's form; AWS's own are not known here."""
+    """Return a code in AWS's form; the real codes are unknown."""
     return f"L-{hashlib.sha256(name.encode()).hexdigest()[:8].upper()}"
 
 
@@ -157,13 +157,13 @@ def _method(call: Any) -> Any:
 
 
 REHEARSAL = "LMI_REHEARSAL"
-"""The variable of a model by which its start fails."""
+"""Variable of a model that makes its start fail."""
 _ENDS = {
     "exit": "the container ends with status 1",
     "no-ping": "the container never answers /ping",
     "ping-500": "the container answers /ping with 500",
 }
-"""Ends of a start, as lines of the container's log tell them; SageMaker has one reason for all."""
+"""Failures of a start, with lines of the container's log; SageMaker has one reason for all."""
 _NO_CAPACITY, _NO_QUOTA = "no-capacity", "no-quota"
 FAILURES = (*_ENDS, _NO_CAPACITY, _NO_QUOTA)
 _OWN_IMAGE = re.compile(rf"{ACCOUNT}\.dkr\.ecr\.([a-z0-9-]+)\.[a-z.]+/([^:@]+)(?::([^@]+))?(?:@(.+))?")
@@ -171,10 +171,10 @@ _PULLS = ("ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLaye
 
 
 class Starts:
-    """Decides how creations and updates end (`SageMaker.fate_of`), in the words by which AWS tells it.
+    """Decides how creations and updates end (`SageMaker.fate_of`), in AWS's words.
 
     Args:
-        log: takes lines of the log of a container that does not get ready.
+        log: takes log lines of containers that do not become ready.
     """
 
     def __init__(self, cloud: Cloud, log: Callable[[Thing, str], None]) -> None:
@@ -189,7 +189,7 @@ class Starts:
         return Fate("RolledBack" if thing.before is not None else "Failed", reason)
 
     def _models(self, thing: Thing, wanted: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield the models that it is to serve, each with its variant's name."""
+        """Yield the models to serve, each with its variant's name."""
         things = self._cloud.sagemaker.things
         if thing.kind == "inference-component":
             every = [wanted.get("Specification", {}), *wanted.get("Specifications", ())]
@@ -225,7 +225,7 @@ class Starts:
         )
 
     def _ends(self, thing: Thing, environment: Mapping[str, str], *, is_own: bool) -> bool:
-        """Return whether the container does not get ready, and write its log.
+        """Return whether the container fails to become ready, and write its log.
 
         Args:
             is_own: the image is in this account, so it reads its options as this package's server does.
@@ -287,7 +287,7 @@ class Starts:
 
 
 def _rehearsed(model: Mapping[str, Any]) -> str | None:
-    """Return the failure that a model's environment asks for."""
+    """Return the failure that a model's environment requests."""
     value: str | None = model.get("PrimaryContainer", {}).get("Environment", {}).get(REHEARSAL)
     return value
 
@@ -301,7 +301,7 @@ _UNPLAYED = {
     "CreateInferenceRecommendationsJob": "nothing is measured here",
     "Search": "list what you look for",
 }
-"""Operations that moto would take without doing anything, or answer from a store that is not used here."""
+"""Operations that moto would accept without effect, or answer from a store that is not used here."""
 _DOCKER = "application/vnd.docker"
 _MANIFEST = {
     "schemaVersion": 2,
@@ -334,7 +334,7 @@ class Account(Cloud):
         moto.secretsmanager.utils.generate_str_id = lambda *args, **more: "AbCdEf"
 
     def push(self, image: str, region: str) -> None:
-        """Put an image into ECR, in place of `docker push`."""
+        """Put an image into ECR, instead of `docker push`."""
         repository, _, tag = image.rpartition(":")
         ecr = self.client("ecr", region)
         with contextlib.suppress(ecr.exceptions.RepositoryAlreadyExistsException):
@@ -369,7 +369,7 @@ class Account(Cloud):
 
 
 def account(log: ContainerLog, images: Sequence[str], region: str) -> Front:
-    """Return what is before the container: AWS with this account.
+    """Return the front end of the container: AWS with this account.
 
     Args:
         images: REPOSITORY:TAG of each that is in ECR, in `region`.
@@ -396,7 +396,7 @@ def account(log: ContainerLog, images: Sequence[str], region: str) -> Front:
 
 
 def variables(url: str, region: str) -> dict[str, str]:
-    """Return the environment variables with which a client takes this for AWS."""
+    """Return the environment variables that make a client use this as AWS."""
     return {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": OWNER,

@@ -1,4 +1,4 @@
-"""Errors in the form of SageMaker Runtime, and the headers that pass in its operations."""
+"""Errors in the form of SageMaker Runtime, and the headers that its operations pass on."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ApiError(Exception):
 
 
 async def name_request(request: web.Request, answer: web.StreamResponse) -> None:
-    """Give an answer the id by which AWS's clients and support speak of its request."""
+    """Add the request's id to an answer, which AWS's clients and support refer to."""
     answer.headers.setdefault("x-amzn-RequestId", str(uuid.uuid4()))
 
 

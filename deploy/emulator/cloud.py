@@ -1,6 +1,6 @@
-"""AWS on loopback: moto's server, with SageMaker, its autoscaling, and IAM's decisions, which moto lacks.
+"""AWS on loopback: moto's server, with SageMaker, its autoscaling, and IAM's decisions, which moto does not have.
 
-`lmi deploy local --aws` starts it for a reader, and the tests for themselves. boto3 finds it by AWS_ENDPOINT_URL.
+`lmi deploy local --aws` starts it, and so do the tests. boto3 finds it by AWS_ENDPOINT_URL.
 """
 
 from __future__ import annotations
@@ -67,15 +67,15 @@ class Call:
 
 
 class Cloud:
-    """The server, and what it holds.
+    """The server and its state.
 
     Attributes:
-        url: what AWS_ENDPOINT_URL is set to.
+        url: value for AWS_ENDPOINT_URL.
         sagemaker: SageMaker's state.
         scaling: scalable targets and policies.
         trusted: access keys whose owners may do everything.
         keys: ARN of the KMS key that encrypts a bucket, by the bucket's name.
-        price_list: what the Pricing API lists, as JSON; nothing: the product's own table counts.
+        price_list: the Pricing API's list, as JSON; empty: the product's own table is used.
 
     Args:
         port: of loopback; 0: a free one.
@@ -111,7 +111,7 @@ class Cloud:
         self._socket.close()
 
     def client(self, service: str, region: str = "us-east-1") -> Any:
-        """The server's own, which may do everything. It is kept: making one costs more than a call."""
+        """Return a client with all permissions. It is cached: creating one costs more than a call."""
         if (service, region) not in self._clients:
             session = boto3.session.Session(OWN, OWN, region_name=region)
             self._clients[service, region] = session.client(service, endpoint_url=self.url)
@@ -120,7 +120,7 @@ class Cloud:
     # What a subclass decides
 
     def policies_of(self, caller: str) -> Iterable[Mapping[str, Any]]:
-        """Return the identity policies of somebody: of an access key, or of a role by its ARN."""
+        """Return a caller's identity policies: of an access key, or of a role by its ARN."""
         return ()
 
     def arn_of(self, caller: str) -> str | None:
@@ -128,16 +128,16 @@ class Cloud:
         return f"arn:aws:iam::{ACCOUNT}:user/{caller}"
 
     def on_denial(self, need: Need) -> None:
-        """Take notice of what somebody may not do."""
+        """Record a denied permission."""
 
     def on_call(self, call: Call) -> None:
-        """Take notice of a call, before anything else."""
+        """Record a call, before anything else."""
 
     def on_answer(self, call: Call) -> None:
-        """Take notice of a call that moto has answered."""
+        """Record a call that moto has answered."""
 
     def refusal(self, call: Call) -> tuple[str, str] | None:
-        """Return code and message with which to answer a call in place of doing it."""
+        """Return code and message to refuse a call with; None: it is executed."""
         return None
 
     def invoked(self, call: Call, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
@@ -147,11 +147,11 @@ class Cloud:
     # Permissions
 
     def transform(self, payload: bytes, content_type: str) -> bytes:
-        """Return what a transform job's container answers to a payload; ValueError where it fails."""
+        """Return a transform job's container's answer to a payload; raise ValueError if it fails."""
         raise ValueError("nothing is transformed here")
 
     def denial(self, call: Call, environ: dict[str, Any]) -> Need | None:
-        """Return the first thing that the call needs and its caller may not do; remember it."""
+        """Return the first permission that the call needs and its caller does not have; record it."""
         if call.caller in self.trusted:
             return None
         try:
@@ -161,7 +161,7 @@ class Cloud:
             return need
 
     def missing(self, caller: str, needs: Iterable[Need]) -> Need | None:
-        """Return the first thing that somebody (an access key, a role's ARN) may not do; remember it."""
+        """Return the first permission that a caller (an access key, a role's ARN) does not have; record it."""
         for need in map(_with_aliases, needs):
             if not allowed(self.policies_of(caller), need):
                 self.on_denial(need)
@@ -169,8 +169,8 @@ class Cloud:
         return None
 
     def hides(self, call: Call, environ: dict[str, Any]) -> bool:
-        """Return whether S3 says 403 for 404, as to somebody who may not list the bucket. HEAD and GET have no
-        prefix.
+        """Return whether S3 answers 403 instead of 404, as it does if the caller may not list the bucket. HEAD and GET
+        have no prefix.
         """
         bucket, key = _place(environ)
         if call.service != "s3" or not key or environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
@@ -204,14 +204,14 @@ class Cloud:
         return None if config is None else config.request.get("KmsKeyId")
 
     def _tagged(self, need: Need) -> Need:
-        """The need, with the tags of its resource as condition keys."""
+        """Return the need, with the tags of its resource as condition keys."""
         things = (thing for thing in self.sagemaker.things.values() if thing.arn.lower() == need.resource.lower())
         tags = next((thing.tags for thing in things), {})
         return replace(need, context={**need.context, **{f"aws:ResourceTag/{key}": tags[key] for key in tags}})
 
 
 class _Quiet(MotoRequestHandler):
-    """Without a line of log for each request."""
+    """Logs no line for each request."""
 
     def log_request(self, *args: object) -> None:
         pass
@@ -274,7 +274,7 @@ class _Front:
         return answer
 
     def _denied(self, environ: dict[str, Any], call: Call, need: str, start_response: Any) -> list[bytes]:
-        """Refuse a call as AWS does: nobody has the access key, or its owner may not do that."""
+        """Refuse a call as AWS does: the access key is unknown, or its owner has no permission."""
         arn = self._cloud.arn_of(call.caller)
         text = f"User: {arn} is not authorized to perform: {need}" if arn else _INVALID_KEY
         codes = {"s3": ("AccessDenied", "InvalidAccessKeyId"), "ec2": ("UnauthorizedOperation", "AuthFailure")}
@@ -290,13 +290,13 @@ _DENIED_IN_XML = "AccessDenied", "InvalidClientTokenId"
 
 
 _INVALID = {"ecr": "InvalidParameterException", "logs": "InvalidParameterException", "monitoring": "ValidationError"}
-"""What these services call a ValidationException."""
+"""These services' names for a ValidationException."""
 
 
 def _wrong_with(call: Call) -> tuple[str, str] | None:
     """Return code and message of AWS for a request that its API's description refuses.
 
-    Requests in forms have texts only, and moto reads them.
+    Requests in forms only have strings, which moto checks.
     """
     if call.service in ("", "s3", "ec2", "iam", "sts"):
         return None
@@ -335,7 +335,7 @@ def _error(environ: dict[str, Any], call: Call, status: str, code: str, text: st
 
 
 def _with_request_id(start_response: Any) -> Any:
-    """Return what begins an answer with an id of its request, as each of AWS's has."""
+    """Return a `start_response` that adds a request id, as in all of AWS's answers."""
 
     def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
         if all(name.lower() != "x-amzn-requestid" for name, _ in headers):
@@ -366,7 +366,7 @@ def _cbor(text: str) -> bytes:
 
 
 def _key_arn(name: str, where: Where) -> str:
-    """The ARN of a key that is named by ARN, id, alias, or the alias' ARN."""
+    """Return the ARN of a key named by ARN, id, alias, or the alias's ARN."""
     if ":key/" in name:
         return name
     found = kms_backends[ACCOUNT][where.region].any_id_to_key_id(name)
@@ -374,7 +374,7 @@ def _key_arn(name: str, where: Where) -> str:
 
 
 def _with_aliases(need: Need) -> Need:
-    """The need, with the aliases of its key as a condition key."""
+    """Return the need, with the aliases of its key as a condition key."""
     if not need.action.startswith("kms:"):
         return need
     _, _, _, region, account, rest = need.resource.split(":", 5)
@@ -383,7 +383,7 @@ def _with_aliases(need: Need) -> Need:
 
 
 def _place(environ: dict[str, Any]) -> tuple[str, str]:
-    """Bucket and key of a request to S3, whose host is no bucket's here."""
+    """Return bucket and key of a request to S3, whose host never names a bucket here."""
     bucket, _, key = environ["PATH_INFO"].lstrip("/").encode("latin-1").decode().partition("/")
     return bucket, key
 
@@ -396,7 +396,7 @@ def _call(environ: dict[str, Any]) -> Call:
 
 
 def _credential(environ: dict[str, Any]) -> str:
-    """Return what a request is signed with: by its header, in its URL, or in the URL that a bearer token holds."""
+    """Return the credential of a request's signature: in its header, its URL, or the URL in a bearer token."""
     header = environ.get("HTTP_AUTHORIZATION", "")
     query = environ.get("QUERY_STRING", "")
     if _is_bearer(environ):
@@ -415,7 +415,7 @@ def _operation(environ: dict[str, Any], service: str) -> tuple[str, dict[str, An
     """Return the operation's name and parameters.
 
     Raises:
-        Malformed: the body has none.
+        Malformed: the body is malformed.
     """
     path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
     if target := environ.get("HTTP_X_AMZ_TARGET"):
@@ -444,7 +444,7 @@ def _operation(environ: dict[str, Any], service: str) -> tuple[str, dict[str, An
 
 
 def body_of(environ: dict[str, Any]) -> bytes:
-    """Return a request's body, which stays there for others to read."""
+    """Return a request's body, and keep it readable for others."""
     length = environ.get("CONTENT_LENGTH")
     content = environ["wsgi.input"].read(
         *([int(length)] if length else [] if "wsgi.input_terminated" in environ else [0])

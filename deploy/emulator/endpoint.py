@@ -40,12 +40,12 @@ class Shadow:
 
 @dataclass(frozen=True)
 class Capture:
-    """An endpoint's DataCaptureConfig, and the shadow that is captured beside the serving variant.
+    """An endpoint's DataCaptureConfig, and the shadow that is captured with the serving variant.
 
     Args:
         write: writes an object, on a thread: its URI and content.
         percent: of the requests.
-        inputs, outputs: what is kept of each.
+        inputs, outputs: whether they are kept.
         json_types, csv_types: content types that are kept as text; all others as base64.
     """
 
@@ -60,7 +60,7 @@ class Capture:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], write: Callable[[str, bytes], None], shadow: Shadow | None) -> Capture:
-        """Return what a DataCaptureConfig says."""
+        """Read a DataCaptureConfig."""
         modes = {option["CaptureMode"] for option in config["CaptureOptions"]}
         types = config.get("CaptureContentTypeHeader", {})
         return cls(
@@ -87,7 +87,7 @@ class Event:
 
     @property
     def is_shadowed(self) -> bool:
-        """Return whether a copy of it goes to the shadow; asked once."""
+        """Return whether a copy of it goes to the shadow; to be called once."""
         shadow = self.capture.shadow
         return shadow is not None and random.random() < shadow.share
 
@@ -157,12 +157,12 @@ class Captures:
             self._timer = asyncio.get_running_loop().call_later(_SECONDS, self._flush)
 
     def copy(self, event: Event | None, ask: Callable[[], Awaitable[Answer]]) -> None:
-        """Ask the shadow too, where the event's share of requests goes to it; nobody waits for its answer."""
+        """Also ask the shadow, if the event is among its share of requests; its answer is not awaited."""
         if event is not None and event.is_shadowed:
             self._run(self._copied(event, ask))
 
     async def close(self) -> None:
-        """Write what waits; a shadow that takes its time is left."""
+        """Write pending events, without waiting for a slow shadow."""
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=_SECONDS)
             for task in late:
@@ -254,7 +254,7 @@ class Endpoint:
         container: URL of the container, without a path.
         region: the required region of signatures; None: any.
         components: by name; empty: the endpoint has a model, and accepts no InferenceComponentName.
-        capture: what is written of requests; None: nothing.
+        capture: data capture; None: none.
         part_bytes: cut the stream's parts at so many bytes, to test clients; None: as the container writes.
     """
 

@@ -41,14 +41,14 @@ _EXTENSION = re.compile(r"(?!s3:|https:)[a-zA-Z0-9!_.*'()/-]{1,512}")
 
 @dataclass(frozen=True)
 class Accepted:
-    """A request that SageMaker has taken.
+    """An accepted asynchronous request.
 
     Attributes:
-        id: of the request (InferenceId).
-        output, failure: where the answer or the reason comes to.
+        id: the request's (InferenceId).
+        output, failure: where the answer or the failure is written.
         ttl: seconds that it may wait.
         timeout: seconds that the container may take.
-        since: when it was taken, by the monotonic clock.
+        since: when it was accepted, on the monotonic clock.
     """
 
     store: RoleStore
@@ -69,7 +69,7 @@ class Accepted:
         return [json.dumps({"InferenceId": self.id}).encode()]
 
     def work(self, ask: Callable[[bytes], bytes]) -> None:
-        """Do the rest.
+        """Execute the request.
 
         Args:
             ask: takes the request and returns the container's answer, or raises RuntimeError with its reason.
@@ -87,7 +87,7 @@ class Accepted:
                 self._sns.publish(TopicArn=topic, Message="{}")
 
     def _answered(self, ask: Callable[[bytes], bytes]) -> str:
-        """Write the container's answer; return why there is none, or ""."""
+        """Write the container's answer; return why it has none, or ""."""
         if time.monotonic() - self.since > self.ttl:
             return f"The request waited for more than {self.ttl} s and has expired."
         try:
@@ -115,7 +115,7 @@ class Accepted:
 def accept(
     cloud: Cloud, endpoint: str, region: str, body: bytes, headers: Mapping[str, str], limits: Limits
 ) -> Accepted:
-    """Take a request.
+    """Accept a request.
 
     Raises:
         Invalid: it violates the API's rules, there is no such endpoint in service, or it is not asynchronous.
@@ -180,7 +180,7 @@ def _has_instances(endpoint: Thing) -> bool:
 
 
 def configured(cloud: Cloud, config: Thing, region: str) -> Capture | None:
-    """Return what is captured of an endpoint, by its configuration."""
+    """Return an endpoint's data capture, from its configuration."""
     request = config.request
     capture = request.get("DataCaptureConfig")
     if capture is None or not capture.get("EnableCapture", True):
@@ -209,7 +209,7 @@ class Emulators:
 
     Args:
         container: URL of the container that answers for all of them.
-        loop: where they run, in another thread than the calls of this class.
+        loop: the loop where they run; this class is called on other threads.
         healthy: whether the container answers its pings.
     """
 
@@ -250,7 +250,7 @@ class Emulators:
     def _accept(
         self, cloud: Cloud, name: str, region: str, environ: dict[str, Any], start_response: Any
     ) -> list[bytes]:
-        """Take an asynchronous request, and do it meanwhile."""
+        """Accept an asynchronous request, and execute it in the background."""
         headers = CIMultiDict(_headers(environ))
         accepted = accept(cloud, name, region, body_of(environ), headers, self._limits)
         passed = {**to_container(headers, ASYNC, None), INFERENCE_ID: accepted.id}
@@ -258,7 +258,7 @@ class Emulators:
         return accepted.answer(start_response)
 
     def transform(self, payload: bytes, content_type: str) -> bytes:
-        """Return the container's answer to a payload of a transform job; what it refuses is answered too.
+        """Return the container's answer to a payload of a transform job; a refusal is an answer too.
 
         Raises:
             ValueError: it fails, or gives no answer.
@@ -296,7 +296,7 @@ class Emulators:
             return error.code, bytes(error.read())
 
     def _emulator(self, cloud: Cloud, thing: Thing, region: str) -> str:
-        """Return the URL of an endpoint's emulator, which then knows the endpoint's state."""
+        """Return the URL of an endpoint's emulator, with the endpoint's current state."""
         with self._lock:
             if thing.name not in self._running:
                 started = asyncio.run_coroutine_threadsafe(self._start(thing.name), self._loop)
@@ -325,7 +325,7 @@ class Emulators:
 
 
 def relayed(url: str, environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
-    """Pass a request on, and its answer as it comes."""
+    """Pass on a request, and its answer as it arrives."""
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc)
     path = urllib.parse.quote(environ["PATH_INFO"].encode("latin-1"))
     query = f"?{environ['QUERY_STRING']}" if environ["QUERY_STRING"] else ""
@@ -343,9 +343,9 @@ def relayed(url: str, environ: dict[str, Any], start_response: Any) -> Iterator[
 def _pieces(
     connection: http.client.HTTPConnection, reply: http.client.HTTPResponse, client: socket.socket
 ) -> Iterator[bytes]:
-    """Yield what comes. A client that leaves closes this, and so the connection to the emulator.
+    """Yield the pieces as they arrive. A client that leaves closes this, and so the connection to the emulator.
 
-    Where the answer breaks off, the client's connection is reset: this server ends whole answers by closing it.
+    If the answer breaks off, the client's connection is reset: this server ends whole answers by closing it.
     """
     try:
         while data := reply.read1(_PIECE):
@@ -358,12 +358,12 @@ def _pieces(
 
 
 def _component(thing: Thing) -> Component:
-    """Return the emulator's component: asleep until it has started."""
+    """Return the emulator's component: scaled to zero until it has started."""
     copies = thing.request["RuntimeConfig"]["CurrentCopyCount"] if thing.status in ("InService", "Updating") else 0
     base = thing.request["Specification"].get("BaseInferenceComponentName")
     return Component(thing.name if base else None, copies)
 
 
 def _headers(environ: dict[str, Any]) -> dict[str, str]:
-    """Return the headers of a request that go on to the emulator."""
+    """Return the headers of a request that are passed on to the emulator."""
     return {name: value for name, value in EnvironHeaders(environ) if name.lower() not in _NOT_PASSED}

@@ -117,7 +117,8 @@ class Relay:
     async def post(
         self, path: str, body: bytes, headers: Mapping[str, str], seconds: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield the container's answer with an unread body. The rest is dropped at the end; the container notices.
+        """Yield the container's answer with an unread body. The unread rest is dropped at the end, which the container
+        notices.
 
         Raises:
             aiohttp.ClientError: there is no container, or it closed before it answered.
@@ -163,7 +164,7 @@ async def raise_for_status(reply: aiohttp.ClientResponse, log_stream: str) -> No
     """Raise an error for any status but 2xx.
 
     Raises:
-        ApiError: the status is no 2xx.
+        ApiError: the status is not 2xx.
         aiohttp.ClientError, asyncio.TimeoutError: its body breaks off.
     """
     if not 200 <= reply.status < 300:
@@ -171,7 +172,7 @@ async def raise_for_status(reply: aiohttp.ClientResponse, log_stream: str) -> No
 
 
 async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
-    """Read the body, up to so many bytes."""
+    """Read the body, up to `most` bytes."""
     data = bytearray()
     while len(data) < most and (piece := await reply.content.readany()):
         data += piece
@@ -179,7 +180,7 @@ async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
 
 
 def reset_when_closed(connection: Any) -> None:
-    """Have the end of a connection show that its answer is not whole, to a client that knows no chunks.
+    """Reset a connection when it closes, so that a client that does not know chunks notices an incomplete answer.
 
     Args:
         connection: a socket, or a transport's.
@@ -194,7 +195,7 @@ async def messages(
 
     Args:
         part_bytes: cut parts at so many bytes.
-        pieces: gets the answer's bytes too; None: nobody wants them.
+        pieces: also gets the answer's bytes; None: not needed.
     """
     try:
         while data := await reply.content.readany():

@@ -55,7 +55,7 @@ def check_body(body: bytes, limit: int) -> None:
     """Check the size of a request's body.
 
     Raises:
-        ApiError: it is empty, or larger than a router takes.
+        ApiError: it is empty, or too large for a router.
     """
     if not body:
         raise ApiError(400, "ValidationError", "The request's body can't be empty.")
@@ -152,7 +152,7 @@ class Runtime:
         raise validation_error("The endpoint has no AsyncInferenceConfig: lmi deploy local --aws has those that have.")
 
     async def _route(self, request: web.Request) -> web.StreamResponse:
-        """InvokeInferenceRouter: the request goes to the only destination, as one to the endpoint would."""
+        """Answer InvokeInferenceRouter: the request goes to the only destination, like one to the endpoint."""
         endpoint = self._endpoint
         try:
             relay, log_stream, headers = self._check_request(request, ROUTED)
@@ -171,7 +171,7 @@ class Runtime:
         raise ApiError(400, "ValidationException", "The emulator's router has no asynchronous routing target.")
 
     async def _openai(self, request: web.Request) -> web.StreamResponse:
-        """Pass a request on unchanged, both ways; a failure after the first byte cuts the connection."""
+        """Pass on a request and its answer unchanged; a failure after the first byte closes the connection."""
         endpoint = self._endpoint
         region = check_token(request.headers.get("Authorization"), endpoint.region, datetime.now(timezone.utc))
         endpoint.admit(request.match_info["endpoint"], None)
@@ -224,7 +224,7 @@ class Runtime:
     def _begin(
         self, relay: Relay, headers: dict[str, str], body: bytes, seconds: float, log_stream: str
     ) -> Event | None:
-        """Begin to capture a request, also of the shadow, for which the same container answers."""
+        """Begin to capture a request, also for the shadow, which the same container answers for."""
 
         async def ask() -> Answer:
             reply, data = await relay.whole(body, headers, seconds, log_stream)

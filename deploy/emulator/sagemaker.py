@@ -1,8 +1,8 @@
-"""SageMaker's control plane in a dict: what moto 5.2 lacks of it, or takes without a word.
+"""SageMaker's control plane in a dict: the parts that moto 5.2 does not have, or accepts unchecked.
 
-Models, endpoint configurations, endpoints and inference components with AWS's own conflicts, and with states that go on
-by one with every look at them: `polls` looks show the busy state, the next one its end. `fate` and `fate_of` say how
-one ends.
+Models, endpoint configurations, endpoints and inference components with AWS's own conflicts, and with states that
+advance with every poll: `polls` polls show the busy state, the next one its end. `fate` and `fate_of` decide how one
+ends.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Fate:
     Attributes:
         status: `InService`, `Failed`, `RolledBack` (of an update: back in service as before), `UpdateRollbackFailed`.
         reason: FailureReason.
-        polls: looks that show the busy state before; None is the double's.
+        polls: polls that show the busy state before; None: the double's default.
     """
 
     status: str
@@ -62,7 +62,7 @@ def now() -> datetime.datetime:
 
 @dataclass
 class Thing:
-    """A resource: what was asked for, and where it is on its way."""
+    """A resource: its request, and its current state."""
 
     kind: str
     name: str
@@ -79,7 +79,7 @@ class Thing:
     changed: datetime.datetime = field(default_factory=now)
 
     def look(self) -> None:
-        """One poll: the busy state, or what comes of it."""
+        """Poll once: stay in the busy state, or reach its end."""
         if self.end is None:
             return
         if self.left > 0:
@@ -101,17 +101,17 @@ SAID = {
     "inference-component": "inference component",
     "transform-job": "requested job with name",
 }
-"""As AWS's messages call them."""
+"""Kinds' names in AWS's messages."""
 
 
 @dataclass
 class SageMaker:
-    """Everything that there is.
+    """All of SageMaker's state.
 
     Attributes:
-        may_take: whether SageMaker may take a role, by its ARN.
-        quota_of: how many instances of a type endpoints may have, by a model that is to run on it.
-        fate_of: how a creation or update ends that `fate` says nothing of, by what was asked for.
+        may_take: whether SageMaker may assume a role, by its ARN.
+        quota_of: the quota of instances of a type, by a model that is to run on it.
+        fate_of: how a creation or update without a `fate` ends, by its request.
     """
 
     polls: int = 1
@@ -124,11 +124,11 @@ class SageMaker:
     _last: datetime.datetime = field(default_factory=now)
 
     def fate(self, name: str, status: str, reason: str | None = None, polls: int | None = None) -> None:
-        """Return how the next creation or update of the endpoint or component `name` ends; further ones queue up."""
+        """Set how the next creation or update of the endpoint or component `name` ends; further calls queue up."""
         self.fates.setdefault(name, []).append(Fate(status, reason, polls))
 
     def names(self, kind: str) -> list[str]:
-        """Of all that there are of a kind, sorted."""
+        """Return the names of a kind's resources, sorted."""
         return sorted(name for of, name in self.things if of == kind)
 
     def get(self, kind: str, name: str) -> Thing:
@@ -159,7 +159,7 @@ class SageMaker:
         done: Callable[[], None] | None = None,
         wanted: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """A creation or an update, which ends as `fate` or `fate_of` says."""
+        """Begin a creation or an update, which ends as `fate` or `fate_of` decides."""
         queue = self.fates.get(thing.name, [])
         fate = queue.pop(0) if queue else self.fate_of(thing, wanted)
         thing.status, thing.reason, thing.coming = status, None, None
@@ -186,7 +186,7 @@ class SageMaker:
         thing.end = end
 
     def look(self, kind: str, name: str) -> Thing:
-        """As a describe call: counts as a poll, and what has gone is not found."""
+        """Describe a resource: this counts as a poll, and deleted ones are not found."""
         self.get(kind, name).look()
         return self.get(kind, name)
 
@@ -204,16 +204,16 @@ class SageMaker:
         raise Invalid(f"Could not find resource {wanted}")
 
     def _now(self) -> datetime.datetime:
-        """The time, of each thing another millisecond, so that the newest is known."""
+        """Return the time, a different millisecond for each resource, so that the newest is known."""
         self._last = max(now(), self._last + datetime.timedelta(milliseconds=1))
         return self._last
 
 
 def page(things: list[Any], p: Mapping[str, Any]) -> tuple[list[Any], dict[str, str]]:
-    """Return the part of a list that a call asks for, and the token for the next one, if there is more.
+    """Return the page of a list that a call requests, and the token for the next one, if there is more.
 
     Raises:
-        Invalid: the call's token is none of ours.
+        Invalid: the call's token is unknown.
     """
     token = p.get("NextToken") or "0"
     if not re.fullmatch("[0-9]{1,9}", token):
@@ -233,17 +233,17 @@ _KINDS = ("model", "endpoint-config", "endpoint", "inference-component")
 
 
 def _words(kind: str) -> str:
-    """Return what the fields of a kind begin with, e.g. `EndpointConfig`."""
+    """Return the prefix of a kind's fields, e.g. `EndpointConfig`."""
     return "".join(word.capitalize() for word in kind.split("-"))
 
 
 _LIVE = ("Counts", "Weights")
-"""Where an endpoint keeps what was changed of its variants since their configuration."""
+"""Field with the changes to an endpoint's variants since their configuration."""
 _SHOWN_WITH_ENDPOINT = ("AsyncInferenceConfig", "CrossRegionTrafficConfig", "ExplainerConfig", "MetricsConfig")
 
 
 class Calls:
-    """One method for each of boto3's calls; `p` are its parameters, freely changed."""
+    """One method for each of boto3's calls; `p` are its parameters, which may be changed."""
 
     def __init__(self, cloud: SageMaker) -> None:
         self._cloud = cloud
@@ -285,14 +285,14 @@ class Calls:
         return {"EndpointConfigArn": made.arn}
 
     def _check_routing(self, routing: dict[str, Any]) -> None:
-        """Both fields of prefix-aware routing are required, which only the API's description says."""
+        """Check that both fields of prefix-aware routing are given, as only the API's description requires."""
         prefix = routing.get("PrefixAwareRoutingConfig", {})
         aware = routing.get("RoutingStrategy") == "PREFIX_AWARE"
         if set(prefix) != ({"PrefixLength", "ConcurrencyThreshold"} if aware else set()):
             raise Invalid("PrefixLength and ConcurrencyThreshold are required with PREFIX_AWARE, and only with it.")
 
     def _check_types(self, variant: dict[str, Any]) -> None:
-        """One type, or pools of different types."""
+        """Check that there is one type, or pools of different types."""
         if "ServerlessConfig" in variant:
             raise Invalid("Serverless endpoints are not rehearsed: they have no GPU.")
         pools = variant.get("InstancePools")
@@ -347,7 +347,7 @@ class Calls:
         return {"EndpointArn": endpoint.arn}
 
     def _check_quota(self, config: Thing, name: str) -> None:
-        """Check the instances of an endpoint's new configuration, beside those of all others.
+        """Check the instances of an endpoint's new configuration, together with those of all others.
 
         What an update starts before it stops the old ones is not counted.
         """
@@ -368,7 +368,7 @@ class Calls:
                 used[instance] += count
 
     def _check_batch(self, endpoint: Thing, rolling: dict[str, Any]) -> None:
-        """5 to 50 % of the variant's instances."""
+        """Check that a batch is 5 to 50 % of the variant's instances."""
         size = rolling.get("MaximumBatchSize")
         if size is None:
             return
@@ -460,7 +460,7 @@ class Calls:
     # All of them
 
     def _idle(self, kind: str, name: str) -> Thing:
-        """Return what may be changed or deleted now."""
+        """Return a resource that may be changed or deleted now."""
         thing = self._cloud.get(kind, name)
         if thing.busy:
             thing.look()
@@ -542,7 +542,7 @@ class Calls:
         return {} if config is None else config.request
 
     def _of_configuration(self, endpoint: Thing) -> dict[str, Any]:
-        """Return what AWS shows of an endpoint's configuration with the endpoint."""
+        """Return the parts of its configuration that AWS shows with an endpoint."""
         request = self._config_of(endpoint)
         shown = {name: request[name] for name in _SHOWN_WITH_ENDPOINT if name in request}
         if (capture := request.get("DataCaptureConfig")) is not None:
@@ -572,7 +572,7 @@ class Calls:
 
 
 def _specifications(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """One for all instance types, or one for each."""
+    """Return a component's specifications: one for all instance types, or one for each."""
     one, several = request.get("Specification"), request.get("Specifications", [])
     if (one is None) == (not several):
         raise Invalid("Exactly one of Specification and Specifications must be given.")
@@ -595,7 +595,7 @@ def _instances(config: dict[str, Any], counts: Mapping[str, int]) -> Counter[str
 
 
 def _in_pools(variant: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]:
-    """All instances are of the pool that is tried first."""
+    """Return a variant's instances in pools: all are in the one that is tried first."""
     pools = sorted(variant.get("InstancePools", ()), key=lambda pool: int(pool["Priority"]))
     if not pools:
         return {}
@@ -618,7 +618,7 @@ def _alarms(region: str) -> set[str]:
 
 
 def install(cloud: SageMaker) -> None:
-    """Put the double's calls in the place of moto's, for good: moto is then no other SageMaker in this process."""
+    """Permanently replace moto's calls with the double's, in this process."""
     calls = Calls(cloud)
     own = [name for name in vars(Calls) if not name.startswith("_") and name not in ("describe", "list_kind")]
     for name in own:
@@ -631,7 +631,7 @@ def install(cloud: SageMaker) -> None:
 
 
 def method(call: Any) -> Any:
-    """Return a method of moto's class that answers by a call: nothing is an empty answer."""
+    """Return a method for moto's class that answers with a call; None is an empty answer."""
 
     def answer(self: SageMakerResponse) -> Any:
         said = call(copy.deepcopy(self.params), self.region)

@@ -59,7 +59,7 @@ async def one_endpoint(plan: Plan, report: Callable[[str], None], log: Log) -> A
 
 
 Front = Callable[[Plan, Callable[[str], None], Log], AbstractAsyncContextManager[str]]
-"""What is before the container: takes the plan, where to report, and where containers' lines go; yields its URL."""
+"""The container's front end: takes the plan, `report` and `log`; yields its URL."""
 
 
 async def serve(

@@ -24,10 +24,10 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Machine:
-    """The means of this machine for the components.
+    """This machine's resources for the components.
 
     Attributes:
-        memory_mb: of the host.
+        memory_mb: the host's memory.
         gpus: as CUDA_VISIBLE_DEVICES names them; empty: there are none, and engines without GPUs run.
     """
 
@@ -41,9 +41,9 @@ class Started:
 
     Attributes:
         commands: by the component's name; "" without components.
-        components: by name, each with the address of its process; adapters too.
+        components: by name, each with the address of its process; including adapters.
         adapters: directories by the adapter's component.
-        notes: what is different from AWS, a sentence each.
+        notes: differences from AWS, a sentence each.
     """
 
     commands: Mapping[str, Command]
@@ -58,7 +58,7 @@ def this_machine() -> Machine:
 
 
 def with_arguments(spec: Spec, options: Sequence[str], engine: str | None) -> Spec:
-    """Return the specification with options of the command line, which hold for every component.
+    """Return the specification with options of the command line, which apply to every component.
 
     Raises:
         DeployError: one is not NAME=VALUE.
@@ -88,7 +88,7 @@ def started(
         adapters: directories of the specification's adapters, by name.
 
     Raises:
-        SpecError: a component does not fit on this machine, or its model or an adapter is not there.
+        SpecError: a component does not fit on this machine, or its model or an adapter is missing.
     """
     _refuse_without_room(spec, machine)
     places = _gpus(spec, machine)
@@ -123,7 +123,7 @@ def started(
 
 
 def _another(port: Callable[[], int], used: set[int]) -> int:
-    """Return a free port that none of the others has: it is free until its process listens."""
+    """Return a free port, different from all others: they stay free until their processes listen."""
     while (number := port()) in used:
         continue
     used.add(number)
@@ -170,7 +170,7 @@ def _gpus(spec: Spec, machine: Machine) -> dict[str, dict[str, str]]:
 
 
 def _variables(server: Spec, name: str) -> dict[str, str]:
-    """Return the variables of a process: those of its container on AWS, with the model where it is here."""
+    """Return the variables of a process: those of its container on AWS, with the model's local path."""
     found = {one.name: one.value for one in settings_of(server.options, server.environment)}
     if server.model.context is not None:
         found.setdefault("OPTION_MAX_MODEL_LEN", str(server.model.context))

@@ -1,8 +1,8 @@
-"""Transform jobs, which moto lacks: by botocore's model, with what only its prose says, in the name of the role.
+"""Transform jobs, which moto does not have: by botocore's model and its prose, with the role's permissions.
 
-A job starts with the first look at it and ends with one more than `SageMaker.polls`. The container answers each payload
-as the embedded server does in a job: a refusal is an answer too. A job without a BatchStrategy sends single records, as
-that server says in /execution-parameters.
+A job starts with its first poll and ends after `SageMaker.polls` more. The container answers each payload as the
+embedded server does in a job: a refusal is an answer too. A job without a BatchStrategy sends single records, as that
+server says in /execution-parameters.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Calls:
         return self._jobs.things[KIND, name]
 
     def _run(self, job: Thing, role: str, region: str) -> None:
-        """Do the work, and say only then how it ended: another look may come meanwhile."""
+        """Run a job, and set its result only at the end: it may be polled meanwhile."""
         try:
             reason = self._transform(job.request, role, region)
         except PermissionError as error:
@@ -109,7 +109,7 @@ class Calls:
         job.status, job.reason = ("Failed", reason) if reason else ("Completed", None)
 
     def _transform(self, request: dict[str, Any], role: str, region: str) -> str:
-        """Transform each object; one that fails leaves no output, and the others theirs. Return why one failed."""
+        """Transform each object; a failed one has no output, the others have. Return why one failed."""
         where, output = Where(region, ACCOUNT), request["TransformOutput"]
         store = RoleStore(self._cloud, role, where, output.get("KmsKeyId"))
         source, failed = request["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"], ""
@@ -131,7 +131,7 @@ class Calls:
         return failed
 
     def _answers(self, body: bytes, request: dict[str, Any]) -> bytes:
-        """Return what the container answers to an object's payloads, in their order.
+        """Return the container's answers to an object's payloads, in order.
 
         Raises:
             ValueError: of the whole object: a record is too long, or the container fails.
@@ -143,7 +143,7 @@ class Calls:
 
 
 def _absent(request: dict[str, Any]) -> Iterator[str]:
-    """Yield what a job asks for and the rehearsal does not have."""
+    """Yield a job's settings that the rehearsal does not support."""
     given, source = request["TransformInput"], request["TransformInput"]["DataSource"]["S3DataSource"]
     yield from (name for name in ("DataProcessing", "DataCaptureConfig") if request.get(name))
     if (split := given.get("SplitType", "None")) not in ("None", "Line"):
@@ -192,7 +192,7 @@ def _summary(job: Thing) -> dict[str, Any]:
 
 
 def install(cloud: Cloud) -> None:
-    """Put the double's calls in the place of moto's, for good."""
+    """Permanently replace moto's calls with the double's."""
     calls = Calls(cloud)
     for name in [name for name in vars(Calls) if not name.startswith("_")]:
         setattr(SageMakerResponse, name, method(getattr(calls, name)))

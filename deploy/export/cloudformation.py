@@ -1,4 +1,4 @@
-"""Export a deployment as a CloudFormation template, or as a Terraform configuration that holds that template."""
+"""Export a deployment as a CloudFormation template, or as a Terraform configuration that contains that template."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ LACKING: Mapping[Kind, Mapping[str, bool]] = {
         "Specifications.ComputeResourceRequirements.AcceleratorPartitionType": True,
     },
 }
-"""Fields that CloudFormation's resource types lack, and whether their loss does harm."""
+"""Fields that CloudFormation does not support, and whether leaving them out does harm."""
 
 
 def without_lacking(resource: Resource, content: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return a resource's properties without those that CloudFormation lacks, and the places of these.
+    """Return a resource's properties without those that CloudFormation does not support, and the places of these.
 
     Raises:
-        Refused: there is one whose loss does harm.
+        Refused: leaving one out would do harm.
     """
     lacking = LACKING.get(resource.kind, {})
     lost: list[str] = []
@@ -96,7 +96,7 @@ _STACK = "endpoint"
 def cloudformation_template(resources: Sequence[Resource]) -> dict[str, Any]:
     """Return the template of a deployment. Its properties are those of the API's requests, except tags and updates.
 
-    The names in AWS stay the same, so `lmi deploy status` and the other commands find what a stack creates.
+    The names in AWS stay the same, so `lmi deploy status` and other commands find a stack's resources.
     """
     names = _logical_names(resources)
     endpoint = _endpoint(resources)
@@ -116,7 +116,7 @@ def cloudformation_template(resources: Sequence[Resource]) -> dict[str, Any]:
 
 
 def template_notes(resources: Sequence[Resource]) -> list[str]:
-    """Return a sentence for each field that the template leaves out, as CloudFormation lacks it."""
+    """Return a sentence for each field that the template leaves out, as CloudFormation does not support it."""
     return [
         f"{place} of {resource.key}: CloudFormation does not support it."
         for resource in resources
@@ -125,10 +125,10 @@ def template_notes(resources: Sequence[Resource]) -> list[str]:
 
 
 def terraform_configuration(resources: Sequence[Resource], region: str) -> dict[str, Any]:
-    """Return a main.tf.json: one `aws_cloudformation_stack` of the provider hashicorp/aws, which holds the template.
+    """Return a main.tf.json: one `aws_cloudformation_stack` of the provider hashicorp/aws, which contains the template.
 
     Raises:
-        Refused: the template is larger than CloudFormation takes inline.
+        Refused: the template is too large for CloudFormation to accept inline.
     """
     body = json.dumps(cloudformation_template(resources), separators=(",", ":"))
     if (size := len(body.encode())) > _MAX_INLINE_TEMPLATE:
@@ -207,7 +207,7 @@ def _template_resource(resource: Resource, names: Mapping[str, str]) -> dict[str
 
 
 def _with_references(content: Any, resource: Resource, names: Mapping[str, str]) -> tuple[Any, set[str]]:
-    """Return the properties with references in place of other resources' names, and the keys of those resources."""
+    """Return the properties with references instead of other resources' names, and the keys of those resources."""
     references: set[str] = set()
 
     def policy_arn(ref: Ref) -> dict[str, str]:

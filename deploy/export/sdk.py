@@ -15,7 +15,7 @@ from deploy.resources.resource import Kind, Ref, Resource, refs
 from deploy.service_model import sagemaker
 
 OLDEST = "2.27"
-"""The version of sagemaker-core that tests run."""
+"""The version of sagemaker-core that the tests use."""
 
 _CLASSES = {
     Kind.MODEL: ("model", "Model"),
@@ -39,7 +39,7 @@ _WIDTH = 120
 
 @dataclass(frozen=True)
 class _Expression:
-    """Python's text of a value: `opening`, then items with what stands before them, then `closing`."""
+    """Python's text of a value: `opening`, then items with their prefixes, then `closing`."""
 
     opening: str
     items: tuple[tuple[str, _Expression], ...] = ()
@@ -50,7 +50,7 @@ class _Expression:
         return self.opening + ", ".join(name + item.line for name, item in self.items) + self.closing
 
     def after(self, before: str, indent: int = 0) -> str:
-        """Return it behind `before`: on one line if it fits, else with a line for each item."""
+        """Return the text after `before`: on one line if it fits, otherwise with one line per item."""
         if not self.items or indent + len(before) + len(self.line) < _WIDTH:
             return before + self.line
         space = " " * indent
@@ -61,8 +61,8 @@ class _Expression:
 def sdk_program(resources: Sequence[Resource], region: str) -> str:
     """Return a program that creates the resources.
 
-    It builds all requests of SageMaker's first: the SDK checks their fields before anything is created. What the SDK
-    would change is left to boto3.
+    It builds all requests of SageMaker's first: the SDK checks their fields before anything is created. Requests that
+    the SDK would change use boto3.
     """
     names = _variables(resources)
     shapes: set[str] = set()
@@ -100,7 +100,7 @@ def sdk_program(resources: Sequence[Resource], region: str) -> str:
 
 
 def _dropped(value: Any) -> Iterator[str]:
-    """Yield the fields whose values the SDK leaves out, as they are false in Python."""
+    """Yield the fields that the SDK leaves out, as their values are false in Python."""
     if isinstance(value, Mapping):
         for name, item in value.items():
             if not item:
@@ -146,7 +146,7 @@ def _request(resource: Resource, shapes: set[str]) -> _Expression:
 
 
 def _value(shape: Shape, value: Any, shapes: set[str]) -> _Expression:
-    """Return a value of the API as the SDK takes it: structures as objects of its shapes."""
+    """Return a value in the SDK's form: structures as objects of its shapes."""
     members: Any = shape
     match shape.type_name:
         case "structure":
@@ -164,7 +164,7 @@ def _value(shape: Shape, value: Any, shapes: set[str]) -> _Expression:
 
 
 def _call(resource: Resource, client: str, method: str, resources: Sequence[Resource], names: Mapping[str, str]) -> str:
-    """Return a call of boto3, whose answer is kept where another one needs a value of it."""
+    """Return a call of boto3, which keeps the answer if another call needs a value from it."""
     items = tuple((f"{name}=", _plain(value, names)) for name, value in resource.request.items())
     needed = {ref.key for other in resources for ref in refs(other.request)}
     before = f"{names[resource.key]} = " if resource.key in needed else ""
@@ -172,7 +172,7 @@ def _call(resource: Resource, client: str, method: str, resources: Sequence[Reso
 
 
 def _plain(value: Any, names: Mapping[str, str]) -> _Expression:
-    """Return a value as boto3 takes it."""
+    """Return a value in boto3's form."""
     if isinstance(value, Ref):
         return _Expression(f"{names[value.key]}[{_scalar(value.attribute)}]")
     if isinstance(value, Mapping):

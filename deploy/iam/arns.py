@@ -1,4 +1,4 @@
-"""ARNs of all that a deployment creates and uses. Pure."""
+"""ARNs of the resources that a deployment creates and uses. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Scope(NamedTuple):
 
 
 class Arns:
-    """ARNs in one deployment's partition, region and account; none of what the specification does not have.
+    """ARNs in one deployment's partition, region and account; empty for resources that the specification does not have.
 
     Attributes:
         data: S3 URIs of the models, each once.

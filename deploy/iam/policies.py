@@ -25,9 +25,9 @@ class Row(NamedTuple):
     """Actions, and on what they are needed.
 
     Attributes:
-        sid: of the statement. Rows that share it, and the condition, are one statement.
-        actions: with the service before the first: "sagemaker:CreateModel DeleteModel".
-        on: returns the resources, from what the specification has; nothing: the actions are not needed.
+        sid: the statement's. Rows with the same one and the same condition form one statement.
+        actions: with the service as the first one's prefix: "sagemaker:CreateModel DeleteModel".
+        on: returns the resources; empty: the actions are not needed.
     """
 
     sid: str
@@ -36,7 +36,7 @@ class Row(NamedTuple):
 
 
 def statements(rows: Iterable[Row], arns: Arns) -> list[Statement]:
-    """Return what the rows allow, each statement with a name of its own."""
+    """Return statements that allow the rows' actions, each with its own name."""
     found: dict[str, list[Statement]] = {}
     for sid, actions, on in rows:
         service, _, names = actions.partition(":")
@@ -76,7 +76,7 @@ _AUTOSCALING = "sagemaker.application-autoscaling.amazonaws.com"
 
 
 def _any(arns: Arns) -> list[str]:
-    """Return what takes no resource, or whose resources have no names of ours."""
+    """Return `*`, for actions that take no resource, or resources without known names."""
     return ["*"]
 
 
@@ -87,7 +87,7 @@ _VOLUME_KEY = Row(  # SageMaker creates a grant on it, and may create no other; 
 
 
 def _written(sid: str) -> tuple[Row, Row]:
-    """Return the rows of what SageMaker writes, by name. S3 reads the parts of a multipart upload again."""
+    """Return the rows for objects that SageMaker writes, by name. S3 reads the parts of a multipart upload again."""
     return (
         Row(sid, "s3:PutObject", lambda a: a.objects([one.uri for one in a.written if one.sid == sid])),
         Row(
@@ -246,14 +246,14 @@ ADOPTING = (  # the configuration and the models have names that only the endpoi
     Row("AdoptedConfig", "sagemaker:DescribeEndpointConfig UpdateEndpoint", lambda a: a.every("endpoint-config")),
     Row("AdoptedModel", "sagemaker:DescribeModel", lambda a: a.every("model")),
 )
-"""What the deployer needs beside, to take over an endpoint of another owner or to put a shadow beside it."""
+"""What the deployer also needs to take over another owner's endpoint, or to add a shadow to it."""
 
 
 def policies(spec: Spec, decision: Decision, *, adopt: bool = False) -> dict[str, Policy]:
     """Return all policies by party, and the role's trust policy: SageMaker, for this account only.
 
     Args:
-        adopt: the deployer takes over an endpoint of another owner, or puts a shadow beside it.
+        adopt: the deployer takes over another owner's endpoint, or adds a shadow to it.
     """
     arns = Arns(spec, decision)
     trusted = {
@@ -279,7 +279,7 @@ def length(policy: Policy) -> int:
 
 
 def parts(policy: Policy, most: int = MOST) -> list[Policy]:
-    """Return policies of at most so many characters which together allow what the policy allows; one, if it fits."""
+    """Return policies of at most `most` characters each that together allow the same; one, if it fits."""
     found: list[Policy] = []
     for statement in policy["Statement"]:
         rest: dict[str, Any] | None = statement
@@ -297,9 +297,10 @@ def parts(policy: Policy, most: int = MOST) -> list[Policy]:
 def _split(
     policy: Policy, before: list[dict[str, Any]], statement: dict[str, Any], most: int
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return as much of a statement as fits behind others, and the rest. Only what is too long alone is divided.
+    """Return the part of a statement that fits after others, and the rest. Only a statement that is too long by itself
+    is divided.
 
-    One resource, or one value of a condition, suffices to be allowed: each may stand in a statement of its own.
+    One matching resource, or one value of a condition, is enough: each may be in a statement of its own.
     """
 
     def fits(others: list[dict[str, Any]], one: dict[str, Any]) -> bool:
@@ -320,7 +321,7 @@ def _split(
 
 
 def _list_of(statement: dict[str, Any]) -> tuple[list[str], Callable[[list[str]], dict[str, Any]]]:
-    """Return the longest list of alternatives of a statement, and how to put another in its place."""
+    """Return the longest list of alternatives of a statement, and a function to replace it."""
     lists: list[tuple[list[str], Callable[[list[str]], dict[str, Any]]]] = [
         (statement["Resource"], lambda some: {**statement, "Resource": some})
     ]

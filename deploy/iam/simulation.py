@@ -87,7 +87,7 @@ def _of_result(result: dict[str, Any]) -> Iterator[Denial]:
 
 
 def _example(resource: str) -> str:
-    """Return an example of a pattern: IAM simulates no pattern except `*` alone."""
+    """Return an example of a pattern: IAM simulates no pattern other than `*`."""
     return resource if resource == "*" else resource.replace("*", "x")
 
 

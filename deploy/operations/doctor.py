@@ -1,6 +1,6 @@
-"""Measure on a live endpoint what AWS's documents leave open, by public calls (`lmi deploy doctor NAME --live`).
+"""Measure on a live endpoint, by public calls, what AWS's documents leave open (`lmi deploy doctor NAME --live`).
 
-Each measurement returns one `Finding`. It is no verdict on the endpoint; a failed measurement is a finding too.
+Each measurement returns one `Finding`. It is not a verdict on the endpoint; a failed measurement is a finding too.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ OPEN = (
     "what SAGEMAKER_ENABLE_LOAD_AWARE does, and whether a custom container may take part in KV_AWARE",
     "what an adapter component's update calls in the container (see its log with `lmi deploy logs NAME`)",
 )
-"""Open points that no public call shows."""
+"""Open questions that no public call answers."""
 
 _FAILURES = (ClientError, BotoCoreError, HTTPError)
 
@@ -62,7 +62,7 @@ def measure(
 
     Args:
         tokens: number of tokens to ask streams for.
-        slow: tokens of an answer that takes more than a minute, to see the time limit; 0: not measured.
+        slow: tokens of an answer that takes more than a minute, to find the time limit; 0: not measured.
     """
     yield _measure("a plain answer", lambda: _plain(target, clock))
     yield _measure("Accept on a plain call", lambda: _accept_plain(target))

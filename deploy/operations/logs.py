@@ -59,7 +59,7 @@ def tail(aws: Aws, group: str, count: int = 20, prefix: str = "") -> list[Line] 
     """Return the last lines of the newest stream; None: there is no stream yet.
 
     Args:
-        prefix: the beginning of the streams' names; AWS sorts these by name alone.
+        prefix: the beginning of the streams' names; AWS sorts these only by name.
     """
     logs = aws.client("logs")
     which = {"logStreamNamePrefix": prefix} if prefix else {"orderBy": "LastEventTime", "descending": True, "limit": 1}
@@ -107,7 +107,7 @@ def follow(
     pattern: str | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Line]:
-    """Yield the groups' lines since then and all new ones, without end.
+    """Yield the groups' lines since `since` and all new ones, for ever.
 
     CloudWatch may add lines out of order, so each poll goes back `_LATE` milliseconds and skips known lines.
     """

@@ -37,12 +37,12 @@ class ScalingTarget:
 
     @property
     def resource(self) -> Resource:
-        """The resource for `wait_for`."""
+        """Return the resource for `wait_for`."""
         return Resource(self.kind, self.name, {})
 
 
 def scaling_target(aws: Aws, endpoint: str, component: str | None = None) -> ScalingTarget:
-    """Find what to scale: the named or only component, else the endpoint's variant.
+    """Find what to scale: the named or only component, otherwise the endpoint's variant.
 
     Raises:
         NotThere: there is no such endpoint or component.
@@ -110,7 +110,7 @@ def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:
 
 
 def set_bounds(aws: Aws, what: ScalingTarget, low: int | None, high: int | None) -> tuple[int, int]:
-    """Set the bounds of automatic scaling; None leaves one as it is. Return both.
+    """Set the bounds of automatic scaling; None leaves one unchanged. Return both.
 
     Raises:
         Refused: there is no automatic scaling, or the bounds are invalid.

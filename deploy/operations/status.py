@@ -36,7 +36,7 @@ class Component:
 
     Attributes:
         model: the model's name in AWS, or the image.
-        gpus: of one copy; 0: none.
+        gpus: GPUs of one copy; 0: none.
     """
 
     name: str
@@ -279,7 +279,7 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _read_if_allowed(read: Any, what: str, unread: list[str]) -> Any:
-    """Return what `read` returns; empty, with a note in `unread`, if the caller may not read it."""
+    """Return what `read` returns; empty, with a note in `unread`, if the caller has no permission."""
     try:
         return read()
     except ClientError as error:

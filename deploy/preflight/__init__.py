@@ -1,1 +1,1 @@
-"""Find before `up` what would fail. Read-only."""
+"""Check before `up` for what would fail. Read-only."""

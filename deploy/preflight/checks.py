@@ -1,4 +1,4 @@
-"""Run all preflight checks. Read-only: where reading is not allowed, a warning says so."""
+"""Run all preflight checks. Read-only: a missing permission to read is a warning."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def lines(checks: Sequence[Check]) -> list[str]:
 
 
 def run(name: str, check: Callable[[], Check | Iterable[Check] | None]) -> list[Check]:
-    """Run one check; where AWS does not allow it, a warning says so.
+    """Run one check; a denied call is a warning.
 
     Raises:
         BotoCoreError: AWS cannot be reached.
@@ -200,9 +200,9 @@ def _trusts_sagemaker(document: Any) -> bool:
 
 
 def _quota(context: Context) -> list[Check]:
-    """Check the quota of each instance type for endpoints. What other endpoints use of it is unknown here.
+    """Check the quota of each instance type for endpoints. The part that other endpoints use is unknown.
 
-    A pool without quota is a warning if another has some, as AWS takes that.
+    A pool without quota is a warning if another has some, as AWS accepts that.
     """
     if context.spec.endpoint is not None:  # its owner's
         return []
@@ -228,9 +228,9 @@ def quota(aws: Aws, name: str, needed: int, at_first: int, setting: str) -> Chec
     """Check one of SageMaker's quotas.
 
     Args:
-        needed: instances at most.
+        needed: maximum number of instances.
         at_first: instances without which nothing starts.
-        setting: chooses another instance type.
+        setting: the setting that chooses the instance type.
     """
     quotas = pages(aws, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="sagemaker")
     value = next((one["Value"] for one in quotas if one["QuotaName"] == name), None)
@@ -275,7 +275,7 @@ def _network(context: Context) -> Check | None:
 
 
 def _endpoint(context: Context) -> Check | None:
-    """Check another deployment's endpoint; the plan says whether it takes the components."""
+    """Check another deployment's endpoint; the plan shows whether it accepts the components."""
     name = context.spec.endpoint
     if name is None:
         return None
@@ -309,11 +309,11 @@ def _name(context: Context) -> Check | None:
 
 
 _OF_A_SERVER = ("image", "model", "key", "secret")
-"""Checks of what components may have of their own."""
+"""Checks of settings that components may have of their own."""
 
 
 def _shadow(context: Context) -> list[Check]:
-    """Check the shadow's image, model, token and quota where they are not those of what serves."""
+    """Check the shadow's image, model, token and quota if they differ from the serving variant's."""
     shadow, decision = context.spec.shadow, context.decision.shadow
     if shadow is None or decision is None:
         return []

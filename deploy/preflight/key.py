@@ -1,6 +1,6 @@
 """Check that the specification names the customer's KMS keys that encrypt what it uses.
 
-AWS's own keys are for everybody of the account; a customer's key must be in the policies that `lmi deploy iam` prints.
+AWS's own keys can be used by the whole account; a customer's key must be in the policies that `lmi deploy iam` prints.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ class Use:
         option: its name there.
         what: what it encrypts.
         users: who needs the printed policies for it.
-        at_rest: whether it encrypts already; else AWS uses it only for what the endpoint will write.
-        hint: further advice where it does not.
+        at_rest: whether it already encrypts existing data; otherwise AWS uses it only for new data.
+        hint: further advice if it does not.
     """
 
     option: str
@@ -82,10 +82,10 @@ def topics(context: Context) -> list[Check]:
 
 
 def compared(context: Context, use: Use, found: Mapping[str, str | None]) -> list[Check]:
-    """Compare a key of `encryption` with what was found. A difference is no error: keys have policies of their own.
+    """Compare a key of `encryption` with what was found. A difference is not an error: keys have policies of their own.
 
     Args:
-        found: the ARN of the customer's key by what it encrypts; None: it has none.
+        found: ARNs of the customer's keys, by what they encrypt; None: there is none.
     """
     named = getattr(context.spec.encryption, use.option)
     wanted = None if named is None else _described(context, named).get("Arn", named)
@@ -111,7 +111,7 @@ def _advice(use: Use, arn: str | None, named: str | None) -> str:
 
 
 def _of_model(context: Context) -> Iterator[tuple[str, str | None]]:
-    """Yield what is encrypted, with its key: an object of a model in S3, the buckets of uploads and adapters."""
+    """Yield encrypted resources with their keys: an object of a model in S3, the buckets of uploads and adapters."""
     model, components = context.spec.model, context.spec.components
     uris = [adapter.artifact for component in components for adapter in component.adapters]
     uris += [model.upload] if model.upload is not None else []
@@ -161,7 +161,7 @@ def _of_topics(context: Context) -> Iterator[tuple[str, str | None]]:
 
 
 def _of_alarms(context: Context, topic: str, name: str | None) -> Iterator[Check]:
-    """Yield what CloudWatch, which publishes by itself and not in anybody's name, needs of the topic's key."""
+    """Yield checks of the topic's key for CloudWatch, which publishes as itself and not for a caller."""
     needs = "cloudwatch.amazonaws.com kms:Decrypt and kms:GenerateDataKey"
     arn = customers(context, name)
     if arn is not None:
@@ -172,7 +172,7 @@ def _of_alarms(context: Context, topic: str, name: str | None) -> Iterator[Check
 
 
 def customers(context: Context, name: str | None) -> str | None:
-    """Return the ARN of a customer's key; None: it is AWS's own, which everybody of the account may use."""
+    """Return the ARN of a customer's key; None: it is AWS's own, which the whole account may use."""
     if name is None or _AWSS in name:
         return None
     found = _described(context, name)

@@ -50,7 +50,7 @@ _LARGE_ARCHIVE = 10e9  # bytes: one thread unpacks it for minutes
 
 
 def _archive(context: Context, uri: str) -> list[Check]:
-    """Check an archive: its size, and what its first 64 MiB tell."""
+    """Check an archive: its size, and what its first 64 MiB show."""
     place = Prefix.of(uri)
     check_region(context.aws, place)
     size = next((entry.size for entry in objects(context.aws, place) if not entry.name), None)
@@ -83,7 +83,7 @@ def _as_checks(findings: Sequence[Finding]) -> list[Check]:
 
 
 def _hub(context: Context, model_id: str) -> Check:
-    """Check the hub. The result is never an error: the container's network is another one. No token is sent."""
+    """Check the hub. The result is never an error: the container's network may differ. No token is sent."""
     if context.fetch is None:
         return ok("model", f"{model_id}, fetched by the container from the hub (not checked)")
     parts = model_id.split("/", 2)  # OWNER/MODEL/FILE.gguf names a file of the model

@@ -1,4 +1,4 @@
-"""Decide on the components of an endpoint: one instance type for all, a model for each server, and room for the copies.
+"""Decide on the components of an endpoint: one instance type, a model for each server, and room for the copies.
 
 SageMaker starts no copy where it has no room: a copy has its GPUs for itself, and shares the host's memory and cores.
 """
@@ -19,13 +19,13 @@ from deploy.spec.sections import Component, Model
 
 @dataclass(frozen=True)
 class Placed:
-    """A component and what it takes of the instances.
+    """A component and the resources that it takes.
 
     Attributes:
         model: the model's name or place.
-        gpus: of one copy; 0 on a CPU type.
-        memory_mb: of the host, for one copy.
-        cpus: cores of one copy; 0: none are asked for.
+        gpus: GPUs of one copy; 0 on a CPU type.
+        memory_mb: host memory of one copy.
+        cpus: cores of one copy; 0: none are requested.
         fit: the model's memory; None: its size, or the instance type, is unknown.
     """
 
@@ -40,7 +40,9 @@ class Placed:
 
 @dataclass(frozen=True)
 class Sums:
-    """The need of all first copies together, and what there is. 0 and None: the tables do not know the type."""
+    """The resources that all first copies need, and those of the instances. 0 and None: the tables do not know the
+    type.
+    """
 
     placed: tuple[Placed, ...]
     instance: InstanceType | None
@@ -63,8 +65,8 @@ def resolve_components(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Res
         resolve: decides for a specification whose components share one server.
 
     Raises:
-        DoesNotFit, SpecError: as for a single server, with the components' names; or the servers need different
-            hosts, or the first copies have no room together.
+        DoesNotFit, SpecError: as for a single server, with the components' names; or the servers need different hosts,
+            or there is not enough room for the first copies.
     """
     groups = servers(spec)
     found = [_of_one(server, resolve, alone=len(groups) == 1) for server in groups]
@@ -98,7 +100,7 @@ _MORE_ROOM = "Use fewer copies, fewer accelerators each, or more instances; opti
 
 
 def without_room(sums: Sums, where: str) -> str:
-    """Return why the copies have no room on the instances; empty: they have."""
+    """Return why there is no room for the copies on the instances; empty: there is."""
     for name, taken, has in sums.rows():
         if taken > has:
             need = f"{taken:g} {_UNITS[name]}"
@@ -134,7 +136,7 @@ def _resources(instance: InstanceType) -> list[tuple[str, Callable[[Placed], flo
 
 
 def _held(item: Placed) -> float:
-    """Return the GiB of a copy's weights and of what is beside them."""
+    """Return the GiB of a copy's weights and its other memory."""
     return 0.0 if item.fit is None else round(item.fit.weights + item.fit.rest, 1)
 
 
@@ -152,7 +154,7 @@ def _on(server: Spec, kind: str) -> Spec:
 
 
 def _common_type(spec: Spec, groups: Sequence[Spec], found: Sequence[Resolution]) -> str:
-    """Return the cheapest type that each model fits on, and all first copies together.
+    """Return the cheapest type on which each model fits, and all first copies together.
 
     Raises:
         DoesNotFit: there is none.
@@ -209,7 +211,7 @@ def _one_host(groups: Sequence[Spec], decisions: Sequence[Decision]) -> None:
 
 
 def _warnings(groups: Sequence[Spec], decisions: Sequence[Decision]) -> Iterator[str]:
-    """Yield the warnings of all servers: what not all have in common with the components' names."""
+    """Yield the warnings of all servers; those that only some have, with the components' names."""
     common = set.intersection(*(set(decision.warnings) for decision in decisions))
     for server, decision in zip(groups, decisions, strict=True):
         for warning in decision.warnings:
@@ -217,7 +219,7 @@ def _warnings(groups: Sequence[Spec], decisions: Sequence[Decision]) -> Iterator
 
 
 def _tight(sums: Sums, spec: Spec) -> Iterator[str]:
-    """Yield a sentence for what has room in sum and not on each instance, or not after scaling."""
+    """Yield a sentence for components that fit in sum, but not on each instance, or not after scaling."""
     if sums.instance is None:
         return
     if spec.instance.unchecked and (problem := _without_room(sums, spec)):
@@ -240,9 +242,9 @@ def _tight(sums: Sums, spec: Spec) -> Iterator[str]:
 
 
 def _left_over(sums: Sums) -> str:
-    """Return a component whose copies find no place when the largest are placed first; empty: all find one.
+    """Return a component without room for its copies if the largest are placed first; empty: all have room.
 
-    Work is bounded: copies and instances are at most a thousand each, and what is equal is placed at once.
+    Work is bounded: copies and instances are at most a thousand each, and equal ones are placed together.
     """
     assert sums.instance is not None
     resources = [one for one in _resources(sums.instance) if one[2]]

@@ -30,16 +30,17 @@ class Pool:
 
 @dataclass(frozen=True)
 class Decision:
-    """Everything that the builders need beside the specification.
+    """Everything that the builders need in addition to the specification.
 
     Attributes:
         region: AWS region.
-        account: twelve digits; AWS's answer if AWS was asked, else the account of the role.
-        image: the whole URI, by digest if AWS was asked.
+        account: twelve digits; from AWS if it was queried, otherwise the role's.
+        image: the whole URI, by digest if AWS was queried.
         instance_type: SageMaker's name, never `auto`; with pools the first one's.
         gpus: GPUs of one such instance; 0 on a CPU type; the number needed if the tables do not know the type.
         ami: InferenceAmiVersion; None: the account's default host (CPU types, or unknown CUDA).
-        model_data: the S3 prefix or archive that SageMaker puts into /opt/ml/model; None: the container has a hub's.
+        model_data: the S3 prefix or archive that SageMaker puts into /opt/ml/model; None: the container loads a hub's
+            model.
         download: timeout of the model data's download, 60 to 3600 seconds.
         startup: timeout until /ping answers 200, 60 to 3600 seconds.
         provision: timeout to find an instance, in seconds; None: AWS's default.
@@ -47,7 +48,7 @@ class Decision:
         warnings: one sentence each, for the user to read before confirming.
         pools: the types by priority, if the specification has pools.
         shadow: the decision for the shadow, if the specification has one.
-        components: what differs between the components, by name: image, model data, timeouts, tensor parallel degree.
+        components: the components' own values, by name: image, model data, timeouts, tensor parallel degree.
     """
 
     region: str
@@ -68,7 +69,7 @@ class Decision:
 
     @property
     def both(self) -> tuple[Decision, ...]:
-        """Return what serves, and its shadow."""
+        """Return the serving decision, and the shadow's."""
         return (self,) if self.shadow is None else (self, self.shadow)
 
     @property

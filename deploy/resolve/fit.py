@@ -35,10 +35,10 @@ _GIB = 1 << 30
 _USABLE = 0.9
 LEAST_CAPABILITIES: dict[str, tuple[int, int]] = {"fp4": (10, 0), "fp8": (8, 9), "mxfp4": (8, 0), "bf16": (8, 0)}
 CHUNK = 8192
-"""Tokens of a prompt that one step computes, at most by default: a layer with a window holds them beside it."""
+"""Tokens of a prompt that one step computes, by default at most: a layer with a window keeps them in addition."""
 
 _IN_16_BITS = ("fp8", "fp4")
-"""Precisions that vLLM's Marlin kernels compute in 16 bits on GPUs from Ampere on that lack them."""
+"""Precisions that vLLM's Marlin kernels compute in 16 bits on GPUs from Ampere on that do not have them."""
 
 _BLACKWELL_CUDA = (12, 8)
 _AMPERE = (8, 0)
@@ -48,7 +48,7 @@ _BUS_LIMIT = 4
 
 @dataclass(frozen=True)
 class Need:
-    """A model and how it is served: what has to fit.
+    """A model and how it is served, which has to fit.
 
     Attributes:
         shape: the model's shape.
@@ -59,8 +59,9 @@ class Need:
         usable: the fraction of a GPU's memory that may be used.
         cuda: the image's CUDA version, e.g. (12, 8); None: unknown.
         built_for: the least compute capability that the image has kernels for; None: unknown.
-        windows: whether the engine frees what is outside of a sliding window.
-        weight_only: whether the engine computes weights in 16 bits where the GPU lacks their precision: vLLM does.
+        windows: whether the engine frees the cache outside of a sliding window.
+        weight_only: whether the engine computes weights in 16 bits if the GPU does not have their precision: vLLM
+            does.
     """
 
     shape: Shape
@@ -76,7 +77,7 @@ class Need:
 
     @property
     def weight_gib(self) -> float:
-        """Size of all weights: the checkpoint's own size if they are served as they are stored."""
+        """Return the size of all weights: the checkpoint's own size if they are served as they are stored."""
         shape = self.shape
         if shape.stored is not None and shape.dtype == self.dtype:
             return shape.stored / _GIB
@@ -88,17 +89,18 @@ class Need:
 
     @property
     def stored_gib(self) -> float:
-        """Size of the checkpoint, which is downloaded and loaded through the host's RAM."""
+        """Return the size of the checkpoint, which is downloaded and loaded through the host's RAM."""
         shape = self.shape
         return (shape.stored or shape.parameters * WIDTH[shape.dtype or "bf16"]) / _GIB
 
     def kv_gib(self, tokens: int, degree: int) -> float:
-        """Size of the KV cache of one request of so many tokens on one GPU, with its states."""
+        """Return the size of the KV cache of one request of `tokens` on one GPU, with its states."""
         fixed, full, windowed = self._bytes(degree)
         return (fixed + full * tokens + windowed * min(tokens, self._kept)) / _GIB
 
     def cached(self, room: float, degree: int) -> int:
-        """Return how many tokens a cache of so many GiB holds: of requests of the full context, else of a shorter one.
+        """Return how many tokens fit into a cache of `room` GiB: of requests of the full context, otherwise of a
+        shorter one.
 
         Only the first tokens of a request take room in layers with a window.
         """
@@ -116,7 +118,7 @@ class Need:
 
     @property
     def _kept(self) -> int:
-        """Tokens that a layer with a window keeps of a request."""
+        """Return the tokens of a request that a layer with a window keeps."""
         return self.context if self.shape.window is None or not self.windows else self.shape.window + CHUNK
 
     def _bytes(self, degree: int) -> tuple[float, float, float]:
@@ -140,7 +142,7 @@ class Fit:
         limit: GiB that may be used.
         room: GiB left for the KV cache; negative: the weights alone are too large.
         tokens: number of tokens in the KV cache.
-        sequences: requests of the full context at once.
+        sequences: concurrent requests of the full context.
         problem: why the model does not fit; empty: it fits.
         remarks: disadvantages of a type that fits.
         price: price of one instance.
@@ -299,12 +301,12 @@ BEYOND_ONE_MACHINE = (
 
 @dataclass(frozen=True)
 class Candidates:
-    """All instance types of one sort for one model.
+    """All instance types of one kind for one model.
 
     Attributes:
         need: what has to fit.
         source: where the model's shape is from, for the table's title.
-        fits: one entry a type, best first.
+        fits: one entry per type, best first.
         chosen: the specification's type, or the one that `auto` chose; None: the tables do not know the type.
     """
 
@@ -322,7 +324,7 @@ class Resolution:
         candidates: the instance types that the decision was made among; None: the model's size is unknown, or there
             are several models.
         sums: the components on the instances; None: there are none.
-        prices: what instances cost.
+        prices: prices of instances.
     """
 
     decision: Decision
@@ -392,8 +394,8 @@ _MOST_ROWS = 6
 def rows(candidates: Candidates) -> tuple[tuple[str, ...], ...]:
     """Return the table's cells, in the order of COLUMNS: the best types, and the chosen one in any case.
 
-    Of a family's types with equally many GPUs only the best is a row. GiB are of one GPU. Requests are those of the
-    full context at once. The last column marks the chosen type, and holds the problem or the remarks.
+    Of a family's types with equally many GPUs only the best is a row. GiB are of one GPU. Requests are concurrent ones
+    of the full context. The last column marks the chosen type, and has the problem or the remarks.
     """
     best: dict[tuple[str, int], Fit] = {}
     for item in candidates.fits:

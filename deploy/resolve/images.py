@@ -1,6 +1,6 @@
 """Resolve the container image to a URI in ECR, and choose the host's AMI for its CUDA version.
 
-SageMaker takes images from ECR in the endpoint's own region only. Any push can move a tag. So if AWS is asked, the
+SageMaker only takes images from ECR in the endpoint's own region. Any push can move a tag. So if AWS is queried, the
 digest replaces the tag of an image in the user's account.
 """
 
@@ -81,7 +81,7 @@ def resolve_image(image: Image, region: str, account: str | None, aws: Aws | Non
 
     Args:
         account: the account that `repository` is in.
-        aws: asked for the digest; None: the tag stays.
+        aws: queried for the digest; None: the tag stays.
 
     Raises:
         SpecError: SageMaker cannot use the image in this region.
@@ -138,7 +138,7 @@ def choose_ami(
     """Return the InferenceAmiVersion, and warnings.
 
     The default host's driver can be years old. With a driver too old for the image an endpoint stays in Creating
-    without a line of log. So it does with a CUDA 12 image on the newest host. The image's CUDA version therefore
+    without a line of log. The same happens with a CUDA 12 image on the newest host. The image's CUDA version therefore
     decides.
 
     Args:

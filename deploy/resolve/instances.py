@@ -148,7 +148,7 @@ def _gpu_type(name: str, row: dict[str, str | int]) -> InstanceType:
 
 
 def device_warnings(spec: Spec, instance: InstanceType | None, degree: int) -> tuple[str, ...]:
-    """Return a sentence for what stays idle.
+    """Return a sentence for each device that stays idle.
 
     Args:
         instance: None: the tables do not know the type, and nothing is checked.
@@ -174,7 +174,7 @@ def num_engines(spec: Spec, gpus: int, degree: int) -> int:
 
 
 def _takes_all(spec: Spec) -> bool:
-    """Return whether the engines share all GPUs that there are."""
+    """Return whether the engines share all GPUs."""
     return spec.options.get("tensor_parallel_degree") == "max"
 
 

@@ -1,6 +1,6 @@
-"""Rough prices of instances, to rank types and to warn. They are no quote.
+"""Rough prices of instances, to rank types and to warn. They are not a quote.
 
-Amazon's prices differ by region and change. Online its Pricing API is asked (below); else the table counts,
+Amazon's prices differ by region and change. Online its Pricing API is queried (below); otherwise the table is used,
 with its date and source. The user's own price (`instance.price`) overrides both.
 """
 
@@ -30,7 +30,7 @@ class Price:
 
     Attributes:
         usd: approximate price; None: unknown.
-        exact: whether it is the user's own, or of the Pricing API.
+        exact: whether it comes from the user or the Pricing API.
     """
 
     usd: float | None
@@ -38,7 +38,7 @@ class Price:
 
     @property
     def text(self) -> str:
-        """The price class, e.g. `$2-4/h`; an exact price as it is; or `not known`."""
+        """Return the price class, e.g. `$2-4/h`; an exact price as it is; or `not known`."""
         if self.usd is None:
             return "not known"
         if self.exact:
@@ -48,12 +48,12 @@ class Price:
 
     @property
     def each(self) -> str:
-        """The price of one of several instances, for a sentence."""
+        """Return the price of one of several instances, for a sentence."""
         return "price not known" if self.usd is None else f"{self.text} each"
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """The price class: two powers of two around the price; the cheapest class begins at 0.
+        """Return the price class: two powers of two around the price; the cheapest class begins at 0.
 
         Raises:
             ValueError: the price is unknown.
@@ -76,9 +76,9 @@ class Prices:
     """The prices of instances.
 
     Attributes:
-        listed: US dollars an hour by type, of the Pricing API; None: the table's count.
+        listed: US dollars an hour by type, from the Pricing API; None: the table is used.
         region: of `listed`.
-        why: why the table counts although AWS was asked; empty: it was not.
+        why: why the table is used although AWS was queried; empty: it was not queried.
     """
 
     listed: Mapping[str, float] | None = None
@@ -103,7 +103,7 @@ class Prices:
 
     @property
     def source(self) -> str:
-        """The source of the prices, for the last line of a table."""
+        """Return the source of the prices, for the last line of a table."""
         if self.listed is not None:
             return f"cost: on-demand, {self.region}, by AWS's Pricing API"
         prices = table("prices")

@@ -1,4 +1,6 @@
-"""Decide what a specification leaves open. One pass, from tables and arithmetic, with AWS's answers if AWS is asked."""
+"""Decide what a specification leaves open. One pass, from tables and arithmetic, with AWS's answers if AWS is
+queried.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,7 @@ def _one_host(decisions: list[Decision]) -> None:
     """Check that all types may have the same host, as an endpoint configuration names one.
 
     Raises:
-        SpecError: CPU types beside GPU types, or types that need another InferenceAmiVersion.
+        SpecError: CPU and GPU types are mixed, or types need different InferenceAmiVersions.
     """
     if len({decision.ami for decision in decisions}) > 1 or len({decision.gpus == 0 for decision in decisions}) > 1:
         hosts = "; ".join(f"{decision.instance_type}: {decision.ami or 'the default'}" for decision in decisions)
@@ -83,10 +85,10 @@ def _one_host(decisions: list[Decision]) -> None:
 
 
 def with_shadow(spec: Spec, resolve: Callable[[Spec], Resolution]) -> Resolution:
-    """Return the resolution of what serves, with the shadow's decision and warnings.
+    """Return the serving variant's resolution, with the shadow's decision and warnings.
 
     Raises:
-        SpecError, DoesNotFit: as `resolve`; the shadow's say so.
+        SpecError, DoesNotFit: as `resolve`; messages about the shadow name it.
     """
     serving = resolve(spec.model_copy(update={"shadow": None}))
     try:
@@ -118,7 +120,7 @@ _DOWNLOAD, _UNPACK, _HUB, _LOAD = 50, 50, 40, 200  # MiB/s
 
 
 class Times(NamedTuple):
-    """Timeouts in seconds, and warnings where SageMaker's maximum may be too short."""
+    """Timeouts in seconds, and warnings if SageMaker's maximum may be too short."""
 
     download: int
     startup: int
@@ -189,7 +191,7 @@ _PRECISIONS: dict[str, Precision] = {
 
 @dataclass(frozen=True)
 class ModelSize:
-    """A model's shape, its source in a few words for the table of candidates, and what was wrong with others.
+    """A model's shape, its source in a few words for the table of candidates, and the problems of other sources.
 
     Attributes:
         packed: GiB of its archive.
@@ -216,11 +218,11 @@ def resolve(
         region: the endpoint's region.
         account: twelve digits; None: ask AWS, else take the role's account, in which SageMaker creates the endpoint.
         aws: asked for the account, the image's digest and the model's files in S3; None: ask nothing.
-        hub: asked for the model's files; None: the table of known models must do.
-        prices: what instances cost.
+        hub: asked for the model's files; None: the table of known models is used.
+        prices: prices of instances.
 
     Raises:
-        SpecError: the specification contradicts itself, or says too little.
+        SpecError: the specification contradicts itself, or is incomplete.
         DoesNotFit: the model is too large for the named instance type, or for all types.
         NotThere: ECR has no such image.
     """
@@ -239,7 +241,7 @@ def resolve(
 
 @dataclass(frozen=True)
 class _Asked:
-    """The place of the endpoint, and whom to ask, as for `resolve`."""
+    """The endpoint's region and account, and the sources to query, as in `resolve`."""
 
     region: str
     account: str
@@ -290,10 +292,10 @@ def _resolve(spec: Spec, asked: _Asked) -> Resolution:
 
 
 def find_size(spec: Spec, aws: Aws | None = None, hub: Hub | None = None) -> ModelSize:
-    """Find the model's shape: in the specification, else in its files, else in the table.
+    """Find the model's shape: in the specification, otherwise in its files, otherwise in the table.
 
     Args:
-        hub: None: it is not asked.
+        hub: None: it is not queried.
 
     Raises:
         SpecError: model.path is not a directory, or its config.json is wrong.
@@ -319,7 +321,7 @@ def find_size(spec: Spec, aws: Aws | None = None, hub: Hub | None = None) -> Mod
 
 
 def _on_hub(hub: Hub, name: str, revision: str, notes: list[str]) -> Shape | None:
-    """Read the shape on the hub. What is wrong there is a note: the table may know the model, or the user."""
+    """Read the shape on the hub. Errors there are notes: the table or the specification may have the model."""
     owner, _, rest = name.partition("/")
     model, _, file = rest.partition("/")  # OWNER/MODEL/FILE.gguf names a file of the model
     if not model:  # "demo", or a model of the container's
@@ -334,7 +336,7 @@ def _on_hub(hub: Hub, name: str, revision: str, notes: list[str]) -> Shape | Non
 
 
 def _packed(uri: str, aws: Aws | None) -> ModelSize:
-    """Return the size of an archive, whose content is not looked into."""
+    """Return the size of an archive, whose content is not read."""
     size = _readable(aws, lambda aws: S3Prefix(aws, uri).sizes.get(""))
     of = "" if size is None else f" of {size / 1e9:.1f} GB"
     note = f"model.s3 is an archive{of}, which each instance unpacks at its start: its content's size is not known."
@@ -342,7 +344,7 @@ def _packed(uri: str, aws: Aws | None) -> ModelSize:
 
 
 def _readable(aws: Aws | None, read: Callable[[Aws], T | None]) -> T | None:
-    """Read in S3; None: there is nothing, or the user may not read it. Preflight reports missing model data."""
+    """Read in S3; None: it does not exist, or the user may not read it. Preflight reports missing model data."""
     if aws is None:
         return None
     try:
@@ -354,7 +356,7 @@ def _readable(aws: Aws | None, read: Callable[[Aws], T | None]) -> T | None:
 
 
 def _need(spec: Spec, shape: Shape | None, image: images.ResolvedImage) -> tuple[Need | None, tuple[str, ...]]:
-    """Return what has to fit, and the warnings about assumptions."""
+    """Return the model's need, and warnings about assumptions."""
     if shape is None:
         return None, ()
     warnings = []
@@ -381,7 +383,7 @@ def _need(spec: Spec, shape: Shape | None, image: images.ResolvedImage) -> tuple
 
 
 def _frees_windows(spec: Spec) -> bool:
-    """Return whether the engine frees what is outside of a sliding window: vLLM does, if its option is not turned
+    """Return whether the engine frees the cache outside of a sliding window: vLLM does, if its option is not turned
     off.
     """
     off = str(spec.options.get("disable_hybrid_kv_cache_manager", "false")).lower()
@@ -404,7 +406,7 @@ def _precision(spec: Spec, shape: Shape) -> Precision:
 def _choose(
     spec: Spec, instance: InstanceType | None, need: Need | None, fits: tuple[Fit, ...], prices: Prices
 ) -> tuple[Fit | None, tuple[str, ...]]:
-    """Choose among the candidates; None: the type, or the model's size, is unknown. And warnings."""
+    """Choose among the candidates; None: the type, or the model's size, is unknown. Also return warnings."""
     name = spec.instance.type
     if name == "auto":
         if need is None:
@@ -434,7 +436,7 @@ def _remarks(chosen: Fit) -> tuple[str, ...]:
 
 
 def _on_cpu(spec: Spec) -> bool:
-    """Return whether the image has no CUDA: by the engine if one is named, else by the image's name."""
+    """Return whether the image has no CUDA: by the engine if one is named, otherwise by the image's name."""
     engine = spec.options.get("llm_engine")
     if engine is not None:
         return engine in _CPU_ENGINES
@@ -443,7 +445,7 @@ def _on_cpu(spec: Spec) -> bool:
 
 
 def _degree_option(spec: Spec) -> int | None:
-    """Return the tensor parallel degree of the options, else the components' GPUs if all have the same."""
+    """Return the tensor parallel degree of the options, otherwise the components' GPUs if all have the same."""
     degree = _number(spec, "tensor_parallel_degree")
     if degree is not None:
         return degree
@@ -460,7 +462,7 @@ def _gpus_per_copy(spec: Spec) -> int | None:
 
 
 def _others(spec: Spec) -> int:
-    """Return the GPUs of one copy for each of the tensor parallel degree."""
+    """Return the factor of a copy's GPUs besides the tensor parallel degree."""
     return (_number(spec, *STAGES) or 1) * (_number(spec, *CONTEXTS) or 1)
 
 
@@ -521,7 +523,7 @@ def _times(spec: Spec, gib: float | None) -> Times:
 
 
 _FEW = 4
-"""Requests of the full context at once, below which a larger cache helps more than another instance."""
+"""Concurrent requests of the full context, below which a larger cache helps more than another instance."""
 
 _MANY = 4
 """Instances from which on the routing decides how much of the caches is used."""
@@ -531,7 +533,7 @@ def advice(spec: Spec, decision: Decision, candidates: Candidates | None) -> tup
     """Return the advice that follows from the specification and from what fits.
 
     Args:
-        candidates: None: the model's size is not known, and only the number of instances says something.
+        candidates: None: the model's size is not known, and only the number of instances gives advice.
     """
     chosen = None if candidates is None else candidates.chosen
     found = [] if chosen is None or candidates is None else [*_size(spec, chosen, candidates.fits)]
@@ -539,7 +541,7 @@ def advice(spec: Spec, decision: Decision, candidates: Candidates | None) -> tup
 
 
 def _size(spec: Spec, chosen: Fit, fits: Sequence[Fit]) -> Iterator[str]:
-    """Compare the requests that a server on the chosen type holds with what is wanted of it."""
+    """Compare the requests that a server on the chosen type has room for with those wanted."""
     if not chosen.fits:
         return
     wanted = _FEW if spec.scaling is None else max(_FEW, round(spec.scaling.concurrency))

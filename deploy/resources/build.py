@@ -1,7 +1,7 @@
 """Build all resources of a deployment from its specification and decision. Pure.
 
 The name of a resource that AWS cannot change (model, endpoint configuration) ends in a digest of its request. Tags are
-not in the digest, as one of them holds the specification's own digest: a changed alarm must not renew the model.
+not in the digest, as one of them is the specification's own digest: a changed alarm must not replace the model.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _STORED = 0.023  # US dollars of a GB in S3 (Standard, us-east-1) for a month; S
 
 
 def beside_warnings(spec: Spec, decision: Decision) -> Iterator[str]:
-    """Yield a sentence for each."""
+    """Yield the warnings about a shadow or guest, a sentence each."""
     if spec.capture is not None:
         yield _capture(spec.capture)
     if spec.shadow is not None and decision.shadow is not None:
@@ -86,7 +86,7 @@ def resources(spec: Spec, decision: Decision, *, allow_plaintext_secret: bool = 
     """Return all resources of the deployment, in the order of their creation.
 
     Raises:
-        Refused: the environment would hold a secret.
+        Refused: the environment would contain a secret.
         SpecError: the decision and the specification contradict each other.
     """
     marks = tags(spec.deployment, spec_digest(spec), spec.tags)

@@ -1,4 +1,4 @@
-"""Build inference components: copies of a model on the endpoint's instances, and LoRA adapters beside them."""
+"""Build inference components: copies of a model on the endpoint's instances, and their LoRA adapters."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def component(
     """Build one component.
 
     Args:
-        decision: that of the component's server.
-        model: what the component serves.
+        decision: the decision for the component's server.
+        model: the model that the component serves.
         endpoint: None: another deployment's.
 
     Raises:

@@ -36,7 +36,7 @@ def model(spec: Spec, decision: Decision, tags: list[dict[str, str]], *, allow_p
 
 
 def _data(uri: str, passed: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the container's model data; an archive's are ModelDataUrl, which jobs take too, if nothing says more."""
+    """Return the container's model data; an archive is ModelDataUrl, which jobs accept too, unless more is set."""
     is_archive = uri.endswith(ARCHIVE)
     if is_archive and "ModelDataSource" not in passed:
         return {"ModelDataUrl": uri}
@@ -122,7 +122,7 @@ def _variant(spec: Spec, decision: Decision, models: Sequence[Resource]) -> dict
 
 
 def _shadow(spec: Spec, decision: Decision, model: Resource) -> dict[str, Any]:
-    """Return the shadow's variant. Its weight beside the serving one's, which is 1, is its share of the requests."""
+    """Return the shadow's variant. Its weight, relative to the serving one's 1, is its share of the requests."""
     assert spec.shadow is not None
     assert decision.shadow is not None
     variant = _variant(shadow_of(spec), decision.shadow, [model])
@@ -153,7 +153,7 @@ def _types(decision: Decision, models: Sequence[Resource]) -> dict[str, Any]:
 
 
 def instances(spec: Spec) -> int:
-    """Return the first number of instances.
+    """Return the initial number of instances.
 
     Raises:
         SpecError: instance.count is above instance.managed.max.

@@ -1,7 +1,7 @@
 """Build the container's environment: the handler's options, the model's place, settings for SageMaker.
 
 An option of the handler is a variable (docs/options.md): `option.x` is OPTION_X, the few without `option.` are
-SERVING_X. Everybody who may describe the model can read the environment, so it must hold no secret.
+SERVING_X. Everyone who may describe the model can read the environment, so it must not contain secrets.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ Json = Mapping[str, Any]
 
 
 class Kind(enum.Enum):
-    """Kinds of resources, in the order in which they are looked for."""
+    """Kinds of resources, in the order in which they are looked up."""
 
     MODEL = "model"
     ENDPOINT_CONFIG = "endpoint-config"
@@ -35,14 +35,14 @@ DIMENSIONS = {
     Kind.ENDPOINT: "sagemaker:variant:DesiredInstanceCount",
     Kind.COMPONENT: "sagemaker:inference-component:DesiredCopyCount",
 }
-"""What Application Auto Scaling changes of each kind that it scales."""
+"""Dimensions that Application Auto Scaling changes, by kind."""
 
 READY = ("InService",)
 FAILED = ("Failed", "OutOfService")
 """Statuses of an endpoint or component that only its deletion ends (botocore's EndpointStatus)."""
 
 MIXED = ("UpdateRollbackFailed",)
-"""Status of an endpoint whose old and new version serve side by side, until an update succeeds."""
+"""Status of an endpoint whose old and new versions serve side by side, until an update succeeds."""
 
 ENDED = (*READY, *FAILED, *MIXED)
 """Statuses in which AWS is idle."""
@@ -106,7 +106,7 @@ def refs(value: Any) -> tuple[Ref, ...]:
 
 
 def resolved(value: Any, look_up: Callable[[Ref], Any]) -> Any:
-    """Return a request with values in place of its `Ref`s."""
+    """Return a request with values instead of its `Ref`s."""
     if isinstance(value, Ref):
         return look_up(value)
     if isinstance(value, Mapping):
@@ -127,10 +127,10 @@ TAG_SPEC = "lmi:spec"
 """Tag of every resource: the digest of its specification."""
 
 TAG_BEFORE = "lmi:before"
-"""Tag of a configuration that puts a shadow beside another owner's endpoint: the one that served before it."""
+"""Tag of a configuration that adds a shadow to another owner's endpoint: the previous configuration."""
 
 TAG_STACK = "aws:cloudformation:stack-name"
-"""CloudFormation's own tag of what a stack made."""
+"""CloudFormation's own tag on a stack's resources."""
 
 _DIGITS = 8
 _LONGEST = 63  # characters of a SageMaker name
@@ -148,7 +148,7 @@ def version_name(name: str, content: Mapping[str, Any]) -> str:
 
 
 def batch_name(deployment: str) -> str:
-    """Return the name of whose versions the models of batch transform are; it is no version of the deployment's."""
+    """Return the base name of batch transform's models; they are not versions of the deployment's models."""
     return f"{deployment[:48].rstrip('-')}-batch"
 
 
@@ -181,7 +181,7 @@ def tags(deployment: str, spec: str, user_tags: Mapping[str, str]) -> list[dict[
 
 
 SHADOW = "Shadow"
-"""The name of a variant's shadow; beside another owner's endpoint with a digest behind it."""
+"""The name of a variant's shadow; on another owner's endpoint, with a digest appended."""
 
 
 def scoped_name(deployment: str, *parts: str) -> str:
@@ -210,7 +210,7 @@ def merged(request: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, A
 def component_request(
     request: Mapping[str, Any], parts: Sequence[Mapping[str, Any]], types: Sequence[str]
 ) -> Mapping[str, Any]:
-    """Return what a component is made of, with the fields: `Specification`, or `Specifications`, one for each type.
+    """Return a component's fields merged with `parts`: `Specification`, or `Specifications`, one for each type.
 
     Args:
         request: `Specification`.

@@ -76,7 +76,7 @@ class _Waking(NamedTuple):
     Attributes:
         alarm: the end of the alarm's name.
         period, periods: seconds of one data point, and how many must be above the threshold.
-        missing: what the alarm makes of no data.
+        missing: how the alarm treats missing data.
         cooldown: seconds until another instance or copy is added.
     """
 
@@ -95,7 +95,7 @@ class _Waking(NamedTuple):
 def _waking(
     spec: Spec, scaled: Resource, place: dict[str, str], target: Resource, tags: list[dict[str, str]]
 ) -> Iterator[Resource]:
-    """Build the step that leaves zero, where there is no metric to track: an alarm adds the first one."""
+    """Build the step from zero, where there is no metric to track: an alarm adds the first instance or copy."""
     assert spec.scaling is not None
     between = spec.scaling.scale_out_cooldown
     wakes = _component(scaled, between) if scaled.kind is Kind.COMPONENT else _queue(scaled, between)
@@ -150,7 +150,7 @@ def _component(scaled: Resource, between: int) -> _Waking:
 
 
 def _queue(scaled: Resource, between: int) -> _Waking:
-    """An asynchronous endpoint. Its metric stays 1 until the first instance serves."""
+    """Return an asynchronous endpoint's metric, which stays 1 until the first instance serves."""
     return _Waking(
         alarm="backlog",
         description=f"Requests wait and {scaled.name} has no instance: add one.",
@@ -200,7 +200,7 @@ def endpoint_alarms(spec: Spec, tags: list[dict[str, str]]) -> list[Resource]:
 
 
 def component_alarms(spec: Spec, component: str, tags: list[dict[str, str]]) -> list[Resource]:
-    """Build the alarms of one component. "No copy" is an alarm only where the component cannot sleep."""
+    """Build the alarms of one component. "No copy" is an alarm only if the component cannot scale to zero."""
     if spec.alarms is None:
         return []
     watches = [*_watches(spec.alarms, asynchronous=False)]

@@ -50,7 +50,7 @@ def component_deployment(
 
 
 def update_warnings(spec: Spec) -> tuple[str, ...]:
-    """Warn where an update cannot work as the specification asks."""
+    """Warn if an update cannot work as the specification asks."""
     if spec.update.policy != "rolling":
         return ()
     sentences = []
@@ -97,7 +97,7 @@ def _size(spec: Spec, count: int, unit: str) -> int:
 
 
 def _shift(spec: Spec, count: int, unit: str) -> dict[str, Any]:
-    """Return the traffic shift: a canary for blue/green with several instances, else all at once."""
+    """Return the traffic shift: a canary for blue/green with several instances, otherwise all at once."""
     shift: dict[str, Any] = {"Type": "ALL_AT_ONCE", "WaitIntervalInSeconds": spec.update.wait}
     if spec.update.policy == "blue_green" and count > 1:
         shift |= {"Type": "CANARY", "CanarySize": {"Type": unit, "Value": _size(spec, count, unit)}}

@@ -28,13 +28,13 @@ class Artifact:
     """Files of model data.
 
     Attributes:
-        variables: serving.properties, under the names of variables. It beats the container's own, as in LMI.
-        others: names of further files; of an archive only.
-        weights: a file with weights, or why there must be one; "": there is none.
+        variables: serving.properties, under the names of variables. They override the container's own, as in LMI.
+        others: names of further files, only for an archive.
+        weights: a file with weights, or why there must be one; "": there are no weights.
         folder: the only directory at an archive's top, if all files are there.
-        fault: why SageMaker cannot unpack an archive; "": nothing of the kind was read.
-        problem: why it was not read; "": it was.
-        unseen: the problem is the reader's, and SageMaker may read it.
+        fault: why SageMaker cannot unpack an archive; "": no reason was found.
+        problem: why it was not read; "": it was read.
+        unseen: only the reader has the problem: SageMaker may be able to read it.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -47,7 +47,7 @@ class Artifact:
 
     @property
     def may_serve(self) -> bool:
-        """Whether SageMaker can unpack an archive that holds a model, as far as was read."""
+        """Return whether SageMaker can unpack an archive with a model, as far as it was read."""
         return self.unseen or bool(self.weights and not self.fault and not self.problem)
 
 
@@ -115,7 +115,9 @@ def read_archive(packed: Any) -> Artifact:
 
 
 def _fault(member: tarfile.TarInfo, place: PurePosixPath) -> str:
-    """Return why SageMaker cannot unpack a member: it takes files and directories, in the model's own directory."""
+    """Return why SageMaker cannot unpack a member: it accepts files and directories, within the model's own
+    directory.
+    """
     if place.is_absolute() or ".." in place.parts:
         return f"its member {member.name!r} is outside of the model's directory"
     return "" if member.isfile() or member.isdir() else f"its member {member.name!r} is a link, or no file"
@@ -127,7 +129,7 @@ _LONGEST = 64 << 10  # bytes of a header that extends the next one: names, and n
 
 
 class _Member(tarfile.TarInfo):
-    """A member that takes little to read: its extended header is short, and it is no sparse file.
+    """A member that is cheap to read: its extended header is short, and it is not a sparse file.
 
     Reading an extended header's numbers takes quadratic time in some Pythons. A sparse file's map has any length.
     """
@@ -174,12 +176,12 @@ def _with_options(data: bytes, read: Artifact) -> Artifact:
 
 
 def _name(key: str) -> str:
-    """Return the variable that sets the same."""
+    """Return the variable that sets the same option."""
     return "OPTION_ENGINE" if key == "engine" else variable(key) or f"SERVING_{key.upper()}"
 
 
 class _TooLongError(Exception):
-    """More was unpacked than is read."""
+    """More data was unpacked than may be read."""
 
 
 class _Bounded:

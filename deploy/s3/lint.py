@@ -33,7 +33,7 @@ _APPLE_DOUBLE = "._"  # begins the files in which macOS keeps what other systems
 _POINTER = 200  # bytes that a Git LFS pointer has at most
 _DUPLICATES = (".bin", ".pth", ".pt", ".h5", ".msgpack", ".ckpt")  # formats that safetensors replace
 WEIGHTS = (".safetensors", ".gguf", ".bin", ".pth", ".pt", ".engine")
-"""How the names of files with weights end."""
+"""Suffixes of the names of weight files."""
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "tekken.json", "vocab.txt")
 _ARCHIVES = (".tar.gz", ".tgz", ".tar", ".zip")
 _ELSEWHERE = re.compile(r"demo|\w[\w.-]*/\w[\w.-]*(/[\w./-]+\.gguf)?", re.ASCII)  # a hub's model, or one of its files
@@ -151,7 +151,7 @@ def _leads_out(place: str, target: Path) -> Finding:
 
 
 def _without_duplicates(files: list[Entry]) -> tuple[list[Entry], list[tuple[str, str]]]:
-    """Leave out weights in other formats beside safetensors: they would double upload, storage and loading."""
+    """Leave out weights in other formats if there are safetensors: they would double upload, storage and loading."""
     if not any(entry.name.endswith(".safetensors") and "/" not in entry.name for entry in files):
         return files, []
     kept, duplicates = [], []

@@ -12,7 +12,7 @@ from deploy.aws import Aws, error_code, pages
 from deploy.errors import Failed, NotThere, Refused
 
 ARCHIVE = ".tar.gz"
-"""The end of a key that SageMaker unpacks to the model's directory (botocore's ModelDataUrl)."""
+"""Suffix of a key that SageMaker unpacks into the model's directory (botocore's ModelDataUrl)."""
 
 
 def bucket_and_key(uri: str) -> tuple[str, str]:
@@ -26,7 +26,7 @@ _AT_ONCE = 1000  # maximum of keys in one DeleteObjects
 
 @dataclass(frozen=True)
 class Entry:
-    """A file or object: its name relative to the directory or prefix, with slashes; its size in bytes."""
+    """A file or object: its name relative to the directory or prefix, with slashes; and its size in bytes."""
 
     name: str
     size: int
@@ -90,10 +90,10 @@ def reader(aws: Aws, prefix: Prefix) -> Callable[[str], bytes]:
 def check_region(aws: Aws, prefix: Prefix, fields: str = "model.upload, model.s3") -> None:
     """Check the bucket's region: SageMaker reads and writes files of its own region only.
 
-    By a list, which says the region too: HEAD of a bucket would need the right to list all of it.
+    Uses a list, which also names the region: HEAD of a bucket would need permission to list all of it.
 
     Args:
-        fields: of the specification, which may name the bucket.
+        fields: fields of the specification that may name the bucket.
 
     Raises:
         Refused: the bucket is in another region.

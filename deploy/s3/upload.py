@@ -227,7 +227,7 @@ class PartUploader:
 
 
 def _matching_tag(there: Mapping[str, Any] | None, content: bytes, checksum: str) -> str | None:
-    """Return the tag of the part in S3 if it has the same content; None: it has not.
+    """Return the tag of the part in S3 if it has the same content; None: it does not.
 
     Without a checksum the tag is compared, which is the MD5 unless a KMS key encrypts the bucket.
     """
@@ -299,7 +299,7 @@ class UploadProgress:
 
 @dataclass(frozen=True)
 class UploadResult:
-    """The result: the number of files sent, and of those that were there already."""
+    """The result: the number of files sent, and of those that already existed."""
 
     prefix: str
     sent: int
@@ -312,7 +312,7 @@ def plan_upload(
     """Plan an upload. Changes nothing.
 
     Raises:
-        Refused: the bucket is in another region, or `directory` is none.
+        Refused: the bucket is in another region, or `directory` is not a directory.
         NotThere: there is no such bucket.
     """
     to = Prefix.of(prefix)
@@ -414,7 +414,7 @@ def _verify(aws: Aws, planned: UploadPlan) -> None:
     """Check that S3 has the files.
 
     Raises:
-        Failed: it has not.
+        Failed: it does not have them.
     """
     there = {entry.name: entry.size for entry in objects(aws, planned.prefix)}
     with ThreadPoolExecutor(WORKERS) as pool:

@@ -104,7 +104,7 @@ class Spec(Section):
 
     @property
     def deployment(self) -> str:
-        """Return what it is called in tags."""
+        """Return the deployment's name in tags."""
         return deployment_of(self.name, self.endpoint)
 
     @property
@@ -165,7 +165,7 @@ class Spec(Section):
         yield from disagreements(self)
 
     def _keeps_instances(self) -> bool:
-        """Return whether its own instances stay where components have no copy."""
+        """Return whether its own instances stay if components have no copy."""
         if not self.components or self.endpoint is not None:
             return False
         return self.instance.managed is None or self.instance.managed.min != 0

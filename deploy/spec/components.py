@@ -1,6 +1,6 @@
-"""Components with a model, an image, options or variables of their own: the servers that a specification has.
+"""Components with their own model, image, options or variables: a specification's servers.
 
-A server is what one model in AWS describes. Components with the same one share it.
+A server corresponds to one model in AWS. Components with the same one share it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 Value = TypeVar("Value")
 
 _OWN = ("model", "image")
-"""Parts that a component may have in place of the top level's, and that each component needs."""
+"""Parts that a component may have instead of the top level's, and that each component needs."""
 
 
 def servers(spec: Spec) -> list[Spec]:
-    """Return a specification for each server: the whole without components, else one of those that share it.
+    """Return a specification for each server: the whole without components, otherwise one for the components that share
+    it.
 
-    What a component has of its own lies over the top level in it, and `components` has only those of this server.
+    A component's own parts are merged into the top level, and `components` has only those of this server.
     """
     if not spec.components:
         return [spec]
@@ -54,10 +55,10 @@ def title(server: Spec) -> str:
 
 
 def with_parts_of_components(content: Any) -> Any:
-    """Return a file's content with a model and an image at the top level, where only the components have them.
+    """Return a file's content with a model and an image at the top level, if only the components have them.
 
-    Those are the first component's, and no component takes them: one without gets an empty part, which is refused in
-    its place like any other.
+    They are the first component's, and no component uses them: one without a part gets an empty one, which is refused
+    in its place.
     """
     items = content.get("components") if isinstance(content, Mapping) else None
     if not isinstance(items, list | tuple) or not all(isinstance(item, Mapping) for item in items):
@@ -71,7 +72,7 @@ def with_parts_of_components(content: Any) -> Any:
 
 
 def component_contradictions(spec: Spec) -> Iterator[str]:
-    """Say what is wrong between the components."""
+    """Yield contradictions between the components."""
     names = [component.name for component in spec.components]
     names += [adapter.name for component in spec.components for adapter in component.adapters]
     if twice := {name for name in names if names.count(name) > 1}:
@@ -155,7 +156,7 @@ class Shadow(Section):
 
 
 def shadow_of(spec: Spec) -> Spec:
-    """Return the shadow as a specification of its own, of which only model and variant are built."""
+    """Return the shadow as a specification of its own, from which only model and variant are built."""
     shadow = spec.shadow
     assert shadow is not None
     instance = Instance(
@@ -185,14 +186,14 @@ def shadow_of(spec: Spec) -> Spec:
 
 
 _AT = "@"
-"""Stands in no name of SageMaker's: a guest's tag is never the tag of an endpoint's own deployment."""
+"""Does not occur in SageMaker's names: a guest's tag is never the tag of an endpoint's own deployment."""
 
 
 def deployment_of(name: str, endpoint: str | None = None) -> str:
-    """Return what a deployment is called in tags: its name, and that of the endpoint that it is a guest on.
+    """Return a deployment's name in tags: its name, and that of the endpoint on which it is a guest.
 
     Args:
-        endpoint: of another deployment; None: this one has its own, of its own name.
+        endpoint: another deployment's; None: this one has its own, of the same name.
     """
     return name if endpoint is None else f"{name}{_AT}{endpoint}"
 
@@ -209,7 +210,7 @@ def is_guest(deployment: str) -> bool:
 
 
 def guest_contradictions(spec: Spec) -> Iterator[str]:
-    """Say what does not go with `endpoint`."""
+    """Yield settings that cannot be combined with `endpoint`."""
     if spec.endpoint is None:
         return
     if spec.endpoint == spec.name:

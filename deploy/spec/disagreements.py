@@ -45,7 +45,7 @@ def disagreements(spec: Spec) -> Iterator[str]:
 
 
 def _beside(spec: Spec) -> Iterator[str]:
-    """Return what `capture`, `shadow` and `reservation` do not go with."""
+    """Yield settings that cannot be combined with `capture`, `shadow` or `reservation`."""
     config, variant = spec.sagemaker.endpoint_config, spec.sagemaker.variant
     for given, place, there in (
         (spec.capture, f"{_CONFIG}.DataCaptureConfig: belongs to capture", "DataCaptureConfig" in config),
@@ -83,7 +83,7 @@ def _beside(spec: Spec) -> Iterator[str]:
 
 
 def _is_its_own(item: Component) -> bool:
-    """Return whether a component differs from the top level in what runs."""
+    """Return whether a component has a server of its own, different from the top level's."""
     return item.model is not None or item.image is not None or bool(item.options or item.environment)
 
 
@@ -104,7 +104,7 @@ def _shadows(spec: Spec) -> Iterator[str]:
 
 
 def _partitions(spec: Spec) -> Iterator[str]:
-    """SageMaker places one component on each partition, and only where both sides name it."""
+    """Check partitions: SageMaker places one component on each, and only if both sides name it."""
     place = f"{_VARIANT}.AcceleratorPartitionLayouts"
     layouts = spec.sagemaker.variant.get("AcceleratorPartitionLayouts", ())
     there = [kind for layout in layouts for kind in layout.get("AcceleratorPartitionTypes", ())]
@@ -132,7 +132,7 @@ def _partition_types(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _specifications(spec: Spec, item: Component) -> Iterator[str]:
-    """The specifications of a component by instance type, each type once, and only types of the deployment."""
+    """Check a component's specifications by instance type: each type once, and only the deployment's types."""
     place = f"components {item.name}: Specifications"
     pools = [pool.type for pool in spec.instance.pools]
     types = [

@@ -42,7 +42,7 @@ def settings_of(options: Mapping[str, Value], environment: Mapping[str, str]) ->
 
 
 def misplaced(options: Iterable[str]) -> list[str]:
-    """Name the options that have another place or form."""
+    """Name the options that belong elsewhere or in another form."""
     names = list(options)
     prefixed = [f"options.{name}: write it without `option.`" for name in names if name.startswith("option.")]
     model = ["options.model_id: the model is set under model: (id, s3 or path)"] if "model_id" in names else []
@@ -55,7 +55,7 @@ def wrong_options(settings: Iterable[Setting], directory: Path | None) -> list[s
     Unknown variables under `environment:` are left to the image, which may be newer.
 
     Args:
-        directory: the model's, which may hold a serving.properties.
+        directory: the model's, which may contain a serving.properties.
     """
     by_name = {setting.name: setting for setting in settings}
     file = directory / "serving.properties" if directory else None
@@ -74,7 +74,7 @@ def wrong_options(settings: Iterable[Setting], directory: Path | None) -> list[s
 
 
 def options_problems(spec: Spec) -> list[str]:
-    """List what the container would refuse of the options alone; none for an image of AWS's own."""
+    """List the options that the container would refuse by themselves; empty for AWS's own images."""
     groups = servers(spec)
     return [
         f"{title(server)}: {problem}" if len(groups) > 1 else problem
@@ -94,7 +94,7 @@ def problems_error(problems: list[str], advice: str) -> SpecError:
 
 
 def is_aws_image(uri: str) -> bool:
-    """Return whether the image is one of AWS's own LMI images, whose options are others."""
+    """Return whether the image is one of AWS's own LMI images, whose options differ."""
     return "/djl-inference" in uri
 
 
@@ -118,8 +118,8 @@ class Written(NamedTuple):
     """A place that SageMaker writes to.
 
     Attributes:
-        field: what names it.
-        sid: of its statement in policies.
+        field: the field that names it.
+        sid: name of its statement in policies.
         key: a KMS key that encrypts it; None: the bucket's default.
     """
 
@@ -148,7 +148,7 @@ def written(spec: Spec) -> list[Written]:
 
 
 def named(spec: Spec) -> dict[str, str]:
-    """Return the S3 URIs of all these places and of asynchronous answers, with what names each."""
+    """Return the S3 URIs of all these places and of asynchronous answers, with the field that names each."""
     found = {place.uri: place.field for place in written(spec)}
     if spec.asynchronous is not None:
         found |= {spec.asynchronous.output: "async.output"}
@@ -157,7 +157,7 @@ def named(spec: Spec) -> dict[str, str]:
 
 
 def read(spec: Spec) -> dict[str, str]:
-    """Return the S3 URIs that SageMaker reads further model data from, with what names each."""
+    """Return the S3 URIs that SageMaker reads further model data from, with the field that names each."""
     container = spec.sagemaker.model.get("PrimaryContainer", {})
     place = "sagemaker.model.PrimaryContainer"
     found: dict[str, str] = {}

@@ -27,7 +27,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "model": ("CreateModel", ""),
     "endpoint": ("UpdateEndpoint", ""),
 }
-"""The request of each part of `sagemaker`, and the list in it that has the fields."""
+"""The request of each part of `sagemaker`, and the list in it with the fields."""
 
 _TIMES = {
     "ModelDataDownloadTimeoutInSeconds": "timeouts.download",
@@ -126,10 +126,10 @@ OWNED: Mapping[str, Mapping[str, str]] = {
 """Fields that a setting of the specification decides, by their dotted place (lists without positions)."""
 
 _FILLED = ("Specifications.ComputeResourceRequirements.MinMemoryRequiredInMb",)
-"""Required fields that the specification gives where they are left out."""
+"""Required fields that the specification fills in if they are left out."""
 
 _IN_PROSE = {"MetricPublishFrequencyInSeconds": (10, 30, 60, 120, 180, 240, 300)}
-"""Values that only the descriptions of the API list."""
+"""Values that only the API's descriptions list."""
 
 TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "structure": ((dict,), "a mapping of names to values"),

@@ -39,7 +39,9 @@ def _placed(place: str, line: str) -> str:
 
 
 def _place(loc: Sequence[int | str]) -> str:
-    """Return the place with dots, "" for the whole; a list's items by number from 0, e.g. `components.0.name`."""
+    """Return the place with dots, "" for the whole specification; a list's items by number from 0, e.g.
+    `components.0.name`.
+    """
     return ".".join(str(part) for part in loc if part not in (*_TAGS, "[key]"))
 
 
@@ -115,7 +117,7 @@ def _suggestion(loc: Sequence[int | str]) -> str:
 
 
 def _everywhere(section: type[Section], prefix: str = "") -> dict[str, str]:
-    """Map what people write (`type`, `instance_type`) to the dotted name (`instance.type`)."""
+    """Map names that users may write (`type`, `instance_type`) to the dotted name (`instance.type`)."""
     names: dict[str, str] = {}
     for name in _names(section):
         names.setdefault(f"{prefix}{name}".replace(".", "_"), f"{prefix}{name}")
@@ -153,7 +155,7 @@ def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
         settings: dotted names and values; a value is YAML: `3` is a number, `[a, b]` a list.
 
     Raises:
-        SpecError: the file cannot be read, or it is invalid: lists every error with its place.
+        SpecError: the file cannot be read, or is invalid: the message lists every error with its place.
     """
     if path is None and not settings:
         raise SpecError("give the FILE of a specification, or its settings with --set NAME=VALUE")
@@ -183,11 +185,11 @@ FILLERS: Mapping[str, Any] = {
     "image": {"repository": "x"},
     "model": {"id": "x"},
 }
-"""Valid values of what must be given."""
+"""Valid values of the required fields."""
 
 
 def _disagreements(content: Mapping[str, Any], error: ValidationError) -> list[str]:
-    """Say what is wrong between the sections that are right, which pydantic does not look at before all of them are."""
+    """Return contradictions between valid sections, which pydantic only checks if all sections are valid."""
     wrong = {str(item["loc"][0]) for item in error.errors() if item["loc"]}
     if not wrong:
         return []
@@ -201,7 +203,7 @@ def _disagreements(content: Mapping[str, Any], error: ValidationError) -> list[s
 
 
 def _options_problems(content: Mapping[str, Any]) -> list[str]:
-    """Say what the container would refuse of the options that have the right types."""
+    """Return the options of the right types that the container would refuse."""
     image, model = content.get("image"), content.get("model")
     if isinstance(image, dict) and ("aws" in image or is_aws_image(str(image.get("uri")))):
         return []
@@ -220,7 +222,7 @@ def _entries(content: Mapping[str, Any], section: str) -> Iterator[tuple[str, An
 
 
 def schema() -> dict[str, Any]:
-    """Return the specification's JSON schema, which `deploy/data/spec.schema.json` holds for editors."""
+    """Return the specification's JSON schema, which is stored in `deploy/data/spec.schema.json` for editors."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Spec.model_json_schema()}
 
 
@@ -233,7 +235,7 @@ _SURROGATE = "half of a character (a surrogate)"
 
 
 class _Loader(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
-    """YAML without duplicate names, of which PyYAML would silently take the last, and without halves of characters."""
+    """YAML without duplicate names, of which PyYAML would silently use the last, and without lone surrogates."""
 
     def construct_scalar(self, node: yaml.ScalarNode) -> Any:
         if _HALF.search(str(node.value)):

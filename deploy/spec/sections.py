@@ -39,7 +39,7 @@ def one_of(section: Section, *names: str) -> None:
     """Check that exactly one of the fields is set.
 
     Raises:
-        ValueError: none is, or several are.
+        ValueError: none or several are set.
     """
     given = [name for name in names if getattr(section, name) is not None]
     if len(given) != 1:

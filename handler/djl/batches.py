@@ -15,18 +15,19 @@ from handler.serving.task import RequestTask
 log = logging.getLogger("handler.rolling")
 
 _IDLE = 0.03
-"""Seconds that a step waits when nobody has anything to say: a new request waits no longer than this for its turn.
+"""Seconds that a step waits when no request has output: a new request waits at most this long for its turn.
 
-Longer than most engines take for a token: then no step comes back empty, and a new request, which could not join the
-engine's step amid it, waits for little more than that step's end.
+Longer than most engines take for a token: then no step comes back empty, and a new request, which could not join a
+running engine step anyway, waits for little more than that step's end.
 """
 
 _BEGIN = 0.1
-"""Seconds that a step waits for the first word on its new requests where an empty first piece would settle their
-status; their neighbours' tokens wait along."""
+"""Seconds that a step waits for its new requests' first output if an empty first piece would fix their status; other
+requests' tokens wait meanwhile.
+"""
 
 _SETTLED = 0.005
-"""Seconds after a request's opening in which no answer is handed over whole.
+"""Seconds after a request is opened in which no whole answer is handed over.
 
 Java asks whether an answer goes on when it has handed the request over, in about a millisecond. If just then a whole
 one arrives, it is marked as ended before its bytes are there (ChunkedBytesSupplier of 0.25 to 0.36): Java sends
@@ -53,9 +54,9 @@ class Piece(NamedTuple):
 def open_items(
     model: ServedModel, items: Sequence[Item], on_bytes: Callable[[RequestTask], object]
 ) -> list[RequestTask]:
-    """Open requests; a bug in one is that one's answer.
+    """Open requests; a bug while opening one becomes its answer.
 
-    DJL's front end reads SageMaker's custom attributes: `route` is one of its headers.
+    DJL's front end turns SageMaker's custom attributes into headers, `route` among them.
     """
     tasks: list[RequestTask] = []
     for item in items:
@@ -67,13 +68,13 @@ def open_items(
 
 
 def in_place_of(task: RequestTask, bug: Exception, model: ServedModel) -> RequestTask:
-    """Return the refusal that takes the place of a request that a bug has ended."""
+    """Return a refusal to replace a request that a bug has ended."""
     close(task)
     return model.refused(serving_error(bug))
 
 
 def close(task: RequestTask) -> None:
-    """Close a request that is answered; a bug there is nobody's answer."""
+    """Close an answered request; a bug there is only logged."""
     try:
         task.close()
     except Exception:  # one request must not stop the others
@@ -81,21 +82,21 @@ def close(task: RequestTask) -> None:
 
 
 def seconds_early(task: RequestTask) -> float:
-    """Return how long an answer must wait that is whole before anything of it was handed over; 0 for any other."""
+    """Return how long an answer must wait if it is whole before any piece was handed over; 0 for others."""
     if not task.finished or task.committed:
         return 0.0
     return max(0.0, task.opened_at + _SETTLED - time.monotonic())
 
 
 def next_piece(task: RequestTask, limit: int | None, *, commits: bool = False) -> Piece:
-    """Take what a request has to say now.
+    """Take a request's output so far.
 
     A begun answer ends with a piece without bytes: Java marks an answer as ended before it has queued the last piece,
     and a front end that asks just then drops that piece (ChunkedBytesSupplier of 0.25 to 0.36).
 
     Args:
         limit: bytes of a piece; None is no limit.
-        commits: the Java side takes a first piece for the answer's beginning even where it has no bytes.
+        commits: the Java side begins the answer with the first piece even if it is empty.
     """
     begun, unsent = task.committed, task.unsent
     if begun and len(unsent) <= 1 and not task.finished:  # nearly always
@@ -112,17 +113,17 @@ def next_piece(task: RequestTask, limit: int | None, *, commits: bool = False) -
 
 
 def _has_word(task: RequestTask) -> bool:
-    """Return whether a request has bytes to say, or its end."""
+    """Return whether a request has output, or has ended."""
     return bool(task.unsent) or task.finished
 
 
 class RollingBatch:
-    """Keeps the requests in DJL's order: every call names all live ones, and wants a piece for each.
+    """Keeps the requests in DJL's order: every call names all live ones, and expects a piece for each.
 
     A request whose last piece is taken is closed: nothing else runs before the call that took it has written it.
 
     Args:
-        commits_early: the Java side takes a first piece without bytes for the answer's beginning.
+        commits_early: the Java side begins an answer with an empty first piece.
         max_piece: bytes that fit into one piece; None is no limit.
     """
 
@@ -153,8 +154,8 @@ class RollingBatch:
         """Run one step of `size` requests; return a piece for each, in order.
 
         Args:
-            size: how many requests the Java side has.
-            new: those that it offers for the first time, by index: they follow the others.
+            size: number of requests on the Java side.
+            new: its new requests, by index: they follow the others.
         """
         tasks = self._tasks
         if size != len(tasks) + len(new) or any(index < len(tasks) for index in new):
@@ -205,7 +206,7 @@ class RollingBatch:
             return Piece(task, task.take(), True, True)
 
     def _wait(self, tasks: Sequence[RequestTask], opened: Sequence[RequestTask]) -> None:
-        """Run the loop until somebody has something to say; where it matters, until each new request has."""
+        """Run the loop until a request has output; if it matters, until each new one has."""
         now = time.monotonic()
         begin, idle = now + _BEGIN, now + _IDLE
         seconds = 0.0 if any(map(_has_word, tasks)) else _IDLE
@@ -225,7 +226,7 @@ class RollingBatch:
                 self._loop.wait(idle - now)
 
     def _settle(self, opened: Sequence[RequestTask]) -> None:
-        """Sleep if a new request's answer would come too early for Java. Tokens of the others gather meanwhile."""
+        """Sleep if a new request's answer would come too early for Java. Other requests' tokens queue meanwhile."""
         latest = time.monotonic() - _SETTLED
         unsettled = [task for task in (*self._unsettled, *opened) if task.opened_at > latest]
         if early := max(map(seconds_early, unsettled), default=0.0):
@@ -233,14 +234,14 @@ class RollingBatch:
         self._unsettled = [task for task in unsettled if not task.finished]
 
     def _disagreement(self, size: int, num_new: int) -> list[Piece]:
-        """Never guess whose tokens these are: everybody is told, nobody gets another's."""
+        """Fail all requests rather than guess whose tokens these are."""
         counts = f"the server has {size} requests, {num_new} of them new; the handler has {len(self._tasks)}"
         log.error("the numbers of requests disagree: %s; all are ended", counts)
         return self.fail(size, InternalError("the server and its handler disagreed on the requests in flight"))
 
 
 class DynamicBatch:
-    """Answers a whole batch, or one stream, a call.
+    """Answers a whole batch, or one stream, per call.
 
     Args:
         seconds: that a call may take (`option.predict_timeout`).
@@ -252,7 +253,7 @@ class DynamicBatch:
         self._seconds = seconds
 
     def run(self, items: Sequence[Item]) -> list[RequestTask]:
-        """Return all requests finished, in order; what takes too long is ended with an error."""
+        """Return all requests, finished, in order; those that take too long end with an error."""
         tasks = self._open(items)
         self._wait(tasks, lambda: all(task.finished for task in tasks))
         return tasks
@@ -271,7 +272,7 @@ class DynamicBatch:
         return data, task.finished and not task.unsent
 
     def refused(self, error: ServingError) -> bytes:
-        """The body of an answer that is `error`."""
+        """Return the body of an answer that is `error`."""
         with self._model.refused(error) as task:
             return task.take()
 

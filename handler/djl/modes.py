@@ -55,7 +55,7 @@ from handler.serving.task import RequestTask
 log = logging.getLogger("handler.djl")
 
 _DONE = {"register": "registered", "update": "updated", "unregister": "unregistered"}
-"""As DJL's own handlers say it; the name before it is `alias` where SageMaker's user calls the adapter so."""
+"""DJL's own handlers' words; `alias` precedes them if SageMaker's user has given the adapter one."""
 
 
 class AdapterCalls:
@@ -119,19 +119,13 @@ def _mentions(item: Item, name: str) -> bool:
 
 
 def _check_caller(inputs: Input) -> None:
-    """
-    Raises:
-        InvalidPayload: it is a client's request, which a header of its own has led here.
-    """
+    """Refuse a call that a client made by a header of its own."""
     if is_of_http(inputs.get_properties()):
         raise InvalidPayload("property handler: a request cannot choose the function that answers it")
 
 
 def _read_call(inputs: Input, *, refuse_unknown: bool) -> AdapterCall:
-    """
-    Raises:
-        BadRequest: a value cannot be used.
-    """
+    """Read a call about an adapter."""
     properties, content = inputs.get_properties(), inputs.get_content()
     values: dict[str, Any] = {
         str(key): bytes(value).decode(errors="replace")
@@ -152,7 +146,8 @@ _LOST_STEP = (
     "will restart this worker after option.predict_timeout; with option.async_mode=true such calls are safe"
 )
 """Java keeps one future for a connection: of two calls the later one replaces the earlier one's, and gets its answer.
-If we answered both, one more answer would lie there, and each step from then on would get that of the step before."""
+If we answered both, one answer would be left over, and each later step would get the answer of the step before.
+"""
 
 
 class Mode(Protocol):
@@ -184,7 +179,7 @@ class _Stepped:
         self._adapters = AdapterCalls(model)
 
     def change_adapter(self, inputs: Input, what: str) -> Output:
-        """Wait for the engine; the others' tokens gather meanwhile."""
+        """Wait for the engine; other requests' tokens queue meanwhile."""
         return _or_refusal(lambda: self._change_adapter(inputs, what))
 
     def _change_adapter(self, inputs: Input, what: str) -> Output:
@@ -199,7 +194,7 @@ class _Stepped:
 
 
 def _or_refusal(answer: Callable[[], Output]) -> Output:
-    """Return the answer, or the refusal of whatever it raises: djl_python and Java would tell it in their own text."""
+    """Return the answer, or a refusal if it raises: djl_python and Java would use their own text."""
     try:
         return answer()
     except Exception as error:  # one call must not end the worker
@@ -260,7 +255,7 @@ class Dynamic(_Stepped):
                 return whole(task)
 
     def _answer_batch(self, inputs: Input) -> Output:
-        """One status for all: a failure is told in its own body."""
+        """Answer a batch with one status; a failure is reported in its own body."""
         items = batched(inputs)
         size = int(inputs.get_properties()["batch_size"])
         answers = Output()
@@ -288,7 +283,7 @@ class Dynamic(_Stepped):
             return whole(task)
 
     def _chunks(self, task: RequestTask) -> Iterator[bytes]:
-        """Ends when the answer does; djl_python asks for the next one when the last is written."""
+        """Yield an answer's chunks; djl_python asks for the next one when the last is written."""
         last = False
         with task:
             while not last:
@@ -299,10 +294,11 @@ class Dynamic(_Stepped):
 
 
 class Async:
-    """A call opens a request; the first call's answer goes on for ever and holds the pieces of all requests.
+    """A call opens a request; the first call's answer never ends, and carries the pieces of all requests.
 
     djl_python puts Outputs into a queue without a limit and takes a switch between threads for each. So one Output has
-    a piece of every request that has bytes, and the next one is made when that is written: what comes meanwhile joins.
+    a piece of every request that has bytes, and the next one is made when that is written: output that arrives
+    meanwhile joins it.
     """
 
     def __init__(self, model: ServedModel, version: DjlVersion) -> None:
@@ -330,7 +326,7 @@ class Async:
                     close(task)
 
     async def answer(self, inputs: Input) -> AsyncIterator[Output]:
-        """Open a request. It has no Outputs of its own."""
+        """Open a request. It yields no Outputs of its own."""
         item = single(inputs)
         await self._adapters.catch_up(item)
         self._open(item)
@@ -360,19 +356,19 @@ class Async:
         self._wake_up.set()
 
     def _take_pieces(self) -> bytes:
-        """Take the bytes of all requests that have some."""
+        """Take the output of all requests that have some."""
         tasks, self._with_bytes = self._with_bytes, {}
         return b"".join(message for task in tasks if self._is_due(task) for message in self._messages(task))
 
     def _is_due(self, task: RequestTask) -> bool:
-        """Return whether its bytes may go now; if not, a timer comes back to them."""
+        """Return whether its bytes may go now; if not, a timer sends them later."""
         early = seconds_early(task)
         if early:
             asyncio.get_running_loop().call_later(early, self._mark_ready, task)
         return not early
 
     def _messages(self, task: RequestTask) -> Iterator[bytes]:
-        """The last one ends the request, whatever happens: without it, Java lets the client wait."""
+        """Yield a request's messages; the last one always ends it, as Java would otherwise let the client wait."""
         id = self._ids.get(task)
         if id is None:
             return  # it is answered

@@ -53,7 +53,7 @@ _ADVICE = frozenset(
 """Options that DJL Serving's LmiConfigRecommender sets by itself for a model with a config.json, for any engine."""
 
 _LEFT_TO_JAVA = {"option.rolling_batch": "auto", "option.tensor_parallel_degree": "max"}
-"""Values in whose place Java puts its own."""
+"""Values that Java replaces with its own."""
 
 _NO_ASYNC = (
     "option.async_mode=true has no effect: DJL Serving has async mode since 0.33, and this one calls the handler for a "
@@ -64,10 +64,10 @@ _RECOMMENDED_SIZE = "32"
 """The recommender's option.max_rolling_batch_size. In async mode Java itself has no such limit."""
 
 _EMBEDDED_ONLY = {"option.tgi_metrics", "option.cloudwatch_metrics_interval"}
-"""Options of metrics that this worker cannot show: it has no HTTP, and DJL puts words of its own before its lines."""
+"""Options of metrics that this worker cannot show: it has no HTTP server, and DJL prefixes its log lines."""
 
 _AT_END = contextlib.AsyncExitStack()
-"""What the end of the event loop ends; a stepped one ends with its process only."""
+"""Closed when the event loop ends; a stepped loop only ends with its process."""
 
 _TIME_LIMIT = 900.0  # seconds: DJL never says that a client has left (option.request_time_limit)
 
@@ -85,7 +85,7 @@ def is_passive(properties: Mapping[str, Any], version: DjlVersion) -> bool:
 
 
 def _is_refused_world(properties: Mapping[str, Any], version: DjlVersion) -> bool:
-    """Return whether this Java side would wait for the answers of all ranks and take the last one's."""
+    """Return whether this Java side would wait for the answers of all ranks and use the last one's."""
     world = environment.mpi_world()[0]
     return world not in ("", "1") and version.steps_all_ranks and properties.get("rolling_batch") != "trtllm"
 
@@ -135,7 +135,9 @@ def _custom_code() -> Iterator[Problem]:
 
 
 def _beyond_java(config: Config, properties: Mapping[str, Any], version: DjlVersion) -> Iterator[Problem]:
-    """Name the options that this Java side cannot heed: of an MPI world, and of sessions, whose ids go to clients."""
+    """Name the options that this Java side does not support: those of an MPI world, and of sessions, whose ids go to
+    clients.
+    """
     if _is_refused_world(properties, version):
         key = "option.mpi_mode"
         yield Problem(
@@ -152,16 +154,16 @@ def _beyond_java(config: Config, properties: Mapping[str, Any], version: DjlVers
 
 
 def own_sessions(config: Config, java: int) -> Config:
-    """Have the sessions in a directory that belongs to this DJL Serving, where the options name none.
+    """Keep sessions in a directory of this DJL Serving, unless the options name one.
 
-    Its workers share it, also one that Java starts in place of another. Java kills workers at its end, so directories
-    whose DJL Serving has ended are removed here.
+    Its workers share it, replaced ones too. Java kills workers at its end, so directories whose DJL Serving has ended
+    are removed here.
 
     Args:
         java: its process id.
 
     Raises:
-        ConfigError: no session can be kept there.
+        ConfigError: sessions cannot be stored there.
     """
     root = sessions_root(config)
     if root is None or config.sessions_path is not None:
@@ -175,7 +177,7 @@ def own_sessions(config: Config, java: int) -> Config:
 
 
 def _owner(pid: int) -> str:
-    """Name a process so that no later one has the name: by its number, and the tick of its start (proc(5))."""
+    """Return a name that no later process has: the process id and the clock tick of its start (proc(5))."""
     try:
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
@@ -184,7 +186,7 @@ def _owner(pid: int) -> str:
 
 
 def _namespace() -> int:
-    """Of the process ids: another container's mean nothing here (pid_namespaces(7))."""
+    """Return the namespace of process ids: another container's ids mean nothing here (pid_namespaces(7))."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
@@ -223,10 +225,10 @@ async def _wait_ready(model: ServedModel) -> None:
 
 
 def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: str = "") -> Reading:
-    """Read the options from the model directory's serving.properties and the environment, as the Java side has them.
+    """Read the options from the model directory's serving.properties and the environment, as the Java side reads them.
 
-    Java hands over all options without their prefix, among properties of its own. So a key that is no option of ours
-    is ignored; if it stands in the file, the file's reader refuses it.
+    Java hands over all options without their prefix, among properties of its own. So a key that is not one of our
+    options is ignored; if it is in the file, the file's reader refuses it.
 
     Args:
         djl: version of the djl_python that runs us, which is LMI's release unless an option names another.
@@ -261,7 +263,7 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: s
 
 
 def _lost_rolling_batch(found_by_java: Iterable[Setting | Problem]) -> Iterator[str]:
-    """Name the user's option.rolling_batch=auto in whose place DJL Serving put `disable`."""
+    """Yield the user's option.rolling_batch=auto if DJL Serving has replaced it with `disable`."""
     key = "option.rolling_batch"
     last = [item for item in found_by_java if isinstance(item, Setting) and item.key == key][-1:]
     for setting in last:
@@ -273,7 +275,7 @@ def _lost_rolling_batch(found_by_java: Iterable[Setting | Problem]) -> Iterator[
 
 
 def _settings(properties: Mapping[str, Any], written: Mapping[str, str], *, asynchronous: bool) -> list[Setting]:
-    """Return the options that Java hands over. Of what it only recommends, the engine gets what it has a use for.
+    """Return the options that Java hands over; those that it only recommends, if the engine supports them.
 
     Args:
         written: the user's own values, by the names that serving.properties and the environment give them.
@@ -316,7 +318,7 @@ def _is_of_use(advice: Setting, engine: str, settings: Mapping[str, Setting], *,
 
 
 def _own_model(directory: Path) -> str:
-    """The model that lies beside serving.properties."""
+    """Return the model next to serving.properties."""
     try:
         model_files.locate(str(directory))
     except ConfigError as error:
@@ -330,13 +332,13 @@ def _own_model(directory: Path) -> str:
 
 
 def report_metrics(model: ServedModel, version: DjlVersion) -> None:
-    """Write the figures of each request from now on, where `option.djl_metrics` says so."""
+    """Write the figures of each request from now on, if `option.djl_metrics` is set."""
     if model.config.djl_metrics:
         model.metrics.recorders.append(MetricLines(model.config.label, version).write)
 
 
 _UNFIT = re.compile(r"[^\w ./-]", re.ASCII)
-"""What a label's value cannot have: the line's own marks, and what Java's pattern does not take."""
+"""Characters that a label's value cannot contain: the line's separators, and those outside Java's pattern."""
 
 
 class MetricLines:

@@ -24,12 +24,12 @@ from handler.serving.head import QUERY_ADAPTER
 from handler.serving.task import RequestTask, ignored_header
 
 MAX_FIELD = environment.netty_buffer_bytes() // 2  # room for what is around it
-"""Bytes of a field that Java takes; with a larger one it gives the worker up, and everybody in it."""
+"""Largest field that Java accepts, in bytes; after a larger one it ends the worker with all its requests."""
 
 _OF_HTTP = frozenset(
     {"host", "connection", "content-length", "content-type", "user-agent", "x-request-id", "requestid"}
 )
-"""Properties of a client's own; in a batch, Java puts its prefix before them."""
+"""A client's own properties; in a batch, Java puts its prefix before them."""
 
 _RECEIVE_BYTES = 1 << 16  # Python makes room for as many at each call
 
@@ -48,18 +48,18 @@ _NO_SIZE = 0x09000000
 """No content has as many bytes; four of a text's are at least that number."""
 
 _FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
-"""Content types of which each field is a content, with a name and a number that are the client's choice."""
+"""Content types whose fields each become a content; the client chooses their names and number."""
 
 _SOON = 0.5  # seconds in which more of a call comes, where its count leaves open whether any does
 
 
 def is_of_http(properties: Mapping[Any, Any]) -> bool:
-    """Return whether they are a client's headers, not Java's own words."""
+    """Return whether properties are a client's headers, not Java's own."""
     return not _OF_HTTP.isdisjoint(str(name).lower() for name in properties)
 
 
 class DjlVersion(NamedTuple):
-    """The differences between versions; nothing else asks which one it is.
+    """The differences between versions; no other code compares versions.
 
     Attributes:
         length: of a string: two bytes before 0.28, four since.
@@ -93,7 +93,7 @@ class DjlVersion(NamedTuple):
 
 
 def installed_version() -> DjlVersion:
-    """Return that of the djl_python that runs us."""
+    """Return the version of the djl_python that runs us."""
     probe = bytearray()
     Output.write_utf8(probe, "")
     version = tuple(int(part) for part in djl_python.__version__.split("-")[0].split(".")[:2])
@@ -125,10 +125,10 @@ class _Message(NamedTuple):
 
 
 class Reader:
-    """Receives what lies there at once, where djl_python receives each field of a request by itself.
+    """Receives all available bytes at once; djl_python receives each field of a request separately.
 
-    A continuing request has three fields and no bytes; 128 of them are 400 system calls a step. While nobody joins or
-    leaves, a step's bytes are those of the step before: then they are not parsed.
+    A continuing request has three fields and no bytes; 128 of them are 400 system calls a step. While no request joins
+    or leaves, a step's bytes equal those of the step before, and are not parsed.
 
     Args:
         length: of a string.
@@ -146,7 +146,7 @@ class Reader:
         """Fill an Input from the connection, as its own `read` does.
 
         Raises:
-            ValueError: the connection has ended, or what comes is no call. djl_python ends the worker then.
+            ValueError: the connection has ended, or the data is not a call. djl_python ends the worker then.
         """
         if conn is not self._source:
             self._source, self._received = conn, bytearray()
@@ -213,7 +213,7 @@ class Reader:
         return None if length < 0 else self._received[start : start + length].decode(), size, begin
 
     def _skip_contents(self) -> None:
-        """Skip what a form had beyond its count.
+        """Skip a form's contents beyond the count.
 
         Java puts no mark between calls. One begins with the number of its properties and the length of a key, which are
         small; the number is 0 if it was cut, in a batch. A content begins with the length of its key, in four bytes.
@@ -228,11 +228,13 @@ class Reader:
 
     @property
     def _short(self) -> bool:
-        """Return whether a string's length has 16 bits. Then Java waits for the answer to each call."""
+        """Return whether strings have 16-bit lengths. Such a Java side waits for the answer to each call."""
         return self._length.size == 2
 
     def _has_more(self, at: int) -> bool:
-        """Return whether more bytes than `at` have come, or come soon: after a whole batch Java sends nothing more."""
+        """Return whether more than `at` bytes have arrived, or soon arrive: after a whole batch Java sends nothing
+        more.
+        """
         return len(self._received) > at or bool(select.select([self._source], [], [], _SOON)[0])
 
     def _string(self, at: int) -> tuple[str | None, int]:
@@ -251,7 +253,7 @@ class Reader:
         return number.unpack_from(self._received, at)[0], end
 
     def _receive(self, size: int) -> None:
-        """Receive until `size` bytes lie there."""
+        """Receive until `size` bytes are available."""
         while (missing := size - len(self._received)) > 0:
             more = self._source.recv(max(_RECEIVE_BYTES, missing))
             if not more:
@@ -268,7 +270,7 @@ def _last_request(properties: Mapping[str | None, str | None]) -> str:
 
 
 def _is_form(properties: Mapping[str | None, str | None], prefix: str) -> bool:
-    """Return whether the request whose properties begin so is a form."""
+    """Return whether the request whose properties have this prefix is a form."""
     name = f"{prefix}content-type"
     kinds = [value.lower() for key, value in properties.items() if key and value and key.lower() == name]
     return any(kind.startswith(_FORMS) for kind in kinds)
@@ -299,7 +301,7 @@ def is_batch(inputs: Input) -> bool:
 
 
 def single(inputs: Input) -> Item:
-    """A request that is alone in its Input; query parameters lie beside its body."""
+    """Return the only request in an Input; query parameters are next to its body."""
     headers = {str(key).lower(): str(value) for key, value in inputs.get_properties().items()}
     content = inputs.get_content()
     body = content.get("data")
@@ -311,10 +313,10 @@ def single(inputs: Input) -> Item:
 
 
 def batched(inputs: Input) -> dict[int, Item]:
-    """The requests of a batch that say anything, by their task.
+    """Return a batch's requests that contain anything, by task.
 
-    In a rolling batch those are the new ones, which come with their headers and a seed: of the others the Java side
-    sends nothing but an empty body.
+    In a rolling batch those are the new ones, which have headers and a seed: for others the Java side sends only an
+    empty body.
     """
     content = inputs.get_content()
     keys, values = content.get_keys(), content.get_values()
@@ -343,7 +345,7 @@ def _text(value: Any) -> str:
 
 
 class Sent(Output):  # type: ignore[misc]
-    """Answers that are already in bytes, written at once: djl_python asks no more of them than `send`.
+    """Answers that are already in bytes, written at once: djl_python only calls their `send`.
 
     Args:
         then: called when they are written, on the thread that did.
@@ -360,14 +362,14 @@ class Sent(Output):  # type: ignore[misc]
 
 
 class Unsent(Output):  # type: ignore[misc]
-    """An answer that nobody waits for."""
+    """An answer that is not sent, as nobody waits for it."""
 
     def send(self, cl_socket: Any) -> None:
         pass
 
 
 class PieceWriter:
-    """Makes the bytes of answers: a map of strings for each piece, and the headers of requests that begin."""
+    """Encodes answers: a map of strings for each piece, and the headers of requests that begin."""
 
     def __init__(self, version: DjlVersion) -> None:
         string = version.string
@@ -379,10 +381,10 @@ class PieceWriter:
         self._key = string(b"data")
 
     def step(self, pieces: Sequence[Piece], instead: Callable[[Piece, Exception], Piece]) -> bytes:
-        """The whole answer to a step.
+        """Return the whole answer to a step.
 
         Args:
-            instead: returns the piece to write in the place of one that cannot be written.
+            instead: returns the piece to write instead of one that cannot be written.
         """
         headers: list[bytes] = []
         values: list[bytes] = []
@@ -404,18 +406,18 @@ class PieceWriter:
         return b"".join((self._start, _SHORT.pack(len(headers)), *headers, _SHORT.pack(len(pieces)), *values))
 
     def _edge(self, index: int, piece: Piece) -> tuple[list[bytes], bytes]:
-        """The headers and the value of a piece that begins or ends an answer."""
+        """Return the headers and the value of a piece that begins or ends an answer."""
         string, headers = self._version.string, self._headers(piece.task) if piece.first else {}
         own = [string(f"batch_{index}_{name}".encode()) + string(text.encode()) for name, text in headers.items()]
         return own, self.value(piece)
 
     def _headers(self, task: RequestTask) -> dict[str, str]:
-        """The headers of an answer in a rolling batch."""
+        """Return the headers of an answer in a rolling batch."""
         id = task.header("requestid") if self._version.names_requests else ""
         return {**headers_of(task), **({"requestId": id} if id else {})}
 
     def message(self, piece: Piece, id: str) -> bytes:
-        """A whole answer of async mode, where `id` is DJL's for the request."""
+        """Return a whole answer of async mode; `id` is DJL's id of the request."""
         headers = {**(headers_of(piece.task) if piece.first else {}), "request_tracking_id": id}
         string, value = self._version.string, self.value(piece)
         properties = [string(name.encode()) + string(text.encode()) for name, text in headers.items()]
@@ -434,7 +436,7 @@ class PieceWriter:
         return b"".join((self._map, self._version.length.pack(len(data)), data, end))
 
     def failure(self, answer: HttpResponse, failed: ServingError) -> bytes:
-        """Nothing was sent of this request: its HTTP status can still be its own.
+        """Return the failure of a request of which nothing was sent, so that it can have its own HTTP status.
 
         Args:
             failed: why; its message is the reason phrase of dialects whose body has no `error`.
@@ -473,7 +475,7 @@ def streamed(pieces: Iterator[bytes], headers: Mapping[str, str]) -> Output:
 
 
 def refusal(error: ServingError) -> Output:
-    """A failure that has no dialect."""
+    """Return a failure in no dialect."""
     answer, message = FRONT_END.whole(error), one_line(error.message)
     headers = {"Content-Type": answer.content_type, **dict(answer.headers)}
     return output(answer.body, headers, status=answer.status, message=message)
@@ -487,7 +489,7 @@ def output(body: bytes, headers: Mapping[str, str], *, status: int = 200, messag
 
 
 def headers_of(task: RequestTask) -> dict[str, str]:
-    """Return the headers of an answer. Of a dialect's own, those of errors pass, and those about sessions.
+    """Return the headers of an answer. Of the dialect's own headers, only those of errors and sessions are kept.
 
     A request about a session needs no engine.
     """
@@ -502,5 +504,5 @@ def headers_of(task: RequestTask) -> dict[str, str]:
 
 
 def one_line(message: str) -> str:
-    """Fit for an HTTP reason phrase, where a line break would end the head."""
+    """Return the message in one line, for an HTTP reason phrase, where a line break would end the head."""
     return " ".join(message.split())[:_MAX_REASON]

@@ -28,7 +28,7 @@ mode: Mode | Async | None = None
 
 
 def load(inputs: Input) -> Any:
-    """Answer the first call, by an Output; in async mode, which shows by its running loop, by an awaitable of one or of
+    """Answer the first call with an Output; in async mode, recognized by a running loop, with an awaitable of one or of
     an iterator of them.
     """
     properties = inputs.get_properties()
@@ -36,7 +36,7 @@ def load(inputs: Input) -> Any:
 
 
 def adapters(inputs: Input, what: str) -> Any:
-    """DJL's call to register, update or unregister (`what`) a LoRA adapter."""
+    """Answer DJL's call to register, update or unregister (`what`) a LoRA adapter."""
     if mode is not None:
         return mode.change_adapter(inputs, what)
     output = refusal(Unavailable("Model is not ready"))
@@ -74,7 +74,7 @@ def _load_stepped(properties: Mapping[str, Any]) -> Output:
 
 
 async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[Output]:
-    """On djl_python's own loop, which is not ours to stop. Where it succeeds, the answer has those to all requests."""
+    """Load the model on djl_python's own loop, which we must not stop. On success the answer carries all later ones."""
     global mode
     with _start() as answer:
         config, formatters = prepare(properties, None, djl=djl_python.__version__)
@@ -88,7 +88,7 @@ async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[O
 
 @contextlib.contextmanager
 def _start() -> Iterator[Output]:
-    """Yield the first call's answer. A failure becomes its message, which Java shows before it gives the model up."""
+    """Yield the first call's answer. A failure becomes its message, which Java shows before it gives up the model."""
     answer = Output()
     try:
         yield answer

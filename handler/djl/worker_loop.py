@@ -1,4 +1,4 @@
-"""The worker's own event loop: it runs within DJL's calls, and for a moment at times between them."""
+"""The worker's own event loop: it runs within DJL's calls, and now and then between them."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ class WorkerLoop:
         self._run()
 
     def wait(self, seconds: float) -> None:
-        """Run the loop until somebody stops it, at most so long."""
+        """Run the loop until it is stopped, for at most `seconds`."""
         self._until = self._loop.time() + seconds
         if self._timer is None or self._timer.when() > self._until:
             self._set_timer()
         self._run()
 
     def wait_until(self, done: Callable[[], bool], seconds: float) -> bool:
-        """Run the loop until `done`, which is asked whenever somebody stops it. False if that takes longer."""
+        """Run the loop until `done`, which is checked whenever the loop is stopped. False after `seconds`."""
         deadline = time.monotonic() + seconds
         while not done():
             left = deadline - time.monotonic()
@@ -63,10 +63,11 @@ class WorkerLoop:
         return True
 
     def step(self, driver: EngineDriver, seconds: float) -> None:
-        """Wait for the engine at most so long, and deliver what it says; run the loop only where something else is due.
+        """Wait for the engine for at most `seconds`, and deliver its output; run the loop only if something else is
+        due.
 
-        To start and stop asyncio's loop costs as much as the tokens of 20 requests. Timers and callbacks are at most
-        100 ms late.
+        Starting and stopping asyncio's loop costs as much as the tokens of 20 requests. Timers and callbacks are at
+        most 100 ms late.
         """
         if driver.fd is None or time.monotonic() > self._run_at + _PERIOD:
             return self.wait(seconds) if seconds else self.poll()
@@ -76,7 +77,7 @@ class WorkerLoop:
             self.poll()
 
     def stop(self, cause: object = None) -> None:
-        """End the current run after this pass; a callback for whatever is waited for."""
+        """End the current run after this pass; used as a callback of whatever is waited for."""
         self._loop.stop()
 
     def close(self) -> None:
@@ -94,7 +95,7 @@ class WorkerLoop:
         self._timer = self._loop.call_at(self._until, self._look_at_clock)
 
     def _look_at_clock(self) -> None:
-        """One timer does for many waits, each of which ends before its time: a new one for each costs more."""
+        """Use one timer for many waits, which mostly end early: a timer for each would cost more."""
         self._timer = None
         if self._loop.time() >= self._until:
             self._loop.stop()
@@ -104,7 +105,7 @@ class WorkerLoop:
     def look_after(self, period: float) -> None:
         """Poll every `period` seconds from now on.
 
-        So an engine that dies between DJL's calls is started again before the next request comes, not after.
+        So an engine that dies between DJL's calls is restarted before the next request arrives, not after.
         """
 
         def look() -> None:

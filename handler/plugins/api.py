@@ -80,14 +80,14 @@ class Sequence:
         self._top_taken = 0
 
     def append(self, token: Token, finish_reason: str | None = None) -> None:
-        """Append a token; with `finish_reason` it is the last one."""
+        """Append a token; `finish_reason` marks the last one."""
         self.tokens.append(token)
         self.cumulative_log_prob += token.log_prob or 0.0
         self.finish_reason = finish_reason
 
     @property
     def num_taken(self) -> int:
-        """The number of tokens that `get_next_token` has returned."""
+        """Number of tokens that `get_next_token` has returned."""
         return self._taken
 
     def has_next_token(self) -> bool:
@@ -96,7 +96,7 @@ class Sequence:
     def get_next_token(self) -> tuple[Any, ...]:
         """Return the next token, its index, and whether it is the first and the last one.
 
-        Returns (None, 0, False, False) while there is no next token. A file that takes three values gets no index.
+        Returns (None, 0, False, False) while there is no next token. A file that unpacks three values gets no index.
         """
         token, *rest = self._next()
         return (token, *rest) if self._with_index else (token, *rest[1:])
@@ -126,7 +126,7 @@ class Sequence:
 
 @dataclass
 class RequestInput:
-    """A client's request. Subclasses may have fields of their own, which the output formatter sees again.
+    """A client's request. Subclasses may add fields, which the output formatter can read.
 
     Attributes:
         request_id: set by the handler, unique in the process.
@@ -166,9 +166,9 @@ class TextGenerationOutput(RequestOutput):
     """The answer so far.
 
     Attributes:
-        sequences: by index; several where `n`, `best_of` or `num_beams` asks for them.
+        sequences: by index; several if `n`, `best_of` or `num_beams` requests them.
         best_sequence_index: the sequence that is the answer; final when `finished`.
-        prompt_tokens_details: the prompt's tokens, where `decoder_input_details` asks for them.
+        prompt_tokens_details: the prompt's tokens, if `decoder_input_details` requests them.
         other_sequences_indices: the other returned sequences, the more probable first; set when `finished`.
     """
 
@@ -193,9 +193,9 @@ class TextGenerationOutput(RequestOutput):
 
 
 class Response(dict[str, Any]):
-    """A whole answer as OpenAI's document: its fields are attributes, which may be set, as are those of its parts.
+    """A whole answer as OpenAI's object: its fields and those of its parts are attributes, which may be set.
 
-    It stands for vLLM's response objects, which have `model_dump` and `model_dump_json`; it is a dict as well.
+    It replaces vLLM's response objects, which have `model_dump` and `model_dump_json`; it is a dict as well.
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
@@ -217,7 +217,7 @@ class Response(dict[str, Any]):
             raise AttributeError(f"the answer has no field {name!r}") from None
 
     def model_dump(self, *, exclude_none: bool = False, **others: Any) -> dict[str, Any]:
-        """Return plain dicts and lists. Other arguments of pydantic's are without effect."""
+        """Return plain dicts and lists. pydantic's other arguments have no effect."""
         dumped: dict[str, Any] = _dumped(self, exclude_none)
         return dumped
 

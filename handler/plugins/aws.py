@@ -1,7 +1,7 @@
 """Handlers and middleware of AWS's vLLM image, from a user's script, found as AWS's package finds them.
 
-Names are those of model-hosting-container-standards 0.1.16 and 0.1.17. A variable beats a decorator, that
-beats a name.
+Names are those of model-hosting-container-standards 0.1.16 and 0.1.17. A variable overrides a decorator, which
+overrides a name.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _SPEC = re.compile(r"([^\s:]+):([^\s:]+)")
 
 
 class Handlers(NamedTuple):
-    """A user's functions in place of the server's, and around it; None if there is none.
+    """A user's functions that replace the server's or wrap it; None for those that are not defined.
 
     Attributes:
         invoke, ping: answer POST /invocations and GET /ping; each takes the request, or nothing.
-        pre, post: get each request before, and each answer after, the server.
+        pre, post: called with each request before, and each answer after, the server.
         pre_post_process, throttle: middleware, a function of request and `call_next` or an ASGI class; the throttle is
             the outer one.
     """
@@ -50,12 +50,12 @@ class Handlers(NamedTuple):
 # -- decorators --------------------------------------------------------------------------------------------------
 
 _decorated: dict[str, Callable[..., Any]] = {}
-"""What decorators have marked since the last `collecting` began."""
+"""Functions that decorators have marked since the last `collecting` began."""
 
 
 @contextlib.contextmanager
 def collecting() -> Iterator[Mapping[str, Callable[..., Any]]]:
-    """Collect what decorators mark while the block imports a user's files."""
+    """Collect the functions that decorators mark while the block imports a user's files."""
     STANDARDS.install()
     _decorated.clear()
     found: dict[str, Callable[..., Any]] = {}
@@ -93,7 +93,7 @@ def _custom_middleware(name: str) -> Callable[[Callable[..., Any]], Callable[...
 def _inject_adapter_id(
     adapter_path: str, append: bool = False, separator: str | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a decorator that puts the adapter of SageMaker's header into the body, at a path of names with dots."""
+    """Make a decorator that puts the adapter of SageMaker's header into the body, at a dotted path."""
     if append and separator is None:
         raise ValueError("inject_adapter_id: append needs a separator")
 
@@ -144,14 +144,14 @@ STANDARDS = StandIn(
     },
     first=True,
 )
-"""In place of AWS's package, even where that is installed with vLLM: its registry is nobody's here."""
+"""Replaces AWS's package even if that is installed with vLLM: nothing here reads its registry."""
 
 
 # -- which file and function apply -------------------------------------------------------------------------------------
 
 
 def script_of(home: Path, variables: Mapping[str, str]) -> Path:
-    """Return the path of the user's script, whether it is there or not."""
+    """Return the path of the user's script, whether it exists or not."""
     return home / variables.get(SCRIPT, "model.py")
 
 
@@ -167,7 +167,7 @@ def check_handlers(home: Path, variables: Mapping[str, str]) -> None:
     """Check the script and the variables without running anything.
 
     Raises:
-        ConfigError: a file is not there or is no Python, a variable names no function, or a name is not called here.
+        ConfigError: a file is missing or not Python, a variable names no function, or nothing here calls a name.
     """
     problems = Problems()
     script = script_of(home, variables)
@@ -192,7 +192,7 @@ def find_handlers(
     Args:
         home: the script's directory.
         variables: `CUSTOM_…`, of the environment.
-        decorated: what decorators of other files that were imported have marked.
+        decorated: functions marked by decorators in other imported files.
 
     Raises:
         ConfigError: naming file and line, or the variable.

@@ -31,7 +31,7 @@ def with_formatter(
     tgi_compat: bool,
     session: Session | None = None,
 ) -> ParsedRequest:
-    """Return the request with the user's function in its reply, where the function applies.
+    """Return the request; its reply calls the user's function if it applies.
 
     Args:
         body: the body that `call` was read from.
@@ -78,7 +78,7 @@ class ValueReply(WrappedReply):
         return b"".join([self._changed(part) for part in _parts(data, self._framing)])
 
     def _changed(self, part: bytes) -> bytes:
-        """Change a part without its framing; what is not JSON is the stream's own end."""
+        """Change a part without its framing; a part that is not JSON is the stream's end."""
         framing = self._framing
         try:
             value = loads(part)
@@ -92,7 +92,7 @@ class ValueReply(WrappedReply):
             raise failed(self._formatter, "returned something that is not JSON", error) from None
 
     def _apply(self, value: Any) -> Any:
-        """Change a value. One whose text is still null comes without it: LMI's own examples take its length."""
+        """Change a value. A text that is still null is left out: LMI's own examples take its length."""
         names = list(value) if isinstance(value, dict) and value.get(_TEXT, "") is None else []
         if names:
             del value[_TEXT]
@@ -110,7 +110,7 @@ _FRAMINGS = {framing.content_type: framing for framing in (JSON, JSONLINES, SSE)
 
 
 def _parts(data: bytes, framing: Framing) -> list[bytes]:
-    """Return the parts of an answer without their framing: a reply sends whole ones."""
+    """Return the parts of an answer without their framing: a reply always sends whole parts."""
     if not framing.after:
         return [data] if data else []
     return [part.removeprefix(framing.before) for part in data.split(framing.after)[:-1]]
@@ -365,7 +365,7 @@ class FormatterTokenizer:
     """The `tokenizer` of input formatters.
 
     Args:
-        encode: the engine's; thread-safe.
+        encode: the engine's function; thread-safe.
     """
 
     def __init__(self, encode: Callable[[str], Prompt]) -> None:

@@ -18,7 +18,7 @@ from handler.plugins.stand_ins import StandIn
 _PACKAGE = "model_hosting_container_standards"
 
 FUNCTIONS = {"custom_sagemaker_invocation_handler": "invoke", "custom_sagemaker_ping_handler": "ping"}
-"""Name of a function in the script -> what it answers."""
+"""Functions in the script, and what each would answer."""
 
 _INSTEAD = {"invoke": HANDLERS, "ping": PING}
 
@@ -39,18 +39,18 @@ _DECORATORS = {
     "register_close_session_handler": "option.enable_stateful_sessions=true has sessions",
     "bootstrap": _BUILT_IN,
 }
-"""Name in the package -> what to write instead."""
+"""Names in the package, and what to write instead."""
 
 
 def refuse_foreign_handlers(path: Path | None, *, called: StandIn | None = None) -> None:
-    """Refuse a script that has functions which nothing here calls; nothing of it runs.
+    """Refuse a script with functions that nothing here calls, without running it.
 
     Args:
-        called: what a host has of AWS's package that calls handlers and middleware; None for the others.
+        called: the stand-in for AWS's package if the host calls handlers and middleware; otherwise None.
 
     Raises:
         ConfigError: naming each with its line, and what to write instead.
-        SyntaxError, ValueError: it is no Python.
+        SyntaxError, ValueError: it is not Python.
     """
     if path is None:
         return
@@ -118,7 +118,7 @@ def _find(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
 
 
 def _bound(node: ast.stmt) -> list[str]:
-    """Return the names that a statement of the module binds to functions, possibly by assignment or import."""
+    """Return the names that a module's statement binds to functions, possibly by assignment or import."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return [node.name]
     if isinstance(node, ast.Assign):
@@ -148,7 +148,7 @@ def missing(path: Path, stand_ins: Sequence[StandIn]) -> list[str]:
 
     Args:
         path: a file that compiles.
-        stand_ins: packages of which a part is here.
+        stand_ins: packages that are partly available.
     """
     tree = ast.parse(path.read_bytes(), str(path))
     found = {(line, f"{name} is not installed here") for one in stand_ins for line, name in one.lacking(tree)}

@@ -21,14 +21,14 @@ from handler.protocols.kernel.reply import WrappedReply
 log = logging.getLogger("handler.formatters")
 
 LIMIT = 10.0
-"""Seconds that a call may take, from when it starts to run."""
+"""Seconds that a call may take, once it runs."""
 
 _TURN = 0.01  # seconds for which one request's deltas are formatted before the next request's turn
 
 _Formatted = list[tuple[int, Delta, bytes, bool]]  # each delta after its request's number, its bytes, whether it ends
 
 Post = Callable[[Callable[[], None]], object]
-"""Call a function soon on the host's own thread. Thread-safe."""
+"""Schedules a function on the host's own thread. Thread-safe."""
 
 
 class _Job:
@@ -76,7 +76,7 @@ class FormatterThread:
         return job.future
 
     def run(self, then: Callable[[Future[Any]], None], title: str, function: Callable[..., Any], *args: Any) -> None:
-        """As `submit`, but call `then` with the finished future on the host's own thread."""
+        """Run a function as `submit` does, and call `then` with the finished future on the host's own thread."""
 
         def done(future: Future[Any]) -> None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed
@@ -134,7 +134,7 @@ class ThreadedReply(WrappedReply):
     """A reply whose `feed` runs on a thread.
 
     The host hands deltas to `put`. When they are formatted, `deliver` gets each of them on the host's own thread, in
-    order, and `feed` then returns its bytes. Failures go to the reply at once: rendering them takes no user's code.
+    order, and `feed` then returns its bytes. Failures go to the reply at once: rendering them runs no user code.
 
     Args:
         reply: runs the user's code.

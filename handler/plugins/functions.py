@@ -61,7 +61,7 @@ class InputFormatter(NamedTuple):
     is_annotated: bool = True
 
     def as_in(self, *, asynchronous: bool) -> InputFormatter:
-        """Return the formatter as a mode calls it."""
+        """Return the formatter in the form in which a mode calls it."""
         return self if self.is_annotated or not asynchronous else self._replace(takes_payload=True)
 
     @property
@@ -73,7 +73,7 @@ class OutputFormatter(NamedTuple):
     """An output formatter.
 
     Attributes:
-        unpacks_index: `get_next_token` returns the token's index too, as since LMI 0.32.
+        unpacks_index: `get_next_token` returns the token's index too, as it does since LMI 0.32.
     """
 
     name: str
@@ -87,10 +87,10 @@ class OutputFormatter(NamedTuple):
 
 
 class Formatters(NamedTuple):
-    """The functions of a user's in use.
+    """The user's functions that are in use.
 
     Attributes:
-        configs: input formatters get it under that name.
+        configs: keyword argument of input formatters.
         handlers: `Handlers` of AWS's vLLM image; None without any.
         handle: LMI's `Handle`; None if there is none to call.
     """
@@ -115,7 +115,7 @@ def find_formatters(directory: Path | None, *, module: str = "", handlers: Stand
 
     Args:
         module: run it under that name, even if it was imported before.
-        handlers: what a host that calls handlers has of AWS's package; None if the file must have none.
+        handlers: the stand-in for AWS's package if the host calls handlers; None if the file must have none.
 
     Raises:
         ConfigError: naming file and line: it cannot be imported, or a function has no known signature.
@@ -136,10 +136,10 @@ def find_formatters(directory: Path | None, *, module: str = "", handlers: Stand
 
 
 def check_syntax(path: Path | None) -> None:
-    """Compile a user's file, and run nothing of it.
+    """Compile a user's file without running it.
 
     Raises:
-        ConfigError: as `find_formatters`, for what is no Python.
+        ConfigError: it is not Python; as in `find_formatters`.
     """
     if path is None:
         return
@@ -155,7 +155,7 @@ def check_model_py(path: Path | None, *, handlers: StandIn | None = None) -> Non
     """Check the syntax of a model.py, its imports of DJL's package, and that something calls its functions.
 
     Args:
-        handlers: what this host has of AWS's package; None if it calls no handlers.
+        handlers: the stand-in for AWS's package; None if this host calls no handlers.
 
     Raises:
         ConfigError: as `find_formatters`.
@@ -177,7 +177,8 @@ def check_model_py(path: Path | None, *, handlers: StandIn | None = None) -> Non
 
 
 def _bare_formatters(tree: ast.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Make functions with the signatures of those that only a formatter's mark decorates; nothing of theirs runs.
+    """Yield empty functions with the signatures of those that are decorated as formatters and nothing else; no user
+    code runs.
 
     AWS's package has decorators of the same names, for middleware.
     """
@@ -212,7 +213,7 @@ def choose(formatters: Mapping[str, F], name: str | None, kind: str) -> F | None
     """Return the formatter of that name, or the only one; None without any.
 
     Raises:
-        ValueError: no function has that name, or several exist and none is named.
+        ValueError: no function has that name, or there are several and no name is given.
     """
     if name is not None and name not in formatters:
         builtin = "json, jsonlines, sse, or " if kind == "output" else ""
@@ -240,7 +241,7 @@ def _find_marked(module: ModuleType, mark: str) -> list[tuple[str, Callable[...,
 
 
 def import_once(path: Path) -> ModuleType:
-    """Return the module of a user's file, which is imported unless somebody has; ConfigError as `import_file`."""
+    """Return the module of a user's file, importing it unless that was done; ConfigError as in `import_file`."""
     return _find_imported(path) or import_file(path)
 
 
@@ -254,7 +255,7 @@ def _find_imported(path: Path) -> ModuleType | None:
 
 
 class _SourceOnly(importlib.machinery.SourceFileLoader):
-    """Compiles the file as it is now. Python's cache knows a change by time in seconds and length alone."""
+    """Compiles the file as it is now: Python's cache only compares length and time in seconds."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -339,7 +340,7 @@ def _output(name: str, function: Callable[..., Any], path: Path) -> OutputFormat
 
 
 def _unpacks_three(path: Path) -> bool:
-    """Return whether a file takes three values of `get_next_token`: LMI's documents do, 0.31 had no more."""
+    """Return whether a file unpacks three values from `get_next_token`, as LMI's documents do: 0.31 had no more."""
     return any(
         isinstance(node, ast.Assign)
         and isinstance(node.value, ast.Call)
@@ -351,7 +352,9 @@ def _unpacks_three(path: Path) -> bool:
 
 
 def _style(parameter: inspect.Parameter) -> Style:
-    """Tell what the only argument is, by annotation or name. LMI's rolling batch calls none without annotation so."""
+    """Return the style of a function's only argument, by annotation or name. LMI's rolling batch needs the
+    annotation.
+    """
     annotated = parameter.annotation is not parameter.empty
     if _is_mapping(parameter) or (parameter.name == "response_data" and not annotated):
         return Style.VALUE
@@ -438,7 +441,7 @@ def load_adapter_formatters(directory: Path, name: str) -> Formatters | None:
     """Run the model.py in an adapter's directory; return None without one.
 
     Args:
-        name: of the adapter; that of the module follows from it, as in LMI.
+        name: the adapter's; the module's name is derived from it, as in LMI.
 
     Raises:
         AdapterFailed: it cannot be used.
@@ -464,7 +467,7 @@ class AdapterFormatters:
         self.exist = self.read = False
 
     def set(self, path: str, formatters: Formatters | None) -> Formatters | None:
-        """Replace those of a directory; return the earlier ones."""
+        """Replace a directory's formatters; return the earlier ones."""
         earlier = self._by_path.pop(path, None)
         if formatters is not None:
             self._by_path[path] = formatters
@@ -472,12 +475,12 @@ class AdapterFormatters:
         return earlier
 
     def keep(self, paths: Collection[str]) -> None:
-        """Forget those of all other directories."""
+        """Forget the formatters of all other directories."""
         self._by_path = {path: one for path, one in self._by_path.items() if path in paths}
         self._note()
 
     def of(self, adapter: Adapter | None, base: Formatters) -> Formatters:
-        """Return the formatters for a request: the adapter's, and the model's own where it has none."""
+        """Return the formatters for a request: the adapter's, or the model's where it has none."""
         own = None if adapter is None else self._by_path.get(adapter.path)
         if own is None:
             return base

@@ -1,4 +1,4 @@
-"""LMI's `handle` of a user's model.py: what it gets, and what its answers mean (docs/custom-code.md)."""
+"""LMI's `handle` of a user's model.py: its input, and the meaning of its answers (docs/custom-code.md)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OF_THE_CONNECTION = frozenset(
         "transfer-encoding", "upgrade",
     }
 )  # fmt: skip
-"""Headers that the server writes itself, or that mean the request's own connection."""
+"""Headers that the server sets itself, or that belong to the connection."""
 _OUT_OF_MEMORY = ("No available memory for the cache blocks", "CUDA error: out of memory")
 
 
@@ -40,8 +40,8 @@ class Handle(NamedTuple):
     """The user's function.
 
     Attributes:
-        properties: of its first call, without contents.
-        always: those of every call.
+        properties: of its first call, which has no contents.
+        always: properties of every call.
     """
 
     function: Callable[..., Any]
@@ -64,7 +64,7 @@ class Answer(NamedTuple):
     """An answer, by DJL's rules.
 
     Attributes:
-        headers: what the user has set; a content type is among them, or none.
+        headers: set by the user, with or without a content type.
         parts: an iterator, possibly asynchronous, of the rest of a body that comes in parts; None: there is none.
     """
 
@@ -75,7 +75,7 @@ class Answer(NamedTuple):
 
 
 class PassOn(NamedTuple):
-    """The engine is to answer, with this body."""
+    """Has the engine answer this body."""
 
     body: bytes | None = None
 
@@ -96,7 +96,7 @@ def find_handle(
 
     Args:
         options: their values as written, by key.
-        release: of LMI, whose words the answers to failures have.
+        release: LMI's release, which decides the wording of failures.
 
     Raises:
         ConfigError: it cannot be imported or called.
@@ -129,11 +129,11 @@ def find_handle(
 
 
 class Call(Input):
-    """The input of a call: one request, several of a dynamic batch, or, at the start, none.
+    """The input of a call: one request, the requests of a dynamic batch, or none at startup.
 
     Args:
-        contents: the body as `data`, or the fields of a form, beside the parameters of the query.
-        items: of a dynamic batch.
+        contents: the body as `data`, or the fields of a form, and the query parameters.
+        items: the requests of a dynamic batch.
     """
 
     def __init__(
@@ -210,7 +210,7 @@ def failure(handle: Handle, error: BaseException) -> Answer:
 
 
 def late(error: ServingError) -> Answer:
-    """Return the answer of a call that was given up, or turned away, as DJL Serving's front end has it."""
+    """Return the answer of a call that timed out or was turned away, as DJL Serving's front end words it."""
     body = {"code": error.status, "type": error.type, "message": error.message}
     headers = (("content-type", "application/json"), *retry_headers(error.status))
     return Answer(error.status, headers, json.dumps(body).encode())
@@ -228,7 +228,7 @@ def next_part(parts: Iterator[Any]) -> bytes | Broken | None:
 
 
 async def next_part_async(parts: AsyncIterator[Any]) -> bytes | Broken | None:
-    """As `next_part`."""
+    """Return the next part of an asynchronous body; None at its end. Raises nothing."""
     try:
         part: bytes = await anext(parts)
     except StopAsyncIteration:
@@ -246,7 +246,7 @@ def _broken(error: BaseException) -> Broken:
 
 
 def broken(status: int, text: str) -> Broken:
-    """Return the last part of an answer that breaks off, as LMI's streams end then."""
+    """Return the last part of an answer that breaks off, as LMI ends such streams."""
     return Broken(_error_line(status, text))
 
 
@@ -274,7 +274,7 @@ def _results(handle: Handle, value: Any, item: Call) -> list[Result]:
 
 
 def _whole(output: Any) -> Answer:
-    """Read an Output that is all of its answer.
+    """Read an Output that is the whole answer.
 
     Raises:
         ValueError: it says that more follows.
@@ -293,7 +293,7 @@ def _data(item: Input) -> bytes:
 
 
 def _is_output(value: Any) -> bool:
-    """Return whether it is an Output, perhaps of the package itself."""
+    """Return whether a value is an Output, ours or the package's."""
     return all(hasattr(value, name) for name in ("code", "properties", "content", "stream_content"))
 
 
@@ -350,7 +350,7 @@ def _headers(properties: Mapping[Any, Any]) -> list[tuple[str, str]]:
     """Return the properties as headers.
 
     Raises:
-        ValueError: one can be none.
+        ValueError: one is not a valid header.
     """
     headers: dict[str, str] = {}
     for key, given in properties.items():
@@ -363,7 +363,7 @@ def _headers(properties: Mapping[Any, Any]) -> list[tuple[str, str]]:
 
 
 def _error(status: int, text: str, headers: Sequence[tuple[str, str]] = ()) -> Answer:
-    """Render a failure as Java does where a handler sends it in the place of its data."""
+    """Render a failure as Java does when a handler sends one instead of data."""
     kept = [header for header in headers if header[0] != "content-type"]
     return Answer(status, [("content-type", "application/json"), *kept], _error_line(status, text).rstrip(b"\n"))
 
@@ -414,6 +414,6 @@ def _is_last(output: Any) -> bool:
 
 
 def _last(output: Any) -> str:
-    """Return what a part of an answer says of whether it is the last: true, false, or "" without a word."""
+    """Return whether a part says that it is the last: "true", "false", or "" if it says nothing."""
     fields = binary_fields(_first(output))
     return "" if fields is None else fields.get("last", "").lower()

@@ -59,7 +59,7 @@ def find_tool_parser(given: str, homes: Iterable[Path | None]) -> Path:
     """Find a user's file in one of the directories.
 
     Raises:
-        ConfigError: it is not there.
+        ConfigError: it does not exist.
     """
     path = next((home / given for home in homes if home is not None and (home / given).is_file()), None)
     if path is None:
@@ -71,7 +71,7 @@ def load_tool_format(given: str, homes: Iterable[Path | None]) -> Format:
     """Load a user's format from a file in one of the directories.
 
     Raises:
-        ConfigError: it is not there, cannot be imported, or defines no parser.
+        ConfigError: it does not exist, cannot be imported, or defines no parser.
     """
     module = import_file(find_tool_parser(given, homes))
     try:

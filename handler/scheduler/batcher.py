@@ -25,7 +25,7 @@ _EXPIRY_INTERVAL = 0.25  # seconds between checks for requests past their time, 
 
 
 class ClientChannel(Protocol):
-    """A client's connection, as far as a fast path writes to it."""
+    """The part of a client's connection that a fast path writes to."""
 
     def write_chunk(self, data: bytes) -> bool:
         """Write a chunk at once; return False if that is not possible."""
@@ -35,9 +35,9 @@ class FastPath:
     """Encodes the plain tokens of one stream without making a `Delta` of each.
 
     Attributes:
-        id: the batcher's, of the request.
+        id: the request's, in the batcher.
         encode: turns a token into the stream's next bytes.
-        channel: takes lines; None: they are kept.
+        channel: takes lines; None: `keep` gets them.
         keep: keeps lines that the channel does not take.
         num_tokens: encoded so far.
     """
@@ -71,7 +71,7 @@ class ActiveRequest:
 class RunningRequest:
     """A request in the engine: one sequence, or a beam search with several.
 
-    All that a plain token needs lies in this object: each further one is a cache miss a token.
+    It has everything that a plain token needs: each further object would be a cache miss per token.
     """
 
     __slots__ = ("active", "fast_path", "first", "id", "sequences", "single", "special", "texts")
@@ -121,7 +121,7 @@ class _Place(NamedTuple):
 
 
 class RequestQueue(Generic[Item]):
-    """The lowest priority comes first, and of equal ones the first that arrived.
+    """Returns the lowest priority first, and equal ones in order of arrival.
 
     Bodies with several requests take turns: the second request of one comes after the first of all others that wait.
 
@@ -154,13 +154,13 @@ class RequestQueue(Generic[Item]):
         bisect.insort(self._order, place)
 
     def _next_turn(self, priority: int) -> int:
-        """Return the least turn of those that wait with a priority."""
+        """Return the lowest turn among the waiting items of a priority."""
         index = bisect.bisect_left(self._order, (priority,))
         next_one = self._order[index] if index < len(self._order) else None
         return 0 if next_one is None or next_one.priority != priority else next_one.turn
 
     def first(self) -> Item:
-        """Return the item that `take` takes."""
+        """Return the item that `take` would remove."""
         return self._items[self._first_id()][1]
 
     def take(self) -> Item:
@@ -283,9 +283,10 @@ class Batcher:
         return active.id
 
     def set_fast_path(self, id: int, fast_path: FastPath) -> None:
-        """Encode the tokens of a running request with one sequence by `fast_path`, where nothing comes with them.
+        """Encode the tokens of a running request with one sequence by `fast_path`, unless anything else comes with
+        them.
 
-        All else still comes as deltas. Requests with several sequences, and unknown ids, are left as they are.
+        Everything else still comes as deltas. Requests with several sequences, and unknown ids, are left as they are.
         """
         active = self._running.get(id)
         if active is not None and active.request.sampling.num_sequences == 1:
@@ -394,12 +395,12 @@ class Batcher:
         return Delta(id, sequence, (), Finish.ERROR, error)
 
     def _malformed(self, request: RunningRequest, error: Exception) -> Delta:
-        """End a request of which the engine returned nonsense; return its last delta."""
+        """End a request for which the engine returned malformed output; return its last delta."""
         log.error("the engine's output for a request is malformed: %r", error)
         return self._failed(request.id, request.first, GenerationFailed(_MALFORMED))
 
     def _unwritten(self, request: RunningRequest, error: Exception) -> Delta:
-        """End a request whose line could not be made; return its last delta."""
+        """End a request whose line could not be encoded; return its last delta."""
         log.error("an answer could not be written: a bug", exc_info=error)
         return self._failed(request.id, request.first, InternalError.of(error))
 
@@ -417,7 +418,9 @@ class Batcher:
                 self._engine.add(engine_request)
 
     def _engine_requests(self, active: ActiveRequest) -> Iterator[EngineRequest]:
-        """Make the engine's requests of one. Beams are one; several samples are several, each with its own seed."""
+        """Translate a request for the engine: beams are one engine request; samples are one each, with their own
+        seeds.
+        """
         request, prompt = active.request, active.prompt
         sampling = request.sampling.with_seed()
         active.unfinished = sampling.num_sequences

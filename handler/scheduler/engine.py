@@ -77,13 +77,13 @@ class ThinkingEngine:
     """A `SteppedEngine` whose structured output begins after the thought, and whose thoughts end at their budget.
 
     The engine gets such a request twice. The first part has no structured output. It is cancelled where the thought
-    ends. The second part's prompt ends with the thought, and the structured output holds. So all engines need only what
-    they have for other requests, and their prefix cache has most of the second prompt. Requests without a thought to
-    end are the engine's alone, also with a rule that allows text.
+    ends. The second part's prompt ends with the thought, and has the structured output. So engines need no feature of
+    their own for it, and their prefix cache has most of the second prompt. All other requests go to the engine
+    unchanged.
 
     Args:
         engine: runs both parts.
-        vocabulary: of every answer; None if no request has a thought to end.
+        vocabulary: the engine's; None if no request has a thought to end.
     """
 
     def __init__(self, engine: SteppedEngine, vocabulary: Vocabulary | None) -> None:
@@ -160,7 +160,7 @@ class ThinkingEngine:
         return result
 
     def _advance(self, part: _FirstPart, output: Output, others: list[Output]) -> None:
-        """Take a first part's tokens, and begin the second part where the thought ends."""
+        """Read a first part's tokens, and begin the second part where the thought ends."""
         key, output = output.key, output._replace(key=part.key)
         try:
             end = None if output.finish is Finish.ERROR else part.feed(output)
@@ -184,7 +184,7 @@ class ThinkingEngine:
 
         Args:
             output: the last one of the first part.
-            fits: the engine takes it; it does not if it was started anew.
+            fits: the engine still accepts it; a restarted engine does not.
         """
         sampling, ids = part.sampling, part.ids
         if end.again:
@@ -216,9 +216,9 @@ class _End(NamedTuple):
     """The end of a first part.
 
     Attributes:
-        ids: what follows the kept tokens, before the second part.
-        num_kept: tokens that are kept of the last output.
-        again: nothing is kept: the answer begins without a thought.
+        ids: tokens between the kept ones and the second part.
+        num_kept: number of the last output's tokens that are kept.
+        again: nothing is kept, and the answer is generated again: it begins without a thought.
     """
 
     ids: Sequence[int] = ()
@@ -231,8 +231,8 @@ class _FirstPart:
 
     Attributes:
         ids: generated so far.
-        held: outputs of an answer that may begin with a thought or without.
-        undecided: it is not known yet whether it begins with one, and nothing of it may be shown until then.
+        held: outputs held back while it is open whether the answer begins with a thought.
+        undecided: it is still open whether the answer begins with a thought; nothing is shown until then.
     """
 
     def __init__(self, request: EngineRequest, thoughts: Thoughts, vocabulary: Vocabulary) -> None:
@@ -284,7 +284,7 @@ class _FirstPart:
 
     @property
     def _is_spent(self) -> bool:
-        """Return whether the open thought has as many tokens as it may."""
+        """Return whether the open thought has used up its token budget."""
         budget = self.sampling.thinking_token_budget
         return budget is not None and self._start.is_open and self._num_thoughts >= budget
 
@@ -305,7 +305,7 @@ class _FirstPart:
 
 
 def _replace_end(output: Output, num_kept: int, ids: Sequence[int], finish: Finish | None) -> Output:
-    """Put ids in the place of an output's last ones. Nothing else could come there: their log-probability is 0."""
+    """Replace an output's last ids. No other tokens were possible: their log-probability is 0."""
     tops = None if output.tops is None else [*output.tops[:num_kept], *[()] * len(ids)]
     logprobs = [*output.logprobs[:num_kept], *[0.0] * len(ids)]
     return output._replace(ids=[*output.ids[:num_kept], *ids], logprobs=logprobs, finish=finish, tops=tops)

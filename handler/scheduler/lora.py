@@ -42,10 +42,10 @@ from handler.scheduler.engine import SteppedEngine
 log = logging.getLogger("handler.adapters")
 
 _NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._:@+=~-]{1,256}")
-"""Names go into paths, headers and logs, so they hold no character that needs escaping there."""
+"""Names go into paths, headers and logs, so they contain no character that needs escaping."""
 
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
-"""Files that PEFT's `save_pretrained` writes beside adapter_config.json."""
+"""Weight files that PEFT's `save_pretrained` writes next to adapter_config.json."""
 
 _OF_MACOS = "__MACOSX"  # beside the files of an archive that macOS has packed
 _MAX_CONFIG = 1 << 20  # bytes of an adapter_config.json; PEFT writes about one thousand
@@ -66,7 +66,7 @@ def adapter_path(src: str, base: Path | None) -> Path:
 
     Raises:
         BadRequest: `src` is neither a path nor a file URL.
-        AdapterFailed: the directory lacks adapter_config.json or the weights, or one of them is broken.
+        AdapterFailed: the directory has no adapter_config.json or no weights, or one of them is broken.
     """
     directory = _local(src, base)
     try:
@@ -208,7 +208,7 @@ class Registered(NamedTuple):
 
 
 Outcome = Registered | ServingError
-"""The end of a change: the adapter of that name now, or the reason why nothing has changed."""
+"""Result of a change: the adapter that now has the name, or the reason why nothing has changed."""
 
 Then = Callable[[Outcome], None]
 """Receives the outcome of a change."""
@@ -227,10 +227,10 @@ class _Command(NamedTuple):
 class AdapterRegistry:
     """The adapters of one model, in the order of registration.
 
-    `find`, `by_number`, `get`, `check` and `path` may run on any thread, all else on the batcher's.
+    `find`, `by_number`, `get`, `check` and `path` may run on any thread, everything else on the batcher's.
 
     Args:
-        limit: adapters at once; None is any number.
+        limit: maximum number of adapters; None: no limit.
         base: directory where a relative `src` begins.
         unavailable: the reason why this server has no adapters; "" if it has.
     """
@@ -292,7 +292,7 @@ class AdapterRegistry:
         return iter(list(self._by_name.values()))
 
     def check(self) -> None:
-        """Raise BadRequest where this server has no adapters."""
+        """Raise BadRequest if this server does not support adapters."""
         if self._unavailable:
             raise BadRequest(f"LoRA is not enabled: {self._unavailable}")
 
@@ -365,7 +365,7 @@ class AdapterRegistry:
         self._send(_Command(adapter, then))
 
     def _enter(self, adapter: Adapter, *, preload: bool) -> Registered:
-        """Register: requests that come from now on find it."""
+        """Register an adapter: new requests can name it."""
         earlier = self._by_name.get(adapter.name)
         number = next(self._numbers) if earlier is None else earlier.number
         entry = self._by_name[adapter.name] = self._by_number[number] = Registered(adapter, number, preload)
@@ -392,7 +392,7 @@ class AdapterRegistry:
     # -- the batcher's side --------------------------------------------------------------------------------------
 
     def current(self, request: Request) -> Request:
-        """Give a request the adapter that replaced its own while it waited for its ids, or for its batch.
+        """Return the request with the current version of its adapter, which may have been updated while it waited.
 
         Raises:
             InvalidPayload: its adapter was unregistered.
@@ -406,7 +406,7 @@ class AdapterRegistry:
         return request._replace(adapter=successor)
 
     def take(self, output: Output) -> None:
-        """Take the engine's answer to a load or a drop; ignore any other output."""
+        """Process the engine's answer to a load or a drop; ignore any other output."""
         command = self._commands.pop(output.key, None)
         if command is None:
             return
@@ -428,7 +428,7 @@ class AdapterRegistry:
                 self._send(_Command(adapter, None))
 
     def lose_engine(self, error: ServingError) -> None:
-        """End every load with `error`; the next engine has only the adapters of the requests that wait."""
+        """End every load with `error`; the next engine loads only the adapters of waiting requests."""
         self._forget_unused()
         commands, self._commands = self._commands, {}
         for command in commands.values():
@@ -451,7 +451,7 @@ class AdapterRegistry:
 
 
 class AdapterHome(NamedTuple):
-    """A model's registry, empty at first, and the adapters beside the model, by name."""
+    """A model's registry, empty at first, and the adapters next to the model, by name."""
 
     registry: AdapterRegistry
     at_start: Mapping[str, Path] = MappingProxyType({})
@@ -464,7 +464,7 @@ _KNOWN = {"name", "src", "preload", "pin"}
 
 
 class AdapterCall(NamedTuple):
-    """A call about an adapter; None if it says nothing. `ignored` lists its unknown names."""
+    """A call about an adapter; a value is None if it is not given. `ignored` lists its unknown names."""
 
     name: str | None = None
     src: str | None = None
@@ -487,7 +487,7 @@ def read_adapter_call(values: Mapping[str, Any], *, refuse_unknown: bool) -> Ada
 
 
 def required(value: str | None, name: str) -> str:
-    """Return a value that must be there.
+    """Return a required value.
 
     Raises:
         BadRequest: it is missing.

@@ -30,7 +30,7 @@ _PAUSE = 0.05  # seconds between a failure and the client's next request
 
 
 class Result(NamedTuple):
-    """The result of one request. Times are of the machine's monotonic clock, which its processes share.
+    """The result of one request. Times are on the machine's monotonic clock, which all processes share.
 
     Attributes:
         start: when the request was sent; in an open loop when it was due, so that a late generator hides nothing.
@@ -57,7 +57,7 @@ Ask: TypeAlias = Callable[[int], Awaitable[Result]]
 
 @dataclass(frozen=True)
 class Closed:
-    """`clients` that each send `requests`, or go on for `seconds` where that is set (the last answers are awaited)."""
+    """`clients` that each send `requests`, or continue for `seconds` if that is set (the last answers are awaited)."""
 
     clients: int
     requests: int = 2
@@ -95,7 +95,7 @@ Load: TypeAlias = Closed | Open
 
 
 def poisson_times(rate: float, seed: int) -> Iterator[float]:
-    """Yield the arrival times of a Poisson process without end, in seconds; the same for the same seed."""
+    """Yield the arrival times of an endless Poisson process, in seconds; the same for the same seed."""
     gap = random.Random(seed).expovariate
     at = 0.0
     while True:
@@ -151,7 +151,7 @@ C = TypeVar("C", bound=asyncio.Protocol)
 
 
 MAX_HEAD = 1 << 18
-"""Bytes of an answer without one of its body: headers, trailers, informational answers."""
+"""Maximum bytes of an answer outside its body: headers, trailers, informational answers."""
 
 _CUT = "connection cut"
 """The kind of failure where the server closed the connection before its answer's end."""
@@ -159,7 +159,7 @@ _CUT = "connection cut"
 _MAX_PIECES = 1 << 17  # whose times are kept: 1 MiB
 
 _INFORMATIONAL = range(100, 200)
-"""Statuses of answers before the answer, such as 103 Early Hints (RFC 9110, section 15.2)."""
+"""Statuses of informational answers, such as 103 Early Hints (RFC 9110, section 15.2)."""
 
 
 class HttpReader:
@@ -167,7 +167,7 @@ class HttpReader:
 
     Attributes:
         begun: whether anything came.
-        refused: why the rest of the answer is not wanted; empty: it is.
+        refused: why the rest of the answer is not read; empty: it is read.
     """
 
     def __init__(self) -> None:
@@ -181,7 +181,7 @@ class HttpReader:
         self.refused = ""
 
     def feed(self, data: bytes, now: float) -> None:
-        """Read bytes that arrived at `now`. Raises `httptools.HttpParserError` if this is no HTTP."""
+        """Read bytes that arrived at `now`. Raises `httptools.HttpParserError` if the data is not HTTP."""
         self._now = now
         self.begun = True
         self._unread += len(data)
@@ -190,7 +190,7 @@ class HttpReader:
             self.refused = f"more than {MAX_HEAD >> 10} KiB of headers"
 
     def closed(self) -> None:
-        """The server closed the connection in order."""
+        """Note that the server closed the connection cleanly."""
 
     # -- what httptools calls ------------------------------------------------------------------------------------
 
@@ -266,8 +266,8 @@ class BodyReader(HttpReader):
     """Keeps an answer, which may end with its connection: status, headers, body, and when its pieces came.
 
     Attributes:
-        headers: names in lower case; values of one name are joined by a comma.
-        pieces: when parts of the body came; the first so many of them.
+        headers: names in lower case; repeated headers are joined by commas.
+        pieces: when the first parts of the body arrived.
     """
 
     max_bytes: ClassVar[int] = 64 << 20
@@ -284,7 +284,7 @@ class BodyReader(HttpReader):
         return int(self._parser.get_status_code())
 
     def closed(self) -> None:
-        """End an answer whose length nobody told, as of HTTP/1.0; it may be empty."""
+        """End an answer of undeclared length, as in HTTP/1.0; it may be empty."""
         self.complete = self.complete or (self.has_head and not tells_its_end(self.headers))
 
     # -- what httptools calls ------------------------------------------------------------------------------------
@@ -309,7 +309,7 @@ class BodyReader(HttpReader):
 
 
 def tells_its_end(headers: Mapping[str, str]) -> bool:
-    """Return whether an answer with these headers, by lower-case names, cannot be cut unnoticed (RFC 9112, section
+    """Return whether an answer with these headers, by lower-case names, cannot be cut off unnoticed (RFC 9112, section
     6.3).
     """
     return "content-length" in headers or "transfer-encoding" in headers
@@ -320,7 +320,7 @@ Address: TypeAlias = tuple[str, int, ssl.SSLContext | None]
 
 
 def address(url: str) -> Address:
-    """Return where a server listens. Raises ConfigError: it is no URL of one."""
+    """Return where a server listens. Raises ConfigError: it is not a server's URL."""
     try:
         where = urllib.parse.urlsplit(url)
         given = where.port
@@ -387,7 +387,7 @@ _WORDS = _STORY.split()
 
 
 def prompt(number: int, words: int) -> str:
-    """Return prompt number `number`, which differs from all others in its first word, so that no prefix cache helps."""
+    """Return prompt number `number`, whose first word differs from all others', so that no prefix cache helps."""
     return " ".join([str(number + 1), *(_WORDS[(number + index) % len(_WORDS)] for index in range(words - 1))])
 
 
@@ -461,7 +461,7 @@ async def opened(make: Callable[[], C], where: Address, timeout: float | None = 
         timeout: seconds until it must be accepted; None: as long as the system waits.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: no server listens there.
         asyncio.TimeoutError: it was not accepted in time.
     """
     host, port, secure = where
@@ -486,7 +486,7 @@ class Pool(Generic[R]):
         self._idle.append(await self._opened())
 
     async def exchange(self, request: bytes, timeout: float) -> tuple[R, str]:
-        """Send `request`, and once more where an idle connection turns out to be closed; raises as `opened`.
+        """Send `request`, and once more if an idle connection turns out to be closed; raises as `opened`.
 
         Returns:
             the reader of its answer, and the kind of failure, empty: none.

@@ -68,7 +68,7 @@ class Advice:
     Attributes:
         knee: concurrent requests; None: unknown.
         concurrency: value for scaling.concurrency; None: unknown.
-        text: a sentence for people.
+        text: a sentence for the reader.
     """
 
     knee: float | None
@@ -79,9 +79,9 @@ class Advice:
 def advice(levels: Sequence[Mapping[str, Any]]) -> Advice:
     """Find the load at which latency begins to grow.
 
-    Closed systems have two bounds. Below the knee an answer takes as long as alone; beyond it throughput is at its
-    maximum and only waiting grows. Both meet at (maximum throughput) x (latency alone). The latency of the lowest level
-    is taken for that alone.
+    Closed systems have two bounds. Below the knee an answer takes as long as a lone one; beyond it throughput is at its
+    maximum and only waiting grows. Both meet at (maximum throughput) x (latency alone). The lowest level's latency is
+    used as the latency alone.
 
     Args:
         levels: `summary`s of closed loops, by rising `clients`.
@@ -102,7 +102,7 @@ def advice(levels: Sequence[Mapping[str, Any]]) -> Advice:
 
 
 def rows(levels: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return the table for people: a head, and a row a level."""
+    """Return the table: a header, and one row per level."""
     head = ["load", "requests", "errors", "req/s", "tok/s", "TTFT p50", "p90", "p99 ms", "ITL p50", "p99 ms",
             "latency p50", "p99 ms"]  # fmt: skip
     table = [head]
@@ -206,7 +206,7 @@ class Plan:
     """The levels of a measurement.
 
     Attributes:
-        clients: closed loops, a level each; ignored if there are rates.
+        clients: closed loops, one level each; ignored if there are rates.
         rates: open loops, requests a second.
         requests: requests of each level; None: 4 a client, at least 8; of an open loop 50.
     """
@@ -221,7 +221,7 @@ class Plan:
 
 
 def measure(plan: Plan, send: Send, warm_up: Send, report: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Return one `summary` a level.
+    """Return one `summary` per level.
 
     Args:
         warm_up: sends a first request, which is not measured: it wakes an endpoint that is scaled to zero.

@@ -1,4 +1,4 @@
-"""Describe the machine of a measurement, and measure what other processes take of it."""
+"""Describe the machine of a measurement, and measure how much of it other processes use."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ def describe() -> dict[str, Any]:
 
 
 def summary(report: dict[str, Any]) -> str:
-    """Return the description in one line for people."""
+    """Return the description in one readable line."""
     return f"{taken(report)}; {where(report)}"
 
 
 def taken(report: Mapping[str, Any]) -> str:
-    """Return the time and the commit of a measurement."""
+    """Return when a measurement was taken, and of which commit."""
     commit = f", commit {report['commit']}" if report["commit"] else ""
     return f"{report['date']}{commit}"
 
 
 def where(report: Mapping[str, Any]) -> str:
-    """Return the machine and the versions."""
+    """Return the machine and the versions of a measurement."""
     machine = report["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in report["versions"].items())
     hardware = f"{machine['cpu']}, {machine['cores']} cores, {machine['memory_gb']} GB"
@@ -77,7 +77,7 @@ def _memory_gb() -> int | None:
 
 
 def _commit() -> str | None:
-    """Return the commit of this checkout, with `+` if it has changes; None: it is no checkout."""
+    """Return the commit of this checkout, with `+` if it has changes; None: it is not a checkout."""
     try:
         git = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
         return subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
@@ -105,10 +105,10 @@ T = TypeVar("T")
 def undisturbed(
     repeat: int, quiet: float, measure: Callable[[int], T], others: Callable[[T], float]
 ) -> tuple[list[T], int]:
-    """Measure `repeat` times, and again where other processes disturbed, up to twice as often in all.
+    """Measure `repeat` times, and again if other processes disturbed, up to twice as often in total.
 
     Args:
-        quiet: cores of other processes that are borne.
+        quiet: cores that other processes may use.
         measure: takes the number of the turn.
         others: returns the cores that other processes kept busy in a measurement.
 

@@ -1,4 +1,4 @@
-"""Pictures of measurements by matplotlib: throughput and latencies by load."""
+"""Plots of measurements with matplotlib: throughput and latencies by load."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Level:
     """One load.
 
     Attributes:
-        load: clients at once, or requests a second.
+        load: concurrent clients, or requests a second.
         tokens_per_second: the median of the repetitions.
         each: tokens a second of each repetition.
         engine: tokens a second of the engine alone; None: not measured.
@@ -55,7 +55,7 @@ class Curve:
         work: what each request asked for.
         machine: where and with which versions; empty: not known.
         taken: when, and of which commit; empty: not known.
-        is_open: the load is requests a second; else clients at once.
+        is_open: the load is requests a second; otherwise concurrent clients.
         quiet: cores that other processes may keep busy before a repetition counts as disturbed; None: not measured.
     """
 
@@ -82,7 +82,7 @@ def curve_of(document: Mapping[str, Any], name: str = "") -> Curve:
     """Return a document's curve.
 
     Raises:
-        ValueError: the document is of neither command.
+        ValueError: the document comes from neither command.
     """
     if not ("levels" in document or ("results" in document and "plan" in document)):
         raise ValueError("is not a result of `lmi bench` or `lmi deploy bench`")
@@ -98,7 +98,7 @@ def curve_of(document: Mapping[str, Any], name: str = "") -> Curve:
 
 
 def read_curves(paths: Sequence[Path]) -> list[Curve]:
-    """Read documents, or what a command printed, whose last line is the document. Names are the files'.
+    """Read documents, or a command's output, whose last line is one. Curves are named after the files.
 
     Raises:
         ConfigError: a file cannot be read, or the loads are of different kinds.
@@ -194,7 +194,7 @@ STYLE = {
 
 
 def save(path: Path, curves: Sequence[Curve], title: str | None = None) -> None:
-    """Save the picture; the file's suffix chooses the format.
+    """Save the plot; the file's suffix chooses the format.
 
     Args:
         curves: with loads of one kind.
@@ -230,7 +230,7 @@ def draw(curves: Sequence[Curve], title: str | None = None) -> Any:
 
 
 def _throughput(axes: Any, curves: Sequence[Curve]) -> None:
-    """Draw medians, with bars from the lowest to the highest repetition; of one curve also the engine alone."""
+    """Draw medians, with bars from the lowest to the highest repetition; for a single curve also the engine alone."""
     for color, curve in _colored(curves):
         loads = [level.load for level in curve.levels]
         rates = [level.tokens_per_second for level in curve.levels]
@@ -252,7 +252,7 @@ def _throughput(axes: Any, curves: Sequence[Curve]) -> None:
 
 
 def _latency(axes: Any, curves: Sequence[Curve], name: str) -> None:
-    """Draw a time's percentiles by load: all three of one curve, p50 and p99 of several."""
+    """Draw a time's percentiles by load: all three for a single curve, p50 and p99 for several."""
     from matplotlib.lines import Line2D
 
     shown = ("p50", "p90", "p99") if len(curves) == 1 else ("p50", "p99")
@@ -271,7 +271,7 @@ def _latency(axes: Any, curves: Sequence[Curve], name: str) -> None:
 
 
 def _against(axes: Any, curves: Sequence[Curve]) -> None:
-    """Draw throughput against the median time of a whole answer; each point has its load beside it."""
+    """Draw throughput against the median time of a whole answer; each point is labelled with its load."""
     from matplotlib.patheffects import withStroke
 
     outline = [withStroke(linewidth=2, foreground="white")]  # legible on a line
@@ -324,7 +324,7 @@ def _load_label(curves: Sequence[Curve]) -> str:
 
 
 def _load_axis(axes: Any, curves: Sequence[Curve]) -> None:
-    """Put a tick at each load that has room; a logarithmic scale where loads span a factor of 8."""
+    """Put a tick at each load, if there is room; use a logarithmic scale if loads span a factor of 8."""
     from matplotlib.ticker import NullLocator
 
     loads = sorted({level.load for curve in curves for level in curve.levels})
@@ -348,7 +348,7 @@ def _load_axis(axes: Any, curves: Sequence[Curve]) -> None:
 
 
 def _time_axis(axes: Any, values: Sequence[float]) -> None:
-    """Begin at 0; a logarithmic scale where the times span a factor of 30."""
+    """Begin at 0; use a logarithmic scale if times span a factor of 30."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     known = [value for value in values if not math.isnan(value)]
@@ -362,7 +362,7 @@ def _time_axis(axes: Any, values: Sequence[float]) -> None:
 
 
 def _from_zero(axis: Any, room: float = 0.05) -> None:
-    """Show all data, from 0; `room` is free beyond the largest, as a share of it."""
+    """Show all data, from 0; `room` is the free space above the largest, as a fraction of it."""
     _, largest = axis.get_data_interval()
     axis.axes.set(**{f"{axis.axis_name}lim": (0, (1 + room) * largest if largest > 0 else 1)})
     axis.set_major_formatter("{x:,g}")
@@ -376,7 +376,7 @@ def _heading(curves: Sequence[Curve], title: str | None) -> str:
 
 
 def _note(curves: Sequence[Curve]) -> str:
-    """Return when and where: the machine once, if it is the same."""
+    """Return when and where a measurement was taken: the machine once, if it is the same."""
     several = len(curves) > 1
     known = [(f"{curve.name}: " if several else "", curve) for curve in curves if curve.taken]
     if len({curve.machine for _, curve in known}) == 1:
@@ -391,7 +391,7 @@ def _lines(text: str, width: int, most: int) -> list[str]:
 
 
 def _hide_overlaps(figure: Any, axes: Any) -> None:
-    """Hide the loads that would cover another one."""
+    """Hide load labels that would overlap another one."""
     figure.draw_without_rendering()
     kept: list[Any] = []
     for text in axes.texts:

@@ -46,12 +46,12 @@ class Server(NamedTuple):
 def lmi_serve(
     arguments: Sequence[str], *, timeout: float = 300.0, variables: Mapping[str, str] | None = None
 ) -> Iterator[Server]:
-    """Start `lmi serve` on a free port, and yield it when it is ready. It ends as well when this process is killed.
+    """Start `lmi serve` on a free port, and yield it when it is ready. It also ends if this process is killed.
 
     Args:
         arguments: those of `lmi serve`, without the port.
         timeout: seconds for the engine to load.
-        variables: of the environment, beside this process's own.
+        variables: added to this process's environment.
 
     Raises:
         ConfigError: it does not start; the message has its last lines.
@@ -82,7 +82,7 @@ def process(
 
 
 class _Output:
-    """Reads the process's output at all times, as a full pipe would stop the process."""
+    """Keeps reading the process's output, as a full pipe would stop the process."""
 
     def __init__(self, running: subprocess.Popen[str]) -> None:
         self._running = running
@@ -149,7 +149,7 @@ class Worker:
         """Wait for a message.
 
         Raises:
-            ConfigError: the process sent this error, or ended.
+            ConfigError: the process sent an error, or ended.
         """
         try:
             message = self._pipe.recv()
@@ -160,7 +160,7 @@ class Worker:
         return message
 
     def close(self, grace: float = 5.0) -> None:
-        """Close the pipe; kill the process where it does not end within `grace` seconds."""
+        """Close the pipe; kill the process if it does not end within `grace` seconds."""
         self._pipe.close()
         self._process.join(grace)
         if self._process.is_alive():
@@ -171,7 +171,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class _Share:
-    """The share of one process: client numbers `index`, `index + step`, ... of the whole load."""
+    """One process's share of the load: client numbers `index`, `index + step`, ..."""
 
     target: Target
     load: Load
@@ -234,7 +234,7 @@ async def _share(pipe: Connection, share: _Share) -> None:
 
 
 async def _warm_connections(share: _Share) -> Connections:
-    """Connect, and warm the server up: a measurement excludes code that never ran and memory never touched."""
+    """Connect, and warm up the server, so that first runs of code and first uses of memory are not measured."""
     load = share.load
     numbers = range(share.index, load.clients, share.step) if isinstance(load, Closed) else [share.index]
     connections = Connections(share.target)
@@ -249,7 +249,7 @@ async def _warm_connections(share: _Share) -> Connections:
 
 @dataclass(frozen=True)
 class Work:
-    """The same work as a closed loop of `clients`: as many sequences at once, the same prompts, the same lengths.
+    """The same work as a closed loop of `clients`: the same number of concurrent sequences, prompts and lengths.
 
     With `seconds`, the prompts of `requests` repeat.
     """

@@ -1,4 +1,4 @@
-"""The tables of `lmi bench` and `lmi deploy bench`: metrics, comparison, progress, and where a result goes."""
+"""The tables of `lmi bench` and `lmi deploy bench`: metrics, comparison, progress, and output."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Repetition(NamedTuple):
 
 
 class Point(NamedTuple):
-    """One load with its repetitions; `disturbed`: how often other processes caused a repetition."""
+    """One load with its repetitions; `disturbed`: how many repetitions other processes caused."""
 
     load: Load
     repetitions: Sequence[Repetition]
@@ -113,7 +113,7 @@ def _milliseconds(seconds: Sequence[float]) -> dict[str, float | None]:
 
 
 def show(points: Sequence[Point], values: Sequence[dict[str, Any]]) -> str:
-    """Return the table for people; times in milliseconds."""
+    """Return the table; times are in milliseconds."""
     head = ["load", "requests", "tokens/s", "TTFT p50", "p90", "p99 ms", "ITL p50", "p90", "p99 ms", "errors"]
     compared = any("served_over_engine" in value for value in values)
     if compared:
@@ -160,7 +160,7 @@ _ROWS = {
     "answer p99 [ms]": ("latency_ms", "p99"),
 }
 _OTHERWISE = {"subject": "measured", "work": "requests", "machine": "machine", "taken": "time"}
-"""Fields of `Curve` whose differences the lines below the table name, by the words there."""
+"""Fields of `Curve` whose differences the lines below the table name, with the words for them."""
 
 
 _NOISE, _DISTURBED = "~", "!"
@@ -211,7 +211,7 @@ def _legend(shown: str, curves: Sequence[Curve]) -> Iterator[str]:
 
 
 def _overlap(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Return whether the ranges of two sets of repetitions overlap; not known of one repetition."""
+    """Return whether the ranges of two sets of repetitions overlap; unknown for one repetition."""
     repeated = min(len(one), len(other)) > 1
     return repeated and max(min(one), min(other)) <= min(max(one), max(other))
 
@@ -286,7 +286,7 @@ def draw(arguments: argparse.Namespace, curves: Sequence[Curve]) -> int:
 
 
 def _write(path: Path, write: Callable[[], object]) -> int:
-    """Write a file and name it; a failure does not end the command, as the measurement would be lost."""
+    """Write a file and name it; a failure does not end the command, which would lose the measurement."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write()
@@ -298,7 +298,7 @@ def _write(path: Path, write: Callable[[], object]) -> int:
 
 
 def _picture(text: str) -> Path:
-    """Check before the measurement that this file can be drawn."""
+    """Check before the measurement that this image format is supported."""
     path = Path(text)
     if not _has("matplotlib"):
         raise argparse.ArgumentTypeError(f"needs matplotlib: {install(_EXTRA)}")

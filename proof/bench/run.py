@@ -40,7 +40,7 @@ def run(plan: Plan, print_result: Callable[[dict[str, Any]], int]) -> int:
     """Measure and print; return exit status 1 if a request failed.
 
     Args:
-        print_result: draws and prints the JSON document, after the table; returns an exit status.
+        print_result: draws the plot and prints the JSON document, after the table; returns an exit status.
     """
     points = measure_all(plan)
     found = document(plan, points)
@@ -50,7 +50,7 @@ def run(plan: Plan, print_result: Callable[[dict[str, Any]], int]) -> int:
 
 
 def show(plan: Plan, points: Sequence[Point], found: dict[str, Any]) -> None:
-    """Print the table for people."""
+    """Print the table."""
     print(f"answers of {plan.tokens} tokens, prompts of {plan.prompt_words} words, {plan.repeat} times")
     print(report.show(points, found["results"]))
     if any((value["others_cores"] or 0.0) > plan.quiet for value in found["results"]):
@@ -91,7 +91,7 @@ def _measure(plan: Plan, target: Target, load: Load, offline: Offline | None, ad
 
 
 def _repeat(plan: Plan, target: Target, load: Load, offline: Offline | None, turn: int) -> Repetition:
-    """Measure once. The machine's speed drifts, so the engine goes first in every other turn."""
+    """Measure once. The machine's speed drifts, so every other turn measures the engine first."""
     meter = OthersMeter()
     if offline is None:
         return Repetition(measure(target, load, plan.processes), others=meter.cores())

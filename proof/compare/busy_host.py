@@ -48,11 +48,11 @@ class FrontEnd(NamedTuple):
     """A server to compare.
 
     Attributes:
-        start: starts it for this pace, in tokens a second a request; 0: no limit. It runs on the server's core, but
-            for an engine that is put on the clients'.
+        start: starts it for this pace, in tokens a second a request; 0: no limit. It runs on the server's core, except
+            an engine that is put on the clients'.
         ping: path of its health check.
         heads: events of a chat before its first token.
-        cpu: returns the CPU seconds that count, those of what runs on the server's core.
+        cpu: returns the CPU seconds of the processes on the server's core.
     """
 
     start: Callable[[float], AbstractContextManager[Server]]
@@ -78,7 +78,7 @@ def chat(tokens: int, *, stream: bool = True) -> bytes:
 
 @contextlib.contextmanager
 def pinned(core: int) -> Iterator[None]:
-    """Bind to this core the processes that are started meanwhile."""
+    """Pin processes started within to this core."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {core})
     try:
@@ -107,7 +107,7 @@ def _ours_apart(pace: float) -> Iterator[Server]:
 
 
 def engine_of(pid: int) -> int:
-    """Return the id of the engine's process, which a server of ours has started."""
+    """Return the id of the engine's process, which our server has started."""
     return child_by_command(pid, b"engine_process")
 
 
@@ -153,7 +153,7 @@ def rust(binary: Path, model: Path) -> FrontEnd:
 
 @contextlib.contextmanager
 def on_its_core(front_end: FrontEnd, pace: float, *, half: bool) -> Iterator[Server]:
-    """Start a server on its core; `half`: beside a busy process on the same core."""
+    """Start a server on its core; `half`: sharing the core with a busy process."""
     with contextlib.ExitStack() as stack:
         with pinned(SERVER_CORE):
             server = stack.enter_context(front_end.start(pace))
@@ -182,10 +182,10 @@ class Window(NamedTuple):
 
     Attributes:
         begun: streams that began within the time for it.
-        begun_seconds: from the first client's connecting to the begin of the last of them.
+        begun_seconds: from the first client's connecting to the last one's beginning.
         kept: share of the pace, over all clients.
-        cpu_us: of what runs on the server's core, a token.
-        writes: a token.
+        cpu_us: CPU microseconds per token, of the server's core.
+        writes: per token.
         ping_p50_ms, ping_max_ms: no answer counts as the limit.
     """
 
@@ -199,7 +199,7 @@ class Window(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """Requests a second, and CPU microseconds a request of what runs on the server's core."""
+    """Requests a second, and CPU microseconds per request, of the server's core."""
 
     per_second: float
     cpu_us: float
@@ -233,7 +233,7 @@ def measure_streams(front_end: FrontEnd, number: int, seconds: float, *, half: b
 
 
 def _begun(clients: Clients[Streams], number: int) -> list[Streams]:
-    """Wait until every client's stream has begun, or the time for it is over; raise RuntimeError if none has."""
+    """Wait until every client's stream has begun, or the time limit; raise RuntimeError if none has."""
     deadline = time.monotonic() + _BEGIN_SECONDS
     while _sum(found := clients.totals(), "streaming") < number and time.monotonic() < deadline:
         time.sleep(0.2)

@@ -29,7 +29,7 @@ _PONG = b"HTTP/1.1 200 "
 
 
 class Client(asyncio.Protocol):
-    """A client on one connection; each kind of it has a tuple of `totals`, of which the first is the time."""
+    """A client on one connection; each kind has a tuple of `totals`, of which the first is the time."""
 
     lost = False
 
@@ -48,7 +48,7 @@ class Client(asyncio.Protocol):
 
     @staticmethod
     def totals(clients: Sequence[Any], first: float) -> Any:
-        """Add up one process's clients, of which the first began to connect at `first`."""
+        """Add up one process's clients; the first one began to connect at `first`."""
         raise NotImplementedError
 
 
@@ -113,7 +113,7 @@ class Streaming(Client):
 
 
 class Answers(NamedTuple):
-    """Answers of asking clients.
+    """Counts of answers.
 
     Attributes:
         whole: with status 200 and of full length.
@@ -159,14 +159,14 @@ T = TypeVar("T", Streams, Answers)
 
 
 class Clients(Generic[T]):
-    """`number` clients that send `request`, spread over processes; `heads`: events before an answer's first token."""
+    """`number` clients that send `request`, in several processes; `heads`: events before an answer's first token."""
 
     def __init__(self, kind: type[Client], url: str, request: bytes, number: int, heads: int = 0) -> None:
         shares = [len(range(index, number, _PROCESSES)) for index in range(min(_PROCESSES, number))]
         self._workers = [Worker("a load process", _run, kind, url, request, share, heads) for share in shares]
 
     def totals(self) -> list[T]:
-        """Return those of each process."""
+        """Return each process's totals."""
         for worker in self._workers:
             worker.send("totals")
         return [worker.receive() for worker in self._workers]
@@ -177,7 +177,7 @@ class Clients(Generic[T]):
 
 
 def span(before: Sequence[T], after: Sequence[T]) -> float:
-    """Return the seconds between two looks at all processes."""
+    """Return the seconds between two readings of all processes."""
     return statistics.mean(later.at - earlier.at for earlier, later in zip(before, after, strict=True))
 
 

@@ -32,7 +32,7 @@ from proof.compare.processes import Cpu, cpu_seconds, free_port, started
 
 OURS = "lmi serve"
 CORE = (b"VLLM::EngineCore", b"VLLM::Worker")
-"""What the names of an engine's own processes begin with, under every server; OpenVINO and llama.cpp have none."""
+"""Beginnings of the names of an engine's own processes, under every server; OpenVINO and llama.cpp have none."""
 
 _LOADING = 900.0  # seconds
 _TIMEOUT = 300.0  # seconds of a request
@@ -42,8 +42,8 @@ _PROMPTS_EACH = 1 << 14  # numbers set aside for the prompts of one turn
 class UsageReader(AnswerReader):
     """Counts tokens by `usage` in the answer's last event.
 
-    vLLM joins tokens to one event when its sender falls behind. A token that came with another one counts as one that
-    came 0 s later, as its client saw it.
+    vLLM joins tokens into one event when its sender falls behind. Joined tokens count as 0 s apart, as the client sees
+    them.
     """
 
     def verdict(self, expected_tokens: int) -> str:
@@ -82,7 +82,7 @@ class Sample(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Return tokens a second."""
         return report.tokens_per_second(self.results)
 
     @property
@@ -91,12 +91,12 @@ class Sample(NamedTuple):
 
     @property
     def host(self) -> float:
-        """CPU seconds of the host, a token."""
+        """Return the host's CPU seconds per token."""
         return self.cpu.host / sum(result.num_tokens for result in self.results)
 
     @property
     def engine(self) -> float:
-        """CPU seconds of the engine's own processes, a token."""
+        """Return CPU seconds per token of the engine's own processes."""
         return self.cpu.engine / sum(result.num_tokens for result in self.results)
 
 
@@ -111,7 +111,9 @@ _RATIOS: dict[str, Callable[[Sample], float]] = {
 
 
 def turns(given: argparse.Namespace, clients: int, servers: Mapping[str, Server]) -> tuple[list[Turn], int]:
-    """Measure each server in each turn, another one first; return the turns, and how many were disturbed."""
+    """Measure each server in each turn, starting with a different one; return the turns, and how many were
+    disturbed.
+    """
     load = Closed(clients, given.rounds)
 
     def sample(server: Server, turn: int, load: Closed) -> Sample:

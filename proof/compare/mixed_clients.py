@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from proof.bench.client import BodyReader, Connection, prompt
 
 REPEATED = 9
-"""Numbers of prompts that every client repeats; each has its own lengths of prompt and answer."""
+"""Numbers of the prompts that every client repeats; each has its own prompt and answer length."""
 _WORDS, _TOKENS = (8, 24, 96), (4, 16, 64)
 
 _LEAVE, _READ_SLOWLY, _WRONG, _NEW = 0.25, 0.1, 0.05, 0.3  # shares of the requests
@@ -91,7 +91,7 @@ _WRONG_REQUESTS = (
 
 
 class Lengths(NamedTuple):
-    """Of a request: words of its prompt, tokens of its answer at most."""
+    """A request's lengths: words of its prompt, maximum tokens of its answer."""
 
     words: int
     tokens: int
@@ -102,7 +102,7 @@ def lengths(number: int) -> Lengths:
 
 
 def choose(random: random.Random, fresh: Iterator[int]) -> tuple[int, int | None]:
-    """Return a request's number, and the tokens after which its client leaves; None: it stays to the end."""
+    """Return a request's number, and after how many tokens its client disconnects; None: never."""
     number = next(fresh) if random.random() < _NEW else random.randrange(REPEATED)
     leaves = random.randrange(lengths(number).tokens // 2) if random.random() < _LEAVE else None
     return number, leaves
@@ -113,7 +113,7 @@ class Clients:
 
     Attributes:
         counts: requests by their end: done, abandoned, refused (as they should be), failed, crossed.
-        slow: those of them that were read slowly.
+        slow: the slowly read ones among these.
         surprises: the first failed and crossed answers.
     """
 
@@ -200,7 +200,7 @@ class Answer(NamedTuple):
 
 
 class _Reader(BodyReader):
-    """Reads an answer until its end, or until the client leaves after so many pieces of it; None: it stays."""
+    """Reads an answer until its end, or until the client disconnects after a number of pieces; None: never."""
 
     def __init__(self, pieces: int | None = None) -> None:
         super().__init__()
@@ -239,14 +239,14 @@ class _Connection(Connection[_Reader]):
         """Send a request and read its answer.
 
         Args:
-            pieces: leave after so many; None: stay.
-            seconds: leave after these; None: stay.
+            pieces: disconnect after so many; None: never.
+            seconds: disconnect after so many; None: never.
 
         Returns:
-            None if the client left.
+            None if the client disconnected.
 
         Raises:
-            OSError: the connection broke, or this was no HTTP.
+            OSError: the connection broke, or the answer is not HTTP.
         """
         self._new_reader = functools.partial(_Reader, pieces)  # type: ignore[assignment]
         error = await self.exchange(request, _PATIENCE if seconds is None else seconds)

@@ -1,4 +1,4 @@
-"""A mock engine core for vLLM's Rust front end: it brings each request a token a step, without a model.
+"""A mock engine core for vLLM's Rust front end: it generates one token per step for each request, without a model.
 
 It speaks the protocol of vLLM 0.33: ZeroMQ, msgpack. One message a step has the tokens of all requests.
 
@@ -56,7 +56,7 @@ class Request(msgspec.Struct, array_like=True):
 
 
 class Core:
-    """The requests that run, and the sockets to the front end.
+    """The running requests, and the sockets to the front end.
 
     Args:
         handshake: the address at which the front end waits for its cores.
@@ -85,7 +85,7 @@ class Core:
         return socket
 
     def run(self, pace: float) -> None:
-        """Step `pace` times a second, without end; 0: as fast as it can."""
+        """Step `pace` times a second, for ever; 0: as fast as it can."""
         due = time.monotonic()
         while True:
             idle = _IDLE if not self._last_steps else 0.0
@@ -95,7 +95,7 @@ class Core:
                 self._advance()
 
     def _receive(self, seconds: float) -> None:
-        """Take what came; where nothing came, wait for it so long."""
+        """Read the messages that have arrived; if there are none, wait for at most `seconds`."""
         if not self._input.poll(math.ceil(seconds * 1000)):
             return
         while True:
@@ -113,7 +113,7 @@ class Core:
                 self._send([], [msgspec.msgpack.decode(frames[0])[1], None, [None, None]])
 
     def _advance(self) -> None:
-        """Bring each request a token."""
+        """Generate one token for each request."""
         if not self._last_steps:
             return
         self._step += 1

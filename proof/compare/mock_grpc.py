@@ -1,4 +1,4 @@
-"""A mock of vLLM's gRPC server: it brings each request a token a step, without a model.
+"""A mock of vLLM's gRPC server: it generates one token per step for each request, without a model.
 
     python -m proof.compare.mock_grpc PORT --pace 50
 

@@ -34,11 +34,11 @@ def started(
     """Start a server that will listen on `url`; yield its process id when it is ready, and end it with its children.
 
     Args:
-        timeout: seconds for it to load, until `/health` answers.
-        environment: the whole one; None: this process's.
+        timeout: seconds until `/health` must answer.
+        environment: the complete environment; None: this process's.
 
     Raises:
-        ConfigError: it does not come up; the message has its last lines.
+        ConfigError: it does not start; the message has its last lines.
     """
     with tempfile.TemporaryDirectory(prefix="peer-") as place:
         log = Path(place) / "log"
@@ -71,7 +71,7 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, timeout: float, log:
 
 
 class Cpu(NamedTuple):
-    """CPU seconds of a server: of the engine's own processes and what those start, and of all others (the host)."""
+    """CPU seconds of a server: of the engine's processes with their children, and of all others (the host)."""
 
     host: float
     engine: float
@@ -81,10 +81,10 @@ class Cpu(NamedTuple):
 
 
 def cpu_seconds(pid: int, engine: tuple[bytes, ...] = ()) -> Cpu:
-    """Return the CPU seconds of `pid` and its descendants, but those that end while they are looked at.
+    """Return the CPU seconds of `pid` and its descendants, except those that end meanwhile.
 
     Args:
-        engine: what the names of the engine's own processes begin with; none: it has no process of its own.
+        engine: beginnings of the names of the engine's processes; none: it has no process of its own.
 
     Raises:
         OSError: `pid` has ended.
@@ -103,33 +103,33 @@ def _cpu_seconds(pid: int, engine: tuple[bytes, ...], own: float, *, inside: boo
 
 
 def process_seconds(pid: int) -> float:
-    """Return user and system time of all threads of one process, those that have ended included, to the nanosecond.
+    """Return user and system time of all threads of one process, including ended ones, to the nanosecond.
 
-    The kernel's clock of another process: its number is made of the process's as clock_getcpuclockid(3) does it.
+    Uses the kernel's clock of that process, numbered as clock_getcpuclockid(3) does.
     """
     return time.clock_gettime(~pid << 3 | 2)
 
 
 def _command(pid: int) -> bytes:
-    """Return the title that a process has given itself, else its command."""
+    """Return a process's own title, otherwise its command."""
     return (_PROC / str(pid) / "cmdline").read_bytes()
 
 
 def child_by_command(pid: int, part: bytes) -> int:
-    """Return the only process that `pid` started, or those started, whose command has this part."""
+    """Return the only descendant of `pid` whose command contains `part`."""
     (found,) = (child for child in descendants(pid) if part in _command(child))
     return found
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Yield the ids of all processes that `pid` started and those started, that live now."""
+    """Yield the ids of all running descendants of `pid`."""
     for child in children(pid):
         yield child
         yield from descendants(child)
 
 
 def children(pid: int) -> list[int]:
-    """Return the ids of all processes that `pid` started and that live now; none if it has ended."""
+    """Return the ids of all running children of `pid`; none if it has ended."""
     while True:
         try:
             threads = list((_PROC / str(pid) / "task").iterdir())

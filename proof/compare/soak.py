@@ -34,7 +34,7 @@ _ALLOWED = 2.0  # percent that the host may grow
 
 
 class Memory(NamedTuple):
-    """Of one process, in MiB: all that is resident, and the part that no file backs (heap and stacks)."""
+    """A process's memory in MiB: all that is resident, and the anonymous part (heap and stacks)."""
 
     resident: float
     anonymous: float
@@ -63,7 +63,7 @@ class Watch:
         self.samples.append({name: read_memory(pid) for name, pid in self._pids.items()})
 
     def growth(self, warm_up: float) -> dict[str, dict[str, Any]]:
-        """Compare the last minute with the one that ends at minute `warm_up`, or with itself before that."""
+        """Compare the last minute with the one that ends at minute `warm_up`, or with itself before then."""
         each = round(60 / _INTERVAL)
         after = min(max(each, round(warm_up * each)), len(self.samples))
         return {name: self._growth(name, self.samples[after - each : after], each) for name in self._pids}

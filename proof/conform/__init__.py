@@ -1,1 +1,1 @@
-"""A conformance kit for LLM containers: `lmi conform` asks a server what its public contracts promise."""
+"""A conformance kit for LLM containers: `lmi conform` tests what a server's public contracts promise."""

@@ -1,4 +1,4 @@
-"""Requests for text in each profile, and the place of the text in its answers."""
+"""Requests for text in each profile, and where its answers have the text."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class Dialect:
-    """One way to ask.
+    """One way to request text.
 
     Attributes:
         name: for messages.
-        path, stream_path: may hold `{model}`.
-        body: the request's JSON for a prompt, a number of tokens, a stream or not; greedy.
-        prompt: the field that must not lack.
-        tokens: the keys that lead to the limit of tokens.
-        temperature: the same.
+        path, stream_path: may contain `{model}`.
+        body: returns the request's JSON for a prompt, a number of tokens, and stream or not; greedy.
+        prompt: the required field.
+        tokens: path of keys to the token limit.
+        temperature: path of keys to the temperature.
         content_type: of its streams.
-        endless: what a long stream also asks for, so that no end token ends it.
+        endless: fields of a long stream, so that no end token ends it.
         refuses_in_stream: whether a bad parameter of a stream gets status 200 and an event with the error, as in TGI.
     """
 
@@ -38,13 +38,13 @@ class Dialect:
 
 
 def change(body: Body, keys: tuple[str, ...], value: Any) -> Body:
-    """Return the body with another value where `keys` lead."""
+    """Return the body with another value at the path `keys`."""
     first, *rest = keys
     return {**body, first: change(body.get(first, {}), tuple(rest), value) if rest else value}
 
 
 def merge(body: Body, more: Mapping[str, Any]) -> Body:
-    """Return the body with more fields; objects are joined."""
+    """Return the body with more fields; objects are merged."""
     joined = dict(body)
     for name, value in more.items():
         inner = joined.get(name)
@@ -103,7 +103,7 @@ AT_INVOCATIONS = (
     Dialect("a chat", _CALLS, _CALLS, _chat, "messages", _MAX, _TEMPERATURE, "", _IGNORE_EOS),
     Dialect("a completion", _CALLS, _CALLS, _completion, "prompt", _MAX, _TEMPERATURE, "", _IGNORE_EOS),
 )
-"""What `/invocations` may take; the first that is answered is used."""
+"""Dialects that `/invocations` may accept; the first that is answered is used."""
 
 OF_PROFILE = {"lmi-0.28": LMI, "lmi-0.38": LMI, "tgi": TGI, "openai": CHAT, "anthropic": MESSAGES, "triton": TRITON}
 PROFILES = ("sagemaker", *OF_PROFILE)

@@ -1,4 +1,4 @@
-"""Requests to the server under test, and their answers with every byte and its time."""
+"""Requests to the server under test, and their answers, with each byte's time."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from proof.bench.client import AnswerReader, BodyReader
 
 _STREAMS = ("text/event-stream", "application/jsonlines", "application/x-ndjson")
 _SHOWN = 240
-"""Characters of a body in a report."""
+"""Maximum characters of a body in a report."""
 
 
 class Recorder(BodyReader, AnswerReader):
-    """Keeps an answer, and when the lines or events of a stream came."""
+    """Keeps an answer, and when a stream's lines or events arrived."""
 
     max_bytes: ClassVar[int] = 8 << 20
 
@@ -34,9 +34,9 @@ class Answer:
 
     Attributes:
         asked: the request in a line, for a report; keys are left out.
-        failure: why there is no whole answer: `timeout`, `connection cut`, `not HTTP`, `over 8 MiB`,
-            `refused`; empty: it is whole.
-        pieces: seconds after the request's first byte at which parts of the body came.
+        failure: why the answer is not whole: `timeout`, `connection cut`, `not HTTP`, `over 8 MiB`, `refused`; empty:
+            it is whole.
+        pieces: seconds from the request's first byte to each part of the body.
         arrivals: the same for the lines or events of a stream.
     """
 
@@ -55,12 +55,12 @@ class Answer:
 
     @property
     def is_uncut(self) -> bool:
-        """Return whether it is whole, and said so: one that ends with its connection may have been cut."""
+        """Return whether it is provably whole: one that ends with its connection may have been cut off."""
         return not self.failure and client.tells_its_end(self.headers)
 
     @property
     def refused(self) -> bool:
-        """Return whether the server said that the client is at fault."""
+        """Return whether the server blamed the client."""
         return 400 <= self.status < 500 and not self.failure
 
     @property
@@ -73,7 +73,7 @@ class Answer:
 
     @property
     def value(self) -> Any:
-        """The body as JSON; None if it is none."""
+        """The body as JSON; None if it is not JSON."""
         try:
             return json.loads(self.body)
         except (ValueError, RecursionError):
@@ -81,12 +81,12 @@ class Answer:
 
     @property
     def object(self) -> dict[str, Any]:
-        """The body as a JSON object; empty if it is none."""
+        """The body as a JSON object; empty if it is not one."""
         return self.value if isinstance(self.value, dict) else {}
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        """The JSON objects of a stream: its lines, or its events' data but for `[DONE]`. Other lines are left out."""
+        """The JSON objects of a stream: its lines, or its events' data, without `[DONE]`. Other lines are left out."""
         found = []
         for line in self.text.split("\n"):
             try:
@@ -130,7 +130,7 @@ class Connection(client.Connection[Recorder]):
         )
 
     async def begun(self, events: int, timeout: float) -> bool:
-        """Wait until so many events have come; return whether they did within `timeout` seconds."""
+        """Wait for a number of events; return whether they arrived within `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while len(self.reader.arrivals) < events and not self.closed:
             self._news.clear()

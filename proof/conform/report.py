@@ -1,4 +1,4 @@
-"""Results as Markdown for people and as JSON for programs; several reports side by side."""
+"""Results as Markdown and as JSON; several reports side by side."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def document(plan: Plan, results: Sequence[Result], title: str) -> dict[str, Any
 
 
 def markdown(report: Mapping[str, Any]) -> str:
-    """Return the report as Markdown: counts, failures with what was asked and got, then all rules."""
+    """Return the report as Markdown: counts, failures with request and answer, then all rules."""
     results = report["results"]
     lines = [f"# Conformance of {_plain(report['title'])}", ""]
     lines += [f"Asked by lmi-handler {report['conform']} at {report['time']}.", ""]
@@ -137,12 +137,12 @@ def compare(reports: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return foreign text so that Markdown's tables stay tables."""
+    """Escape foreign text, so that it does not break Markdown's tables."""
     return _printable(text).replace("|", "\\|").replace("`", "'")
 
 
 def _printable(text: str) -> str:
-    """Return text without what a terminal obeys, and what UTF-8 cannot write."""
+    """Remove control characters, and those that UTF-8 cannot encode."""
     return "".join(char if char.isprintable() else " " for char in text)
 
 

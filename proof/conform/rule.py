@@ -1,4 +1,4 @@
-"""The table of rules: what is asked of a server, where it is written, and who must hold it."""
+"""The table of rules: each with its check, its source, and the profiles that it applies to."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LMI = ("lmi-0.28", "lmi-0.38")
 
 
 class Source(NamedTuple):
-    """A public document, or ourselves where none says it: then `url` is empty."""
+    """A public document; or ourselves if there is none, with an empty `url`."""
 
     title: str
     url: str
@@ -27,8 +27,8 @@ class Failed(Exception):
     """The server breaks the rule.
 
     Attributes:
-        wanted: what the rule wants.
-        asked, got: the request and what came; empty: there was none.
+        wanted: the rule's requirement.
+        asked, got: the request and its answer; empty: there was none.
     """
 
     def __init__(self, wanted: str, answer: Answer | None = None, *, asked: str = "", got: str = "") -> None:
@@ -39,7 +39,7 @@ class Failed(Exception):
 
 
 class NotAsked(Exception):
-    """The rule cannot be asked of this server; the message says why."""
+    """The rule cannot be checked on this server; the message says why."""
 
 
 Check = Callable[["Server"], Awaitable[None]]
@@ -51,9 +51,9 @@ class Rule:
 
     Attributes:
         id: its name in reports: a group, a dot, a name.
-        sentence: what holds.
-        last: it ends the server, so it comes after all others.
-        check: returns where the rule holds, else raises `Failed` or `NotAsked`.
+        sentence: the requirement.
+        last: it ends the server, so it is checked after all others.
+        check: returns if the server keeps the rule, otherwise raises `Failed` or `NotAsked`.
     """
 
     id: str
@@ -65,7 +65,7 @@ class Rule:
 
 
 RULES: dict[str, Rule] = {}
-"""All rules by id, in the order in which they are asked."""
+"""All rules by id, in the order in which they are checked."""
 
 
 def rule(
@@ -82,7 +82,7 @@ def rule(
 
 
 def expect(holds: object, wanted: str, answer: Answer) -> None:
-    """Raise `Failed` unless it holds."""
+    """Raise `Failed` unless `holds` is true."""
     if not holds:
         raise Failed(wanted, answer)
 
@@ -94,7 +94,7 @@ def expect_answer(answer: Answer) -> Answer:
 
 
 async def expect_details(server: Server, **parameters: Any) -> tuple[Answer, dict[str, Any]]:
-    """Ask for the details of an answer, as LMI's and TGI's clients do; return the answer and them."""
+    """Ask for the details of an answer, as LMI's and TGI's clients do; return the answer and its details."""
     answer = expect_answer(await server.generate(more={"parameters": {"details": True, **parameters}}))
     details = answer.object.get("details")
     expect(isinstance(details, dict), "details", answer)
@@ -106,7 +106,7 @@ async def greedy(server: Server, tokens: int) -> Answer:
     """Return a greedy answer.
 
     Raises:
-        NotAsked: a second one has another text.
+        NotAsked: a second one has a different text.
     """
     answer, again = [expect_answer(await server.generate(tokens=tokens)) for _ in range(2)]
     if text_of(answer.value) != text_of(again.value):
@@ -115,10 +115,10 @@ async def greedy(server: Server, tokens: int) -> Answer:
 
 
 async def stop_word(server: Server) -> tuple[str, str]:
-    """Return the text of a greedy answer, and its third word, which can stop it.
+    """Return the text of a greedy answer, and its third word, for use as a stop word.
 
     Raises:
-        NotAsked: it has too few words, that one stands in the first two, or two greedy answers differ.
+        NotAsked: it has too few words, the word is also among the first two, or two greedy answers differ.
     """
     text = text_of((await greedy(server, 16)).value) or ""
     words = text.split()

@@ -1,4 +1,4 @@
-"""Ask the rules, one after another, and keep what came of each."""
+"""Check the rules, one after another, and keep each result."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from proof.conform.server import Asking, Lifetime, Server
 __all__ = ["Plan", "Result", "rules", "run"]
 
 _RULE = 300.0
-"""Seconds of one rule. `--slow` has ten times as many."""
+"""Time limit of one rule in seconds. `--slow` has ten times as many."""
 
 _UNREADABLE = (AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What reading an answer raises that has a list where its API has an object, and the like."""
+"""Exceptions from reading an answer of the wrong structure, such as a list instead of an object."""
 
 
 Verdict: TypeAlias = Literal["passed", "failed", "not asked"]
@@ -31,9 +31,9 @@ class Plan:
     """The arguments of `lmi conform`.
 
     Attributes:
-        only: ids of rules, or their groups, that are asked; empty: all of the profiles.
-        left_out: those that are not.
-        ready: seconds for a command to be ready.
+        only: ids of rules or groups to check; empty: all of the profiles.
+        left_out: ids of rules or groups to skip.
+        ready: seconds within which a command must be ready.
     """
 
     asking: Asking
@@ -48,7 +48,7 @@ class Result:
     """The result of one rule in one profile.
 
     Attributes:
-        wanted: what a broken rule wants; why a rule was not asked.
+        wanted: the requirement of a broken rule; why a rule was skipped.
         asked, got: the request that broke it, and its answer.
     """
 
@@ -62,7 +62,7 @@ class Result:
 
 
 def run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], object]) -> list[Result]:
-    """Ask all rules of the plan.
+    """Check all rules of the plan.
 
     Args:
         tell: called with each result as it comes.
@@ -74,7 +74,7 @@ def run(plan: Plan, lifetime: Lifetime | None, tell: Callable[[Result], object])
 
 
 def rules_of(plan: Plan) -> list[tuple[Rule, str]]:
-    """Return the plan's rules, each with the profile in which it is asked; those that end the server come last."""
+    """Return the plan's rules, each with its profile; those that end the server come last."""
     pairs = [
         (rule, profile)
         for profile in plan.profiles
@@ -85,7 +85,7 @@ def rules_of(plan: Plan) -> list[tuple[Rule, str]]:
 
 
 def named(rule: Rule, names: Sequence[str]) -> bool:
-    """Return whether its id or its group is among the names."""
+    """Return whether a rule's id or group is among the names."""
     return any(name in (rule.id, rule.id.partition(".")[0]) for name in names)
 
 

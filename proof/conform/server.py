@@ -26,7 +26,7 @@ from proof.conform.rule import Failed, skip
 _ENGINES = ("docker", "podman")
 _INSPECT = ("container", "inspect", "--format", "{{.State.Running}}")
 _FAREWELL = 10.0
-"""Seconds from SIGTERM to SIGKILL for a command that no rule has ended."""
+"""Seconds from SIGTERM to SIGKILL for a command that is still running after the rules."""
 
 
 @dataclass
@@ -34,8 +34,8 @@ class Start:
     """Observations of a start.
 
     Attributes:
-        first: the first request, sent when /ping had said 200.
-        early: a request while /ping said that it is not ready; None: the port was closed until it was.
+        first: the first request, sent after /ping answered 200.
+        early: a request sent while /ping reported that it is not ready; None: the port was closed until it was.
     """
 
     first: Answer
@@ -47,9 +47,9 @@ class Stop:
     """Observations after SIGTERM.
 
     Attributes:
-        running: the stream that ran.
-        later: answers to requests that came after the signal.
-        seconds: until the process had ended; None: it had not.
+        running: the stream that was running.
+        later: answers to requests sent after the signal.
+        seconds: until the process ended; None: it did not.
     """
 
     running: Answer
@@ -58,11 +58,11 @@ class Stop:
 
 
 class Lifetime(ABC):
-    """Something that can be stopped as SageMaker stops it.
+    """A server that can be stopped as SageMaker does.
 
     Attributes:
         ours: whether `start` starts it.
-        started, stopped: what was seen, once it was.
+        started, stopped: what was observed, once it was.
     """
 
     ours = False
@@ -71,11 +71,11 @@ class Lifetime(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Start it, where that is ours to do; else see that it runs."""
+        """Start it if it is ours to start; otherwise check that it runs."""
 
     @abstractmethod
     async def has_ended(self) -> bool:
-        """Return whether it runs no more."""
+        """Return whether it has ended."""
 
     @abstractmethod
     async def terminate(self) -> None:
@@ -141,17 +141,17 @@ class Command(Lifetime):
 
 
 class Container(Lifetime):
-    """A container that runs already, by its name or id: docker's, or else podman's."""
+    """A running container, by name or id: docker's, otherwise podman's."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._engine = ""
 
     async def start(self) -> None:
-        """Find the engine that has the container.
+        """Find out whether docker or podman has the container.
 
         Raises:
-            ConfigError: none has it, or it does not run.
+            ConfigError: neither has it, or it is not running.
         """
         told = []
         for engine in filter(shutil.which, _ENGINES):
@@ -167,7 +167,7 @@ class Container(Lifetime):
             raise ConfigError(f"lmi conform: --container {self._name}: it is not running; start it first")
 
     async def has_ended(self) -> bool:
-        """One that its engine has removed has, too."""
+        """Return whether it has ended; a removed one has, too."""
         status, words = await _call(self._engine, *_INSPECT, self._name)
         return status != 0 or words != "true"
 
@@ -183,7 +183,7 @@ class Container(Lifetime):
         return ended
 
     async def kill(self) -> None:
-        """It was not started here."""
+        """Do nothing: it was not started here."""
 
 
 async def _call(*words: str) -> tuple[int, str]:
@@ -202,23 +202,23 @@ _LONGEST = 4096
 """Tokens of the longest stream that is asked for."""
 
 _SHORTEST = 0.5
-"""Seconds of the shortest answer during which something can be seen."""
+"""Minimum seconds of an answer that a rule observes while it runs."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Seconds that a server has.
+    """Time limits of a server, in seconds.
 
     Attributes:
-        answer: for an answer; one request of a rule may take so long.
+        answer: for an answer to a rule's request.
         whole: SageMaker's, for a whole answer.
         ping: SageMaker's, for /ping.
         connect: SageMaker's, until a connection is accepted.
         stop: SageMaker's, from SIGTERM to SIGKILL.
         abandoned: after a disconnect, until the engine has stopped.
-        patience: until abandoned answers, which an engine computes to their end, have ended.
-        long: a stream's length where it must not end by itself.
-        payload: bytes of SageMaker's largest body.
+        patience: until abandoned answers have ended, if the engine computes them to the end.
+        long: length of a stream that must not end by itself.
+        payload: SageMaker's largest body, in bytes.
     """
 
     answer: float = 60.0
@@ -238,10 +238,10 @@ class Asking:
 
     Attributes:
         key: the API key; empty: the server has none.
-        model: a name for requests; empty: it is looked up.
+        model: the model's name in requests; empty: it is looked up.
         adapter: NAME=DIRECTORY of a LoRA adapter, as the server sees it; empty: none.
         metrics: the path of its metrics.
-        slow: whether rules that take minutes are asked.
+        slow: whether to check rules that take minutes.
     """
 
     url: str
@@ -288,8 +288,8 @@ class Server:
 
         Args:
             body: an object is sent as JSON, bytes as they are.
-            headers: beside or instead of content-type, authorization and x-api-key.
-            keyed: whether it shows the key.
+            headers: added to content-type, authorization and x-api-key, or replacing them.
+            keyed: whether to send the key.
         """
         request, asked = self._request(method, path, body, headers or {}, keyed)
         timeout = timeout or self.limits.answer
@@ -318,10 +318,10 @@ class Server:
     async def asking_for(
         self, path: str, body: Body, timeout: float | None = None
     ) -> AsyncIterator[tuple[Connection, asyncio.Task[Answer]]]:
-        """Send a request, and yield its connection and the task that waits for its answer; cut it at the end.
+        """Send a request, and yield its connection and the task that waits for its answer; close it at the end.
 
         Args:
-            timeout: seconds for the answer, by default those of one that lasts.
+            timeout: seconds for the answer, by default those of a long one.
         """
         request, asked = self._request("POST", path, body, {}, True)
         connection = await connect(self.asking.url, self.limits.answer)
@@ -353,11 +353,11 @@ class Server:
     # -- in the profile's dialect --------------------------------------------------------------------------------
 
     async def dialect(self) -> Dialect:
-        """Return the way to ask; at `/invocations` the first that it answers.
+        """Return the server's dialect; at `/invocations` the first that it answers.
 
         Raises:
             NotAsked: there is none.
-            Failed: the key opens nothing.
+            Failed: the key is not accepted.
         """
         async with self._looking_up:  # requests at once need it too
             if self._dialect is None:
@@ -374,7 +374,7 @@ class Server:
         skip("/invocations answers neither inputs, nor messages, nor prompt")
 
     async def model(self) -> str:
-        """Return the name that requests use: the one told, else the first that the server lists."""
+        """Return the name that requests use: the given one, otherwise the first that the server lists."""
         if not self._model:
             for method, path in (("GET", "/v1/models"), ("POST", "/v2/repository/index")):
                 match (await self.ask(method, path, {} if method == "POST" else None)).value:
@@ -392,7 +392,7 @@ class Server:
         return await self.named(merge(dialect.body(prompt, tokens, stream), more or {}))
 
     async def named(self, body: Body) -> Body:
-        """Return the body with the model's name where one is wanted."""
+        """Return the body with the model's name, if the dialect has one."""
         return {**body, "model": await self.model()} if body.get("model") == "{model}" else body
 
     async def path(self, *, stream: bool = False) -> str:
@@ -414,7 +414,7 @@ class Server:
         """Ask for text.
 
         Args:
-            more: fields of the body, joined with its own.
+            more: fields to merge into the body.
         """
         return await self._ask(await self.dialect(), prompt, tokens, stream, more or {}, headers or {})
 
@@ -432,10 +432,10 @@ class Server:
         return await self.post(path, body, headers=headers)
 
     async def long_stream(self, seconds: float) -> tuple[Body, float]:
-        """Return a stream's request whose answer takes about so long, and how long that is: a context may be small.
+        """Return the request of a stream of about `seconds`, and its real length: the context may be small.
 
         Raises:
-            NotAsked: the longest is too short to do anything meanwhile.
+            NotAsked: the longest one is too short.
         """
         rate = await self._tokens_per_second()
         dialect = await self.dialect()
@@ -449,7 +449,7 @@ class Server:
         skip(f"at {rate:.0f} tokens a second no answer lasts {_SHORTEST} s")
 
     async def _takes(self, body: Body) -> bool:
-        """Return whether the server begins such an answer."""
+        """Return whether the server begins to answer."""
         async with self.asking_for(await self.path(stream=True), body) as (connection, task):
             await connection.begun(2, self.limits.answer)
             return not task.done() or (task.result().ok and "error" not in task.result().object)

@@ -1,1 +1,1 @@
-"""`lmi replay`: recorded requests, sent again or compared as they were answered."""
+"""`lmi replay`: recorded requests, sent again and compared, or compared with recorded answers."""

@@ -1,4 +1,4 @@
-"""Compare two answers to one request, as far as its traits allow; findings, and the class of a request by them."""
+"""Compare two answers to one request, as far as its traits allow: findings, and from them the request's class."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from proof.replay.structure import event_names, indexes, links, misplaced, spans
 
 
 class Class(str, Enum):
-    """The classes, from the least to the gravest: a request has that of its gravest finding."""
+    """Classes of requests, in ascending gravity: a request has that of its gravest finding."""
 
     EQUAL = "equal"
     TIE = "tie"
@@ -66,9 +66,9 @@ class Finding(NamedTuple):
         kind: what differs, such as `usage`.
         where: the place, without what a client or a model wrote.
         change: what it was and is; no content.
-        content: the same with content, for `--show` alone.
-        learnable: it may be volatile wherever it is found; else each request is asked again for itself.
-        timed: it may change by the second.
+        content: the same with content, only for `--show`.
+        learnable: it may be volatile for all requests of a kind; otherwise each request is checked by itself.
+        timed: it may change every second.
     """
 
     cls: Class
@@ -96,10 +96,12 @@ _SAMPLING = SAMPLED - {"seed"}
 
 
 class Traits(NamedTuple):
-    """Args:
-    greedy: the same model says the same again: it is decoded greedily, or is no generation.
-    schema: JSON Schema of the answer's text; None: none was asked for.
-    json: any JSON was asked for.
+    """The traits of a request that decide how its answers are compared.
+
+    Args:
+        greedy: the same model gives the same answer again: it is decoded greedily, or is not a generation.
+        schema: JSON Schema of the answer's text; None: none was requested.
+        json: any JSON was requested.
     """
 
     greedy: bool
@@ -139,7 +141,7 @@ def _is_greedy(body: Mapping[str, Any], parameters: Mapping[str, Any], path: str
 
 
 def _schema(body: Mapping[str, Any], parameters: Mapping[str, Any]) -> tuple[Mapping[str, Any] | None, bool]:
-    """Return the schema that was asked for, and whether JSON was."""
+    """Return the requested schema, and whether JSON was requested."""
     for values in (body, parameters):
         for found in (
             _at(values, "response_format", "json_schema", "schema"),
@@ -178,7 +180,7 @@ def _at(value: Any, *names: str) -> Any:
 _RELATIVE, _ABSOLUTE = 0.01, 1e-3  # of other numbers with fractions, such as embeddings
 _FRAMING_LINE = re.compile(r"[\s:,\[\]]*|((data|event|id|retry) ?:[ \w.-]*)?(\[DONE\])?\s*")
 _COMMENT = re.compile(r"^:[^\r\n]*(\r\n|\n){1,2}", re.MULTILINE)
-"""Of an event stream, with the empty line behind it."""
+"""A comment in an event stream, with the empty line after it."""
 _DIGITS = re.compile(r"\d+")
 _USAGE = re.compile(r"\.(\w*usage|generated_tokens|\w+_tokens|\w+_token_count)\b(?!\[)")
 _FINISH = {"finish_reason", "stop_reason", "stop_sequence"}
@@ -189,16 +191,16 @@ _UNSAMPLED = re.compile(
     r"\.(object|role|model|model_name|model_version|seed|inputs|prompt|input_length|prompt_tokens|input_tokens)$"
     r"|\.prefill\[\]\.(id|text)$|^\$(\([^)]*\))?\.id$"
 )
-"""What a sampled answer has from its request or its model; `id` may be either's."""
+"""Values of a sampled answer that come from its request or model; `id` may be either's."""
 VALUES = ("value", "error's value")
-"""Kinds of findings about values that have no meaning here."""
+"""Kinds of findings about values whose meaning is not compared."""
 _MAX_SEEN = 20_000  # characters of a shape that grows with each answer
 _MAX_CHECKED = 64  # texts of an answer that are checked by its schema
 _MAX_TYPES = 256  # of documents, which grow too
 
 
 class _Documents:
-    """The documents of an answer, and what several comparisons read of them.
+    """The documents of an answer, and data that several comparisons share.
 
     Raises:
         NotJson: the body is text.
@@ -217,7 +219,7 @@ class _Documents:
 
     @cached_property
     def shapes(self) -> dict[str, Any]:
-        """The shapes of the first document, of the last one, and of all between, by their types."""
+        """Return the shapes of the first document, of the last one, and of all between, by their types."""
         parts: dict[str, list[Any]] = {}
         for name, part in frames(self.values).items():
             for value in part:
@@ -235,7 +237,7 @@ class _Documents:
 
 
 class Seen:
-    """The types that the old side's answers of one kind have had, and their shapes, merged."""
+    """The types and merged shapes of the old side's answers of one kind."""
 
     def __init__(self) -> None:
         self.types: set[str] = set()
@@ -257,8 +259,8 @@ def findings(old: Answer, new: Answer, traits: Traits, seen: Seen, near: float =
     """Return what a client of the old answer finds different in the new one.
 
     Args:
-        seen: of this kind of request.
-        near: the largest difference of two log-probabilities that are nearly the same.
+        seen: the types and shapes of this kind of request.
+        near: the largest difference between log-probabilities that count as nearly the same.
     """
     if old.lost or new.lost:
         side = "reference" if old.lost else "target"
@@ -300,12 +302,12 @@ def _content_type(old: str, new: str) -> Iterator[Finding]:
 
 
 def media_text(value: str) -> str:
-    """Return a content type, if it is one for sure."""
+    """Return a value that is certainly a content type, or a label."""
     return value if re.fullmatch(r"[\w/;=+. -]{1,80}", value) else "<other>"
 
 
 def _texts(old: bytes, new: bytes, traits: Traits) -> Iterator[Finding]:
-    """Compare bodies of which one at least is not JSON."""
+    """Compare two bodies; at least one is not JSON."""
     kinds = [_is_json(body) for body in (old, new)]
     if kinds[0] != kinds[1]:
         names = ["JSON" if kind else "text" if body else "empty" for kind, body in zip(kinds, (old, new), strict=True)]
@@ -323,7 +325,7 @@ def _is_json(body: bytes) -> bool:
 
 
 def _glue(old: _Documents, new: _Documents) -> Iterator[Finding]:
-    """Compare the text around the documents: what begins a body, what parts its documents, what ends it."""
+    """Compare the text around the documents: before, between and after them."""
     (first, *between, last), (now_first, *now_between, now_last) = (_numberless(one.glue) for one in (old, new))
     for where, was, now in (("beginning", first, now_first), ("end", last, now_last)):
         if was != now:
@@ -351,7 +353,7 @@ def _event_names(old: _Documents, new: _Documents, *, strict: bool) -> Iterator[
     """Compare the names of server-sent events.
 
     Args:
-        strict: they come in the same order; else any name that the old side has will do.
+        strict: they come in the same order; otherwise any name that the old side has is accepted.
     """
     before, after = (event_names(one.values, one.glue) for one in (old, new))
     for root in sorted(before.keys() & after.keys()):
@@ -363,13 +365,13 @@ def _event_names(old: _Documents, new: _Documents, *, strict: bool) -> Iterator[
 
 
 def _numberless(glue: Sequence[str]) -> list[str]:
-    """Return the text around documents without numbers, and without comments: a busy server's signs of life."""
+    """Return the text around documents without numbers and without comments, which busy servers send as keep-alives."""
     texts = (_COMMENT.sub("", text) if text.startswith(":") or "\n:" in text else text for text in glue)
     return [_DIGITS.sub("0", text) for text in texts]
 
 
 def framing_text(text: str) -> str:
-    """Return text around documents, if it is framing for sure."""
+    """Return text around documents that is certainly framing, or a label."""
     is_framing = len(text) <= 120 and all(map(_FRAMING_LINE.fullmatch, text.splitlines()))
     return json.dumps(text) if is_framing else f"<{len(text)} characters>"
 
@@ -385,7 +387,7 @@ def _strict_shapes(old: _Documents, new: _Documents) -> Iterator[Finding]:
 
 
 def _loose_shapes(old: _Documents, new: _Documents, seen: Seen) -> Iterator[Finding]:
-    """Compare with all shapes that the old side has shown: what is said differs, so the fields that it needs do."""
+    """Compare with all shapes that the old side has shown: as the content differs, so may its fields."""
     for root in sorted(new.types - seen.types):
         yield Finding(Class.SHAPE, "type", _public(root), "absent -> present")
     yield from _shape_findings(seen.shapes, new.shapes, one_of_many=True)
@@ -427,7 +429,7 @@ def _is_prose(value: Any) -> bool:
 
 
 def _said(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
-    """Compare texts, and the arguments of tool calls."""
+    """Compare generated texts, and the arguments of tool calls."""
     before, after = old.places, new.places
     texts = []
     for place in sorted(before.keys() & after.keys()):
@@ -498,7 +500,7 @@ def _values(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
 
 
 def _unsampled(old: _Documents, new: _Documents, near: float) -> Iterator[Finding]:
-    """Compare values that do not depend on what was said, such as the prompt's tokens."""
+    """Compare values that do not depend on the generated text, such as the prompt's tokens."""
     before, after = (
         {place: one.places[place] for place in one.places if _UNSAMPLED.search(place)} for one in (old, new)
     )
@@ -512,7 +514,7 @@ def _places(old: _Documents, new: _Documents, *, strict: bool) -> Iterator[Findi
     """Compare the indexes of choices, blocks and tool calls, and which ids are the same.
 
     Args:
-        strict: both say the same; else the one may have more of them than the other one.
+        strict: both have the same text; otherwise one may have more of them than the other.
     """
     before, after = indexes(old.scalars), indexes(new.scalars)
     for place in sorted(before.keys() | after.keys() if strict else before.keys() & after.keys()):
@@ -528,7 +530,7 @@ def _places(old: _Documents, new: _Documents, *, strict: bool) -> Iterator[Findi
 
 
 def changing_values(last: Answer, now: Answer, near: float) -> set[tuple[str, str, str]]:
-    """Return the keys of findings about values that one side changes from one request to the next."""
+    """Return the keys of findings about values that change on one side from one request to the next."""
     try:
         before, after = _Documents(last.body), _Documents(now.body)
     except NotJson:
@@ -554,7 +556,7 @@ def _value_finding(place: str, name: str, was: Sequence[Any], now: Sequence[Any]
 
 
 def _are_near(name: str, was: Sequence[Any], now: Sequence[Any], near: float) -> bool:
-    """Return whether all numbers with fractions are nearly the same; counts are not."""
+    """Return whether all numbers with fractions are nearly the same; counts never are."""
     if len(was) != len(now) or not _numbers([*was, *now]):
         return False
     if all(isinstance(value, int | None) for value in (*was, *now)):
@@ -569,7 +571,7 @@ def _numbers(values: Sequence[Any]) -> bool:
 
 
 def _schemas(old: _Documents, new: _Documents, traits: Traits) -> Iterator[Finding]:
-    """Find an answer that breaks the schema which its request asked for, where the other one keeps it."""
+    """Yield a finding if one answer breaks the requested schema, and the other follows it."""
     if not traits.json:
         return
     before, after = (_answers(documents) for documents in (old, new))
@@ -584,7 +586,7 @@ def _schemas(old: _Documents, new: _Documents, traits: Traits) -> Iterator[Findi
 
 
 def _answers(documents: _Documents) -> dict[str, list[str]]:
-    """Return the texts of an answer, which may be the JSON that was asked for."""
+    """Return the texts of an answer, which may be the requested JSON."""
     return {
         place: [value for value in values if isinstance(value, str)]
         for place, values in documents.places.items()

@@ -1,8 +1,8 @@
 """Content and shape of an answer.
 
-Content is kept by the places of its values, so that streams which are cut otherwise compare as equal. A place is a
-path as `$.choices[0].delta.content`. Texts of a stream are joined by place, other values are kept where they change.
-Items of a list in a stream are told apart by their own `index`.
+Content is kept by the places of its values, so that streams that are cut differently compare as equal. A place is a
+path as `$.choices[0].delta.content`. Texts of a stream are joined by place, other values are kept when they change.
+Items of a list in a stream are identified by their own `index`.
 
 A shape is JSON itself. A scalar is the name of its type, or several as `null|string`; `{"a": …, "b?": …}` is an object,
 where `b` is not always there; `[…]` is a list, of one shape for all its items.
@@ -30,7 +30,7 @@ _BEGIN_BYTES = re.compile(rb"(?!\[DONE\])[{\[]")
 
 
 class NotJson(ValueError):
-    """The body holds no JSON object or list, or a broken one."""
+    """The body contains no JSON object or list, or a broken one."""
 
 
 class Documents(NamedTuple):
@@ -73,7 +73,7 @@ def _by_lines(body: bytes) -> Documents:
 
 
 def _bounded(value: Any, text: str | bytes) -> Any:
-    """Return the value, which functions that call themselves may follow."""
+    """Return the value, if recursive functions can process it."""
     if is_too_deep(value, text):
         raise NotJson("too deep")
     return value
@@ -131,7 +131,7 @@ def scalars_by_place(documents: Sequence[Any], *, by_index: bool) -> dict[str, l
     """Return all scalars of an answer, in order, by place.
 
     Args:
-        by_index: items are told apart by their own `index`, as in a stream, which may have them in any order.
+        by_index: items are identified by their own `index`, as in a stream, which may have them in any order.
     """
     found: dict[str, list[Any]] = {}
     for document in documents:
@@ -140,7 +140,7 @@ def scalars_by_place(documents: Sequence[Any], *, by_index: bool) -> dict[str, l
 
 
 def values_by_place(scalars: Mapping[str, list[Any]], num_documents: int) -> Mapping[str, list[Any]]:
-    """Return what an answer of so many documents says at each place, however it was cut."""
+    """Return the values at each place of an answer with this many documents, however it was cut."""
     if num_documents < 2:
         return scalars
     return {place: _joined(place, values) for place, values in scalars.items()}
@@ -156,7 +156,9 @@ def without_indexes(place: str) -> str:
 
 
 def root_of(document: Any) -> str:
-    """Return the place of a document: events of Anthropic and Responses say which part of the answer they belong to."""
+    """Return the place of a document: events of Anthropic and Responses name the part of the answer that they belong
+    to.
+    """
     if isinstance(document, dict) and isinstance(kind := document.get("type"), str):
         index = document.get("index", document.get("output_index"))
         kind = kind if _TYPE.fullmatch(kind) else "<name>"
@@ -198,7 +200,7 @@ def public_name(name: str) -> str:
 
 
 def _joined(place: str, values: list[Any]) -> list[Any]:
-    """Return the values of a stream: its text whole, other values without what only repeats."""
+    """Return the values of a stream: its text joined, other values without repetitions."""
     name = name_of(place)
     if name in TEXTS or name in ARGUMENTS:
         return ["".join(value for value in values if isinstance(value, str))]
@@ -211,14 +213,14 @@ def _joined(place: str, values: list[Any]) -> list[Any]:
 
 
 class Cut(NamedTuple):
-    """The cut of a stream's text: so many tokens came in so many events."""
+    """How a stream's text was cut: the number of tokens, and of events."""
 
     events: int
     tokens: int
 
     @property
     def has_one_each(self) -> bool | None:
-        """Return whether a token has an event of its own; None: nobody can say, as some tokens have no text."""
+        """Return whether each token has its own event; None: unknown, as some tokens have no text."""
         if self.tokens < _FEW:
             return None
         if self.events <= (self.tokens + 1) // 2:
@@ -227,7 +229,7 @@ class Cut(NamedTuple):
 
 
 def cut_of(scalars: Mapping[str, list[Any]]) -> Cut | None:
-    """Return how a stream's text was cut; None: it does not say how many tokens it has, or calls tools."""
+    """Return how a stream's text was cut; None: the number of tokens is unknown, or tools are called."""
     tokens = max(
         (count for place, values in scalars.items() if name_of(place) in _COUNTS for count in _counts(values)),
         default=0,
@@ -242,7 +244,7 @@ def cut_of(scalars: Mapping[str, list[Any]]) -> Cut | None:
 
 
 def _events(text: str) -> int:
-    """Return for how many events an event's text counts: a character of several bytes may be as many tokens."""
+    """Return how many events an event's text counts as: a character of several bytes may be several tokens."""
     return len(text.encode("utf-8", "replace")) - len(text) + 1 if text else 0
 
 
@@ -260,7 +262,7 @@ _TYPES = {str: "string", bool: "boolean", int: "number", float: "number", type(N
 
 
 def frames(values: Sequence[Any]) -> dict[str, Sequence[Any]]:
-    """Return a body's first document, all between and its last one, as far as there are any."""
+    """Return a body's first document, its last one, and all between, if there are any."""
     parts = {"first": values[:1], "between": values[1:-1], "last": values[1:][-1:]}
     return {name: part for name, part in parts.items() if part}
 
@@ -282,14 +284,14 @@ def _field(name: str, value: Any, of: Mapping[str, Any]) -> Any:
 
 
 def _by_token(value: Any) -> Any:
-    """Return the shape of a completion's `top_logprobs`: the names in its objects are what the model could say."""
+    """Return the shape of a completion's `top_logprobs`: its objects' names are tokens."""
     if isinstance(value, list) and any(isinstance(part, dict) and "logprob" not in part for part in value):
         return [merged([{"TOKEN": merged([shape(logprob) for logprob in part.values()])} for part in value])]
     return shape(value)
 
 
 def merged(shapes: Sequence[Any]) -> Any:
-    """Return the shape that covers all of them."""
+    """Return a shape that covers all `shapes`."""
     if len(shapes := _different(shapes)) == 1:  # most events of a stream have one shape
         return shapes[0]
     shapes = [part for one in shapes for part in _alternatives(one)]
@@ -306,12 +308,12 @@ def merged(shapes: Sequence[Any]) -> Any:
 
 
 def _alternatives(shape: Any) -> list[Any]:
-    """Return the scalar, the list and the object that a value may be, as far as it may."""
+    """Return the alternatives of a value's shape: scalar, list and object."""
     return list(shape[_ANY_OF]) if isinstance(shape, dict) and _ANY_OF in shape else [shape]
 
 
 def _different(shapes: Sequence[Any]) -> Sequence[Any]:
-    """Return each shape once, as far as its names have the same order."""
+    """Return the distinct shapes; those with the same names in another order may repeat."""
     return list({repr(one): one for one in shapes}.values())
 
 
@@ -326,12 +328,12 @@ def _merged_objects(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def differences(old: Any, new: Any, path: str = "$", *, one_of_many: bool = False) -> Iterator[str]:
-    """Yield what a client of the old shape finds changed in the new one.
+    """Yield the differences of the new shape that a client of the old one may notice.
 
     A value that may be of several types may be of fewer of them. A field that was not always there need not always be.
 
     Args:
-        one_of_many: the old shape is that of many answers, the new one of a single one, which may lack such fields.
+        one_of_many: the old shape is that of many answers, the new one of a single one, which may not have all fields.
     """
     if old == new:
         return
@@ -371,20 +373,24 @@ def _name(shape: Any) -> str:
 
 
 _UNCHECKED = ("pattern", "patternProperties", "unevaluatedItems", "unevaluatedProperties", "uniqueItems")
-"""Keywords that may take for ever: somebody's regular expressions, and what compares everything with everything."""
+"""Keywords that may take very long: a client's regular expressions, and those that compare everything with
+everything.
+"""
 _MAX_STEPS = 20_000
-"""Steps of a check: keywords, and the members of what they look at. References may double them at each level."""
+"""Maximum steps of a check, which are keywords and the members that they read. References may double them at each
+level.
+"""
 
 
 def has_validator() -> bool:
-    """Return whether schemas are checked; without jsonschema only that a text is JSON."""
+    """Return whether schemas can be checked; without jsonschema, only whether a text is JSON."""
     return importlib.util.find_spec("jsonschema") is not None
 
 
 def fits(text: str, schema: Mapping[str, Any] | None) -> bool:
-    """Return whether a text is JSON, and has the schema, as far as its keywords are checked.
+    """Return whether a text is JSON and follows the schema, as far as its keywords are checked.
 
-    A broken schema fits, and so does one that takes too many steps.
+    A text fits a broken schema, and one that takes too many steps.
     """
     try:
         value = json.loads(text)
@@ -433,14 +439,16 @@ def _validator(schema: bytes) -> Any:
 
 
 NEAR = 0.25
-"""Log-probabilities within this are nearly the same: other precisions and kernels move them by less than 0.1."""
+"""Log-probabilities within this are nearly the same: different precisions and kernels change them by less than 0.1."""
 RELATIVE_LOGPROB = 0.05
-"""The same of very improbable tokens, as a share."""
+"""The same for very improbable tokens, as a fraction."""
 
 
 class Token(NamedTuple):
-    """Args:
-    others: log-probabilities of tokens that stood to choice, by their text.
+    """A generated token.
+
+    Args:
+        others: log-probabilities of the alternatives, by text.
     """
 
     text: str
@@ -449,7 +457,7 @@ class Token(NamedTuple):
 
 
 def tokens_by_choice(documents: list[Any]) -> dict[int, list[Token]]:
-    """Return the generated tokens of each choice, where the answer has them."""
+    """Return the generated tokens of each choice, if the answer has them."""
     found: dict[int, list[Token]] = {}
     for document in documents:
         for number, answer in enumerate(document if isinstance(document, list) else [document]):
@@ -519,23 +527,23 @@ def is_number(value: Any) -> bool:
 
 
 class Parted(NamedTuple):
-    """The place where two texts part: the tokens before, as both have them, and the two that differ; None: the end."""
+    """The place where two texts part: the tokens before it in both, and the two that differ; None: the end of a
+    text.
+    """
 
     same: Sequence[tuple[Token, Token]]
     old: Token | None
     new: Token | None
 
     def is_tie(self, near: float) -> bool:
-        """Return whether it is a near tie, of models that found the tokens before it nearly as probable as each
-        other.
-        """
+        """Return whether it is a near tie, between models that gave the tokens before it nearly equal probabilities."""
         if self.old is None or self.new is None or not is_near_tie(self.old, self.new, near):
             return False
         return all(is_near(one.logprob, other.logprob, RELATIVE_LOGPROB, near) for one, other in self.same)
 
 
 def parted_at(old: Sequence[Token], new: Sequence[Token]) -> Parted | None:
-    """Return where two texts of one choice part; None: they do not."""
+    """Return where two texts of one choice differ first; None: nowhere."""
     for at, (one, other) in enumerate(zip_longest(old, new)):
         if one is None or other is None or one.text != other.text:
             return Parted(list(zip(old[:at], new[:at], strict=True)), one, other)
@@ -545,8 +553,8 @@ def parted_at(old: Sequence[Token], new: Sequence[Token]) -> Parted | None:
 def is_near_tie(old: Token, new: Token, near: float) -> bool:
     """Return whether two models that differ by rounding could choose either of the two tokens.
 
-    A side that tells the other's token among its alternatives says so itself. Without any, two tokens that are nearly
-    as probable as each other have nearly the same log-probability, and less than about one half each.
+    A side whose alternatives contain the other's token decides it. Without alternatives, two nearly equally probable
+    tokens have nearly the same log-probability, and a probability below about one half.
     """
     if old.logprob is None or new.logprob is None:
         return False
@@ -562,7 +570,7 @@ def is_near_tie(old: Token, new: Token, near: float) -> bool:
 
 
 def is_near(one: float | None, other: float | None, relative: float, absolute: float) -> bool:
-    """Return whether two numbers are nearly equal; None is only so to itself."""
+    """Return whether two numbers are nearly equal; None only equals None."""
     if one is None or other is None:
         return one is other
     return math.isclose(one, other, rel_tol=relative, abs_tol=absolute)

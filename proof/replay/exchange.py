@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 
 class Recorded(NamedTuple):
-    """The answer that a recording has.
+    """A recorded answer.
 
     Attributes:
         status: HTTP's; 0 if the recording does not say.
@@ -43,7 +43,7 @@ class Request(NamedTuple):
 
 
 class Unreadable(NamedTuple):
-    """Something of a source that is no request, and why.
+    """An item of a source that is not a request, with the reason.
 
     Attributes:
         place: file and line.
@@ -57,11 +57,13 @@ class Unreadable(NamedTuple):
 
 
 BUSY = (429, 503)
-"""Statuses of a server that takes the request later."""
+"""Statuses of a server that will accept the request later."""
 
 
 class Times(NamedTuple):
-    """Seconds: to the first byte of the body, between its pieces on average (None: one piece), and to its end."""
+    """Seconds: to the first byte of the body, between its pieces on average (None: there is one piece), and to its
+    end.
+    """
 
     first: float
     gap: float | None
@@ -81,7 +83,7 @@ class Answer(NamedTuple):
     Args:
         status: HTTP's, of the model's server; 0: none.
         content_type: empty: unknown.
-        lost: why there is no whole answer; empty: there is.
+        lost: why there is no whole answer; empty: there is one.
         times: None: recorded, or lost.
         throttled: how often it was sent again, as the target was busy.
     """

@@ -1,4 +1,4 @@
-"""The run on disk: a line a request, so that a killed run goes on where it was; its summary and progress."""
+"""The run on disk: a line per request, so that a killed run can be continued; its summary and progress."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Outcome(NamedTuple):
 
 
 class Example(NamedTuple):
-    """The smallest exchange of a class."""
+    """The smallest exchange of a class, as its example."""
 
     request: Request
     old: Answer
@@ -85,7 +85,7 @@ class Summary:
     """Counts of a run.
 
     Attributes:
-        volatile: the classes of what one side changes by itself, by path and name.
+        volatile: the classes of differences that one side shows by itself, by path and name.
     """
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ class Summary:
         return cls is not Class.EQUAL and size <= _MAX_EXAMPLE and (known is None or size < known["size"])
 
     def beyond(self, allowed: Mapping[Class, float]) -> list[Class]:
-        """Return the classes of which there are more than allowed, in percent of the requests that were compared."""
+        """Return the classes with more requests than allowed, in percent of the compared ones."""
         return [
             cls
             for cls in CLASSES
@@ -144,16 +144,16 @@ _BEGIN = b'{"run":'
 
 
 class Journal:
-    """Outcomes in a file, those of an earlier part of the run too.
+    """Outcomes in a file, including those of the run's earlier parts.
 
     Args:
-        directory: of this run; made where it does not exist.
-        run: what must be the same for a run to go on.
+        directory: of this run; created if it does not exist.
+        run: settings that must be equal for a run to be continued.
         restart: forget an earlier run.
 
     Raises:
-        ConfigError: the directory holds another run, one that is complete, or one that another process does; later,
-            from all functions that write: the disk is full.
+        ConfigError: the directory contains another run, a complete one, or one of another process; later, from all
+            functions that write: the disk is full.
     """
 
     def __init__(self, directory: Path, run: Mapping[str, Any], *, restart: bool = False) -> None:
@@ -201,7 +201,7 @@ class Journal:
             part.replace(self._examples)
 
     def keep_volatile(self, learnt: Mapping[str, str]) -> None:
-        """Keep what is new of what a run has learnt to be volatile."""
+        """Store new knowledge about volatile differences."""
         if new := {name: learnt[name] for name in learnt.keys() - self.summary.volatile.keys()}:
             self.summary.volatile |= new
             self._write({"volatile": new})
@@ -223,7 +223,7 @@ class Journal:
             raise ConfigError(f"lmi replay: --output {self._path.parent}: {error.strerror}") from None
 
     def _lock(self) -> None:
-        """Keep other processes away until the file is closed."""
+        """Lock out other processes until the file is closed."""
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -232,7 +232,7 @@ class Journal:
             return
 
     def _check_ours(self) -> None:
-        """Raise ConfigError if somebody else wrote the file: it would be cut off."""
+        """Raise ConfigError if the file is not a journal, as it would be truncated."""
         with self._path.open("rb") as file:
             if not _BEGIN.startswith(file.read(len(_BEGIN))):
                 name = self._path.name
@@ -248,7 +248,7 @@ class Journal:
                 self._flushed = now
 
     def _mark(self, number: int) -> None:
-        """Keep only numbers above the first one that is not done: as many as requests are in flight."""
+        """Keep only numbers above the first one that is not done: at most as many as requests in flight."""
         self._done.add(number)
         while self._below in self._done:
             self._done.remove(self._below)
@@ -301,7 +301,7 @@ _ON_TERMINAL, _ELSEWHERE = 0.5, 30.0  # seconds between two lines
 
 
 class Progress:
-    """Says how far a run is: in one line of a terminal, or a line every half minute."""
+    """Shows a run's progress: in one line of a terminal, or with a line every half minute."""
 
     def __init__(self, journal: Journal, file: TextIO | None = None) -> None:
         self._journal = journal

@@ -1,7 +1,7 @@
 """Learn what is volatile, such as ids and times: what differs between two answers of one side to the same request.
 
-Nothing is asked twice before there is a difference. Then the same side is asked again, and what it changes by itself is
-volatile: for all requests of that kind, or, of a text or a status, for this request alone.
+Only after a difference is a request sent twice. The same side is asked again, and what it changes by itself is
+volatile: for all requests of that kind, or, if it is a text or a status, for this request only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ Key = tuple[str, str, str]
 
 
 class Kind:
-    """The knowledge of one kind of request: a path, decoded greedily or not, streamed or not, answered by a status."""
+    """The knowledge about one kind of request: a path, decoded greedily or not, streamed or not, answered by a
+    status.
+    """
 
     def __init__(self) -> None:
         self.volatile: set[Key] = set()
@@ -64,7 +66,7 @@ class Noise:
         """Return the differences of two answers that are not noise.
 
         Args:
-            again: asks the side of `other` once more; None: it cannot be asked.
+            again: asks the side of `other` again; None: it cannot be asked.
             other: the answer, old or new, of the side that `again` asks.
         """
         kind = self.kind(request, traits, old)
@@ -109,7 +111,9 @@ class Noise:
                 self.learnt[f"{request.path.partition('?')[0]}: {one.name}"] = one.cls.value
 
     def _without_asking(self, kind: Kind, old: Answer, found: Sequence[Finding]) -> list[Finding]:
-        """Take a value as volatile which one side changes from one request to the next, where nobody can be asked."""
+        """If no side can be asked again, treat values as volatile that one side changes from one request to the
+        next.
+        """
         last, kind.last = kind.last, old
         suspects = {one.key for one in found if one.kind in VALUES}
         if suspects and last is not None:
@@ -118,7 +122,7 @@ class Noise:
 
 
 def _keys(found: Iterable[Finding]) -> set[Key]:
-    """Return the differences' keys. A tie of one side by itself makes a text of it unsteady too, and the reverse."""
+    """Return the differences' keys. A tie on one side makes its text volatile too, and the reverse."""
     keys = {one.key for one in found}
     texts = {(cls.value, *key[1:]) for key in keys for cls in (Class.TIE, Class.TEXT) if key[1] in ("text", "number")}
     return keys | texts

@@ -1,4 +1,4 @@
-"""The report of a run: as a document, for a terminal, and as one HTML page without scripts; the examples in it.
+"""The report of a run and its examples: as a document, for a terminal, and as one HTML page without scripts.
 
 Unless content is to be shown, each value of an example is a label: the same value has the same one on both sides.
 """
@@ -63,13 +63,13 @@ def _ms(seconds: float | None) -> float | None:
 
 
 BEYOND = "beyond"
-"""The last cell of a class that has more requests than allowed."""
+"""The last cell in the row of a class with more requests than allowed."""
 
 _TIMES = {"first": "first byte", "gap": "between pieces", "total": "whole answer"}
 
 
 class Table(NamedTuple):
-    """A table; without rows there is nothing to show."""
+    """A table; without rows it is not shown."""
 
     head: Sequence[str]
     rows: list[list[str]]
@@ -85,7 +85,7 @@ def classes(report: Mapping[str, Any]) -> Table:
 
 
 def findings(report: Mapping[str, Any], most: int | None = None) -> Table:
-    """Return what differs.
+    """Return the table of findings.
 
     Args:
         most: findings of a class; None: all.
@@ -99,7 +99,7 @@ def findings(report: Mapping[str, Any], most: int | None = None) -> Table:
 
 
 def times(report: Mapping[str, Any]) -> Table:
-    """Return the times that were measured."""
+    """Return the table of measured times."""
     rows = [
         [f"{what}, {side}", *(f"{value:,.1f}" for value in values[name].values())]
         for name, what in _TIMES.items()
@@ -110,7 +110,7 @@ def times(report: Mapping[str, Any]) -> Table:
 
 
 def notes(report: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield what else is to be said, each with its list, which may be empty."""
+    """Yield further notes, each with its list, which may be empty."""
     if count := report["unreadable"]["count"]:
         yield f"left out: {count:,}", [f"{one['place']}: {one['reason']}" for one in report["unreadable"]["first"]]
     for side, count in report["throttled"].items():
@@ -121,7 +121,7 @@ def notes(report: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
 
 
 def example_lines(example: Mapping[str, Any]) -> list[str]:
-    """Return an example's findings, and its request where content is shown."""
+    """Return an example's findings, and its request if content is shown."""
     body = example.get("body")
     return [*example["findings"], *([f"request: {body}"] if body else [])]
 
@@ -133,7 +133,7 @@ _MOST = 10  # findings of a class that the table names
 
 
 def show(report: Mapping[str, Any]) -> str:
-    """Return the report."""
+    """Return the report for a terminal."""
     return "\n".join(_parts(report))
 
 
@@ -161,7 +161,7 @@ h2::first-letter{text-transform:uppercase}.add{color:#060}.del{color:#900}"""
 
 
 def page(report: Mapping[str, Any]) -> str:
-    """Return the page."""
+    """Return the report as an HTML page."""
     return "\n".join(["<!doctype html>", '<html lang="en"><meta charset="utf-8"><title>lmi replay</title>',
                       f"<style>{_STYLE}</style>", *_body(report), "</html>\n"])  # fmt: skip
 

@@ -48,7 +48,7 @@ class Sides:
 
     @property
     def are_asked(self) -> bool:
-        """Return whether anything is sent."""
+        """Return whether any request is sent."""
         return any(side is not None for side in (self.target, self.reference, self.noise))
 
 
@@ -57,11 +57,11 @@ class Plan:
     """The course of a run.
 
     Args:
-        concurrency: requests at once.
-        speed: of the recorded pace; None: each request follows the last answer.
+        concurrency: concurrent requests.
+        speed: multiple of the recorded pace; None: each request follows the previous answer.
         greedy: every request is decoded greedily, whatever it says.
-        show: examples keep what was said.
-        expected: names of findings that decide no class.
+        show: examples keep the content.
+        expected: names of findings that do not affect the class.
     """
 
     concurrency: int = 1
@@ -135,7 +135,9 @@ class Replay:
         return request.unsendable if sides.are_asked else ""
 
     async def _answers(self, number: int, request: Request) -> tuple[Answer, Answer]:
-        """Ask both sides: at once at a recorded pace, else one after the other, each first in every other request."""
+        """Ask both sides: at the same time at a recorded pace, otherwise in turns, with a different one first each
+        time.
+        """
 
         async def old() -> Answer:
             return await _ask(self._sides.reference, request, request.answer)
@@ -153,7 +155,7 @@ class Replay:
         return answer, await new()
 
     def _again(self, old: Answer, new: Answer) -> tuple[Ask | None, Answer]:
-        """Return how to ask one side again, and what it answered before."""
+        """Return how to ask one side again, and its earlier answer."""
         sides = self._sides
         if (side := sides.noise or sides.reference) is not None:
             return side.ask, old
@@ -170,7 +172,7 @@ async def _ask(side: Paced | None, request: Request, answer: Recorded | None) ->
 
 
 class _Feed:
-    """The requests that are not done, by their numbers. They are read on a thread, a few at a time."""
+    """The requests still to do, by number. A thread reads a few at a time."""
 
     def __init__(self, requests: Iterator[Request | Unreadable], journal: Journal) -> None:
         self._items = enumerate(requests)
@@ -205,7 +207,7 @@ class _Feed:
 
 
 class _Pace:
-    """The recorded times, from now on."""
+    """The recorded times, shifted to start now."""
 
     def __init__(self, speed: float) -> None:
         self._speed = speed
@@ -220,7 +222,7 @@ class _Pace:
 
 
 def beginning(requests: Iterator[Request | Unreadable]) -> tuple[list[Request], Iterator[Request | Unreadable]]:
-    """Return the first requests, as far as they can be read, and all that the recording has."""
+    """Return the first readable requests, and an iterator of the whole recording."""
     read: list[Request | Unreadable] = []
     size = 0
     for item in itertools.islice(requests, _BEGINNING):
@@ -270,7 +272,7 @@ def _replay(arguments: argparse.Namespace, what: dict[str, Any], requests: Any, 
 
 
 def _check(arguments: argparse.Namespace, read: Sequence[Request]) -> None:
-    """Raise ConfigError if the beginning of the recording lacks what the arguments need."""
+    """Raise ConfigError if the beginning of the recording does not have what the arguments need."""
     if not read:
         raise ConfigError(f"lmi replay: {arguments.requests}: no request can be read at its beginning")
     if arguments.to == RECORDED and all(one.other is None for one in read):
@@ -322,13 +324,13 @@ async def _run(
 
 
 def _what(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what must be the same for a run to go on."""
+    """Return the settings that must be equal for a run to be continued."""
     names = ("requests", "to", "against", "noise", "near", "greedy", "show", "expect")
     return {name: _text(getattr(arguments, name)) for name in names}
 
 
 def _text(value: Any) -> Any:
-    """Return an argument as UTF-8 can write it: a file's name may be of other bytes."""
+    """Return an argument in a form that UTF-8 can encode: a file's name may have other bytes."""
     return os.fsencode(value).decode("utf-8", "replace") if isinstance(value, str) else value
 
 

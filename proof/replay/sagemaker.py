@@ -34,7 +34,7 @@ class SageMakerTarget:
 
     Args:
         name: the endpoint's, with `/` and its inference component's, if it has several.
-        concurrency: requests at once.
+        concurrency: concurrent requests.
 
     Raises:
         ConfigError: there is no region.
@@ -104,7 +104,7 @@ def _parts(response: Mapping[str, Any]) -> Iterator[bytes]:
 
 
 def _read(parts: Iterator[bytes], until: float) -> tuple[list[bytes], list[float]]:
-    """Read a body; the time between its parts is boto3's to watch."""
+    """Read a body; boto3 limits the time between its parts."""
     pieces: list[bytes] = []
     arrivals: list[float] = []
     size = 0

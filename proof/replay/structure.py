@@ -1,6 +1,6 @@
-"""What holds the documents of an answer together: types, names of events, indexes, ids that link, and order.
+"""Structure of an answer's documents: types, names of events, indexes, ids that link, and order.
 
-Each function takes time in proportion to the answer, whose author may be hostile.
+Each function takes time in proportion to the answer, which may be hostile.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _ID = re.compile(r"(\w*_)?id")
 _EVENT = re.compile(r"^event ?: ?(.*?)\r?$", re.MULTILINE)
 _CHOICE = re.compile(r"\[\d+\]")
 _PING = "$(ping)"
-"""The root of Anthropic's signs of life, which come at any time."""
+"""The root of Anthropic's keep-alive events, which may come at any time."""
 
 
 def types(documents: Iterable[Any]) -> set[str]:
@@ -25,7 +25,7 @@ def types(documents: Iterable[Any]) -> set[str]:
 
 
 def event_names(documents: Sequence[Any], glue: Sequence[str]) -> dict[str, list[str]]:
-    """Return the names of server-sent events, by the type of the document that each has; what repeats, once.
+    """Return the names of server-sent events, by the type of their documents; repeated ones once.
 
     Args:
         glue: the text before each document.
@@ -49,11 +49,11 @@ def indexes(scalars: Mapping[str, Sequence[Any]]) -> dict[str, list[int]]:
 
 
 def links(places: Mapping[str, Sequence[Any]], common: Iterable[str], *, first: bool) -> dict[str, list[int]]:
-    """Return which ids are the same: each is numbered by the first place where it stands.
+    """Return which ids are equal: each is numbered by the first place where it occurs.
 
     Args:
         common: places that both answers have.
-        first: the first id of a place alone, and whether a stream keeps its own.
+        first: only the first id of a place, and whether a stream keeps it.
     """
     numbers: dict[str, int] = {}
     found: dict[str, list[int]] = {}
@@ -77,7 +77,7 @@ def spans(documents: Sequence[Any]) -> dict[str, tuple[int, int]]:
 
 
 def misplaced(old: Mapping[str, tuple[int, int]], new: Mapping[str, tuple[int, int]]) -> str | None:
-    """Return a place that begins or ends before or with another one, which it did not; None: there is none.
+    """Return a place whose beginning or end has changed its order with another place's; None: there is none.
 
     Choices of a stream may come in any order.
     """

@@ -1,4 +1,4 @@
-"""Servers to send requests to: by a URL or a command line, slower and again where they are busy."""
+"""Servers to send requests to: by URL or command line; more slowly, and again, if they are busy."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from proof.replay.exchange import BUSY, Answer, Request, lost, times_of
 
 
 class Attempt(NamedTuple):
-    """One sending of a request.
+    """One attempt to send a request.
 
     Args:
-        busy: the target takes the request later: it is throttled, full, or not ready.
-        after: the seconds that it names for this; 0: none.
+        busy: the target will accept the request later: it is throttled, full, or not ready.
+        after: seconds that it asks to wait; 0: none.
     """
 
     answer: Answer
@@ -37,7 +37,7 @@ class Target(Protocol):
     """A target. Its functions run on the event loop."""
 
     async def open(self) -> None:
-        """Raise ConfigError if nobody is there."""
+        """Raise ConfigError if there is no server."""
 
     async def send(self, request: Request) -> Attempt:
         """Send the request once, and wait for its whole answer. A failure is an answer too."""
@@ -53,13 +53,13 @@ _FIRST_INTERVAL, _LONGEST_INTERVAL, _LEAST_INTERVAL = 0.02, 10.0, 0.002
 
 
 class Paced:
-    """A target with patience.
+    """A target that is retried while it is busy.
 
     When it is busy, the interval between any two sendings doubles, and the request waits before it is sent again; each
     answer shortens the interval again.
 
     Args:
-        patience: seconds until a busy target's answer is taken as it is.
+        patience: seconds until a busy target's answer is accepted as it is.
     """
 
     def __init__(self, target: Target, patience: float = 300.0, clock: Callable[[], float] = time.monotonic) -> None:
@@ -73,7 +73,7 @@ class Paced:
         await self._target.open()
 
     async def ask(self, request: Request) -> Answer:
-        """Send the request until the target takes it."""
+        """Send the request until the target accepts it."""
         until, pause, throttled = self._clock() + self._patience, _FIRST_PAUSE, 0
         while True:
             if self._interval or self._next:
@@ -94,7 +94,7 @@ class Paced:
         await self._target.close()
 
     async def _turn(self) -> None:
-        """Wait until the interval since the last sending is over."""
+        """Wait until the interval since the last attempt is over."""
         now = self._clock()
         at = max(now, self._next)
         self._next = at + self._interval if self._interval else 0.0
@@ -129,7 +129,7 @@ _PATH = re.compile(r"/[\x21-\x7e]*")
 class _Reader(BodyReader):
     @property
     def retry_after(self) -> float:
-        """Seconds; 0: none, or a date."""
+        """Return the seconds to wait; 0: none, or a date."""
         text = self.headers.get("retry-after", "")
         return float(text) if text.isdecimal() else 0.0
 
@@ -138,7 +138,7 @@ class HttpTarget:
     """A server.
 
     Args:
-        url: with a path, that goes before each request's.
+        url: with a path, which is prefixed to each request's.
         key: sent as a bearer token; empty: none.
         timeout: seconds until an answer counts as lost.
     """
@@ -152,7 +152,7 @@ class HttpTarget:
         self._pool = Pool(_Reader, address(url), timeout)
 
     async def open(self) -> None:
-        """Connect for the first request, so that a wrong URL or certificate is told at once."""
+        """Connect for the first request, so that a wrong URL or certificate is reported at once."""
         try:
             await self._pool.open()
         except ssl.SSLCertVerificationError as error:
@@ -230,10 +230,10 @@ def open_target(
 
     Args:
         key_variable: of the environment, whose value is sent as a bearer token.
-        stack: stops a server that is started for this.
+        stack: stops a server that is started for this target.
 
     Raises:
-        ConfigError: it cannot be opened, or takes no key.
+        ConfigError: it cannot be opened, or does not accept a key.
     """
     if key_variable is not None and (name == RECORDED or name.startswith("sagemaker:")):
         raise ConfigError(f"lmi replay: {name} takes no key, but {key_variable} is given for it")

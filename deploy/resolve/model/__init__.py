@@ -1,5 +1,5 @@
-"""A model's need of memory, read from its files: here, in S3, on a hub, or from the table of known models.
+"""A model's memory, from its files (local, in S3 or on a hub), or from the table of known models.
 
 `files` and `hub` read pieces of files by name, `safetensors` and `gguf` their headers. `config` checks config.json,
-`layers` says what each layer keeps, `weights` counts, `quantization` weighs. `shape` puts them together.
+`weights` counts weights and caches, `quantization` their bytes. `shape` puts them together.
 """

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from deploy.aws import Aws
 
 LARGEST_FILE = 16 << 20
-"""Bytes of a config.json that is read: a list of modules that stay unquantized can have megabytes."""
+"""Maximum bytes of a config.json: a list of modules that stay unquantized can have megabytes."""
 
 _LARGEST = 100_000_000
 _MOST_LAYERS = 4096
@@ -31,7 +31,7 @@ def parse(name: str, content: bytes) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Raises:
-        SpecError: it is none, or nested too deep.
+        SpecError: it is not one, or nested too deeply.
     """
     try:
         value = json.loads(content)
@@ -61,7 +61,7 @@ class Config:
         return self._values.get(name)
 
     def number(self, *names: str, default: int | None = None, largest: int = _LARGEST) -> int:
-        """Return the first of the values that is there and not 0.
+        """Return the first value that exists and is not 0.
 
         Raises:
             SpecError: there is none and no default, or it is not a whole number from 0 to `largest`.
@@ -79,7 +79,7 @@ class Config:
         return self.number(*names, default=listed, largest=_MOST_LAYERS)
 
     def words(self) -> tuple[str, ...]:
-        """Return what config.json calls each layer, where it lists them; empty: it does not."""
+        """Return what config.json calls each layer, if it lists them; otherwise empty."""
         for name in ("layer_types", "layers_block_type"):
             if self.list(name):
                 return tuple(map(str, self.list(name)))
@@ -90,7 +90,7 @@ class Config:
         return bool(self._values.get(name))
 
     def part(self, name: str) -> Mapping[str, Any]:
-        """Return an object within; empty: there is none."""
+        """Return a nested object; empty: there is none."""
         return part(self._values, name)
 
     def list(self, name: str) -> tuple[Any, ...]:
@@ -99,16 +99,16 @@ class Config:
 
 
 def part(value: object, name: str) -> Mapping[str, Any]:
-    """Return an object within an object; empty: there is none."""
+    """Return a nested object; empty: there is none."""
     found = value.get(name) if isinstance(value, Mapping) else None
     return found if isinstance(found, Mapping) else {}
 
 
 def whole_number(name: str, value: object, largest: int = _LARGEST) -> int:
-    """Return a number of a config.json; 0: it is null, or per-layer values of which the largest counts.
+    """Return a number of a config.json; 0: it is null, or per-layer values, of which the largest is used.
 
     Raises:
-        SpecError: it is negative, too large, or no number.
+        SpecError: it is negative, too large, or not a number.
     """
     if value is None or value is False:
         return 0
@@ -124,14 +124,14 @@ def whole_number(name: str, value: object, largest: int = _LARGEST) -> int:
 
 
 class Files(Protocol):
-    """The files of one model, not those of folders within."""
+    """The files of one model, without those in subfolders."""
 
     @property
     def sizes(self) -> Mapping[str, int]:
-        """Bytes of all files, by name."""
+        """Return the sizes of all files in bytes, by name."""
 
     def read(self, name: str, start: int, length: int) -> bytes:
-        """Read a piece of a file; shorter where the file ends."""
+        """Read a piece of a file; shorter at the file's end."""
 
 
 class Directory:
@@ -168,7 +168,7 @@ def json_file(files: Files, name: str) -> dict[str, Any] | None:
     """Read a JSON object; None: there is no such file.
 
     Raises:
-        SpecError: it is too large, or no JSON object.
+        SpecError: it is too large, or not a JSON object.
     """
     size = files.sizes.get(name)
     if size is None:
@@ -199,14 +199,14 @@ def endpoint() -> str:
 
 
 class HubError(Exception):
-    """The hub does not say it: a reason for one line."""
+    """The hub does not have the answer; the reason fits one line."""
 
 
 def hub_to_ask() -> Hub | None:
     """Return the hub; None: HF_HUB_OFFLINE is set, as huggingface_hub reads it.
 
     Raises:
-        SpecError: HF_ENDPOINT is no address.
+        SpecError: HF_ENDPOINT is not an address.
     """
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
         return None
@@ -214,10 +214,10 @@ def hub_to_ask() -> Hub | None:
 
 
 class Hub:
-    """The hub at `endpoint()`, asked once for each model. It alone gets HF_TOKEN.
+    """The hub at `endpoint()`, queried once for each model. Only it gets HF_TOKEN.
 
     Raises:
-        SpecError: the endpoint is no address.
+        SpecError: the endpoint is not an address.
     """
 
     def __init__(self) -> None:
@@ -300,7 +300,7 @@ class HubFiles:
         self.sizes: Mapping[str, int] = _sizes(parse("list of files", answer))
 
     def read(self, name: str, start: int, length: int) -> bytes:
-        """Read a piece of a file; shorter where the file ends."""
+        """Read a piece of a file; shorter at the file's end."""
         return self._hub.get(self._path + urllib.parse.quote(name), start, length, self._until)
 
 
@@ -316,7 +316,7 @@ def _sizes(answer: Mapping[str, Any]) -> dict[str, int]:
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follow redirects to a store of files without handing it the token."""
+    """Follows redirects to a file store without sending it the token."""
 
     def redirect_request(
         self, req: urllib.request.Request, fp: Any, code: int, msg: str, headers: Any, newurl: str

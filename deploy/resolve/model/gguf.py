@@ -24,13 +24,13 @@ _PRECISIONS: dict[int, Precision] = {0: "fp32", 1: "fp16", 30: "bf16", 8: "int8"
 """Precisions by ggml's number of a tensor's type. All others (Q2_K to Q6_K, IQ…) count as int4."""
 
 _START = 4096
-"""Bytes of a file in which it says what it is."""
+"""Bytes of a file's beginning that identify it."""
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 def parts(files: Files, name: str | None = None) -> list[str]:
-    """Return the names of one GGUF model: the named file, else the first, with the other parts of a split one."""
+    """Return the names of one GGUF model: the named file, otherwise the first, with the other parts of a split one."""
     found = sorted(item for item in files.sizes if item.endswith(".gguf") and not item.startswith("."))
     if name is None and len(found) > 1:
         found = [item for item in found if not _stands_beside(_Head(files, item, _START))]
@@ -42,7 +42,7 @@ def parts(files: Files, name: str | None = None) -> list[str]:
 
 
 def _stands_beside(head: _Head) -> bool:
-    """Return whether a file's first entries say that it is a vision projector, an adapter or the like."""
+    """Return whether a file is a vision projector, an adapter or the like, by its first entries."""
     with contextlib.suppress(ValueError):
         for key, value in first_values(head):
             if (key, value) == (b"general.architecture", b"clip") or (key == b"general.type" and value != b"model"):
@@ -54,7 +54,7 @@ def gguf_shape(files: Files, names: Sequence[str]) -> Shape:
     """Return the shape of a model in one file, or in several parts.
 
     Raises:
-        SpecError: one is no GGUF file, or cut short.
+        SpecError: one is not a GGUF file, or is cut short.
     """
     metadata: Mapping[bytes, object] = {}
     weights: Counter[int] = Counter()

@@ -1,4 +1,6 @@
-"""The precision of a checkpoint, and its bytes: which parts are quantized, and how wide a weight is with its scales."""
+"""The precision of a checkpoint, and its bytes: which parts are quantized, and the bytes of a weight with its
+scales.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,7 @@ _WORDS: tuple[tuple[str, Part], ...] = (
     ("mlp", "dense"),
     ("feed_forward", "dense"),
 )
-"""Parts by words in the names of modules, the first that is found."""
+"""Parts by words in the names of modules; the first match is used."""
 
 _NUMBERED_LAYER = re.compile(r"layers[.](\d{1,4})[.]")
 
@@ -115,7 +117,7 @@ def _width(dtype: Precision, group: int, symmetric: bool) -> float:
 
 
 def _kept(config: Config, says: Mapping[str, Any]) -> Mapping[Part, float]:
-    """Return the fraction of each part that stays in 16 bits, by the lists of modules that are left out."""
+    """Return the fraction of each part that stays in 16 bits, from the lists of excluded modules."""
     kept: dict[Part, float] = dict.fromkeys(_ALWAYS_KEPT, 1.0)
     of_layers: dict[Part, set[int]] = {}
     for name in ("ignore", "modules_to_not_convert", "exclude_modules", "ignored_layers"):
@@ -156,10 +158,10 @@ _BESIDE = re.compile(
     r"(scales?|scale_inv|scale_2|_scale_\w+|zeros|zero_point|g_idx|weight_shape|absmax|quant_map|quant_state\S*|"
     r"input_scale|[kv]_scale|inv_freq|perm)$"
 )
-"""Names of tensors that are no weights, but say how others are quantized."""
+"""Names of tensors that are not weights, but describe how others are quantized."""
 
 _PACKED = ("qweight", "weight_packed", "_blocks")
-"""Ends of names of tensors that hold several weights in each number."""
+"""Suffixes of names of tensors with several weights in each number."""
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d{1,5})\.")
 
@@ -169,9 +171,9 @@ class Contents:
     """The contents of the files.
 
     Attributes:
-        parameters: number of weights; packed ones are counted singly.
+        parameters: number of weights; packed ones are counted individually.
         stored: bytes of all tensors.
-        layers: the highest number of a layer, and one; 0: none is numbered.
+        layers: the highest layer number plus one; 0: none is numbered.
     """
 
     parameters: float
@@ -183,10 +185,10 @@ def contents(files: Files, names: Iterable[str], bits: int | None = None) -> Con
     """Read the headers.
 
     Args:
-        bits: of a packed weight; None: 4.
+        bits: bits of a packed weight; None: 4.
 
     Raises:
-        SpecError: a header lies, or there are too many files.
+        SpecError: a header is wrong, or there are too many files.
     """
     wanted = list(names)
     if len(wanted) > _MOST_FILES:
@@ -238,7 +240,7 @@ def _header(files: Files, name: str, size: int) -> tuple[Mapping[str, Any], int]
 
 
 def _numbers(name: str, tensor: str, said: Mapping[str, Any], room: int) -> tuple[int, int]:
-    """Return how many numbers a tensor has, and where it ends; its shape must agree with its bytes."""
+    """Return the number of a tensor's elements, and where it ends; its shape must agree with its bytes."""
     shape, offsets, bits = said.get("shape"), said.get("data_offsets"), _BITS.get(str(said.get("dtype")))
     if (
         not (isinstance(shape, list) and isinstance(offsets, list) and len(shape) <= 8 and len(offsets) == 2)
@@ -253,7 +255,7 @@ def _numbers(name: str, tensor: str, said: Mapping[str, Any], room: int) -> tupl
 
 
 def _weights(tensor: str, dtype: str, number: int, bits: int) -> float:
-    """Return the weights of a tensor. Integers hold several: 4-bit ones are in U8 or I32."""
+    """Return the weights of a tensor. Integers contain several: 4-bit ones are in U8 or I32."""
     if _BESIDE.search(tensor):
         return 0.0
     width = _BITS.get(dtype, bits)

@@ -1,8 +1,8 @@
 """Find a model's size and shape: in its files, on this machine, in S3 or on a hub, or in the table of known models.
 
-Memory depends on the number of weights, their precision, and what each layer keeps of a request. config.json says it
-under transformers' names; the safetensors headers count the weights. Known are dense models, mixtures of experts (all
-experts are in memory, so all count), latent attention, sliding windows, linear attention and state space models.
+Memory depends on the number of weights, their precision, and each layer's cache. config.json has them under
+transformers' names; the weights are counted in safetensors headers. Supported are dense models, mixtures of experts
+(all experts are in memory, so all count), latent attention, sliding windows, linear attention and state space models.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def known_model(name: str) -> Shape | None:
 
 
 def config_of(row: Mapping[str, Any], rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return a row's config.json: its own, over that of the model that it is made `of`."""
+    """Return a row's config.json, merged into that of the model named by `of`."""
     own: dict[str, Any] = row["config"]
     if "of" not in row:
         return own
@@ -59,11 +59,11 @@ def read_shape(files: Files, notes: list[str] | None = None, gguf: str | None = 
     """Read the shape from a model's files; None: there is no config.json of a language model, and no GGUF.
 
     Args:
-        notes: gets a sentence for each thing in the files that cannot be true.
-        gguf: the GGUF file to take.
+        notes: gets a sentence for each impossible value in the files.
+        gguf: the GGUF file to use.
 
     Raises:
-        SpecError: config.json is not JSON, or lacks something.
+        SpecError: config.json is not JSON, or is incomplete.
     """
     notes = [] if notes is None else notes
     if gguf is not None or "config.json" not in files.sizes:
@@ -86,12 +86,12 @@ def shape_of_config(config: Mapping[str, Any], stored: int | None = None, held: 
     """Compute the shape from a config.json.
 
     Args:
-        config: its content; of a multimodal model the text part's layers count, and the weights of all parts.
+        config: its content; for a multimodal model the text part's layers are used, and the weights of all parts.
         stored: bytes of the checkpoint's weights; None: unknown.
-        held: what the headers of its files say; None: unknown.
+        held: contents by the headers of its files; None: unknown.
 
     Raises:
-        SpecError: it lacks something, or a number in it cannot be.
+        SpecError: something is missing, or a number is impossible.
     """
     text = Config(config)
     layers, kept, weights, how = text.layers(), cache(text), count(text), quantization(text)
@@ -118,7 +118,9 @@ def shape_of_config(config: Mapping[str, Any], stored: int | None = None, held: 
 
 
 def _parameters(weights: Weights, how: Quantization, stored: int | None, held: Contents | None) -> float:
-    """Return the number of weights: of the headers, else of the dimensions unless the files' size says otherwise."""
+    """Return the number of weights: from the headers, otherwise from the dimensions unless the files' size contradicts
+    them.
+    """
     if held is not None and held.parameters:
         return held.parameters
     counted = sum(weights.values())
@@ -133,7 +135,7 @@ def _stored(estimated: float | None, stored: int | None, held: Contents | None) 
 
 
 def _counted(files: Files, config: Mapping[str, Any], names: list[str], notes: list[str]) -> Contents | None:
-    """Read the headers of safetensors files; None: they cannot be, and the files' sizes must do."""
+    """Read the headers of safetensors files; None: they cannot be read, and the files' sizes are used."""
     if not names or not names[0].endswith(".safetensors"):
         return None
     text = Config(config)
@@ -154,7 +156,9 @@ def _counted(files: Files, config: Mapping[str, Any], names: list[str], notes: l
 
 
 def _weight_files(files: Files) -> list[str]:
-    """Return the weight files to load: those of the index, or safetensors before .bin, no copy beside shards."""
+    """Return the weight files to load: those of the index, or safetensors before .bin, without copies next to
+    shards.
+    """
     index = json_file(files, "model.safetensors.index.json") or {}
     places = index.get("weight_map")
     if isinstance(places, dict):

@@ -1,6 +1,7 @@
 """Count a model's weights by its config.json, by part: a quantized checkpoint keeps some parts in 16 bits.
 
-Norms and biases are left out: less than a thousandth. Where the safetensors headers can be read they count instead.
+Norms and biases are left out: they are less than a thousandth. Safetensors headers are used instead if they can be
+read.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Kind(enum.Enum):
     """A short convolution, with a state of a few values."""
 
     NONE = "none"
-    """No attention: a layer of the feed-forward network alone."""
+    """No attention: a layer with only the feed-forward network."""
 
 
 _NAMES = {
@@ -50,13 +51,13 @@ _NAMES = {
     "-": Kind.NONE,
     "E": Kind.NONE,
 }
-"""Layers by the words of `layer_types` and the letters of `hybrid_override_pattern`. Others count as FULL."""
+"""Kinds of layers by the words of `layer_types` and the letters of `hybrid_override_pattern`. Others count as FULL."""
 
 _PATTERNS = {"gemma2": 2, "gemma3_text": 6, "gemma3": 6, "gemma4_text": 6, "cohere2": 4, "gpt_oss": 2}
-"""Every how many layers one has full attention, where the model's class says it and not its config.json."""
+"""Every how many layers there is one with full attention, if only the model's class says so."""
 
 _EVERY_LAYER = ("mistral", "mixtral", "phi3", "starcoder2")
-"""Types whose `sliding_window` is that of all layers."""
+"""Types whose `sliding_window` applies to all layers."""
 
 _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 
@@ -83,14 +84,14 @@ class Cache:
 
 
 def kinds(config: Config) -> list[Kind]:
-    """Return each layer's kind. What is not understood counts as full attention, which needs most."""
+    """Return each layer's kind. Unknown kinds count as full attention, which needs the most memory."""
     layers = config.layers()
     found = _listed(config) or _by_pattern(config, layers)
     return (found + [Kind.FULL] * layers)[:layers]
 
 
 def _listed(config: Config) -> list[Kind]:
-    """Read the kinds where config.json lists them."""
+    """Read the kinds from the list in config.json."""
     if config.words():
         return [_NAMES.get(word, Kind.FULL) for word in config.words()]
     if config.list("hybrid_layer_pattern"):  # MiMo-V2
@@ -130,10 +131,10 @@ def window(config: Config) -> int | None:
 
 
 def cache(config: Config) -> Cache:
-    """Compute what a request keeps.
+    """Compute the cache of a request.
 
     Raises:
-        SpecError: config.json lacks something, or a number in it cannot be.
+        SpecError: something is missing in config.json, or a number is impossible.
     """
     of_layers = kinds(config)
     heads, head_dim = full_attention(config)
@@ -249,7 +250,7 @@ _OWN_ENDS = ("deepseek_v3", "deepseek_v32", "glm4_moe")
 """Types whose layer that predicts further tokens is stored with embeddings and a last layer of its own."""
 
 _ALONE = {"-", "E", "mlp", "moe"}
-"""Words for layers that are a feed-forward network alone."""
+"""Words for layers that are only a feed-forward network."""
 
 _EXPERTS = ("num_local_experts", "num_experts", "n_routed_experts")
 
@@ -258,7 +259,7 @@ def count(config: Config) -> Weights:
     """Count the weights of each part, with those of layers that predict further tokens.
 
     Raises:
-        SpecError: config.json lacks something, or a number in it cannot be.
+        SpecError: something is missing in config.json, or a number is impossible.
     """
     found = Counter[Part]()
     hidden, vocabulary = hidden_size(config), config.number("vocab_size", "padded_vocab_size")
@@ -278,7 +279,7 @@ def count(config: Config) -> Weights:
 
 
 def _per_layer_embeddings(config: Config, hidden: int) -> int:
-    """Return Gemma's embeddings for each layer, and what brings them into the layer."""
+    """Return Gemma's embeddings for each layer, and their projections in the layers."""
     size = config.number("hidden_size_per_layer_input", default=0)
     if not size:
         return 0
@@ -287,7 +288,7 @@ def _per_layer_embeddings(config: Config, hidden: int) -> int:
 
 
 def _mixer(config: Config, kind: Kind, hidden: int) -> int:
-    """Return the weights of a layer's attention, or of what it has in its place."""
+    """Return the weights of a layer's attention, or of its replacement."""
     if kind is Kind.MAMBA:
         heads, size = mamba(config)
         width = config.number("ssm_state_size", "mamba_d_state", "state_size", default=128)
@@ -364,7 +365,7 @@ def _shared(config: Config, of_expert: int, dense: int) -> int:
 
 
 def _is_dense(config: Config, number: int) -> bool:
-    """Return whether a layer of a mixture of experts has none."""
+    """Return whether a layer in a mixture of experts has no experts."""
     if number < config.number("first_k_dense_replace", default=0):
         return True
     if kinds := config.list("mlp_layer_types"):

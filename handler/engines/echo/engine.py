@@ -57,7 +57,7 @@ def _context(config: EngineConfig) -> int:
 
 
 def act(cue: str) -> None:
-    """Do what a cue says."""
+    """Raise, hang or exit, as the cue says."""
     if cue == "<hang>":
         threading.Event().wait()
     if cue == "<die>":
@@ -69,7 +69,7 @@ def act(cue: str) -> None:
 
 
 CONTEXT = 1 << 17
-"""Tokens of prompt and answer, as many as Llama 3.1 has, unless option.max_model_len says otherwise."""
+"""Context length in tokens, that of Llama 3.1, unless option.max_model_len says otherwise."""
 
 _MOST_WORDS = 1 << 20  # of a prompt
 _SHORT = 1 << 16  # characters; a longer text is split by short calls, as other threads need the GIL
@@ -77,7 +77,7 @@ _MEDIA = {kind: f"<{kind}>" for kind in MEDIA}  # words that come next, in promp
 
 
 class OneWord:
-    """Each medium is one word."""
+    """Counts each medium as one word."""
 
     def __init__(self, kind: str) -> None:
         self.placeholder, self.text = len(CUES) + list(_MEDIA).index(kind), _MEDIA[kind]
@@ -90,7 +90,7 @@ class EchoTokenizer:
     """Numbers words in the order of their first appearance, so each prompt has its own vocabulary.
 
     Args:
-        context: of the engine: a refusal names it. A longer prompt may be truncated, so it is read all the same.
+        context: the engine's context length, named in refusals. A longer prompt is read too, as it may be truncated.
     """
 
     vocabulary: Vocabulary | None = None
@@ -158,7 +158,7 @@ _LABELS = 2
 
 
 class EchoPooling:
-    """Computes numbers of a text's words: equal texts have equal ones, and the order of the words counts."""
+    """Computes vectors from a text's words: equal texts get equal ones, and the order of the words matters."""
 
     def __init__(self, config: EngineConfig) -> None:
         self._cues = bool(config.options.engine_options.get("echo_cues", 0))
@@ -318,7 +318,7 @@ def _length(ids: Sequence[int], sampling: Sampling) -> tuple[int, Finish]:
 
 
 def check(model_id: str | None, config: EngineConfig) -> None:
-    """Check the tokenizer; cues, which are words of echo's own, come without another one."""
+    """Check the tokenizer; cues cannot be combined with option.echo_tokenizer."""
     directory = config.options.engine_options.get("echo_tokenizer")
     if directory is None:
         return

@@ -22,16 +22,16 @@ from handler.engines.grpc.vllm import Vllm
 from handler.engines.remote.servers import Failed, Refused
 
 CONTRACTS: dict[str, Contract] = {contract.name: contract for contract in (Vllm(), Sglang(), TrtLlm())}
-"""By the value of option.base_url_kind."""
+"""Contracts by the value of option.base_url_kind."""
 
 INFO_TIMEOUT = 5.0  # seconds for a description
 _HEALTH_TIMEOUT = 25.0  # SGLang computes a token for an answer, and itself waits 20 s for it
 _ABORT_TIMEOUT = 5.0
 _LOADS_TIMEOUT = 0.5
 _CONSTRAINT_FAILED = "smg-constraint-failed"
-"""A trailer by which the servicers say that the request's own rule ended it."""
+"""Trailer of the servicers: the request's own constraint ended it."""
 _FOREIGN = ("handshake", "http1.x server", "Expected SETTINGS frame")
-"""Words of gRPC where the other side speaks another protocol, or TLS where it does not."""
+"""Parts of gRPC's error messages if the server speaks another protocol, or only one side uses TLS."""
 _OF_THE_REQUEST = ("INVALID_ARGUMENT", "OUT_OF_RANGE")
 _OF_THE_OPERATOR = ("UNIMPLEMENTED", "UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND")
 _NEAR = 0.01  # of 1, the length of a normalized vector in bf16
@@ -43,8 +43,8 @@ def status_error(code: str, details: str, *, connected: bool, constraint_failed:
     """Return the error of a gRPC status.
 
     Args:
-        connected: the connection has outlived it.
-        constraint_failed: the trailer says so.
+        connected: the connection is still open.
+        constraint_failed: that trailer was sent.
     """
     words = details[:_MOST_WORDS] or "no message"
     if code in _OF_THE_REQUEST or (code == "FAILED_PRECONDITION" and constraint_failed):
@@ -84,13 +84,13 @@ class Client:
         return bool(self._channel.get_state() is self._ready)
 
     async def model(self, *, generates: bool) -> Model:
-        """Ask the server for its model, and whether it is well.
+        """Ask the server for its model, and check its health.
 
         Args:
-            generates: the model has to be for text; else for embeddings, of which one is computed.
+            generates: the model must generate text; otherwise it must embed, which is tried.
 
         Raises:
-            Failed: it has not said so, or its model is for something else.
+            Failed: it does not answer, is unhealthy, or has a model for another task.
         """
         messages = self._contract.messages
         info = await self._ask(self._stub.GetModelInfo(messages.GetModelInfoRequest(), timeout=INFO_TIMEOUT))
@@ -112,7 +112,7 @@ class Client:
         """Return a text's embedding.
 
         Raises:
-            Refused, Failed: there is none.
+            Refused, Failed: the server refuses it, or fails.
         """
         return _vector(await self._answer(self._stub.Embed(self._contract.embed(uuid4().hex, ids))))
 
@@ -128,7 +128,7 @@ class Client:
     async def generate(self, message: Any) -> AsyncGenerator[Any, None]:
         """Send a request; its answer's messages come as they arrive, None for one that cannot be decoded.
 
-        Leaving before the end aborts it there.
+        Leaving early aborts it on the server.
 
         Raises:
             Refused, Failed: also while messages are read.
@@ -159,7 +159,7 @@ class Client:
             await self._stub.Abort(self._contract.abort(id), timeout=_ABORT_TIMEOUT)
 
     async def _ask(self, call: Any) -> Any:
-        """Return the answer to a question of our own, with which no client is at fault."""
+        """Make a call of our own; its failure is no client's fault."""
         try:
             return await self._answer(call)
         except Refused as error:
@@ -193,7 +193,7 @@ def _vector(answer: Any) -> Sequence[float]:
 
 
 def _channel(api: Any, url: str, connect_timeout: float) -> Any:
-    """Open a channel of grpc's or grpc.aio's; for grpcs:// by the authorities known here."""
+    """Open a channel of grpc's or grpc.aio's; grpcs:// uses this machine's certificate authorities."""
     import grpc
 
     parts = urlsplit(url)

@@ -1,6 +1,6 @@
 """A contract: the protocol of one system's servers, as the package smg-grpc-proto publishes it.
 
-Two of three agree on most messages, and what they share is here.
+Most messages are alike in two of the three; the shared parts are here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from handler.engines.base import Alternatives, Capabilities, EngineRequest, Engi
 from handler.engines.remote.servers import Answer, Failed, Part, score
 
 MOST_BYTES = 1 << 22
-"""Of a message; prompts whose log-probabilities would not fit are refused."""
+"""Maximum size of a message; prompts whose log-probabilities would not fit are refused."""
 _BYTES_A_SCORE = 12  # of an id and its log-probability, with lengths and tags
 _NAME = 1000  # characters of a model's name
 
@@ -29,7 +29,7 @@ REASONS = {
     "return_context_logits": "a stream has no logits",
     "return_generation_logits": "a stream has no logits",
 }
-"""Why no contract has these fields of Sampling."""
+"""Reasons why no contract supports these fields of Sampling."""
 
 
 class Model(NamedTuple):
@@ -39,8 +39,8 @@ class Model(NamedTuple):
         max_tokens: of prompt and answer together; None if it does not say so.
         vocabulary: number of the model's ids; None if it does not say so.
         eos: ids that end an answer; empty if it does not say so.
-        num_pieces: number of the tokenizer's ids but those added to it; None if it does not say so.
-        generates: it is for text, not for embeddings.
+        num_pieces: number of the tokenizer's ids, without added tokens; None if it does not say so.
+        generates: it generates text rather than embeddings.
         dimensions: numbers of an embedding.
         normalizes: embeddings have length 1.
     """
@@ -75,10 +75,10 @@ class Contract:
         service: the name of its service there.
         table: rules of its SamplingParams.
         reasons, limits, supports: as in `Capabilities`.
-        no_adapters: why requests name no LoRA adapter.
-        no_media: why requests have neither images nor audio.
-        no_embeddings: why it computes no embeddings; "" if it does.
-        pools: modes of pooling that its server has, as the model's files name them.
+        no_adapters: why requests cannot name a LoRA adapter.
+        no_media: why requests cannot contain images or audio.
+        no_embeddings: why it cannot compute embeddings; "" if it does.
+        pools: pooling modes that its server supports, as the model's files name them.
         reports_load: it has GetLoads.
         command: what starts a server, after `python -m` and before the model.
         context_flag: the server's flag for the tokens of prompt and answer together.
@@ -122,7 +122,7 @@ class Contract:
         return getattr(module, f"{self.service}Stub")(channel)
 
     def request(self, id: str, ids: Sequence[int], sampling: Sampling) -> Any:
-        """Make the message of Generate; it names neutral values too, as the server may have defaults of its own.
+        """Make a Generate message; it sets neutral values too, as the server may have defaults of its own.
 
         Raises:
             ValueError: the server would not do what `sampling` says; the message says why.
@@ -136,23 +136,23 @@ class Contract:
         )
 
     def beside(self, sampling: Sampling) -> dict[str, Any]:
-        """Make the fields of Generate beside its SamplingParams."""
+        """Make Generate's fields outside its SamplingParams."""
         return {}
 
     def embed(self, id: str, ids: Sequence[int]) -> Any:
-        """Make the message of Embed."""
+        """Make an Embed message."""
         return self.messages.EmbedRequest(request_id=id, tokenized=self.messages.TokenizedInput(input_ids=ids))
 
     def embedding_flags(self, mode: str) -> Sequence[str]:
         """Return the flags of a server that embeds.
 
         Args:
-            mode: of pooling, as the model's files name it.
+            mode: pooling mode, as the model's files name it.
         """
         return ()
 
     def abort(self, id: str) -> Any:
-        """Make the message of Abort."""
+        """Make an Abort message."""
         return self.messages.AbortRequest(request_id=id)
 
     def model(self, info: Any) -> Model:
@@ -167,11 +167,11 @@ class Contract:
         return Model(name[:_NAME], most, vocabulary, eos, generates=info.is_generation)
 
     def unhealthy_reason(self, health: Any) -> str:
-        """Read the answer to HealthCheck; return why the server is not well, "" if it is."""
+        """Read the answer to HealthCheck; return why the server is unhealthy, "" if it is healthy."""
         return "" if health.healthy else health.message or "it is not healthy"
 
     def chunk(self, response: Any, num_tops: int, num_prompt_tops: int) -> Chunk:
-        """Read a message of an answer that is not its last, which repeats ids."""
+        """Read a message of an answer, but not its last one, which repeats ids."""
         chunk = response.chunk
         scores, prompt = chunk.output_logprobs, chunk.input_logprobs
         return Chunk(
@@ -190,7 +190,7 @@ def _tops(found: Any, count: int) -> list[Alternatives]:
 
 
 def statistics(loads: Sequence[Any]) -> EngineStatistics:
-    """Sum up what servers say of their ranks in answer to GetLoads."""
+    """Sum up the ranks' loads in the servers' answers to GetLoads."""
     usage = [min(max(one.token_usage, 0.0), 1.0) for one in loads if math.isfinite(one.token_usage)]
     if not usage:
         return EngineStatistics()
@@ -206,7 +206,7 @@ class GrpcCall(Answer):
     """One request, and the reader of its answer.
 
     Args:
-        most_id: ids are below that.
+        most_id: upper bound of ids, exclusive.
         eos: ids that end an answer.
 
     Attributes:
@@ -229,14 +229,14 @@ class GrpcCall(Answer):
 
     @property
     def awaits_finish_reason(self) -> bool:
-        """Return whether the last token has come, as it seems; the answer's last message follows it at once."""
+        """Return whether the last token has probably come; the answer's last message follows at once."""
         return self._num_ids == self._most or self._last in self._ends
 
     def read(self, response: Any, part: Part) -> bool:
         """Add a message to `part`; return whether anything came.
 
         Raises:
-            Failed: it is not of this answer, or cannot be read.
+            Failed: it does not belong to this answer, or cannot be read.
         """
         if response is None:
             raise Failed(UNREADABLE)

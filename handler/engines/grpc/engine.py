@@ -1,6 +1,6 @@
 """Servers of vLLM, SGLang or TensorRT-LLM as an engine, by the gRPC contract that they publish.
 
-Text, stop strings, templates and errors stay this handler's.
+This handler still does text, stop strings, templates and errors.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ __all__ = ["GrpcEngine", "GrpcPooling", "capabilities", "check", "fetch", "load"
 _OWN_HOST = "127.0.0.1"
 _OWN_END_SECONDS = 1.5  # in which it frees what it has; the supervisor gives the engine 2 s
 _WITHHELD = ("PYTHONPATH", "PYTHONHOME", "LMI_API_KEY")
-"""Variables of this process that its server does not get."""
+"""Environment variables that are not passed to the server."""
 _TCP = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _MOST_SILENT = 3  # failures in a row, the last of them silence, after which the own server is started again
 
@@ -81,7 +81,7 @@ def _wrong(key: str, message: str) -> ConfigError:
 
 
 def check_task(config: EngineConfig, kind: str) -> None:
-    """Raise ConfigError if servers of a kind do not have the model's task."""
+    """Raise ConfigError if servers of a kind do not support the model's task."""
     if config.task is Task.GENERATION:
         return
     key = f"option.task={config.options.task}"
@@ -109,11 +109,11 @@ def fetch(model_id: str | None, config: EngineConfig) -> str | None:
 
 
 class OwnFiles(NamedTuple):
-    """Facts of the model's files here, with which a server's model is compared.
+    """Facts from the local model files, which a server's model is compared with.
 
     Attributes:
         vocabulary: number of the model's ids; None if config.json does not say so.
-        num_pieces: number of the tokenizer's ids but those added to it; None if tokenizer.json does not say so.
+        num_pieces: number of the tokenizer's ids, without added tokens; None if tokenizer.json does not say so.
         eos: ids that end an answer.
     """
 
@@ -135,7 +135,7 @@ class OwnFiles(NamedTuple):
         """Compare with a server's model.
 
         Raises:
-            Failed: its tokenizer is another.
+            Failed: its tokenizer differs.
         """
         for theirs, own in ((model.vocabulary, self.vocabulary), (model.num_pieces, self.num_pieces)):
             if theirs and own and theirs != own:
@@ -177,7 +177,7 @@ class OwnServer:
         self._stop_watch = end_with_process(self._process.pid, self._name)
 
     def check_port(self) -> None:
-        """Make sure, before each connection, that nobody else listens at the port: gRPC's servers share one.
+        """Check before each connection that no other process listens on the port: gRPC's servers share ports.
 
         Raises:
             Failed: another process does, or the server does not yet.
@@ -203,7 +203,7 @@ class OwnServer:
 
 @contextmanager
 def _default_signals() -> Iterator[None]:
-    """Have a child that is started here end by the signals that this process ignores."""
+    """Let children started meanwhile end by the signals that this process ignores."""
     handlers = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
@@ -213,13 +213,13 @@ def _default_signals() -> Iterator[None]:
 
 
 def _listeners(port: int) -> set[str]:
-    """Return the sockets that listen at a port, by the names that Linux gives them among a process's files."""
+    """Return the sockets that listen on a port, by their names among a process's files on Linux."""
     rows = [line.split() for table in _TCP if table.exists() for line in table.read_text().splitlines()[1:]]
     return {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
 
 
 def _opened(pids: Iterable[int]) -> set[str]:
-    """Return the names of what processes have open."""
+    """Return the names of the processes' open files."""
     found = set()
     for pid in pids:
         with suppress(OSError):  # it has just ended
@@ -233,7 +233,7 @@ def command(contract: Contract, model: Path, config: Config, flags: Sequence[str
     """Return the command of option.engine_python's server.
 
     Args:
-        flags: those of its task. `option.engine_flags` come last, and win.
+        flags: the flags for its task. `option.engine_flags` come last, and win.
     """
     options = config.engine_options
     python = options["engine_python"]
@@ -251,7 +251,7 @@ class ContractEngine(RemoteEngine[C]):
     """An engine of servers that speak a contract.
 
     Args:
-        flags: makes those of a server that the engine starts.
+        flags: returns the flags of a server that the engine starts.
     """
 
     generates = True
@@ -310,17 +310,17 @@ class ContractEngine(RemoteEngine[C]):
         self._run_once()
 
     async def ask(self, server: Server, *, again: bool = False) -> None:
-        """Ask after each new connection: another model may be there."""
+        """Ask a server after each new connection, as its model may have changed."""
         if not self._clients[server.url].connected:
             server.known = False
         await super().ask(server, again=again)
 
     async def check(self, server: Server) -> None:
-        """Ask a server whether it serves the model, and as many tokens as this one promises."""
+        """Ask a server whether it serves the model, and accepts as many tokens as this one promises."""
         self.check_max_tokens(self._fit(await self._model_at(server.url), self._model).max_tokens)
 
     def leave_out(self, server: Server, error: Failed) -> None:
-        """Give the engine up where its own server is ill for good: the supervisor starts both again."""
+        """End the engine if its own server will not recover: the supervisor restarts both."""
         super().leave_out(server, error)
         if self._own is not None and (error.ill or (error.silent and server.num_failures >= _MOST_SILENT)):
             self._lost = error
@@ -332,7 +332,7 @@ class ContractEngine(RemoteEngine[C]):
         return step
 
     def statistics(self) -> EngineStatistics:
-        """Return what the servers that are well last said, and ask them again; at rest, wait for what they say."""
+        """Return the healthy servers' last statistics and request new ones; when idle, wait for these."""
         if not self._contract.reports_load:
             return self._statistics
         rests = all(running.ended for running in self._running.values())
@@ -403,7 +403,7 @@ class EmbedCall(NamedTuple):
 class GrpcPooling(ContractEngine[EmbedCall]):
     """See `engines.base.Engine`; requests have Pooling in place of Sampling.
 
-    The server pools; normalizing and cutting to `dimensions` is done here.
+    The server pools; normalizing and truncating to `dimensions` is done here.
     """
 
     generates = False
@@ -441,7 +441,7 @@ class GrpcPooling(ContractEngine[EmbedCall]):
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    """Return those of the contract; for `auto` the servers are asked for it.
+    """Return the contract's capabilities; for `auto` the servers are asked for their contract.
 
     Raises:
         ConfigError: they do not answer, or speak none that is known.

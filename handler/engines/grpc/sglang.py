@@ -38,7 +38,7 @@ _DRAWN: Mapping[str, Rule] = {
     "top_p": TOP_CHOICE_OR_MINUS_1,
     "min_p": "min_p",
 }
-"""Fields that count where tokens are drawn."""
+"""Fields that only matter when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,
@@ -51,7 +51,7 @@ _TABLE: Mapping[str, Rule] = {
 }
 
 _OF_THE_REQUEST = frozenset({"logprobs", "top_logprobs", "prompt_logprobs", "prompt_top_logprobs"})
-"""Fields that are not of SGLang's sampling parameters, but beside them."""
+"""Fields of the request that are not among SGLang's sampling parameters."""
 
 
 class Sglang(Contract):

@@ -24,7 +24,7 @@ _DRAWN: Mapping[str, Rule] = {
     "top_p": "top_p",
     "min_p": unless_neutral("min_p"),
 }
-"""Fields that count where tokens are drawn."""
+"""Fields that only matter when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     "do_sample": _choice,
@@ -38,7 +38,7 @@ _TABLE: Mapping[str, Rule] = {
 _OF_THE_REQUEST = frozenset(
     {"max_new_tokens", "ignore_eos", "stop_token_ids", "logprobs", "top_logprobs", "structured_output"}
 )
-"""Fields that are not of its sampling configuration, but beside it."""
+"""Fields of the request that are not in its sampling configuration."""
 
 _GUIDES = {
     "json_schema": "GUIDE_TYPE_JSON_SCHEMA",
@@ -122,5 +122,5 @@ class TrtLlm(Contract):
 
 
 def _own(id: int, logprob: float, best: Sequence[tuple[int, float]]) -> float | None:
-    """Return a token's log-probability: the server writes 0 if it is not among those that it knows."""
+    """Return a token's log-probability: the server writes 0 if it does not have it."""
     return logprob if not best or any(id == one for one, _ in best) else None

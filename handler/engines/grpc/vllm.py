@@ -14,14 +14,14 @@ _MOST_TOPS = 19  # vLLM's own limit is 20, and the chosen token takes a place
 
 
 def _seed(sampling: Sampling) -> dict[str, Any]:
-    """Fold a seed of 64 bits into the 31 that the contract has above -1, which is none."""
+    """Fold a 64-bit seed into the 31 bits that the contract allows."""
     if sampling.seed is None:
         return {}
     return {"seed": (sampling.seed ^ sampling.seed >> 31 ^ sampling.seed >> 62) & 0x7FFFFFFF}
 
 
 def _logprobs(sampling: Sampling) -> dict[str, Any]:
-    """Ask for one more than needed: the chosen token comes first, in the place of the last of the best."""
+    """Request one alternative more: the chosen token comes first, and replaces the least likely one."""
     if not (sampling.logprobs or sampling.top_logprobs):
         return {}
     return {"logprobs": sampling.top_logprobs and sampling.top_logprobs + 1}  # 0: the chosen token's alone
@@ -53,7 +53,7 @@ _DRAWN: Mapping[str, Rule] = {
     "min_p": "min_p",
     "seed": _seed,
 }
-"""Fields that count where tokens are drawn."""
+"""Fields that only matter when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,

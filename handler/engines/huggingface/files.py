@@ -47,7 +47,7 @@ _MAX_HEADER = 100_000_000  # bytes; the limit of safetensors itself
 
 
 def check_tokenizer(directory: Path) -> None:
-    """Raise ConfigError where the directory has no tokenizer, or a file beside it does not hold a JSON object."""
+    """Raise ConfigError if the directory has no tokenizer, or a JSON file next to it is not an object."""
     check_json(directory, *_JSON_FILES)
     own_code = model_files.read_json(directory / "tokenizer_config.json").get("auto_map")
     found = [path for name in _TOKENIZERS for path in model_files.visible(directory, name)]
@@ -80,7 +80,7 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def check_json(directory: Path, *names: str) -> None:
-    """Raise ConfigError where one of the files exists and does not hold a JSON object that transformers reads."""
+    """Raise ConfigError if a JSON file that transformers reads exists, but is not an object."""
     for name in names:
         model_files.read_json(directory / name, mark=False)
 
@@ -139,7 +139,7 @@ Mistral's `consolidated*.safetensors` is no such file: where it is, vLLM reads i
 """
 
 TORCH = ("pytorch_model*.bin",)
-"""Weights of checkpoints from before safetensors."""
+"""Files of PyTorch weights, in checkpoints from before safetensors."""
 
 DESCRIPTIONS = ("*.json", "*.jinja", "*.txt", "*.model", "*.xml")
 """Files of tokenizers, templates and configurations, of OpenVINO too: all but the weights."""
@@ -149,20 +149,18 @@ _GGUF = re.compile(r"(\w[\w.-]*/\w[\w.-]*)/([\w./-]+\.gguf)", re.ASCII)
 
 _ERRNO = re.compile(r"^\[Errno -?\d+\] ")
 _SECRET = re.compile(rf"\bhf_\w{{8,}}|(?<=Bearer )\S+|(?<=://)[^/\s@]+(?=@)|{TOKENS}")
-"""Tokens, which a hub may repeat in its answer, and names with passwords in addresses."""
+"""Secrets to hide: tokens, which a hub may repeat in its answer, and credentials in URLs."""
 
 
 def is_hub_name(model_id: str | None) -> TypeGuard[str]:
-    """Return whether a name means a model of the hub: `owner/model`, or `model` of the first ones, that is no path
-    here.
-    """
+    """Return whether a name is a hub model's, `owner/model` or an old one's `model`, and not a local path."""
     if model_id is None or model_id == model_files.DEMO or Path(model_id).exists():
         return False
     return _NAME.fullmatch(model_id) is not None
 
 
 def is_fetched(model_id: str | None) -> bool:
-    """Return whether a start fetches the model before it reads its files.
+    """Return whether the model is downloaded at startup.
 
     Raises:
         ConfigError: as `s3.check`.
@@ -174,7 +172,7 @@ def is_fetched(model_id: str | None) -> bool:
 
 
 def gguf_file(model_id: str | None) -> tuple[str, str] | None:
-    """Return model and file of `owner/model/file.gguf`; None for any other name, and for a path that is here."""
+    """Return model and file of `owner/model/file.gguf`; None for other names and for local paths."""
     if model_id is None or Path(model_id).exists():
         return None
     # Two names and a file may also be a path of the user's whose file is missing.
@@ -183,12 +181,12 @@ def gguf_file(model_id: str | None) -> tuple[str, str] | None:
 
 
 def is_hub_reference(model_id: str | None) -> TypeGuard[str]:
-    """Return whether a name means a model of the hub: `owner/model`, or `owner/model/file.gguf`."""
+    """Return whether a name is a hub model's: `owner/model`, or `owner/model/file.gguf`."""
     return is_hub_name(model_id) or gguf_file(model_id) is not None
 
 
 def download_checkpoint(name: str, revision: str | None, *, torch: bool = True) -> Path:
-    """Download a checkpoint, with weights of torch only where there are no safetensors, and `torch` can be read."""
+    """Download a checkpoint; PyTorch weights only if there are no safetensors, and `torch` allows it."""
     directory = download(name, revision, without=(*OTHER_FORMATS, *TORCH))
     return download(name, revision) if torch and not model_files.visible(directory, "*.safetensors") else directory
 
@@ -254,7 +252,7 @@ def cached() -> list[Any]:
 
 
 def _connection_error(error: BaseException | None, kind: type[Exception]) -> BaseException | None:
-    """Return the error of the HTTP library behind `error` that no answer caused; None if there is none."""
+    """Return the HTTP library's connection error behind `error`; None if a server's answer caused it."""
     while error is not None and not (isinstance(error, kind) and getattr(error, "response", None) is None):
         error = error.__cause__ or error.__context__
     return error
@@ -277,7 +275,9 @@ def _cannot_fetch(name: str, reason: str) -> ConfigError:
 
 
 Download = Callable[[str, "str | None"], Path]
-"""Returns the directory or file of a hub's name in a revision; a function of a module, for another process calls it."""
+"""Downloads a hub name at a revision; returns the directory or file. A module's function, as another process calls
+it.
+"""
 
 
 def fetch(
@@ -286,13 +286,13 @@ def fetch(
     download: Download = download_checkpoint,
     is_name: Callable[[str | None], TypeGuard[str]] = is_hub_name,
 ) -> str | None:
-    """See `engines.fetch`. What is not in the cache is downloaded; of S3's models the files that `download` would take.
+    """See `engines.fetch`. Downloads what is not cached; from S3 only the files that `download` would fetch.
 
     Args:
         is_name: whether a name means a model of the hub.
 
     Raises:
-        ConfigError: as `download` does; or the process ended before its end.
+        ConfigError: as `download` does; or the downloading process died.
     """
     if s3.is_url(model_id):
         only = DESCRIPTIONS if download is download_descriptions else ()
@@ -348,7 +348,7 @@ _EXPECTED = f"a Hugging Face model directory, a hub's name (owner/model), or {mo
 
 
 def prepare_checkpoint(model_id: str | None) -> Path:
-    """Return the directory of `option.model_id`, which the demo model gets once.
+    """Return the directory of `option.model_id`, into which the demo model is converted once.
 
     Raises:
         ConfigError: there is no such model, or no directory of Hugging Face's format.
@@ -441,7 +441,7 @@ def tokenizer_eos_id(model: Path) -> int | None:
 
 
 TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
-"""Types of weights, with numpy's; BF16 is the upper half of float32."""
+"""Types of weights, with their numpy types; BF16 is the upper half of float32."""
 
 
 class Tensor(NamedTuple):
@@ -455,7 +455,7 @@ class Tensor(NamedTuple):
 
 
 class Tensors:
-    """The tensors that transformers reads of a directory; without an index all, as other programs write them.
+    """The tensors that transformers reads from a directory; without an index, those of all files.
 
     Raises:
         ConfigError: a file has no header, or a tensor's place, type and shape contradict each other.
@@ -485,7 +485,7 @@ class Tensors:
         return self._places[name]
 
     def weight(self, name: str) -> Tensor:
-        """Return the place of a tensor of a type that weights have.
+        """Return a weight's place.
 
         Raises:
             ConfigError: there is none of this name, or it has another type.

@@ -1,4 +1,4 @@
-"""Media in prompts of Hugging Face models: how many tokens an image or a clip has, and where they stand."""
+"""Media in prompts of Hugging Face models: how many tokens an image or a clip has, and their positions."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from handler.core.media import MEDIA, SAMPLE_RATE, MediaTokens, Medium
 from handler.engines.base import NO_MEDIA
 
 Read = Callable[[Mapping[str, Any], Path], MediaTokens | str | None]
-"""Returns how a model counts the tokens, or why it takes none; None if its type is unknown."""
+"""Returns how a model counts a medium's tokens, or why it accepts none; None if its type is unknown."""
 
 
 def read_tokens(model: Path | None, kind: str, read: Read, parts: Collection[str]) -> MediaTokens | str:
-    """Return how a model counts the tokens of media of a kind, or the reason why it takes none.
+    """Return how a model counts the tokens of media of a kind, or the reason why it accepts none.
 
     Args:
         model: a Hugging Face directory, or what was made of one.
@@ -94,7 +94,7 @@ class QwenTokens:
 
 
 def read_image_tokens(model: Path | None) -> MediaTokens | str:
-    """Return how a model counts the tokens of images, or the reason why it takes none.
+    """Return how a model counts the tokens of images, or the reason why it accepts none.
 
     Args:
         model: a Hugging Face directory, or what was made of one.
@@ -103,7 +103,7 @@ def read_image_tokens(model: Path | None) -> MediaTokens | str:
 
 
 def no_images(model: Path | None) -> str:
-    """Return the reason why a model takes no images; "" if it does."""
+    """Return the reason why a model accepts no images; "" if it does."""
     found = read_image_tokens(model)
     return found if isinstance(found, str) else ""
 
@@ -174,7 +174,7 @@ class QwenAudioTokens:
 
 
 def read_audio_tokens(model: Path | None) -> MediaTokens | str:
-    """Return how a model counts the tokens of audio clips, or the reason why it takes none.
+    """Return how a model counts the tokens of audio clips, or the reason why it accepts none.
 
     Args:
         model: a Hugging Face directory, or what was made of one.
@@ -192,7 +192,7 @@ _READERS: dict[str, Callable[[Path | None], MediaTokens | str]] = {
     "image": read_image_tokens,
     "audio": read_audio_tokens,
 }
-"""By kind: return how a model counts the tokens of such media, or the reason why it takes none."""
+"""By kind: return how a model counts the tokens of such media, or the reason why it accepts none."""
 
 
 def media_tokens(model: Path | None) -> dict[str, MediaTokens]:
@@ -206,7 +206,7 @@ def media_tokens(model: Path | None) -> dict[str, MediaTokens]:
 
 
 def no_media(model: Path | None) -> dict[str, str]:
-    """Return the reasons why a model takes no media of a kind; "" if it does."""
+    """Return, by kind, why a model accepts no such media; "" if it does."""
     found = {kind: read(model) for kind, read in _READERS.items()}
     reasons = {kind: tokens if isinstance(tokens, str) else "" for kind, tokens in found.items()}
     text_only = all(reason == NO_MEDIA for reason in reasons.values())
@@ -240,7 +240,7 @@ def collapse(ids: Sequence[int], media: Sequence[Medium], tokens: Mapping[str, M
     """Undo `expand`.
 
     Raises:
-        ValueError: a placeholder does not stand there as often as its medium has tokens.
+        ValueError: a placeholder is not repeated as often as its medium has tokens.
     """
     for kind, one in tokens.items():
         counts = [one.count(medium.size) for medium in media if medium.kind == kind]
@@ -267,7 +267,7 @@ def _collapse(ids: Sequence[int], placeholder: int, counts: Sequence[int], word:
 def prompt_text(
     ids: Sequence[int], text: str, encode: Callable[[str], list[int]], decode: Callable[[list[int]], str]
 ) -> str:
-    """Return the text of a prompt for an engine that takes no ids: `text`, then that of further ids, as of a thought.
+    """Return a prompt's text for an engine that takes no ids: `text`, then that of later ids, such as a thought's.
 
     Args:
         text: of the prompt, or of its beginning, or "".

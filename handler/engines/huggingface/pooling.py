@@ -1,4 +1,4 @@
-"""Pooling of a model that reads whole texts: read its files, and turn its numbers into those of the answer.
+"""Pooling models: read their files, and turn their output into embeddings, scores and labels.
 
 Source of the files: github.com/huggingface/sentence-transformers, `modules.json` and what it names.
 """
@@ -39,10 +39,10 @@ class PoolingFiles(NamedTuple):
     """A model's pooling, as its files describe it.
 
     Attributes:
-        mode: of the tokens' vectors an embedding is the first (cls), the last, the mean or the largest (max).
+        mode: an embedding is the first (cls), last, mean or largest (max) of the tokens' vectors.
         normalize: an embedding has length 1 unless a request says otherwise.
         most_tokens: tokens of a text, special ones included; None: any number.
-        exclusive: of several labels one holds.
+        exclusive: exactly one of several labels applies.
     """
 
     mode: str
@@ -51,7 +51,7 @@ class PoolingFiles(NamedTuple):
     exclusive: bool
 
     def finish(self, values: Any, pooling: Pooling) -> list[float]:
-        """Turn what the model computed of a text into what the request asks for.
+        """Turn the model's output for a text into what the request asks for.
 
         Args:
             values: the pooled vector, or a logit for each label: a numpy array of float32.
@@ -78,7 +78,7 @@ def read_pooling(model: Path, given: str = "auto") -> PoolingFiles:
     """Read a model's files.
 
     Args:
-        given: option.pooling, which beats them.
+        given: option.pooling, which overrides them.
 
     Raises:
         ConfigError: a file is broken, or asks for something that is not computed here; the message names it.
@@ -128,7 +128,7 @@ def _mode(file: Path) -> str:
 
 
 def _most_tokens(model: Path, config: dict[str, Any]) -> int | None:
-    """Return the least of what the model and its tokenizer can take, or what sentence-transformers was told."""
+    """Return the smallest limit of the model, its tokenizer and sentence-transformers' configuration."""
     given = model_files.read_json(model / "sentence_bert_config.json").get("max_seq_length")
     positions = config.get("max_position_embeddings")
     if isinstance(positions, int) and "roberta" in str(config.get("model_type")):
@@ -148,11 +148,11 @@ class PoolingTokenizer(Tokenizer, Protocol):
         """Encode a text, or two as the model's pair, with the special tokens that the model wants around them.
 
         Args:
-            most: tokens that all may have, special ones included; None: any number.
-            side: where more are cut off, left or right, of a longer text first; None refuses them.
+            most: maximum number of tokens in total, special ones included; None: no limit.
+            side: where to truncate, left or right, the longer text first; None refuses instead.
 
         Returns:
-            The prompt, and the index of the first token that the model takes for one of the second text's, if any.
+            The prompt, and the index of the second text's first token, if any.
 
         Raises:
             PromptTooLong: there are more tokens.
@@ -192,7 +192,7 @@ def encode_pooled(
 
 
 def _cut(prompt: Prompt, most: int | None, side: str | None, name: str) -> Prompt:
-    """Cut a text that came as ids, whose special tokens are the client's."""
+    """Truncate a text given as ids, whose special tokens are the client's."""
     if most is None or len(prompt.ids) <= most:
         return prompt
     if side is None:
@@ -258,7 +258,7 @@ class HfPoolingTokenizer:
 def _has_types(model: Path) -> bool:
     """Return whether the model wants token_type_ids: its tokenizer's inputs have them, and it has more types than one.
 
-    A tokenizer.json may mark the second text for a model that never learned the mark.
+    A tokenizer.json may mark the second text for a model that was trained without the mark.
     """
     inputs = read_json(model / "tokenizer_config.json").get("model_input_names")
     if isinstance(inputs, list) and "token_type_ids" not in inputs:
@@ -267,7 +267,7 @@ def _has_types(model: Path) -> bool:
 
 
 def fit(lengths: Sequence[int], most: int) -> list[int]:
-    """Return how many tokens each text keeps, of one or two: tokens of the longer one go first."""
+    """Return how many tokens each of one or two texts keeps: the longer one is truncated first."""
     if len(lengths) == 1:
         return [min(lengths[0], most)]
     first, second = lengths

@@ -22,11 +22,11 @@ _PROBE = "lmi handler probe"
 
 
 class ContentForms(NamedTuple):
-    """The forms of a content that a template renders.
+    """Forms of message content that a template renders.
 
     Attributes:
-        text, parts: whether it renders a text, and a list of parts.
-        placeholders: by kind, what stands for a medium where it renders texts only.
+        text, parts: whether it renders a string, and a list of parts.
+        placeholders: by kind, the text for a medium if it renders only strings.
     """
 
     text: bool
@@ -36,7 +36,7 @@ class ContentForms(NamedTuple):
     def adapt(self, messages: Objects) -> Messages:
         """Return the messages in a form that the template renders.
 
-        Where it renders texts only, a medium's placeholder is a line before the message's text, as vLLM has it.
+        If it renders only strings, a medium's placeholder is a line before the message's text, as in vLLM.
         """
         return [{**message, "content": self._content(message["content"])} for message in messages]
 
@@ -52,12 +52,12 @@ class ContentForms(NamedTuple):
 def find_forms(
     render: Callable[[Messages], str], tokens: Mapping[str, MediaTokens], content_format: str = "auto"
 ) -> ContentForms:
-    """Try both forms.
+    """Find out, by trying, which forms of content a template renders.
 
     Args:
         render: applies the template; raises where the template fails.
         tokens: by kind, of the media that the model takes.
-        content_format: string or openai, which say the form; or auto.
+        content_format: string or openai, to set the form; or auto.
     """
     placeholders = {kind: one.text for kind, one in tokens.items()}
     if content_format != "auto":
@@ -69,7 +69,7 @@ def find_forms(
 
 
 def last_text(message: Mapping[str, Any]) -> str:
-    """Return the text of a message's content, of several parts the last one's."""
+    """Return a message's text; of several parts, the last one's."""
     content = message["content"]
     if isinstance(content, list):
         return next((str(part["text"]) for part in reversed(content) if part["type"] == "text"), "")
@@ -136,7 +136,7 @@ class HfTokenizer:
 
         Raises:
             InvalidPayload: the template fails on these messages, whatever it raises.
-            GenerationFailed: it fails on all.
+            GenerationFailed: it fails on any messages.
         """
         from jinja2 import TemplateSyntaxError
 
@@ -172,7 +172,7 @@ class HfTokenizer:
 
 
 def _reason(error: Exception) -> str:
-    """Return what `raise_exception` says, or a fault, and where."""
+    """Return the message of `raise_exception`, or of an error in the template, with its line."""
     return f"{str(error) or type(error).__name__}{template_line(error)}"[:400]
 
 
@@ -263,7 +263,7 @@ def mistral_eos_id(model: Path) -> int | None:
 
 
 class MistralTokenizer:
-    """See `engines.base.Tokenizer`. As in vLLM, marks in a client's text are text.
+    """See `engines.base.Tokenizer`. As in vLLM, special tokens in a client's text are plain text.
 
     Args:
         model: a directory with a tokenizer of Mistral's own.
@@ -307,7 +307,7 @@ class MistralTokenizer:
         return Prompt(text, self._texts.encode(text, bos=True, eos=False), self._vocabulary)
 
     def encode_chat(self, messages: Objects, tools: Objects = (), options: TemplateOptions = PLAIN_TEMPLATE) -> Prompt:
-        """Lay the messages out as mistral_common does.
+        """Render the messages as mistral_common does.
 
         Raises:
             InvalidPayload: it refuses them, or a message has more than text.
@@ -332,7 +332,7 @@ class MistralTokenizer:
 
 
 def _message(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message in mistral_common's form: text alone, short ids of calls, arguments as JSON."""
+    """Return a message in mistral_common's form: text only, short call ids, arguments as JSON."""
     made = dict(message)
     if isinstance(parts := made.get("content"), list):
         if any(part["type"] != "text" for part in parts):

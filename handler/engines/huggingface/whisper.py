@@ -1,4 +1,4 @@
-"""Whisper, for every engine that has it: what its decoder begins with, its tokens of times, the pieces of a clip."""
+"""Whisper, for all engines: the first tokens of its decoder, timestamp tokens, and the pieces of a clip."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GENERATION = "generation_config.json"
 
 
 class StartToken(NamedTuple):
-    """A clip has one token: the one with which its transcript starts."""
+    """Counts a clip as one token: the one that starts its transcript."""
 
     placeholder: int
     text: str = "<|startoftranscript|>"
@@ -34,11 +34,11 @@ class StartToken(NamedTuple):
 
 
 class WhisperIds(NamedTuple):
-    """Ids of what a prompt asks for; `languages` and `tasks` are empty if the model knows English alone.
+    """Ids of the special tokens in a prompt; `languages` and `tasks` are empty if the model is English-only.
 
     Attributes:
         languages: by their codes.
-        suppressed: those that no transcript has.
+        suppressed: ids that never occur in a transcript.
         most: tokens of prompt and transcript of a piece.
     """
 
@@ -52,11 +52,11 @@ class WhisperIds(NamedTuple):
 
     @property
     def most_previous(self) -> int:
-        """Tokens of a client's prompt."""
+        """Maximum tokens of a client's prompt."""
         return self.most // 2 - 1
 
     def of_time(self, seconds: float) -> int:
-        """Return the id of a time within a piece."""
+        """Return the id of a timestamp within a piece."""
         return self.no_timestamps + 1 + round(min(max(seconds, 0.0), WINDOW) / _STEP)
 
     def language_of(self, ids: Sequence[int]) -> str:
@@ -74,7 +74,7 @@ def whisper_ids(model: Path) -> WhisperIds:
     """Read generation_config.json.
 
     Raises:
-        ConfigError: it lacks one of them.
+        ConfigError: one of the ids is missing.
     """
     found = model_files.read_json(model / _GENERATION)
     numbers = [found.get(name) for name in ("decoder_start_token_id", "no_timestamps_token_id")]
@@ -134,7 +134,7 @@ def cut(samples: Any) -> Iterator[tuple[int, int]]:
 
 
 def with_times(vocabulary: Vocabulary, ids: WhisperIds) -> Vocabulary:
-    """Return the vocabulary with the tokens of times, which some tokenizers leave out, as special ones."""
+    """Return the vocabulary with timestamp tokens as special ones; some tokenizers leave them out."""
     first, last = ids.of_time(0), ids.of_time(WINDOW)
     pieces = [*vocabulary.pieces, *[b""] * (last + 1 - len(vocabulary))]
     pieces[first : last + 1] = [f"<|{number * _STEP:.2f}|>".encode() for number in range(last + 1 - first)]
@@ -142,7 +142,7 @@ def with_times(vocabulary: Vocabulary, ids: WhisperIds) -> Vocabulary:
 
 
 class NoAdapters:
-    """The part of a Whisper's engine that refuses LoRA adapters."""
+    """The part of a Whisper engine that refuses LoRA adapters."""
 
     def load_adapter(self, adapter: Adapter) -> None:
         raise ValueError("LoRA adapters are not supported with Whisper models")

@@ -21,7 +21,7 @@ _MOST = 1 << 22  # bytes of an event
 
 
 class Event(NamedTuple):
-    """One event. `comment` is what stood behind colons, where Dynamo writes an error's words."""
+    """One event. `comment` is its comment lines, where Dynamo writes an error's message."""
 
     name: bytes
     data: bytes
@@ -29,7 +29,7 @@ class Event(NamedTuple):
 
 
 class EventReader:
-    """Reads events; parts of them may come at any time. An event that the stream's end cuts off never comes."""
+    """Reads events from data in pieces of any size. An event cut off by the stream's end is dropped."""
 
     def __init__(self) -> None:
         self._rest = bytearray()  # of a line, which later pieces continue
@@ -87,7 +87,7 @@ class EventReader:
 _ID = "token_id:"
 _MOST_WORDS = 4096  # bytes of an answer that are quoted, before keys are masked and the rest is cut
 _OF_THE_REQUEST = (400, 413, 422)
-"""Statuses by which a server finds fault with the request; others of 4xx are about keys, paths and models."""
+"""Statuses that blame the request; other 4xx are about keys, paths and models."""
 _HINTS = {
     401: "; its key is the variable OPENAI_API_KEY",
     403: "; its key is the variable OPENAI_API_KEY",
@@ -95,11 +95,11 @@ _HINTS = {
     405: "; its address ends with /v1",
 }
 _FOR_NOW = (408, 425, 429)
-"""Statuses of 4xx that pass by themselves."""
+"""Temporary 4xx statuses."""
 _BUSY = (429, 503, 529)
-"""Statuses by which a server says that it has too much to do; 529 is Anthropic's."""
+"""Statuses of an overloaded server; 529 is Anthropic's."""
 _BUSY_WORDS = ("rate_limit_exceeded", "rate_limit_error", "overloaded_error")
-"""A `code` or `type` of an error's JSON that says so: OpenAI's and Anthropic's."""
+"""`code` or `type` in an overloaded server's error: OpenAI's and Anthropic's."""
 _MOST_WAIT = 60.0  # seconds that a client is told to wait: whatever a server says, it may have room long before
 _MOST_HEADER = 64  # characters of a Retry-After
 
@@ -171,7 +171,7 @@ def _token_id(name: str) -> int:
 
 
 def message(data: bytes) -> str:
-    """Return the message of an error's body, of whichever form; else its beginning."""
+    """Return the message in an error's body of any form; otherwise the body's beginning."""
     try:
         value: Any = orjson.loads(data)
     except ValueError:
@@ -183,7 +183,7 @@ def message(data: bytes) -> str:
 
 
 def _event_error(data: bytes) -> Refused | Failed:
-    """Return the error that an event under 200 stands for, by the status that it names."""
+    """Return the error in an event of a 200 answer, by the status that it names."""
     return status_error(status_in(data, 500), data)
 
 

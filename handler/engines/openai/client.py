@@ -69,10 +69,10 @@ class Client:
         await self._session.close()
 
     async def models(self, url: str) -> list[Model]:
-        """Return the server's models, but its adapters.
+        """Return the server's models, without its adapters.
 
         Raises:
-            Failed: it has not named any.
+            Failed: it names none.
         """
         with self._translated():
             request = self._session.get(f"{url}/models", timeout=self._models_timeout, allow_redirects=False)
@@ -105,7 +105,7 @@ class Client:
                 yield _read(response.content)
 
     async def _post(self, url: str, data: bytes) -> Any:
-        """Send a body. An idle connection that its server ends at that moment is no failure: another one is taken."""
+        """Send a body. If the server closes an idle connection at that moment, another one is used."""
         for _ in range(_MOST_STALE):
             connection: dict[str, bool] = {}
             try:
@@ -145,7 +145,7 @@ def suitable(models: Sequence[Model], name: str | None, kind: str | None) -> Mod
 
 
 def _noting_reuse() -> Any:
-    """Return a trace that writes into a request's context that its connection has had others."""
+    """Return a trace that notes in a request's context that its connection is reused."""
     import aiohttp
 
     async def note(session: object, context: Any, params: object) -> None:
@@ -174,7 +174,7 @@ async def _read(content: Any) -> AsyncIterator[list[Event]]:
 
 
 def _check_encoding(headers: Mapping[str, str]) -> None:
-    """Refuse what is compressed, as nobody asked for that: a small answer may become a very large one."""
+    """Refuse a compressed answer, which was not requested: a small one may expand to a very large one."""
     encoding = headers.get("content-encoding", "").strip().lower()
     if encoding not in _PLAIN:
         raise Failed("sent a compressed answer", f"Content-Encoding: {encoding[:100]}")
@@ -211,7 +211,7 @@ def find_kind(urls: tuple[str, ...]) -> str:
     """Ask all servers for their kind, by `owned_by` of their models; blocks for up to 5 s.
 
     Raises:
-        ConfigError: none answers, one is of no known kind, or they are of several.
+        ConfigError: none answers, one is of an unknown kind, or their kinds differ.
     """
     with ThreadPoolExecutor(1) as thread:  # the caller's may have a loop that runs
         answers = thread.submit(asyncio.run, _ask_once(urls)).result()

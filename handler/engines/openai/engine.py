@@ -1,6 +1,6 @@
 """A server of OpenAI's API as an engine: token ids go to its /v1/completions, and token ids come back.
 
-Text, stop strings, templates and errors stay this handler's.
+This handler still does text, stop strings, templates and errors.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class UrlEngine(RemoteEngine[EventAnswer]):
         return EventAnswer(completion(self._kind, self._model, request.ids, request.sampling), request.sampling)
 
     async def stream(self, server: Server, running: Running[EventAnswer]) -> None:
-        """Read an answer to its end; after its finish_reason what follows frees the connection for the next.
+        """Read an answer to its end; after its finish_reason only to free the connection for the next one.
 
         Raises:
-            Refused, Failed: it is none.
+            Refused, Failed: the server refuses the request, or fails.
         """
         try:
             async with self._client.events(server.url, running.call.body) as events:
@@ -72,7 +72,7 @@ class UrlEngine(RemoteEngine[EventAnswer]):
             raise
 
     async def check(self, server: Server) -> None:
-        """Ask a server whether it serves the model, and as many tokens as this one promises."""
+        """Ask a server whether it serves the model, and accepts as many tokens as this one promises."""
         self.check_max_tokens(self._fit(await self._client.models(server.url)).max_tokens)
 
     async def disconnect(self) -> None:
@@ -84,10 +84,10 @@ async def _new_client(connect_timeout: float, tls: bool) -> Client:
 
 
 def capabilities(config: EngineConfig) -> Capabilities:
-    """Return those of the server; for `auto` it is asked for its kind.
+    """Return the server's capabilities; for `auto` it is asked for its kind.
 
     Raises:
-        ConfigError: it does not answer, or is of no known kind.
+        ConfigError: it does not answer, or its kind is unknown.
     """
     kind = config.options.engine_options.get("base_url_kind", "auto")
     return KINDS[find_kind(_SETTING.urls(config)) if kind == "auto" else kind].capabilities

@@ -23,7 +23,7 @@ from handler.engines.base import (
 )
 
 _MOST_BIAS = 100.0
-"""vLLM moves a larger one to this limit without a word."""
+"""vLLM silently clips larger ones to this limit."""
 
 _REASONS = {
     "num_beams": "there is no beam search in a stream",
@@ -34,7 +34,7 @@ _REASONS = {
     "return_context_logits": "there are no logits",
     "return_generation_logits": "there are no logits",
 }
-"""Why no server has these fields of Sampling."""
+"""Reasons why no server supports these fields of Sampling."""
 
 
 class Kind(NamedTuple):
@@ -42,9 +42,9 @@ class Kind(NamedTuple):
 
     Attributes:
         owner: the beginning of its models' `owned_by`; vLLM's Rust front end has `vllm-frontend-rs`.
-        reasons: why it lacks or drops fields of Sampling, as in `Capabilities`.
+        reasons: why it does not support or drops fields of Sampling, as in `Capabilities`.
         limits: as in `Capabilities`.
-        ask: fields of a request that have it return token ids.
+        ask: request fields that make it return token ids.
         ranked: its log-probabilities name tokens by their ids.
     """
 
@@ -84,7 +84,7 @@ KINDS = {
         ranked=False,
     ),
 }
-"""By the value of option.base_url_kind."""
+"""Kinds by the value of option.base_url_kind."""
 
 
 def _length(sampling: Sampling, kind: str) -> dict[str, Any]:
@@ -133,7 +133,7 @@ _DRAWN: Mapping[str, Rule] = {
     "min_p": "min_p",
     "seed": _seed,
 }
-"""Fields that count where tokens are drawn."""
+"""Fields that only matter when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     **COMMON_RULES,
@@ -151,7 +151,7 @@ SUPPORTS = frozenset({*_TABLE, *_DRAWN})
 
 
 def completion(kind: str, model: str, ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
-    """Make the body of /v1/completions; it names neutral values too, as the server may have defaults of its own.
+    """Make the body of /v1/completions; it sets neutral values too, as the server may have defaults of its own.
 
     Raises:
         ValueError: the server would not do what `sampling` says; the message says why.

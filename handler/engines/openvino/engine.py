@@ -144,7 +144,7 @@ class OpenVino:
             start(None)
 
     def _compile(self, config: EngineConfig, structured_output: StructuredOutput) -> None:
-        """Compile on a thread; making the check takes a quarter of a second, so the first text does it."""
+        """Compile on a thread; the check is only made for the first text, as that takes a quarter of a second."""
         if self._check is None:
             self._check = OpenVinoCheck(config, self._pipeline.get_tokenizer())
         self._check.compile(structured_output)
@@ -223,7 +223,7 @@ class OpenVino:
     # -- one request ---------------------------------------------------------------------------------------------
 
     def _read(self, key: int, running: _Running, step: Step) -> bool:
-        """Take a request's results; return whether it has ended. Beams come together, at the end."""
+        """Read a request's results; return whether it has ended. Beams come together, at the end."""
         sequences: dict[int, int] = {}
         ended = False
         while running.handle.can_read():
@@ -367,7 +367,7 @@ def _top(sampling: Sampling) -> dict[str, Any]:
 
 
 def _by_scorer(sampling: Sampling, eos: frozenset[int]) -> dict[str, Any]:
-    """Leave it to `scorers.py`."""
+    """Leave log-probabilities of prompts to `scorers.py`."""
     return {}
 
 
@@ -378,7 +378,7 @@ _DRAWN: Mapping[str, Rule] = {
     "top_p": _top,
     "top_k": _top,
 }
-"""Fields that count where tokens are drawn."""
+"""Fields that only matter when sampling."""
 
 _TABLE: Mapping[str, Rule] = {
     "max_new_tokens": "max_new_tokens",
@@ -473,7 +473,7 @@ def make_pipeline(config: EngineConfig) -> Any:
 
 
 def _check_numbers(pipeline: Any) -> None:
-    """Try a prompt: in fp16 the CPU plugin may compute no numbers, and answers would be noise.
+    """Try a prompt: in fp16 the CPU plugin may compute NaN, and answers would be noise.
 
     Raises:
         ConfigError: a token has no probability.

@@ -39,7 +39,7 @@ _ROTARY, _DIVISORS = "rotary frequencies", "rope_freqs.weight"
 
 
 class _Matrix(NamedTuple):
-    """Arrays that hold a matrix, with an item for each of its rows.
+    """A matrix as arrays, with an item for each of its rows.
 
     `f32`: the weights. `i8`: whole numbers and scales. `u4`: whole numbers, zero points and scales. A group has 32
     weights, or those of a row.
@@ -124,7 +124,7 @@ def _order(rows: int, heads: int | None) -> Any:
 def _nearest(
     tensors: dict[str, Any], orders: dict[str, Any], values_of: Callable[[Any], tuple[Any, Any, Any]], rows: int
 ) -> str | None:
-    """Return the matrix that is the graph's: by some rows, and by all where several are equal in these."""
+    """Return the file's matrix that is the graph's, compared by some rows; by all if several match."""
     import numpy as np
 
     some = np.unique(np.linspace(0, rows - 1, min(rows, _CHECKED)).astype(int))
@@ -137,7 +137,7 @@ def _nearest(
 def _compare(
     tensors: dict[str, Any], orders: dict[str, Any], values_of: Callable[[Any], tuple[Any, Any, Any]], rows: Any
 ) -> dict[str, float]:
-    """Return those of the matrices that are the graph's in all of `rows`, with their distances from it."""
+    """Return the matrices that match the graph's in all of `rows`, with their distances from it."""
     import numpy as np
     from gguf.quants import dequantize
 
@@ -401,7 +401,7 @@ def _rotary(reader: Any, vectors: dict[str, Any]) -> tuple[Any, Any]:
 
 
 _UNREADABLE = ("gguf_tensor_to_f16 failed", "Unsupported quantization type")
-"""GenAI's messages of a kind of weights that its reader lacks."""
+"""GenAI's messages about a kind of weights that its reader does not support."""
 
 _MAX_ROWS_FILE = 1 << 30  # bytes of a file whose weights become `rows` by default
 
@@ -412,14 +412,14 @@ SCRIPT = "import sys; from handler.engines.openvino.gguf import main; main(*sys.
 def converted_model(source: Path, cache: Path, weights: Weights) -> Path:
     """Return the OpenVINO directory of a GGUF file, making it below `cache` where there is none yet.
 
-    An image may also have it in `converted/` beside the file. An unknown layout is remembered below `cache`.
+    An image may also have it in `converted/` next to the file. An unknown layout is remembered below `cache`.
 
     Args:
         weights: their form, see `replace_weights`.
 
     Raises:
         ConfigError: it is no GGUF file, it cannot be converted (`UnknownLayout` if for its layout), or the directory
-            beside it is not complete.
+            next to it is incomplete.
     """
     try:
         name = fingerprint(f"{RECIPE} {weights}".encode(), [source])

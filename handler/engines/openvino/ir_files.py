@@ -1,4 +1,4 @@
-"""Checks an OpenVINO model directory before OpenVINO loads it, whose errors name no file."""
+"""Checks an OpenVINO model directory before loading: OpenVINO's errors name no file."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def parts(*, vision: bool) -> tuple[str, ...]:
 
 
 def whisper_parts() -> tuple[str, ...]:
-    """Return the names of a Whisper's graphs."""
+    """Return the names of a Whisper model's graphs."""
     return (*_WHISPER, *_TEXT)
 
 
@@ -175,7 +175,7 @@ _EXPORTS = {
     Task.RERANK: "text-classification",
     Task.TRANSCRIPTION: "automatic-speech-recognition-with-past",
 }
-"""Tasks with optimum's names."""
+"""Tasks, with their names in optimum."""
 
 
 def download(model_id: str, revision: str | None) -> Path:

@@ -92,7 +92,7 @@ def quantization_of(config: EngineConfig) -> Quantization | None:
     """Return what `option.quantize` and `option.group_size` ask for.
 
     Raises:
-        ConfigError: the latter has no effect.
+        ConfigError: group_size has no effect.
     """
     options = config.options.engine_options
     quantize, group = options.get("quantization"), options.get("group_size")
@@ -104,10 +104,10 @@ def quantization_of(config: EngineConfig) -> Quantization | None:
 def find_model(
     model_id: str, task: Task = Task.GENERATION, pooling: str = "auto", quantization: Quantization | None = None
 ) -> model_files.Model:
-    """Check the files of `option.model_id`, and whether they can be converted where they must be.
+    """Check the files of `option.model_id`, and that they can be converted if needed.
 
     Raises:
-        ConfigError: there is no such model, or something of it is missing.
+        ConfigError: there is no such model, or a part of it is missing.
     """
     pools = task not in _GENERATING
     if task is not Task.GENERATION and model_id == model_files.DEMO:

@@ -1,4 +1,4 @@
-"""Computes whole texts by OpenVINO on a CPU: texts of like length together, their vectors pooled in the graph."""
+"""Pooling models by OpenVINO on a CPU: texts of similar length together, their vectors pooled in the graph."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _FAMILIES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta."}
 
 
 def is_bert(model: Path) -> bool:
-    """Return whether the graph of a Hugging Face directory can be made here."""
+    """Return whether the graph of a Hugging Face directory can be built here."""
     return has_bert_config(model) and bool(model_files.visible(model, "*.safetensors"))
 
 
 def has_bert_config(model: Path) -> bool:
-    """Return whether its configuration is one of which the graph can be made here."""
+    """Return whether the graph can be built for its configuration."""
     config = model_files.read_json(model / "config.json")
     return (
         config.get("model_type") in _FAMILIES
@@ -288,7 +288,7 @@ def read_graph(model: Path, mode: str, task: Task) -> Any:
         mode: as in PoolingFiles.
 
     Raises:
-        ConfigError: the graph has other inputs or outputs than such models.
+        ConfigError: the graph's inputs or outputs are not such a model's.
     """
     import openvino
 

@@ -107,21 +107,21 @@ MASK_SECONDS = 0.05
 
 _GRAMMAR = XgrammarSupport(bounds=True, others=True)
 _CONVERTER = XgrammarSupport(bounds=False, others=False)
-"""Support of our own grammars, which refuse what they do not follow, and of GenAI's xgrammar."""
+"""What our own grammars support, which refuse all else, and what GenAI's xgrammar does."""
 
 _WALKS = (1, 2)  # seeds
 _STEPS = 64  # of a walk, unless they become slower and slower
 _MOST_STEPS = 200  # also the steps of a walk through an abridged grammar
 _FEW_PARTS = 4  # with more, the walks through them are shorter
 _TEMPERATURES = (1.0, 1.3)
-"""Of walks through those: they take the marker nearly always where it is allowed, and about half the time."""
+"""Temperatures of those walks: they take an allowed marker nearly always, or about half the time."""
 
 _EVEN = 100.0  # the temperature at which all tokens are about equally likely
 _ANSWER = 2000  # tokens, by which steps that become slower and slower must not have become too slow
 _WINDOW = 8  # steps of the average
 
 _FIRST = StructuredOutput("choice", '["a"]')
-"""Compiled before a measurement, to make what all texts share."""
+"""Compiled before a measurement, which must not count what all texts share."""
 
 
 def genai_arguments(structured_output: StructuredOutput) -> dict[str, str]:

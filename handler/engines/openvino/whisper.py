@@ -21,7 +21,7 @@ _WAIT = 0.5  # seconds of a step in which no token comes
 
 @dataclass
 class _Clip:
-    """A clip, with its pieces that are left."""
+    """A clip, with its remaining pieces."""
 
     key: int
     ids: Sequence[int]
@@ -31,7 +31,7 @@ class _Clip:
 
 
 class OpenVinoWhisper(NoAdapters):
-    """See `engines.base.Engine`. Tokens come one by one; with times, those of a piece come at its end.
+    """See `engines.base.Engine`. Tokens come one by one; with timestamps, a piece's tokens come at its end.
 
     Args:
         properties: the CPU plugin's.
@@ -126,7 +126,7 @@ class OpenVinoWhisper(NoAdapters):
         return key in self._wanted
 
     def _timed(self, key: int, chunks: Sequence[Any], place: Heard) -> Output:
-        """Return a piece's tokens, with those of times: GenAI gives texts, whose ids they are."""
+        """Return a piece's tokens with timestamp tokens: GenAI returns texts, whose ids these are."""
         ids: list[int] = []
         for chunk in chunks:
             ids.append(self._ids.of_time(chunk.start_ts))
@@ -154,7 +154,7 @@ class OpenVinoWhisper(NoAdapters):
 
 
 def _streamer(genai: Any, take: Callable[[Sequence[int]], bool]) -> Any:
-    """Make what passes a transcript's ids on, and ends it when `take` says that nobody waits for it any more."""
+    """Make a streamer that passes on a transcript's ids, until `take` says that nobody waits for more."""
 
     class Streamer(genai.StreamerBase):  # type: ignore[misc]
         def write(self, found: int | Sequence[int]) -> Any:

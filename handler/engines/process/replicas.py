@@ -38,7 +38,7 @@ class Load(NamedTuple):
     Attributes:
         replica: its number.
         num_sequences: those that it computes.
-        num_tokens: that are to come, at most; a prompt that it has not begun counts too.
+        num_tokens: upper bound of tokens to come, with those of a prompt that it has not begun.
     """
 
     replica: int
@@ -69,7 +69,7 @@ class Router:
     2. A prompt that begins with an earlier one goes where the longest such prompt went, as its KV cache may be there:
        it is a conversation's next turn. It moves if that replica runs more sequences than the idlest one, by over a
        fourth of the slots. A text to embed or to compare has no next turn.
-    3. All else goes where the fewest tokens are to come; of equal ones, where the last request came longest ago.
+    3. All others go where the fewest tokens are to come; among equals, to the one chosen longest ago.
 
     Args:
         slots: sequences that a replica computes at once.
@@ -435,7 +435,7 @@ class ReplicaSet:
 
     @property
     def reason(self) -> str:
-        """Why replicas cannot serve, where that is known."""
+        """Reason why replicas cannot serve, if known."""
         replicas = [replica for replica in self._replicas if replica.engine.reason]
         return "; ".join(f"replica {replica.number}: {replica.engine.reason}" for replica in replicas)
 
@@ -445,7 +445,7 @@ class ReplicaSet:
 
     @property
     def restarts(self) -> int:
-        """Engines that were lost and started again."""
+        """Number of engines that were lost and restarted."""
         return sum(self.replica_restarts)
 
     @property
@@ -459,7 +459,7 @@ class ReplicaSet:
     # -- one replica ---------------------------------------------------------------------------------------------
 
     def _read(self, replica: Replica, step: Step) -> Step:
-        """Take a replica's step; return what the batcher gets of it."""
+        """Read a replica's step; return the batcher's part of it."""
         step = replica.read(step)
         replica.num_steps += bool(step.keys)
         replica.num_tokens += len(step.keys)

@@ -35,7 +35,7 @@ _EXIT_SECONDS = 0.01  # from the end of a job whose process was killed until the
 _STOPPING = "the server is stopping"
 Spent = Callable[[float], object]
 _NOT_PICKLED = (pickle.PicklingError, AttributeError, TypeError)
-"""Exceptions of pickle for a function that cannot be sent."""
+"""Exceptions that pickle raises for a function that cannot be sent."""
 
 Work = Callable[[Any, memoryview], Iterator[Any]]
 """Gets a job's subject and data, and yields results for the host; an exception is sent there too."""
@@ -245,7 +245,7 @@ class Sandbox:
     # -- the process ---------------------------------------------------------------------------------------------
 
     def _ensure_started(self) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-        """Called with the lock."""
+        """Start the process if it does not run; called with the lock held."""
         if self._closed:
             raise NotRun(_STOPPING)
         if self._control is not None and self._process is not None:
@@ -433,7 +433,7 @@ def _receive(channel: socket.socket, size: int) -> memoryview:
 
 
 def _silence() -> None:
-    """Close stdout and stderr: libraries write clients' text there, which no log may hold."""
+    """Close stdout and stderr: libraries write clients' text there, which must not be logged."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.dup2(null, 2)

@@ -35,7 +35,7 @@ log = logging.getLogger("handler.engine")
 
 @dataclass(frozen=True)
 class Place:
-    """The environment that an engine's process gets beside its host's.
+    """What an engine's process gets in addition to its host's environment.
 
     Attributes:
         environ: variables that replace the host's.
@@ -147,7 +147,7 @@ class EngineInstance:
                 self._num_late_sent += 1
 
     def stop(self, grace: float = 0.0) -> None:
-        """Close the channel, wait `grace` seconds, then kill the process. A hung thread stays, but is not heard."""
+        """Close the channel, wait `grace` seconds, then kill the process. A hung thread stays, but is ignored."""
         self._late.put(None)
         with contextlib.suppress(OSError):
             self.channel.shutdown(socket.SHUT_RDWR)
@@ -185,7 +185,7 @@ class State(str, Enum):
 
 
 Soon = Callable[[Callable[[], None]], object]
-"""Has a callback called soon."""
+"""Schedules a callback."""
 
 
 def now(callback: Callable[[], None]) -> None:
@@ -311,7 +311,7 @@ class EngineSupervisor:
 
     @property
     def replica_restarts(self) -> Sequence[int]:
-        """`restarts`, as of the only replica."""
+        """`restarts`, for the only replica."""
         return (self.restarts,)
 
     def restart_when_idle(self, replica: int = 0) -> None:
@@ -344,7 +344,7 @@ class EngineSupervisor:
 
     @property
     def silence(self) -> float:
-        """Seconds since it said anything, while it owes a step."""
+        """Seconds since its last message, while it owes a step."""
         return self._silence.seconds if self._expects_step else 0.0
 
     @property
@@ -368,7 +368,7 @@ class EngineSupervisor:
             self._instance.flush()
 
     def _note(self, message: Any) -> None:
-        """Note what the engine says beside its steps."""
+        """Record the engine's messages other than steps."""
         if isinstance(message, EngineStatistics):
             self.statistics = message
         elif isinstance(message, Ready):
@@ -421,7 +421,7 @@ class EngineSupervisor:
         self._change(State.RESTARTING)
 
     def _fail(self, reason: str) -> NoReturn:
-        """Give this instance up and plan the next; raises the error of the requests in flight."""
+        """Give up this instance and schedule the next; raises the error of the requests in flight."""
         assert self._instance is not None
         self._watch(None)
         self._instance.stop()

@@ -1,1 +1,1 @@
-"""Engines that are servers elsewhere: the choice of a server for each request, and what follows when one fails."""
+"""Engines that are remote servers: the choice of a server for each request, and failover."""

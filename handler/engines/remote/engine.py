@@ -1,4 +1,4 @@
-"""An engine whose steps are done by servers elsewhere. All requests share one event loop, which runs in `step`."""
+"""An engine whose work is done by remote servers. All requests share one event loop, which runs in `step`."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _SPINS = 16  # rounds of the event loop, in which connections close
 
 
 class Call(Protocol):
-    """One request, as the engine's servers get it and answer it."""
+    """One request to a server, and its answer."""
 
     @property
     def begun(self) -> bool:
-        """Return whether a token has come: then nobody else may be asked."""
+        """Return whether a token has come: then no other server may be asked."""
 
 
 C = TypeVar("C", bound=Call)
@@ -47,7 +47,7 @@ class Running(Generic[C]):
     Attributes:
         silence: since the last token, or the start.
         silent: it was given up for its silence.
-        ended: its caller has all; what is left frees its connection.
+        ended: its caller has everything; the rest is read to free its connection.
     """
 
     key: int
@@ -62,9 +62,9 @@ class RemoteEngine(ABC, Generic[C]):
     """See `engines.base.Engine`. A subclass knows the servers' protocol.
 
     Args:
-        kind: what a client is told the servers are.
+        kind: the servers' name in messages to clients.
         max_silence: seconds without a token after which a request fails.
-        close_seconds: in which connections close.
+        close_seconds: time for connections to close.
     """
 
     def __init__(self, kind: str, urls: Sequence[str], max_silence: float, close_seconds: float = 0.0) -> None:
@@ -86,7 +86,7 @@ class RemoteEngine(ABC, Generic[C]):
         """Translate a request.
 
         Raises:
-            ValueError: no server can do what it says.
+            ValueError: no server supports what it asks for.
         """
 
     @abstractmethod
@@ -94,7 +94,7 @@ class RemoteEngine(ABC, Generic[C]):
         """Read an answer to its end, and give all of it to `take`.
 
         Raises:
-            Refused, Failed: it is none.
+            Refused, Failed: the server refuses the request, or fails.
         """
 
     @abstractmethod
@@ -110,7 +110,7 @@ class RemoteEngine(ABC, Generic[C]):
         """Close all connections."""
 
     def take(self, server: Server, running: Running[C], part: Part) -> None:
-        """Keep what came of an answer for the next step."""
+        """Keep a part of an answer for the next step."""
         running.silence.begin()
         running.ended = part.finish is not None
         self._parts[running.key] = part
@@ -331,14 +331,14 @@ class RemoteEngine(ABC, Generic[C]):
     # -- the ends of requests ------------------------------------------------------------------------------------
 
     def _refuse(self, running: Running[C], server: Server, error: Refused) -> None:
-        """End a request that the server finds fault with: its words are for a client who has no token yet."""
+        """End a request that the server refuses, with the server's message if the client has no token yet."""
         if running.call.begun:
             return self._fail(running, server, Failed(str(error), error.words))
         words = client_words(error.words, self._secrets) or f"its server answered {error.status}"
         self._end(running, words, f"{server.url} {error}", refused=True)
 
     def _turn_away(self, running: Running[C], busy: dict[Server, Failed]) -> None:
-        """End a request for which no server has room; it may come again when the first of them wants it."""
+        """End a request for which no server has room; it may be retried when the first of them allows it."""
         server, error = next(reversed(busy.items()))
         detail = log_words(f"{server.url} {error}", secrets())
         waits = [one.retry_after for one in busy.values() if one.retry_after]
@@ -381,7 +381,7 @@ class RemoteEngine(ABC, Generic[C]):
 
 
 def _may_be_asked(server: Server, busy: Mapping[Server, Failed]) -> bool:
-    """Return whether a request may be tried at a server: not again at one that wants to be left alone for a while."""
+    """Return whether a request may be tried at a server: not one that has asked to be left alone for a while."""
     return server not in busy or not busy[server].retry_after
 
 
@@ -418,7 +418,7 @@ def _error(key: int, part: Part) -> Output:
 
 
 def _names(urls: Sequence[str]) -> list[str]:
-    """Return the servers' names, as a message may have them; a plain word is none that could be told from others."""
+    """Return the servers' names that may appear in messages, except plain words, which could mean anything."""
     hosts = [urlsplit(url) for url in urls]
     names = [host.hostname for host in hosts if host.hostname and not host.hostname.isalpha()]
     return [*(host.netloc for host in hosts), *names]

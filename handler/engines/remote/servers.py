@@ -1,4 +1,4 @@
-"""Servers of `option.base_url`: what names them, their errors, what comes of a request there, and the choice of one."""
+"""Servers of `option.base_url`: their settings, their errors, reading their answers, and choosing one."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ class Failed(Exception):
         detail: what the log says beside that: the server's words, and what the operator should change.
         lasts: it stays so until the operator changes something.
         broke_off: the connection ended under the request, which may be the reason.
-        busy: it has too much to do, and takes requests again without anybody's help.
+        busy: it is overloaded, and recovers by itself.
         silent: it did not answer in the time that it had.
-        ill: it says itself that it is not well, or cannot be trusted.
+        ill: it reports that it is unhealthy, or cannot be trusted.
         retry_after: seconds for which the server wants to be left alone; 0 if it does not say so.
     """
 
@@ -112,7 +112,7 @@ class Failed(Exception):
 
 @dataclass
 class Part:
-    """The part of one answer that came since the last step; the prompt's come with its first."""
+    """The part of an answer since the last step; the first one may have the prompt's scores."""
 
     ids: list[int] = field(default_factory=list)
     logprobs: list[float | None] = field(default_factory=list)
@@ -128,7 +128,7 @@ class Part:
 
 
 class Answer:
-    """Checks what comes of one answer against what was asked for."""
+    """Checks an answer against its request."""
 
     def __init__(self, sampling: Sampling) -> None:
         self._stops = frozenset(sampling.stop_token_ids)
@@ -139,7 +139,7 @@ class Answer:
 
     @property
     def begun(self) -> bool:
-        """Return whether a token has come: then nobody else may be asked."""
+        """Return whether a token has come: then no other server may be asked."""
         return self._num_ids > 0
 
     def take(
@@ -179,7 +179,7 @@ class Answer:
 
 
 def score(value: Any) -> float:
-    """Check a log-probability, which other writers' JSON may have as text, or as no number at all."""
+    """Check a log-probability: in other servers' JSON it may be a string, or not finite."""
     if type(value) not in (int, float) or not math.isfinite(value):
         raise ValueError("a log-probability is not a number")
     return float(value)
@@ -243,7 +243,7 @@ class Server:
 
 
 def choose(servers: Iterable[Server], tries: Counter[Server], now: float) -> Server:
-    """Return the server with the least outstanding tokens; one that does not serve only where none does.
+    """Return the server with the least outstanding tokens; one that is left out only if all are.
 
     Args:
         tries: those of this request; a server that it has not tried comes first.
@@ -277,9 +277,9 @@ async def find_model(
 
     Args:
         ask: gets a server's answer.
-        fit: reads it, and raises Failed if it has not the model of the servers before (None: there are none).
-        wanted: what is waited for, for the log.
-        setting: what stands before an address in messages.
+        fit: reads it, and raises Failed unless the model is that of the servers before (None: there are none).
+        wanted: what the log says is awaited.
+        setting: the text before an address in messages.
 
     Returns:
         The model, with the smallest `max_tokens` of any server; by address, why other servers are unusable.

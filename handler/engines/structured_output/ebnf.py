@@ -1,7 +1,7 @@
 """Reads xgrammar's EBNF, and abridges grammars and regular expressions, so that a short trial gets through them.
 
-A matcher follows all derivations of an answer at once. There is no end of them where a rule can derive itself alone, so
-such rules are refused. And a costly part may come after any number of harmless tokens, where no trial gets to. So
+A matcher follows all derivations of an answer at once. They are endless if a rule can derive itself without any text,
+so such rules are refused. And a costly part may come after any number of harmless tokens, where no trial gets to. So
 `abridged` writes a grammar in which one character may stand for each part that can be long.
 """
 
@@ -78,14 +78,15 @@ class Grammar:
         self._nullable = self._find_nullable()
 
     def cycle(self) -> Sequence[str]:
-        """Find rules that derive one another alone; none if there are no such rules."""
+        """Find rules that derive one another without any text; empty if there are none."""
         units = {name: set(self._units(choices)) for name, choices in self._rules.items()}
         return next(cycles(units), ())
 
     def abridged(self) -> Sequence[str]:
         """Write the grammar with `MARKER` as an alternative to each part that is long, loops or calls itself.
 
-        A second one has it beside what is long or loops only: a marker ends a recursion, whose depth may cost.
+        A second grammar has it only for parts that are long or loop: a marker ends a recursion, whose depth may be
+        costly.
         """
         recursive = {name for group in cycles(self._calls) for name in group}
         lengths = self._least_lengths()
@@ -163,7 +164,7 @@ def _is_empty(element: _Element, nullable: Set[str]) -> bool:
 
 
 def acyclic(text: str) -> Grammar:
-    """Read a grammar, and refuse one in which a rule can derive itself alone.
+    """Read a grammar, and refuse one in which a rule can derive itself without any text.
 
     Raises:
         ValueError: it is such a grammar, or (`Unreadable`) none.
@@ -176,7 +177,7 @@ def acyclic(text: str) -> Grammar:
 
 
 def _abridged_macro(text: str) -> str:
-    """Abridge an expression that stands in a grammar as a text; one that is not JSON's kind of text stays."""
+    """Abridge an expression quoted in a grammar; one that is not a JSON string stays."""
     try:
         return json.dumps(abridged_expression(json.loads(text)), ensure_ascii=False)
     except ValueError:
@@ -236,7 +237,7 @@ class _Parser:
         return self.tokens[self._at].kind if self._at < len(self.tokens) else ""
 
     def _begins_rule(self) -> bool:
-        """A name and its `::=`, perhaps with attributes in square brackets between them."""
+        """Return whether a name and `::=` follow, perhaps with attributes in square brackets between them."""
         return self._kind() == "name" and (
             self._text(1) == "::=" or (self._text(1).startswith("[") and self._text(2) == "::=")
         )
@@ -300,7 +301,7 @@ class _Parser:
         return found
 
     def _skip_bracket(self) -> Sequence[str]:
-        """Skip a bracket; return the names in it that are no arguments' names."""
+        """Skip a bracket; return the names in it that are not names of arguments."""
         names, depth = [], 0
         while self._kind():
             depth += (self._text() in ("(", "(=")) - (self._text() == ")")
@@ -453,7 +454,7 @@ def _is_long(quantifier: re.Match[str]) -> bool:
 
 
 def _patterns(schema: Any) -> Iterator[str]:
-    """Find everything that may be a pattern; what is none is a value that looks like one."""
+    """Yield everything that may be a pattern, including values that look like one."""
     waiting = [schema]
     while waiting:
         match waiting.pop():

@@ -1,4 +1,4 @@
-"""Stand-ins for packages that a user's files import and this environment lacks: a few modules of each."""
+"""Stand-ins for packages that a user's files import and this environment does not have: a few modules of each."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StandIn(MetaPathFinder, Loader):
     """Finds the modules of one package.
 
     Args:
-        first: it comes before the package itself; else after, where nothing else finds that.
+        first: take precedence over the package itself; otherwise serve only if the package is not found.
     """
 
     def __init__(self, modules: Modules, *, first: bool = False) -> None:
@@ -27,12 +27,12 @@ class StandIn(MetaPathFinder, Loader):
         self.package = next(iter(modules)).partition(".")[0]
 
     def install(self) -> None:
-        """Have imports find it from now on: functions may import when they are called."""
+        """Add it to Python's finders; it stays, as functions may import when they are called."""
         if self not in sys.meta_path and self._is_needed():
             sys.meta_path.insert(0 if self._first else len(sys.meta_path), self)
 
     def uninstall(self) -> None:
-        """Have imports find it no more; what was imported stays with those who have it."""
+        """Remove it from Python's finders; imported modules stay usable."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         for name in self.modules:
@@ -40,7 +40,7 @@ class StandIn(MetaPathFinder, Loader):
                 del sys.modules[name]
 
     def lacking(self, tree: ast.Module) -> Iterator[tuple[int, str]]:
-        """Yield the line and the full name of each import that finds nothing here; none if the package is there."""
+        """Yield the line and the full name of each import that finds nothing here; none if the package is installed."""
         if not self._is_needed():
             return
         for node in ast.walk(tree):

@@ -1,6 +1,7 @@
 """The part of DJL Serving's Python package that a model.py imports, for servers without DJL.
 
-Names, signatures and values are the package's own (shared by 0.29 to 0.36). What needs a DJL worker cannot be called.
+Names, signatures and values are the package's own (shared by 0.29 to 0.36). Parts that need a DJL worker cannot be
+called.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class Session:
     """Values by name, each in a file of the session's directory.
 
     Args:
-        expiration_ts: seconds since 1970; None for what was kept of an earlier start.
+        expiration_ts: seconds since 1970; None if it is from an earlier start.
     """
 
     def __init__(self, session_id: str, session_root: str, expiration_ts: float | None = None) -> None:
@@ -52,12 +53,12 @@ class Session:
         self._path(key).write_bytes(pickle.dumps(value))
 
     def get(self, key: str, d: Any = None) -> Any:
-        """Return a value; `d` without one."""
+        """Return a value; `d` if there is none."""
         path = self._path(key)
         return pickle.loads(path.read_bytes()) if path.is_file() else d
 
     def get_as_numpy(self, key: str, shape: Any, dtype: Any = "float32", create: bool = False) -> Any:
-        """Return an array whose content is the file's; with `create` of zeros."""
+        """Return an array mapped to the file; `create` fills it with zeros."""
         path = self._path(key)
         if create:
             path.write_bytes(b"")
@@ -82,7 +83,7 @@ class SessionManager:
     """The sessions below one directory.
 
     Args:
-        properties: `sessions_path` and `sessions_expiration` (seconds) count; both have defaults.
+        properties: `sessions_path` and `sessions_expiration` (seconds) are read; both have defaults.
 
     Raises:
         PermissionError: another user made the directory, whose files would be executed as pickles.
@@ -281,7 +282,7 @@ class Output:
 
 
 def binary_fields(data: bytes) -> dict[str, str] | None:
-    """Read what `Output.binary_encode` has made of a piece of an answer; None for any other body."""
+    """Decode the result of `Output.binary_encode`; None for any other body."""
     if not data.startswith(b"\0") or len(data) < 2:
         return None
     place, texts = 2, []
@@ -424,7 +425,7 @@ _REQUEST_IO = {
 
 
 class EngineAnswer(Output):
-    """The answer of LMI's own handlers: the server puts the engine's in its place when `handle` returns it."""
+    """The answer of LMI's own handlers: the server replaces it with the engine's when `handle` returns it."""
 
     def __init__(self, inputs: api.Input) -> None:
         super().__init__()
@@ -442,7 +443,7 @@ _FORMATTERS = "write @input_formatter or @output_formatter functions to change r
 
 
 def handle(inputs: api.Input) -> Output | None:
-    """Have the engine answer; the first call, which is empty, loads nothing: the server has."""
+    """Have the engine answer; the first call, which is empty, loads nothing, as the server has done so."""
     return None if inputs.is_empty() else EngineAnswer(inputs)
 
 
@@ -488,7 +489,7 @@ _HOOKS = frozenset(
         "format_output", "load_model", "get_pipeline", "rolling_batch", "model", "tokenizer", "hf_pipeline",
     }
 )  # fmt: skip
-"""What users replace in LMI's services, and what nothing here would call or read."""
+"""Attributes that users replace in LMI's services, and that nothing here would call or read."""
 
 MODULES: dict[str, dict[str, Any]] = {
     "djl_python": {

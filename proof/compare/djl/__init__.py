@@ -1,1 +1,1 @@
-"""Handlers in DJL Serving's worker, compared through DJL's Java side; beside it the others' model.py."""
+"""Handlers in DJL Serving's worker, compared through DJL's Java side, and the others' model.py."""

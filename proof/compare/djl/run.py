@@ -6,8 +6,8 @@ those of the async mode where DJL has it. It prints a table, then one line of JS
 
     python -m proof.compare.djl.run [--versions 0.25.0,0.34.0] [--clients 32,128] [--pace 60]
 
-Null and upstream send a token a step. Our engine does not wait for the Java side, so that a step brings all that has
-come since the last, and the ratios have that gain in them. The exit status is 1 if a request failed.
+Null and upstream send a token a step. Our engine does not wait for the Java side, so a step brings all tokens since the
+last one; the ratios include that gain. The exit status is 1 if a request failed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ASYNC = {"option.rolling_batch": "disable", "option.async_mode": "true"}
 
 
 class Handler(NamedTuple):
-    """A compared handler: its lines of serving.properties beside those of all, and its model.py, if it needs one."""
+    """A compared handler: its own lines of serving.properties, and its model.py, if it needs one."""
 
     own: Mapping[str, str]
     source: str = ""
@@ -90,7 +90,9 @@ def handlers(pace: float) -> dict[str, Handler]:
 
 
 def worker_python() -> Path:
-    """Return the Python of all workers: it has upstream's packages, and behind them this one's, with our handler."""
+    """Return the Python of all workers: it has upstream's packages and, after them, this environment's with our
+    handler.
+    """
     python = toolchains.python("djl", _HERE)
     code = "import sysconfig; print(sysconfig.get_path('purelib'))"
     site = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
@@ -101,7 +103,9 @@ def worker_python() -> Path:
 
 @contextlib.contextmanager
 def servers(version: str, pace: float) -> Iterator[dict[str, DjlServer]]:
-    """Start a DJL for each handler, side by side so that they can be measured in turns; idle ones cost nothing."""
+    """Start a DJL for each handler, all at the same time, so that they can be measured in turns; idle ones cost
+    nothing.
+    """
     env = {**clean_environment(), "PYTHON_EXECUTABLE": str(worker_python())}
     with contextlib.ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="djl-compared-")))

@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Generation:
-    """A token in the form of both versions: attributes, or the pair of its text and whether it is the last."""
+    """A token in both versions' form: attributes, or the pair of its text and whether it is the last."""
 
     __slots__ = ("cum_logprob", "finished", "seq_length", "token_id", "token_text")
 
@@ -54,7 +54,7 @@ def init_inference(model: str, **properties: Any) -> Model:
 
 
 class Nothing:
-    """Stands for every class that is only imported, or asked about by isinstance."""
+    """Stands for every class that is only imported, or used in isinstance."""
 
 
 def _stand_in(name: str, **content: Any) -> None:

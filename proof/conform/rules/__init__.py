@@ -1,4 +1,4 @@
-"""The rules, in the order in which they are asked. A rule is one function of one of these modules."""
+"""The rules, in the order in which they are checked. Each rule is a function in one of these modules."""
 
 from proof.conform.rules import (  # noqa: I001  (their order is that of the table)
     hosting,

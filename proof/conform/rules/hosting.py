@@ -41,12 +41,12 @@ async def watch_start(server: Server, seconds: float) -> None:
 
 
 async def _is_ready(server: Server) -> bool:
-    """Return whether a server without /ping says that it is ready, at one of the routes that others have."""
+    """Return whether a server without /ping reports readiness at one of the routes that other servers have."""
     return any([(await server.get(path)).ok for path in ("/health", "/v2/health/ready", "/v1/models")])
 
 
 async def _infer(server: Server) -> Answer:
-    """Ask at /invocations, by the first of its forms that is not refused."""
+    """Ask at /invocations, in the first form that is not refused."""
     for body in (
         {"inputs": PROMPT, "parameters": {"max_new_tokens": 2}},
         {"messages": [{"role": "user", "content": PROMPT}], "max_tokens": 2},
@@ -81,11 +81,11 @@ async def start_early(server: Server) -> None:
 # -- the end -----------------------------------------------------------------------------------------------------
 
 _RUNNING = 3.0
-"""Seconds of the stream that runs when SIGTERM comes."""
+"""Seconds of the stream that runs when SIGTERM is sent."""
 
 
 async def _stopped(server: Server) -> Stop:
-    """Return what SIGTERM shows; the first rule sends it."""
+    """Return what was observed after SIGTERM; the first rule sends it."""
     lifetime = server.lifetime
     if lifetime is None:
         skip("it stops the server: needs --command or --container")
@@ -139,10 +139,10 @@ async def stop_exit(server: Server) -> None:
 
 
 _BUSY = 8
-"""Streams at once that keep a server busy."""
+"""Concurrent streams that keep a server busy."""
 
 _SERIES = 2000
-"""Series of metrics that are still few: each becomes a metric of CloudWatch."""
+"""Maximum series of metrics: each becomes a metric of CloudWatch."""
 
 
 @rule("ping.ready", "GET /ping answers 200 when the model can serve.", sources.CONTAINER, SAGEMAKER)
@@ -152,7 +152,7 @@ async def ping_ready(server: Server) -> None:
 
 
 async def _streams(server: Server) -> list[asyncio.Task[Answer]]:
-    """Begin the streams beside which something is asked; what they speak is known before."""
+    """Begin streams, during which a rule asks something else; their dialect is known before."""
     await server.dialect()
     return [asyncio.create_task(server.generate(tokens=64, stream=True)) for _ in range(_BUSY)]
 
@@ -294,7 +294,7 @@ _SAMPLE = re.compile(
 
 
 def samples(answer: Answer) -> dict[str, float]:
-    """Return the values by name with labels."""
+    """Return the metrics' values by name with labels."""
     lines = [line.split(" ") for line in answer.text.splitlines() if line and not line.startswith("#")]
     found = {}
     for name, *value in (" ".join(parts).rsplit(" ", 1) for parts in lines):
@@ -360,7 +360,7 @@ ROUTES = (
     ),
     *("/adapters", "/v1/load_lora_adapter"),
 )
-"""Routes that somebody's container has; those that a server lacks say 404 or 405."""
+"""Routes of any known container; a server answers 404 or 405 to those that it does not have."""
 
 
 def _keyed(server: Server) -> None:

@@ -11,7 +11,7 @@ from proof.conform.server import PROMPT, Server
 
 _0_28, _0_38 = ("lmi-0.28",), ("lmi-0.38",)
 _DEFAULT = 30
-"""New tokens, where a request does not say how many."""
+"""New tokens if a request does not set them."""
 
 
 def _logprob(server: Server) -> str:

@@ -18,7 +18,7 @@ from proof.conform.rules.hosting import samples
 from proof.conform.server import PROMPT, Server
 
 _ENOUGH = 0.05
-"""Seconds of a stream whose pace can be seen."""
+"""Seconds of a stream that is long enough to measure its pace."""
 
 
 async def stream(server: Server, tokens: int = 8) -> Answer:
@@ -125,10 +125,10 @@ async def refused_before(server: Server) -> None:
 
 
 _DEEP = 50_000
-"""Objects within objects."""
+"""Nested objects."""
 
 _LONG = 3_000_000
-"""Words, more than contexts hold."""
+"""Words that exceed any context."""
 
 
 async def _refuses(server: Server, data: bytes) -> None:
@@ -265,10 +265,10 @@ _GAUGES = re.compile(
     r"vllm:num_requests_running|lmi_active_sequences|tgi_batch_current_size|llamacpp:requests_processing"
     r"|dynamo_(frontend|component)_inflight_requests|sglang:num_running_reqs|trtllm_num_requests_running"
 )
-"""Gauges of requests that engines compute, by the servers that have them."""
+"""Gauges of running requests, in the servers that have them."""
 
 _CROWD = 4
-"""Abandoned requests, where only the server's speed can show them."""
+"""Number of abandoned requests, if only the server's speed can show them."""
 
 
 @rule("disconnect.stream", "The engine stops when the client of a stream disconnects.", sources.OURS)
@@ -285,7 +285,7 @@ async def disconnect_whole(server: Server) -> None:
 
 
 async def _abandon(server: Server, path: str, body: Body, seconds: float) -> None:
-    """Ask, go away, and see that the engine stops before the answer's own end, `seconds` after its beginning."""
+    """Ask, disconnect, and check that the engine stops before the answer would end, `seconds` after its beginning."""
     if await _running(server) is None:
         await _by_speed(server, path, body, seconds)
         return
@@ -314,7 +314,7 @@ async def _abandon(server: Server, path: str, body: Body, seconds: float) -> Non
 
 
 async def _running(server: Server) -> float | None:
-    """Return the number of requests that the engine computes; None if no gauge says it."""
+    """Return the number of requests that the engine is running; None if there is no gauge."""
     answer = await server.metrics()
     found = [value for name, value in samples(answer).items() if _GAUGES.match(name)] if answer.ok else []
     return max(found) if found else None
@@ -332,7 +332,7 @@ async def _steady(server: Server) -> float:
 
 
 async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> None:
-    """See twice that a server that a crowd slows down is fast again when the crowd is gone: times alone may deceive."""
+    """Check twice that a server slowed by a crowd is fast again once the crowd has gone: one timing may deceive."""
     found = [await _slow_after_a_crowd(server, path, body, seconds) for _ in range(2)]
     if all(found):
         raise Failed(
@@ -345,9 +345,9 @@ async def _by_speed(server: Server, path: str, body: Body, seconds: float) -> No
 
 
 async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: float) -> str:
-    """Return what shows that the answers of a crowd that went were computed; empty if it shows that they were not.
+    """Return the evidence that abandoned answers were still computed; empty if they were not.
 
-    The server is slow then, and fast again later; one that stays slow has other work.
+    The server is then slow at first and fast later; one that stays slow has other work.
     """
 
     async def one() -> float:
@@ -383,7 +383,7 @@ async def _slow_after_a_crowd(server: Server, path: str, body: Body, seconds: fl
 
 
 async def _beside(server: Server, path: str, body: Body, measure: Callable[[], Awaitable[float]]) -> float:
-    """Measure while a crowd is answered."""
+    """Measure while a crowd is being answered."""
 
     async def one(until: asyncio.Event) -> None:
         async with server.asking_for(path, body):

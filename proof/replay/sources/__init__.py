@@ -20,7 +20,7 @@ lines of requests (path, headers, body), as option.capture_requests writes them"
 _LOOKED_AT = 100  # lines and files that are looked at to find the kind
 _HEAD = 1 << 12
 _ANSWERS = ("_output", "_error", "_errors", "-output", "-error")
-"""How the names of a batch's answers end, beside those of its requests."""
+"""Suffixes of the names of a batch's answer files, after that of its requests."""
 
 
 def open_requests(argument: str) -> Iterator[Request | Unreadable]:
@@ -30,14 +30,14 @@ def open_requests(argument: str) -> Iterator[Request | Unreadable]:
         argument: a file, a directory, or `s3://BUCKET/PREFIX/`.
 
     Raises:
-        ConfigError: there is nothing to read, or nothing of a known kind.
+        ConfigError: there is nothing to read, or its kind is unknown.
     """
     files = find(argument)
     return with_unique_ids(_of_kind(argument, files))
 
 
 def _of_kind(argument: str, files: Sequence[File]) -> Iterator[Request | Unreadable]:
-    """Read files by the kind of the first one that has one: the others of a directory are of the same."""
+    """Read files by the kind of the first one that has one: all files of a directory have the same."""
     for file in files[:_LOOKED_AT]:
         kind = _kind(file)
         if kind == "capture":
@@ -55,7 +55,7 @@ def _of_kind(argument: str, files: Sequence[File]) -> Iterator[Request | Unreada
 
 
 def _batch(argument: str, files: Sequence[File]) -> Iterator[Request | Unreadable]:
-    """Read batch files, with the answers in the same directory, or beside the file that was named."""
+    """Read batch files, with the answers in the same directory, or next to the named file."""
     if len(files) == 1 and not argument.startswith(SCHEME):
         files = [*files, *_beside(Path(argument))]
     kinds = [(file, _kind(file)) for file in files]
@@ -75,14 +75,14 @@ def _with_others(
 
 
 def _beside(path: Path) -> list[File]:
-    """Return the files of a batch's answers that lie beside it, by their names."""
+    """Return the files of a batch's answers next to it, by their names."""
     stem, dot, suffix = path.name.partition(".")
     names = [path.with_name(f"{stem}{end}{dot}{suffix}") for end in _ANSWERS]
     return [file for name in names if name.is_file() for file in find(str(name))]
 
 
 def _kind(file: File) -> str:
-    """Return the kind of a file by its first line that has one; "" if none has."""
+    """Return the kind of a file, from its first recognized line; "" if there is none."""
     try:
         with file.open() as stream:
             if har.BEGIN.match(stream.peek(_HEAD)[:_HEAD]):
@@ -96,7 +96,7 @@ def _kind(file: File) -> str:
 
 
 def _fault(file: File) -> Unreadable | None:
-    """Return the first line that cannot be read; None if those at the beginning can."""
+    """Return the first line that cannot be read; None if the first ones can."""
     return next((line for line in islice(lines(file), _LOOKED_AT) if isinstance(line, Unreadable)), None)
 
 

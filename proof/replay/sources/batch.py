@@ -1,4 +1,4 @@
-"""OpenAI's batch files, `{"custom_id", "method", "url", "body"}`, and the files of their answers beside them."""
+"""OpenAI's batch files, `{"custom_id", "method", "url", "body"}`, and the files of their answers next to them."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _keep(known: sqlite3.Connection, file: File) -> Iterator[Unreadable]:
 
 
 def _answer(found: Mapping[str, Member]) -> tuple[str, int, bytes] | None:
-    """Return id, status and body; None of a request that never ran."""
+    """Return id, status and body; None for a request that never ran."""
     id, response = _id(found), found.get("response", ABSENT)
     if response.value is None:
         return None

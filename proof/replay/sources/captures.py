@@ -1,8 +1,8 @@
 """SageMaker's data capture: its lines, and its files `ENDPOINT/VARIANT/yyyy/mm/dd/hh/*.jsonl`, hour by hour.
 
-Each event of an hour waits in a table on disk until the next hour has been read: a shadow variant's files lie beside
-those of the serving one, and its answer to the same event may have been written in the next hour. Two hours of a
-capture are so on this machine's disk, and nothing of them in memory.
+Each event of an hour waits in a table on disk until the next hour has been read: a shadow variant's files are next to
+those of the serving one, and its answer to the same event may have been written in the next hour. So two hours of a
+capture are on this machine's disk, and none in memory.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from proof.replay.sources.files import (
 )
 
 PATH = "/invocations"
-"""A capture does not name a route. A request's may be in its custom attributes (`route=`)."""
+"""The path of a request without a `route=` in its custom attributes, as a capture does not name one."""
 
 _READERS = {"JSON": from_text, "CSV": from_text, "BASE64": from_base64}
 
@@ -40,8 +40,8 @@ class Event(NamedTuple):
     """A request as a variant captured it.
 
     Attributes:
-        input: the request's; None if outputs alone are captured.
-        output: None if inputs alone are captured, or the model gave no answer.
+        input: the request's; None if only outputs are captured.
+        output: None if only inputs are captured, or the model gave no answer.
     """
 
     id: str
@@ -134,7 +134,7 @@ _DUE = "CREATE TABLE due (mine INTEGER, theirs INTEGER)"
 _FIND = """INSERT INTO due SELECT e.rowid, o.rowid FROM events e
     LEFT JOIN events o ON o.id = e.id AND o.variant <> e.variant
     WHERE e.hour < ? AND (e.variant = 0 OR o.rowid IS NULL) ORDER BY e.at, e.rowid"""
-"""Whose hour is over, in the order in which they came; a shadow's event goes with its serving variant's."""
+"""Finds events whose hour is over, in order of arrival; a shadow's event is joined to its serving variant's."""
 
 _ONE = "SELECT id, place, at, headers, input, answered, type, output FROM events WHERE rowid = ?"
 _NOTHING_TO_SEND = "only the output was captured (no endpointInput), so there is nothing to send"
@@ -142,7 +142,7 @@ _DONE = "DELETE FROM events WHERE rowid IN (SELECT mine FROM due UNION ALL SELEC
 
 
 class _Placed(NamedTuple):
-    """A file, and what its folders say."""
+    """A file, with endpoint, variant and hour from its folders."""
 
     endpoint: str
     variant: str
@@ -157,7 +157,7 @@ def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
 
 
 def _place(file: File) -> _Placed:
-    """Read a file's folders. One without hours is of the variant that its folder names."""
+    """Read a file's folders. Without hours, the last folder names the variant."""
     match = _HOUR.fullmatch("/".join(file.folders))
     above = (match["above"] or "").split("/") if match else list(file.folders)
     if match is None:
@@ -184,7 +184,7 @@ def _endpoint(placed: Sequence[_Placed]) -> Iterator[Request | Unreadable]:
 def _in_order(placed: Sequence[_Placed]) -> list[str]:
     """Return the names of the variants, the serving one first.
 
-    A shadow's is called so, or has the smaller files: it gets a share of the requests.
+    A shadow's name says so, or its files are smaller: it gets a share of the requests.
     """
     sizes: dict[str, int] = defaultdict(int)
     for one in placed:
@@ -233,7 +233,7 @@ def _stored_event(events: sqlite3.Connection, number: int) -> Event:
 
 
 def _request(mine: Event, theirs: Event | None) -> Request | Unreadable:
-    """Return the request of an event; one without a body may still have two answers to compare."""
+    """Return the request of an event; a request without a body may still have two answers to compare."""
     other = None if theirs is None else theirs.output
     whole = mine.output is not None and other is not None
     body = mine.input if mine.input is not None or theirs is None else theirs.input

@@ -1,4 +1,4 @@
-"""Files of a recording, on this machine or in S3, line by line, and fields; tables on disk for what is found again."""
+"""Files of a recording, on this machine or in S3: their lines and fields, and tables on disk for lookups."""
 
 from __future__ import annotations
 
@@ -100,10 +100,10 @@ class _Object(io.RawIOBase):
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read on.
+        """Read the next bytes.
 
         Raises:
-            OSError: S3 refuses, or breaks off too often.
+            OSError: S3 refuses, or closes the connection too often.
         """
         from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError
         from urllib3.exceptions import HTTPError
@@ -132,16 +132,16 @@ class _Object(io.RawIOBase):
 
 
 MAX_LINE = 128 << 20
-"""Bytes of a line: a request and an answer of SageMaker's 25 MB each in base64 have 67 million."""
+"""Maximum bytes of a line: a request and an answer of SageMaker's 25 MB each in base64 have 67 million."""
 
 MOST_FILES = 500_000
-"""Their names are kept; what is in them is not."""
+"""Maximum files: their names are kept in memory, their contents are not."""
 
 SUFFIXES = (".jsonl", ".ndjson", ".json", ".har", ".out")
-"""Of the files that are read in a directory, with or without `.gz` behind."""
+"""Suffixes of the files that are read in a directory, with or without `.gz` after them."""
 
 BROKEN = (OSError, EOFError, zlib.error)
-"""Errors in reading a file: of the disk, of S3, or of what was compressed."""
+"""Errors in reading a file: of the disk, of S3, or in decompression."""
 
 _BOM = b"\xef\xbb\xbf"
 _GZIP = b"\x1f\x8b"
@@ -180,7 +180,7 @@ def _buffered(stream: Any) -> io.BufferedReader:
 
 
 class Line(NamedTuple):
-    """A line that is not empty, and where it stands."""
+    """A non-empty line, and its place."""
 
     place: str
     text: str
@@ -240,7 +240,7 @@ def _is_wanted(name: str) -> bool:
 
 
 def lines(file: File) -> Iterator[Line | Unreadable]:
-    """Yield a file's lines. What cannot be read of it is told, and ends it where it ends the file."""
+    """Yield a file's lines, and an `Unreadable` for what cannot be read, which may end the file."""
     number = 0
     try:
         with file.open() as stream:
@@ -264,7 +264,7 @@ def _line(place: str, data: bytes) -> Line | Unreadable:
 
 
 def _skip(stream: io.BufferedReader) -> None:
-    """Read to the line's end, in pieces."""
+    """Skip to the line's end, in pieces."""
     while (data := stream.readline(1 << 20)) and not data.endswith(b"\n"):
         continue
 
@@ -321,7 +321,7 @@ _DECODER = json.JSONDecoder()
 
 
 class Member(NamedTuple):
-    """A member's value, and its JSON text as it stood there."""
+    """A member's value, and its original JSON text."""
 
     value: Any
     text: str
@@ -331,11 +331,11 @@ ABSENT = Member(None, "null")
 
 
 class Malformed(ValueError):
-    """Something recorded that is not as its kind has it; says which field is wrong."""
+    """A recorded item is malformed; the message names the field."""
 
 
 def members(text: str) -> dict[str, Member]:
-    """Read a JSON object. Of a name that comes twice the last one counts.
+    """Read a JSON object. For a repeated name the last value is used.
 
     Raises:
         Malformed: it is something else, is cut off, or nests too deeply.
@@ -395,7 +395,7 @@ def from_base64(value: Any, name: str) -> bytes:
     """Decode base64.
 
     Raises:
-        Malformed: it is none.
+        Malformed: it is not base64.
     """
     if not isinstance(value, str):
         raise Malformed(f"{name}: is not a string")
@@ -409,7 +409,7 @@ def from_text(value: Any, name: str) -> bytes:
     """Encode a text.
 
     Raises:
-        Malformed: it is no text, or has half of a surrogate pair.
+        Malformed: it is not a string, or has a lone surrogate.
     """
     if not isinstance(value, str):
         raise Malformed(f"{name}: is not a string")
@@ -420,10 +420,10 @@ def from_text(value: Any, name: str) -> bytes:
 
 
 def from_member(member: Member, name: str) -> bytes:
-    """Return the body that a member is: a string's text, or the JSON that stands there; null is none.
+    """Return a member as a body: a string's text, or the original JSON; null is empty.
 
     Raises:
-        Malformed: a string that is no text.
+        Malformed: a string that is not text.
     """
     if member.value is None:
         return b""
@@ -431,7 +431,7 @@ def from_member(member: Member, name: str) -> bytes:
 
 
 def is_status(value: Any) -> bool:
-    """Return whether a value may be HTTP's status; 0 if nobody knows it."""
+    """Return whether a value may be HTTP's status; 0 is unknown."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1000
 
 
@@ -439,7 +439,7 @@ def split_url(url: str, name: str) -> SplitResult:
     """Split a URL.
 
     Raises:
-        Malformed: it is none.
+        Malformed: it is not a URL.
     """
     try:
         return urlsplit(url)
@@ -471,7 +471,7 @@ def seconds(value: Any) -> float | None:
 
 
 def _to_microseconds(text: str) -> str:
-    """Give the fraction six digits, as Python 3.10 wants it."""
+    """Give the fraction six digits, as Python 3.10 requires."""
     head, dot, rest = text.partition(".")
     if not dot:
         return text

@@ -1,4 +1,4 @@
-"""HAR 1.2: what browsers and proxies save of HTTP. One JSON document, whose entries are read one by one."""
+"""HAR 1.2: recordings of HTTP by browsers and proxies. One JSON document, whose entries are read one by one."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from proof.replay.sources.files import (
 )
 
 BEGIN = re.compile(rb'\s*\{\s*"log"\s*:\s*\{')
-"""How a file begins."""
+"""The beginning of a file."""
 
 _MARK = re.compile(rb'["{}\[\]]')
 _STRING_END = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
@@ -36,7 +36,7 @@ _DEPTH_OF_ENTRIES = 2  # of their array: in `log`, in the document
 
 
 class NoBody(Exception):
-    """An entry without a body: a page, a picture, a question to the server."""
+    """An entry without a body: such as a page or a picture."""
 
 
 class _Entry(NamedTuple):
@@ -45,7 +45,7 @@ class _Entry(NamedTuple):
 
 
 def read(files: Sequence[File]) -> Iterator[Request | Unreadable]:
-    """Yield the requests of files that have a body; the others are told in one line, as they are no inference."""
+    """Yield files' requests with a body; the others, which are not inference, are reported in one line."""
     for file in files:
         left_out: Counter[str] = Counter()
         for entry in _entries(file):
@@ -112,7 +112,7 @@ class _Scanner:
                 yield from self._mark(mark[0])
 
     def _end_of_string(self, data: bytes, at: int) -> int:
-        """Return where the string ends of which `data[at:]` goes on, or the data does."""
+        """Return where the string that continues at `data[at:]` ends, or the end of the data."""
         begin = at + self._escapes
         closed = _STRING_END.match(data, begin)
         self._in_string = closed is None
@@ -121,7 +121,7 @@ class _Scanner:
         return closed.end() if closed else len(data)
 
     def end(self) -> Iterator[Unreadable]:
-        """Tell how the document ended."""
+        """Yield an error if the document ended early."""
         if not self._seen:
             yield Unreadable(self._name, "log.entries is missing: it is not a HAR file")
         elif self._depth:
@@ -129,7 +129,7 @@ class _Scanner:
             yield Unreadable(f"{self._name}: entry {number}", "the file ends early: it was cut off")
 
     def _pass(self, data: bytes) -> Iterator[Unreadable]:
-        """Take what stands between marks."""
+        """Process the data between marks."""
         if self._entry is None:
             if not self._within:
                 self._before = (self._before + data)[-_MOST_KEPT:]

@@ -1,7 +1,7 @@
-"""The config.json of language models of the Llama, Qwen and Gemma families, as far as it is known here.
+"""The config.json of language models of the Llama, Qwen and Gemma families, as far as they are supported.
 
-The defaults and rules are those of transformers' configuration classes of these names. What is not known here raises
-`UnknownDecoder` with its name, before a weight is read.
+The defaults and rules are those of transformers' configuration classes of these names. Anything unsupported raises
+`UnknownDecoder` with its name, before weights are read.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from handler.config import model_files
 from handler.core.errors import ConfigError
 
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
-"""Those whose frequencies do not depend on the number of tokens."""
+"""Types whose frequencies do not depend on the number of tokens."""
 
 
 class Rotary(NamedTuple):
-    """Positions of a layer: `parameters` are those of config.json, with `rope_theta`."""
+    """A layer's rotary position embedding: `parameters` are those of config.json, with `rope_theta`."""
 
     size: int  # of a head
     parameters: Mapping[str, Any]
@@ -48,7 +48,7 @@ class Rotary(NamedTuple):
 
 
 def _llama3(plain: Any, factor: float, original: float, parameters: Mapping[str, Any]) -> Any:
-    """Slow frequencies are divided, fast ones stay; between them it changes gradually (Llama 3.1)."""
+    """Divide slow frequencies, keep fast ones, and blend between them (Llama 3.1)."""
     import numpy as np
 
     low, high = float(parameters["low_freq_factor"]), float(parameters["high_freq_factor"])
@@ -58,13 +58,13 @@ def _llama3(plain: Any, factor: float, original: float, parameters: Mapping[str,
 
 
 def _yarn(plain: Any, factor: float, original: float, parameters: Mapping[str, Any], theta: float) -> Any:
-    """As `_llama3`, but gradual by the frequency's number (arXiv 2309.00071)."""
+    """Do as `_llama3`, but blend by the frequency's index (YaRN, arXiv 2309.00071)."""
     import numpy as np
 
     size = 2 * len(plain)
 
     def number_with(turns: float) -> float:
-        """Return the number of the frequency that makes so many turns in the original context."""
+        """Return the index of the frequency that makes this many turns in the original context."""
         return size * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
 
     low = number_with(float(parameters.get("beta_fast") or 32))
@@ -88,13 +88,13 @@ def _attention_factor(factor: float, parameters: Mapping[str, Any]) -> float:
 
 
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu"}
-"""Names of config.json with ours."""
+"""Activations' names in config.json, with ours."""
 
 _MAX_HEAD = 512  # numbers; the CPU plugin's paged attention was tried with 16 to 256
 
 
 class UnknownDecoder(Exception):
-    """The model computes something that is not known here; the text says what."""
+    """The model computes something unsupported; the message says what."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ _FAMILIES = {
 }
 
 FAMILIES = "Llama, Mistral, Qwen2, Qwen3 and Gemma"
-"""For messages."""
+"""The families' names, for messages."""
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Decoder:
     Attributes:
         scale: what products of queries and keys are multiplied by.
         attention_biases: matrices of the attention that have biases.
-        logit_cap: logits are bent into its range by tanh; None if not.
+        logit_cap: logits are soft-capped to it by tanh; None: no cap.
     """
 
     model_type: str
@@ -210,7 +210,7 @@ def read_decoder(model: Path) -> Decoder:
     """Read config.json.
 
     Raises:
-        UnknownDecoder: something in it is not known here.
+        UnknownDecoder: something in it is not supported.
         ConfigError: a value is missing or impossible.
     """
     path = model / "config.json"

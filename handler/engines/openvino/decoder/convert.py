@@ -1,4 +1,4 @@
-"""Writes an OpenVINO directory of a checkpoint, in a process of its own."""
+"""Converts a checkpoint to an OpenVINO directory, in a process of its own."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Quantization(NamedTuple):
 
 
 class Matrices:
-    """Makes the nodes of matrices, and holds the memory that they refer to: it must live as long as the graph.
+    """Makes the nodes of matrices, and keeps the memory that they refer to: it must live as long as the graph.
 
     Args:
         scratch: a directory for quantized matrices.
@@ -106,7 +106,7 @@ def quantize(groups: Any, bits: int) -> tuple[Any, Any, Any]:
 
 
 def _quantize(groups: Any, bits: int, part: float) -> tuple[Any, Any, Any]:
-    """Quantize with a part of each group's range, which always has 0 in it: the zero point is one of the numbers."""
+    """Quantize with a part of each group's range, which always contains 0: the zero point is one of the numbers."""
     import numpy as np
 
     most = (1 << bits) - 1
@@ -231,7 +231,7 @@ def _write_graph(source: Path, target: Path, how: Quantization | None) -> None:
 
 
 def _rounding(name: str, columns: int, how: Quantization) -> Quantization:
-    """Embeddings and the last matrix keep 8 bits, and so do rows that no group divides."""
+    """Return a matrix's quantization: 8 bits for embeddings, the last matrix, and rows that groups do not divide."""
     sizes = [size for size in GROUP_SIZES if size <= how.group and columns % size == 0]
     if how.bits == 8 or name in (_EMBEDDINGS, _HEAD) or not sizes:
         return Quantization(8, 0)

@@ -181,7 +181,7 @@ class _Builder:
         return ops.reshape(wide, self._whole([0, decoder.heads, -1, decoder.head_size]), True)
 
     def _mask(self, window: int | None) -> Any:
-        """Return what is added to products of queries and keys: [texts, 1, tokens, all tokens].
+        """Return the mask added to products of queries and keys: [texts, 1, tokens, all tokens].
 
         Paged attention has no mask. It is causal, and takes the window from this pattern of nodes (OpenVINO,
         state_management_pattern).
