@@ -44,7 +44,7 @@ def read_file(path: Path, number: int = 1, region: str = "") -> Source:
             source = read(content, path.name, number, region)
             return replace(source, notes=[*source.notes, *unknown])
     raise SpecError(
-        f"{path}: is none of the forms that adopt reads",
+        f"{path}: has none of the forms that adopt reads",
         "They are: CreateModel's or DescribeModel's fields, alone or as Model: beside EndpointConfig:, Endpoint:, "
         "Components: and Tags:; DescribeModelPackage's; DescribeHubContent's or JumpStart's specification; "
         "DescribeInferenceRecommendationsJob's or DescribeAIRecommendationJob's.",

@@ -199,7 +199,7 @@ def reading_policy(name: str, region: str, partition: str = "aws") -> Policy:
 # -- refuse an endpoint that somebody else manages, or that is not settled ---------------------------------------------
 
 
-_BESIDE = "--name ANOTHER writes a file for an endpoint of its own beside it."
+_BESIDE = "--name ANOTHER writes a file for a separate endpoint."
 
 
 def refuse_owned(source: Source) -> None:

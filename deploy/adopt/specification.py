@@ -343,7 +343,7 @@ def _model(result: Adopted, served: Json, artifact: Artifact, found: Variables, 
             found.environment["OPTION_MODEL_ID"] = f"{MODEL_DATA}/{artifact.folder}"
     else:
         where = f"the archive {uri}" if uri else f"{said or 'nothing'}, which is in no place that AWS names"
-        why = artifact.problem or artifact.fault or ("it holds no weights" if uri else "")
+        why = artifact.problem or artifact.fault or ("it contains no weights" if uri else "")
         raise Refused(
             f"the container's model is {where}{': ' * bool(why)}{why}",
             "Unpack it into a prefix of S3 and say which, --model s3://BUCKET/PREFIX/; or the hub's name, --model ID.",
@@ -622,7 +622,7 @@ _WORDS = {
     "structure": "an object",
     "map": "an object",
     "list": "an array",
-    "string": "a text: put a number in quotes, and a value in the place of a reference",
+    "string": "a string: put a number in quotes, and a value in place of a reference",
 }
 """JSON's names of types."""
 

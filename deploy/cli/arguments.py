@@ -143,7 +143,7 @@ def add_body(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", metavar="JSON", help="the body instead of BODY; any JSON value, or - or @FILE")
     add_parameters(parser)
-    parser.add_argument("--custom-attributes", metavar="TEXT", help="as route=/v1/chat/completions")
+    parser.add_argument("--custom-attributes", metavar="TEXT", help="such as route=/v1/chat/completions")
     parser.add_argument("--inference-id", metavar="ID", help="the request's name in the container's log")
 
 

@@ -269,7 +269,9 @@ class Calls:
             "AsyncInferenceConfig" in p
             or any("ModelName" not in one or "ServerlessConfig" in one for one in p["ProductionVariants"])
         ):
-            raise Invalid("Shadow variants do not go with asynchronous or serverless inference, or with components.")
+            raise Invalid(
+                "Shadow variants cannot be combined with asynchronous or serverless inference, or with components."
+            )
         for variant in (*p["ProductionVariants"], *p.get("ShadowProductionVariants", ())):
             self._check_types(variant)
             self._check_routing(variant.get("RoutingConfig", {}))

@@ -316,7 +316,7 @@ def _split(
     )
     if count:
         return with_values(values[:count]), with_values(values[count:])
-    assert before, f"{statement['Sid']}: one value alone is too long"
+    assert before, f"{statement['Sid']}: a single value is too long"
     return None, statement
 
 

@@ -66,7 +66,7 @@ def _archive(context: Context, uri: str) -> list[Check]:
         verdict = warning if read.unseen else error
         checks.append(verdict("model", f"{uri}: {problem}", _PACK))
     elif not read.weights and not own and "OPTION_MODEL_ID" not in read.variables:
-        checks.append(error("model", f"{uri}: it holds no weights", _PACK))
+        checks.append(error("model", f"{uri}: it contains no weights", _PACK))
     elif read.folder and not own and not is_aws_image(context.decision.image):  # LMI looks into it
         says = f"{uri}: all its files are in a directory, {read.folder!r}"
         checks.append(error("model", says, f"Set environment.OPTION_MODEL_ID: {MODEL_DATA}/{read.folder}"))

@@ -549,7 +549,7 @@ def _of_unknown(unknown: Iterable[Unknown], environ: Mapping[str, str], problems
 def _idle(
     fields: Mapping[str, Any], engine: str, engine_options: Mapping[str, Any], *, java: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield common options that have no effect beside the others, and why."""
+    """Yield common options that have no effect together with the others, and why."""
     if fields["rolling_batch"] != "disable":
         if fields["enable_streaming"]:
             yield "option.enable_streaming", "rolling batch streams if the request asks for it"

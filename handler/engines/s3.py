@@ -108,7 +108,7 @@ def download(url: str, only: Sequence[str] = ()) -> Path:
         only: patterns of names; () takes all. Of `SETTINGS` there may be none, and no deeper directory has any.
 
     Raises:
-        ConfigError: the model cannot be had; the message says why, and what to change.
+        ConfigError: the model is not available; the message says why, and what to change.
     """
     check(url)
     bucket, prefix = _split(url)

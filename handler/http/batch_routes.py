@@ -170,7 +170,7 @@ class BatchRoutes:
                 await run_in_daemon_thread(functools.partial(form.feed, part))
                 size += len(part)
                 if size - file.tell() > _FORM:
-                    raise InvalidPayload(f"the form has more than {_FORM} bytes beside its file")
+                    raise InvalidPayload(f"the form has more than {_FORM} bytes outside its file")
             return form.end()
 
     async def _content(self, scope: Scope, receive: Receive, send: Send) -> None:

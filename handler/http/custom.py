@@ -341,7 +341,7 @@ def _check_start(start: Message) -> None:
     """
     status = start["status"]
     if not isinstance(status, int) or not 200 <= status <= 599:
-        raise ValueError(f"status {str(status)[:100]} is none of an answer: it must be 200 to 599")
+        raise ValueError(f"status {str(status)[:100]} is not valid for an answer: it must be 200 to 599")
     for name, value in start.get("headers", ()):
         if not _HEADER_NAME.fullmatch(name) or _CONTROL.search(value):
             raise ValueError(f"{name[:100]!r} cannot be a header with this value")

@@ -187,7 +187,7 @@ def serve(
 
     Raises:
         ConfigError: with all problems: the known ones, those of the address and of model.py; or the model or the
-            engine cannot be had.
+            engine is not available.
     """
     for warning in config.warnings:
         log.info("%s", warning)
@@ -267,7 +267,7 @@ async def _host(
     """Open the application when the model is loaded, and end with the server.
 
     Raises:
-        ConfigError: the model or the engine cannot be had.
+        ConfigError: the model or the engine is not available.
     """
     async with running_model as model:
         app.open(model, make(model))

@@ -31,7 +31,7 @@ SESSION_PARAMETER: Mapping[str, Any] = {
     "name": "X-Amzn-SageMaker-Session-Id",
     "in": "header",
     "schema": TEXT,
-    "description": "The session of the request; NEW_SESSION beside the call that opens one",
+    "description": "The session of the request; NEW_SESSION in the call that opens one",
 }
 """The header that all requests for inference may have."""
 

@@ -58,7 +58,7 @@ def check_name(name: str) -> None:
         BadRequest: the name has a character that is not allowed, or a wrong length.
     """
     if not _NAME.fullmatch(name):
-        raise BadRequest(f"name={name!r}: must be 1 to 256 letters, digits and . _ : @ + = ~ -, and not dots alone")
+        raise BadRequest(f"name={name!r}: must be 1 to 256 letters, digits and . _ : @ + = ~ -, and not only dots")
 
 
 def adapter_path(src: str, base: Path | None) -> Path:

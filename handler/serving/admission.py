@@ -146,7 +146,7 @@ class Admission:
         """Load the media of a request of a body of `size` bytes, tokenize it, and check its structured output.
 
         Raises:
-            ServingError: the prompt does not fit, a medium cannot be had, or the engine cannot follow the structured
+            ServingError: the prompt does not fit, a medium is not available, or the engine cannot follow the structured
                 output.
         """
         media, reservation = await self._load_media(request, head)

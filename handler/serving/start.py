@@ -269,7 +269,7 @@ async def running(
         on_state: called with the model and its engine's state, at the start and at every change.
 
     Raises:
-        ConfigError: the model or its engine cannot be had; the message says what to change.
+        ConfigError: the model or its engine is not available; the message says what to change.
     """
     if formatters is None:
         formatters = model_formatters(config, directory)

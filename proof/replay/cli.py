@@ -47,7 +47,7 @@ def add_parser(commands: Any) -> None:
         parser.add_argument(
             f"--key-{side}",
             metavar="VARIABLE",
-            help=f"the environment variable that holds the key of --{side}'s server",
+            help=f"the environment variable that contains the key of --{side}'s server",
         )
     pace = parser.add_argument_group("pace")
     pace.add_argument(

@@ -164,7 +164,7 @@ def _grammar(schema: Any) -> str | None:
         raise ValueError(f"the schema's {keyword} cannot be followed by OpenVINO GenAI's xgrammar")
     if reference := cyclic_reference(schema):
         raise ValueError(
-            f"the schema's reference {reference!r} is cyclic: it leads back to itself, with nothing beside it"
+            f"the schema's reference {reference!r} is cyclic: it leads back to itself, with nothing in between"
         )
     return grammar
 

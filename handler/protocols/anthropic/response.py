@@ -123,7 +123,7 @@ def tool_use_id() -> str:
 class Blocks:
     """Turns events into the start, the pieces and the stop of each block, in order.
 
-    A text of only white space is no block if there are other blocks.
+    A text of only white space is not a block if there are other blocks.
 
     Args:
         stops: the client's stop strings. Each is left out of the text that it ends; the engine sends it.

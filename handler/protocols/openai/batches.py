@@ -54,7 +54,7 @@ def read_file(form: Mapping[str, Any], context: ServerContext) -> NewFile:
     if not isinstance(file, Upload):
         raise InvalidPayload("'file' must be a file of the form, with a filename")
     if purpose != INPUT:
-        raise Named("purpose", purpose).refused(f"must be {INPUT}: files are kept for batches alone")
+        raise Named("purpose", purpose).refused(f"must be {INPUT}: files are only stored for batches")
     anchor, seconds = (form.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
     lifetime = LIFETIME
     if anchor is not None or seconds is not None:

@@ -441,7 +441,7 @@ class ResponseStream(BlockStream):
         return self._encode(self._items.feed([token.text] if self._reader is None else self._reader.feed(token)))
 
     def _text_token(self, token: Token) -> bytes:
-        """Encode a token of an answer that is nothing but text, amid a message."""
+        """Encode a token of an answer that is only text, within a message."""
         self._num_tokens += token.id >= 0
         self._items.parts.append(token.text)
         return self._text(token.text, self._items.number())

@@ -245,7 +245,7 @@ async def openai_route_model(server: Server) -> None:
         expect_answer(await server.post("/v1/chat/completions", body))
 
 
-@rule("limits.whole-answer", "An answer of 64 tokens is there within 60 s.", sources.CONTAINER, SAGEMAKER)
+@rule("limits.whole-answer", "An answer of 64 tokens arrives within 60 s.", sources.CONTAINER, SAGEMAKER)
 async def limits_whole(server: Server) -> None:
     answer = await server.generate(tokens=64)
     limit = server.limits.whole
@@ -320,7 +320,7 @@ async def metrics_format(server: Server) -> None:
     expect(lines, "metrics", answer)
     for line in lines:
         if not _SAMPLE.match(line):
-            raise Failed(f"samples of Prometheus' format; this is none: {line[:200]}", answer)
+            raise Failed(f"samples of Prometheus' format; this is not one: {line[:200]}", answer)
 
 
 @rule("metrics.few", "The metrics have few series, as CloudWatch gets each.", sources.METRICS, SAGEMAKER)

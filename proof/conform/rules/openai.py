@@ -36,7 +36,7 @@ def _expect_error(answer: Answer) -> None:
     error = answer.object.get("error")
     expect(isinstance(error, dict) and isinstance(error.get("message"), str), '{"error": {"message": "…"}}', answer)
     assert isinstance(error, dict)
-    expect({"type", "param", "code"} <= set(error), "type, param and code beside message", answer)
+    expect({"type", "param", "code"} <= set(error), "type, param and code next to message", answer)
 
 
 @rule(
@@ -97,7 +97,7 @@ async def max_completion_tokens(server: Server) -> None:
 
 @rule(
     "openai.chunks",
-    "A chunk is a chat.completion.chunk with the id that all have, created, model and choices.",
+    "Every chunk is a chat.completion.chunk with the same id, and with created, model and choices.",
     sources.OPENAI_STREAM,
     OPENAI,
 )

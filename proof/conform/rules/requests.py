@@ -104,7 +104,7 @@ async def characters(server: Server) -> None:
     try:
         codecs.decode(answer.body, "utf-8", "strict")
     except UnicodeDecodeError as error:
-        raise Failed(f"UTF-8; byte {error.start} is none", answer) from None
+        raise Failed(f"UTF-8; byte {error.start} is invalid", answer) from None
     pieces = list(map(piece_of, answer.events))
     for piece in pieces[:-1]:  # the last one may end amid a character, as max_tokens ends it
         expect("\ufffd" not in piece, f"whole characters, not {piece!r}", answer)

@@ -254,7 +254,7 @@ def test_a_prefix_is_held_against_what_can_load(ready: Cloud) -> None:
             "its member 'config.json' is a link",
         ),
         (b"PK", {}, Verdict.ERROR, "it cannot be read as a tar.gz"),
-        (archive({"model.py": b""}), {}, Verdict.ERROR, "it holds no weights"),
+        (archive({"model.py": b""}), {}, Verdict.ERROR, "it contains no weights"),
         (archive({"llama/model.safetensors": b""}), {}, Verdict.ERROR, "all its files are in a directory, 'llama'"),
         (archive({"llama/a.gguf": b""}), {"OPTION_MODEL_ID": "/opt/ml/model/llama"}, Verdict.OK, "an archive of"),
     ],

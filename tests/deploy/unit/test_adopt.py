@@ -337,11 +337,11 @@ def test_the_tags_of_each_request_come_along(tmp_path: Path) -> None:
         ("{", "is not JSON"),
         ("[]", "must be a JSON object"),
         ("[" * 100_000, "is not JSON"),
-        ({"a": 1}, "is none of the forms"),
+        ({"a": 1}, "has none of the forms"),
         ({"PrimaryContainer": []}, "Model.PrimaryContainer: must be an object"),
         (
             {"PrimaryContainer": {"Environment": {"A": 1}}},
-            "Model.PrimaryContainer.Environment.A: must be a text: put a number",
+            "Model.PrimaryContainer.Environment.A: must be a string: put a number",
         ),
         ({"Model": PLAIN.model, "EndpointConfig": {"ProductionVariants": {}}}, "ProductionVariants: must be an array"),
         ({"Model": PLAIN.model, "Components": [{}]}, "Components.InferenceComponentName: must be given"),

@@ -424,7 +424,7 @@ ARCHIVES: dict[str, tuple[Callable[[], bytes], str]] = {
     "sparse, old": (lambda: gzip.compress(old_sparse()), "cannot be read as a tar.gz: a sparse file"),
     "sparse, early": (lambda: gzip.compress(early_sparse()), "cannot be read as a tar.gz: a sparse file"),
     "common": (lambda: gzip.compress(common(17)), "17 fields common to all its members"),
-    "no model": (lambda: archive(model_py=b"x"), "m/model.tar.gz: it holds no weights"),
+    "no model": (lambda: archive(model_py=b"x"), "m/model.tar.gz: it contains no weights"),
 }
 
 
