@@ -222,7 +222,7 @@ def test_plan_shows_requests_and_changes_nothing(
     assert f"account {ACCOUNT}" in said
     assert "sagemaker.create_endpoint_config" in said
     assert "InstanceType: ml.g6e.2xlarge" in said
-    assert "advice: ml.g6e.2xlarge holds" in said
+    assert "advice: ml.g6e.2xlarge has room for" in said
     assert "ml.g6e.2xlarge" in said
     assert "$" in said  # the class of the cost
     assert "7 to create." in said

@@ -314,7 +314,7 @@ def test_a_call_during_a_rolling_batch_loses_the_step_in_java_and_crosses_nothin
 @pytest.mark.parametrize("version", versions())
 def test_a_broken_one_beside_the_model_fails_the_start_by_name(version: str) -> None:
     with (
-        pytest.raises(StartFailed, match=r"the adapter broken cannot be used: src=.* holds no adapter_config.json"),
+        pytest.raises(StartFailed, match=r"the adapter broken cannot be used: src=.* contains no adapter_config.json"),
         djl(version, {**OPTIONS, **MODES["rolling"]}, {**FILES, "adapters/broken/adapter_model.bin": ""}),
     ):
         pass
