@@ -20,7 +20,7 @@ from handler.core.errors import ConfigError
 
 
 class CachedModel(NamedTuple):
-    """What a cache holds of a model.
+    """A cached model.
 
     Attributes:
         name: by which `lmi serve` finds it; a conversion has that of its source.

@@ -18,7 +18,7 @@ class Config(Options):
 
     Attributes:
         engine_options: the engine's own options that have a value.
-        directory: of serving.properties.
+        directory: the one with serving.properties.
         origins: key -> origin of its value.
         settings: key -> value as written, of all sources; a user's `handle` gets it.
         handle_role: what the `handle` function of model.py is to an embedded server.

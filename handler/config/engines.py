@@ -1,4 +1,6 @@
-"""The registry of engines: what the options, the command line, `engines/` and `deploy/` know of one before it loads."""
+"""The registry of engines: facts that the options, the command line, `engines/` and `deploy/` need before one is
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ ENGINES = {
     "grpc": EngineEntry("smg_grpc_proto", "lmi-handler[grpc]", pools=True, remote=True),
     "echo": EngineEntry(None, "", isolated=False, pools=True, transcribes=True),
 }
-"""By name, which is that of the folder in `engines/`."""
+"""Engines by name, which is also the folder's in `engines/`."""
 
 LLM_ENGINES = ("auto", *ENGINES)
 """Values of option.llm_engine."""

@@ -106,7 +106,7 @@ def api_key() -> str:
 
 
 def server_key() -> str:
-    """Key of the server at option.base_url; "" if it needs none. The variable is that of OpenAI's clients."""
+    """Return the key of the server at option.base_url; "" if it needs none. OpenAI's clients use the same variable."""
     return os.environ.get("OPENAI_API_KEY", "").strip()
 
 

@@ -208,7 +208,7 @@ def _string(file: BinaryIO) -> bytes:
 
 
 def _numbers(file: BinaryIO, code: str, count: int) -> list[object] | None:
-    """Read a list of numbers; None: it is skipped, as it is longer than what is needed."""
+    """Read a list of numbers; None: it is skipped, as it is longer than needed."""
     here, size = file.tell(), count * struct.calcsize(code)
     if size > file.seek(0, io.SEEK_END) - here:
         raise ValueError(f"{file.name} ends inside its header")

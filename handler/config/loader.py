@@ -494,11 +494,11 @@ def _without_model_py(reading: Reading) -> Reading:
 
 _NO_ENGINE = Setting("option.llm_engine", STAND_IN, "model.py")
 _OF_HANDLES = ("option.predict_timeout", "option.model_loading_timeout", "option.install_requirements")
-"""Options that a server also reads if model.py answers alone, without an engine."""
+"""Options that a server also reads if model.py answers all requests, without an engine."""
 
 
 def _of_handle_alone(reading: Reading, directory: Path | None, settings: Mapping[str, str]) -> Reading:
-    """Return the settings to read if model.py answers alone: the others are its own, known or not."""
+    """Return the settings to read if model.py answers all requests: the others are its own, known or not."""
     config = replace(
         reading.config,
         model_id=None,
@@ -661,7 +661,7 @@ def _lost(key: str, config: Config) -> str:
 
 
 def _value(option: Option, engine: str, chosen: Mapping[str, _Chosen], problems: list[Problem]) -> Any:
-    """Parse an option's value. A wrong one becomes a problem; the default stands in for it."""
+    """Parse an option's value. A wrong one becomes a problem; the default replaces it."""
     if option.key not in chosen:
         return option.default_with(engine)
     setting = chosen[option.key].setting
@@ -676,7 +676,7 @@ _COMMENTED = re.compile(r"\s[#!]")
 
 
 def _with_comments_named(problems: Iterable[Problem], chosen: Mapping[str, _Chosen]) -> Iterator[Problem]:
-    """Name comments after the values of a file, once, in the place of the problems that they make."""
+    """Name comments after the values of a file, once, instead of the problems that they cause."""
     commented = {
         key: setting.origin
         for key, (_, setting) in chosen.items()

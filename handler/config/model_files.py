@@ -47,7 +47,7 @@ class Model(NamedTuple):
 
 
 def find_task(task: str, model: Path | None) -> Task:
-    """Find what a model computes: `option.task`, or what its files say where that is auto.
+    """Find what a model computes: `option.task`, or its files' task if that is auto.
 
     Args:
         model: its directory or file; None generates text.
@@ -251,7 +251,7 @@ def read_json(path: Path, *, mark: bool = True) -> dict[str, Any]:
         mark: as of `text_files.decode`.
 
     Raises:
-        ConfigError: the file does not hold a JSON object.
+        ConfigError: the file is not a JSON object.
     """
     if not path.is_file():
         return {}
@@ -343,7 +343,7 @@ def file_values(config: Config, model: Path | None) -> dict[str, Any]:
         model: the model's directory or file; None if there is none.
 
     Raises:
-        ConfigError: as `directory`; or the file does not hold a JSON object.
+        ConfigError: as `directory`; or the file is not a JSON object.
     """
     file = _file(config, model)
     return {} if file is None else read_json(file)

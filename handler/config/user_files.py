@@ -37,7 +37,7 @@ _KEY, _ENGINE = "option.entryPoint", "option.llm_engine"
 def role_of(config: Config, path: Path | None) -> Role:
     """Decide as LMI does: without an entry point model.py is it, and LMI's handler of vLLM tries the function first.
 
-    An engine that the file or the command names by option.llm_engine stands behind it like that handler.
+    An engine that the file or the command names by option.llm_engine is available to it like that handler.
 
     Args:
         path: the file; None if there is none.
@@ -63,7 +63,7 @@ def has_own_handle(path: Path) -> bool:
 
 
 def unused_handle(config: Config, path: Path | None) -> str:
-    """Return why a function `handle` of the file is not called; "" if it is, or where there is none."""
+    """Return why a function `handle` of the file is not called; "" if it is called, or there is none."""
     if path is None or config.handle_role is not Role.NONE or not has_own_handle(path):
         return ""
     entry = config.settings.get(_KEY, "")
@@ -165,7 +165,7 @@ _DEFAULTS = {
 
 
 def requirements_file(directory: Path | None, *, wanted: bool) -> Path | None:
-    """Return the file that a start installs; None if there is none, or `option.install_requirements` is false.
+    """Return the requirements to install at startup; None if there is none, or `option.install_requirements` is false.
 
     Args:
         directory: the model directory.
@@ -176,7 +176,7 @@ def requirements_file(directory: Path | None, *, wanted: bool) -> Path | None:
 
 
 def install(file: Path, environ: Mapping[str, str] | None = None) -> None:
-    """Install what the file names; wheels may lie in `requirements/` beside it. A failure is logged, as in LMI.
+    """Install what the file names; wheels may be in `requirements/` next to it. A failure is logged, as in LMI.
 
     What it names runs code of its own here, as the model directory's model.py does.
 
@@ -221,7 +221,7 @@ def _failed(file: Path, why: str) -> None:
 
 
 def _reason(output: str, status: int) -> str:
-    """Return what is wrong, in one line: pip's last error says most."""
+    """Return what is wrong, in one line: pip's last error says the most."""
     found = _FAILURE.findall(output)
     said = log_words(found[-1]) if found else f"pip ended with status {status}"
     if said == "Exception:":  # pip's own traceback follows, whose last line says what it was

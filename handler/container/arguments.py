@@ -80,9 +80,9 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
 
 
 def _named(flags: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
-    """Return the option for the model's name in DJL Serving's flags, which its image takes behind `serve` too.
+    """Return the option for the model's name in DJL Serving's flags, which its image also accepts after `serve`.
 
-    A model is `[NAME:VERSION:ENGINE:DEVICES]=URL`, or a URL alone.
+    A model is `[NAME:VERSION:ENGINE:DEVICES]=URL`, or only a URL.
 
     Raises:
         ConfigError: they ask for another directory, for several models, or for what only DJL Serving does.

@@ -36,7 +36,7 @@ S5CMD = Path("/opt/djl/bin/s5cmd")
 _DRAFT = "option.speculative_draft_model"
 _ENTRY = "option.entryPoint=handler.entry"
 _IN_ITS_PLACE = ["engine=Python", "option.task=pooling"]
-"""What stands for an engine of DJL's own that embeds texts: the model's files say what it is for."""
+"""Settings that replace DJL's own engine for embeddings: the model's files tell its task."""
 
 RETRIES = {"SERVING_RETRY_THRESHOLD": "10"}
 """Worker failures, counted over the whole run, after which DJL Serving gives the model up; 0.30 and later allow 0."""
@@ -59,7 +59,7 @@ def home(environ: Mapping[str, str]) -> Path:
 
 
 def version(directory: Path) -> tuple[int, ...]:
-    """Read the version from the name of DJL Serving's own jar; () where there is none."""
+    """Read the version from the name of DJL Serving's own jar; () if there is none."""
     for jar in sorted((directory / "lib").glob("serving-*.jar")):
         if match := re.match(r"serving-(\d+(?:\.\d+)+)", jar.name):
             return tuple(int(part) for part in match[1].split("."))
@@ -69,7 +69,7 @@ def version(directory: Path) -> tuple[int, ...]:
 def make_model(
     arguments: Arguments, source: ModelSource, environ: Mapping[str, str], target: Path, since: tuple[int, ...]
 ) -> str:
-    """Make a model directory at `target`, as SageMaker's is read-only and lacks Java's settings.
+    """Make a model directory at `target`, as SageMaker's is read-only and does not have Java's settings.
 
     Files of the model data are linked. serving.properties is copied, with our lines added. requirements.txt is left
     out: DJL would install it offline and without what it needs itself (`ai.djl.offline`), so it is installed here.

@@ -18,14 +18,14 @@ _PLAIN = {
     r"expected one argument": "needs a value",
     r"expected at least one argument": "needs at least one value",
 }
-"""What argparse says, and what a user of the command line would."""
+"""argparse's messages, in plain words."""
 
 
 class Parser(argparse.ArgumentParser):
     """A parser whose flags cannot be shortened, so that a new one changes no command line.
 
     Attributes:
-        hint: where to look for a flag that nobody knows; `{word}` is its name without dashes.
+        hint: where to look for an unknown flag; `{word}` is its name without dashes.
         meant: choices that others have, and what is meant by them here.
         rewrite: makes the words that argparse reads of those that were written.
     """
@@ -103,7 +103,7 @@ def _hint(word: str, known: Collection[str]) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that is most like `word`: what it begins, or one with few letters of difference."""
+    """Return the known word that is most like `word`: one that it begins, or one that differs in few letters."""
     known = [*known]
     begun = sorted((one for one in known if len(word.strip("-")) > 1 and one.startswith(word)), key=len)
     near = begun or difflib.get_close_matches(word, known, n=1, cutoff=0.7)

@@ -54,7 +54,7 @@ class Problem(NamedTuple):
 
     Attributes:
         where: file and line, variable or argument, as `serving.properties, line 3`; "" if the message says it.
-        name: of the option; "" if the problem is no option's.
+        name: the option's; "" if the problem concerns no option.
         message: what is wrong, and what to change.
     """
 
@@ -89,7 +89,7 @@ class ConfigError(Exception):
 class Problems(list[Problem]):
     """Problems of several steps: `with problems:` collects those of a ConfigError and continues after the block.
 
-    A problem that names an option whose value is wrong already follows from that value, and is left out.
+    A problem that names an option whose value is wrong already follows from that value, so it is left out.
     """
 
     def __enter__(self) -> None:
@@ -149,7 +149,7 @@ class InvalidPayload(_OfTheClient):
 
 
 class InvalidParameter(_OfTheClient):
-    """The message begins with the client's `NAME=VALUE`, as in `parameters.top_p=2: …`, or with names alone."""
+    """The message begins with the client's `NAME=VALUE`, as in `parameters.top_p=2: …`, or only with names."""
 
     @property
     def public(self) -> str:
@@ -228,7 +228,7 @@ class GenerationFailed(ServingError):
 
 
 class FormatterFailed(ServingError):
-    """`detail` is the user's exception, which may hold the client's text."""
+    """`detail` is the user's exception, which may contain the client's text."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(f"{message}: {detail}" if detail else message)

@@ -46,7 +46,9 @@ def encoded(value: Any, depth: int = 0) -> Any:
 
 
 def rewritten(text: str) -> Any:
-    """Return what stands for a JSON text in another value: it is written compactly, with all digits of its integers."""
+    """Return a stand-in for a JSON text within another value: it is written compactly, with all digits of its
+    integers.
+    """
     return orjson.Fragment(dumps_decoded(json.loads(text)))
 
 

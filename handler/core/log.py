@@ -40,7 +40,7 @@ def set_up(environ: Mapping[str, str]) -> bool:
     """Send the records of this process to standard error; return whether as JSON.
 
     Raises:
-        ConfigError: LMI_LOG_LEVEL or LMI_LOG_FORMAT has a wrong value; the defaults hold then.
+        ConfigError: LMI_LOG_LEVEL or LMI_LOG_FORMAT has a wrong value; the defaults are then used.
     """
     problems, level, as_json = Problems(), environ.get("LMI_LOG_LEVEL", "INFO").upper(), False
     with problems:
@@ -161,7 +161,7 @@ def _log_uncaught_in_thread(found: threading.ExceptHookArgs) -> None:
 
 
 class _Relay:
-    """Reads what is written to a descriptor, line by line, and has `handler` write it to where that led before."""
+    """Reads what is written to a descriptor, line by line, and lets `handler` write it to the original destination."""
 
     def __init__(self, descriptor: int, handler: _Handler) -> None:
         self._descriptor, self._handler = descriptor, handler
@@ -174,7 +174,7 @@ class _Relay:
         self._thread.start()
 
     def close(self) -> None:
-        """Write what has come, and leave the descriptor as it was. Children may outlive this: their pipe stays open."""
+        """Write what has arrived, and restore the descriptor. Children may outlive this: their pipe stays open."""
         (sys.stdout if self._descriptor == 1 else sys.stderr).flush()
         os.dup2(self._before, self._descriptor)
         os.write(self._entry, self._end)

@@ -91,7 +91,7 @@ def settle(future: concurrent.futures.Future[T], call: Callable[[], T]) -> None:
 async def run_in_daemon_thread(call: Callable[[], T]) -> T:
     """Return the call's result, or raise what it raises. The call continues when its awaiter is cancelled.
 
-    The loop's executor would not do: its threads are joined when the process ends.
+    The loop's executor cannot be used: its threads are joined when the process ends.
     """
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
@@ -130,7 +130,9 @@ class StopSignals:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
     def listen(self, listener: Callable[[signal.Signals], object]) -> None:
-        """Have the running event loop call `listener` once for each signal, earlier ones that nobody heard included."""
+        """Have the running event loop call `listener` once for each signal, including earlier ones without a
+        listener.
+        """
         self._listener = listener
         self._loop = asyncio.get_running_loop()
         self._tell()

@@ -60,7 +60,7 @@ def watch(pid: int, sending: socket.socket, receiving: socket.socket, stacks: in
 
 
 def _waiting(receiving: socket.socket) -> bytes:
-    """Return what the loop has not read."""
+    """Return the bytes that the loop has not read."""
     try:
         return receiving.recv(4096, socket.MSG_PEEK)
     except BlockingIOError:
@@ -86,7 +86,7 @@ def _stacks(pid: int, stacks: int, dump: int) -> str:
 
 
 def _end(pid: int) -> None:
-    """Abort a process, without a core dump, which has the engine's memory; kill it where that does not help."""
+    """Abort a process, without a core dump, which has the engine's memory; kill it if that does not help."""
     with contextlib.suppress(OSError):
         resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0))
     for number in (signal.SIGABRT, signal.SIGKILL):

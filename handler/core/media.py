@@ -29,7 +29,7 @@ def new_secret() -> str:
 
 
 MEDIA = {"image": "images", "audio": "audio clips"}
-"""Kinds of media, each with the word for several; the names are those of chat templates and `limit_mm_per_prompt`."""
+"""Kinds of media, each with its plural; the names are those of chat templates and `limit_mm_per_prompt`."""
 
 
 def several(kinds: Iterable[str]) -> str:
@@ -84,7 +84,7 @@ class Medium(NamedTuple):
 
 
 class MediaPrompt(NamedTuple):
-    """A prompt with media, beside its ids.
+    """A prompt with media, in addition to its ids.
 
     Attributes:
         text: the rendered chat with special tokens in it, whose ids are the prompt's.
@@ -133,7 +133,7 @@ class MediaFile(NamedTuple):
         path: of the file with the media's data, one after another; "" without media.
         target: what `path` links to while the file is there.
         text: of the prompt.
-        media: what is in the file.
+        media: the media in the file.
     """
 
     path: str

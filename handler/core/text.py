@@ -25,7 +25,7 @@ class Vocabulary:
     """The text of every token id.
 
     Args:
-        pieces: the raw bytes of each token, indexed by id. A token may hold part of a UTF-8 character.
+        pieces: the raw bytes of each token, indexed by id. A token may be a part of a UTF-8 character.
         special: ids that are control marks, not text (`<|im_end|>`).
         texts: of all pieces, where they are known; None: the pieces are decoded.
     """
@@ -148,7 +148,7 @@ def spans(prompt: Prompt) -> list[tuple[int, int]] | None:
 
     Returns:
         (0, 0) for a token that the tokenizer added in front. None if the tokens are not pieces of the text: the
-        tokenizer changes it (lower case, NFC), or lacks a byte of it.
+        tokenizer changes it (lower case, NFC), or drops a byte of it.
     """
     data, pieces, special = prompt.text.encode(), prompt.vocabulary.pieces, prompt.vocabulary.special
     result, end = [], 0

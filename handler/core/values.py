@@ -162,7 +162,7 @@ class Sampling(NamedTuple):
         return self if self.seed is not None or not self.do_sample else self._replace(seed=random.getrandbits(53))
 
     def seed_of(self, sequence: int) -> int | None:
-        """Return the seed that reproduces one of several sequences alone."""
+        """Return the seed that reproduces one of several sequences by itself."""
         return None if self.seed is None else (self.seed + sequence) % (1 << 64)
 
     @property
@@ -221,7 +221,7 @@ class Truncation(NamedTuple):
     """How a prompt with too many tokens is truncated.
 
     Attributes:
-        most: tokens to keep; None: as many as the model takes, beside those of the answer.
+        most: tokens to keep; None: as many as the model accepts, in addition to the answer's.
         side: left or right, where tokens are cut off; the right only of a request with Pooling.
     """
 
@@ -255,7 +255,7 @@ Objects = Sequence[Mapping[str, Any]]
 
 
 class TemplateOptions(NamedTuple):
-    """Values that a chat template gets beside messages and tools.
+    """Values that a chat template gets in addition to messages and tools.
 
     Attributes:
         arguments: names with their values, `documents` among them.
@@ -338,7 +338,7 @@ class Heard(NamedTuple):
 
 
 class Extras(NamedTuple):
-    """Values of a sequence beside its tokens; they go from the engine to the answer's writer as they are.
+    """A sequence's values other than its tokens; they go unchanged from the engine to the answer's writer.
 
     Attributes:
         context_logits: [tokens, vocabulary] of the prompt, once, on request.
@@ -376,7 +376,7 @@ class Delta(NamedTuple):
 
 _PlainDelta = tuple[int, int, Sequence[Token], None, None, None, None]
 new_delta: Callable[[_PlainDelta], Delta] = partial(tuple.__new__, Delta)
-"""Make a delta of tokens alone, in half the time of `Delta(...)`: for the hot path."""
+"""Make a delta of only tokens, in half the time of `Delta(...)`: for the hot path."""
 
 
 # -- a user's handlers -------------------------------------------------------------------------------------------------

@@ -17,10 +17,10 @@ _PERIOD = 0.1  # seconds; the loop runs as often while the engine is stepped
 
 
 class WorkerLoop:
-    """An event loop that stands still unless one of these methods runs it.
+    """An event loop that only runs within these methods.
 
-    Whoever calls them holds the `lock`: `look_after` has a thread of its own. The loop is asyncio's own, as uvloop
-    takes three times as long to start and stop.
+    Callers hold the `lock`: `look_after` has a thread of its own. The loop is asyncio's own, as uvloop takes three
+    times as long to start and stop.
     """
 
     def __init__(self) -> None:

@@ -107,7 +107,7 @@ def describe(error: BaseException) -> str:
 
 
 def _said(error: Exception | str) -> tuple[str, str]:
-    """Return the words of foreign code for clients, and for the log where that needs more."""
+    """Return foreign code's message for clients, and a longer one for the log if needed."""
     known = secrets()
     text = str(error).strip()
     reason = text if isinstance(error, str) else describe(error)
@@ -355,7 +355,7 @@ class Capabilities:
 
     @property
     def unsupported(self) -> Mapping[str, str]:
-        """Sampling field -> why it is refused: each field that has a reason, or that nobody maps."""
+        """Sampling field -> why it is refused: each field that has a reason, or that no table maps."""
         mapped = {*self.supports, *self.reasons, *BY_HANDLER}
         return {**self.reasons, **{name: _UNMAPPED for name in Sampling._fields if name not in mapped}}
 
@@ -389,7 +389,7 @@ def arguments(table: Mapping[str, Rule], sampling: Sampling, *more: Any) -> dict
     """Make an engine's arguments.
 
     Args:
-        table: field of Sampling -> rule. A function that stands there several times is called once.
+        table: field of Sampling -> rule. A function that occurs there several times is called once.
         more: for the functions, after `sampling`.
     """
     made: dict[str, Any] = {}
@@ -438,7 +438,7 @@ def drawn_or(greedy: Mapping[str, Any], drawn: Mapping[str, Rule]) -> Rule:
 
     Args:
         greedy: arguments that choose the most likely token.
-        drawn: the table of fields that count where tokens are drawn; its arguments replace those of `greedy`.
+        drawn: the table of fields that only matter when sampling; its arguments replace those of `greedy`.
     """
 
     def rule(sampling: Sampling, *more: Any) -> dict[str, Any]:

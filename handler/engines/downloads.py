@@ -37,7 +37,7 @@ def fetch(download: Callable[..., Path], name: str, *arguments: Any) -> str:
         arguments: values of JSON.
 
     Raises:
-        ConfigError: that of `download`; or the process ended before its end.
+        ConfigError: that of `download`; or the process died.
     """
     call = json.dumps([download.__module__, download.__name__, name, *arguments])
     command = child_processes.python(f"{__name__}:run_call", call)

@@ -1,8 +1,8 @@
 """Models of S3: all objects below the prefix of `s3://bucket/prefix/`, in a directory of this machine.
 
-Files come into a directory beside the last one, which is renamed when all are there: a start that is killed leaves
-whole files, which the next one keeps, and no model that is served by half. Processes that
-start together wait for the one that downloads.
+Files are downloaded into a directory next to the final one, which is renamed when all are there: a start that is killed
+leaves whole files, which the next one keeps, and no model that is served by half. Processes that start together wait
+for the one that downloads.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def is_url(model_id: str | None) -> TypeGuard[str]:
 
 
 def check(url: str) -> None:
-    """Check what can be known before the start: the URL, and that boto3 is there.
+    """Check what can be checked before startup: the URL, and that boto3 is installed.
 
     Raises:
         ConfigError: the URL names no prefix, or boto3 is missing.
@@ -323,7 +323,7 @@ def _is_whole(path: Path, one: _Object) -> bool:
 
 
 class _Progress:
-    """Counts what comes, on any thread, and prints a line every few seconds."""
+    """Counts downloaded bytes, on any thread, and prints a line every few seconds."""
 
     def __init__(self, url: str, size: int) -> None:
         self._url, self._size = url, size
@@ -345,7 +345,8 @@ class _Progress:
 
 
 class _Subscriber:
-    """Tells s3transfer what the list said of an object, watches its bytes, and gives a whole file the object's time.
+    """Passes the listed size of an object to s3transfer, watches its bytes, and sets a whole file's time to the
+    object's.
 
     Of a large object S3 sends pieces only while it is that of the list. Smaller ones are compared by the next list.
     """

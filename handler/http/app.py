@@ -1,6 +1,7 @@
 """The embedded server's ASGI application: DJL Serving's routes and those of the other dialects.
 
-Starlette routes and nothing more: its wrappers around `send` would cost each streamed chunk more than all else here.
+Starlette routes and nothing more: its wrappers around `send` would cost each streamed chunk more than everything else
+here.
 """
 
 from __future__ import annotations

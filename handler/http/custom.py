@@ -201,12 +201,12 @@ FASTAPI = StandIn(
 
 
 def missing_of(config: Config) -> list[str]:
-    """Name what a user's files use that is not available here."""
+    """Name the imports of a user's files that are not available here."""
     return [told for path in users_files(config) for told in missing(path, (FASTAPI, STANDARDS, DJL_PYTHON))]
 
 
 class _State(datastructures.State):
-    """`request.app.state`: what a user's code puts there; vLLM's own objects are refused by name."""
+    """`request.app.state`: attributes that a user's code sets; vLLM's own objects are refused by name."""
 
     def __getattr__(self, key: str) -> Any:
         try:
@@ -218,7 +218,7 @@ class _State(datastructures.State):
 class CustomCode:
     """An ASGI application: a user's handlers, then the server's own; around both the user's middleware.
 
-    A function that raises ends its request alone.
+    A function that raises only ends its own request.
 
     Args:
         app: the server's routes.

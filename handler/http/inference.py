@@ -99,7 +99,7 @@ async def read_body(
 
 
 def declared_length(scope: Scope) -> int:
-    """Return the body's length as its header has it; 0 where there is none."""
+    """Return the body's length from its header; 0 if there is none."""
     length: str = scope["headers_by_name"].get("content-length", "").lstrip("0")
     return int(length[:_MOST_DIGITS]) if length.isdecimal() else 0
 
@@ -262,7 +262,7 @@ class BodyWriter:
         self.ended = self.overflowed = self.broken = False
 
     def pull(self, source: Source) -> None:
-        """Write what a request has to send."""
+        """Write a request's output."""
         data, last = source.take(), source.finished
         try:
             if not last and self._channel.write_chunk(data):
@@ -302,7 +302,7 @@ class BodyWriter:
             self._count()
 
     def _count(self) -> None:
-        """Count what is kept for the client, and give the client up where that is too much."""
+        """Count the bytes kept for the client, and drop the client if there are too many."""
         try:
             self._hold(self._size + self._channel.num_unread)
         except Overloaded:

@@ -81,7 +81,7 @@ class Exchange:
         await _wait(self._cycle.message_event, seconds)
 
     async def read(self) -> None:
-        """Wait until the client has read what was written, but for what fits into buffers; or is gone."""
+        """Wait until the client has read the output, except for what fits into buffers, or has disconnected."""
         if self._cycle.flow.write_paused:
             await self._cycle.flow.drain()
 
@@ -104,8 +104,7 @@ class Exchange:
 
 
 class AsgiExchange:
-    """An exchange by `receive` and `send` alone: a task listens for the client's end, and another one sends the
-    chunks.
+    """An exchange only by `receive` and `send`: a task listens for the client's end, and another one sends the chunks.
 
     `send` takes the place of the server's own. Attributes as in `Exchange`.
     """

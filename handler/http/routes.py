@@ -277,7 +277,7 @@ _STREAM = "'stream': batch transform has one line for each answer; leave it out,
 
 
 class Records(Inference):
-    """An ASGI application in the place of `Inference`."""
+    """An ASGI application that replaces `Inference`."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: AnyExchange = scope["extensions"][EXCHANGE]
@@ -382,7 +382,7 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types dompurify"
 )
-"""Fetch nothing from elsewhere, run nothing but our files, and make elements of text by DOMPurify alone."""
+"""Fetch nothing from elsewhere, run nothing but our files, and make elements from text only with DOMPurify."""
 
 _GUARDS: Headers = [
     (b"content-security-policy", _POLICY.encode()),

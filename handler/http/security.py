@@ -159,10 +159,7 @@ class Keys:
         self._digests = [digest_of(key) for key in keys]  # of one length: compare_digest tells that of what it gets
 
     def owner(self, authorization: str, api_key: str = "") -> str:
-        """Return the owner of the key that one of the headers' values holds; "" if none does.
-
-        An empty value holds none.
-        """
+        """Return the owner of the key in one of the headers' values; "" if there is none. An empty value is none."""
         given = (api_key.strip(), bearer_token(authorization))
         return next((owner_by_key(key) for key in given if key and self._has(key)), "")
 

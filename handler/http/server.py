@@ -120,7 +120,7 @@ class Server(uvicorn.Server):
         yield
 
     async def main_loop(self) -> None:
-        """Wake once a second until somebody stops the server; uvicorn's own loop wakes ten times a second."""
+        """Wake once a second until the server is stopped; uvicorn's own loop wakes ten times a second."""
         due = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._wake = due.set
@@ -131,7 +131,9 @@ class Server(uvicorn.Server):
             timer.cancel()
 
     def signalled(self, number: signal.Signals) -> None:
-        """Drain at the first signal, end what is under way at a second one. The event loop calls it, no handler."""
+        """Drain at the first signal, end what is under way at a second one. The event loop calls it, not a signal
+        handler.
+        """
         if self._deadline is not None:
             self._deadline = time.monotonic()
         else:

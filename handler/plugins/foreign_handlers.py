@@ -102,7 +102,7 @@ def refuse_predictors(path: Path, tree: ast.Module) -> None:
 
 
 def _find(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
-    """Yield line, name and remedy of the functions and imports; a module imported whole stands for all of its names."""
+    """Yield line, name and remedy of the functions and imports; a module imported whole counts as all of its names."""
     for node in tree.body:
         for name in _bound(node):
             if name in FUNCTIONS:

@@ -267,7 +267,7 @@ def import_file(path: Path, name: str = "") -> ModuleType:
     """Import a user's file; ConfigError names file and line.
 
     Args:
-        name: of the module, whose earlier one is replaced; by default the file's, or a longer one where that is taken.
+        name: the module's, replacing an earlier module; by default the file's, or a longer one if that is taken.
     """
     directory = str(path.parent.resolve())
     if directory not in sys.path:

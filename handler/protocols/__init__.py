@@ -1,1 +1,1 @@
-"""The dialects. README.md beside this file says how to add one."""
+"""The dialects. README.md next to this file says how to add one."""

@@ -99,7 +99,8 @@ def document(
     """Build the document.
 
     Args:
-        context: knows what the engine does not support. locked: routes need a key, unless an operation is open.
+        context: knows which fields the engine does not support.
+        locked: routes need a key, unless an operation is open.
         has_sessions: stateful sessions are on.
     """
     paths: dict[str, Any] = {}

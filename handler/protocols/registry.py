@@ -119,7 +119,7 @@ def _others(chat: Dialect, completions: Dialect) -> dict[str, Dialect]:
 _ASYNC = AsyncPrompt()
 _OTHERS_OF_ASYNC = _others(AsyncChat(), AsyncCompletions())
 _ASYNC_OF_TRTLLM = DispatchByField(_ASYNC, _OTHERS_OF_ASYNC, before=("prompt", "messages"))
-"""LMI's handler of TensorRT-LLM looks for the fields of a body in another order than that of vLLM."""
+"""LMI's handler of TensorRT-LLM looks for a body's fields in a different order from vLLM's."""
 
 INVOCATIONS: dict[str, Dialect] = {
     **{name: _by_field(mode, Chat(mode)) for name, mode in _MODES.items()},

@@ -40,7 +40,7 @@ class InferenceRoutes:
 
     Args:
         model: the model's name.
-        dialects: those of the other routes, by template.
+        dialects: the other routes' dialects, by template.
     """
 
     def __init__(self, model: str, dialects: Mapping[str, Dialect]) -> None:
@@ -56,7 +56,7 @@ class InferenceRoutes:
         return any(pattern.fullmatch(path) for pattern, _ in self._patterns)
 
     def dialect(self, path: str) -> Dialect | None:
-        """Return the dialect of a path; None stands for the configured one.
+        """Return the dialect of a path; None is the configured one.
 
         Raises:
             InvalidPayload: there is no such route.
@@ -98,7 +98,7 @@ class Admission:
 
     @functools.cached_property
     def formatters(self) -> FormatterThread:
-        """The thread of the formatters of model.py, and of those of adapters; it starts with their first call."""
+        """Return the thread of model.py's and adapters' formatters; it starts with their first call."""
         return FormatterThread(self._loop.call_soon_threadsafe)
 
     async def decode(self, body: bytes, head: Head, memory: Share) -> Decoded:
@@ -203,7 +203,7 @@ class Admission:
         """Write an answer's end on a thread; None if the loop runs in steps, which must not wait long.
 
         Args:
-            keeps: the answer is kept, which has to happen before the client is told.
+            keeps: the answer is stored, which must happen before the client gets it.
         """
         if keeps and self.preprocessor.store is not None:
             return self._end(self.preprocessor.store.write(feed))

@@ -68,7 +68,7 @@ class Preprocessor:
         dialect: that of the bodies, where a route has none of its own.
         context: what the dialect needs to know of the rest.
         tokenizer: the engine's.
-        engine_info: what the engine says of itself; None while it has not been loaded.
+        engine_info: the engine's description; None until it is loaded.
         formatters: a model.py's readers of bodies and writers of answers.
         validator: checks what clients send; None if nothing has to be checked.
         sessions: None if they are off.
@@ -203,7 +203,7 @@ class Preprocessor:
         return self.of_adapters.of(adapter, self.formatters) if self.of_adapters.exist else self.formatters
 
     def _adapter_in(self, body: Any) -> Adapter | None:
-        """Return the adapter whose formatters a body asks for; None without one. `model` chooses weights alone."""
+        """Return the adapter whose formatters a body asks for; None without one. `model` only chooses weights."""
         if not isinstance(body, dict):
             return None
         named = body.get("adapters")
@@ -223,10 +223,10 @@ class Preprocessor:
             self.store.close()
 
     def parse(self, body: Decoded, head: Head, recalled: Recalled | None = None) -> ParsedRequest:
-        """Return what a decoded body asks for.
+        """Return the request of a decoded body.
 
         Args:
-            recalled: what it needs of the answers that are kept; None: nothing, nor is its own kept.
+            recalled: the stored answers that it refers to; None: none, and its own is not stored.
 
         Raises:
             ServingError: the dialect refuses the body.

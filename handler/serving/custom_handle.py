@@ -73,7 +73,7 @@ class CustomHandle:
         A model on S3 is downloaded before, and named by its directory, as by LMI; with the engine echo without weights.
 
         Raises:
-            ConfigError: it failed, and there is nothing to answer in its place; or the model cannot be downloaded.
+            ConfigError: it failed, and nothing else can answer; or the model cannot be downloaded.
         """
         properties = self._handle.properties
         if s3.is_url(url := properties.get("model_id")):

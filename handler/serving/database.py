@@ -1,4 +1,4 @@
-"""SQLite databases of what the server keeps for later requests."""
+"""SQLite databases of data stored for later requests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def open_database(path: Path | None, version: int, tables: str, always: str = "", *, wait: float) -> sqlite3.Connection:
-    """Open a file, which nobody else of the machine may read, or memory.
+    """Open a file, which other users cannot read, or memory.
 
     Args:
         tables: the statements that make them, for a new file.

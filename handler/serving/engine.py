@@ -1,4 +1,4 @@
-"""Find and fetch what a model's engine loads, and start the engine or its replicas."""
+"""Find and fetch the files that a model's engine loads, and start the engine or its replicas."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _DRAFT = "speculative_draft_model"
 
 
 def engine_spec(config: Config) -> Spec:
-    """Describe what the engine's process loads; fetch or convert the model's files where that is needed.
+    """Describe the engine process's engine and configuration; fetch or convert the model's files if needed.
 
     Raises:
         ConfigError: there is no such engine or model.
@@ -80,7 +80,7 @@ def downloads_of(config: Config, engine: str) -> dict[str, str]:
 
 
 def hub_note(config: Config, engine: str) -> str:
-    """Describe what a start fetches from the hub, and whether it converts it; "" if it fetches nothing there."""
+    """Describe the download from the hub at startup, and any conversion; "" if nothing is downloaded."""
     model = config.model_id or ""
     if config.handle_role is Role.ALONE or not engines.fetches(engine) or not files.is_hub_reference(model):
         return ""
@@ -117,7 +117,7 @@ def served_task(config: Config, engine: str, model_id: str | None) -> Task:
     """Find what the model computes.
 
     Args:
-        model_id: that of the options; of a hub's model, the directory that was fetched, once it is there.
+        model_id: that from the options; for a hub's model, the fetched directory, once it exists.
 
     Raises:
         ConfigError: the engine does not compute that; or as `find_task`.
@@ -164,7 +164,7 @@ def start_engine(config: Config, spec: Spec) -> EngineSupervisor | ReplicaSet:
 
 
 def check_replicas(config: Config) -> None:
-    """Check what can be checked without looking at the machine.
+    """Check everything that does not depend on the machine.
 
     Raises:
         ConfigError: replicas are to run on threads, or the engine is one by URL.

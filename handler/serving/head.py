@@ -1,4 +1,4 @@
-"""A request's head: the route's dialect, and what the headers say, read once."""
+"""A request's head: the route's dialect, and the values of its headers, read once."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 
 class Head(NamedTuple):
-    """What is known of a request before its body. `Preprocessor.read_head` sets what follows `dialect`.
+    """Facts about a request that are known before its body. `Preprocessor.read_head` sets what follows `dialect`.
 
     Attributes:
-        dialect: the route's own; None stands for the configured one.
-        media_type: of the body, without its parameters, in lower case; "" if no header gives it.
+        dialect: the route's own; None is the configured one.
+        media_type: the body's, without its parameters, in lower case; "" if no header gives it.
         adapter: the LoRA adapter that headers or query name.
         formatters: the adapter's, or the model's own.
         session: that the headers name.

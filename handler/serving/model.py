@@ -192,7 +192,7 @@ class ServedModel:
         (self._batches or self._batcher).check_room()
 
     def _check_engine(self) -> None:
-        """Raise RouteNotFound if model.py's `handle` serves alone, without an engine."""
+        """Raise RouteNotFound if model.py's `handle` answers all requests, without an engine."""
         if self.handle is not None and self.handle.role is Role.ALONE:
             raise RouteNotFound("no engine is loaded: handle of model.py answers POST /invocations alone")
 
@@ -340,7 +340,7 @@ class ServedAdapters:
         formatters: those of the adapters' own, which run on the request path.
 
     Attributes:
-        registry: what requests may name now.
+        registry: the adapters that requests may name now.
         num_calls: those within `counted`.
     """
 
@@ -381,7 +381,7 @@ class ServedAdapters:
         """Update an adapter; return when requests that name it get the new one.
 
         Args:
-            src, preload: by default those of the earlier one.
+            src, preload: by default the earlier one's.
 
         Raises:
             ServingError: nothing has changed.

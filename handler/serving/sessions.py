@@ -53,7 +53,7 @@ class Sessions:
     """The sessions below one directory. Thread-safe; processes with the same directory share its sessions.
 
     An id is a random UUID whose first eight hex digits are the second of its expiry, since 1970. So a session's state
-    is the name of its directory alone: another worker finds it, and so does the next start after a crash.
+    is only the name of its directory: another worker finds it, and so does the next start after a crash.
 
     Args:
         lifetime: of a session, in seconds, from when it is opened.
@@ -154,7 +154,7 @@ class Sessions:
             self._remove(id)
 
     def _num_directories(self) -> int:
-        """Count the directories, those of other processes too; 0 if the file system does not count them."""
+        """Count the directories, including other processes'; 0 if the file system does not count them."""
         try:
             return max(0, self._root.stat().st_nlink - 2)  # each has a link to its parent
         except OSError:
@@ -236,7 +236,7 @@ def sessions_root(config: Config) -> Path | None:
 
 
 def _refuse(config: Config, root: Path, why: str) -> None:
-    """Refuse the start where an option asks for sessions; else say in the log that there are none."""
+    """Refuse to start if an option asks for sessions; otherwise log that there are none."""
     key = "option.sessions_path"
     told = f"{key}={root}: sessions cannot be stored there: {why}"
     if config.enable_stateful_sessions or config.sessions_path is not None:

@@ -192,7 +192,7 @@ class ResponseDatabase:
         return Unavailable(f"{told}, and this API key has none to delete (option.responses_total_bytes)")
 
     def recall(self, owner: str, wanted: Wanted) -> Recalled:
-        """Return what a request needs."""
+        """Return the stored answers that a request needs."""
         with self._writing():
             read = self._conversation(owner, wanted) if wanted.previous else _Read()
             if read.state == "found" and wanted.items:
@@ -409,7 +409,7 @@ class ResponseStore:
         return True
 
     def close(self) -> None:
-        """Write what is left, for a short time; a second call changes nothing."""
+        """Write pending answers, for a short time; a second call changes nothing."""
         self._calls.put(None)
         self._thread.join(_END_SECONDS)
 

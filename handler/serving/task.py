@@ -135,7 +135,7 @@ class RequestTask:
 
     @property
     def keep_alive(self) -> bytes:
-        """Return what a stream sends when it has been silent for a while; b"" for nothing."""
+        """Return the bytes that a stream sends after a while of silence; b"" for none."""
         return b"" if self.parsed is None else self.parsed.keep_alive
 
     def header(self, name: str) -> str:
@@ -332,7 +332,7 @@ class RequestTask:
         self._driver.notify(self)
 
     def fail(self, error: ServingError) -> None:
-        """End the request with `error`, in the way that what was sent so far allows."""
+        """End the request with `error`, in the way that the bytes sent so far allow."""
         self._feed_and_flush(0, Delta(0, 0, (), Finish.ERROR, error))
 
     def refuse(self, error: ServingError, body: Any = None) -> None:
@@ -407,7 +407,7 @@ class RequestTask:
         self._driver.notify(self)
 
     def _end(self, outcome: str, finish: Finish | None = None) -> None:
-        """Record the figures; remove from the engine what is still there."""
+        """Record the figures; remove its remaining sequences from the engine."""
         self.finished = self.begun = True
         fast_path, self._fast_path = self._fast_path, None  # it refers to this task: a cycle
         if fast_path is not None:

@@ -75,7 +75,7 @@ class Quota:
 
 
 BODY_MEMORY = 3
-"""Bytes of memory for each of a body: what most are decoded to lies beside it. So one that has come whole is read."""
+"""Bytes of memory per byte of a body: most decoded bodies need it in addition. So a complete body is read."""
 
 
 class Share:
@@ -144,11 +144,11 @@ class _Account:
     """An owner's use, until it has no more work queued or running.
 
     Attributes:
-        used: in virtual time, what has a slot included.
-        claimed: of that, what work that has a slot was expected to cost.
+        used: in virtual time, including work that has a slot.
+        claimed: the expected cost of work that has a slot, as part of it.
         now: the virtual time among its requests.
-        num_begun: of its work, what has a slot.
-        queues: heaps of what waits, by kind.
+        num_begun: number of its jobs that have a slot.
+        queues: heaps of waiting work, by kind.
     """
 
     def __init__(self) -> None:
@@ -210,7 +210,7 @@ class Turns:
             flow.finish += cost
 
     def leave(self, flow: Flow, cost: float, kind: str) -> None:
-        """Release a slot, that of work of some `cost` at its beginning."""
+        """Release the slot of work that had some `cost` at its beginning."""
         with self._lock:
             self._free += 1
             self._taken[kind] -= 1

@@ -25,7 +25,7 @@ log = logging.getLogger("handler.launch")
 def model_formatters(config: Config, directory: Path | None = None, *, handlers: bool = False) -> Formatters:
     """Return the formatters of a model.py, and the parser of tool calls; importing them runs them.
 
-    Before that, what requirements.txt beside model.py names is installed.
+    Before that, the requirements.txt next to model.py is installed.
 
     Args:
         config: may name the formatters.
@@ -125,7 +125,7 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
 
 
 def adapters_at_start(config: Config, directory: Path | None) -> dict[str, Path]:
-    """Find the adapters that a start loads by name: those next to the model, and those of option.lora_modules.
+    """Find the adapters that are loaded at startup, by name: those next to the model, and those of option.lora_modules.
 
     Raises:
         ConfigError: one of them cannot be used.

@@ -20,7 +20,7 @@ class Foreign(NamedTuple):
     Attributes:
         refused: why it stops the start, and what to write instead; "" if it does not.
         unless: values that ask for nothing, and so are not refused.
-        idle: why it has no effect; of a variable with `same`, for engines that lack it.
+        idle: why it has no effect; of a variable with `same`, for engines that do not have it.
         same: the handler's own variable for it, or such variables by engine; of LMI's variables the option.
         convert: how `names.py` makes the own value; "" leaves it as it is.
         unread: who reads the variable in our place, so that nothing is said of it.
@@ -50,7 +50,7 @@ class Foreign(NamedTuple):
 
     @property
     def answer(self) -> str:
-        """Say what the variable does here."""
+        """Return the effect of the variable here, in words."""
         if self.unread:
             return f"left alone: {self.unread}"
         if self.heeded:

@@ -32,7 +32,7 @@ _WIDTH = 120
 
 
 def found(words: Sequence[str], engine: str = "", flags: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Describe the option of this name; where there is none, list those whose names or meanings have all the words.
+    """Describe the option of this name; if there is none, list options whose names or meanings contain all the words.
 
     Args:
         words: none lists all.

@@ -1,4 +1,6 @@
-"""Arguments of an engine's own constructor by name and type: the installed engine's, else those of shipped lists."""
+"""Arguments of an engine's own constructor by name and type: the installed engine's, otherwise those of shipped
+lists.
+"""
 
 from __future__ import annotations
 

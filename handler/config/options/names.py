@@ -17,7 +17,7 @@ def find_option(key: str, engine: str) -> Option | None:
     """Find the option that an engine means by a name, else another engine's; None if there is none.
 
     Args:
-        engine: "" if it is not known.
+        engine: "" if unknown.
     """
     options = KNOWN.get(key, [])
     own = [option for option in options if engine in option.engines]
@@ -176,7 +176,9 @@ VARIABLES = {name: line for names in VARIABLES_OF.values() for name, line in nam
 SECRET = frozenset({"HF_TOKEN"})
 
 ALONG: Mapping[str, str] = {"OPTION_LLM_ENGINE": "vllm", "OPTION_OPENAI_COMPAT": "true"}
-"""What each `SM_VLLM_*` sets beside its own option: the engine, and its /invocations, vLLM's /v1/chat/completions."""
+"""What each `SM_VLLM_*` sets in addition to its own option: the engine, and its /invocations, vLLM's
+/v1/chat/completions.
+"""
 
 
 def _truth(value: str) -> bool:

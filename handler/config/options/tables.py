@@ -137,7 +137,7 @@ def _pooling(text: str) -> str:
 
 
 def _directory(text: str) -> str:
-    """Parse a directory, or what may stand in its place. A bucket is none: output grows by a line, under a lock."""
+    """Parse a directory, or a value that replaces one. A bucket cannot: output grows by lines, under a lock."""
     if text.startswith("s3://"):
         raise ValueError("must be off or a directory: a bucket takes whole objects, and answers are written one by one")
     return path(text)

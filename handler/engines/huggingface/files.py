@@ -99,7 +99,7 @@ def check_safetensors(path: Path) -> None:
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:
-    """Return what a safetensors file says of each tensor, by its name, and at which byte the tensors begin.
+    """Return a safetensors file's entries of its tensors, by name, and the byte where the tensors begin.
 
     Format: 8 bytes with the header's length, the header in JSON, the tensors. github.com/huggingface/safetensors.
 

@@ -202,7 +202,7 @@ class OpenVino:
                 begin()
 
     def statistics(self) -> EngineStatistics:
-        """Report the cache's usage where it has a size: one that grows as needed is always nearly full.
+        """Report the cache's usage if it has a fixed size: one that grows as needed is always nearly full.
 
         GenAI's figure is that of the last step, in percent. Nothing is computed without requests.
         """

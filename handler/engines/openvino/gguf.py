@@ -284,7 +284,8 @@ def _eight_bits(name: str, values: Any, group: int) -> tuple[Any, Any]:
 def exact_blocks(tensor: Any) -> tuple[str, tuple[Any, ...]] | None:
     """Return the form and arrays of a file's matrix of 4 or 8 bits; None for other kinds.
 
-    A weight of `u4` is `(whole - zero) * scale`. Zero points are not whole: f32 holds them as well as the minimums.
+    A weight of `u4` is `(whole - zero) * scale`. Zero points are not whole: f32 represents them as exactly as the
+    minimums.
     """
     import numpy as np
     from gguf import GGMLQuantizationType as Kind
@@ -319,7 +320,7 @@ def exact_blocks(tensor: Any) -> tuple[str, tuple[Any, ...]] | None:
 def _replace_matrices(sources: Iterable[_Source], weights: Weights) -> None:
     """Put the file's matrices in place. Those multiplied by the same input become one, as queries, keys and values.
 
-    Each multiplication costs some microseconds beside its work. Only what one input needs is in memory at a time.
+    Each multiplication has an overhead of some microseconds. Only what one input needs is in memory at a time.
     """
     import numpy as np
     from openvino import opset13

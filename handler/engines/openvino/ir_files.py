@@ -179,7 +179,7 @@ _EXPORTS = {
 
 
 def download(model_id: str, revision: str | None) -> Path:
-    """Download a hub's model; first its descriptions, which say what the weights need.
+    """Download a hub's model; first all but the weights, to find out which weights it needs.
 
     Raises:
         ConfigError: the hub does not have it, cannot be reached, or has no format that can be loaded here.
@@ -210,7 +210,7 @@ def download(model_id: str, revision: str | None) -> Path:
 
 
 def conversion(model_id: str) -> str:
-    """Say what a start does with a checkpoint of the hub, and what that takes; "" for models that need none of it."""
+    """Describe how a hub's checkpoint is converted at startup, and the cost; "" for models that need no conversion."""
     if not files.is_hub_name(model_id) or model_id.startswith("OpenVINO/"):
         return ""
     there = "is" if converter_is_installed() else "is not"

@@ -137,7 +137,7 @@ class Router:
 
 
 def _beginning(prompt: Prompt) -> str:
-    """Return what a later turn of the conversation begins with; of a prompt without text its ids, as characters."""
+    """Return the beginning of the conversation's later turns; for a prompt without text its ids, as characters."""
     text = prompt.text or "".join(map(chr, prompt.ids))
     return text[:-_LONGEST_THOUGHT] + _OPEN_THOUGHT.sub("", text[-_LONGEST_THOUGHT:])
 
@@ -505,7 +505,7 @@ class ReplicaSet:
             yield from self._answer(key, change)
 
     def _relieve(self, replica: Replica) -> None:
-        """Move what a silent replica has not begun, as far as others have room."""
+        """Move requests that a silent replica has not begun, as far as others have room."""
         for key in [key for key in sorted(replica.fresh) if replica.work[key].moved_from is None]:
             if (other := self._choose(replica.work[key], replica)) is None:
                 return

@@ -124,7 +124,7 @@ class EngineInstance:
         return is_first
 
     def flush(self) -> None:
-        """Send the commands without waiting: a thread sends what the channel has no room for.
+        """Send the commands without waiting: a thread sends those that the channel has no room for.
 
         An engine in a long step reads nothing. One that has ended reads nothing more; `step` will notice.
         """
@@ -474,7 +474,7 @@ for _ in range(20):
 def end_with_this_process() -> None:
     """End this process's session when this process ends, killed or not.
 
-    An engine that is killed cannot stop its own workers, and they hold the GPU memory that the next engine needs.
+    An engine that is killed cannot stop its own workers, and they keep the GPU memory that the next engine needs.
     Without effect unless this process leads its session, as `supervisor.py` arranges: another session would also have
     foreign processes.
     """
@@ -492,7 +492,7 @@ def end_with_children() -> Callable[[], None]:
 
 
 def end_with_descendants(command: str) -> Callable[[], None]:
-    """End this process when a descendant whose command line holds `command` ends.
+    """End this process when a descendant whose command line contains `command` ends.
 
     MPI workers are not children of this process: a daemon of Open MPI starts them. Other descendants, as a worker's
     compiler, may end at any time.

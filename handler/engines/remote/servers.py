@@ -84,7 +84,7 @@ class Failed(Exception):
 
     Attributes:
         plain: what happened, in words for a client.
-        detail: what the log says beside that: the server's words, and what the operator should change.
+        detail: what the log adds to that: the server's words, and what the operator should change.
         lasts: it stays so until the operator changes something.
         broke_off: the connection ended under the request, which may be the reason.
         busy: it is overloaded, and recovers by itself.

@@ -314,7 +314,7 @@ class _Parser:
 
 
 def _bounds(counts: Sequence[str]) -> tuple[int, int]:
-    """Read what is in braces: a number, or two with a comma, or one with a comma and no limit."""
+    """Read the contents of braces: a number, or two with a comma, or one with a comma and no limit."""
     numbers = [
         min(int(count), _MANY) if len(count) < 20 and count != "-1" else _MANY
         for count in counts

@@ -105,7 +105,7 @@ class FairQueue(Generic[T]):
                     del self._flows[flow]
 
     def close(self) -> None:
-        """Let those that wait in `get` go, and whoever comes later."""
+        """Release all current and future waiters in `get`."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -139,7 +139,7 @@ def contents(structured_output: StructuredOutput) -> Iterator[StructuredOutput]:
 
 
 def without_text(structured_output: StructuredOutput) -> StructuredOutput:
-    """Return the rule without the text that may come before what it rules."""
+    """Return the rule without the free text that may come before it."""
     if not structured_output.allows_text:
         return structured_output
     tag = json.loads(structured_output.value)
@@ -458,7 +458,7 @@ class _Types:
         self._num_lookups = 0
 
     def are(self, value: Any, head: str, types: Any) -> bool:
-        """Return whether a `type` beside a keyword has no effect, as all its values are of such a type."""
+        """Return whether a `type` next to a keyword has no effect, as all its values are of such a type."""
         allowed, actual = _names(types), self._of({head: value})
         return actual is not None and all(
             kind in allowed or (kind == "integer" and "number" in allowed) for kind in actual
@@ -505,7 +505,7 @@ def _type_of(value: Any) -> str:
 
 
 def _ignored_of_string(schema: Mapping[str, Any], _: XgrammarSupport) -> str | None:
-    """Find keywords beside the first of format, pattern and lengths, which is the one that xgrammar follows."""
+    """Find keywords after the first of format, pattern and lengths, as xgrammar only follows the first."""
     if isinstance(schema.get("format"), str) and schema["format"] not in _FORMATS:
         return "format"
     first = next((name for name in ("format", "pattern") if name in schema), None)
@@ -531,7 +531,7 @@ def _ignored_of_object(schema: Mapping[str, Any], xgrammar: XgrammarSupport) -> 
 
 
 def _ignored_of_patterns(schema: Mapping[str, Any]) -> str | None:
-    """Find a pattern beside another subschema for the same property, of which xgrammar follows only one."""
+    """Find a pattern next to another subschema for the same property, of which xgrammar follows only one."""
     if "patternProperties" not in schema:
         return None
     if schema.get("properties"):

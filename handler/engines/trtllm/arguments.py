@@ -237,7 +237,7 @@ def _merge(arguments: dict[str, Any], more: Mapping[str, Any]) -> None:
 def _sampler(arguments: Mapping[str, Any], sampler: str, release: Release) -> dict[str, Any]:
     """Choose the sampler; before 1.3 always explicitly, as defaults differ between versions.
 
-    1.3 has TorchSampler alone, and no argument for it.
+    1.3 only has TorchSampler, and no argument for it.
 
     Args:
         arguments: all others, with those of option.engine_args.
@@ -412,7 +412,7 @@ def warn_of_newer(version: str) -> None:
 
 
 def installed_release() -> Release:
-    """Return the installed version's release; without one that of the image, by which a configuration is checked."""
+    """Return the installed version's release; without one, the image's, for checking a configuration."""
     return release_of(installed_version()) if find_spec("tensorrt_llm") else _OF_THE_IMAGE
 
 
@@ -470,9 +470,9 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
 
 
 def refusals(model: Path | None, *, own_caches: bool) -> dict[str, str]:
-    """Return the reasons why TensorRT-LLM takes no media of a kind with this model here; "" if it does.
+    """Return, by kind, why TensorRT-LLM accepts no such media with this model here; "" if it does.
 
-    It reads audio clips of Phi-4-multimodal alone (1.0 to 1.3), by code and by an adapter that come with that model.
+    It only reads audio clips for Phi-4-multimodal (1.0 to 1.3), by code and by an adapter that come with that model.
 
     Args:
         own_caches: a request can have a prefix cache of its own, or there is none.
@@ -500,7 +500,7 @@ def check_prompt(ids: Sequence[int], most: int, vocabulary: int) -> None:
 
 
 def background_error(llm: Any) -> Exception | None:
-    """Return the first error of a thread or worker of TensorRT-LLM that it has told nobody yet.
+    """Return the first error of a thread or worker of TensorRT-LLM that it has not reported yet.
 
     Its executor keeps them in a queue, and raises them with the next request (`_error_queue` in executor/executor.py,
     1.0 to 1.4).

@@ -403,7 +403,7 @@ class RunningRequest:
 
     @property
     def _num_cached(self) -> int | None:
-        """Number of the prompt's tokens that were in the prefix cache; None: nothing to tell."""
+        """Return the number of the prompt's tokens that were in the prefix cache; None: unknown."""
         return None if self.options.goes_on else getattr(self.result, "cached_tokens", 0) or None
 
     def one_token(self, step: Step) -> bool:
@@ -622,7 +622,7 @@ class VisionPrompts:
     def check(self, found: Sequence[int], ids: Sequence[int]) -> str:
         """Compare the ids that TensorRT-LLM computes; return what is wrong, or "".
 
-        Before 1.3 those of images are beyond the vocabulary.
+        Before 1.3 ids of images are outside the vocabulary.
         """
         placeholder = self._tokens.placeholder
         if len(found) != len(ids):

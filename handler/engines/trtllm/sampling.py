@@ -33,17 +33,17 @@ class Model:
 
     @property
     def end_id(self) -> int:
-        """The EOS that TensorRT-LLM's `min_tokens` holds back, by its default the tokenizer's; -1 is none."""
+        """Return the EOS that TensorRT-LLM's `min_tokens` suppresses, by default the tokenizer's; -1 is none."""
         return min(self.eos, default=-1) if self.tokenizer_eos is None else self.tokenizer_eos
 
 
 def own_stops(sampling: Sampling, model: Model) -> bool:
-    """Return whether we find the stop ids, not the engine: its `min_tokens` holds back only `end_id`."""
+    """Return whether we find the stop ids instead of the engine: its `min_tokens` suppresses only `end_id`."""
     return bool(sampling.min_new_tokens and stops(sampling, model)) or (sampling.ignore_eos and _by_tokenizer(sampling))
 
 
 def stops(sampling: Sampling, model: Model) -> frozenset[int]:
-    """Return the ids, beside `end_id`, that end an answer."""
+    """Return the ids other than `end_id` that end an answer."""
     eos = frozenset() if sampling.ignore_eos else model.eos
     return eos - {model.end_id} | frozenset(sampling.stop_token_ids)
 

@@ -27,7 +27,7 @@ def lmcache_arguments(config: EngineConfig) -> dict[str, Any]:
     """Return the arguments of EngineArgs that option.lmcache_auto_config stands for.
 
     Raises:
-        ConfigError: the options contradict each other or others, LMCache is missing, or its file.
+        ConfigError: the options contradict each other or others, or LMCache or its file is missing.
     """
     options = config.options.engine_options
     auto, file = options.get("lmcache_auto_config"), options.get("lmcache_config_file")
@@ -71,7 +71,7 @@ def lmcache_environment(config: EngineConfig, given: Mapping[str, str], workers:
 
 
 def _config_file(config: EngineConfig) -> Path:
-    """Find the file as LMI does: beside serving.properties, or the model; else in the working directory."""
+    """Find the file as LMI does: next to serving.properties, or the model; otherwise in the working directory."""
     name: str = config.options.engine_options["lmcache_config_file"]
     places = [home / name for home in (config.options.directory, config.model, Path()) if home is not None]
     found = next((place for place in places if place.is_file()), None)
@@ -81,7 +81,7 @@ def _config_file(config: EngineConfig) -> Path:
 
 
 def _share(free: int, weights: int, workers: int) -> int:
-    """Return the GiB of a worker's cache: twice the weights stay free, or a fifth of all where that is more."""
+    """Return the GiB of a worker's cache: twice the weights stay free, or a fifth of all if that is more."""
     return int(max(0, free - max(2 * weights, free // 5)) / workers / _GIB)
 
 
@@ -108,7 +108,7 @@ _OWN = frozenset((
 """Options that are not arguments themselves; the others have the argument's name."""
 
 _HANDLERS = ("generation_config", "override_generation_config")
-"""Arguments of vLLM's that concern its HTTP server, in whose place the handler stands."""
+"""Arguments of vLLM's that concern its HTTP server, which the handler replaces."""
 
 _CPU_CACHE_GIB = 4
 """vLLM itself would ask for nine tenths of a CPU's memory, and not start where less is free."""

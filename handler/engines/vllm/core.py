@@ -26,7 +26,7 @@ class CoreEngine:
     """The part of an `engines.base.Engine` that talks to vLLM's core.
 
     Args:
-        more: arguments of EngineArgs that beat those of the options.
+        more: arguments of EngineArgs that override the options'.
 
     Attributes:
         arguments: those that the engine was made of.
@@ -75,7 +75,7 @@ def start_engine(config: EngineConfig, **more: Any) -> tuple[Any, dict[str, Any]
     """Return the engine, and the arguments that it was made of.
 
     Args:
-        more: arguments that beat those of the options.
+        more: arguments that override the options'.
     """
     os.environ.update(environment(config, os.environ))
     end_with_this_process()

@@ -272,7 +272,7 @@ def _xgrammar_release() -> tuple[int, ...]:
 
 
 def structural_tags(arguments: Mapping[str, Any]) -> frozenset[str]:
-    """Return the styles of arguments in structural tags. Backends beside xgrammar have tags of an older form only.
+    """Return the styles of arguments in structural tags. Backends other than xgrammar only have tags of an older form.
 
     Args:
         arguments: the keywords of EngineArgs.

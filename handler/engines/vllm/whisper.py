@@ -21,7 +21,7 @@ _AHEAD = 4  # pieces of a clip in vLLM at a time
 
 @dataclass
 class _Piece:
-    """A piece in vLLM, with what it has said since it was last asked."""
+    """A piece in vLLM, with its output since the last call."""
 
     pending: Pending
     extras: Extras | None  # until its first output
@@ -36,7 +36,7 @@ class _Clip:
 
     Attributes:
         ids: of the prompt of each piece.
-        language: its code, once it is known; "" if the model knows English alone.
+        language: its code, once it is known; "" if the model is English-only.
         places: samples of the pieces that vLLM does not have yet.
         pieces: those that it has, in their order.
     """
@@ -169,7 +169,7 @@ class VllmWhisper(NoAdapters, CoreEngine):
         return Step([], [], [], outputs)
 
     def _take(self, output: Output, outputs: list[Output]) -> _Clip | None:
-        """Take what vLLM says; return the clip that it belongs to, where it goes on."""
+        """Process vLLM's output; return its clip, if that continues."""
         clip, piece = self._asked.get(output.key), self._pieces.get(output.key)
         if clip is None:  # cancelled by an earlier output
             return None
@@ -192,7 +192,7 @@ class VllmWhisper(NoAdapters, CoreEngine):
         return clip
 
     def _tell(self, clip: _Clip, outputs: list[Output]) -> None:
-        """Pass the tokens of the first piece on, and those of others once those before have ended."""
+        """Pass on the tokens of the first piece, and those of later ones once the pieces before have ended."""
         if clip.key not in self._clips:
             return
         while clip.pieces:

@@ -282,7 +282,7 @@ def page(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> Anthropi
     """Return a page of the models.
 
     Args:
-        query: `limit` of the page, and `after_id` or `before_id`, next to which it stands.
+        query: `limit` of the page, and `after_id` or `before_id`, next to which the page is.
 
     Raises:
         InvalidParameter: one of them is wrong.

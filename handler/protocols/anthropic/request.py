@@ -201,7 +201,7 @@ class MessagesReader(TurnsReader):
             )
 
     def clear_thinking(self, kept: int | None) -> None:
-        """Remove the thoughts but those of the last messages that have any; `kept` is their number, None for all."""
+        """Remove thoughts, except those of the last `kept` messages that have any; None keeps all."""
         thoughts = [message for message in self.chat if "reasoning_content" in message]
         for message in thoughts[: len(thoughts) - kept] if kept is not None and kept < len(thoughts) else ():
             del message["reasoning_content"]
@@ -487,7 +487,7 @@ def read_choice(value: Any, tools: Any) -> dict[str, Any]:
     """Return `tool_choice` and `parallel_tool_calls` of a chat.
 
     Raises:
-        InvalidParameter: naming what is wrong.
+        InvalidParameter: naming the problem.
     """
     if value is None:
         return {}

@@ -131,7 +131,8 @@ class Blocks:
         single: keep the first call only.
 
     Attributes:
-        num_calls: those that have begun. broken: one of them is incomplete.
+        num_calls: those that have begun.
+        broken: one of them is incomplete.
         index: of the block that is open, or was last.
     """
 

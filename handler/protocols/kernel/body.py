@@ -42,7 +42,7 @@ def decode(body: bytes, *, unique_keys: bool = True) -> Any:
     """Decode strict JSON: no NaN, no lone surrogates, nothing after the document, and at most MAX_DEPTH levels.
 
     Args:
-        unique_keys: refuse an object that has a key twice; otherwise the last one counts.
+        unique_keys: refuse an object that has a key twice; otherwise the last value is used.
 
     Raises:
         NotJson: naming what is wrong, and where.
@@ -185,7 +185,7 @@ _FLAGS = {
 
 
 class Rule(NamedTuple):
-    """Conversions of values to those of a JSON type; each returns what it cannot convert."""
+    """Conversions of values to those of a JSON type; each returns values that it cannot convert unchanged."""
 
     boolean: Convert
     integer: Convert

@@ -1,4 +1,4 @@
-"""A dialect: it reads a body and writes the answer; and what it knows of the server."""
+"""A dialect, which reads a body and writes the answer, and the server's properties that it uses."""
 
 from __future__ import annotations
 
@@ -116,8 +116,9 @@ class ServerContext:
         prompts: the model's own prompts for embeddings by name, each the beginning of a text.
         tokenizer_config: the model's tokenizer_config.json, where `option.enable_tokenizer_info_endpoint` shows it.
         notices: what the log has said.
-        keeper: stores this request's answer; None if nothing is stored. recalled: the stored answers that this
-            request continues. parsed: the cache of `read_all`; a context made from another has its own.
+        keeper: stores this request's answer; None if nothing is stored.
+        recalled: the stored answers that this request continues.
+        parsed: the cache of `read_all`; a context made from another has its own.
     """
 
     engine: str
@@ -399,7 +400,8 @@ class KeptAnswer(NamedTuple):
 
     Attributes:
         previous: the id of the answer before; "" for none.
-        failed: it cannot be continued. head: everything but its items.
+        failed: it cannot be continued.
+        head: everything but its items.
         given: the items of its request.
         output: its own.
     """

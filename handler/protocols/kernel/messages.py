@@ -226,7 +226,7 @@ class PartReader(NamedTuple):
 
 
 def _type(part: Any) -> Any:
-    """Return a part's type; without one that of its medium, as in vLLM."""
+    """Return a part's type; without one its medium's, as in vLLM."""
     if not isinstance(part, dict):
         return None
     return part["type"] if part.get("type") is not None else next((word for word in _KINDS if word in part), None)
@@ -254,7 +254,7 @@ _READ: Mapping[str, Mapping[str, Shape]] = {
     "tool": {"tool_call_id": nullable(TEXT), "name": nullable(TEXT)},
     "assistant": {"tool_calls": nullable(listing(_CALL)), **dict.fromkeys(_THOUGHTS, nullable(TEXT))},
 }
-"""Fields of a message beside role and content."""
+"""Fields of a message other than role and content."""
 
 MESSAGES: Shape = listing(
     record(

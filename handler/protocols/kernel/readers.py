@@ -143,7 +143,7 @@ def number(least: float, most: float = math.inf, *, above: bool = False, below: 
 
 @accepts(anyOf=STRING_OR_STRINGS)
 def strings(value: Any) -> tuple[str, ...]:
-    """Read a list of strings; one string stands for a list of one."""
+    """Read a list of strings; one string counts as a list of one."""
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list) or len(items) > MAX_STOPS:
         raise ValueError(f"must be a string or a list of at most {MAX_STOPS} strings")
@@ -313,7 +313,7 @@ def json_object(value: Any) -> StructuredOutput | None:
 def regex(value: Any) -> StructuredOutput:
     """Read a regular expression for the whole answer; its dialect is the engine's.
 
-    Its form is not checked: `re.compile` can hold the GIL for seconds, while other requests wait.
+    Its form is not checked: `re.compile` can keep the GIL for seconds, while other requests wait.
     """
     return StructuredOutput("regex", _text(value, "a regular expression"))
 

@@ -337,11 +337,11 @@ class TokenStream(Reply, ABC):
         return line
 
     def _head(self) -> bytes:
-        """Render what comes before the first token."""
+        """Render the part before the first token."""
         return b""
 
     def _take(self, place: int, delta: Delta) -> None:
-        """Note what a delta has besides its tokens, before they are rendered."""
+        """Record a delta's values other than tokens, before the tokens are rendered."""
         if not delta.sequence and delta.extras is not None:  # each of several samples says it of the same prompt
             self._num_cached_tokens += delta.extras.num_cached_tokens or 0
 
@@ -359,7 +359,7 @@ class TokenStream(Reply, ABC):
         return delta.finish
 
     def _end(self) -> bytes:
-        """Render what comes after the last token of all sequences."""
+        """Render the part after the last token of all sequences."""
         return self._framing.end
 
     def _broken_off(self, error: ServingError) -> bytes:

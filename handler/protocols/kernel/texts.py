@@ -45,7 +45,7 @@ class TooManyTexts(InvalidPayload):
 
 
 def read_texts(value: Any, name: str, most: int = MAX_TEXTS, noun: str = "texts") -> list[Text]:
-    """Read one or more texts; a text, or a list of ids, stands for a list of one.
+    """Read one or more texts; a text, or a list of ids, counts as a list of one.
 
     Args:
         name: the client's name of the field, for messages.
@@ -76,7 +76,7 @@ def read_string(value: Any, name: str) -> str:
 
 
 def read_list(value: Any, name: str, wanted: str, most: int = MAX_TEXTS, noun: str = "texts") -> list[Any]:
-    """Check the length of a list of texts; `wanted` says what the field must be."""
+    """Check the length of a list of texts; `wanted` describes a valid field."""
     if value == []:
         raise NoTexts(f"'{name}' {wanted}")
     if not isinstance(value, list):

@@ -353,8 +353,8 @@ class Lmi(Dialect):
 
         Args:
             prompt: None if the parameter `input_ids` replaces it.
-            adapter: the adapter that the body names outside the parameters. defaults: Sampling fields whose default
-                differs in this mode.
+            adapter: the adapter that the body names outside the parameters.
+            defaults: Sampling fields whose default differs in this mode.
 
         Raises:
             InvalidParameter, InvalidPayload: naming what is wrong.

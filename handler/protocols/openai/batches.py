@@ -19,7 +19,7 @@ from handler.protocols.kernel.readers import Named, integer, metadata, string
 from handler.protocols.openai.api import BatchError, DeletedFile, OpenAiBatch, OpenAiFile
 
 INPUT, OUTPUT = "batch", "batch_output"
-"""The purposes of files: what a client uploads, and what a batch writes."""
+"""The purposes of files: input that a client uploads, and output that a batch writes."""
 
 DAY = 86_400  # seconds
 LIFETIME = 30 * DAY
@@ -190,7 +190,7 @@ class Line(NamedTuple):
     Attributes:
         number: from 1.
         custom_id: None if it has none.
-        body: of its request, as JSON; b"" beside an error.
+        body: the request's, as JSON; b"" if there is an error.
         error: why it cannot be a request.
     """
 
@@ -227,7 +227,7 @@ def read_line(number: int, value: Any, endpoint: str) -> Line:
 
 
 def line_id(batch: str, number: int) -> str:
-    """Return the id of a line's answer, which tells the line's number."""
+    """Return the id of a line's answer, which contains the line's number."""
     return f"batch_req_{batch.removeprefix('batch_')}_{number}"
 
 

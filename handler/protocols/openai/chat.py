@@ -103,7 +103,8 @@ class ChatFormat(NamedTuple):
         """Return the client's word for why an answer ended.
 
         Args:
-            called: it has calls. broken: not all of them are complete, so that the reason must not suggest it.
+            called: it has calls.
+            broken: not all of them are complete, so that the reason must not suggest it.
         """
         reason = REASONS[finish]
         if not called or reason != "stop":

@@ -98,8 +98,8 @@ def usage(
     """Return the counts.
 
     Args:
-        num_thoughts: the tokens of thoughts; None if reasoning is not separated. num_cached_tokens: tokens of the
-            prompts found in the engine's cache, if it reports them.
+        num_thoughts: the tokens of thoughts; None if reasoning is not separated.
+        num_cached_tokens: tokens of the prompts found in the engine's cache, if it reports them.
     """
     counts: TokenUsage = {
         "prompt_tokens": num_prompt_tokens,
@@ -516,7 +516,8 @@ class OpenAiDialect(Dialect):
 
     Attributes:
         table: the fields that set parameters.
-        fields: the others, with their values. needed: a description of a valid body.
+        fields: the others, with their values.
+        needed: a description of a valid body.
         harmless: names that change no answer; empty: those in HARMLESS that are not read.
         accepted: names that are read elsewhere, or that have no meaning.
     """

@@ -119,8 +119,8 @@ class Rerank(OpenAiDialect):
 
     Args:
         title: of the version.
-        return_documents: the default; true in vLLM and Jina, false in Cohere's version 2. truncation: the default for
-            a pair with too many tokens; Cohere's version 2 truncates documents.
+        return_documents: the default; true in vLLM and Jina, false in Cohere's version 2.
+        truncation: the default for a pair with too many tokens; Cohere's version 2 truncates documents.
     """
 
     errors = ERRORS

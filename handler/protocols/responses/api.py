@@ -1,4 +1,6 @@
-"""The types of OpenAI's responses, for mypy and the API's document; and what the routes of stored responses read."""
+"""The types of OpenAI's responses, for mypy and the API's document; and the parameters of the routes of stored
+responses.
+"""
 
 from __future__ import annotations
 

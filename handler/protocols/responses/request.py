@@ -275,7 +275,7 @@ class InputReader(TurnsReader):
             add_to_turn(self.chat, "assistant", reasoning_content=self._text(parts, f"{at}.content"))
 
     def _output(self, item: Mapping[str, Any], at: str) -> None:
-        """Read the output of a call. Its images wait for the outputs beside it."""
+        """Read the output of a call. Its images follow the adjacent outputs."""
         id = string_at(item.get("call_id"), f"{at}.call_id")
         if id not in self._calls:
             call = item["type"].removesuffix("_output")
@@ -323,7 +323,7 @@ def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_half_a_call(item: Any) -> bool:
-    """Return whether an item is a call at which its response broke off: nobody has made it."""
+    """Return whether an item is an incomplete call, at which its response was cut off."""
     return item["type"] in ("function_call", "custom_tool_call") and item.get("status") == "incomplete"
 
 
@@ -370,7 +370,7 @@ class ToolsReader:
         self.has_grammar = False
 
     def read(self, value: Any) -> None:
-        """Read the tools; those of a namespace get its name in front.
+        """Read the tools; a namespace's get its name as a prefix.
 
         Raises:
             InvalidParameter: a tool is not a function.
@@ -409,10 +409,10 @@ class ToolsReader:
 
 
 def _of_custom(format: Any, at: str) -> dict[str, Any]:
-    """Return the parameters of the function that stands for a custom tool, with its text as `input`.
+    """Return the parameters of the function that replaces a custom tool, with its text as `input`.
 
     Raises:
-        InvalidParameter: the format is neither a text nor a grammar by an expression.
+        InvalidParameter: the format is neither text nor a regex grammar.
     """
     text: dict[str, Any] = {"type": "string"}
     match format:
@@ -480,10 +480,10 @@ MAX_REFERENCES = 1000
 
 
 def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
-    """Return what a body needs of the responses that are kept; what is wrong with it `parse` says.
+    """Return the stored responses that a body refers to; `parse` reports its errors.
 
     Args:
-        keeps: its own answer is kept, unless it says otherwise.
+        keeps: its own answer is stored, unless it says otherwise.
 
     Raises:
         InvalidPayload: it has too many references.
@@ -529,7 +529,7 @@ def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
 
 
 def make_keeping(keeper: Keeper, head: ResponseHead, items: Sequence[Any]) -> Keeping:
-    """Return what keeps a response.
+    """Return the object that stores a response.
 
     Args:
         items: those of its request, which were read.
@@ -541,7 +541,7 @@ def make_keeping(keeper: Keeper, head: ResponseHead, items: Sequence[Any]) -> Ke
 
 
 _OWN = {"messages": "input", "reasoning_effort": "reasoning.effort"}
-"""The chat's names of what has another one here."""
+"""The chat's names of parameters that have another name here."""
 
 _OF_CHAT = {name: OpenAiChat.fields[name] for name in ("model", "stream", "parallel_tool_calls")}
 _SAME = (TABLE.parameters.keys() - _OWN.keys()) | _OF_CHAT.keys()
@@ -563,7 +563,7 @@ _WITHOUT_STORE = request_shape(FIELDS, TABLE, "input")
 
 
 def _body(context: ServerContext) -> Shape:
-    """Return the schema of a body, with what is read only where responses are stored."""
+    """Return the schema of a body, with the fields that are only read if responses are stored."""
     shape = _WITHOUT_STORE(context)
     if not context.config.stores_responses:
         return shape
@@ -646,9 +646,9 @@ class _Chat(OpenAiChat):
     """One translated body.
 
     Args:
-        head: what a response repeats of its request.
+        head: the request's fields that a response repeats.
         origins: of tools, by their names in the prompt.
-        keeping: keeps the response; None if it is not kept.
+        keeping: stores the response; None if it is not stored.
     """
 
     table = Table(

@@ -43,7 +43,7 @@ def new_id(prefix: str) -> str:
 
 
 def secret_id(prefix: str) -> str:
-    """Return the id of what is kept, and can be read by it."""
+    """Return the id of a stored object, which can be read by it."""
     return f"{prefix}_{new_secret()}"
 
 
@@ -56,12 +56,12 @@ class Origin(NamedTuple):
 
 
 class Items:
-    """Builds one answer's items, in order. White space alone is no message beside other items.
+    """Builds one answer's items, in order. Only white space is not a message if there are other items.
 
     Args:
         origins: by a tool's name in the prompt; others are functions of that name.
         most_calls: how many are left in, the first ones; None: all.
-        secret: nobody can guess the items' ids.
+        secret: the items' ids cannot be guessed.
 
     Attributes:
         output: the items so far; the last one may be open.
@@ -331,7 +331,7 @@ _STATES: Mapping[Status, ResponseState] = {
 
 
 NUM_STATES = 3
-"""Events of a stream that tell the whole response."""
+"""Events of a stream that contain the whole response."""
 
 
 class Settings(NamedTuple):
@@ -424,7 +424,7 @@ class ResponseStream(BlockStream):
         return rest + self._encode([self._told(response)])
 
     def _told(self, response: OpenAiResponse, kind: ResponseState | None = None) -> ResponseEvent:
-        """Return the event that tells a response's state."""
+        """Return the event with a response's state."""
         return {
             "type": kind or _STATES[response["status"]],
             "sequence_number": self._items.number(),
@@ -506,11 +506,11 @@ _SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequen
 
 
 def read_head(body: Mapping[str, Any], generation: GenerationDefaults, *, store: bool = False) -> ResponseHead:
-    """Return what a response repeats of its request.
+    """Return the request's fields that a response repeats.
 
     Args:
         generation: the model's own defaults.
-        store: the response is kept.
+        store: the response is stored.
     """
     reasoning = body.get("reasoning") or {}
     parallel, text = body.get("parallel_tool_calls"), body.get("text")
@@ -546,7 +546,7 @@ def read_head(body: Mapping[str, Any], generation: GenerationDefaults, *, store:
 
 
 def encode_head(head: ResponseHead) -> ResponseHead:
-    """Encode what a response repeats, once for all events of a stream; numbers and null stay as they are.
+    """Encode the repeated fields once for all events of a stream; numbers and null stay as they are.
 
     Raises:
         InvalidPayload: it can be read, but not written.
@@ -577,7 +577,7 @@ def without_skipped(tools: list[Any]) -> list[Any]:
 
 
 def skipped(tool: Mapping[str, Any]) -> str:
-    """Return what has a tool left out, as `x-lmi-ignored-parameters` names it; "" for others."""
+    """Return the reason to leave a tool out, as named in `x-lmi-ignored-parameters`; "" for others."""
     kind, format = tool.get("type"), tool.get("format")
     if kind == CUSTOM and isinstance(format, dict) and format.get("syntax") == "lark":
         return "tools[].format.syntax=lark"  # no engine's structured output reads it
@@ -585,7 +585,7 @@ def skipped(tool: Mapping[str, Any]) -> str:
 
 
 def _tool(tool: Any) -> Any:
-    """Return a tool with all that a response's has; what is wrong with it the tools' reader says."""
+    """Return a tool with all fields of a response's; the tools' reader reports its errors."""
     if not isinstance(tool, dict):
         return tool
     if isinstance(tool.get("tools"), list):

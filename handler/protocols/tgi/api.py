@@ -101,7 +101,7 @@ TgiList = Annotated[list[TgiAnswer], ("minItems", 1), ("maxItems", 1)]
 
 
 class TgiBeside(TypedDict, total=False):
-    """Fields of an event beside its token, on request."""
+    """Fields of an event in addition to its token, on request."""
 
     top_tokens: list[TgiToken]
     outputs: TensorValues
@@ -294,14 +294,14 @@ class TgiErrors(ErrorFormat):
 
 
 class MindieErrors(TgiErrors):
-    """The message alone, under its real status as long as nothing was sent."""
+    """Only the message, with its real status if nothing has been sent."""
 
     def _value(self, failure: Failure) -> MindieError:
         return {"error": failure.error}
 
 
 def _too_long(error: PromptTooLong | AnswerTooLong, request: Request | None) -> str:
-    """Describe the excess. TGI checks the sum first; a request without a limit takes what the prompt leaves."""
+    """Describe the excess. TGI checks the sum first; a request without a limit takes the rest after the prompt."""
     most = error.most
     if isinstance(error, PromptTooLong):
         most += 1

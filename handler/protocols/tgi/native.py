@@ -413,8 +413,8 @@ class Tgi(TgiFormat, Dialect):
 def _sampling_inferred(read: Body, context: ServerContext) -> tuple[dict[str, Any], list[str]]:
     """Return the parameters with `do_sample` as TGI's shards decide it: whatever shapes the distribution samples.
 
-    They do so though `do_sample` be false, and clients send it so beside `typical_p` (LangChain). Where nobody asks for
-    samples in so many words, shapes that the engine lacks are left out, and their names returned.
+    They do so even if `do_sample` is false, and clients send it like that with `typical_p` (LangChain). Where nobody
+    asks for samples in so many words, shapes that the engine lacks are left out, and their names returned.
     """
     given = {name: value for name, value in read.parameters.items() if (name, value) != ("best_of", 0)}
     asked = given.get("do_sample", not read.has_parameters) or given.get("best_of", 1) > 1

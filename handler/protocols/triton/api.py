@@ -36,7 +36,7 @@ class TritonHead(TypedDict):
 
 
 class TritonTensors(TypedDict, total=False):
-    """Output tensors beside the text, on request."""
+    """Output tensors other than the text, on request."""
 
     cum_log_probs: Numbers
     output_log_probs: Numbers

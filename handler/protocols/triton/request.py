@@ -258,13 +258,13 @@ _SAMPLING = "sampling_parameters"
 
 
 def join_sampling(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Put `sampling_parameters` in the place of all others, as vLLM's backend does.
+    """Replace all other parameters with `sampling_parameters`, as vLLM's backend does.
 
     Returns:
         the inputs, and the names that have no effect.
 
     Raises:
-        InvalidParameter: it is no object in JSON text.
+        InvalidParameter: it is not a JSON object in a string.
     """
     if _SAMPLING not in given:
         return dict(given), []
@@ -552,7 +552,7 @@ def inputs() -> Datatypes:
 
 
 def outputs() -> Datatypes:
-    """Return all outputs beside the text."""
+    """Return all outputs other than the text."""
     floats = ("cum_log_probs", "output_log_probs", "context_logits", "generation_logits", "cumulative_logprob")
     counts = ("num_input_tokens", "num_output_tokens")
     return {

@@ -22,7 +22,7 @@ class ResponseOptions(NamedTuple):
 
     Attributes:
         fixed: fields that every response repeats: the request's id and the model.
-        tensors: output tensors beside the text.
+        tensors: output tensors other than the text.
         extras: further fields: finish_reason, cumulative_logprob, num_input_tokens, num_output_tokens.
         before: the prompt, where the text begins with it.
     """

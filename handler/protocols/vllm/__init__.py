@@ -1,1 +1,1 @@
-"""Routes of vLLM's own server beside OpenAI's: tokens, scores of pairs, the version, LoRA adapters."""
+"""Routes of vLLM's own server in addition to OpenAI's: tokens, scores of pairs, the version, LoRA adapters."""

@@ -109,7 +109,7 @@ class Input:
         return batches.read_line(number, value, self._endpoint)
 
     def check(self, most: int) -> tuple[int, list[BatchError]]:
-        """Return the number of lines, and why the batch cannot begin. What is wrong with a line alone is no reason.
+        """Return the number of lines, and why the batch cannot begin. An error of a single line is no reason.
 
         Args:
             most: lines.
@@ -235,7 +235,7 @@ async def batches_run(model: ServedModel) -> AsyncIterator[None]:
 
 
 class BatchRunner:
-    """Answers all open batches that nobody else does."""
+    """Answers all open batches that no other server answers."""
 
     def __init__(self, model: ServedModel, store: BatchStore) -> None:
         self.model, self.store = model, store
@@ -344,7 +344,7 @@ class _Answering:
         self._looked_at = 0.0
 
     async def run(self) -> list[BatchError]:
-        """Answer the batch from where it stands to its end; return why it has failed.
+        """Answer the batch from its current position to its end; return why it has failed.
 
         Raises:
             _Stopped: the server stops.
@@ -431,7 +431,7 @@ class _Answering:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _status(self) -> str:
-        """Return the status that the batch must end with now; "" if it goes on. Save its progress now and then."""
+        """Return the status that the batch must end with now; "" if it continues. Save its progress now and then."""
         if self._model.draining:
             raise _Stopped
         if self._store.clock() >= self._batch["expires_at"]:

@@ -1,7 +1,7 @@
 """Files and batches in a directory (`option.batches_store`), which several servers may share.
 
-SQLite holds what is known of them, and each file's contents lie beside it under its id. Each belongs to the API key of
-the request that made it.
+SQLite stores their metadata, and each file's contents are next to it under its id. Each belongs to the API key of the
+request that made it.
 """
 
 from __future__ import annotations
@@ -285,7 +285,7 @@ class BatchStore:
         return loads(document), owner, lifetime
 
     def remove_expired(self) -> None:
-        """Remove what has expired, but not the input of an open batch; and uploads that broke off."""
+        """Remove expired files and batches, except the input of an open batch; and incomplete uploads."""
         query = """
         SELECT id FROM objects AS one WHERE expires <= ? AND NOT EXISTS (
             SELECT 1 FROM objects WHERE input = one.id AND expires = ?
@@ -361,7 +361,7 @@ class BatchStore:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Write all that the block writes, or nothing. Nobody else changes what it reads."""
+        """Write everything in the block, or nothing. No other process changes what it reads."""
         with self._lock, self._database:  # which commits, or rolls back
             self._database.execute("BEGIN IMMEDIATE")
             yield

@@ -39,7 +39,7 @@ class Decoder(NamedTuple):
 
     Attributes:
         rules: returns the rules that the options set.
-        read_size: returns a file's size by its header, within microseconds; zeros where it cannot be found. Raises
+        read_size: returns a file's size by its header, within microseconds; zeros if it cannot be found. Raises
             InvalidPayload where the header is wrong.
         units: returns those of a size. Raises InvalidPayload where the rules allow no such size.
         unit_bytes: of decoded data.

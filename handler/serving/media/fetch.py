@@ -57,7 +57,7 @@ def check_address(text: str) -> None:
 
 
 class PublicResolver(AbstractResolver):
-    """Resolves names to public addresses. aiohttp connects to what it returns, and does not ask again.
+    """Resolves names to public addresses. aiohttp connects to these addresses without resolving again.
 
     Each look-up has a thread of its own: a slow one delays neither others nor the process's exit.
     """

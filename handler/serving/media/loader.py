@@ -35,7 +35,7 @@ _FETCHING = ("aiohttp",)
 
 
 def missing_packages(kind: str) -> str:
-    """Say what has to be installed before media of a kind can be served; "" if all is there."""
+    """Name the packages to install for serving media of a kind; "" if none is missing."""
     decoder = DECODERS[kind]
     missing = [name for name in (*decoder.packages, *_FETCHING) if importlib.util.find_spec(name) is None]
     if not missing:

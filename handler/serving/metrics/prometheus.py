@@ -282,7 +282,7 @@ class _Totals(Collector):
 
 
 class _Adapters(Collector):
-    """The registered LoRA adapters and their requests; nothing if there is none. An unregistered one is dropped."""
+    """The registered LoRA adapters and their requests; empty if there are none. An unregistered one is dropped."""
 
     def __init__(self, names: Callable[[], Sequence[str]]) -> None:
         self._names = names

@@ -282,7 +282,8 @@ class Attempt:
         limit: characters that a match may have; None for any number.
 
     Attributes:
-        is_open: more input may still decide. work: the number of alternatives followed.
+        is_open: more input may still decide.
+        work: the number of alternatives followed.
     """
 
     __slots__ = ("_before", "_found", "_limit", "_pattern", "_read", "_saved", "_state", "is_open", "work")

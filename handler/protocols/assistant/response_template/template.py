@@ -78,7 +78,8 @@ class Candidate:
     """A position of an answer where a mark may begin.
 
     Attributes:
-        is_open: more input may still decide. work: what is wasted if there is no mark.
+        is_open: more input may still decide.
+        work: what is wasted if there is no mark.
     """
 
     is_open = True
@@ -266,7 +267,7 @@ def read_response_template(value: Any) -> ResponseTemplate:
     """Read `response_template` of tokenizer_config.json.
 
     Raises:
-        ValueError: it is wrong, or has what is not supported here; the message begins with the place.
+        ValueError: it is wrong, or not supported here; the message begins with the place.
     """
     given = _object(
         value, "response_template", ("version", "defaults", "fields", "start_anchor", "start_anchor_pattern")

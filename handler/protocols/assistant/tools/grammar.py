@@ -20,7 +20,7 @@ class Notation(NamedTuple):
     """The text around calls, as the models' chat templates write it.
 
     Attributes:
-        call: before a call's arguments and after them; NAME stands for the tool's name, NUMBER for digits.
+        call: before a call's arguments and after them; NAME is replaced by the tool's name, NUMBER by digits.
         block: before the first call and after the last one.
         between: from one call to the next.
         mark: a beginning that no other text has, "" if there is none.

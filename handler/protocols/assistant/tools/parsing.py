@@ -432,7 +432,7 @@ class ArgumentsText:
         return self._parts[-1]
 
     def closing(self) -> str | None:
-        """Return the end of what is open, a string, lists and objects; None if something else might come first."""
+        """Return the text that closes open strings, lists and objects; None if something else might come first."""
         text = self._join()
         if not self._controls.quoted and _NUMBER.search(text):
             return None

@@ -442,7 +442,7 @@ def _tools(tools: Named) -> tuple[list[Mapping[str, Any]], set[str], list[str]]:
 
 
 def _tool(tool: Any, at: str, unknown: dict[str, None]) -> Mapping[str, Any]:
-    """Read a tool in OpenAI's form; keep what the model sees."""
+    """Read a tool in OpenAI's form; keep the fields that the model sees."""
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type", "function") == "function" else None
     if not isinstance(function, dict):
         raise InvalidParameter(f"{at}: must be an object with 'type': 'function' and 'function'")
