@@ -363,13 +363,13 @@ class Capabilities:
 _FIRST_REQUEST = Sampling(max_new_tokens=2, ignore_eos=True)
 
 
-def warm_up(engine: Engine, id: int, sampling: Sampling = _FIRST_REQUEST) -> None:
-    """Run a request of the one token `id`, which compiles and allocates before a client's request waits for that.
+def warm_up(engine: Engine, ids: Sequence[int], sampling: Sampling = _FIRST_REQUEST) -> None:
+    """Run a request with the prompt `ids`, which compiles and allocates before a client's request waits for that.
 
     Raises:
         RuntimeError: the request failed; also whatever `add` and `step` raise.
     """
-    engine.add(EngineRequest(0, [id], sampling))  # the hosts' keys begin at 1
+    engine.add(EngineRequest(0, ids, sampling))  # the hosts' keys begin at 1
     finished = False
     while not finished:
         for output in engine.step().others:

@@ -66,6 +66,8 @@ _NO_ADAPTERS = "it ignores LoRA adapters that are chosen by request"
 
 _DEFAULT_CONTEXT = 2048  # tokens, where a model names none
 
+_WARM_UP = 16  # tokens: with 8 or more the CPU plugin prepares 4-bit weights for prompts, a second of CPU time for 135M
+
 
 @dataclass
 class _Running:
@@ -112,7 +114,9 @@ class OpenVino:
                 context_length(config.model) or _DEFAULT_CONTEXT, config.options.max_model_len or 1 << 62
             ),
         )
-        warm_up(self, min(self._eos, default=0))
+        # A vision model's prompt goes through its text, where only one token surely comes back as the same id.
+        length = 1 if tokens else max(1, min(_WARM_UP, self.info.max_total_tokens - 2))
+        warm_up(self, [min(self._eos, default=0)] * length)
 
     def add(self, request: EngineRequest) -> None:
         import numpy

@@ -320,7 +320,7 @@ def load(config: EngineConfig) -> TrtLlm:
     with ExitStack() as on_failure:
         engine = TrtLlm(config)
         on_failure.callback(engine.close)
-        warm_up(engine, engine.first_id)
+        warm_up(engine, [engine.first_id])
         on_failure.pop_all()
     return engine
 

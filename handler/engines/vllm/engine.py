@@ -79,14 +79,14 @@ class Vllm(CoreEngine):
         self._media_tokens = media_tokens(config.model)
         self.info = engine_info(self._engine)
         first = min(self._eos, default=0)
-        warm_up(self, first)
+        warm_up(self, [first])
         if config.options.engine_options.get("guided_decoding", True):
             self._warm_up_structured_output(first)
 
     def _warm_up_structured_output(self, id: int) -> None:
         """Run a schema of our own first: the first one decides the backend that vLLM's core uses for all others."""
         try:
-            warm_up(self, id, Sampling(max_new_tokens=2, structured_output=StructuredOutput("json_object", "")))
+            warm_up(self, [id], Sampling(max_new_tokens=2, structured_output=StructuredOutput("json_object", "")))
         except (RuntimeError, ValueError) as error:
             print(f"structured output cannot be used with this model: {error}", file=sys.stderr, flush=True)
 
