@@ -80,6 +80,7 @@ class GrpcServer:
         health: fields of the answer to HealthCheck.
         num_asked: how often it was asked for its model.
         eos: ids that end an answer.
+        cached: tokens of the prompt that were in its cache, as each message says again.
         loads: of its ranks, fields of the answer to GetLoads, or its bytes; None: an older servicer without that.
         num_loads_asked: how often GetLoads was called.
         may_tell: GetLoads is answered once it is set.
@@ -104,6 +105,7 @@ class GrpcServer:
         self.health = dict(self.usual_health)
         self.num_asked = 0
         self.eos = frozenset({2})
+        self.cached = 0
         self.loads: list[dict[str, Any]] | bytes | None = [{"num_waiting_reqs": 0, "token_usage": 0.0}]
         self.num_loads_asked = 0
         self.may_tell = threading.Event()
@@ -251,9 +253,10 @@ class GrpcServer:
             shown = [step.id] if asked.includes_stop or step.matched not in asked.stops else []
             ids += shown
             if shown:
-                yield self.chunk(asked.id, asked, shown, is_first=len(ids) == 1)
+                yield self.chunk(asked.id, asked, shown, is_first=len(ids) == 1, cached_tokens=self.cached)
             if step.finish is not None:
-                yield self.complete(asked.id, asked, ids, step.finish, last=shown, matched=step.matched)
+                end = {"last": shown, "matched": step.matched, "cached_tokens": self.cached}
+                yield self.complete(asked.id, asked, ids, step.finish, **end)
 
 
 def _tokens(asked: Asked) -> Iterator[Token]:

@@ -222,6 +222,7 @@ class GrpcCall(Answer):
         self._contract = contract
         self._sampling = request.sampling
         self._num_prompt = len(request.ids)
+        self._goes_on = request.goes_on
         self.message = contract.request("", request.ids, request.sampling)
         self._ends = self._stops if self._sampling.ignore_eos else self._stops | eos
         self._most_id = most_id
@@ -263,7 +264,7 @@ class GrpcCall(Answer):
         if self._sampling.prompt_logprobs and first:
             self._take_prompt(chunk, part)
         self.take(part, ids, chunk.logprobs, tops)
-        if chunk.num_cached and first:
+        if chunk.num_cached > 0 and first and not self._goes_on:
             part.extras = Extras(num_cached_tokens=min(chunk.num_cached, self._num_prompt))
         self._last = ids[-1]
 

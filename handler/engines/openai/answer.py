@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from handler.core.values import Finish, Sampling
-from handler.engines.base import Alternatives
+from handler.core.values import Extras, Finish
+from handler.engines.base import Alternatives, EngineRequest
 from handler.engines.remote.servers import Answer, Failed, Part, Refused, score
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -107,17 +107,23 @@ _MOST_HEADER = 64  # characters of a Retry-After
 class EventAnswer(Answer):
     """Reads the events of one answer."""
 
-    def __init__(self, body: Mapping[str, Any], sampling: Sampling) -> None:
-        super().__init__(sampling)
+    def __init__(self, body: Mapping[str, Any], request: EngineRequest) -> None:
+        super().__init__(request.sampling)
         self.body = body
+        self._num_prompt = 0 if request.goes_on else len(request.ids)  # tokens that may have been cached before
         self._has_text = False
 
     def read(self, event: Event, part: Part) -> bool:
-        """Add an event to `part`; return whether anything came.
+        """Add an event to `part`; return whether there is something to take.
+
+        The end of an answer is to be held until the next event, which may have the count of tokens.
 
         Raises:
             Refused, Failed: the event is an error, or cannot be read.
         """
+        if part.finish is not None:
+            self._count(event, part)
+            return True
         if event.name == b"error":
             raise _event_error(event.data or event.comment)
         if event.data == b"[DONE]":
@@ -127,7 +133,7 @@ class EventAnswer(Answer):
             if "error" in value:
                 raise _event_error(event.data)
             choice = next(iter(value["choices"]), None)
-            if choice is None:  # a count of tokens
+            if choice is None:  # a count of tokens that comes early
                 return False
             extra = value.get("nvext") or {}
             ids = choice.get("token_ids") or extra.get("completion_token_ids") or []
@@ -139,7 +145,14 @@ class EventAnswer(Answer):
             raise Failed("sent an event that cannot be read", f"{error!r}: {_short(event.data)}") from None
         if reason is not None:
             part.finish = self._finish(reason, choice.get("stop_reason"), ids)
-        return bool(ids) or reason is not None
+        return bool(ids) and reason is None
+
+    def _count(self, event: Event, part: Part) -> None:
+        """Read how much of the prompt was cached; no error takes away an answer that is complete."""
+        with contextlib.suppress(ValueError, TypeError, AttributeError, KeyError):
+            count = orjson.loads(event.data)["usage"]["prompt_tokens_details"]["cached_tokens"]
+            if type(count) is int and count > 0 and self._num_prompt:
+                part.extras = Extras(num_cached_tokens=min(count, self._num_prompt))
 
     def _take(self, ids: Sequence[int], scores: Mapping[str, Any] | None, part: Part) -> None:
         if not all(type(id) is int and id >= 0 for id in ids):

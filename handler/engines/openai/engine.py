@@ -47,10 +47,10 @@ class UrlEngine(RemoteEngine[EventAnswer]):
         return suitable(models, first.name if first else self._model or None, self._wanted_kind)
 
     def new_call(self, request: EngineRequest) -> EventAnswer:
-        return EventAnswer(completion(self._kind, self._model, request.ids, request.sampling), request.sampling)
+        return EventAnswer(completion(self._kind, self._model, request.ids, request.sampling), request)
 
     async def stream(self, server: Server, running: Running[EventAnswer]) -> None:
-        """Read an answer to its end; after its finish_reason only to free the connection for the next one.
+        """Read an answer to its end. After its finish_reason come the counts of tokens; the rest frees the connection.
 
         Raises:
             Refused, Failed: the server refuses the request, or fails.
@@ -61,9 +61,12 @@ class UrlEngine(RemoteEngine[EventAnswer]):
                     for event in batch:
                         if running.ended:
                             break
-                        part = self._parts.get(running.key) or Part()
+                        part = running.held or self._parts.get(running.key) or Part()
                         if running.call.read(event, part):
                             self.take(server, running, part)
+                        elif part.finish is not None:
+                            self.hold(running, part)
+                self.release(server, running)
                 if not running.ended:
                     raise Failed("ended its answer without a finish_reason")
         except Refused:

@@ -157,4 +157,5 @@ def completion(kind: str, model: str, ids: Sequence[int], sampling: Sampling) ->
         ValueError: the server would not do what `sampling` says; the message says why.
     """
     beside = {"model": model, "prompt": list(ids), "stream": True, "n": 1}
-    return {**beside, **KINDS[kind].ask, **arguments(_TABLE, sampling, kind)}
+    counts = {"stream_options": {"include_usage": True}}
+    return {**beside, **counts, **KINDS[kind].ask, **arguments(_TABLE, sampling, kind)}

@@ -47,6 +47,7 @@ class Running(Generic[C]):
     Attributes:
         silence: since the last token, or the start.
         silent: it was given up for its silence.
+        held: the end of its answer, until its counts of tokens have come.
         ended: its caller has everything; the rest is read to free its connection.
     """
 
@@ -55,6 +56,7 @@ class Running(Generic[C]):
     task: asyncio.Task[None]
     silence: Silence
     silent: bool = False
+    held: Part | None = None
     ended: bool = False
 
 
@@ -116,6 +118,17 @@ class RemoteEngine(ABC, Generic[C]):
         self._parts[running.key] = part
         server.begun()
         self._loop.stop()
+
+    def hold(self, running: Running[C], part: Part) -> None:
+        """Keep an answer's end for what belongs to it and comes at once; `_LINGER` is the most that it waits."""
+        running.silence.begin()
+        running.held = part
+        self._parts.pop(running.key, None)
+
+    def release(self, server: Server, running: Running[C]) -> None:
+        """Give the next step the end that is held, if there is one."""
+        if running.held is not None and not running.ended:
+            self.take(server, running, running.held)
 
     def interrupt_on(self, fd: int) -> bool:
         self._loop.add_reader(fd, self._interrupt)
@@ -190,7 +203,8 @@ class RemoteEngine(ABC, Generic[C]):
         if now >= self._listen_at:
             self._listen_at = now + min(1.0, self._max_silence / 4)
             for running in self._running.values():
-                most = min(_LINGER, self._max_silence) if running.ended else self._max_silence
+                has_end = running.ended or running.held is not None
+                most = min(_LINGER, self._max_silence) if has_end else self._max_silence
                 if running.silence.look() > most and not running.silent:
                     running.silent = True
                     running.task.cancel()
@@ -251,6 +265,7 @@ class RemoteEngine(ABC, Generic[C]):
             except Refused as error:
                 self._refuse(running, server, error)
             except Failed as error:
+                self.release(server, running)
                 if running.ended:
                     return
                 self.leave_out(server, error)
@@ -267,6 +282,8 @@ class RemoteEngine(ABC, Generic[C]):
                 else:
                     self._fail(running, server, error)
             except asyncio.CancelledError:
+                if running.silent:
+                    self.release(server, running)
                 if not running.silent or running.ended:
                     raise
                 silent = Failed(f"sent no token for {self._max_silence:g} s (option.base_url_timeout)", silent=True)

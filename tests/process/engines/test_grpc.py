@@ -20,9 +20,9 @@ import pytest
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError
-from handler.core.values import Finish, Sampling, StructuredOutput
+from handler.core.values import Extras, Finish, Sampling, StructuredOutput
 from handler.engines import base
-from handler.engines.base import EngineConfig, EngineRequest, EngineStatistics
+from handler.engines.base import EngineConfig, EngineRequest, EngineStatistics, Output
 from handler.engines.grpc import client
 from handler.engines.grpc.client import CONTRACTS, find_contract, status_error
 from handler.engines.grpc.contract import GrpcCall
@@ -153,6 +153,25 @@ class TestEachContract:
         assert got["prompt_logprobs"] == [None, score(302), score(303)]
         assert got["prompt_tops"] == [(), best(302, 2), best(303, 2)]
         assert got["ids"] == [301, 302]
+
+    @pytest.mark.parametrize(
+        ("cached", "goes_on", "told"), [(2, False, 2), (9, False, 3), (0, False, None), (2, True, None)]
+    )
+    def test_the_first_token_has_how_much_of_the_prompt_was_cached(
+        self, server: GrpcServer, found: GrpcEngine, cached: int, goes_on: bool, told: int | None
+    ) -> None:
+        server.cached = cached
+        found.add(EngineRequest(1, PROMPT, SAMPLING, goes_on=goes_on))
+        ids: list[int] = []
+        others: list[Output] = []
+        while not any(output.finish is not None for output in others):
+            step = found.step()
+            ids += step.ids
+            others += step.others
+        assert len(ids) + sum(len(output.ids) for output in others) == SAMPLING.max_new_tokens
+        assert [output.extras for output in others if output.extras] == (
+            [Extras(num_cached_tokens=told)] if told else []
+        )
 
     def test_what_nobody_asked_for_is_dropped(self, kind: str, server: GrpcServer, found: GrpcEngine) -> None:
         asked = server.asked(CONTRACTS[kind].request("x", PROMPT, Sampling(max_new_tokens=1, top_logprobs=5)))

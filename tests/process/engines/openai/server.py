@@ -25,6 +25,13 @@ def event(*ids: int, finish: str | None = None, **more: Any) -> bytes:
     return b"data: " + json.dumps({"id": "cmpl-1", "choices": [choice]}).encode() + b"\n\n"
 
 
+def count(cached: Any, **more: Any) -> bytes:
+    """vLLM's event behind the last token, for `include_usage`; `cached` comes with --enable-prompt-tokens-details."""
+    details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
+    counts = {"prompt_tokens": 2, "total_tokens": 4, "completion_tokens": 2, **details, **more}
+    return b"data: " + json.dumps({"id": "cmpl-1", "choices": [], "usage": counts}).encode() + b"\n\n"
+
+
 def status(code: int, body: Any = "", headers: str = "Connection: close\r\n") -> bytes:
     """A whole answer; `Server` closes its connection, which the client must not use again."""
     data = body.encode() if isinstance(body, str) else json.dumps(body).encode()

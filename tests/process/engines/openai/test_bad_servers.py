@@ -16,7 +16,7 @@ import pytest
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError
-from handler.core.values import Finish, Sampling
+from handler.core.values import Extras, Finish, Sampling
 from handler.engines.base import EngineConfig, EngineRequest, Output
 from handler.engines.openai import answer as events
 from handler.engines.openai.client import find_kind
@@ -26,7 +26,18 @@ from handler.engines.remote.engine import RemoteEngine
 from tests.app.server import AppServer, serve
 from tests.doubles import tiny
 from tests.one_test import in_one_test
-from tests.process.engines.openai.server import CHUNKED, DONE, GOOD, HANG, HEAD, Server, event, listening, status
+from tests.process.engines.openai.server import (
+    CHUNKED,
+    DONE,
+    GOOD,
+    HANG,
+    HEAD,
+    Server,
+    count,
+    event,
+    listening,
+    status,
+)
 from tests.servers import options
 
 PATIENCE = 30.0
@@ -108,6 +119,7 @@ WHOLE = {
     "events at once": (HEAD, FIVE + ENDING + DONE),
     "empty events": (HEAD, event(), b": alive\n\n", FIVE, event(), event(6), event(finish="length") + DONE),
     "a count": (HEAD, FIVE + ENDING + b'data: {"choices": [], "usage": {}}\n\n' + DONE),
+    "a count before the end": (HEAD, FIVE + count(None), ENDING + DONE),
     "no text": (HEAD, event(5, text=""), event(6, text="", finish="length")),
     "a role": (HEAD, b"event: message\nid: 1\n" + FIVE, ENDING),
 }
@@ -133,6 +145,62 @@ ENDS = {
 def test_the_last_id_says_how_an_answer_ended(last: bytes, ids: list[int], finish: Finish) -> None:
     with listening((HEAD, FIVE, last, DONE)) as server, engine(server) as found:
         assert one(found) == (ids, finish, "")
+
+
+def finish_of(found: UrlEngine, *, goes_on: bool = False) -> Output:
+    """Return what ends an answer, after 5."""
+    found.add(EngineRequest(1, [1, 2], SAMPLING, goes_on=goes_on))
+    ids: list[int] = []
+    while True:
+        step = found.step()
+        ids += step.ids
+        for output in step.others:
+            ids += output.ids
+            if output.finish is not None:
+                assert ids == [5, 6]
+                return output
+
+
+LATER = b'data: {"choices": [], "usage": '
+COUNTS: dict[str, tuple[tuple[bytes, ...], int | None]] = {
+    "behind the end": ((FIVE, ENDING, count(1), DONE), 1),
+    "with the end": ((FIVE + ENDING + count(1) + DONE,), 1),
+    "in pieces": ((FIVE, ENDING[:9], ENDING[9:] + count(1)[:9], count(1)[9:-1], b"\n"), 1),
+    "more than the prompt": ((FIVE, ENDING, count(3), DONE), 2),
+    "none": ((FIVE, ENDING, count(0), DONE), None),
+    "no details": ((FIVE, ENDING, count(None), DONE), None),
+    "null": ((FIVE, ENDING, count(None, prompt_tokens_details=None), DONE), None),
+    "a text": ((FIVE, ENDING, count("1"), DONE), None),
+    "less than none": ((FIVE, ENDING, count(-1), DONE), None),
+    "a list": ((FIVE, ENDING, LATER + b"[]}\n\n", DONE), None),
+    "no event": ((FIVE, ENDING, DONE), None),
+    "another event first": ((FIVE, ENDING, b"event: error\ndata: x\n\n", count(1)), None),
+    "a connection that ends": ((FIVE, ENDING), None),
+}
+
+
+@in_one_test(("script", "cached"), COUNTS.values(), ids=COUNTS)
+def test_the_end_has_how_much_of_the_prompt_was_cached(script: tuple[bytes, ...], cached: int | None) -> None:
+    with listening((HEAD, *script)) as server, engine(server) as found:
+        output = finish_of(found)
+        assert (output.ids[-1:], output.finish, output.error) == ([6], Finish.LENGTH, None)
+        assert output.extras == (None if cached is None else Extras(num_cached_tokens=cached))
+        assert server.received[0].body["stream_options"] == {"include_usage": True}
+        assert one(found, key=2) == ([5, 6, 7], Finish.LENGTH, "")
+
+
+def test_an_end_waits_no_longer_for_a_count_than_a_connection_for_its_end() -> None:
+    broken = CHUNKED + b"%x\r\n%b\r\n" % (len(FIVE + ENDING), FIVE + ENDING), b"50\r\ndata: "
+    with listening((HEAD, FIVE, ENDING, HANG), broken) as server, engine(server, timeout=0.5) as found:
+        for _ in range(2):
+            output = finish_of(found)
+            assert (output.ids[-1:], output.finish, output.extras) == ([6], Finish.LENGTH, None)
+        assert len(server.received) == 2
+
+
+def test_what_was_computed_for_a_thought_is_not_said_to_have_been_cached() -> None:
+    with listening((HEAD, FIVE, ENDING, count(2), DONE)) as server, engine(server) as found:
+        assert finish_of(found, goes_on=True).extras is None
 
 
 NO = {"error": {"message": "no such thing", "type": "x", "code": 400}}
@@ -531,6 +599,36 @@ def test_each_dialect_says_that_the_request_is_wrong(behind: Server, front: AppS
     found = answer.text.removeprefix("data:").strip() if code == 200 else answer.text
     assert (answer.status_code, json.loads(found)) == (code, expected)
     assert front.metric('lmi_requests_total{outcome="refused"}') == before + 1
+
+
+CACHED = {
+    "chat": ("/v1/chat/completions", {**CHAT, "stream_options": {"include_usage": True}}),
+    "completions": ("/v1/completions", {"prompt": "hi", "max_tokens": 4, "stream_options": {"include_usage": True}}),
+    "responses": ("/v1/responses", {"input": "hi", "max_output_tokens": 16}),
+    "messages": ("/v1/messages", CHAT),
+}
+
+
+@in_one_test("stream", [False, True])
+@in_one_test("name", CACHED)
+def test_each_dialect_says_how_much_of_the_prompt_the_server_had_cached(
+    behind: Server, front: AppServer, name: str, stream: bool
+) -> None:
+    path, body = CACHED[name]
+    asked = {field: value for field, value in body.items() if stream or field != "stream_options"}
+    for script, cached in ((count(1), 1), (count(None), 0)):
+        behind.scripts[:] = [(HEAD, FIVE, ENDING, script, DONE)]
+        answer = front.post({**asked, "stream": stream}, path)
+        *_, last = (json.loads(line.removeprefix("data: ")) for line in answer.text.splitlines() if '"usage":{' in line)
+        counts = last.get("response", last)["usage"]
+        match name:
+            case "chat" | "completions":
+                assert counts.get("prompt_tokens_details") == ({"cached_tokens": cached} if cached else None)
+            case "responses":
+                assert counts["input_tokens_details"]["cached_tokens"] == cached
+            case _:
+                assert counts["cache_read_input_tokens"] == cached
+                assert counts["output_tokens"] == 2
 
 
 def test_a_key_that_is_missing_there_is_no_fault_of_the_client(behind: Server, front: AppServer) -> None:
