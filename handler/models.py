@@ -162,11 +162,15 @@ def _remove(arguments: argparse.Namespace) -> int:
     if used := _in_use([model.path for model in chosen]):
         raise ConfigError(f"lmi models rm: process {used[0]} has files of {used[1]} open; nothing is removed")
     for model in chosen:
-        if model.path.is_dir():
+        told = f"removed {model.name} ({model.format}, {_size(model.size)})"
+        if model.path.is_symlink():
+            told = f"removed the link to {model.name}; its files stay in {model.path.resolve()}"
+            model.path.unlink()
+        elif model.path.is_dir():
             shutil.rmtree(model.path)
         else:
             model.path.unlink()
-        print(f"removed {model.name} ({model.format}, {_size(model.size)})")
+        print(told)
     return 0
 
 

@@ -176,19 +176,28 @@ class BatchRoutes:
     async def _content(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._model.adapters.counted():
             try:
-                found = await self._call(BatchStore.file, _owner(scope), scope["path_params"]["file"])
-                file = await self._call(lambda store: store.path(found["id"]).open("rb"))
+                found, file = await self._call(BatchStore.open, _owner(scope), scope["path_params"]["file"])
             except ServingError as error:
                 return await send_refusal(scope, send, ERRORS.whole(error))
-            with file:
+            gone = asyncio.ensure_future(_disconnected(receive))
+            try:
                 length = [(b"content-length", str(found["bytes"]).encode())]
                 await send_start(scope, send, 200, "application/octet-stream", length)
                 left, more = found["bytes"] if scope["method"] != "HEAD" else 0, True
-                while more:
+                while more and not gone.done():
                     part = await run_in_daemon_thread(functools.partial(file.read, min(left, _PART)))
                     left -= len(part)
                     more = bool(part) and left > 0
                     await send({"type": "http.response.body", "body": part, "more_body": more})
+            finally:
+                gone.cancel()
+                file.close()
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Return when the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def _owner(scope: Scope) -> str:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
 import httpx
 import pytest
 
+from handler.config.config import Config
+from handler.core.errors import Unavailable
+from handler.http import batch_routes
+from handler.http.batch_routes import BatchRoutes
 from handler.protocols.openai import batches
+from handler.protocols.openai.batches import NewFile
 from handler.serving.batches import runner
+from handler.serving.batches.store import BatchStore
 from tests.app.server import refused_start, serve
 from tests.servers import LiveServer, options, wait_for
 
@@ -231,6 +239,31 @@ def test_a_key_has_so_many_bytes(server: LiveServer) -> None:
     assert upload(server, big, key=BOB).status_code == 200
 
 
+def test_a_download_ends_when_its_client_has_gone(tmp_path: Path) -> None:
+    store, sent, left = BatchStore(tmp_path, Config()), list[Any](), asyncio.Event()
+    id = store.reserve("", 100)
+    store.path(id).write_bytes(bytes(100))
+    store.keep(id, NewFile("a", 3600, ()))
+    adapters = SimpleNamespace(counted=contextlib.nullcontext)
+    routes = BatchRoutes(SimpleNamespace(adapters=adapters, batches=store, routes=SimpleNamespace(dialects=())))  # type: ignore[arg-type]
+
+    async def receive() -> Any:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+        if len(sent) == 3:
+            left.set()
+        await asyncio.sleep(0)
+
+    scope = {"method": "GET", "path_params": {"file": id}, "headers_by_name": {}, "request_id": "a"}
+    with mock.patch.object(batch_routes, "_PART", 1):
+        asyncio.run(routes._content(scope, receive, send))
+    assert 3 <= len(sent) < 10
+    store.close()
+
+
 def test_without_the_option_and_with_a_bucket() -> None:
     with serve("--engine", "echo") as server:
         assert error(call(server, "GET", "files"))[:2] == (
@@ -247,7 +280,8 @@ def test_without_the_option_and_with_a_bucket() -> None:
 def slow(tmp_path: Path) -> Iterator[LiveServer]:
     """One line at a time, a second each."""
     pace = ("-o", "option.echo_tokens_per_second=8", "-o", "option.batches_concurrency=1")
-    with mock.patch.object(runner, "_LOOK_SECONDS", 0.05), batching(tmp_path, *pace) as server:
+    soon = mock.patch.multiple(runner, _LOOK_SECONDS=0.05, _IDLE_SECONDS=0.5)
+    with soon, batching(tmp_path, *pace) as server:
         yield server
 
 
@@ -263,13 +297,30 @@ def in_progress(server: LiveServer, id: str) -> None:
     wait_for(found, 30, "no line was answered")
 
 
+@contextlib.contextmanager
+def ends_at_the_second_try() -> Iterator[None]:
+    """All lines of a batch are written, and nobody says so before another server looks."""
+    end, tries = BatchStore.end, list[str]()
+
+    def at_the_second_try(store: BatchStore, id: str, *arguments: Any) -> None:
+        tries.append(id)
+        if tries.count(id) == 1:
+            raise Unavailable("the server is killed")
+        end(store, id, *arguments)
+
+    with mock.patch.object(BatchStore, "end", at_the_second_try):
+        yield
+    assert len(tries) == 2
+
+
 def test_a_cancelled_batch_has_each_line_once(slow: LiveServer) -> None:
     begun = begin(slow, LONG)
     in_progress(slow, begun["id"])
     assert error(call(slow, "DELETE", f"files/{begun['input_file_id']}"))[0] == 409
     cancelled = call(slow, "POST", f"batches/{begun['id']}/cancel").json()
     assert cancelled["status"] == "cancelling"
-    batch = ended(slow, begun["id"])
+    with ends_at_the_second_try():
+        batch = ended(slow, begun["id"])
     assert (batch["status"], batch["cancelling_at"]) == ("cancelled", cancelled["cancelling_at"])
     answers, errors = lines_of(slow, batch["output_file_id"]), lines_of(slow, batch["error_file_id"])
     assert {*answers, *errors} == {one["custom_id"] for one in LONG}
@@ -300,7 +351,8 @@ def test_two_servers_answer_a_batch_each(slow: LiveServer) -> None:
 def test_what_is_left_at_the_window_s_end_expires(slow: LiveServer) -> None:
     with mock.patch.dict(batches._UNITS, {"m": 1}):
         begun = begin(slow, LONG, completion_window="3m")
-    batch = ended(slow, begun["id"])
+    with ends_at_the_second_try():
+        batch = ended(slow, begun["id"])
     assert (batch["status"], batch["cancelled_at"]) == ("expired", None)
     errors = lines_of(slow, batch["error_file_id"])
     assert {one["error"]["code"] for one in errors.values()} == {"batch_expired"}

@@ -75,6 +75,17 @@ def test_the_caches_are_listed_and_emptied(cache: Path) -> None:
     assert models(cache).stdout == "no models; lmi models get MODEL fetches one\n"
 
 
+def test_of_a_link_its_files_stay(cache: Path) -> None:
+    link, there = cache / "hub" / "models--me--mine", cache / "elsewhere"
+    link.rename(there)
+    link.symlink_to(there)
+    done = models(cache, "rm", "me/mine")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == f"removed the link to me/mine; its files stay in {there}"
+    assert not link.is_symlink()
+    assert (there / "blobs" / "model.safetensors").is_file()
+
+
 def test_files_that_a_process_has_open_are_in_use(tmp_path: Path) -> None:
     path = tmp_path / "model" / "weights"
     path.parent.mkdir()

@@ -359,13 +359,15 @@ class ToolsReader:
     Attributes:
         tools: in the chat's form, whose reader checks names and schemas; as given where it is no list.
         origins: of those that have a namespace or are custom, by their names in the prompt.
-        ignored: skipped tools, as the header `x-lmi-ignored-parameters` names them.
+        ignored: why tools are left out, as the header `x-lmi-ignored-parameters` says it.
+        left_out: those reasons, by the names that custom tools would have in the prompt.
         has_grammar: a custom tool's text has to follow an expression.
     """
 
     def __init__(self) -> None:
         self.tools: Any = None
         self.ignored: dict[str, None] = {}
+        self.left_out: dict[str, str] = {}
         self.origins: dict[str, Origin] = {}
         self.has_grammar = False
 
@@ -382,8 +384,10 @@ class ToolsReader:
 
     def _tool(self, tool: Any, at: str, namespace: str) -> None:
         kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(tool, dict) and (name := skipped(tool)):
-            self.ignored[name] = None
+        if isinstance(tool, dict) and (why := skipped(tool)):
+            self.ignored[why] = None
+            if kind == CUSTOM:
+                self.left_out[full_name(namespace, str(tool.get("name")))] = why
             return
         if kind == "namespace" and not namespace and isinstance(tool.get("tools"), list):
             if not isinstance(tool.get("name"), str) or not tool["name"]:
@@ -428,18 +432,20 @@ def _of_custom(format: Any, at: str) -> dict[str, Any]:
     return {"parameters": schema, "strict": "pattern" in text}
 
 
-def read_choice(value: Any, tools: Any) -> Any:
+def read_choice(value: Any, reader: ToolsReader) -> Any:
     """Return `tool_choice` of a chat.
 
     Raises:
-        InvalidParameter: it names no tool, or is of another kind.
+        InvalidParameter: it names no tool, one that is left out, or is of another kind.
     """
     if not isinstance(value, dict):
         return value
-    known = [tool["function"]["name"] for tool in tools] if isinstance(tools, list) else []
+    known = [tool["function"]["name"] for tool in reader.tools] if isinstance(reader.tools, list) else []
     if value.get("type") == "allowed_tools":
         return _allowed(value, known)
     name = _name(value)
+    if name not in known and (why := reader.left_out.get(name)):
+        raise Named("tool_choice", value).refused(f"{name} is left out, as {why} is not supported")
     if value.get("type") not in ("function", CUSTOM) or name not in known:
         raise Named("tool_choice", value).refused(
             "must be none, auto, required, a 'function' or 'custom' with a 'name' in tools, or 'allowed_tools'"
@@ -607,7 +613,7 @@ class OpenAiResponses(OpenAiDialect):
             **{name: body[name] for name in _SAME if name in body and not (context.keeper and name in KEPT)},
             "messages": reader.chat,
             "tools": (tools.tools or None) if tools.ignored else tools.tools,  # none but skipped ones: no tools
-            "tool_choice": read_choice(body.get("tool_choice"), tools.tools),
+            "tool_choice": read_choice(body.get("tool_choice"), tools),
             "reasoning_effort": effort,
         }
         ignored = self.unknown(body, context, *reader.unknown, *tools.ignored)

@@ -77,15 +77,20 @@ class Input:
 
     Args:
         most_bytes: of a line; a longer one is its own error.
+        most_requests: of a batch. Blank lines may be as many; they cost CPU too.
         decode_large: decodes a large line, on the thread that calls.
     """
 
-    def __init__(self, path: Path, endpoint: str, most_bytes: int, decode_large: Callable[[bytes], Any]) -> None:
-        self._path, self._endpoint, self._most = path, endpoint, most_bytes
+    def __init__(
+        self, path: Path, endpoint: str, most_bytes: int, most_requests: int, decode_large: Callable[[bytes], Any]
+    ) -> None:
+        self._path, self._endpoint, self._most, self._most_requests = path, endpoint, most_bytes, most_requests
         self._decode_large = decode_large
+        why = f"The file has more than {most_requests} requests, or blank lines (option.batches_max_lines)."
+        self._too_many = LineError("too_many_tasks", why)
 
     def __iter__(self) -> Iterator[Line]:
-        """Yield each line that is not blank. It may block."""
+        """Yield each line that is not blank, and the last of too many. It may block."""
         with self._path.open("rb") as file:
             for number in count(1):
                 text = file.readline(self._most + 1)
@@ -98,6 +103,9 @@ class Input:
                     yield Line(number, None, error=LineError("line_too_large", why))
                 elif text.strip():
                     yield self._read(number, text)
+                elif number > 2 * self._most_requests:
+                    yield Line(number, None, error=self._too_many)
+                    return
 
     def _read(self, number: int, text: bytes) -> Line:
         try:
@@ -108,18 +116,13 @@ class Input:
             return Line(number, None, error=LineError("line_too_large", error.message))
         return batches.read_line(number, value, self._endpoint)
 
-    def check(self, most: int) -> tuple[int, list[BatchError]]:
-        """Return the number of lines, and why the batch cannot begin. An error of a single line is no reason.
-
-        Args:
-            most: lines.
-        """
+    def check(self) -> tuple[int, list[BatchError]]:
+        """Return the number of lines, and why the batch cannot begin. An error of a single line is no reason."""
         seen, total, errors = set[bytes](), 0, list[BatchError]()
         for line in self:
             total += 1
-            if total > most:
-                why = f"The file has more than {most} requests (option.batches_max_lines)."
-                errors.append(batch_error("too_many_tasks", why))
+            if total > self._most_requests or line.error == self._too_many:
+                errors.append(batch_error(*self._too_many))
                 break
             if line.error is not None and line.error.code == batches.MISMATCH:
                 errors.append(batch_error(*line.error, line.number))
@@ -360,16 +363,18 @@ class _Answering:
         if self._endpoint not in self._model.routes.dialects:  # of another model, which was here before
             return [batch_error("invalid_endpoint", f"'endpoint' {self._endpoint} is not served", "endpoint")]
         path = store.path(self._batch["input_file_id"])
-        lines = Input(path, self._endpoint, config.max_request_size, self._decode_large)
+        most_bytes, most_requests = config.max_request_size, config.batches_max_lines
+        lines = Input(path, self._endpoint, most_bytes, most_requests, self._decode_large)
         if self._batch["status"] == "validating":
             async with self._runner.scan:
-                total, errors = await run_in_daemon_thread(functools.partial(lines.check, config.batches_max_lines))
+                total, errors = await run_in_daemon_thread(lines.check)
             if errors:
                 return errors
             self._batch["request_counts"]["total"] = total
             await self._save(status="in_progress", in_progress_at=int(store.clock()))
-        is_done = sum(self._output.counts) == self._batch["request_counts"]["total"]  # and its server ended then
-        status = "completed" if is_done else await self._answer(lines)
+        status = self._status_left() or await self._answer(lines)
+        if status == "expired":
+            await self._save(expired_at=int(store.clock()))
         if status != "completed":
             error = batches.EXPIRED if status == "expired" else batches.CANCELLED
             async with self._runner.scan:
@@ -378,6 +383,14 @@ class _Answering:
         await run_in_daemon_thread(self._output.sync)
         await store.call(store.end, self._id, status)
         return []
+
+    def _status_left(self) -> str:
+        """Return how a batch ends whose last line is written, and whose server ended then; "" for others."""
+        if sum(self._output.counts) < self._batch["request_counts"]["total"]:
+            return ""
+        if self._batch["expired_at"] is not None:
+            return "expired"
+        return "cancelled" if self._batch["status"] == "cancelling" else "completed"
 
     async def _save(self, **change: Any) -> None:
         """Note how far the batch has come, and read whether it is cancelled."""

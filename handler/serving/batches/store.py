@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError, Conflict, NotFound, Overloaded, Problem, TooLarge, Unavailable
@@ -155,6 +155,18 @@ class BatchStore:
         """
         file: OpenAiFile = self._find(owner, id, _FILES)
         return file
+
+    def open(self, owner: str, id: str) -> tuple[OpenAiFile, BinaryIO]:
+        """Return a file with its contents.
+
+        Raises:
+            NotFound: the owner has none of this id.
+        """
+        file = self.file(owner, id)
+        try:
+            return file, self.path(id).open("rb")
+        except FileNotFoundError:  # it was deleted a moment ago
+            raise no_file(id) from None
 
     def files(self, owner: str, page: Page) -> tuple[list[Any], bool]:
         """Return a page of an owner's files, and whether there are more."""

@@ -133,11 +133,13 @@ def test_tools_of_codex_that_are_no_functions_are_skipped() -> None:
 
 PATCH = {"type": "custom", "name": "patch", "description": "Changes a file."}
 DIGITS = {"type": "grammar", "syntax": "regex", "definition": "[0-9]+|x"}
+LARK = {**PATCH, "format": {**DIGITS, "syntax": "lark"}}
+OWN = {"type": "namespace", "name": "own", "description": ""}
 
 
 def test_a_custom_tool_is_a_function_with_a_text() -> None:
     free, ruled = {**PATCH, "format": {"type": "text"}}, {**PATCH, "name": "ruled", "format": DIGITS}
-    inside = {"type": "namespace", "name": "own", "description": "", "tools": [PATCH]}
+    inside = {**OWN, "tools": [PATCH]}
     (request,) = parse(body(tools=[free, ruled, inside])).requests
     text = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
     expected = [{**text, "additionalProperties": False} for _ in range(3)]
@@ -149,10 +151,9 @@ def test_a_custom_tool_is_a_function_with_a_text() -> None:
     assert parse(body(tools=[{**WEATHER, "format": {"a": 1}}])).ignored[0] == "tools[].format", "of a function"
     for choice in ({"type": "custom", "name": "ruled"}, {"type": "custom", "namespace": "own", "name": "patch"}):
         assert parse(body(tools=[free, ruled, inside], tool_choice=choice)).requests[0].sampling.structured_output
-    lark = {**PATCH, "format": {**DIGITS, "syntax": "lark"}}
     names = [{"type": "custom", "name": name} for name in ("patch", "ruled")]
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": names}
-    (request,) = parse(body(tools=[lark, ruled, WEATHER], tool_choice=allowed)).requests
+    (request,) = parse(body(tools=[LARK, ruled, WEATHER], tool_choice=allowed)).requests
     assert [tool["function"]["name"] for tool in request.tools] == ["ruled"]
 
 
@@ -216,6 +217,8 @@ def test_a_custom_call_and_its_output_are_read() -> None:
         (body(tools=[SEARCH], tool_choice="required"), "tool_choice", None),
         (body(tools=[SEARCH, {**WEATHER, "name": "a b"}]), "tools[0].name: must be 1 to 64 letters", None),
         (body(tools=TOOLS, tool_choice={"type": "function", "name": "x"}), "tool_choice=", "tool_choice"),
+        (body(tools=[LARK], tool_choice=LARK), "patch is left out, as tools[].format.syntax=lark", "tool_choice"),
+        (body(tools=[{**OWN, "tools": [LARK]}], tool_choice={**LARK, "namespace": "own"}), "own.patch is left", None),
         (body(tools=TOOLS, tool_choice={"type": "allowed_tools"}), "tool_choice.allowed_tools=", None),
         (
             {"input": [{"type": "item_reference", "id": "x"}]},

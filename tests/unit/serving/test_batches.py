@@ -30,9 +30,13 @@ PAGE = Page(100, "", newest_first=True)
 # -- lines -------------------------------------------------------------------------------------------------------
 
 
-def lines(directory: Path, text: bytes, most: int = 200) -> list[Line]:
+def input(directory: Path, text: bytes, most: int = 200, most_requests: int = 100) -> Input:
     (directory / "input").write_bytes(text)
-    return [*Input(directory / "input", CHAT, most, decode)]
+    return Input(directory / "input", CHAT, most, most_requests, decode)
+
+
+def lines(directory: Path, text: bytes, most: int = 200) -> list[Line]:
+    return [*input(directory, text, most)]
 
 
 def line(id: str, **body: Any) -> bytes:
@@ -47,6 +51,15 @@ def test_lines_are_read_one_by_one_and_a_long_one_is_skipped(tmp_path: Path) -> 
     assert lines(tmp_path, long)[0].error is not None, "a long one at the end"
     exact = line("a")
     assert [one.custom_id for one in lines(tmp_path, exact + b"\n" + exact, len(exact) + 1)] == ["a", "a"]
+
+
+def test_blank_lines_are_bounded_as_requests_are(tmp_path: Path) -> None:
+    whole = b"\n\n".join([line("a"), line("b"), line("c")])
+    assert input(tmp_path, whole + b"\n", most_requests=3).check() == (3, [])
+    for text in (b"\n" * 7, b"\n" * 1_000_000, b"\n" * 5 + whole, whole + b"\n" * 3, whole + b"\n" + line("d")):
+        made = input(tmp_path, text, most_requests=3)
+        assert [error["code"] for error in made.check()[1]] == ["too_many_tasks"]
+        assert len([*made]) <= 4
 
 
 def test_a_request_keeps_all_digits() -> None:
@@ -184,6 +197,18 @@ def test_what_has_expired_is_removed_but_for_what_is_needed(tmp_path: Path, cloc
     with pytest.raises(NotFound):
         store.file("ann", output)
     assert store.batch("ann", needed)["status"] == "completed"
+    store.close()
+
+
+def test_a_file_that_is_deleted_before_it_is_opened_is_none(tmp_path: Path, clock: Clock) -> None:
+    store = store_in(tmp_path, clock)
+    id = uploaded(store)
+    file, contents = store.open("ann", id)
+    with contents:
+        assert (file["id"], len(contents.read())) == (id, file["bytes"])
+    store.path(id).unlink()
+    with pytest.raises(NotFound):
+        store.open("ann", id)
     store.close()
 
 
