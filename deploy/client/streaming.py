@@ -488,12 +488,12 @@ class Stream:
 
     @property
     def arrived(self) -> tuple[Event, ...]:
-        """The events so far."""
+        """Return the events so far."""
         return tuple(self._reader.arrived)
 
     @property
     def finish(self) -> Finish | None:
-        """The end of the (first) answer; None: it has not arrived."""
+        """Return the end of the (first) answer; None: it has not arrived."""
         return next((event for event in self._reader.arrived if isinstance(event, Finish)), None)
 
     def close(self) -> None:

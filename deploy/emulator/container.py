@@ -42,7 +42,7 @@ class Command:
 
     @property
     def url(self) -> str:
-        """The address on which the handler's entry point listens."""
+        """Return the address on which the handler's entry point listens."""
         return f"http://127.0.0.1:{self.environment['SAGEMAKER_BIND_TO_PORT']}"
 
 

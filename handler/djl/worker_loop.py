@@ -81,7 +81,7 @@ class WorkerLoop:
         self._loop.stop()
 
     def close(self) -> None:
-        """End `look_after` too."""
+        """Close the loop, and end `look_after`."""
         self._closed.set()
         self._loop.close()
 

@@ -266,7 +266,9 @@ def users_functions(config: Config) -> Formatters:
 
 
 class MountedApp:
-    """The application of any ASGI server: it loads the model at the lifespan's start, and ends it at its end."""
+    """The application for any ASGI server: it loads the model when the lifespan starts, and ends it with the
+    lifespan.
+    """
 
     def __init__(self, config: Config, access: Access) -> None:
         self._config = config

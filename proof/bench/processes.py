@@ -268,7 +268,7 @@ class Run(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Tokens a second."""
+        """Return tokens a second."""
         return self.tokens / self.seconds
 
 

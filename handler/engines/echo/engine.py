@@ -224,7 +224,7 @@ _REASONS = {
     "structured_output": "it only ever echoes",
     "thinking_token_budget": "it only ever echoes",
     "prompt_logprobs": "it does not score prompts",
-    "top_logprobs": "it has no alternatives to its tokens",
+    "top_logprobs": "it reports no alternative tokens",
     "return_context_logits": "it has no logits",
     "return_generation_logits": "it has no logits",
 }

@@ -196,7 +196,7 @@ def download(model_id: str, revision: str | None) -> Path:
     if not (directory / "config.json").is_file():
         raise ConfigError(
             f"{model_id} on the hub has neither openvino_model.xml nor config.json; "
-            f"name a file of GGUF with its name: {model_id}/FILE.gguf"
+            f"name a GGUF file, such as {model_id}/FILE.gguf"
         )
     fetched = bool(visible(directory, "*.safetensors"))  # and maybe converted too
     here = has_bert_config(directory) or not unknown(directory)

@@ -376,7 +376,7 @@ SAMPLING_DEFAULTS = MappingProxyType({"top_k": 5, "top_p": 0.85, "temperature": 
 """LMI's defaults for TensorRT-LLM with do_sample (djl_python of DJL Serving)."""
 
 _OTHER_SAMPLER = "option.sampler_type=TRTLLMSampler has that, but no log-probabilities"
-_IGNORES = f"TorchSampler takes it and does nothing before TensorRT-LLM 1.3; {_OTHER_SAMPLER}"
+_IGNORES = f"TorchSampler silently ignores it before TensorRT-LLM 1.3; {_OTHER_SAMPLER}"
 _NO_LOGPROBS = "it has no log-probabilities with option.sampler_type=TRTLLMSampler"
 
 # In 1.1 and 1.2 TorchSampler ignores these. `seed` is among them, as one generator serves all requests: seeds by

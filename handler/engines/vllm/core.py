@@ -278,7 +278,7 @@ def _finish(output: Any, stops: frozenset[int]) -> Finish | None:
 
 
 class Statistics:
-    """Those of vLLM 0.20 to 0.33; without any while `disable_log_stats` is true."""
+    """Statistics of vLLM 0.20 to 0.33; empty while `disable_log_stats` is true."""
 
     def __init__(self) -> None:
         self._last: Any = None
