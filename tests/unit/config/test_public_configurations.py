@@ -227,7 +227,7 @@ FREQUENT_ROWS = (
         "8192",
         {"max_model_len": 8192, "vllm.max_model_len": 8192},
     ),
-    Row("option.long_lora_scaling_factors", "4.0", warning="vLLM has no long LoRA any more"),
+    Row("option.long_lora_scaling_factors", "4.0", warning="vLLM no longer has long LoRA"),
     Row("option.quantize", "awq", {"vllm.quantization": "awq"}),
     Row("option.dtype", "fp16", {"dtype": "fp16", "vllm.dtype": "float16"}),
     Row("model_loading_timeout", "1800", warning="LMI reads only option.model_loading_timeout"),
@@ -253,7 +253,7 @@ FREQUENT_ROWS = (
     Row(
         "option.enable_auto_tool_choice",
         "True",
-        warning="requests may always bring tools",
+        warning="requests may always contain tools",
     ),
     Row("option.tool_call_parser", "llama3_json", {"tool_call_parser": "llama3_json"}),
     Row("option.lora_dtype", "float16", {"vllm.lora_dtype": "float16"}, _ADAPTERS),
