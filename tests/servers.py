@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -147,15 +148,19 @@ def options(*pairs: str) -> list[str]:
     return [part for pair in pairs for part in ("-o", pair)]
 
 
+_next_core = itertools.count(os.getpid())
+"""Beside other runs of tests, each of which begins somewhere else."""
+
+
 @contextlib.contextmanager
 def one_core() -> Iterator[None]:
-    """Let what is started meanwhile compute on one core, another one for each worker of pytest-xdist.
+    """Let what is started meanwhile compute on one core, the next start on the next one.
 
     Two engines with a thread on each of two cores wait for one another: a quarter of all CPU time.
     """
     cores = sorted(os.sched_getaffinity(0))
-    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-    os.sched_setaffinity(0, {cores[worker % len(cores)]})  # this thread's, which threads and processes inherit
+    own = cores[next(_next_core) % len(cores)]
+    os.sched_setaffinity(0, {own})  # this thread's, which threads and processes inherit
     try:
         yield
     finally:
