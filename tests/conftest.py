@@ -80,6 +80,21 @@ def tgi_server(demo_model: Path) -> Iterator[LiveServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def exact_server(demo_model: Path) -> Iterator[LiveServer]:
+    """Computes in fp32: an answer does not depend on what else is under way, and the small model is at its best."""
+    with serve(str(demo_model), "-o", "option.dtype=fp32") as server:
+        server.wait_ready()
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mindie_server(demo_model: Path) -> Iterator[LiveServer]:
+    with serve(str(demo_model), "-o", "option.root_schema=mindie") as server:
+        server.wait_ready()
+        yield server
+
+
 @contextlib.contextmanager
 def _locked(name: str) -> Iterator[None]:
     """Let one worker of pytest-xdist at a time do what all of them need."""

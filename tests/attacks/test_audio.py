@@ -20,7 +20,7 @@ from tests.attacks.watch import NEIGHBOUR, Watch, answering, counted
 from tests.servers import LiveServer, http, options, serve
 
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
-REQUESTS = 12
+REQUESTS = 8
 SMALL = base64.b64encode(clip_file()).decode()
 OPTIONS = options("option.task=transcription", "option.max_model_len=8")
 ECHO = "user: <audio> assistant: user: <audio>"

@@ -20,7 +20,7 @@ from tests.attacks.watch import NEIGHBOUR, Watch, answering, counted
 from tests.servers import LiveServer, serve
 
 CHAT = "/v1/chat/completions"
-REQUESTS = 12
+REQUESTS = 8
 
 
 def solid(side: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,12 +45,6 @@ def test_openvino(model_server: LiveServer, name: str) -> None:
 @pytest.mark.parametrize("name", TGI_VALUES)
 def test_tgi_on_openvino(model_server: LiveServer, name: str) -> None:
     check_tgi(model_server, "openvino", name)
-
-
-@pytest.fixture(scope="module")
-def mindie_server(demo_model: Path) -> Iterator[LiveServer]:
-    with serve(str(demo_model), "-o", "option.root_schema=mindie") as server:
-        yield server
 
 
 @pytest.mark.parametrize("name", MINDIE_VALUES)

@@ -301,14 +301,6 @@ def test_calls_are_read_from_what_the_model_says(paced: LiveServer) -> None:
 # -- the demo model ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def exact_server(demo_model: Path) -> Iterator[LiveServer]:
-    """Computes in f32: an answer does not depend on what else is under way, and the small model is at its best."""
-    with serve(str(demo_model), "-o", "option.dtype=fp32") as server:
-        server.wait_ready()
-        yield server
-
-
 PARIS_IDS = [504, 3575, 282, 4649, 314]
 
 

@@ -361,25 +361,23 @@ def test_the_models_tokens_stand_where_tokenizers_has_them(model_server: LiveSer
 
 
 @pytest.mark.model
-def test_mindies_document_by_example(demo_model: Any) -> None:
+def test_mindies_document_by_example(mindie_server: LiveServer) -> None:
     parameters = {
         "decoder_input_details": True, "details": True, "do_sample": True, "max_new_tokens": 20,
         "repetition_penalty": 1.03, "return_full_text": False, "seed": None, "temperature": 0.5, "top_k": 10,
         "top_p": 0.95, "truncate": None, "typical_p": 0.5, "watermark": False,
     }  # fmt: skip
     body = {"inputs": "My name is Olivier and I", "parameters": parameters, "stream": False}
-    with serve(str(demo_model), *options("option.root_schema=mindie")) as server:
-        server.wait_ready()
-        answer = server.post(body, "/")
-        assert answer.headers["x-lmi-ignored-parameters"] == "parameters.typical_p"
-        found = answer.json()
-        details = found["details"]
-        assert "".join(token["text"] for token in details["prefill"]) == body["inputs"]
-        assert (details["prompt_tokens"], details["generated_tokens"]) == (8, len(details["tokens"]))
-        again = {**body, "parameters": {**parameters, "seed": details["seed"], "decoder_input_details": False}}
-        stream = events(server, "/", again)
-        assert stream[-1]["generated_text"] == found["generated_text"]
-        assert stream[-1]["details"] == {
-            "prompt_tokens": 8, "finish_reason": details["finish_reason"],
-            "generated_tokens": details["generated_tokens"], "seed": details["seed"],
-        }  # fmt: skip
+    answer = mindie_server.post(body, "/")
+    assert answer.headers["x-lmi-ignored-parameters"] == "parameters.typical_p"
+    found = answer.json()
+    details = found["details"]
+    assert "".join(token["text"] for token in details["prefill"]) == body["inputs"]
+    assert (details["prompt_tokens"], details["generated_tokens"]) == (8, len(details["tokens"]))
+    again = {**body, "parameters": {**parameters, "seed": details["seed"], "decoder_input_details": False}}
+    stream = events(mindie_server, "/", again)
+    assert stream[-1]["generated_text"] == found["generated_text"]
+    assert stream[-1]["details"] == {
+        "prompt_tokens": 8, "finish_reason": details["finish_reason"],
+        "generated_tokens": details["generated_tokens"], "seed": details["seed"],
+    }  # fmt: skip

@@ -217,7 +217,7 @@ class TestEachContract:
         wait_for(lambda: ask(found, key=3) == ANSWER, PATIENCE, "it is left out for ever")
 
     def test_many_requests_and_aborts_none_lost_none_crossed(self, server: GrpcServer, found: GrpcEngine) -> None:
-        total, at_once = 1600, 64
+        total, at_once = 400, 64
         prompts = {key: [300 + key % 97, 300 + key % 89] for key in range(1, total + 1)}
         waiting, running, ids, whole, gone = list(prompts)[::-1], set[int](), dict[int, list[int]](), 0, 0
         deadline = time.monotonic() + 100
