@@ -58,7 +58,8 @@ def test_it_tries_both_samplers_of_1_2(model: Path) -> None:
     assert "loading the model for 'TRTLLMSampler' ..." in lines
 
 
-@pytest.mark.parametrize("version", [pytest.param("1.2.1", marks=pytest.mark.nightly), "1.3.0"])
+@pytest.mark.parametrize("version", ["1.2.1", "1.3.0"])
+@pytest.mark.nightly
 def test_it_shows_images_to_a_model_that_takes_them(tmp_path: Path, version: str) -> None:
     status, lines, verdict = run(tiny.make(tmp_path, vision=True), f"version={version}", "--only", "images")
     assert (status, verdict["passed"], verdict["skipped"]) == (0, 2, []), lines
@@ -69,7 +70,9 @@ def test_it_shows_images_to_a_model_that_takes_them(tmp_path: Path, version: str
     [
         ("version=1.3.0;cancel_all=3", "greedy", "as it is: loads|as it is: greedy_is_the_same_twice"),
         ("version=1.3.0;init_fails", "greedy", "as it is: loads"),
-        ("version=1.2.1;assert_logprobs=6", "ignore_eos", "as it is: ignore_eos_goes_on"),
+        pytest.param(
+            "version=1.2.1;assert_logprobs=6", "ignore_eos", "as it is: ignore_eos_goes_on", marks=pytest.mark.nightly
+        ),
     ],
 )
 def test_it_fails_what_does_not_work_and_goes_on(model: Path, manners: str, only: str, point: str) -> None:

@@ -303,6 +303,7 @@ def test_an_engines_failure_ends_a_stream_with_an_error(bad_server: LiveServer) 
 
 
 @pytest.mark.model
+@pytest.mark.nightly
 def test_the_model_through_formatters(demo_model: Path, tmp_path: Path) -> None:
     properties = write_model(tmp_path, OWN + LINES)
     with serve(str(demo_model), "--properties", str(properties)) as server:

@@ -77,6 +77,7 @@ def test_streams_of_both_servers(core: list[str], rust: list[str]) -> None:
         assert 0 < row["ping_p50_ms"] <= row["ping_max_ms"] < 10_000
 
 
+@pytest.mark.nightly
 def test_requests_of_both_servers(rust: list[str]) -> None:
     rows = run("--requests", "--tokens", "2", "--seconds", "1", *rust)["requests"]
     servers = ("ours", "ours, engine apart", "vllm-rs")

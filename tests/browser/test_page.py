@@ -353,7 +353,7 @@ def test_the_code_follows_the_parameters(slow_server: LiveServer, open_page: Ope
         pytest.param("/", {}, "dark", id="chat-desktop-dark"),
         pytest.param("/", PHONE, "light", id="chat-phone-light", marks=pytest.mark.nightly),
         pytest.param("/", PHONE, "dark", id="chat-phone-dark"),
-        pytest.param("/docs", {}, "light", id="docs-desktop-light"),
+        pytest.param("/docs", {}, "light", id="docs-desktop-light", marks=pytest.mark.nightly),
         pytest.param("/docs", PHONE, "dark", id="docs-phone-dark", marks=pytest.mark.nightly),
     ],
 )

@@ -89,7 +89,10 @@ def test_it_runs(
     assert content(client, printed, stream=stream) == ANSWER
 
 
-@pytest.mark.parametrize("client", ["curl", "openai", "huggingface", "javascript"])
+@pytest.mark.parametrize(
+    "client",
+    ["curl", "openai", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("huggingface", "javascript"))],
+)
 def test_it_runs_with_a_key(locked_server: LiveServer, open_page: Open, client: str, tmp_path: Path) -> None:
     page = open_page(locked_server)
     page.fill("#key-input", "second")

@@ -121,7 +121,7 @@ def test_the_tool_runner_sends_everything_where_no_threads_are_kept(
     assert tokens[1] > tokens[0] + 10
 
 
-@_both
+@pytest.mark.parametrize("how", ["generate", pytest.param("stream", marks=pytest.mark.nightly)])
 def test_the_tool_runner_goes_on_in_a_thread_where_threads_are_kept(
     anthropic: Driver, tgi_server: LiveServer, storing_server: LiveServer, how: str
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.clients import toolchains
 from tests.clients.checks import PARIS, UNICODE
-from tests.clients.driver import Driver, driving_node, java_client, skipped_without
+from tests.clients.driver import Driver, driving_node, java_client, of_mode, skipped_without
 from tests.deploy.local.servers import OTHER
 
 pytestmark = pytest.mark.clients
@@ -30,7 +30,7 @@ def javascript() -> Iterator[Driver]:
         yield driver
 
 
-@pytest.fixture(scope="module", params=["sync", "async"])
+@pytest.fixture(scope="module", params=[of_mode(mode, mode, mode) for mode in ("sync", "async")])
 def java(request: pytest.FixtureRequest) -> Driver:
     return java_client(request.param)
 

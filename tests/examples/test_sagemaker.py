@@ -115,6 +115,7 @@ def test_tgi_compat_says_what_the_endpoint_lacks(lmi: Served) -> None:
 
 
 @pytest.mark.clients
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_openai_s_client(lmi: Served, loop: Loop, tmp_path: Path) -> None:
     """OpenAI's client lives in an environment of its own; boto3 is lent to it."""

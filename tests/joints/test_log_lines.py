@@ -237,6 +237,7 @@ def test_a_message_of_vllm_gives_its_advice(message: Message, sources: Path) -> 
 _TOLD = ("info", "info_once", "debug", "debug_once", "warning", "warning_once")
 
 
+@pytest.mark.nightly
 def test_what_vllm_logs_of_a_start_that_goes_well_gives_none(sources: Path) -> None:
     def told(code: bytes) -> Iterator[str]:
         for node in ast.walk(ast.parse(code)):

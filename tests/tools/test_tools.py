@@ -243,6 +243,7 @@ def test_each_function_of_a_file_tells_its_number(monkeypatch: pytest.MonkeyPatc
     assert told == [100]
 
 
+@pytest.mark.nightly
 def test_a_change_is_caught_by_a_test_that_executes_its_place(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -122,6 +122,7 @@ def test_the_client_finds_the_shapes_that_it_had(
 
 
 @pytest.mark.model
+@pytest.mark.nightly
 def test_so_does_one_of_a_model(demo_model: Path, tmp_path: Path) -> None:
     """On OpenVINO, without what is vLLM's alone: its name, its precision, adapters, which the demo model has not."""
     user(tmp_path, demo_model)

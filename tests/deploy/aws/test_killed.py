@@ -143,7 +143,11 @@ up(wanted_of(PLAIN))
 
 
 @pytest.mark.parametrize(
-    ("operation", "done"), [("CreateEndpointConfig", False), ("CreateEndpoint", True), ("PutScalingPolicy", True)]
+    ("operation", "done"),
+    [
+        ("CreateEndpointConfig", False),
+        *(pytest.param(name, True, marks=pytest.mark.nightly) for name in ("CreateEndpoint", "PutScalingPolicy")),
+    ],
 )
 def test_a_process_that_is_killed_for_good_and_run_again(cloud: Cloud, operation: str, done: bool) -> None:
     wanted = wanted_of(PLAIN)

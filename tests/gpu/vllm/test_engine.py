@@ -80,7 +80,7 @@ def test_a_prompts_log_probabilities_are_those_of_transformers(vllm: Driver, ref
     assert [token.logprob for token in prefill[1:]] == pytest.approx(expected, abs=2e-3)
 
 
-@pytest.mark.parametrize("beams", [2, 4])
+@pytest.mark.parametrize("beams", [pytest.param(2, marks=pytest.mark.nightly), 4])
 @pytest.mark.parametrize("more", [{}, {"length_penalty": 0.0}, {"early_stopping": True}])
 def test_beams_are_those_of_transformers(vllm: Driver, reference: Any, beams: int, more: dict[str, Any]) -> None:
     prompt = vllm.tokenizer.encode(PROMPT).ids

@@ -118,7 +118,7 @@ def test_answers_are_read_as_vllm_reads_them(recorded: Sequence[Any]) -> None:
     assert listed - found.keys() == set(), "these differ no more"
 
 
-@pytest.mark.parametrize("size", [1, 7, *(pytest.param(size, marks=pytest.mark.nightly) for size in (3, 64))])
+@pytest.mark.parametrize("size", [1, *(pytest.param(size, marks=pytest.mark.nightly) for size in (3, 7, 64))])
 def test_pieces_of_an_answer_are_read_as_the_whole(recorded: Sequence[Any], size: int) -> None:
     for case in filter(read_here, recorded[1:]):
         assert ours(case, size) == ours(case, len(case["text"]) or 1), (case["name"], case["text"])

@@ -32,7 +32,7 @@ print(MPI.Get_library_version())
 pytestmark = [pytest.mark.timeout(300), pytest.mark.long]
 
 
-@pytest.fixture(params=[4, 5])
+@pytest.fixture(params=[4, pytest.param(5, marks=pytest.mark.nightly)])
 def mpi(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """mpi4py can be imported, and finds this Open MPI."""
     version: int = request.param
