@@ -158,8 +158,8 @@ COMMANDS = {
 
 every_page = pytest.mark.parametrize("page", PAGES)
 
-AT_NIGHT = ("docs/components.md", "docs/deploy.md")
-"""A rehearsal of minutes, whose cases tests/deploy/local has one by one."""
+AT_NIGHT = ("docs/adopt.md", "docs/components.md", "docs/deploy.md")
+"""A rehearsal of minutes, whose cases tests/deploy has one by one."""
 
 
 @every_page
