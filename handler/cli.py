@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from handler import __version__
 from handler.config.engines import LLM_ENGINES
-from handler.core.command_line import Parser, add_installed, port
+from handler.core.command_line import KeptLines, Parser, add_installed, port
 from handler.core.errors import ConfigError
 from handler.core.package import install
 from handler.launch import add_parser as add_launch
@@ -28,32 +29,32 @@ _MEANT = {
 _MAP = """Serve a large language model, measure it, and deploy it to SageMaker.
 
 serve
-  lmi serve [MODEL]                      serve a model over HTTP; without MODEL the demo model
-  lmi serve [MODEL] --check              list every problem that a start would meet; start nothing
-  lmi options [NAME|WORD]                list the options, describe one, or find those about a word
-  lmi models [get MODEL | rm MODEL ...]  list, fetch and remove the models on this machine
-  lmi launch AGENT [MODEL] [-- ARGUMENT] run Claude Code, Codex or another coding agent on a server
+  lmi serve [MODEL]                       serve a model over HTTP; without MODEL the demo model
+  lmi serve [MODEL] --check               list every problem that a start would meet; start nothing
+  lmi options [NAME|WORD]                 list the options, describe one, or find those about a word
+  lmi models [get MODEL | rm MODEL ...]   list, fetch and remove the models on this machine
+  lmi launch AGENT [MODEL] [-- ARGUMENT]  run Claude Code, Codex or another coding agent on a server
 
 measure
-  lmi bench URL                          measure a running server: table, plot, JSON
-  lmi bench --engine                     start a server, and compare it with its engine alone
-  lmi bench --compare A.json B.json      compare results: table and plot
+  lmi bench URL                           measure a running server: table, plot, JSON
+  lmi bench --engine                      start a server, and compare it with its engine alone
+  lmi bench --compare A.json B.json       compare results: table and plot
 
 move
-  lmi replay REQUESTS --to TARGET        send recorded requests, and compare the answers with another server's
-  lmi conform URL                        ask a server what SageMaker's and others' contracts promise
+  lmi replay REQUESTS --to TARGET         send recorded requests, and compare the answers with another server's
+  lmi conform URL                         ask a server what SageMaker's and others' contracts promise
 
 deploy to SageMaker
-  lmi deploy plan|up|update|promote|down show, create, change, delete an endpoint
-  lmi deploy invoke|stream|chat|bench    send requests to it, measure it
-  lmi deploy status|logs|scale|doctor    watch it, size it, find what is wrong
-  lmi deploy batch                       answer files of requests in S3 by a transform job
-  lmi deploy adopt                       write the specification of an endpoint that serves already
-  lmi deploy export|iam|schema           write it for other tools; IAM policies; the specification's schema
-  lmi deploy local                       run the container and SageMaker's API on this machine
+  lmi deploy plan|up|update|promote|down  show, create, change, delete an endpoint
+  lmi deploy invoke|stream|chat|bench     send requests to it, measure it
+  lmi deploy status|logs|scale|doctor     watch it, size it, find what is wrong
+  lmi deploy batch                        answer files of requests in S3 by a transform job
+  lmi deploy adopt                        write the specification of an endpoint that serves already
+  lmi deploy export|iam|schema            write it for other tools; IAM policies; the specification's schema
+  lmi deploy local                        run the container and SageMaker's API on this machine
 
 shell
-  lmi completion SHELL                   print a completion script for bash, zsh or fish: eval "$(lmi completion bash)"
+  lmi completion SHELL                    print a completion script for bash, zsh or fish: eval "$(lmi completion bash)"
 
 Each command has its own --help. The documents begin at README.md."""
 
@@ -99,9 +100,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
         flags: with a flag for each option, whose table takes a moment to import.
         tools: with the commands of other packages, whose search takes a moment.
     """
-    parser = Parser(
-        prog="lmi", usage="lmi COMMAND ...", description=_MAP, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Parser(prog="lmi", usage="lmi COMMAND ...", description=_MAP, formatter_class=KeptLines)
     parser.add_argument("--version", action="version", version=f"lmi-handler {__version__}")
     parser.meant = _MEANT
     commands = parser.add_subparsers(prog="lmi", required=True, metavar="COMMAND", help=argparse.SUPPRESS)
@@ -116,11 +115,11 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
         nargs="?",
         metavar="MODEL",
         help="a .gguf file, a model directory, or a name on the Hugging Face hub "
-        "(owner/model, owner/model/file.gguf; default: the demo model)",
+        "(owner/model, owner/model/file.gguf) (default: the demo model)",
     )
-    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    serve.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     serve.add_argument(
-        "--port", type=port, default=8080, help="port to listen on; 0 picks a free one (default %(default)s)"
+        "--port", type=port, default=8080, help="port to listen on; 0 picks a free one (default: %(default)s)"
     )
     serve.add_argument("--engine", help=f"the engine (option.llm_engine): {', '.join(LLM_ENGINES)}")
     serve.add_argument("--properties", type=Path, metavar="FILE", help="a serving.properties file")
@@ -158,7 +157,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
     completion = commands.add_parser(
         "completion",
         help="print a completion script for a shell",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=KeptLines,
         description="Print a completion script. To use it:\n"
         '  bash  eval "$(lmi completion bash)" in ~/.bashrc\n'
         "  zsh   lmi completion zsh > FOLDER/_lmi, where FOLDER is in $fpath\n"
@@ -177,8 +176,8 @@ def _add_access(serve: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="KEY",
-        help="require the header Authorization: Bearer KEY; repeatable. Other users of this machine can read it "
-        "in ps, so prefer LMI_API_KEY=KEY,... in the environment",
+        help="require the header Authorization: Bearer KEY (other users of this machine can read it in ps, so prefer "
+        "LMI_API_KEY=KEY,... in the environment); repeatable",
     )
     access.add_argument("--ssl-certfile", type=Path, metavar="FILE", help="HTTPS, with this certificate chain (PEM)")
     access.add_argument(
@@ -260,7 +259,8 @@ def _serve(arguments: argparse.Namespace) -> int:
 def _options(arguments: argparse.Namespace) -> int:
     from handler.config.options import command_line
 
-    print(command_line.found(arguments.words, arguments.engine or "", _flags_of_serve()), flush=True)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(command_line.found(arguments.words, arguments.engine or "", _flags_of_serve(), width), flush=True)
     return 0
 
 

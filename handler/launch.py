@@ -26,7 +26,7 @@ from handler.config import environment
 from handler.config.engines import LLM_ENGINES
 from handler.config.model_files import cache_directory
 from handler.core.child_processes import die_with_parent, python
-from handler.core.command_line import Parser
+from handler.core.command_line import KeptLines, Parser
 from handler.core.errors import ConfigError, log_words
 
 _URL = "http://127.0.0.1:8080"  # where `lmi serve` listens
@@ -168,7 +168,7 @@ def add_parser(commands: Any) -> None:
         "launch",
         help="run a coding agent on a served model",
         usage="lmi launch AGENT [MODEL] [-h] [--url URL] [--name NAME] [--print] [-o KEY=VALUE ...] [-- ARGUMENT ...]",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=KeptLines,
         description="Run a coding agent on the server at --url, or on one that serves MODEL and ends with the agent.\n"
         "--engine, --properties and -o start one too. "
         "Words after -- go to the agent. Agents:\n"
@@ -177,7 +177,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("agent", choices=[*AGENTS], metavar="AGENT", help=", ".join(AGENTS))
     parser.add_argument("model", nargs="?", metavar="MODEL", help="start a server of this model, as lmi serve does")
-    parser.add_argument("--url", help=f"a running server (default {_URL})")
+    parser.add_argument("--url", help=f"a running server (default: {_URL})")
     parser.add_argument("--name", help="a model name from /v1/models, such as an adapter's (default: the first)")
     parser.add_argument("--print", action="store_true", help="print the settings for a shell; run nothing")
     parser.add_argument("--engine", help=f"engine of MODEL's server: {', '.join(LLM_ENGINES)}")

@@ -43,14 +43,32 @@ def add_parser(commands: Any) -> None:
         usage="lmi models [-h] [get MODEL | rm MODEL ...]",
     )
     models.set_defaults(run=_list)
+    models.meant = {
+        **dict.fromkeys(("list", "ls"), "lmi models"),
+        **dict.fromkeys(("pull", "download", "fetch"), "lmi models get MODEL"),
+        **dict.fromkeys(("remove", "delete"), "lmi models rm MODEL"),
+    }
     actions = models.add_subparsers(metavar="get | rm", prog="lmi models")
     get = actions.add_parser("get", help="fetch a model, and convert it where its engine needs that")
-    get.add_argument("model", metavar="MODEL", help="as of lmi serve: OWNER/MODEL, s3://BUCKET/PREFIX/, a file, demo")
-    get.add_argument("--engine", choices=LLM_ENGINES[1:], help="that will serve it")
-    get.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE", help="as of lmi serve")
+    get.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a name on the Hugging Face hub (owner/model), s3://BUCKET/PREFIX/, a file, or demo",
+    )
+    get.add_argument(
+        "--engine", choices=LLM_ENGINES[1:], help="the engine that will serve the model (default: as lmi serve chooses)"
+    )
+    get.add_argument(
+        "-o",
+        dest="options",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option, as of lmi serve; repeatable",
+    )
     get.set_defaults(run=_get)
-    remove = actions.add_parser("rm", help="remove models, with their conversions")
-    remove.add_argument("models", nargs="+", metavar="MODEL", help="a name as lmi models prints it")
+    remove = actions.add_parser("rm", help="remove models and their conversions")
+    remove.add_argument("models", nargs="+", metavar="MODEL", help="a name that lmi models prints")
     remove.set_defaults(run=_remove)
 
 

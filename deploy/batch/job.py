@@ -18,8 +18,8 @@ from deploy.resolve.decision import Decision, spec_on
 from deploy.resources.build import spec_digest
 from deploy.resources.endpoint_config import model
 from deploy.resources.resource import Json, Resource, batch_name, digest, job_prefix, tags, version_name
-from deploy.s3.prefix import ARCHIVE, Prefix, bucket_and_key, check_region
-from deploy.s3.upload import counted, human
+from deploy.s3.prefix import ARCHIVE, Prefix, bucket_and_key, check_region, human
+from deploy.s3.upload import counted
 from deploy.service_model import instance_types
 from deploy.spec import Spec
 from deploy.spec.components import MOST_TOGETHER, Batch

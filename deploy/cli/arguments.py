@@ -38,7 +38,7 @@ def add_spec(parser: argparse.ArgumentParser) -> None:
         dest="settings",
         action="append",
         default=[],
-        metavar="NAME=VALUE",
+        metavar="KEY=VALUE",
         help="set one value in it, e.g. instance.type=ml.g5.xlarge; repeatable",
     )
     for flag, (name, meaning) in _SHORT.items():
@@ -153,7 +153,7 @@ def add_parameters(parser: argparse.ArgumentParser) -> None:
         dest="parameters",
         action="append",
         default=[],
-        metavar="NAME=VALUE",
+        metavar="KEY=VALUE",
         help="a generation parameter, such as max_new_tokens=64; repeatable",
     )
 
@@ -208,7 +208,7 @@ def parameters_of(arguments: argparse.Namespace) -> dict[str, Any]:
     for setting in arguments.parameters:
         name, separator, text = setting.partition("=")
         if not name or not separator:
-            raise DeployError(f"-p {setting}: must be NAME=VALUE, such as max_new_tokens=64")
+            raise DeployError(f"-p {setting}: must be KEY=VALUE, such as max_new_tokens=64")
         try:
             parameters[name] = json.loads(text)
         except ValueError:

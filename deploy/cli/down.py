@@ -49,7 +49,11 @@ def add(commands: Any) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    spec = read_spec(arguments.spec) if arguments.spec is not None else None
+    if (file := arguments.spec) is not None and not file.suffix and not file.exists():
+        raise SpecError(
+            f"{file}: there is no such file", f"For the deployment of this name: lmi deploy down --name {file}"
+        )
+    spec = read_spec(file) if file is not None else None
     if spec is None and arguments.name is None:
         raise SpecError("give the specification's file, or --name")
     if arguments.data and (spec is None or not uploads(spec)):

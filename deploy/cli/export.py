@@ -33,7 +33,7 @@ def add(commands: Any) -> None:
         help="format (default: cloudformation, in YAML; terraform: a main.tf.json with the template in it; sdk: a "
         "program of SageMaker's Python SDK 3)",
     )
-    parser.add_argument("--output", type=Path, metavar="FILE", help="default: standard output")
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write to a file (default: standard output)")
     parser.add_argument("--allow-plaintext-secret", action="store_true", help="allow secrets in the environment")
     parser.set_defaults(run=_run)
 

@@ -141,9 +141,9 @@ def add(commands: Any) -> None:
         "specification (.yaml, .json), each of whose components becomes a process",
     )
     parser.add_argument(
-        "--port", type=port, default=8081, help="port of the API; 0 picks a free one (default %(default)s)"
+        "--port", type=port, default=8081, help="port of the API; 0 picks a free one (default: %(default)s)"
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default %(default)s)")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     parser.add_argument("--endpoint-name", metavar="NAME", help=f"(default: the specification's name, else {_NAME})")
     parser.add_argument("--region", help="refuse requests that are signed for another region (default: accept any)")
     _add_container(parser)
@@ -163,7 +163,7 @@ def _add_container(parser: argparse.ArgumentParser) -> None:
         dest="options",
         action="append",
         default=[],
-        metavar="NAME=VALUE",
+        metavar="KEY=VALUE",
         help="an option as in serving.properties; repeatable",
     )
     group.add_argument(
@@ -180,15 +180,15 @@ def _add_container(parser: argparse.ArgumentParser) -> None:
         type=_limit,
         default=480.0,
         metavar="S",
-        help="seconds until it must be ready (default %(default)g, as SageMaker's)",
+        help="seconds until it must be ready (default: %(default)g, as SageMaker's)",
     )
 
 
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("SageMaker's ways")
-    group.add_argument("--invoke-timeout", type=_limit, default=60.0, metavar="S", help="(default %(default)g)")
-    group.add_argument("--stream-timeout", type=_limit, default=480.0, metavar="S", help="(default %(default)g)")
-    group.add_argument("--max-body", type=int, default=25 * 2**20, metavar="BYTES", help="(default %(default)s)")
+    group.add_argument("--invoke-timeout", type=_limit, default=60.0, metavar="S", help="(default: %(default)g)")
+    group.add_argument("--stream-timeout", type=_limit, default=480.0, metavar="S", help="(default: %(default)g)")
+    group.add_argument("--max-body", type=int, default=25 * 2**20, metavar="BYTES", help="(default: %(default)s)")
     group.add_argument(
         "--part-bytes", type=number(2**31), metavar="N", help="split a stream into parts of N bytes, to test clients"
     )

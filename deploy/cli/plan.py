@@ -13,12 +13,12 @@ from botocore.exceptions import BotoCoreError, ClientError
 from deploy.aws import Aws
 from deploy.cli.arguments import add_shadow, add_spec, share_of, spec_of
 from deploy.cli.views import (
-    candidates_table,
     checks_as_json,
     components_as_json,
     fit_as_json,
     out,
     plan_as_json,
+    print_candidates,
     print_checks,
     print_plan,
     print_sums,
@@ -128,7 +128,7 @@ def _print(
     if reason is not None:
         say(console, f"AWS was not asked ({reason}): this is the plan as if nothing existed.", "yellow")
     if resolution.candidates is not None:
-        console.print(candidates_table(resolution.candidates, resolution.prices))
+        print_candidates(console, resolution.candidates, resolution.prices)
     if sums is not None:
         print_sums(console, sums)
     print_warnings(console, warnings)
@@ -136,7 +136,7 @@ def _print(
         say(console, f"advice: {sentence}", "dim")
     print_checks(console, checks)
     for upload in comparison.uploads:
-        say(console, "\n".join([str(upload), *map(str, upload.findings)]))
+        say(console, str(upload))  # its findings are among the checks
     print_plan(console, comparison.plan)
 
 

@@ -30,7 +30,8 @@ from deploy.resolve.components import Placed, Sums
 from deploy.resolve.fit import COLUMNS, Candidates, Fit, rows, title
 from deploy.resolve.prices import Prices
 from deploy.resources.resource import FAILED, MIXED, READY, Json, Ref, resolved
-from deploy.s3.upload import UploadProgress, human
+from deploy.s3.prefix import human
+from deploy.s3.upload import UploadProgress
 
 _WIDE = 180  # columns of a table without a terminal
 
@@ -44,14 +45,37 @@ def say(console: Console, line: str, style: str = "") -> None:
     console.print(line, style=style or None, markup=False, highlight=False, soft_wrap=True)
 
 
+_WORD = 20  # characters of the longest word that a table keeps in one line
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[RenderableType]], **look: Any) -> Table:
     """Return a table. `look`: further arguments of rich's."""
-    made = Table(title_justify="left", caption_justify="left", **look)
-    for column in columns:
-        made.add_column(column, overflow="fold")
+    made, rows = Table(title_justify="left", caption_justify="left", **look), [*rows]
+    for place, column in enumerate(columns):
+        lines = "\n".join([column, *(str(row[place]) for row in rows)]).splitlines()
+        word = min(_WORD, max(len(word) for line in lines for word in [*line.split(), ""]))
+        made.add_column(column, overflow="fold", min_width=word, no_wrap=max(map(len, lines)) <= word)
     for row in rows:
         made.add_row(*row)
     return made
+
+
+_NARROW = 140  # columns of a terminal below which the notes of a table are printed below it
+
+
+def print_noted(
+    console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]], *, title: str, caption: str | None = None
+) -> None:
+    """Print a table of many columns, of which the last contains notes."""
+    rows = [*rows]
+    if console.width >= _NARROW:
+        return console.print(table(columns, rows, title=title, caption=caption))
+    look: dict[str, Any] = {"box": None, "collapse_padding": True, "pad_edge": False}
+    heads = [column.replace(" ", "\n") for column in columns[:-1]]
+    console.print(table(heads, [row[:-1] for row in rows], title=title, caption=caption, **look))
+    for name, *_, note in rows:
+        if note:
+            say(console, f"{name}: {note}")
 
 
 def confirm(question: str, *, yes: bool, needed: bool) -> bool:
@@ -112,7 +136,7 @@ _NAMES = {"accelerators": "GPUs", "memory_mb": "MB of memory", "cpus": "CPU core
 def print_sums(console: Console, sums: Sums) -> None:
     """Print a row for each component, GiB of one GPU, and the sum below."""
     title = "Components: GPUs and MB of one copy, GiB of one GPU"
-    console.print(table(_COLUMNS, map(_row, sums.placed), title=title))
+    print_noted(console, _COLUMNS, map(_row, sums.placed), title=title)
     say(console, _sum(sums))
 
 
@@ -226,9 +250,9 @@ def printable(value: Any) -> Any:
     return redact(resolved(value, _reference))
 
 
-def candidates_table(candidates: Candidates, prices: Prices) -> Table:
-    """Return the table of instance types, with the chosen one marked."""
-    return table(COLUMNS, rows(candidates), title=title(candidates), caption=prices.source)
+def print_candidates(console: Console, candidates: Candidates, prices: Prices) -> None:
+    """Print the table of instance types, with the chosen one marked."""
+    print_noted(console, COLUMNS, rows(candidates), title=title(candidates), caption=prices.source)
 
 
 def checks_as_json(checks: Sequence[Check]) -> list[dict[str, str]]:

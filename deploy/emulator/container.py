@@ -51,7 +51,7 @@ def command(model: str | None, port: int, options: Sequence[str], engine: str | 
 
     Args:
         model: a file, a directory or a hub's name; None: the demo model.
-        options: NAME=VALUE, as serving.properties writes them.
+        options: KEY=VALUE, as serving.properties writes them.
 
     Raises:
         DeployError: the handler is not installed, or an option is invalid.
@@ -100,12 +100,12 @@ def settings_of_arguments(options: Sequence[str]) -> dict[str, str]:
     """Return the options of the command line by name.
 
     Raises:
-        DeployError: one is not NAME=VALUE.
+        DeployError: one is not KEY=VALUE.
     """
     pairs = [option.partition("=") for option in options]
     for name, equals, _ in pairs:
         if not name or not equals:
-            raise DeployError(f"-o {name}: must be NAME=VALUE, e.g. option.max_rolling_batch_size=8")
+            raise DeployError(f"-o {name}: must be KEY=VALUE, e.g. option.max_rolling_batch_size=8")
     return {name: value for name, _, value in pairs}
 
 

@@ -61,7 +61,7 @@ def with_arguments(spec: Spec, options: Sequence[str], engine: str | None) -> Sp
     """Return the specification with options of the command line, which apply to every component.
 
     Raises:
-        DeployError: one is not NAME=VALUE.
+        DeployError: one is not KEY=VALUE.
         SpecError: the container would refuse an option.
     """
     said = {name.removeprefix("option."): value for name, value in settings_of_arguments(options).items()}

@@ -16,8 +16,8 @@ from deploy.resolve.model.files import endpoint
 from deploy.resources.environment import MODEL_DATA
 from deploy.s3.archive import read_artifact
 from deploy.s3.lint import Finding, Level, lint
-from deploy.s3.prefix import ARCHIVE, Prefix, check_region, objects, reader
-from deploy.s3.upload import human, plan_upload
+from deploy.s3.prefix import ARCHIVE, Prefix, check_region, human, objects, reader
+from deploy.s3.upload import plan_upload
 from deploy.spec.options import is_aws_image
 
 _DEMO = "demo"  # the handler's name for its small demo model
@@ -70,7 +70,13 @@ def _archive(context: Context, uri: str) -> list[Check]:
     elif read.folder and not own and not is_aws_image(context.decision.image):  # LMI looks into it
         says = f"{uri}: all its files are in a directory, {read.folder!r}"
         checks.append(error("model", says, f"Set environment.OPTION_MODEL_ID: {MODEL_DATA}/{read.folder}"))
+    if _SCRIPT in read.others and not any(_SCRIPT in value for value in context.spec.environment.values()):
+        says = f"{uri}: it contains {_SCRIPT}, which the server does not run"
+        checks.append(warning("model", says, "Put its functions into a file model.py (documents: custom-code)."))
     return checks
+
+
+_SCRIPT = "inference.py"  # the user's code in containers for PyTorch and of Hugging Face's inference toolkit
 
 
 _MODEL_IDS = ("OPTION_MODEL_ID", "HF_MODEL_ID")
@@ -162,9 +168,9 @@ def image(context: Context) -> Check:
         raise
     size = result.get("imageSizeInBytes", 0)
     return _platform(context, which, result["imageDigest"]) or (
-        warning("image", f"{size / 1e9:.1f} GB", "Each instance pulls it when it starts; smaller layers start faster.")
+        warning("image", human(size), "Each instance pulls it when it starts; smaller layers start faster.")
         if size > _LARGE
-        else ok("image", f"{repository}@{result['imageDigest'][:19]}, {size / 1e9:.1f} GB")
+        else ok("image", f"{repository}@{result['imageDigest'][:19]}, {human(size)}")
     )
 
 

@@ -21,7 +21,7 @@ from deploy.resolve.instances import InstanceType, device_warnings, find, num_en
 from deploy.resolve.model.files import Hub, HubError, S3Prefix
 from deploy.resolve.model.shape import known_model, read_shape, shape_in_directory, shape_in_s3
 from deploy.resolve.prices import TABLE, Prices
-from deploy.s3.prefix import ARCHIVE
+from deploy.s3.prefix import ARCHIVE, human
 from deploy.spec import Spec
 from deploy.spec.components import shadow_of
 from deploy.spec.sections import PrefixAware, Shape
@@ -338,7 +338,7 @@ def _on_hub(hub: Hub, name: str, revision: str, notes: list[str]) -> Shape | Non
 def _packed(uri: str, aws: Aws | None) -> ModelSize:
     """Return the size of an archive, whose content is not read."""
     size = _readable(aws, lambda aws: S3Prefix(aws, uri).sizes.get(""))
-    of = "" if size is None else f" of {size / 1e9:.1f} GB"
+    of = "" if size is None else f" of {human(size)}"
     note = f"model.s3 is an archive{of}, which each instance unpacks at its start: its content's size is not known."
     return ModelSize(None, "", (note,), None if size is None else size / 2**30)
 

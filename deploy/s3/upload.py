@@ -24,7 +24,7 @@ from botocore.exceptions import ClientError
 from deploy.aws import Aws, error_code
 from deploy.errors import Failed
 from deploy.s3.lint import Finding, lint, lint_layout, list_directory, refuse
-from deploy.s3.prefix import Entry, Prefix, check_region, objects
+from deploy.s3.prefix import Entry, Prefix, check_region, human, objects
 
 # -- upload files to S3 in parallel parts. Parts of an earlier unfinished upload are not sent again --------------------
 # boto3's s3transfer would be shorter, but begins a file anew, and a killed run loses what it has sent of one. A model
@@ -391,14 +391,6 @@ def upload(
 def counted(number: int, noun: str) -> str:
     """Write a number of things: `1 file`, `2 files`."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def human(size: int) -> str:
-    """Format bytes in decimal units, as AWS counts storage: `16.1 GB`."""
-    for unit, value in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= value:
-            return f"{size / value:.1f} {unit}"
-    return f"{size} B"
 
 
 def _after(done: UploadProgress, part: Part, was_there: bool, complete: bool) -> UploadProgress:

@@ -158,7 +158,7 @@ def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
         SpecError: the file cannot be read, or is invalid: the message lists every error with its place.
     """
     if path is None and not settings:
-        raise SpecError("give the FILE of a specification, or its settings with --set NAME=VALUE")
+        raise SpecError("give the FILE of a specification, or its settings with --set KEY=VALUE")
     content = _content(path) if path is not None else {}
     for setting in settings:
         _set(content, setting)
@@ -277,7 +277,7 @@ def _set(content: dict[str, Any], setting: str) -> None:
     if _HALF.search(key):
         raise SpecError(f"--set {ascii(setting)[1:-1]}: the name has {_SURROGATE}")
     if not separator or not all(names):
-        raise SpecError(f"--set {setting}: must be NAME=VALUE, such as instance.type=ml.g5.xlarge")
+        raise SpecError(f"--set {setting}: must be KEY=VALUE, such as instance.type=ml.g5.xlarge")
     *parents, last = names
     for parent in parents:
         below = content.setdefault(parent, {})

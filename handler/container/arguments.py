@@ -54,7 +54,7 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
     )
     parser.add_argument("command", nargs="?")
     parser.add_argument("--engine", help="option.llm_engine")
-    parser.add_argument("--port", help=f"by default {_BIND}, else {_PORT}")
+    parser.add_argument("--port", help=f"(default: {_BIND}, else {_PORT})")
     parser.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--check", action="store_true", help="list every problem, and start nothing")
     parser.add_argument("-m", "--models", nargs="+", default=[], help="as DJL Serving's; its directory is the model's")

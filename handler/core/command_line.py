@@ -8,6 +8,7 @@ import difflib
 import math
 import re
 import sys
+import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from importlib.metadata import entry_points
 from types import MappingProxyType
@@ -64,6 +65,19 @@ class Parser(argparse.ArgumentParser):
         known = [*map(str, action.choices)]
         raise argparse.ArgumentError(action, f"invalid choice: {value!r}{_hint(str(value), known)} (choose from "
                                              f"{', '.join(map(repr, known))})")  # fmt: skip
+
+
+class KeptLines(argparse.HelpFormatter):
+    """Keeps a description's lines: one that is longer than the terminal wraps below its second column, if any."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(_wrapped(line, width) for line in text.splitlines())
+
+
+def _wrapped(line: str, width: int) -> str:
+    column = re.match(r" *\S.*? {2,}|\s*", line)
+    margin = " " * (column.end() if column else 0)
+    return textwrap.fill(line, width, subsequent_indent=margin, break_long_words=False, break_on_hyphens=False)
 
 
 def add_installed(commands: Any, group: str) -> None:

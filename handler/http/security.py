@@ -13,9 +13,9 @@ from pathlib import Path
 from starlette.routing import Match, Route
 from starlette.types import Scope, Send
 
-from handler.core.errors import ConfigError, ServingError, Unauthorized
-from handler.http.inference import SHARED, Endpoint, Headers, Inference, send_answer
-from handler.protocols.kernel.errors import FRONT_END, HttpResponse
+from handler.core.errors import ConfigError, Unauthorized
+from handler.http.inference import SHARED, Endpoint, Headers, Inference, send_answer, send_refusal
+from handler.protocols.kernel.errors import FRONT_END, ErrorFormat
 from handler.serving.head import OWNER, bearer_token, digest_of, owner_by_key
 
 KEYS_VARIABLE = "LMI_API_KEY"
@@ -199,20 +199,18 @@ class ApiKeys:
         if route is None:
             return False
         error = Unauthorized("this server needs a key: send the header Authorization: Bearer KEY, or x-api-key: KEY")
-        answer = _answer(scope, [route, *_kin(route, routes)], error)
-        await send_answer(scope, send, answer, CHALLENGE)
+        handler = route.app.handlers.get(scope["method"]) if isinstance(route.app, Endpoint) else None
+        if isinstance(handler, Inference):  # counted, and in the log
+            await send_answer(scope, send, handler.refused(error, scope["request_id"]), CHALLENGE)
+        else:
+            await send_refusal(scope, send, _form([route, *_kin(route, routes)]).whole(error), CHALLENGE)
         return True
 
 
-def _answer(scope: Scope, routes: Sequence[Route], error: ServingError) -> HttpResponse:
-    """Write the error in the form of the first route's dialect, or of the first other one that has a form."""
-    endpoints = [route.app for route in routes if isinstance(route.app, Endpoint)]
-    if endpoints and endpoints[0] is routes[0].app:
-        handler = endpoints[0].handlers.get(scope["method"])
-        if isinstance(handler, Inference):  # counted, and in the log
-            return handler.refused(error, scope["request_id"])
-    formats = (endpoint.errors for endpoint in endpoints)
-    return next(filter(None, formats), FRONT_END).whole(error)
+def _form(routes: Iterable[Route]) -> ErrorFormat:
+    """Return the form of errors of the first route whose dialect has one."""
+    forms = (route.app.errors for route in routes if isinstance(route.app, Endpoint))
+    return next(filter(None, forms), FRONT_END)
 
 
 def _kin(route: Route, routes: Sequence[Route]) -> list[Route]:

@@ -34,14 +34,14 @@ def add_parser(commands: Any) -> None:
         metavar="NAME",
         help="compare with this engine alone, and serve it if no URL is given",
     )
-    parser.add_argument("--model", help="what --engine loads: a .gguf file, a model directory, or demo (default)")
+    parser.add_argument("--model", help="what --engine loads: a .gguf file, a model directory, or demo (default: demo)")
     parser.add_argument(
         "-o",
         dest="options",
         action="append",
         default=[],
         metavar="KEY=VALUE",
-        help="an option for --engine and its server, as `lmi serve` takes it",
+        help="an option for --engine and its server, as `lmi serve` takes it; repeatable",
     )
     load = parser.add_argument_group("load")
     arrivals = load.add_mutually_exclusive_group()
@@ -50,51 +50,53 @@ def add_parser(commands: Any) -> None:
         type=counts,
         default=[1, 8, 32],
         metavar="N,N,...",
-        help="closed loop: concurrent clients (default 1,8,32)",
+        help="closed loop: concurrent clients (default: 1,8,32)",
     )
     load.add_argument(
         "--requests",
         type=count,
         default=4,
         metavar="N",
-        help="closed loop: requests per client (default %(default)s)",
+        help="closed loop: requests per client (default: %(default)s)",
     )
-    load.add_argument("--seconds", type=positive, metavar="S", help="run for S seconds instead (open loop: default 10)")
+    load.add_argument(
+        "--seconds", type=positive, metavar="S", help="run for S seconds instead (default: 10 in open loop)"
+    )
     arrivals.add_argument("--rate", type=_rates, metavar="R,R,...", help="open loop instead: requests per second")
     load.add_argument("--constant", action="store_true", help="open loop: evenly spaced, not at random times")
     load.add_argument(
-        "--tokens", type=count, default=128, metavar="N", help="tokens in each answer (default %(default)s)"
+        "--tokens", type=count, default=128, metavar="N", help="tokens in each answer (default: %(default)s)"
     )
     load.add_argument(
-        "--prompt-words", type=count, default=48, metavar="N", help="words in each prompt (default %(default)s)"
+        "--prompt-words", type=count, default=48, metavar="N", help="words in each prompt (default: %(default)s)"
     )
     load.add_argument(
         "--timeout",
         type=positive,
         default=120.0,
         metavar="S",
-        help="seconds until a request counts as failed (default %(default)s)",
+        help="seconds until a request counts as failed (default: %(default)s)",
     )
     load.add_argument(
         "--processes",
         type=count,
         default=2,
         metavar="N",
-        help="processes of the load generator (default %(default)s)",
+        help="processes of the load generator (default: %(default)s)",
     )
     load.add_argument(
         "--repeat",
         type=count,
         default=3,
         metavar="N",
-        help="repetitions; their medians are shown (default %(default)s)",
+        help="repetitions; their medians are shown (default: %(default)s)",
     )
     load.add_argument(
         "--quiet",
         type=float,
         default=0.2,
         metavar="CORES",
-        help="repeat a measurement if other processes kept more CPU cores busy than this (default %(default)s)",
+        help="repeat a measurement if other processes kept more CPU cores busy than this (default: %(default)s)",
     )
     add_arguments(parser, _PICTURE)
     parser.add_argument(

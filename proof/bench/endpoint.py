@@ -286,7 +286,7 @@ def add(commands: Any) -> None:
         type=_numbers(int),
         default=[1, 2, 4, 8, 16],
         metavar="N,N,...",
-        help="concurrent requests, one measurement each (default 1,2,4,8,16)",
+        help="concurrent requests, one measurement each (default: 1,2,4,8,16)",
     )
     loads.add_argument(
         "--rate",
@@ -300,13 +300,13 @@ def add(commands: Any) -> None:
         metavar="N",
         help="requests in each measurement (default: 4 per client, at least 8; with --rate 50)",
     )
-    parser.add_argument("--words", type=int, default=100, help="words per prompt (default %(default)s)")
-    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of an answer (default %(default)s)")
+    parser.add_argument("--words", type=int, default=100, help="words per prompt (default: %(default)s)")
+    parser.add_argument("--max-tokens", type=int, default=64, help="tokens of an answer (default: %(default)s)")
     parser.add_argument(
         "--route",
         choices=["invocations", "openai"],
         default="invocations",
-        help="InvokeEndpointWithResponseStream, or chat completions (default %(default)s)",
+        help="InvokeEndpointWithResponseStream, or chat completions (default: %(default)s)",
     )
     add_arguments(parser, Path("lmi-deploy-bench.png"))
     parser.set_defaults(run=_run)

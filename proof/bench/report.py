@@ -258,7 +258,7 @@ def add_arguments(parser: argparse.ArgumentParser, picture: Path) -> None:
         "--plot",
         type=_picture,
         metavar="FILE",
-        help=f"the plot, as .png, .svg or .pdf (default {picture}; none without matplotlib)",
+        help=f"the plot, as .png, .svg or .pdf (default: {picture}; none without matplotlib)",
     )
     choice.add_argument("--no-plot", action="store_true", help="draw nothing")
     parser.set_defaults(default_picture=picture)

@@ -340,11 +340,13 @@ def _all_begun(window: Window, number: int) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--clients", default="256,512,768,1024", help="(default %(default)s)")
-    add("--seconds", type=float, default=30.0, help="seconds of each window (default %(default)s)")
-    add("--repeat", type=int, default=3, help="number of repetitions, of which medians are shown (default %(default)s)")
+    add("--clients", default="256,512,768,1024", help="(default: %(default)s)")
+    add("--seconds", type=float, default=30.0, help="seconds of each window (default: %(default)s)")
+    add(
+        "--repeat", type=int, default=3, help="number of repetitions, of which medians are shown (default: %(default)s)"
+    )
     add("--whole", action="store_true", help="without the busy process")
-    add("--tokens", default="1,8", help="of each answer of --requests (default %(default)s)")
+    add("--tokens", default="1,8", help="of each answer of --requests (default: %(default)s)")
     add("--rust", type=Path, help="vLLM's Rust front end; needs --model")
     add("--model", type=Path, help="a Hugging Face directory; only tokenizer and config are read")
     add("--requests", action="store_true", help="measure requests a second")

@@ -189,18 +189,18 @@ def parser() -> argparse.ArgumentParser:
         help="for ours (default: the demo model)",
     )
     add("--peer", dest="peers", action="append", type=_peer, default=[], metavar="NAME=COMMAND", help="another server")
-    add("--clients", type=counts, default=[1, 8, 32], help="(default 1,8,32)")
-    add("--rounds", type=count, default=4, help="answers of each client in a measurement (default %(default)s)")
-    add("--tokens", type=count, default=128, help="tokens of every answer (default %(default)s)")
-    add("--prompt-words", type=count, default=48, help="(default %(default)s)")
+    add("--clients", type=counts, default=[1, 8, 32], help="(default: 1,8,32)")
+    add("--rounds", type=count, default=4, help="answers of each client in a measurement (default: %(default)s)")
+    add("--tokens", type=count, default=128, help="tokens of every answer (default: %(default)s)")
+    add("--prompt-words", type=count, default=48, help="(default: %(default)s)")
     add(
         "--repeat",
         type=count,
         default=3,
-        help="number of repetitions, of which medians are shown (default %(default)s)",
+        help="number of repetitions, of which medians are shown (default: %(default)s)",
     )
-    add("--processes", type=count, default=1, help="of the load generator (default %(default)s)")
-    add("--quiet", type=float, default=0.2, help="CPU cores that other processes may keep busy (default %(default)s)")
+    add("--processes", type=count, default=1, help="of the load generator (default: %(default)s)")
+    add("--quiet", type=float, default=0.2, help="CPU cores that other processes may keep busy (default: %(default)s)")
     return result
 
 

@@ -77,7 +77,7 @@ async def serve(port: int, pace: float) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("port", type=int)
-    parser.add_argument("--pace", type=float, default=50.0, help="steps a second (default %(default)s)")
+    parser.add_argument("--pace", type=float, default=50.0, help="steps a second (default: %(default)s)")
     given = parser.parse_args()
     asyncio.run(serve(given.port, given.pace))
 

@@ -108,11 +108,11 @@ def _print(result: dict[str, Any], watch: Watch) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--minutes", type=float, default=60.0, help="(default %(default)s)")
-    add("--warm-up", type=float, default=10.0, help="minutes after which growth counts (default %(default)s)")
-    add("--clients", type=int, default=64, help="(default %(default)s)")
+    add("--minutes", type=float, default=60.0, help="(default: %(default)s)")
+    add("--warm-up", type=float, default=10.0, help="minutes after which growth counts (default: %(default)s)")
+    add("--clients", type=int, default=64, help="(default: %(default)s)")
     add("--echo", action="store_true", help="serve the echo engine instead of the demo model")
-    add("--out", type=Path, default=Path("soak.json"), help="the result, with all samples (default %(default)s)")
+    add("--out", type=Path, default=Path("soak.json"), help="the result, with all samples (default: %(default)s)")
     given = parser.parse_args()
     if given.minutes < 1:
         parser.error("--minutes: must be at least 1, as memory is compared by the minute")

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from handler.core.command_line import positive
+from handler.core.command_line import KeptLines, positive
 from handler.core.errors import ConfigError
 from proof.conform.dialects import PROFILES
 
@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
         help="test a server against the contracts of SageMaker, LMI and others",
         description=_DESCRIPTION,
         epilog=_EXAMPLE,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=KeptLines,
     )
     parser.add_argument("url", nargs="?", help="the server, such as http://host:port")
     parser.add_argument(
@@ -43,8 +43,8 @@ def add_parser(commands: Any) -> None:
         action="append",
         choices=PROFILES,
         metavar="NAME",
-        help="the contract: sagemaker (the platform's, and the default), or an API's: lmi-0.28, lmi-0.38, tgi, openai, "
-        "anthropic, triton; repeatable",
+        help="the contract: sagemaker (the platform's), or an API's: lmi-0.28, lmi-0.38, tgi, openai, anthropic, "
+        "triton; repeatable (default: sagemaker)",
     )
     parser.add_argument(
         "--model", default="", metavar="NAME", help="the model in requests (default: the first that the server lists)"
@@ -60,7 +60,7 @@ def add_parser(commands: Any) -> None:
         type=_path,
         default="/metrics",
         metavar="PATH",
-        help="the path of its metrics, as in SageMaker's MetricsEndpointPath (default %(default)s)",
+        help="the path of its metrics, as in SageMaker's MetricsEndpointPath (default: %(default)s)",
     )
     end = parser.add_mutually_exclusive_group()
     end.add_argument(
@@ -79,14 +79,14 @@ def add_parser(commands: Any) -> None:
         type=positive,
         default=600.0,
         metavar="S",
-        help="maximum seconds until /ping answers 200 (default %(default)g)",
+        help="maximum seconds until /ping answers 200 (default: %(default)g)",
     )
     parser.add_argument(
         "--timeout",
         type=positive,
         default=60.0,
         metavar="S",
-        help="maximum seconds for one answer (default %(default)g)",
+        help="maximum seconds for one answer (default: %(default)g)",
     )
     parser.add_argument("--slow", action="store_true", help="also run rules that take minutes")
     parser.add_argument(

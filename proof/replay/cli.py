@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from handler.core.command_line import positive
+from handler.core.command_line import KeptLines, positive
 
 _OUTPUT = Path("lmi-replay")
 _DESCRIPTION = """Send recorded requests to a server, and compare its answers with another server's, or with the
@@ -24,7 +24,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "replay",
         help="send recorded requests to two servers, and compare their answers",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=KeptLines,
         description=_DESCRIPTION,
     )
     parser.add_argument(
@@ -35,7 +35,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--to", type=_target, required=True, metavar="TARGET", help="the server under test")
     parser.add_argument(
-        "--against", type=_target, default="recorded", metavar="TARGET", help="the reference (default %(default)s)"
+        "--against", type=_target, default="recorded", metavar="TARGET", help="the reference (default: %(default)s)"
     )
     parser.add_argument(
         "--noise",
@@ -54,7 +54,7 @@ def add_parser(commands: Any) -> None:
         "--concurrency",
         type=_count,
         metavar="N",
-        help="maximum requests in flight (default 1; with --recorded-pace 256)",
+        help="maximum requests in flight (default: 1; with --recorded-pace 256)",
     )
     pace.add_argument(
         "--recorded-pace",
@@ -69,14 +69,14 @@ def add_parser(commands: Any) -> None:
         type=positive,
         default=600.0,
         metavar="S",
-        help="seconds to wait for an answer (default %(default)s)",
+        help="seconds to wait for an answer (default: %(default)s)",
     )
     pace.add_argument(
         "--patience",
         type=positive,
         default=120.0,
         metavar="S",
-        help="seconds to retry a request of a busy server: 429, 503, throttled (default %(default)s)",
+        help="seconds to retry a request of a busy server: 429, 503, throttled (default: %(default)s)",
     )
     compare = parser.add_argument_group("comparison")
     compare.add_argument(
@@ -84,7 +84,7 @@ def add_parser(commands: Any) -> None:
         type=positive,
         default=0.25,
         metavar="LOGPROB",
-        help="maximum difference between log-probabilities that count as nearly equal (default %(default)s)",
+        help="maximum difference between log-probabilities that count as nearly equal (default: %(default)s)",
     )
     compare.add_argument(
         "--greedy",
@@ -113,7 +113,7 @@ def add_parser(commands: Any) -> None:
         type=Path,
         default=_OUTPUT,
         metavar="DIRECTORY",
-        help="directory for the journal, report.json and report.html (default %(default)s)",
+        help="directory for the journal, report.json and report.html (default: %(default)s)",
     )
     report.add_argument("--restart", action="store_true", help="discard an earlier run in the --output directory")
     report.add_argument("--show", action="store_true", help="show requests and answers in the examples")

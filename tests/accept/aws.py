@@ -1,6 +1,6 @@
 """`make accept-aws SPEC=FILE`: a real endpoint from its making to its end, point by point; a JSON verdict last.
 
-LMI_ACCEPT_AWS=yes python -m tests.accept.aws FILE [--set NAME=VALUE ...]
+LMI_ACCEPT_AWS=yes python -m tests.accept.aws FILE [--set KEY=VALUE ...]
 
 It costs money: instances run for the time it takes (half an hour or more). Whatever happens, it ends in `down`.
 """
@@ -190,7 +190,7 @@ def verdict(results: Sequence[Result]) -> str:
 def main(argv: Sequence[str] | None = None, environment: Mapping[str, str] = os.environ, run: Run = run) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.accept.aws", description=__doc__)
     parser.add_argument("spec", type=Path, metavar="FILE")
-    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="NAME=VALUE")
+    parser.add_argument("--set", dest="settings", action="append", default=[], metavar="KEY=VALUE")
     arguments = parser.parse_args(argv)
     if environment.get(ALLOWED) != "yes":
         print(

@@ -47,7 +47,7 @@ def main() -> int:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.djl", description=__doc__)
     parser.add_argument("model", nargs="?", default="demo", help="a .gguf file or a model directory (default: demo)")
-    parser.add_argument("--port", type=port, default=8080, help="0 takes a free one (default %(default)s)")
+    parser.add_argument("--port", type=port, default=8080, help="0 takes a free one (default: %(default)s)")
     parser.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE",
                         help="an option as serving.properties writes it; beats the file")  # fmt: skip
     return parser.parse_args()

@@ -76,6 +76,6 @@ def test_the_container_takes_what_compose_gives_it(tmp_path: Path) -> None:
     service = yaml.safe_load((HOSTING / "compose.yaml").read_text())["services"]["lmi"]
     given = {name: re.sub(r"\$\{(\w+):.*}", r"\1", value) for name, value in service["environment"].items()}
     environ = {**clean_environment(), **given, "SAGEMAKER_MODEL_PATH": str(tmp_path)}
-    start = prepare([service["command"]], environ, None)
+    start = prepare(["serve"], environ, None)  # the image's CMD
     assert start.command[-3:] == ["--port", "8080", given["OPTION_MODEL_ID"]]
     assert start.environ["LMI_CACHE"].startswith(service["volumes"][0].partition(":")[2])

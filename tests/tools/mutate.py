@@ -408,12 +408,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--commit", default="HEAD", help="whose source and tests (default %(default)s)")
+    add("--commit", default="HEAD", help="whose source and tests (default: %(default)s)")
     add("--among", help="another commit: draw only places that it has too")
-    add("--number", type=int, default=300, help="of changes (default %(default)s)")
-    add("--seed", type=int, default=1, help="of the draw (default %(default)s)")
-    add("--budget", type=float, default=10.0, help="seconds of tests for each change (default %(default)s)")
-    add("--tests", nargs="+", default=["tests/unit", "tests/app"], help="(default tests/unit tests/app)")
+    add("--number", type=int, default=300, help="of changes (default: %(default)s)")
+    add("--seed", type=int, default=1, help="of the draw (default: %(default)s)")
+    add("--budget", type=float, default=10.0, help="seconds of tests for each change (default: %(default)s)")
+    add("--tests", nargs="+", default=["tests/unit", "tests/app"], help="(default: tests/unit tests/app)")
     add("--recorded", type=Path, help="a file that keeps the record: a run of the same commit and draw begins with it")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:

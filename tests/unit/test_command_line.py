@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from deploy.cli.main import COMMANDS
+from deploy.cli.main import COMMANDS, add_commands
 from handler.cli import main, make_parser
 from handler.config.options import KNOWN
+from handler.core.command_line import Parser
 from handler.core.package import install
 
 ROOT = Path(__file__).parents[2]
@@ -70,12 +73,51 @@ def test_an_unknown_flag_has_the_nearest_one_and_its_own_usage(
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"), [("run", "lmi serve MODEL"), ("pull", "lmi models get MODEL"), ("list", "lmi models")]
+    ("words", "meant"),
+    [
+        (["run"], "lmi serve MODEL"),
+        (["pull"], "lmi models get MODEL"),
+        (["list"], "lmi models"),
+        (["models", "list"], "lmi models"),
+        (["models", "remove"], "lmi models rm MODEL"),
+    ],
 )
-def test_commands_of_other_programs_name_ours(capsys: pytest.CaptureFixture[str], word: str, meant: str) -> None:
+def test_commands_of_other_programs_name_ours(capsys: pytest.CaptureFixture[str], words: list[str], meant: str) -> None:
     with pytest.raises(SystemExit, match="2"):
-        main([word, "x"])
-    assert capsys.readouterr().err.endswith(f"there is no '{word}' here; write {meant}\n")
+        main([*words, "x"])
+    assert capsys.readouterr().err.endswith(f"there is no '{words[-1]}' here; write {meant}\n")
+
+
+def parsers_below(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentParser]:
+    yield parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                yield from parsers_below(command)
+
+
+def test_help_says_alike_what_is_repeatable_and_what_is_the_default() -> None:
+    deploy = Parser(prog="lmi deploy")
+    add_commands(deploy)
+    actions = [one for parser in (make_parser(), deploy) for below in parsers_below(parser) for one in below._actions]
+    assert len(actions) > 300
+    for action in actions:
+        text = (action.help or "") % {"default": action.default, "prog": ""}
+        repeatable = isinstance(action, argparse._AppendAction)
+        assert bool(re.search(r"; repeatable( \(default: .*\))?$", text)) is repeatable, (action.dest, text)
+        assert "default" not in text or "(default: " in text, (action.dest, text)
+        assert str(action.metavar).rpartition("=")[::2] != ("NAME", "VALUE"), action.dest
+
+
+@pytest.mark.parametrize("command", ["", "launch", "completion", "conform"])
+def test_help_fits_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit, match="0"):
+        main([*command.split(), "--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if len(line) > 80 and not line.startswith("usage:")] == []
 
 
 def options_of(*words: str) -> list[str]:

@@ -28,43 +28,48 @@ from handler.config.options.option import Gone, Option, boolean
 from handler.core.command_line import Parser
 from handler.core.errors import ConfigError
 
-_WIDTH = 120
+_WIDTH = 120  # columns of paragraphs without a terminal
+_NAMES = 36  # columns of names on a terminal: the meaning of a longer one begins a line of its own
 
 
-def found(words: Sequence[str], engine: str = "", flags: Mapping[str, str] = MappingProxyType({})) -> str:
+def found(
+    words: Sequence[str], engine: str = "", flags: Mapping[str, str] = MappingProxyType({}), width: int | None = None
+) -> str:
     """Describe the option of this name; if there is none, list options whose names or meanings contain all the words.
 
     Args:
         words: none lists all.
         flags: of `lmi serve` that are no options, with their meanings; listed with what is found, if they have the words.
         engine: lists those that it has, with arguments of its own; "" lists those of every engine.
+        width: the terminal's columns, at which text wraps; None: each option has one line.
 
     Raises:
         ConfigError: neither is there; the message has the nearest name.
     """
     names = [word.strip("-").replace("-", "_") for word in words]
     if not names:
-        return table(engine=engine)
+        return table(engine=engine, width=width)
     unknown = ConfigError(f"no option has all of these words: {' '.join(words)}")
     if len(names) == 1:
         try:
-            return describe(names[0])
+            return describe(names[0], width)
         except ConfigError as error:
             unknown = error
-    own = [f"  {flag}  {text}" for flag, text in flags.items() if _has(names, f"{flag} {text}".replace("-", "_"))]
-    flags_of_serve = "\n".join(["Flags of lmi serve:", *own]) if own else ""
-    parts = [part for part in (table(names, engine), flags_of_serve) if part]
+    own = {flag: text for flag, text in flags.items() if _has(names, f"{flag} {text}".replace("-", "_"))}
+    flags_of_serve = "\n".join(["Flags of lmi serve:", *_listed(own, width)]) if own else ""
+    parts = [part for part in (table(names, engine, width), flags_of_serve) if part]
     if not parts:
         raise unknown
     return "\n\n".join(parts)
 
 
-def table(words: Sequence[str] = (), engine: str = "") -> str:
-    """List the options that have an effect here: a line each, by engines.
+def table(words: Sequence[str] = (), engine: str = "", width: int | None = None) -> str:
+    """List the options that have an effect here, by engines.
 
     Args:
         words: only those whose names or meanings have all of them.
         engine: only those that it has, and its own arguments.
+        width: as of `found`.
     """
     listed = [
         option
@@ -75,12 +80,14 @@ def table(words: Sequence[str] = (), engine: str = "") -> str:
         and _has(words, " ".join((option.key, option.help, *option.aliases)))
     ]
     groups = sorted({engines_of(option) for option in listed})
-    parts = ["\n".join(_group(engines, [one for one in listed if engines_of(one) == engines])) for engines in groups]
+    parts = [
+        "\n".join(_group(engines, [one for one in listed if engines_of(one) == engines], width)) for engines in groups
+    ]
     arguments = engine_arguments(engine)
     names = (name for name in sorted(arguments.arguments) if _has(words, name))
     own = [f"option.{name}" for name in names if f"option.{name}" not in KNOWN]
     if own:
-        parts.append(f"Arguments of {arguments.source}:\n{_filled(', '.join(own))}")
+        parts.append(f"Arguments of {arguments.source}:\n{_filled(', '.join(own), width)}")
     return "\n\n".join(parts)
 
 
@@ -88,8 +95,32 @@ def _has(words: Sequence[str], text: str) -> bool:
     return all(word.lower() in text.lower() for word in words)
 
 
-def _filled(text: str) -> str:
-    return textwrap.fill(text, _WIDTH, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+def _filled(text: str, width: int | None, indent: int = 2) -> str:
+    margin = " " * indent
+    return textwrap.fill(
+        text,
+        width or _WIDTH,
+        initial_indent=margin,
+        subsequent_indent=margin,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _line(text: str, width: int | None) -> str:
+    return f"  {text}" if width is None else _filled(text, width)
+
+
+def _listed(meanings: Mapping[str, str], width: int | None) -> Iterator[str]:
+    """Yield each name with its meaning, in two columns."""
+    longest = max(map(len, meanings))
+    column = longest if width is None else min(longest, _NAMES)
+    for name, meaning in meanings.items():
+        if width is None:
+            yield f"  {name:{column}}  {meaning}"
+            continue
+        text = _filled(meaning, width, column + 4)
+        yield f"  {name}\n{text}" if len(name) > column else f"  {name:{column}}  {text.lstrip()}"
 
 
 def engines_of(option: Option) -> tuple[str, ...]:
@@ -97,40 +128,43 @@ def engines_of(option: Option) -> tuple[str, ...]:
     return () if len(option.engines) == len(LLM_ENGINES) - 1 else option.engines
 
 
-def _group(engines: Sequence[str], options: Sequence[Option]) -> Iterator[str]:
-    width = max(len(option.key) for option in options)
+def _group(engines: Sequence[str], options: Sequence[Option], width: int | None) -> Iterator[str]:
     yield f"Only with {', '.join(engines)}:" if engines else "With every engine:"
-    for option in options:
-        default = default_of(option)
-        yield f"  {option.key:{width}}  {option.help}{f' (default {default})' if default else ''}"
+    defaults = {option.key: default_of(option) for option in options}
+    notes = {key: f" (default: {default})" if default else "" for key, default in defaults.items()}
+    yield from _listed({option.key: f"{option.help}{notes[option.key]}" for option in options}, width)
 
 
-def describe(name: str) -> str:
+def describe(name: str, width: int | None = None) -> str:
     """Describe an option by any of its names, with or without `option.`, or by its variable or a foreign one.
+
+    Args:
+        width: as of `found`.
 
     Raises:
         ConfigError: there is none; the message has the nearest name.
     """
-    paragraphs = _foreign(name)
+    paragraphs = _foreign(name, width)
     engines = ("vllm",) if name.startswith(SM_VLLM) else ("", *LLM_ENGINES)
     for key in _keys(name):
         found = [option for engine in engines if (option := find_option(key, engine))]
         if not found:
             raise ConfigError(unknown_option(key, "").message)
-        paragraphs += ["\n".join(_lines(option)) for option in {one.engines: one for one in found}.values()]
+        paragraphs += ["\n".join(_lines(option, width)) for option in {one.engines: one for one in found}.values()]
     return "\n\n".join(paragraphs)
 
 
-def _foreign(name: str) -> list[str]:
+def _foreign(name: str, width: int | None) -> list[str]:
     """Describe the meaning of a foreign variable here; nothing for one of our own."""
     if name in VARIABLES:
-        return [f"{name}\n  {VARIABLES[name].answer}"]
+        return [f"{name}\n{_line(VARIABLES[name].answer, width)}"]
     if not name.startswith(SM_VLLM):
         return []
     own = key_of(of_vllms_variable(name, "true").name)
     along = {**{key_of(one): value for one, value in ALONG.items()}, lmi_version.KEY: lmi_version.ASYNC}
     others = ", ".join(f"{key}={value}" for key, value in along.items() if key != own)
-    return [f"{name}\n  sets {own}; like every {SM_VLLM}*, unless an option says otherwise, also\n  {others}"]
+    sets = f"sets {own}; like every {SM_VLLM}*, unless an option says otherwise, also"
+    return [f"{name}\n{_line(sets, width)}\n{_line(others, width)}"]
 
 
 def _keys(name: str) -> list[str]:
@@ -144,15 +178,15 @@ def _keys(name: str) -> list[str]:
     return [name if name.startswith("option.") or find_option(name, "") else f"option.{name}"]
 
 
-def _lines(option: Option) -> Iterator[str]:
+def _lines(option: Option, width: int | None) -> Iterator[str]:
     yield option.key
     if isinstance(option.parse, Gone):
-        yield f"  {option.parse.answer}"
+        yield _line(option.parse.answer, width)
         if engines := engines_of(option):
             yield f"  engines:     {', '.join(engines)}"
         return
     if option.field is None and not option.argument and not option.of_java:
-        yield f"  no effect: {option.help}"
+        yield _line(f"no effect: {option.help}", width)
         return
     facts = {
         "meaning": option.help or "an argument of the engine",
@@ -166,7 +200,7 @@ def _lines(option: Option) -> Iterator[str]:
     }
     for fact, text in facts.items():
         if text:
-            yield textwrap.fill(f"  {fact + ':':13}{text}", _WIDTH, subsequent_indent=" " * 15, break_long_words=False)
+            yield f"  {fact + ':':13}{_filled(text, width, 15).lstrip()}"
 
 
 def _type(option: Option) -> str:
@@ -222,8 +256,8 @@ _SHOWN = {
     "gpu-memory-utilization": "fraction of GPU memory that vLLM uses",
     "quantization": "how weights are quantized",
     "chat-template": "a chat template, or the path to one",
-    "reasoning-parser": "format of the model's reasoning; auto by default",
-    "tool-call-parser": "format of the model's tool calls; auto by default",
+    "reasoning-parser": "format of the model's reasoning (default: auto)",
+    "tool-call-parser": "format of the model's tool calls (default: auto)",
 }
 """The flags that --help lists; all the others are in `lmi options`."""
 

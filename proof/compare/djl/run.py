@@ -185,12 +185,14 @@ def show(rows: Sequence[Mapping[str, Any]]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--versions", default="0.25.0,0.34.0", help="of ai.djl.python (default %(default)s)")
-    add("--clients", type=counts, default=[32, 128], help="that stream (default 32,128)")
-    add("--tokens", type=int, default=256, help="tokens of every answer (default %(default)s)")
-    add("--pace", type=float, default=0.0, help="steps a second of our engine, 0: no pause (default %(default)g)")
-    add("--seconds", type=float, default=4.0, help="seconds of each measurement (default %(default)s)")
-    add("--repeat", type=int, default=3, help="number of repetitions, of which medians are shown (default %(default)s)")
+    add("--versions", default="0.25.0,0.34.0", help="of ai.djl.python (default: %(default)s)")
+    add("--clients", type=counts, default=[32, 128], help="that stream (default: 32,128)")
+    add("--tokens", type=int, default=256, help="tokens of every answer (default: %(default)s)")
+    add("--pace", type=float, default=0.0, help="steps a second of our engine, 0: no pause (default: %(default)g)")
+    add("--seconds", type=float, default=4.0, help="seconds of each measurement (default: %(default)s)")
+    add(
+        "--repeat", type=int, default=3, help="number of repetitions, of which medians are shown (default: %(default)s)"
+    )
     given = parser.parse_args()
     rows = [row for version in given.versions.split(",") for row in run(given, version)]
     facts = machine.describe()

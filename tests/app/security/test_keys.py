@@ -154,6 +154,14 @@ def test_everything_else_is_locked(locked: LiveServer, method: str, path: str, h
     assert found.headers["x-request-id"]
 
 
+def test_a_refused_request_has_a_line_in_the_log(locked: LiveServer) -> None:
+    for method, path in (("GET", "/metrics"), ("GET", "/invocations"), ("POST", "/invocations")):
+        id = http.request(method, locked.url + path, headers=bearer("wrong")).headers["x-request-id"]
+        (line,) = (line for line in locked.log.splitlines() if f"id={id}" in line)
+        assert "status=401" in line or "outcome=refused" in line
+        assert "wrong" not in line
+
+
 def test_every_route_that_there_is_needs_a_key(locked: LiveServer) -> None:
     """Also one that is added later: the document lists them all."""
     api = http.get(locked.url + "/api-doc/openapi.json", headers=bearer("one")).json()

@@ -267,6 +267,23 @@ def test_plan_shows_the_difference(
     assert cloud.changes() == []
 
 
+def test_plan_says_once_what_is_wrong_with_a_directory_and_what_to_do(
+    cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    model = {**PLAIN["model"], "s3": None, "path": str(tmp_path / "model"), "upload": "s3://models/new/"}
+    assert main(["plan", file(tmp_path, model=model)]) == 0
+    said = capsys.readouterr().out
+    assert said.count("there are no weights") == 1
+    assert said.count("Put *.safetensors (or a .gguf file) there.") == 1
+
+
+def test_down_says_how_to_name_an_endpoint(main: Deployer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["down", "nosuch-endpoint", "--yes"]) == 2
+    assert "lmi deploy down --name nosuch-endpoint" in capsys.readouterr().err
+
+
 def test_update_shows_the_difference_before_it_asks(
     cloud: Cloud, tmp_path: Path, main: Deployer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -280,6 +280,20 @@ def test_lmi_looks_into_an_archive_s_only_directory_by_itself(ready: Cloud) -> N
     assert run("model", of_aws, decision=decision(image=image)).verdict is Verdict.OK
 
 
+@pytest.mark.parametrize(
+    ("environment", "told"),
+    [({}, "it contains inference.py, which the server does not run"),
+     ({"CUSTOM_SCRIPT_FILENAME": "inference.py"}, "an archive of")],
+)  # fmt: skip
+def test_a_script_in_an_archive_is_named_unless_the_server_runs_it(
+    ready: Cloud, environment: dict[str, str], told: str
+) -> None:
+    ready.client("s3").create_bucket(Bucket="archives")
+    data = archive({"model.safetensors": b"", "code/inference.py": b""})
+    ready.client("s3").put_object(Bucket="archives", Key="a.tar.gz", Body=data)
+    assert told in run("model", spec(model={"s3": "s3://archives/a.tar.gz"}, environment=environment)).says
+
+
 def test_an_archive_of_20_gb_is_named(ready: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
     ready.client("s3").create_bucket(Bucket="archives")
     ready.client("s3").put_object(Bucket="archives", Key="llama.tar.gz", Body=archive({"model.safetensors": b""}))

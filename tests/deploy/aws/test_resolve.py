@@ -67,7 +67,7 @@ def test_an_archive_tells_its_own_size_and_takes_longer(cloud: Cloud) -> None:
     found = find_size(given, Aws("us-east-1"))
     assert found.packed == 3 / 1024
     (note,) = found.notes
-    assert note.startswith("model.s3 is an archive of 0.0 GB, which each instance unpacks")
+    assert note.startswith("model.s3 is an archive of 3.1 MB, which each instance unpacks")
     (note,) = find_size(given).notes
     assert note.startswith("model.s3 is an archive, which each instance unpacks")
     assert (times(20).download, times(20, is_archive=True).download) == (720, 1140)

@@ -12,8 +12,8 @@ from botocore.exceptions import ClientError
 from deploy.aws import Aws
 from deploy.errors import Failed, NotThere, Refused
 from deploy.s3 import upload as upload_parts
-from deploy.s3.prefix import Prefix, delete
-from deploy.s3.upload import METADATA, Part, UploadProgress, file_digest, human, parts_of, plan_upload, upload
+from deploy.s3.prefix import Prefix, delete, human
+from deploy.s3.upload import METADATA, Part, UploadProgress, file_digest, parts_of, plan_upload, upload
 from tests.deploy.doubles.aws import Call, Cloud
 from tests.deploy.doubles.deployments import PLAIN, permit
 from tests.deploy.doubles.endpoints import aws

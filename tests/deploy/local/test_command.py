@@ -167,7 +167,7 @@ def test_one_that_never_gets_ready_fails_as_on_sagemaker(loop: Loop) -> None:
     [
         (("m.gguf", "--container", "http://127.0.0.1:1"), 1, "a model cannot be set for it"),
         (("--container", "http://127.0.0.1:1", "-o", "a=b"), 1, "-o cannot be set for it"),
-        (("-o", "nothing"), 1, "-o nothing: must be NAME=VALUE"),
+        (("-o", "nothing"), 1, "-o nothing: must be KEY=VALUE"),
         (("--adapter", "a=/nowhere"), 1, "--adapter a=/nowhere: must be NAME=PATH"),
         (("--part-bytes", "0"), 2, "must be a whole number from 1 to"),
         (("--port", "x"), 2, "must be a number from 0 to 65535"),

@@ -82,7 +82,7 @@ def test_a_name_that_is_no_path_stays(name: str) -> None:
 
 @pytest.mark.parametrize("option", ["a", "=b", ""])
 def test_an_option_without_a_name_or_a_value(option: str) -> None:
-    with pytest.raises(DeployError, match="must be NAME=VALUE"):
+    with pytest.raises(DeployError, match="must be KEY=VALUE"):
         command(None, 1, [option], None)
 
 

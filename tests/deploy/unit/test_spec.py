@@ -235,8 +235,8 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ("name", "--set name: must be NAME=VALUE, such as instance.type=ml.g5.xlarge"),
-        ("a..b=1", "--set a..b=1: must be NAME=VALUE, such as instance.type=ml.g5.xlarge"),
+        ("name", "--set name: must be KEY=VALUE, such as instance.type=ml.g5.xlarge"),
+        ("a..b=1", "--set a..b=1: must be KEY=VALUE, such as instance.type=ml.g5.xlarge"),
         ("name.x=1", "--set name.x=1: name has no names below it"),
         ("model.shape={a: 1, a: 2}", "--set model.shape={a: 1, a: 2}: a is given twice, in lines 1 and 1"),
     ],

@@ -141,6 +141,16 @@ def test_the_table_has_a_line_for_every_option_with_an_effect() -> None:
     assert sorted(listed) == sorted(one.key for one in OPTIONS if one.field and not isinstance(one.parse, Gone))
 
 
+def test_on_a_terminal_every_line_fits() -> None:
+    for words in ([], ["certificate"], ["prefix"], ["load_format"], ["SM_VLLM_MAX_NUM_SEQS"], ["option.spec_length"]):
+        wrapped = found(words, "", FLAGS, 80)
+        assert [line for line in wrapped.splitlines() if len(line) > 80 and " " in line.strip()] == []
+        assert wrapped.split() == found(words, "", FLAGS).split(), "the same words"
+
+
+FLAGS = {"--ssl-certfile": "HTTPS, with this certificate chain (PEM), " + "and more words " * 9}
+
+
 def test_the_variable_sets_the_option() -> None:
     named = {option.key: variable(option.key) for option in OPTIONS if option.field and variable(option.key)}
     assert len(named) > 300

@@ -51,7 +51,7 @@ def _table(options: list[Option]) -> str:
     rows = []
     for option in options:
         default = default_of(option)
-        rows.append((f"`{option.key}`", f"{_meaning(option)}{f' (default {default})' if default else ''}"))
+        rows.append((f"`{option.key}`", f"{_meaning(option)}{f' (default: {default})' if default else ''}"))
     return table(("option", "meaning"), rows)
 
 

@@ -65,7 +65,7 @@ def test_a_body_from_a_file_with_headers(aws: Double, tmp_path: Path) -> None:
     [
         (["x", "--json", "{}"], "give BODY or --json, not both"),
         (["--json", "{"], "--json: "),
-        (["x", "-p", "seed"], "-p seed: must be NAME=VALUE"),
+        (["x", "-p", "seed"], "-p seed: must be KEY=VALUE"),
         (["--json", "[1]", "-p", "seed=1"], "-p: the body is not a JSON object"),
         (["@/nowhere/at/all"], "/nowhere/at/all: No such file or directory\n"),
     ],

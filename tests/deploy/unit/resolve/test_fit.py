@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
+from deploy.cli.views import print_candidates
 from deploy.data import table
 from deploy.errors import DoesNotFit, SpecError
 from deploy.resolve.fit import COLUMNS, Candidates, Fit, Need, Resolution, cheapest, fit, rank, rows, title, too_small
 from deploy.resolve.instances import InstanceType, find
 from deploy.resolve.model.shape import config_of, known_model, shape_of_config
+from deploy.resolve.prices import TABLE
 from deploy.resolve.resolver import advice, resolve
 from deploy.resources.environment import environment
 from deploy.spec.sections import Shape
@@ -252,6 +256,19 @@ def test_the_table_shows_one_type_a_family_and_the_taken_one() -> None:
 def test_the_table_says_why_the_taken_one_does_not_fit() -> None:
     table = rows(Candidates(LLAMA_70B, "known model", rank(LLAMA_70B), fit(LLAMA_70B, instance("ml.g5.12xlarge"))))
     assert table[-1][-1].startswith("taken; weights of 32.9 GiB")
+
+
+@pytest.mark.parametrize("width", [80, 139, 140, 180])
+def test_the_table_fits_the_terminal_and_breaks_no_name(width: int) -> None:
+    tight = fit(LLAMA_70B, instance("ml.g5.12xlarge"))
+    candidates = Candidates(LLAMA_70B, "known model", rank(LLAMA_70B), tight)
+    console = Console(file=io.StringIO(), width=width)
+    print_candidates(console, candidates, TABLE)
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    words = {word for row in rows(candidates) for cell in row[:-1] for word in cell.split()}
+    assert words <= set(shown.split())
+    assert max(len(line) for line in shown.splitlines() if not line.startswith("ml.g5.12xlarge: ")) <= width
+    assert tight.problem.split()[-1] in shown
 
 
 def test_the_title_says_what_was_asked() -> None:
