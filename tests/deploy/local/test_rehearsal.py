@@ -8,6 +8,7 @@ import socket
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from handler.core.package import install
 from proof.replay.exchange import Request
 from proof.replay.sources import open_requests
 from tests.deploy.local.servers import rehearsal
+from tests.deploy.tutorials import TUTORIALS
 from tests.process_tree import alive, descendants
 from tests.servers import PATIENCE, wait_for
 
@@ -131,6 +133,53 @@ def test_components_answer_by_their_names(account: Path) -> None:
         ask(InferenceComponentName="b")
     with pytest.raises(ClientError, match="header is required"):
         ask()
+
+
+def gone(describe: Callable[..., Any], **name: str) -> bool:
+    try:
+        describe(**name)
+    except ClientError:
+        return True
+    return False
+
+
+def test_the_endpoints_of_tutorials_come_into_service(account: Path) -> None:
+    """Their variables are read at each start, and the requests of those for text are answered."""
+    sagemaker, runtime = boto3.client("sagemaker"), boto3.client("sagemaker-runtime")
+    for name, tutorial in ((name, one) for group in TUTORIALS.values() for name, one in group.items()):
+        container = {"Image": IMAGE, "Environment": tutorial.environment}
+        sagemaker.create_model(ModelName="tutorial", ExecutionRoleArn=ROLE, PrimaryContainer=container)
+        variant = {"VariantName": "AllTraffic", "InstanceType": "ml.g6.xlarge", "InitialInstanceCount": 1}
+        more: dict[str, Any] = {"ExecutionRoleArn": ROLE} if tutorial.kind == "component" else {}
+        if tutorial.kind == "async":
+            more = {"AsyncInferenceConfig": {"OutputConfig": {"S3OutputPath": "s3://models/answers/"}}}
+        if tutorial.kind != "component":
+            variant["ModelName"] = "tutorial"
+        sagemaker.create_endpoint_config(EndpointConfigName="tutorial", ProductionVariants=[variant], **more)
+        sagemaker.create_endpoint(EndpointName="tutorial", EndpointConfigName="tutorial")
+        found = sagemaker.describe_endpoint(EndpointName="tutorial")
+        assert found["EndpointStatus"] == "InService", (name, found.get("FailureReason"))
+        target: dict[str, str] = {}
+        if tutorial.kind == "component":
+            target = {"InferenceComponentName": "tutorial"}
+            sagemaker.create_inference_component(
+                **target, EndpointName="tutorial", VariantName="AllTraffic", RuntimeConfig={"CopyCount": 1},
+                Specification={"ModelName": "tutorial", "ComputeResourceRequirements": {
+                    "NumberOfAcceleratorDevicesRequired": 1, "MinMemoryRequiredInMb": 1024}},
+            )  # fmt: skip
+            copies = sagemaker.describe_inference_component(**target)
+            assert copies["InferenceComponentStatus"] == "InService", copies.get("FailureReason")
+        if tutorial.kind != "async" and "parameters" in tutorial.asked:
+            body = json.dumps({key: tutorial.asked[key] for key in ("inputs", "parameters")})
+            asked = {"EndpointName": "tutorial", "ContentType": "application/json", "Body": body, **target}
+            assert b'" a b"' in runtime.invoke_endpoint(**asked)["Body"].read(), name
+        if target:
+            sagemaker.delete_inference_component(**target)
+            wait_for(partial(gone, sagemaker.describe_inference_component, **target), PATIENCE, "it stays")
+        sagemaker.delete_endpoint(EndpointName="tutorial")
+        wait_for(lambda: gone(sagemaker.describe_endpoint, EndpointName="tutorial"), PATIENCE, "it stays")
+        sagemaker.delete_endpoint_config(EndpointConfigName="tutorial")
+        sagemaker.delete_model(ModelName="tutorial")
 
 
 REFUSED_ASYNC: list[tuple[dict[str, Any], str]] = [
