@@ -166,7 +166,7 @@ class TestAdapters:
     @pytest.fixture(scope="module")
     @classmethod
     def lora(cls, model: Path) -> Iterator[LiveServer]:
-        lora = ("option.enable_lora=true", "option.max_loras=2", "option.max_lora_rank=8", "option.dtype=fp32")
+        lora = ("option.enable_lora=true", "option.max_loras=2", "option.max_lora_rank=8")
         with vllm_forks.engines(), serve(str(model), *SMALL, *options(*lora)) as found:
             found.wait_ready(280)
             yield found
@@ -177,7 +177,7 @@ class TestAdapters:
 
     @staticmethod
     def answer(lora: LiveServer, adapter: str | None) -> str:
-        found = lora.post({"inputs": PROMPT, "parameters": {"max_new_tokens": 12}, "adapters": adapter})
+        found = lora.post({"inputs": PROMPT, "parameters": {"max_new_tokens": 6}, "adapters": adapter})
         assert found.status_code == 200, found.text
         return str(found.json()["generated_text"])
 
@@ -187,8 +187,8 @@ class TestAdapters:
             assert registered.status_code == 200, registered.text
         alone = {name: self.answer(lora, name) for name in (None, "mine", "later", "last")}
         assert len(set(alone.values())) == 4
-        names = [*alone] * 3
-        with ThreadPoolExecutor(12) as pool:
+        names = [*alone] * 2
+        with ThreadPoolExecutor(len(names)) as pool:
             assert list(pool.map(partial(self.answer, lora), names)) == [alone[name] for name in names]
         assert http.delete(f"{lora.url}/adapters/later", timeout=30).status_code == 200
         refused = lora.post({"inputs": PROMPT, "adapters": "later"})
