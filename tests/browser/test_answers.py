@@ -501,8 +501,8 @@ def test_a_phone_gets_no_advice_for_keyboards_and_a_tidy_foot(echo_server: LiveS
     chat.end(finish=None)
     tops = f"[...document.querySelectorAll('{ANSWER} .foot button')].map((each) => each.offsetTop)"
     found = chat.page.evaluate(tops)
-    assert len(found) == 2
-    assert max(found) - min(found) < 10  # Retry and Copy stand side by side
+    assert len(found) == 3
+    assert max(found) - min(found) < 10  # Retry, Continue and Copy stand side by side
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -578,11 +578,11 @@ def test_presets_and_what_each_parameter_is_for(chat: Chat) -> None:
 def test_what_comes_before_the_first_token(chat: Chat) -> None:
     page = chat.page
     chat.ask()
-    assert page.inner_text(f"{ANSWER} .pending").startswith("Reading the prompt")
+    assert page.inner_text(f"{ANSWER} .pending").startswith("Processing the prompt")
     figures = page.request.get(page.url.partition("#")[0] + "metrics").text()
     queued = figures.replace("\nlmi_queued_requests 0.0", "\nlmi_queued_requests 3.0")
     page.route("**/metrics", lambda route: route.fulfill(body=queued))
-    page.wait_for_selector(f"{ANSWER} .pending:text('Queued: 3 requests wait for the engine')")
+    page.wait_for_selector(f"{ANSWER} .pending:text('Queued: 3 requests are waiting for the engine')")
     chat.feed("A")
     assert page.locator(".pending").count() == 0
     chat.end()
@@ -678,7 +678,7 @@ def test_files_are_dropped_and_pasted_where_the_model_takes_them(echo_server: Li
     page.wait_for_selector("#attach")
     page.evaluate(GIVE, ["drop", "#log", FILES])
     until(page, "document.querySelectorAll('#attached li').length == 2")
-    assert page.inner_text("#toast span") == "a.pdf: the model takes text and images and audio clips only."
+    assert page.inner_text("#toast span") == "a.pdf: the model accepts only text and images and audio clips."
     page.evaluate(GIVE, ["paste", "#prompt", FILES[:1]])
     until(page, "document.querySelectorAll('#attached li').length == 3")
     page.click("#attached button >> nth=2")
@@ -703,6 +703,6 @@ def test_files_are_refused_where_the_model_takes_text(echo_server: LiveServer, o
     page.reload()
     ready(page)
     page.evaluate(GIVE, ["drop", "#log", FILES[:1]])
-    page.wait_for_selector("#toast:has-text('the model takes text only')")
+    page.wait_for_selector("#toast:has-text('the model accepts only text')")
     assert page.is_hidden("#attach")
     assert page.locator("#attached li").count() == 0

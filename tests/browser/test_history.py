@@ -97,7 +97,7 @@ def test_chats_are_found_named_and_exported(chat: Chat) -> None:
     page.fill("#chats-search", "sunny WEATHER")
     assert titles(page) == ["Weather?"]
     page.fill("#chats-search", "nothing")
-    assert page.is_visible("text=No chat has these words.")
+    assert page.is_visible("text=No chats match.")
     page.fill("#chats-search", "")
     choose(page, "Reverse", "Rename")
     page.keyboard.type("Slices <b>")
@@ -153,14 +153,14 @@ def test_an_entry_that_is_broken_harms_no_other(chat: Chat) -> None:
     )
     page.reload()
     ready(page)
-    listed(page, "Weather?", "Reverse a *string*", "No body", "A chat that cannot be read")
-    for title in ("A chat that cannot be read", "No body"):
+    listed(page, "Weather?", "Reverse a *string*", "No body", "Unreadable chat")
+    for title in ("Unreadable chat", "No body"):
         page.click(f"#chats >> text={title}")
-        until(page, "document.getElementById('toast').textContent.startsWith('This chat cannot be read')")
+        until(page, "document.getElementById('toast').textContent.startsWith('This chat ')")
         page.click("#toast >> text=✕")
-    _, text = file(page, lambda: choose(page, "A chat that", "Export as JSON"))
+    _, text = file(page, lambda: choose(page, "Unreadable", "Export as JSON"))
     assert json.loads(text)["chats"] == [{"id": "b", "title": "<img src=x>", "exchanges": [{"question": 1}]}]
-    choose(page, "A chat that", "Delete")
+    choose(page, "Unreadable", "Delete")
     listed(page, "Weather?", "Reverse a *string*", "No body")
     page.click("#chats >> text=Reverse")
     until(page, "document.querySelector('.turn.user .text')?.textContent == 'Reverse a *string*'")
@@ -180,7 +180,7 @@ Object.defineProperty(IDBTransaction.prototype, "error", { get: () => new DOMExc
 
 @pytest.mark.parametrize(
     ("script", "shown"),
-    [(FORBIDDEN, "This browser does not keep chats here: denied"), (FULL, "The browser has no more room for chats.")],
+    [(FORBIDDEN, "This browser cannot save chats: denied"), (FULL, "The browser's storage is full.")],
     ids=["forbidden", "full"],
 )
 def test_without_room_the_chat_goes_on(echo_server: LiveServer, open_page: Open, script: str, shown: str) -> None:
@@ -192,7 +192,7 @@ def test_without_room_the_chat_goes_on(echo_server: LiveServer, open_page: Open,
     until(page, f"document.getElementById('chats-problem').textContent.startsWith({json.dumps(shown)})")
     ask(chat, "two", "Second.")
     assert [message["content"] for message in chat.bodies[1]["messages"]] == ["one", "First.", "two"]
-    name, text = file(page, lambda: page.click("#toast >> text=Export this chat"))
+    name, text = file(page, lambda: page.click("#toast button:text('Export this chat')"))
     assert name == "one.json"
     assert [each["answer"]["content"] for each in json.loads(text)["chats"][0]["exchanges"]] == ["First.", "Second."]
 
@@ -238,4 +238,4 @@ def test_a_name_is_written_while_an_answer_comes(chat: Chat) -> None:
     page.click("#chats >> text=Sun")
     until(page, "document.querySelectorAll('.turn').length == 4")
     page.evaluate("location.hash = '#chat-nothing'")
-    until(page, "document.getElementById('toast').textContent.includes('it is no longer kept')")
+    until(page, "document.getElementById('toast').textContent.includes('no longer exists')")

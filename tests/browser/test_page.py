@@ -277,7 +277,7 @@ def test_the_key_is_asked_for_and_kept_in_the_tab_only(locked_server: LiveServer
     page.wait_for_selector("#key-dialog[open]")
     page.fill("#key-input", "wrong")
     page.press("#key-input", "Enter")
-    page.wait_for_selector("#key-dialog[open] >> text=did not take")
+    page.wait_for_selector("#key-dialog[open] >> text=rejected this key")
     page.fill("#key-input", "second")
     page.click("#key-dialog .main")
     ready(page)

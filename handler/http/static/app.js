@@ -2,16 +2,17 @@
 
 import * as attachments from "./attachments.js";
 import * as chats from "./chats.js";
-import { CHAT_ROUTE, Refusal, ask } from "./client.js";
-import { Answer, Exchange, button } from "./conversation.js";
+import { CHAT_ROUTE, Refusal, stream } from "./client.js";
+import { Answer, Exchange } from "./conversation.js";
+import { $, button, element } from "./dom.js";
 import * as panel from "./history.js";
 import { parameters } from "./parameters.js";
 import { SAMPLES } from "./samples.js";
 import { lockedOut, poll, server, watch } from "./server.js";
-import { reveal, uncover } from "./sides.js";
+import { shortcuts } from "./shortcuts.js";
+import { reveal, toggle, uncover } from "./sides.js";
 import { colour } from "./syntax.js";
 
-const $ = (id) => document.getElementById(id);
 const FINISHED = { length: "cut at max_tokens", stop_sequence: "ended by a stop string" };
 const ON_TOUCH = matchMedia("(pointer: coarse)").matches; // where the focus on a field opens a keyboard
 
@@ -21,18 +22,23 @@ const MAX_TITLE = 60; // characters of the first question
 
 let chat = newChat();
 let running = null; // the AbortController of the answer that is coming
+let queued = null; // {text, media, shown}: the message that is sent after it
 let kept = Promise.resolve(); // when all is kept that was to be
 let sample = "curl";
 
 // -- the request -------------------------------------------------------------------------------------------------
 
-function body(messages) {
-  const system = $("p-system").value.trim();
+function body(messages, given = $("p-system").value) {
+  const system = given.trim();
   const all = [...(system ? [{ role: "system", content: system }] : []), ...messages];
   return { ...(server.model ? { model: server.model } : {}), messages: all, ...parameters() };
 }
 
-const messages = () => chat.exchanges.flatMap((exchange) => exchange.messages);
+const messagesOf = (exchanges) => exchanges.flatMap((exchange) => exchange.messages);
+const messages = () => messagesOf(chat.exchanges);
+
+/** Where requests go, and if they need a key. */
+const target = () => ({ base: new URL(".", location.href).href.replace(/\/$/, ""), route: CHAT_ROUTE, locked: server.locked });
 
 /** Files take megabytes: only their beginnings are shown. */
 const shortened = (request) => JSON.parse(JSON.stringify(request, (name, value) => (isFile(name, value) ? `${value.slice(0, 60)}…` : value)));
@@ -40,10 +46,8 @@ const shortened = (request) => JSON.parse(JSON.stringify(request, (name, value) 
 const isFile = (name, value) => ["url", "data"].includes(name) && typeof value === "string" && value.length > 1000;
 
 function showSample() {
-  const base = new URL(".", location.href).href.replace(/\/$/, "");
   const question = { role: "user", content: $("prompt").value.trim() || "Hello!" };
-  const request = { base, route: CHAT_ROUTE, locked: server.locked, body: body([...messages(), question]) };
-  $("code").textContent = SAMPLES[sample](shortened(request));
+  $("code").textContent = SAMPLES[sample](shortened({ ...target(), body: body([...messages(), question]) }));
   colour($("code"), LANGUAGE[sample]);
 }
 
@@ -73,26 +77,94 @@ function ready() {
   return $("parameters").reportValidity();
 }
 
-const actions = { ask: run, ready, restored, parts: attachments.parts, thumbnail: attachments.thumbnail };
+const actions = { again, turn, ready, restored, parts: attachments.parts, thumbnail: attachments.thumbnail };
 
 function send(text) {
-  if (!(text || attachments.waiting()) || !ready()) return;
+  if (!text && !attachments.waiting()) return;
+  if (running) return queue(text);
+  if (!ready()) return;
   $("prompt").value = "";
-  run(new Exchange(text, actions, attachments.taken()));
+  ask(new Exchange(text, actions, attachments.taken()));
 }
 
-/** Ask an exchange's question, also once more; later exchanges go. */
-async function run(exchange) {
-  if (!ready()) return;
-  const asking = chat; // what is shown may change meanwhile
-  const index = chat.exchanges.indexOf(exchange);
-  const later = index < 0 ? [] : chat.exchanges.splice(index);
-  for (const old of later.flatMap(({ elements }) => elements)) if (old !== exchange.asked) old.remove();
-  const asked = body([...messages(), ...exchange.opening]);
-  const answer = new Answer(following, server.name);
-  exchange.answer = answer;
+/** Send a message once the answer that is coming has ended. */
+function queue(text) {
+  if (queued) return panel.tell("A message is already queued. Cancel it, or wait for the answer to end.");
+  const media = attachments.taken();
+  const note = element("span", { className: "note" }, "Queued until the answer ends");
+  const shown = element("div", { className: "turn user queued" },
+    ...(media.length ? [element("div", { className: "media" }, ...media.map(attachments.thumbnail))] : []),
+    element("div", { className: "text", dir: "auto" }, text),
+    element("div", { className: "foot" }, note, button("Cancel", unqueue)));
+  queued = { text, media, shown };
+  $("prompt").value = "";
+  say(note.textContent);
+  following(() => $("log").append(shown));
+}
+
+/** The queued message, which waits no more. */
+function dequeued() {
+  const message = queued;
+  queued = null;
+  message.shown.remove();
+  return message;
+}
+
+/** Put the queued message back into the field. */
+function unqueue() {
+  if (!queued) return;
+  const { text, media } = dequeued();
+  $("prompt").value = [text, $("prompt").value].filter(Boolean).join("\n\n");
+  attachments.give(media);
+}
+
+/** Ask an exchange's question, at the end of the chat. */
+function ask(exchange) {
+  exchange.answer = new Answer(following, server.name);
   chat.exchanges.push(exchange);
   show(exchange);
+  run(exchange, body([...messages(), ...exchange.opening]));
+}
+
+/** Ask a question again, or another one in its place; what was answered stays as a version. */
+function again(exchange, question = exchange.question) {
+  if (!ready()) return;
+  cut(exchange);
+  ask(exchange.version(question));
+}
+
+/** Let the model write on where the last answer ends. */
+function proceed(exchange) {
+  if (!ready()) return;
+  exchange.answer.resume();
+  run(exchange, { ...body(messages()), add_generation_prompt: false, continue_final_message: true });
+}
+
+/** Take an exchange out of the chat, with all that follows it. */
+function cut(exchange) {
+  const [, ...later] = chat.exchanges.splice(chat.exchanges.indexOf(exchange));
+  exchange.later = later;
+  for (const old of [exchange, ...later].flatMap(({ elements }) => elements)) old.remove();
+}
+
+/** Show another version of an exchange, and what followed it. */
+function turn(exchange, version) {
+  if (running) return;
+  cut(exchange);
+  for (const each of [version, ...version.later]) {
+    chat.exchanges.push(each);
+    show(each);
+  }
+  version.later = [];
+  version.arrows.querySelector("button:enabled").focus();
+  keep(chat);
+  showSample();
+}
+
+/** Send the request, and show the answer in the last exchange. */
+async function run(exchange, request) {
+  const asking = chat; // what is shown may change meanwhile
+  const { answer } = exchange;
   if (ON_TOUCH) document.activeElement.blur();
   $("log").scrollIntoView({ block: "nearest" });
   scrollToEnd();
@@ -107,7 +179,7 @@ async function run(exchange) {
   let last = progress.began;
   let failure = null;
   try {
-    for await (const piece of ask(asked, running.signal)) {
+    for await (const piece of stream(request, running.signal)) {
       clearInterval(pending);
       progress.first ||= performance.now();
       progress.count += 1;
@@ -123,19 +195,23 @@ async function run(exchange) {
   }
   clearInterval(pending);
   busy(null);
-  settle(exchange, failure, summary(asked.stream, progress));
+  settle(exchange, failure, summary(request.stream, progress));
   keep(asking);
+  if (failure || asking !== chat || !queued || !ready()) return unqueue();
+  const { text, media } = dequeued();
+  ask(new Exchange(text, actions, media));
 }
 
 /** What happens before the first token, in words. */
 function waiting(began) {
   const seconds = Math.floor((performance.now() - began) / 1000);
-  const what = server.queued ? `Queued: ${server.queued} ${server.queued === 1 ? "request waits" : "requests wait"} for the engine` : "Reading the prompt";
+  const what = server.queued ? `Queued: ${server.queued} ${server.queued === 1 ? "request is" : "requests are"} waiting for the engine` : "Processing the prompt";
   return seconds ? `${what} · ${seconds} s` : `${what} …`;
 }
 
 function show(exchange) {
   $("welcome").hidden = true;
+  exchange.showVersions();
   $("log").append(...exchange.elements);
 }
 
@@ -151,11 +227,13 @@ function settle(exchange, failure, figures) {
 /** The exchange's answer is all there: say how it went, and what can be done. */
 function end(exchange, failure, note) {
   const { answer } = exchange;
-  const again = button(failure ? "Retry" : "Regenerate", () => run(exchange), failure ? "quiet stop" : "quiet");
+  const retry = button(failure ? "Retry" : "Regenerate", () => again(exchange), failure ? "quiet stop" : "quiet");
+  const more = button("Continue", () => proceed(exchange), "quiet continue");
   const copy = button("Copy", (event) => copyText(event.target, answer.content, answer.text));
-  const results = button("Send results", () => run(new Exchange(null, actions)), "main quiet");
-  const more = [...(answer.content ? [copy] : []), ...(answer.awaitsResults && !failure ? [results] : [])];
-  answer.end({ failure, note, actions: [again, ...more] });
+  const results = button("Send results", () => ready() && ask(new Exchange(null, actions)), "main quiet");
+  const calls = answer.awaitsResults;
+  const possible = [...(answer.content && !calls ? [more] : []), ...(answer.content ? [copy] : []), ...(calls && !failure ? [results] : [])];
+  answer.end({ failure, note, actions: [exchange.arrows, retry, ...possible] });
 }
 
 // -- the chats that are kept ------------------------------------------------------------------------------------
@@ -220,6 +298,12 @@ function rename(id, title) {
   return keep(chat);
 }
 
+/** A kept chat; raises an error if it cannot be read. */
+async function loaded(id) {
+  const found = chats.checked(await chats.load(id));
+  return { ...newChat(), ...found, exchanges: found.exchanges.map((each) => Exchange.restored(each, actions)) };
+}
+
 /** Show a kept chat. */
 async function open(id) {
   if (id === null) {
@@ -228,8 +312,8 @@ async function open(id) {
   }
   try {
     await kept;
-    const found = chats.checked(await chats.load(id));
-    turnTo({ ...newChat(), ...found, exchanges: found.exchanges.map((each) => Exchange.restored(each, actions)) });
+    const found = await loaded(id);
+    turnTo(found);
     $("p-system").value = found.system;
     showSample();
   } catch (error) {
@@ -268,19 +352,40 @@ function summary(streamed, { began, first, count, finish }) {
 
 // -- copying -----------------------------------------------------------------------------------------------------
 
-/** `shown` has the text, for a page over plain HTTP, which may not write: the reader can. */
-async function copyText(pressed, text, shown) {
-  pressed.dataset.label ??= pressed.textContent;
+/** Tell those who hear the page. */
+const say = (text) => ($("said").textContent = text);
+
+/** False where the page may not write to the clipboard, as over plain HTTP. */
+async function copied(text) {
   try {
     await navigator.clipboard.writeText(text);
-    $("copied").textContent = "Copied";
-    pressed.textContent = "Copied ✓";
+    return true;
   } catch {
-    getSelection().selectAllChildren(shown);
-    $("copied").textContent = "Selected: press Ctrl+C";
-    pressed.textContent = "Press Ctrl+C";
+    return false;
   }
+}
+
+/** `shown` has the text, for the reader to copy where the page may not. */
+async function copyText(pressed, text, shown) {
+  pressed.dataset.label ??= pressed.textContent;
+  const done = await copied(text);
+  if (!done) getSelection().selectAllChildren(shown);
+  say(done ? "Copied" : "Selected: press Ctrl+C");
+  pressed.textContent = done ? "Copied ✓" : "Press Ctrl+C";
   setTimeout(() => (pressed.textContent = pressed.dataset.label), 2000);
+}
+
+/** Copy a chat as a program that asks its last question. */
+async function copyChat(id, client) {
+  const { system, exchanges } = id === chat.id ? { system: $("p-system").value, exchanges: chat.exchanges } : await loaded(id);
+  const asked = [...messagesOf(exchanges.slice(0, -1)), ...exchanges.at(-1).opening];
+  const text = SAMPLES[client]({ ...target(), body: body(asked, system) });
+  if (await copied(text)) return panel.tell("Copied the request for the last answer.");
+  reveal("settings");
+  $("code").closest("details").open = true;
+  $("code").textContent = text;
+  getSelection().selectAllChildren($("code"));
+  panel.tell("This page may not write to the clipboard: press Ctrl+C.");
 }
 
 $("copy").addEventListener("click", () => copyText($("copy"), $("code").textContent, $("code")));
@@ -297,22 +402,24 @@ $("form").addEventListener("submit", (event) => {
   send($("prompt").value.trim());
 });
 $("prompt").addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  if (event.key === "ArrowUp" && !$("prompt").value && !running) chat.exchanges.findLast(({ asked }) => asked)?.edit();
+  else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) $("form").requestSubmit();
+  else return;
   event.preventDefault();
-  $("form").requestSubmit();
 });
 $("stop").addEventListener("click", () => {
   running?.abort();
   if (!ON_TOUCH) $("prompt").focus();
 });
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "Escape" || $("key-dialog").open || $("chat-menu").matches(":popover-open") || uncover()) return;
+  if (event.key !== "Escape" || document.querySelector("dialog[open]") || $("chat-menu").matches(":popover-open") || uncover()) return;
   running?.abort();
 });
-$("clear").addEventListener("click", () => {
+function clear() {
   turnTo(newChat());
   if (!ON_TOUCH) $("prompt").focus();
-});
+}
+$("clear").addEventListener("click", clear);
 $("skip").addEventListener("click", (event) => {
   event.preventDefault(); // the address names the chat
   $("prompt").focus();
@@ -341,11 +448,19 @@ for (const [index, tab] of tabs.entries()) {
   });
 }
 
+shortcuts({
+  newChat: clear,
+  search: () => {
+    if ($("history").hidden) toggle("history");
+    $("chats-search").focus();
+  },
+  fold: () => toggle("history"),
+});
 if (ON_TOUCH) $("prompt").placeholder = "Ask anything"; // there is no Shift key
 showSample();
 watch(() => {
   attachments.offer();
   showSample();
 });
-panel.begin({ open, rename, changed: changedElsewhere }).then(openNamed);
+panel.begin({ open, rename, copy: copyChat, changed: changedElsewhere }).then(openNamed);
 addEventListener("hashchange", openNamed);

@@ -1,10 +1,9 @@
 // Images and audio clips of a message: chosen, dropped or pasted, where the model takes them.
 
-import { button, element } from "./conversation.js";
+import { $, button, element } from "./dom.js";
 import { tell } from "./history.js";
 import { server } from "./server.js";
 
-const $ = (id) => document.getElementById(id);
 const MAX_BYTES = 6 * 2 ** 20; // what the server takes in a message
 const TYPES = {
   image: ["image/jpeg", "image/png", "image/webp", "image/gif"],
@@ -26,9 +25,7 @@ const bytes = (data) => Uint8Array.from(atob(data), (character) => character.cha
 /** A picture, drawn here: the page's policy loads images from nowhere else. A clip is its name. */
 export function thumbnail({ kind, name, type, data }) {
   if (kind !== "image") return element("span", { className: "clip" }, `♪ ${name}`);
-  const canvas = element("canvas", { className: "thumbnail", width: SIZE, height: SIZE, title: name });
-  canvas.setAttribute("role", "img");
-  canvas.setAttribute("aria-label", name);
+  const canvas = element("canvas", { className: "thumbnail", width: SIZE, height: SIZE, title: name, role: "img", "aria-label": name });
   draw(canvas, type, data).catch(() => canvas.replaceWith(element("span", { className: "clip" }, name)));
   return canvas;
 }
@@ -51,6 +48,12 @@ export function taken() {
   return media;
 }
 
+/** Attach again what was taken. */
+export function give(media) {
+  attached = [...media, ...attached];
+  render();
+}
+
 export const waiting = () => attached.length > 0;
 
 /** Show the button and the drop only where the model takes something. */
@@ -65,13 +68,12 @@ function render() {
   $("attached").hidden = attached.length === 0;
   $("attached").replaceChildren(
     ...attached.map((medium) => {
-      const away = button("✕", () => {
+      const remove = () => {
         attached = attached.filter((other) => other !== medium);
         render();
         $("prompt").focus();
-      });
-      away.setAttribute("aria-label", `Remove ${medium.name}`);
-      return element("li", {}, thumbnail(medium), away);
+      };
+      return element("li", {}, thumbnail(medium), button("✕", remove, "quiet", { "aria-label": `Remove ${medium.name}` }));
     }),
   );
 }
@@ -80,9 +82,9 @@ function refusal(file) {
   const kind = file.type.split("/")[0];
   if (!server.takes.includes(kind)) {
     const kinds = server.takes.map((taken) => SEVERAL[taken] ?? taken);
-    return `${file.name}: the model takes ${kinds.join(" and ")} only.`;
+    return `${file.name}: the model accepts only ${kinds.join(" and ")}.`;
   }
-  if (!TYPES[kind].includes(file.type)) return `${file.name}: ${file.type} is not among ${TYPES[kind].join(", ")}.`;
+  if (!TYPES[kind].includes(file.type)) return `${file.name}: ${file.type} is not supported. Supported types: ${TYPES[kind].join(", ")}.`;
   return file.size > MAX_BYTES ? `${file.name} is larger than ${MAX_BYTES / 2 ** 20} MiB.` : "";
 }
 

@@ -8,8 +8,8 @@ let opening = null;
 
 /** Why nothing can be kept, in words. */
 export function problem(error) {
-  if (error?.name === "QuotaExceededError") return "The browser has no more room for chats. Export this one, or delete others.";
-  return `This browser does not keep chats here${error?.message ? `: ${error.message}` : "."}`;
+  if (error?.name === "QuotaExceededError") return "The browser's storage is full. Export this chat or delete others.";
+  return `This browser cannot save chats${error?.message ? `: ${error.message}` : "."}`;
 }
 
 export const newId = () => [...crypto.getRandomValues(new Uint8Array(8))].map((byte) => byte.toString(16).padStart(2, "0")).join("");
@@ -68,26 +68,34 @@ export const load = (id) => transaction("readonly", (_, bodies) => bodies.get(id
 
 const isText = (value) => typeof value === "string";
 const isRecord = (value) => typeof value === "object" && value !== null;
+const isListOf = (list, isOne) => Array.isArray(list) && list.every(isOne);
+const isLikely = (token) => isRecord(token) && isText(token.token) && typeof token.logprob === "number";
+const isToken = (token) => isLikely(token) && isListOf(token.others, isLikely);
 const isCall = (call) => isRecord(call) && [call.id, call.name, call.arguments, call.result].every(isText);
 const isMedium = (medium) => isRecord(medium) && ["image", "audio"].includes(medium.kind) && [medium.kind, medium.name, medium.type, medium.data].every(isText);
 
 function isAnswer(answer) {
   if (answer === null) return true;
   const texts = ["content", "reasoning", "note", "failure", "model"];
-  return isRecord(answer) && texts.every((name) => isText(answer[name])) && Array.isArray(answer.calls) && answer.calls.every(isCall);
+  if (!isRecord(answer) || !texts.every((name) => isText(answer[name]))) return false;
+  return isListOf(answer.calls, isCall) && isListOf(answer.tokens ?? [], isToken);
+}
+
+/** Also one of the versions, of which null stands for the exchange that has them. */
+function isExchange(exchange) {
+  if (!isRecord(exchange) || !(exchange.question === null || isText(exchange.question))) return false;
+  const { media, answer, versions = [], later = [] } = exchange;
+  const isVersion = (version) => version === null || isExchange(version);
+  const own = versions?.length ? versions.filter((version) => version === null).length === 1 : true;
+  return isListOf(media, isMedium) && isAnswer(answer) && isListOf(versions, isVersion) && own && isListOf(later, isExchange);
 }
 
 /** The chat; raises an error if it is not what `save` keeps. */
 export function checked(chat) {
-  if (!chat) throw new Error("This chat cannot be read: it is no longer kept.");
+  if (!chat) throw new Error("This chat no longer exists.");
   const { exchanges } = chat;
-  const whole =
-    isText(chat.id) && isText(chat.title) && isText(chat.system) && Number.isInteger(chat.revision) && Array.isArray(exchanges) &&
-    exchanges.every((exchange) => {
-      if (!isRecord(exchange) || !(exchange.question === null || isText(exchange.question))) return false;
-      return Array.isArray(exchange.media) && exchange.media.every(isMedium) && isAnswer(exchange.answer);
-    });
-  if (!whole) throw new Error("This chat cannot be read: it is not as the page keeps them.");
+  const whole = isText(chat.id) && isText(chat.title) && isText(chat.system) && Number.isInteger(chat.revision) && isListOf(exchanges, isExchange);
+  if (!whole) throw new Error("This chat cannot be read: its format is unknown.");
   return chat;
 }
 
@@ -192,7 +200,7 @@ function markdown({ title, system, exchanges }) {
     for (const call of answer.calls) {
       parts.push(`Tool call \`${call.name}\`:`, fenced(call.arguments, "json"), ...(call.result ? ["Result:", fenced(call.result)] : []));
     }
-    if (answer.failure) parts.push(`*Broke off: ${answer.failure}*`);
+    if (answer.failure) parts.push(`*Interrupted: ${answer.failure}*`);
   }
   return `${parts.join("\n\n")}\n`;
 }

@@ -75,8 +75,10 @@ export async function* values(response) {
   }
 }
 
-/** The pieces of a chat's answer: `{text, reasoning, calls, finish}` each. Aborting `signal` makes the server stop too. */
-export async function* ask(body, signal) {
+const likelihood = ({ token, logprob }) => ({ token, logprob });
+
+/** The pieces of a chat's answer: `{text, reasoning, calls, tokens, finish}` each. Aborting `signal` makes the server stop too. */
+export async function* stream(body, signal) {
   const response = await request(CHAT_ROUTE, {
     method: "POST",
     headers: { "Content-Type": "application/json" },
@@ -91,7 +93,8 @@ export async function* ask(body, signal) {
       if (!choice) continue; // OpenAI's last chunk holds the usage alone
       const { content, reasoning, reasoning_content, tool_calls } = choice.delta ?? choice.message;
       finish ??= choice.finish_reason;
-      yield { text: content ?? "", reasoning: reasoning ?? reasoning_content ?? "", calls: tool_calls ?? [], finish };
+      const tokens = (choice.logprobs?.content ?? []).map((each) => ({ ...likelihood(each), others: (each.top_logprobs ?? []).map(likelihood) }));
+      yield { text: content ?? "", reasoning: reasoning ?? reasoning_content ?? "", calls: tool_calls ?? [], tokens, finish };
     }
   } catch (error) {
     if (error instanceof Refusal || error.name === "AbortError") throw error;

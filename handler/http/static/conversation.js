@@ -1,19 +1,11 @@
 // The conversation: its exchanges as elements, and as the messages of the next request.
 
+import { button, element } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
+import { tokenView } from "./tokens.js";
 
 /** What is kept of an answer that is still coming. */
 const CLOSED = "The page was closed before the answer was complete.";
-
-/** An element with properties, and children. */
-export function element(name, properties = {}, ...children) {
-  const made = Object.assign(document.createElement(name), properties);
-  made.append(...children);
-  return made;
-}
-
-export const button = (text, action, className = "quiet") =>
-  element("button", { type: "button", className, textContent: text, onclick: action });
 
 function pretty(json) {
   try {
@@ -34,6 +26,9 @@ export class Answer {
   #seconds; // that the thoughts took, once they have ended
   #pending = null; // what happens before the first token
   #ended; // {note, failure}, as it is kept
+  #tokens = []; // with their probabilities, if they were asked for
+  #shownTokens = null;
+  #foot = []; // the elements below what was answered
 
   /** `rendered` is called before and after each change of what is shown; `model` answers. */
   constructor(rendered, model = "") {
@@ -78,14 +73,16 @@ export class Answer {
     const calls = [...this.#calls.values()].map(({ call: { id, function: { name, arguments: given } }, result }) => ({
       id, name, arguments: given, result: result.value,
     }));
-    return { content: this.content, reasoning: this.reasoning, seconds: this.#seconds, calls, ...this.#ended, model: this.model };
+    const tokens = this.#tokens.length ? { tokens: this.#tokens } : {};
+    return { content: this.content, reasoning: this.reasoning, seconds: this.#seconds, calls, ...tokens, ...this.#ended, model: this.model };
   }
 
   /** Show what was kept; `end` follows. */
-  restore({ content, reasoning, seconds, calls }) {
+  restore({ content, reasoning, seconds, calls, tokens = [] }) {
     this.take({
       text: content,
       reasoning,
+      tokens,
       calls: calls.map(({ id, name, arguments: given }, index) => ({ index, id, function: { name, arguments: given } })),
     });
     if (this.#thoughts && Number.isFinite(seconds)) this.#thoughts.began = performance.now() - seconds * 1000;
@@ -99,10 +96,11 @@ export class Answer {
     if (this.#pending.textContent !== text) this.#pending.textContent = text;
   }
 
-  take({ text, reasoning, calls }) {
+  take({ text, reasoning, calls, tokens }) {
     if (text || reasoning || calls.length) this.#pending?.remove();
     if (reasoning) this.#think(reasoning);
     if (text) this.#markdown.append(text);
+    this.#tokens.push(...tokens);
     for (const call of calls) this.#take(call);
     if (!reasoning && (text || calls.length)) this.#thought();
     this.#frame ||= setTimeout(() => requestAnimationFrame(() => this.#render()), 5 * this.#cost); // a sixth of the time at most
@@ -144,9 +142,8 @@ export class Answer {
       const number = this.#calls.size;
       const title = element("code");
       const shown = element("pre", { tabIndex: 0 });
-      const result = element("textarea", { rows: 2, placeholder: "What the tool returned" });
+      const result = element("textarea", { rows: 2, placeholder: "What the tool returned", "aria-label": `Result of call ${number + 1}` });
       entry = { call: { id: id ?? `call_${number}`, function: { name: "", arguments: "" } }, title, shown, result };
-      result.setAttribute("aria-label", `Result of call ${number + 1}`);
       const head = element("div", { className: "bar" }, element("span", {}, "Tool call"), title);
       this.element.append(element("div", { className: "call" }, head, shown, result));
       this.#calls.set(index, entry);
@@ -169,9 +166,34 @@ export class Answer {
     this.#rendered(() => {
       this.#thought();
       this.#markdown.finish();
-      if (failure) this.element.append(element("div", { className: "error" }, failure));
-      this.element.append(element("div", { className: "foot" }, element("span", { className: "note" }, note), ...actions));
+      const error = failure ? [element("div", { className: "error" }, failure)] : [];
+      const tokens = this.#tokens.length ? [button("Tokens", ({ target }) => this.#toggleTokens(target), "quiet", { "aria-pressed": "false" })] : [];
+      this.#foot = [...error, element("div", { className: "foot" }, element("span", { className: "note" }, note), ...actions, ...tokens)];
+      this.element.append(...this.#foot);
     });
+  }
+
+  /** More comes after the end. */
+  resume() {
+    this.#ended = { note: "", failure: CLOSED };
+    for (const shown of this.#foot) shown.remove();
+    this.#showTokens(false);
+    this.element.classList.remove("broken");
+    this.element.classList.add("busy");
+  }
+
+  #toggleTokens(pressed) {
+    const wanted = this.#shownTokens === null;
+    pressed.setAttribute("aria-pressed", String(wanted));
+    this.#showTokens(wanted);
+  }
+
+  /** Show the tokens in the place of the text, or the text. */
+  #showTokens(wanted) {
+    this.#shownTokens?.remove();
+    this.#shownTokens = wanted ? tokenView(this.#tokens) : null;
+    this.text.hidden = wanted;
+    if (wanted) this.text.after(this.#shownTokens);
   }
 }
 
@@ -179,25 +201,39 @@ export class Answer {
 export class Exchange {
   #actions;
 
-  /** An exchange as it was kept; `actions.restored` gives it its answer. */
-  static restored({ question, media, answer }, actions) {
+  /** An exchange and its versions as they were kept; `actions.restored` gives each its answer. */
+  static restored({ question, media, answer, versions = [], later = [] }, actions) {
     const exchange = new Exchange(question, actions, media);
+    exchange.later = later.map((each) => Exchange.restored(each, actions));
+    if (versions.length) exchange.versions = versions.map((each) => (each ? Exchange.restored(each, actions) : exchange));
+    for (const each of exchange.versions) each.versions = exchange.versions;
     if (answer) actions.restored(exchange, answer);
     return exchange;
   }
 
-  get saved() {
-    return { question: this.question, media: this.media, answer: this.answer?.saved ?? null };
-  }
-
-  /** `actions.ready()` says if a question may be asked now, `actions.ask(exchange)` asks it. */
+  /**
+   * `actions.ready()` says if a question may be asked now, `actions.again(exchange, question)` asks another one in its place, `actions.turn(exchange, version)`
+   * shows another version.
+   */
   constructor(question, actions, media = []) {
     this.question = question;
     this.media = media;
     this.answer = null;
+    this.versions = [this]; // that were asked in this place of the chat, and share this list
+    this.later = []; // what followed, while another version is shown
+    this.arrows = element("span", { className: "versions" });
     this.#actions = actions;
     this.asked = question === null ? null : element("div", { className: "turn user" });
     this.#showQuestion();
+  }
+
+  get saved() {
+    const versions = this.versions.map((each) => (each === this ? null : { ...each.#own, later: each.later.map((one) => one.saved) }));
+    return { ...this.#own, ...(versions.length > 1 ? { versions } : {}) };
+  }
+
+  get #own() {
+    return { question: this.question, media: this.media, answer: this.answer?.saved ?? null };
   }
 
   get messages() {
@@ -216,28 +252,47 @@ export class Exchange {
     return [this.asked, this.answer?.element].filter(Boolean);
   }
 
+  /** A further version of the exchange, in the place of one that has nothing to show. */
+  version(question) {
+    const next = new Exchange(question, this.#actions, this.media);
+    next.versions = this.versions;
+    const empty = !this.answer?.complete && !this.later.length;
+    next.versions.splice(empty ? next.versions.indexOf(this) : next.versions.length, Number(empty), next);
+    return next;
+  }
+
+  /** Show the way to the other versions, if there are any. */
+  showVersions() {
+    const at = this.versions.indexOf(this);
+    const arrow = (text, name, version) =>
+      button(text, () => this.#actions.turn(this, version), "quiet", { "aria-label": name, title: name, disabled: !version });
+    const back = arrow("‹", "Previous version", this.versions[at - 1]);
+    const on = arrow("›", "Next version", this.versions[at + 1]);
+    this.arrows.replaceChildren(...(this.versions.length > 1 ? [back, `${at + 1} of ${this.versions.length}`, on] : []));
+  }
+
   #showQuestion() {
     if (!this.asked) return;
     const who = element("span", { className: "hidden" }, "You: ");
     const text = element("div", { className: "text", dir: "auto" }, this.question);
-    const edit = button("Edit", () => this.#edit());
+    const edit = button("Edit", () => this.edit());
     const media = element("div", { className: "media" }, ...this.media.map(this.#actions.thumbnail));
     this.asked.replaceChildren(who, ...(this.media.length ? [media] : []), text, element("div", { className: "foot" }, edit));
   }
 
   /** The question as a form in its own place. */
-  #edit() {
-    const field = element("textarea", { value: this.question, rows: Math.min(8, this.question.split("\n").length + 1) });
-    field.setAttribute("aria-label", "Edit your message");
+  edit() {
+    const begun = this.asked.querySelector("textarea");
+    if (begun) return begun.focus();
+    const field = element("textarea", { value: this.question, rows: 2, "aria-label": "Edit your message" });
     const cancel = () => {
       this.#showQuestion();
       this.asked.querySelector("button").focus();
     };
     const save = () => {
       if (!(field.value.trim() || this.media.length) || !this.#actions.ready()) return;
-      this.question = field.value.trim();
       this.#showQuestion();
-      this.#actions.ask(this);
+      this.#actions.again(this, field.value.trim());
     };
     field.addEventListener("keydown", (event) => {
       if (event.key === "Escape") cancel();
@@ -246,7 +301,7 @@ export class Exchange {
       event.preventDefault();
       event.stopPropagation();
     });
-    const foot = element("div", { className: "foot" }, button("Ask again", save, "main quiet"), button("Cancel", cancel));
+    const foot = element("div", { className: "foot" }, button("Send", save, "main quiet"), button("Cancel", cancel));
     this.asked.replaceChildren(field, foot);
     field.focus();
   }

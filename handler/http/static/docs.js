@@ -1,22 +1,11 @@
 // The API page: renders the OpenAPI document that the server makes of itself, and lets each route be tried.
 
 import { keep, key, reason, request } from "./client.js";
+import { $, element as el } from "./dom.js";
 
-const $ = (id) => document.getElementById(id);
 let api = null;
 let model = "";
 const GIVEN = { version: () => "1", model: () => model, id: () => model }; // what stands in a path to begin with
-
-/** An element with properties, attributes where a name has a dash, and children. */
-function el(name, properties = {}, ...children) {
-  const made = document.createElement(name);
-  for (const [key, value] of Object.entries(properties)) {
-    if (key.includes("-")) made.setAttribute(key, value);
-    else made[key] = value;
-  }
-  made.append(...children);
-  return made;
-}
 
 const resolve = (schema) => (schema?.$ref ? api.components.schemas[schema.$ref.split("/").pop()] : (schema ?? {}));
 const nameOf = (schema) => schema.$ref?.split("/").pop();
@@ -162,7 +151,7 @@ async function load() {
     model = (await (await request("models")).json()).models[0].modelName;
   } catch (error) {
     $("key-form").hidden = error.status !== 401;
-    $("error").textContent = error.status === 401 && !key() ? "This server wants an API key." : reason(error.message);
+    $("error").textContent = error.status === 401 && !key() ? "This server needs an API key." : reason(error.message);
     $("error").hidden = false;
     return;
   } finally {

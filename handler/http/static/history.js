@@ -1,12 +1,11 @@
 // The panel of kept chats: a list with a search, and for each chat another name, a file, or its end with a way back.
 
 import * as chats from "./chats.js";
-import { button, element } from "./conversation.js";
+import { $, button, element } from "./dom.js";
 
-const $ = (id) => document.getElementById(id);
 const UNDO = 15_000; // milliseconds
 
-const UNREADABLE = "A chat that cannot be read";
+const UNREADABLE = "Unreadable chat";
 
 let heads = [];
 let shown = null; // the id of the chat that the page shows
@@ -15,7 +14,7 @@ let timer = 0;
 let told = ""; // the problem that the reader knows, who was offered a file
 let actions;
 
-/** `actions.open(id)` shows a chat, null for a new one; `rename(id, title)` gives it a name; `changed(id)`: another tab did. */
+/** `actions.open(id)` shows a chat, null for a new one; `rename(id, title)` names it, `copy(id, client)` copies it as code; `changed(id)`: another tab changed it. */
 export function begin(given) {
   actions = given;
   chats.listen(async (id) => {
@@ -35,8 +34,7 @@ export function tell(text, label, act) {
   clearTimeout(timer);
   const close = () => ($("toast").hidden = true);
   const acts = label ? [button(label, () => (close(), act()), "main quiet")] : [];
-  $("toast").replaceChildren(element("span", {}, text), ...acts, button("✕", close));
-  $("toast").lastChild.setAttribute("aria-label", "Dismiss");
+  $("toast").replaceChildren(element("span", {}, text), ...acts, button("✕", close, "quiet", { "aria-label": "Dismiss" }));
   $("toast").hidden = false;
   timer = setTimeout(close, UNDO);
 }
@@ -74,10 +72,7 @@ function item(head) {
   const open = element("button", { type: "button", className: "open" }, element("span", { dir: "auto" }, named(head)), element("small", {}, when(head)));
   open.addEventListener("click", () => actions.open(head.id));
   if (head.id === shown) open.setAttribute("aria-current", "true");
-  const more = element("button", { type: "button", className: "more", textContent: "⋯" });
-  more.setAttribute("aria-label", `More for ${named(head)}`);
-  more.setAttribute("aria-haspopup", "menu");
-  more.addEventListener("click", () => showMenu(head.id, more));
+  const more = button("⋯", () => showMenu(head.id, more), "more", { "aria-label": `More for ${named(head)}`, "aria-haspopup": "menu" });
   const entry = element("li", {}, open, more);
   entry.dataset.id = head.id;
   return entry;
@@ -92,7 +87,7 @@ function render() {
   const { id } = focused.closest?.("#chats li")?.dataset ?? {};
   $("chats").replaceChildren(...found.map(item));
   if (id) entryOf(id)?.querySelector(`.${focused.className}`)?.focus();
-  $("chats-none").textContent = heads.length ? "No chat has these words." : "Chats that you have are kept here, in this browser.";
+  $("chats-none").textContent = heads.length ? "No chats match." : "Your chats are saved in this browser.";
   $("chats-none").hidden = found.length > 0;
   $("chats-all").hidden = heads.length === 0;
 }
@@ -126,8 +121,7 @@ function renameInPlace(id) {
   const entry = entryOf(id);
   const head = heads.find((one) => one.id === id);
   if (!entry || !head) return;
-  const field = element("input", { type: "text", value: named(head), maxLength: 200 });
-  field.setAttribute("aria-label", "Name of the chat");
+  const field = element("input", { type: "text", value: named(head), maxLength: 200, "aria-label": "Name of the chat" });
   let left = false;
   const leave = async (keep) => {
     if (left) return;
@@ -135,7 +129,7 @@ function renameInPlace(id) {
     const title = field.value.trim();
     if (keep && title && title !== head.title) {
       const kept = await actions.rename(id, title).catch((error) => tell(chats.problem(error)));
-      if (kept === null) tell(`${UNREADABLE}: it keeps its name.`);
+      if (kept === null) tell("An unreadable chat cannot be renamed.");
     }
     field.remove();
     await refresh();
@@ -168,6 +162,8 @@ async function remove(ids, text) {
 const titleOf = (id) => named(heads.find((head) => head.id === id) ?? {});
 
 onClick("chat-rename", renameInPlace);
+onClick("chat-curl", (id) => actions.copy(id, "curl"));
+onClick("chat-python", (id) => actions.copy(id, "openai"));
 onClick("chat-json", async (id) => chats.exportJson(titleOf(id), [await chats.load(id)]));
 onClick("chat-markdown", async (id) => chats.exportMarkdown(chats.checked(await chats.load(id))));
 onClick("chat-delete", (id) => remove([id], `Deleted “${titleOf(id)}”.`));

@@ -1,5 +1,6 @@
 // Renders an answer's Markdown as it grows: finished blocks once, the last block again for each frame.
 
+import { element } from "./dom.js";
 import { extensions, formulas } from "./formulas.js";
 import { colour } from "./syntax.js";
 import { Marked } from "./vendor/marked.esm.js";
@@ -44,33 +45,17 @@ const ALLOWED = {
 /** Put a bar with the language above a `pre`, and a button: `.copy`, to which the page listens. */
 function codeBlock(pre) {
   const code = pre.querySelector("code") ?? pre;
-  const block = document.createElement("div");
-  block.className = "code-block";
-  block.dir = "ltr";
-  const bar = document.createElement("div");
-  bar.className = "bar";
-  const language = document.createElement("span");
-  language.textContent = /language-(\S+)/.exec(code.className)?.[1] ?? "text";
-  colour(code, language.textContent);
-  const button = document.createElement("button");
-  button.type = "button";
-  button.className = "quiet copy";
-  button.textContent = "Copy";
-  button.setAttribute("aria-label", "Copy code");
-  bar.append(language, button);
+  const language = /language-(\S+)/.exec(code.className)?.[1] ?? "text";
+  colour(code, language);
+  const copy = element("button", { type: "button", className: "quiet copy", "aria-label": "Copy code" }, "Copy");
+  const block = element("div", { className: "code-block", dir: "ltr" }, element("div", { className: "bar" }, element("span", {}, language), copy));
   pre.replaceWith(block);
-  pre.tabIndex = 0; // scrolls sideways by the keyboard too
-  pre.setAttribute("role", "group");
-  pre.setAttribute("aria-label", "Code");
-  block.append(bar, pre);
+  Object.assign(pre, { tabIndex: 0, role: "group", ariaLabel: "Code" }); // scrolls sideways by the keyboard too
+  block.append(pre);
 }
 
 function scrolled(table) {
-  const box = document.createElement("div");
-  box.className = "scroll";
-  box.tabIndex = 0;
-  box.setAttribute("role", "group");
-  box.setAttribute("aria-label", "Table");
+  const box = element("div", { className: "scroll", tabIndex: 0, role: "group", "aria-label": "Table" });
   table.replaceWith(box);
   box.append(table);
 }
@@ -82,12 +67,7 @@ function blankLine(text, from) {
   return blank.test(text) ? blank.lastIndex : text.length;
 }
 
-function plain(text) {
-  const block = document.createElement("div");
-  block.className = "plain";
-  block.textContent = text;
-  return block;
-}
+const plain = (text) => element("div", { className: "plain" }, text);
 
 /** Marked's tokens as DOM nodes that hold nothing but the elements and attributes of `ALLOWED`. */
 function nodes(tokens) {

@@ -1,27 +1,26 @@
 // The form of a request's fields: what each is for, presets, and what the form asks for.
 
-import { button, element } from "./conversation.js";
-
-const $ = (id) => document.getElementById(id);
+import { $, button, element } from "./dom.js";
 
 const number = (placeholder, min, max, step = "any") => ({ type: "number", placeholder, min, max, step });
 
 /** By name: the field's input, and what it does. */
 const FIELDS = {
-  max_tokens: [number("all that fits", 1, "", 1), "The answer ends after this many tokens. A token is about three quarters of an English word."],
-  temperature: [number("1", 0, 2), "0 always takes the likeliest token. Higher values are more varied, and err more often."],
-  top_p: [number("1", 0, 1), "Only the likeliest tokens that together have this probability are drawn from. 1 takes all."],
-  seed: [number("random", 0, "", 1), "The same seed with the same request draws the same tokens again."],
-  presence_penalty: [number("0", -2, 2), "Above 0, tokens that the answer already has become less likely: it moves on to new words."],
-  frequency_penalty: [number("0", -2, 2), "Above 0, tokens become less likely each time that they occur: it repeats itself less."],
-  stop: [{ type: "text", placeholder: "none", autocomplete: "off" }, "The answer ends before this text.", "(one string)"],
+  max_tokens: [number("all that fits", 1, "", 1), "The maximum length of the answer. A token is about three quarters of an English word."],
+  temperature: [number("1", 0, 2), "0 always picks the most likely token. Higher values give more varied answers, with more mistakes."],
+  top_p: [number("1", 0, 1), "Samples only from the most likely tokens whose probabilities add up to this value. 1 allows all tokens."],
+  seed: [number("random", 0, "", 1), "The same request with the same seed gives the same answer."],
+  presence_penalty: [number("0", -2, 2), "Above 0, tokens already in the answer become less likely, which favours new words."],
+  frequency_penalty: [number("0", -2, 2), "Above 0, tokens become less likely each time they are used, which reduces repetition."],
+  top_logprobs: [number("off", 0, 20, 1), "Adds a Tokens button to answers. It shows the probability of each token and of this many alternatives."],
+  stop: [{ type: "text", placeholder: "none", autocomplete: "off" }, "The answer stops before this text.", "(one string)"],
 };
 
 /** By id: the other fields, as people call them, and what they do. */
 const OTHERS = {
-  "p-system": ["System message", "Stands before the chat, and tells the model who it is and how to answer."],
-  "p-more": ["More fields", "Fields of the request that have no input here, such as tools or response_format, as a JSON object."],
-  "p-stream": ["streaming", "The answer is shown as it is written. Without it, it comes whole at the end."],
+  "p-system": ["System message", "Comes before the chat and tells the model how to answer."],
+  "p-more": ["More fields", "Other fields of the request, such as tools or response_format, as a JSON object."],
+  "p-stream": ["streaming", "Shows the answer while it is generated instead of all at once at the end."],
 };
 
 /** By name, what a preset fills in; the other fields of `PRESET` are emptied. */
@@ -29,17 +28,16 @@ const PRESETS = {
   Balanced: { temperature: "0.7", top_p: "0.9" },
   Precise: { temperature: "0" },
   Creative: { temperature: "1", top_p: "0.95", presence_penalty: "0.5" },
-  "The server's defaults": {},
+  "Server defaults": {},
 };
 const PRESET = ["temperature", "top_p", "presence_penalty", "frequency_penalty"];
-const OWN = "Your own";
+const OWN = "Custom";
 
 /** A button that shows what a field is for, on hover, focus or touch. */
 export function help(id, name, text) {
   const tip = element("span", { id, className: "tip", role: "tooltip" }, text);
-  const about = button("?", () => about.focus(), "about"); // Safari does not focus what is clicked
-  about.setAttribute("aria-label", `About ${name}`);
-  about.setAttribute("aria-describedby", id);
+  const labels = { "aria-label": `About ${name}`, "aria-describedby": id };
+  const about = button("?", () => about.focus(), "about", labels); // Safari does not focus what is clicked
   about.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     event.stopPropagation();
@@ -49,10 +47,8 @@ export function help(id, name, text) {
 }
 
 function field([name, [properties, text, remark]]) {
-  const input = element("input", { id: `p-${name}`, name, ...properties });
-  input.setAttribute("aria-describedby", `t-${name}`);
-  const parts = name.split(/(?<=_)/).flatMap((part) => [element("wbr"), part]).slice(1);
-  const label = element("label", { htmlFor: input.id }, ...parts, ...(remark ? [" ", element("small", {}, remark)] : []));
+  const input = element("input", { id: `p-${name}`, name, ...properties, "aria-describedby": `t-${name}` });
+  const label = element("label", { htmlFor: input.id }, name, ...(remark ? [" ", element("small", {}, remark)] : []));
   const box = element("div", {}, element("div", { className: "name" }, label, ...help(`t-${name}`, name, text)), input);
   box.classList.toggle("wide", properties.type === "text");
   return box;
@@ -94,7 +90,7 @@ export function parameters() {
     else if (field.type !== "checkbox") found[field.name] = field.value;
     else if (field.checked) found[field.name] = true;
   }
-  return { ...found, ...moreFields() };
+  return { ...found, ...("top_logprobs" in found ? { logprobs: true } : {}), ...moreFields() };
 }
 
 for (const [id, [name, text]] of Object.entries(OTHERS)) {

@@ -1,9 +1,9 @@
 // The server's state in the header and the panels, and the API key that it may want.
 
 import { keep, key, request } from "./client.js";
+import { $, element } from "./dom.js";
 import { figures, parse } from "./metrics.js";
 
-const $ = (id) => document.getElementById(id);
 const DEFAULT_NAME = "model"; // of a server that was given none
 const POLL = 1000; // milliseconds between looks at /metrics
 
@@ -69,7 +69,11 @@ async function describe() {
   const [group] = details.workerGroups;
   const listed = data.find(({ id }) => id === modelName);
   server.takes = listed?.input_modalities ?? ["text"];
-  const own = (modelName === DEFAULT_NAME && listed?.root) || modelName;
+  const called = (id) => (id === DEFAULT_NAME && listed?.root) || id;
+  const adapters = data.filter(({ parent }) => parent).map(({ id }) => id);
+  const served = data.filter(({ parent }) => !parent).map(({ id }) => id);
+  const chosen = served.length > 1 ? served.filter((id) => id !== DEFAULT_NAME) : served; // names that somebody gave
+  const own = called(chosen[0]);
   show({
     "model-name": own,
     "s-model": own,
@@ -79,24 +83,18 @@ async function describe() {
     "s-replicas": String(group.maxWorkers),
   });
   document.title = `${own} · lmi-handler`;
-  const adapters = data.filter(({ parent }) => parent === modelName).map(({ id }) => id);
-  const names = new Map([[modelName, own], ...adapters.map((id) => [id, id])]);
-  offer(names);
-  choose(names);
+  const kept = $("model").value;
+  const options = (ids) => ids.map((id) => new Option(called(id), id, false, id === kept));
+  const list = element("optgroup", { label: "Adapters" }, ...options(adapters));
+  $("model").replaceChildren(...options(chosen), ...(adapters.length ? [list] : []));
+  $("model").hidden = $("model").length < 2;
+  $("model-name").hidden = !$("model").hidden;
+  choose();
 }
 
-/** A list to choose from, where adapters are loaded. */
-function offer(names) {
-  const before = $("model").value;
-  $("model").replaceChildren(...[...names].map(([id, name]) => new Option(name, id, false, id === before)));
-  $("model").hidden = names.size < 2;
-  $("model-name").hidden = names.size > 1;
-  $("model").onchange = () => choose(names);
-}
-
-function choose(names) {
+function choose() {
   server.model = $("model").value;
-  server.name = names.get(server.model);
+  server.name = $("model").selectedOptions[0].text;
   changed();
 }
 
@@ -109,10 +107,10 @@ export function lockedOut() {
   $("metrics-link").hidden = true; // a browser opens links without the key
   showState("down", "Locked: an API key is needed");
   changed();
-  askForKey(had ? "The server did not take the key that you gave." : undefined);
+  askForKey(had ? "The server rejected this key." : undefined);
 }
 
-function askForKey(why = "It is kept for this tab only, and sent to this server only.") {
+function askForKey(why = "It is stored for this tab only and sent only to this server.") {
   $("key-button").hidden = false;
   $("key-why").textContent = why;
   $("key-input").value = "";
@@ -129,4 +127,6 @@ $("key-form").addEventListener("submit", (event) => {
   } else if (given) keep(given);
 });
 $("key-dialog").addEventListener("close", () => poll());
+$("model").addEventListener("change", choose);
 document.addEventListener("visibilitychange", () => document.hidden || poll());
+addEventListener("focus", () => before && describe().catch(poll)); // adapters may have been loaded meanwhile

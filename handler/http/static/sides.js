@@ -1,6 +1,7 @@
 // The two sides of the chat: the kept chats, and the parameters with the code and the server. Each folds.
 
-const $ = (id) => document.getElementById(id);
+import { $ } from "./dom.js";
+
 const NARROW = matchMedia("(max-width: 56rem)"); // here a side lies over the chat
 const WIDE = matchMedia("(min-width: 80rem)");
 
@@ -25,6 +26,13 @@ export function uncover() {
 
 export const reveal = (name) => set(name, true);
 
+export function toggle(name) {
+  const open = !isOpen(name);
+  if (open) uncover();
+  set(name, open);
+  if (open && NARROW.matches) $(name).querySelector("button, input, summary").focus();
+}
+
 function arrange() {
   (NARROW.matches ? $("settings") : document.querySelector("header")).insertBefore($("links"), NARROW.matches ? null : $("settings-toggle"));
   document.documentElement.style.setProperty("--top", `${document.querySelector("header").offsetHeight}px`);
@@ -33,12 +41,7 @@ function arrange() {
 }
 
 for (const name of SIDES) {
-  $(`${name}-toggle`).addEventListener("click", () => {
-    const open = !isOpen(name);
-    if (open) uncover();
-    set(name, open);
-    if (open && NARROW.matches) $(name).querySelector("button, input, summary").focus();
-  });
+  $(`${name}-toggle`).addEventListener("click", () => toggle(name));
 }
 $("log").addEventListener("pointerdown", uncover);
 for (const query of [NARROW, WIDE]) query.addEventListener("change", arrange);

@@ -294,8 +294,6 @@ def test_lmis_errors_alone_have_a_header_of_lmi(monkeypatch: pytest.MonkeyPatch,
 
 STATIC = ASSETS["/page/icon.svg"].parent
 VENDOR = {name.removeprefix("/page/vendor/"): path for name, path in ASSETS.items() if "/vendor/" in name}
-MAX_SIZE = 400_000
-"""Bytes of all files of the two pages."""
 
 
 def test_vendored_files_are_those_of_the_packages() -> None:
@@ -307,4 +305,8 @@ def test_vendored_files_are_those_of_the_packages() -> None:
 
 
 def test_the_pages_are_small() -> None:
-    assert sum(path.stat().st_size for path in (*ASSETS.values(), *STATIC.glob("*.html"))) < MAX_SIZE
+    of_docs = (STATIC / "docs.html", STATIC / "docs.js")
+    shared = [STATIC / name for name in ("client.js", "dom.js", "icon.svg", "style.css", "theme.js")]
+    chat = {*ASSETS.values(), STATIC / "index.html"}.difference(of_docs)
+    assert sum(path.stat().st_size for path in chat) < 400_000
+    assert sum(path.stat().st_size for path in (*of_docs, *shared)) < 40_000

@@ -1,0 +1,39 @@
+// The keyboard's shortcuts, and the list of them.
+
+import { $, element } from "./dom.js";
+
+const MOD = /Mac|iPhone|iPad/.test(navigator.platform) ? "⌘ " : "Ctrl+";
+
+/** The pressed keys as the list names them. Only letters name Shift: signs need it or not, by the keyboard. */
+function pressed({ key, ctrlKey, metaKey, shiftKey }) {
+  const name = key.length === 1 ? key.toUpperCase() : key;
+  return `${ctrlKey || metaKey ? MOD : ""}${shiftKey && /^[A-Z]$/.test(name) ? "Shift+" : ""}${name}`;
+}
+
+const isField = (target) => target.matches("input, textarea, select");
+
+/** Do what the keys say, outside of dialogs: `newChat`, `search`, and `fold` for the side with the chats. */
+export function shortcuts({ newChat, search, fold }) {
+  const list = $("keys");
+  const show = () => list.showModal();
+  const rows = [
+    ["Enter", "Send the message; queue it while an answer is coming"],
+    ["Shift+Enter", "Start a new line"],
+    ["↑", "Edit your last message, from an empty field"],
+    ["Esc", "Stop the answer; close what is open"],
+    [`${MOD}Shift+O`, "Start a new chat", newChat],
+    [`${MOD}K`, "Search chats", search],
+    [`${MOD}B`, "Show or hide the chats", fold],
+    [`${MOD}/`, "Show these shortcuts", show],
+    ["?", "The same, outside a text field", show],
+  ];
+  $("keys-list").append(...rows.map(([keys, text]) => element("div", {}, element("dt", {}, element("kbd", {}, keys)), element("dd", {}, text))));
+  $("keys-button").addEventListener("click", show);
+  document.addEventListener("keydown", (event) => {
+    const keys = pressed(event);
+    const act = rows.find(([name]) => name === keys)?.[2];
+    if (!act || event.altKey || document.querySelector("dialog[open]") || (keys === "?" && isField(event.target))) return;
+    event.preventDefault();
+    act();
+  });
+}
