@@ -215,10 +215,10 @@ class ServedModel:
             if state is State.CLOSED and not self.opened.done() and not self._closing:
                 self.opened.set_exception(ConfigError(f"the engine could not start: {self._engine.reason}"))
             self.metrics.ready.set(state is State.READY)
-            if state is State.READY and self._validator is not None:
-                self._validator.start()
             on_state(state)
 
+        if self._validator is not None:
+            self._validator.start()  # beside the engine, which loads: later it would slow the first answer down
         self._engine.attach(watch=self.driver.watch, on_change=changed, soon=self.driver.soon)
 
     def drain(self) -> None:
