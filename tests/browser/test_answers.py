@@ -560,7 +560,7 @@ def test_presets_and_what_each_parameter_is_for(chat: Chat) -> None:
     assert page.input_value("#p-preset") == "Precise"
     page.fill("#p-temperature", "0.3")
     assert page.input_value("#p-preset") == "Custom"
-    page.select_option("#p-preset", "The server's defaults")
+    page.select_option("#p-preset", "Server defaults")
     chat.ask()
     kept = [{name: body.get(name) for name in ("temperature", "top_p", "seed")} for body in chat.bodies]
     assert kept == [
