@@ -140,17 +140,13 @@ class VllmMetrics(Collector):
         )
         self._ended = dict.fromkeys(("stop", "length", "abort", "error"), 0)
 
-    def count(self, outcome: str, finish: Finish | None, queue: float, num_prompt_tokens: int, num_tokens: int) -> None:
-        """Count a request that the engine got, at its end.
-
-        Args:
-            queue: seconds from the tokenized prompt to the engine.
-        """
-        self._queue.observe(queue)
-        self._prompt_tokens.observe(num_prompt_tokens)
-        self._generated.observe(num_tokens)
-        reason = "length" if outcome == "ok" and finish is Finish.LENGTH else _REASONS.get(outcome, "error")
-        self._ended[reason] += 1
+    def count(self, request: RequestRecord) -> None:
+        """Count a request that the engine got, at its end."""
+        self._queue.observe(request.queue)
+        self._prompt_tokens.observe(request.num_prompt_tokens)
+        self._generated.observe(request.num_tokens)
+        is_cut = request.outcome == "ok" and request.finish == Finish.LENGTH.value
+        self._ended["length" if is_cut else _REASONS.get(request.outcome, "error")] += 1
 
     def collect(self) -> Iterator[Metric]:
         engines = self._engines()
@@ -378,40 +374,27 @@ class Metrics:
         self.first_token.observe(seconds)
         self._vllm.first_token.observe(seconds)
 
-    def count(
-        self,
-        outcome: str,
-        seconds: float,
-        first: float,
-        num_prompt_tokens: int,
-        num_tokens: int,
-        num_sequences: int,
-        *,
-        queue: float | None = None,
-        finish: Finish | None = None,
-        adapters: Iterable[str] = (),
-    ) -> None:
-        """Count a request that has ended.
+    def count(self, request: RequestRecord, num_sequences: int, adapters: Iterable[str] = ()) -> None:
+        """Count a request that has ended, and pass it to the recorders.
 
         Args:
-            seconds: from its acceptance to its end.
-            first: from its acceptance to its first token, if any.
-            queue: seconds that it waited for the engine; None: it never reached it.
-            finish: why the last sequence ended.
             adapters: names of the LoRA adapters of its prompts.
         """
-        self._by_outcome[outcome].inc()
-        self.duration.observe(seconds)
-        self.prompt_tokens.inc(num_prompt_tokens)
+        self._by_outcome[request.outcome].inc()
+        self.duration.observe(request.total)
+        self.prompt_tokens.inc(request.num_prompt_tokens)
+        num_tokens, after_first = request.num_tokens, request.total - request.first
         if num_tokens > 1:
-            self.per_token.observe((seconds - first) / (num_tokens - 1))
+            self.per_token.observe(after_first / (num_tokens - 1))
         if (later := num_tokens - num_sequences) > 0:
-            self._vllm.inter_token.observe((seconds - first) * num_sequences / later, later)
-        if queue is not None:
-            self._vllm.count(outcome, finish, queue, num_prompt_tokens, num_tokens)
+            self._vllm.inter_token.observe(after_first * num_sequences / later, later)
+        if request.queue:
+            self._vllm.count(request)
         self._adapters.num_requests.update(adapters)
-        if self._tgi is not None and outcome == "ok":
-            self._tgi.count_success(seconds)
+        if self._tgi is not None and request.outcome == "ok":
+            self._tgi.count_success(request.total)
+        for note in self.recorders:
+            note(request)
 
     def render(self) -> bytes:
         own = generate_latest(self.registry)
@@ -431,7 +414,7 @@ class RequestStats:
 
     Args:
         request_id: as the client knows it.
-        metrics: where they are counted; None if only the log gets them.
+        metrics: where they are counted.
         log_prompts: `option.log_prompts`.
         headers: the request's, names in lower case.
 
@@ -443,7 +426,7 @@ class RequestStats:
     def __init__(
         self,
         request_id: str,
-        metrics: Metrics | None = None,
+        metrics: Metrics,
         *,
         log_prompts: bool = False,
         headers: Mapping[str, str] | None = None,
@@ -463,8 +446,7 @@ class RequestStats:
         self.num_prompt_tokens = 0
         self.num_tokens = 0
         self.error = ""
-        if metrics is not None:
-            metrics.count_opened()
+        metrics.count_opened()
 
     def note_accepted(self, parsed: ParsedRequest) -> None:
         """Note that the body has been parsed, which starts the request's time."""
@@ -491,8 +473,7 @@ class RequestStats:
 
     def _count_first(self) -> None:
         self._first_counted = True
-        if self._metrics is not None:
-            self._metrics.count_first(self._first_at - self._accepted_at)
+        self._metrics.count_first(self._first_at - self._accepted_at)
 
     def timing(self) -> Timing:
         """Return the times of an answer whose last token has come."""
@@ -511,37 +492,20 @@ class RequestStats:
             outcome: one of OUTCOMES.
             finish: why the last sequence ended.
         """
-        seconds = time.perf_counter() - self._accepted_at if self._accepted_at else 0.0
-        first = self._first_at - self._accepted_at if self.num_tokens else 0.0
         if self.num_tokens and not self._first_counted:  # its first delta had none
             self._count_first()
-        if self._metrics is not None:
-            requests = self._parsed.requests if self._parsed is not None else ()
-            sequences = sum(request.sampling.num_sequences for request in requests)
-            self._metrics.count(
-                outcome,
-                seconds,
-                first,
-                self.num_prompt_tokens,
-                self.num_tokens,
-                sequences,
-                queue=self._started_at - self._encoded_at if self._started_at else None,
-                finish=finish,
-                adapters={request.adapter.name for request in requests if request.adapter is not None},
-            )
-            if self._metrics.recorders:
-                record = self._record(outcome, finish, seconds, first)
-                for note in self._metrics.recorders:
-                    note(record)
-        ignored = self._parsed.ignored if self._parsed is not None else ()
+        record = self._record(outcome, finish)
+        requests, ignored = (self._parsed.requests, self._parsed.ignored) if self._parsed is not None else ((), ())
+        adapters = {request.adapter.name for request in requests if request.adapter is not None}
+        self._metrics.count(record, sum(request.sampling.num_sequences for request in requests), adapters)
         names = [name[:64] for name in ignored[:32]]
         fields: dict[str, Any] = {
             "request_id": self._request_id,
             "outcome": outcome,
             "prompt_tokens": self.num_prompt_tokens,
             "tokens": self.num_tokens,
-            "first_token_s": round(first, 3),
-            "seconds": round(seconds, 3),
+            "first_token_s": round(record.first, 3),
+            "seconds": round(record.total, 3),
             **({"ignored": names} if names else {}),
             **({"error": self.error} if self.error else {}),
         }
@@ -551,8 +515,8 @@ class RequestStats:
             outcome,
             self.num_prompt_tokens,
             self.num_tokens,
-            first,
-            seconds,
+            record.first,
+            record.total,
             f" ignored={','.join(names)!r}" if names else "",
             f" error={self.error!r}" if self.error else "",
             extra={"fields": fields},
@@ -561,7 +525,7 @@ class RequestStats:
             id = self._request_id
             log.info("id=%s prompts=%r", id, self._prompts, extra=of_request(id))
 
-    def _record(self, outcome: str, finish: Finish | None, seconds: float, first: float) -> RequestRecord:
+    def _record(self, outcome: str, finish: Finish | None) -> RequestRecord:
         return RequestRecord(
             id=self._request_id,
             headers=self._headers,
@@ -571,6 +535,6 @@ class RequestStats:
             num_prompt_tokens=self.num_prompt_tokens,
             num_tokens=self.num_tokens,
             queue=self._started_at - self._encoded_at if self._started_at else 0.0,
-            first=first,
-            total=seconds,
+            first=self._first_at - self._accepted_at if self.num_tokens else 0.0,
+            total=time.perf_counter() - self._accepted_at if self._accepted_at else 0.0,
         )

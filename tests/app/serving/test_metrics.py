@@ -27,7 +27,7 @@ from handler.engines.process import engine_process
 from handler.serving.check import check
 from handler.serving.metrics.cloudwatch import document, reporting, samples
 from handler.serving.metrics.prometheus import REPLICA_FAMILIES, Gauges, Metrics
-from handler.serving.metrics.tracing import make_tracer
+from handler.serving.metrics.tracing import RequestRecord, make_tracer
 from tests.app.server import AppServer, refused_start, serve
 from tests.doubles.downloads import serving
 from tests.one_test import in_one_test
@@ -332,12 +332,12 @@ def metrics() -> Metrics:
 def test_an_interval_has_the_growth_of_counters_and_the_means_of_its_requests() -> None:
     made = metrics()
     made.count_first(8.0)
-    made.count("ok", seconds=9.0, first=8.0, num_prompt_tokens=1, num_tokens=2, num_sequences=1)
+    made.count(RequestRecord("id", {}, "ok", "", "", 1, 2, queue=0.0, first=8.0, total=9.0), 1)
     before = samples(made.registry)
     assert "TimeToFirstToken" not in cloudwatch_check(json.dumps(document("m", before, before, 1.5)))
     for first in (0.1, 0.3):
         made.count_first(first)
-        made.count("ok", seconds=first + 1, first=first, num_prompt_tokens=4, num_tokens=11, num_sequences=1)
+        made.count(RequestRecord("id", {}, "ok", "", "", 4, 11, queue=0.0, first=first, total=first + 1), 1)
     found = cloudwatch_check(json.dumps(document("m", before, samples(made.registry), 1.5)))
     assert found["_aws"]["Timestamp"] == 1500
     assert found["ModelName"] == "m"
