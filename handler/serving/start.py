@@ -143,12 +143,9 @@ async def load_model(
         on_failure.callback(engine.close)
         if sessions is not None:
             on_failure.callback(sessions.end)
-        if store is not None:
-            on_failure.callback(store.close)
-        if request_log is not None:
-            on_failure.callback(request_log.close)
-        if batches is not None:
-            on_failure.callback(batches.close)
+        for made in (store, request_log, batches):
+            if made is not None:
+                on_failure.callback(made.close)
         tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
         context = replace(server_context(config, spec, adapters.registry), tool_format=formatters.tool_format)
         warn_of_unread(config.default_chat_template_kwargs or (), tokenizer.chat_template)

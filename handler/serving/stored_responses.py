@@ -288,25 +288,16 @@ class ResponseDatabase:
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
         """Commit everything that the block writes, or nothing. No other process changes what the block reads."""
-        self._database.execute("BEGIN IMMEDIATE")
-        with self._transaction():
+        with self._database:  # which commits, or rolls back
+            self._database.execute("BEGIN IMMEDIATE")
             yield self._database
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
         """Let all reads in the block see the database as of its start, whatever other processes delete."""
-        self._database.execute("BEGIN")
-        with self._transaction():
+        with self._database:
+            self._database.execute("BEGIN")
             yield
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
-        try:
-            yield
-        except BaseException:
-            self._database.rollback()
-            raise
-        self._database.commit()
 
 
 class _Read(NamedTuple):
