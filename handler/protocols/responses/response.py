@@ -23,9 +23,7 @@ from handler.protocols.responses.api import (
     MessageItem,
     OpenAiResponse,
     OpenAiResponseEvent,
-    OutputText,
     ReasoningItem,
-    ReasoningText,
     ResponseEvent,
     ResponseFailure,
     ResponseHead,
@@ -121,41 +119,18 @@ class Items:
 
     def delta(self, item: ResponseItem, text: str, number: int) -> Delta:
         """Return a delta of the open item."""
-        if item["type"] == "message":
-            return {
-                "type": "response.output_text.delta",
-                "sequence_number": number,
-                **self._place(item),
-                "delta": text,
-                "logprobs": [],
-            }
-        if item["type"] == "reasoning":
-            return {
-                "type": "response.reasoning_text.delta",
-                "sequence_number": number,
-                **self._place(item),
-                "delta": text,
-            }
-        if item["type"] == "custom_tool_call":
-            return {
-                "type": "response.custom_tool_call_input.delta",
-                "sequence_number": number,
-                **self._call_place(item),
-                "delta": text,
-            }
-        return {
-            "type": "response.function_call_arguments.delta",
-            "sequence_number": number,
-            **self._call_place(item),
-            "delta": text,
-        }
+        delta: Delta = self._of_item(item, "delta", number, delta=text, **_beside(item))
+        return delta
 
-    def _call_place(self, item: ResponseItem) -> CallPlace:
-        return {"item_id": item["id"], "output_index": len(self.output) - 1}
+    def _of_item(self, item: ResponseItem, kind: str, number: int, **fields: Any) -> Any:
+        """Return an event about the content of the open item."""
+        name = f"response.{_CONTENTS[item['type']]}.{kind}"
+        return {"type": name, "sequence_number": number, **self._place(item), **fields}
 
-    def _place(self, item: ResponseItem) -> TextPlace:
-        """Return where an event about the text of the open item belongs."""
-        return {**self._call_place(item), "content_index": 0}
+    def _place(self, item: ResponseItem) -> CallPlace | TextPlace:
+        """Return where an event about the content of the open item belongs."""
+        place: CallPlace = {"item_id": item["id"], "output_index": len(self.output) - 1}
+        return {**place, "content_index": 0} if item["type"] in _WITH_PARTS else place
 
     def _text(self, text: str, found: list[OpenAiResponseEvent]) -> None:
         if self.open is None or self.open["type"] != "message":
@@ -170,25 +145,13 @@ class Items:
         self._close(found)
         self.open, self._space, self.parts = item, "", []
         self.output.append(item)
-        index = len(self.output) - 1
-        found.append(
-            {
-                "type": "response.output_item.added",
-                "sequence_number": self.number(),
-                "output_index": index,
-                "item": item.copy(),
-            }
-        )
-        if item["type"] in ("message", "reasoning"):
-            part = _output_text("") if item["type"] == "message" else _reasoning_text("")
-            found.append(
-                {
-                    "type": "response.content_part.added",
-                    "sequence_number": self.number(),
-                    **self._place(item),
-                    "part": part,
-                }
-            )
+        found.append(self._of_output("output_item.added", output_index=len(self.output) - 1, item=item.copy()))
+        if item["type"] in _WITH_PARTS:
+            found.append(self._of_output("content_part.added", **self._place(item), part=_part(item, "")))
+
+    def _of_output(self, name: str, **fields: Any) -> Any:
+        """Return an event about an item, or about a part of it."""
+        return {"type": f"response.{name}", "sequence_number": self.number(), **fields}
 
     def _add(self, text: str, found: list[OpenAiResponseEvent]) -> None:
         assert self.open is not None, "text is of an item"
@@ -201,14 +164,7 @@ class Items:
             return
         item["status"] = status
         self._finish(item, "".join(self.parts), found)
-        found.append(
-            {
-                "type": "response.output_item.done",
-                "sequence_number": self.number(),
-                "output_index": len(self.output) - 1,
-                "item": item.copy(),
-            }
-        )
+        found.append(self._of_output("output_item.done", output_index=len(self.output) - 1, item=item.copy()))
         self.open = None
 
     def _finish(self, item: ResponseItem, text: str, found: list[OpenAiResponseEvent]) -> None:
@@ -216,61 +172,17 @@ class Items:
         if item["type"] == "function_call":
             item["arguments"] = text
             if item["status"] == "completed":  # clients take the event for a call to make
-                found.append(
-                    {
-                        "type": "response.function_call_arguments.done",
-                        "sequence_number": self.number(),
-                        **self._call_place(item),
-                        "name": item["name"],
-                        "arguments": text,
-                    }
-                )
-            return
-        if item["type"] == "custom_tool_call":
+                found.append(self._of_item(item, "done", self.number(), name=item["name"], arguments=text))
+        elif item["type"] == "custom_tool_call":
             text = item["input"] = _custom_input(text)
             if item["status"] == "completed":
                 found.append(self.delta(item, text, self.number()))
-                found.append(
-                    {
-                        "type": "response.custom_tool_call_input.done",
-                        "sequence_number": self.number(),
-                        **self._call_place(item),
-                        "input": text,
-                    }
-                )
-            return
-        part: OutputText | ReasoningText
-        if item["type"] == "message":
-            part = _output_text(text)
-            item["content"] = [part]
-            found.append(
-                {
-                    "type": "response.output_text.done",
-                    "sequence_number": self.number(),
-                    **self._place(item),
-                    "text": text,
-                    "logprobs": [],
-                }
-            )
+                found.append(self._of_item(item, "done", self.number(), input=text))
         else:
-            part = _reasoning_text(text)
+            part = _part(item, text)
             item["content"] = [part]
-            found.append(
-                {
-                    "type": "response.reasoning_text.done",
-                    "sequence_number": self.number(),
-                    **self._place(item),
-                    "text": text,
-                }
-            )
-        found.append(
-            {
-                "type": "response.content_part.done",
-                "sequence_number": self.number(),
-                **self._place(item),
-                "part": part,
-            }
-        )
+            found.append(self._of_item(item, "done", self.number(), text=text, **_beside(item)))
+            found.append(self._of_output("content_part.done", **self._place(item), part=part))
 
     def _message(self) -> MessageItem:
         id = self._new_id("msg")
@@ -314,12 +226,26 @@ def _custom_input(arguments: str) -> str:
     return text if isinstance(text, str) else arguments
 
 
-def _output_text(text: str) -> OutputText:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+_CONTENTS = {
+    "message": "output_text",
+    "reasoning": "reasoning_text",
+    "custom_tool_call": "custom_tool_call_input",
+    "function_call": "function_call_arguments",
+}
+"""An item's type, and its content in the names of events."""
+
+_WITH_PARTS = ("message", "reasoning")
 
 
-def _reasoning_text(text: str) -> ReasoningText:
+def _part(item: ResponseItem, text: str) -> Any:
+    if item["type"] == "message":
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     return {"type": "reasoning_text", "text": text}
+
+
+def _beside(item: ResponseItem) -> dict[str, Any]:
+    """Return the other fields of a message's text."""
+    return {"logprobs": []} if item["type"] == "message" else {}
 
 
 _STATES: Mapping[Status, ResponseState] = {
