@@ -22,14 +22,14 @@ from handler.protocols.assistant.events import (
 from handler.protocols.assistant.reasoning import Prefixed, Thinking, ThinkingParser
 from handler.protocols.assistant.reasoning_families import Family
 from handler.protocols.assistant.response_template.contents import Content
-from handler.protocols.assistant.response_template.pattern import Match, may_try
+from handler.protocols.assistant.response_template.pattern import Attempt, Match, may_try
 from handler.protocols.assistant.response_template.template import (
     CALLS,
     CONTENT,
-    Candidate,
     Field,
     Marks,
     ResponseTemplate,
+    Texts,
     Watch,
 )
 from handler.protocols.assistant.tools.grammar import ANY, ToolSchema
@@ -67,7 +67,7 @@ class ResponseParser(ThinkingParser):
         self._watch = template.outside
         self._held = ""  # not decided
         self._hidden = 0  # characters of that which the prompt has
-        self._candidates: Sequence[tuple[Field | None, Candidate]] | None = None  # at the start of `_held`
+        self._candidates: Sequence[tuple[Field | None, Attempt | Texts]] | None = None  # at the start of `_held`
         self._seen = 0  # characters that they have read
         self._size = 0  # of what was decided
         self._before = ""
@@ -117,7 +117,7 @@ class ResponseParser(ThinkingParser):
             self._seen = 0
         for _, candidate in self._candidates:
             if candidate.is_open:
-                candidate.read(self._held, len(self._held) - self._seen, final=final)
+                candidate.feed(self._held[self._seen :], final=final)
         self._seen = len(self._held)
         if any(candidate.is_open for _, candidate in self._candidates):
             return False

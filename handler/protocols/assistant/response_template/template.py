@@ -52,9 +52,9 @@ class Marks:
     def literals(self) -> Sequence[str]:
         return self.texts if self.pattern is None else self.pattern.literals
 
-    def begin(self, before: str) -> Candidate:
+    def begin(self, before: str) -> Attempt | Texts:
         """Start to match a mark at a position of an answer, after that character."""
-        return _Texts(self.texts) if self.pattern is None else _Matching(self.pattern, before)
+        return Texts(self.texts) if self.pattern is None else Attempt(self.pattern, before, LONGEST)
 
     def last_end(self, text: str) -> int | None:
         """Return the end of the last mark in a prompt; None if there is none."""
@@ -74,53 +74,29 @@ class Marks:
         return None
 
 
-class Candidate:
-    """A position of an answer where a mark may begin.
+class Texts:
+    """An attempt to find one of some texts at a position of an answer, as `Attempt` looks for a pattern."""
 
-    Attributes:
-        is_open: more input may still decide.
-        work: what is wasted if there is no mark.
-    """
-
-    is_open = True
     work = 0
 
-    def read(self, text: str, new: int, *, final: bool) -> None:
-        """Continue matching. `text` is everything from the position on; its last `new` characters are new."""
-
-    def match(self, text: str) -> Match | None:
-        """Return the mark, once it is decided."""
-
-
-class _Texts(Candidate):
     def __init__(self, texts: Sequence[str]) -> None:
         self._texts = texts
+        self._read = ""
         self._found: str | None = None
+        self.is_open = True
 
-    def read(self, text: str, new: int, *, final: bool) -> None:
+    def feed(self, text: str, *, final: bool = False) -> None:
+        self._read += text
         for mark in self._texts:  # the longest first
-            if text.startswith(mark):
+            if self._read.startswith(mark):
                 self._found = mark
                 break
-            if not final and mark.startswith(text):
+            if not final and mark.startswith(self._read):
                 return
         self.is_open = False
 
     def match(self, text: str) -> Match | None:
         return None if self._found is None else Match(len(self._found), {})
-
-
-class _Matching(Candidate):
-    def __init__(self, pattern: Pattern, before: str) -> None:
-        self._attempt = Attempt(pattern, before, LONGEST)
-        self.is_open = self._attempt.is_open
-
-    def read(self, text: str, new: int, *, final: bool) -> None:
-        self._attempt.feed(text[len(text) - new :], final=final)
-        self.is_open, self.work = self._attempt.is_open, self._attempt.work
-
-    def match(self, text: str) -> Match | None:
-        return self._attempt.match(text)
 
 
 class Field(NamedTuple):
