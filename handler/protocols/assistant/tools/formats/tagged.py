@@ -24,11 +24,13 @@ class TaggedCalls(CallParser):
 
     Attributes:
         block, block_end: the marks around calls; `begins` may have other spellings of the first.
+        between: marks that may come before and after a call.
         call, parameter: the start of a tag, before the name.
         trim: a line end before a value, and one after it, belong to the tags.
     """
 
     block = block_end = ""
+    between: tuple[str, ...] = ()
     call = call_end = ""
     parameter = parameter_end = ""
     trim = False
@@ -38,7 +40,7 @@ class TaggedCalls(CallParser):
             yield from self._call()
         while True:
             yield from self.skip()
-            mark = yield from self.expect(self.block_end, self.call, *self.begins)
+            mark = yield from self.expect(*self.between, self.block_end, self.call, *self.begins)
             if mark == self.block_end:
                 return
             if mark == self.call:
@@ -213,19 +215,8 @@ class Step3(TaggedCalls):
     block, block_end = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
     call, call_end = "<steptml:invoke name=", "</steptml:invoke>"
     parameter, parameter_end = "<steptml:parameter name=", "</steptml:parameter>"
+    between = ("<｜tool_call_begin｜>", "<｜tool_call_end｜>", "<｜tool_sep｜>", "function")
     begins = (block,)
-
-    def calls(self, begin: str) -> Steps[None]:
-        while True:
-            yield from self.skip()
-            mark = yield from self.expect(*_STEP3_MARKS, self.call, self.block_end, self.block)
-            if mark == self.block_end:
-                return
-            if mark == self.call:
-                yield from self._call()
-
-
-_STEP3_MARKS = ("<｜tool_call_begin｜>", "<｜tool_call_end｜>", "<｜tool_sep｜>", "function")
 
 
 class Dots(TaggedCalls, JsonCalls):
@@ -335,7 +326,7 @@ _STEP3 = Notation(
 STEP3 = Format(
     "step3",
     Step3,
-    (Step3.block, Step3.block_end, *_STEP3_MARKS[:3]),
+    (Step3.block, Step3.block_end, *Step3.between[:3]),
     "<steptml:|<｜tool_calls_begin｜>",
     {"": _STEP3},
 )
