@@ -12,7 +12,7 @@ from pathlib import Path
 
 from handler import __version__
 from handler.config.engines import LLM_ENGINES
-from handler.core.command_line import KeptLines, Parser, add_installed, port
+from handler.core.command_line import KeptLines, Parser, add_installed, add_repeatable, port
 from handler.core.errors import ConfigError
 from handler.core.package import install
 from handler.launch import add_parser as add_launch
@@ -123,14 +123,8 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
     )
     serve.add_argument("--engine", help=f"the engine (option.llm_engine): {', '.join(LLM_ENGINES)}")
     serve.add_argument("--properties", type=Path, metavar="FILE", help="a serving.properties file")
-    serve.add_argument(
-        "-o",
-        dest="options",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an option as in serving.properties; overrides all other sources; repeatable",
-    )
+    option = "an option as in serving.properties; overrides all other sources"
+    add_repeatable(serve, "-o", "options", "KEY=VALUE", option)
     serve.add_argument("--check", action="store_true", help="list every problem that a start would meet; start nothing")
     _add_access(serve)
     if flags:
@@ -170,36 +164,22 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
 
 def _add_access(serve: argparse.ArgumentParser) -> None:
     access = serve.add_argument_group("access", "access control and HTTPS (documents: serving)")
-    access.add_argument(
-        "--api-key",
-        dest="keys",
-        action="append",
-        default=[],
-        metavar="KEY",
-        help="require the header Authorization: Bearer KEY (other users of this machine can read it in ps, so prefer "
-        "LMI_API_KEY=KEY,... in the environment); repeatable",
+    key = (
+        "require the header Authorization: Bearer KEY (other users of this machine can read it in ps, so prefer "
+        "LMI_API_KEY=KEY,... in the environment)"
     )
+    add_repeatable(access, "--api-key", "keys", "KEY", key)
     access.add_argument("--ssl-certfile", type=Path, metavar="FILE", help="HTTPS, with this certificate chain (PEM)")
     access.add_argument(
         "--ssl-keyfile", type=Path, metavar="FILE", help="the certificate's private key, if it is in a separate file"
     )
-    access.add_argument(
-        "--allow-origin",
-        dest="origins",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="allow pages from ORIGIN to call the server in a browser (CORS); * allows all; repeatable",
+    origin = "allow pages from ORIGIN to call the server in a browser (CORS); * allows all"
+    add_repeatable(access, "--allow-origin", "origins", "ORIGIN", origin)
+    host = (
+        "also answer requests for HOST; without keys, a server on a loopback address answers only requests "
+        "whose Host header names this machine; * allows any"
     )
-    access.add_argument(
-        "--allow-host",
-        dest="hosts",
-        action="append",
-        default=[],
-        metavar="HOST",
-        help="also answer requests for HOST; without keys, a server on a loopback address answers only requests "
-        "whose Host header names this machine; * allows any; repeatable",
-    )
+    add_repeatable(access, "--allow-host", "hosts", "HOST", host)
 
 
 def _serve(arguments: argparse.Namespace) -> int:

@@ -26,7 +26,7 @@ from handler.config import environment
 from handler.config.engines import LLM_ENGINES
 from handler.config.model_files import cache_directory
 from handler.core.child_processes import die_with_parent, python
-from handler.core.command_line import KeptLines, Parser
+from handler.core.command_line import KeptLines, Parser, add_repeatable
 from handler.core.errors import ConfigError, log_words
 
 _URL = "http://127.0.0.1:8080"  # where `lmi serve` listens
@@ -182,14 +182,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--print", action="store_true", help="print the settings for a shell; run nothing")
     parser.add_argument("--engine", help=f"engine of MODEL's server: {', '.join(LLM_ENGINES)}")
     parser.add_argument("--properties", type=Path, metavar="FILE", help="a serving.properties file for MODEL's server")
-    parser.add_argument(
-        "-o",
-        dest="options",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an option for MODEL's server; repeatable",
-    )
+    add_repeatable(parser, "-o", "options", "KEY=VALUE", "an option for MODEL's server")
     parser.set_defaults(run=_launch)
 
     def ours(words: Sequence[str]) -> Sequence[str]:

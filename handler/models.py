@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from handler.config import model_files
 from handler.config.engines import LLM_ENGINES
 from handler.core import log
-from handler.core.command_line import nearest
+from handler.core.command_line import add_repeatable, nearest
 from handler.core.errors import ConfigError
 
 
@@ -58,14 +58,7 @@ def add_parser(commands: Any) -> None:
     get.add_argument(
         "--engine", choices=LLM_ENGINES[1:], help="the engine that will serve the model (default: as lmi serve chooses)"
     )
-    get.add_argument(
-        "-o",
-        dest="options",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an option, as of lmi serve; repeatable",
-    )
+    add_repeatable(get, "-o", "options", "KEY=VALUE", "an option, as of lmi serve")
     get.set_defaults(run=_get)
     remove = actions.add_parser("rm", help="remove models and their conversions")
     remove.add_argument("models", nargs="+", metavar="MODEL", help="a name that lmi models prints")

@@ -86,6 +86,11 @@ def add_installed(commands: Any, group: str) -> None:
         point.load()(commands)
 
 
+def add_repeatable(parser: Any, flag: str, dest: str, metavar: str, help: str) -> None:
+    """Add a flag whose values form a list."""
+    parser.add_argument(flag, dest=dest, action="append", default=[], metavar=metavar, help=f"{help}; repeatable")
+
+
 def positive(text: str) -> float:
     """Read an argument that is a finite number above 0."""
     with contextlib.suppress(ValueError):
