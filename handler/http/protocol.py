@@ -6,6 +6,7 @@ import asyncio
 import socket
 import struct
 from collections.abc import Callable, Coroutine
+from http import HTTPStatus
 from time import monotonic
 from typing import Any
 
@@ -13,8 +14,8 @@ import httptools
 from starlette.types import Message, Receive, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from handler.core.errors import BadRequest, Unavailable
-from handler.protocols.kernel.errors import FRONT_END, SERVER, HttpResponse, retry_headers
+from handler.core.errors import BadRequest, ServingError, Unavailable
+from handler.protocols.kernel.errors import FRONT_END, SERVER, ErrorFormat, retry_headers
 
 EXCHANGE = "lmi.http.exchange"
 """Name of the ASGI extension: the request's `Exchange`."""
@@ -214,7 +215,8 @@ class _TooManyPipelined(BadRequest):
     status = 429
 
 
-def _refusal(answer: HttpResponse, phrase: str) -> bytes:
+def _refusal(error: ServingError, errors: ErrorFormat = SERVER) -> bytes:
+    answer = errors.whole(error)
     headers = [
         ("content-type", answer.content_type),
         ("content-length", str(len(answer.body))),
@@ -223,25 +225,14 @@ def _refusal(answer: HttpResponse, phrase: str) -> bytes:
         ("connection", "close"),
     ]
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers)
+    phrase = HTTPStatus(answer.status).phrase
     return f"HTTP/1.1 {answer.status} {phrase}\r\n{lines}\r\n".encode() + answer.body
 
 
-def _invalid() -> bytes:
-    return _refusal(SERVER.whole(BadRequest("this is not a valid HTTP request")), "Bad Request")
-
-
-def _too_large() -> bytes:
-    error = _HeadTooLarge("the request's headers or trailers are too long")
-    return _refusal(SERVER.whole(error), "Request Header Fields Too Large")
-
-
-def _too_many() -> bytes:
-    error = _TooManyPipelined(f"more than {MOST_PIPELINED} requests wait on this connection")
-    return _refusal(SERVER.whole(error), "Too Many Requests")
-
-
-def _stopping() -> bytes:
-    return _refusal(FRONT_END.whole(Unavailable("the server is stopping")), "Service Unavailable")
+_INVALID = BadRequest("this is not a valid HTTP request")
+_TOO_LARGE = _HeadTooLarge("the request's headers or trailers are too long")
+_TOO_MANY = _TooManyPipelined(f"more than {MOST_PIPELINED} requests wait on this connection")
+_STOPPING = Unavailable("the server is stopping")
 
 
 class Protocol(HttpToolsProtocol):
@@ -289,7 +280,7 @@ class Protocol(HttpToolsProtocol):
     def shutdown(self) -> None:
         """End the connection after the answers under way. A body that has not come by now is not waited for."""
         if self._in_body and self._last_words is None:
-            self._stop(_stopping())
+            self._stop(_refusal(_STOPPING, FRONT_END))
         super().shutdown()
 
     def pause_writing(self) -> None:
@@ -341,9 +332,9 @@ class Protocol(HttpToolsProtocol):
         except httptools.HttpParserError:
             if self._head_size <= _MAX_HEAD:
                 self.logger.warning("Invalid HTTP request received.")
-                return self._stop(_too_many() if len(self.pipeline) == MOST_PIPELINED else _invalid())
+                return self._stop(_refusal(_TOO_MANY if len(self.pipeline) == MOST_PIPELINED else _INVALID))
         if self._head_size + self._unparsed > _MAX_HEAD:
-            self._stop(_too_large())
+            self._stop(_refusal(_TOO_LARGE))
         elif self._in_head and self._current is None and self.timeout_keep_alive_task is None:
             self._set_timer(HEAD_SECONDS, self.timeout_keep_alive_handler)
 
