@@ -13,13 +13,11 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from handler.config.environment import secrets
-from handler.core.errors import ConfigError, log_words
 from handler.engines.grpc.contract import MOST_BYTES, UNREADABLE, Contract, Model
 from handler.engines.grpc.sglang import Sglang
 from handler.engines.grpc.trtllm import TrtLlm
 from handler.engines.grpc.vllm import Vllm
-from handler.engines.remote.servers import Failed, Refused
+from handler.engines.remote.servers import Failed, Refused, one_kind
 
 CONTRACTS: dict[str, Contract] = {contract.name: contract for contract in (Vllm(), Sglang(), TrtLlm())}
 """Contracts by the value of option.base_url_kind."""
@@ -228,14 +226,7 @@ def find_contract(urls: tuple[str, ...]) -> str:
             found[url] = _contract_of(url)
         except Failed as error:
             reasons.append(f"{url}: {error}")
-    if len(set(found.values())) == 1:
-        return next(iter(found.values()))
-    said = log_words("; ".join([*(f"{url}: {name}" for url, name in found.items()), *reasons]), secrets())
-    problem = "the servers are of different kinds" if found else "a server must be running, and say what it is"
-    remedy = (
-        "Leave out those of other kinds" if found else f"Otherwise set option.base_url_kind to {', '.join(CONTRACTS)}"
-    )
-    raise ConfigError(f"option.base_url_kind=auto: {problem}: {said}. {remedy}")
+    return one_kind(found, reasons, CONTRACTS)
 
 
 def _contract_of(url: str) -> str:

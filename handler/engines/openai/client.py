@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from handler.config.environment import secrets, server_key
-from handler.core.errors import ConfigError, log_words
+from handler.config.environment import server_key
 from handler.engines.openai.answer import Event, EventReader, status_error, status_in
 from handler.engines.openai.kinds import KINDS
-from handler.engines.remote.servers import Failed
+from handler.engines.remote.servers import Failed, one_kind
 
 _MOST_BODY = 1 << 20  # bytes that are read of an error or of the models
 _MOST_NAME = 1000  # characters
@@ -228,12 +227,7 @@ def find_kind(urls: tuple[str, ...]) -> str:
         else:
             owners = sorted({model.owner for model in models})
             reasons.append(f"{url}: its models are owned by {', '.join(owners) or 'nobody'}")
-    if len(set(kinds.values())) == 1:
-        return next(iter(kinds.values()))
-    said = log_words("; ".join([*(f"{url}: {kind}" for url, kind in kinds.items()), *reasons]), secrets())
-    problem = "the servers are of different kinds" if kinds else "a server must be running, and say what it is"
-    remedy = "Leave out those of other kinds" if kinds else f"Otherwise set option.base_url_kind to {', '.join(KINDS)}"
-    raise ConfigError(f"option.base_url_kind=auto: {problem}: {said}. {remedy}")
+    return one_kind(kinds, reasons, KINDS)
 
 
 async def _ask_once(urls: Sequence[str]) -> list[list[Model] | Failed]:

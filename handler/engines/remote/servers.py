@@ -260,6 +260,24 @@ class Model(Protocol):
     def _replace(self, *, max_tokens: int | None) -> Any: ...
 
 
+def one_kind(found: Mapping[str, str], reasons: Iterable[str], kinds: Iterable[str]) -> str:
+    """Return the kind that servers by their addresses have in common, for option.base_url_kind=auto.
+
+    Args:
+        reasons: why others' kinds are not known.
+        kinds: all that there are.
+
+    Raises:
+        ConfigError: none is known, or there are several.
+    """
+    if len(set(found.values())) == 1:
+        return next(iter(found.values()))
+    said = log_words("; ".join([*(f"{url}: {kind}" for url, kind in found.items()), *reasons]), secrets())
+    problem = "the servers are of different kinds" if found else "a server must be running, and say what it is"
+    remedy = "Leave out those of other kinds" if found else f"Otherwise set option.base_url_kind to {', '.join(kinds)}"
+    raise ConfigError(f"option.base_url_kind=auto: {problem}: {said}. {remedy}")
+
+
 A = TypeVar("A")
 M = TypeVar("M", bound=Model)
 _POLL_INTERVAL = 0.5  # seconds between looks at a server that is not ready
