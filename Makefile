@@ -27,7 +27,7 @@ $(BIN)/uv:
 comma := ,
 EXTRAS = cpu,deploy$(addprefix $(comma),$(filter-out cpu,$*))
 $(VENV)/.%: pyproject.toml | $(BIN)/uv
-	@echo "installing lmi-handler[$(EXTRAS)] into $(VENV) (half a minute; 0.5 GB, with dev 1.1 GB) ..."
+	@echo "installing lmi-handler[$(EXTRAS)] into $(VENV) (half a minute; 0.6 GB, with dev 1.2 GB) ..."
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --compile-bytecode --editable '.[$(EXTRAS)]'
 	@touch $(VENV)/.cpu $@
 

@@ -5,14 +5,21 @@ from __future__ import annotations
 import contextlib
 import errno
 import importlib.util
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+
+SECONDS = 10.0
+"""Time between two lines of progress where there is no terminal."""
+
+_DONE = re.compile(rb"(\d+) % done\n")
 
 _lock = threading.Lock()
 _running: dict[subprocess.Popen[bytes], signal.Signals] = {}
@@ -29,7 +36,8 @@ def run(
     """Run a program to its end, without input.
 
     Args:
-        doing: what a terminal shows meanwhile, with the time that it takes; None: nothing.
+        doing: what is shown meanwhile, with the percents that the program tells by `tell`; None: nothing is. The
+            program's standard output is then dropped, and its errors are read.
         stop: the signal that ends the program before its end.
         options: of `subprocess.Popen`.
 
@@ -39,11 +47,12 @@ def run(
     with _lock:
         if _stopped:
             raise Stopped
+        if doing is not None:
+            options |= {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
         child = subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
         _running[child] = stop
     try:
-        with _shown(doing):
-            output, errors = child.communicate()
+        output, errors = child.communicate() if doing is None else (b"", _follow(child, doing))
     finally:
         if child.returncode is None:  # interrupted
             child.send_signal(stop)
@@ -55,19 +64,54 @@ def run(
     return subprocess.CompletedProcess(command, child.returncode, output, errors)
 
 
+def _follow(child: subprocess.Popen[bytes], doing: str) -> bytes:
+    """Show the percents that a program tells, until it ends; return the rest of its errors."""
+    assert child.stderr is not None
+    rest = bytearray()
+    with _shown(doing) as show, child.stderr as lines:
+        for line in lines:
+            if found := _DONE.fullmatch(line):
+                show(int(found[1]))
+            else:
+                rest += line
+        child.wait()
+    return bytes(rest)
+
+
+def tell(done: float) -> None:
+    """Tell the process that runs this one by `run` which part of the work is done, 0 to 1."""
+    print(f"{done * 100:.0f} % done", file=sys.stderr, flush=True)
+
+
 @contextlib.contextmanager
-def _shown(doing: str | None) -> Iterator[None]:
-    """Show a line on standard error if that is a terminal and rich is installed; it disappears at the end."""
-    if doing is None or not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
-        yield
+def _shown(doing: str) -> Iterator[Callable[[int], None]]:
+    """Show percents on standard error: a line that disappears at the end, or one every `SECONDS`.
+
+    The first needs a terminal and rich.
+    """
+    if not sys.stderr.isatty() or importlib.util.find_spec("rich") is None:
+        yield _printer(doing)
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    done, what = TextColumn("{task.fields[done]}"), TextColumn("{task.description}", markup=False)
+    columns = (SpinnerColumn(), TimeElapsedColumn(), done, what)
     with Progress(*columns, console=Console(stderr=True), transient=True) as line:
-        line.add_task(doing, total=None)
-        yield
+        task = line.add_task(doing, total=None, done="")
+        yield lambda percent: line.update(task, done=f"{percent} %")
+
+
+def _printer(doing: str) -> Callable[[int], None]:
+    shown = time.monotonic()
+
+    def show(percent: int) -> None:
+        nonlocal shown
+        if (now := time.monotonic()) - shown >= SECONDS:
+            shown = now
+            print(f"{doing}: {percent} %", file=sys.stderr, flush=True)
+
+    return show
 
 
 def python(function: str, argument: str) -> list[str]:

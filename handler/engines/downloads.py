@@ -149,13 +149,10 @@ def run_converter(
     """
     script = f"from handler.core.child_processes import die_with_parent; die_with_parent()\n{script}"
     command = [sys.executable, "-c", script, str(source.absolute()), str(target.absolute())]
-    pipe = subprocess.PIPE
     try:
         process = child_processes.run(
             command,
             doing=f"converting {source} to {form}",
-            stdout=pipe,
-            stderr=pipe,
             env=os.environ | QUIET,
             pass_fds=(lock,),
         )

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from handler.config import gguf
+from handler.core.child_processes import tell
 from handler.core.errors import ConfigError
 from handler.engines.downloads import UNKNOWN_LAYOUT, UnknownLayout, fingerprint, make_once, run_converter
 from handler.engines.openvino.ir_files import PRECISION, check_directory, parts
@@ -35,6 +36,7 @@ KEPT = {"Q4_0": "u4", "Q4_1": "u4", "Q4_K": "u4", "Q8_0": "i8"}
 """Kinds whose blocks `exact_blocks` keeps as they are, and their forms."""
 _CHECKED = 1024  # rows of a matrix, at most, by which the file's is found
 _CHUNK = 4096  # rows of a matrix that are compared or quantized at a time
+_READ, _MATCHED = 0.5, 0.4  # parts of the work: GenAI's graph, and finding the file's weights in it
 _ROTARY, _DIVISORS = "rotary frequencies", "rope_freqs.weight"
 
 
@@ -84,7 +86,8 @@ def replace_weights(model: Any, path: Path, weights: Weights) -> None:
     odd = _replace_vectors(nodes, {**vectors, _ROTARY: computed}, {**vectors, _ROTARY: scaled})
     odd += [n for n in vectors if n.endswith(".bias") and n.split(".")[-2] in heads]
     odd += [n for n, t in tensors.items() if len(t.shape) not in (1, 2)]  # experts, for one
-    sources: list[_Source] = []
+    sources, done = list[_Source](), 0.0
+    total = sum(int(tensors[name].n_elements) for name in first)
     for root, values_of in _matrices(nodes):
         rows, columns = root.get_output_shape(0)
         begin = values_of(np.zeros(1, np.int64))  # the first in either order of rows
@@ -96,6 +99,8 @@ def replace_weights(model: Any, path: Path, weights: Weights) -> None:
                 _check_finite(name, dequantize(tensors[name].data, tensors[name].tensor_type))
             raise ConfigError(f"no matrix of {path} is what OpenVINO GenAI has as {root.get_friendly_name()}")
         del first[name]
+        done += int(tensors[name].n_elements) / total
+        tell(_READ + _MATCHED * done)
         if weights == "exact" or tensors[name].tensor_type.name not in FULL:
             sources.append(_Source(root, tensors[name], near[name]))
         else:
@@ -531,8 +536,10 @@ def write_model(source: Path, target: Path, weights: Weights) -> None:
     else:
         shutil.copyfile(source, link)
     tokenizer = openvino_genai.Tokenizer(str(link), enable_save_ov_model=True)
+    tell(_READ / 3)
     scheduler, save = openvino_genai.SchedulerConfig(), {"enable_save_ov_model": True}
     openvino_genai.ContinuousBatchingPipeline(str(link), scheduler, "CPU", save)
+    tell(_READ)
     for path in scratch.glob("openvino_*tokenizer.*"):  # with the chat template
         path.rename(target / path.name)
     model = openvino.Core().read_model(scratch / "openvino_model.xml")

@@ -111,16 +111,23 @@ def test_an_error_before_the_first_wait_is_raised_at_once() -> None:
 _CODE = """
 import sys
 from handler.core import child_processes
-assert child_processes.run([sys.executable, "-c", ""], doing="converting [a] model").returncode == 0
+child = "import sys; from handler.core.child_processes import tell; tell(0.07); tell(0.4); sys.exit('9 % full')"
+done = child_processes.run([sys.executable, "-c", child], doing="converting [a] model")
+assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"9 % full\\n")
 """
 
 
 def test_a_terminal_shows_what_is_done_and_clears_it() -> None:
     shown = terminal.shown(_CODE)
-    assert "converting [a] model" in shown
-    assert "0:00:00" in shown
+    assert "0:00:0" in shown
+    assert " 40 % converting [a] model" in shown
     assert shown.rstrip("\r\n").endswith("\x1b[2K")
 
 
-def test_a_pipe_gets_nothing() -> None:
+def test_a_pipe_gets_nothing_of_a_short_program() -> None:
     assert terminal.piped(_CODE) == ""
+
+
+def test_a_pipe_gets_lines_while_a_program_takes_long() -> None:
+    lines = terminal.piped(_CODE.replace("child =", "child_processes.SECONDS = 0\nchild =")).splitlines()
+    assert lines == ["converting [a] model: 7 %", "converting [a] model: 40 %"]

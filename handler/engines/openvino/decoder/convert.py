@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.config.options.tables import GROUP_SIZES
+from handler.core.child_processes import tell
 from handler.core.errors import ConfigError
 from handler.engines.huggingface.files import Tensors, as_float32
 from handler.engines.openvino.decoder.config import Decoder, read_decoder
@@ -21,6 +22,7 @@ from handler.engines.openvino.decoder.graph import decoder_graph
 # holds a part of one matrix at a time.
 
 _CHUNK = 1 << 24  # weights that are quantized at a time
+_QUANTIZED = 0.9  # part of the work; the rest is writing the graph
 _CUT = 0.9  # part of a group's range; further ones bring little more (measured)
 _LEAST_SCALE = 2.0**-14  # f16's smallest number of full precision
 
@@ -218,11 +220,17 @@ def _write_graph(source: Path, target: Path, how: Quantization | None) -> None:
     if decoder.tied and _HEAD in tensors and not _equal(tensors, _EMBEDDINGS, _HEAD):
         raise ConfigError(f"{source}: config.json has tie_word_embeddings, but {_HEAD} is not {_EMBEDDINGS}")
     matrices = Matrices(tensors, scratch)
+    weights, done = sum(math.prod(shape) for _, shape in shapes(decoder)), 0
 
     def matrix(name: str) -> Any:
+        nonlocal done
         if how is None:
             return matrices.stored(name)
-        return matrices.quantized(name, _rounding(name, tensors.place(name).shape[1], how))
+        shape = tensors.place(name).shape
+        made = matrices.quantized(name, _rounding(name, shape[1], how))
+        done += math.prod(shape)
+        tell(_QUANTIZED * done / weights)
+        return made
 
     model = decoder_graph(decoder, matrix, tensors.__getitem__)
     check_windows(model, decoder)
