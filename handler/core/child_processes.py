@@ -94,12 +94,13 @@ def _shown(doing: str) -> Iterator[Callable[[int], None]]:
         return
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
-    done, what = TextColumn("{task.fields[done]}"), TextColumn("{task.description}", markup=False)
-    columns = (SpinnerColumn(), TimeElapsedColumn(), done, what)
-    with Progress(*columns, console=Console(stderr=True), transient=True) as line:
-        task = line.add_task(doing, total=None, done="")
-        yield lambda percent: line.update(task, done=f"{percent} %")
+    what = TextColumn("{task.description}", markup=False, table_column=Column(ratio=1, no_wrap=True))
+    columns, console = (SpinnerColumn(), TimeElapsedColumn(), what), Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, expand=True) as line:
+        task = line.add_task(doing, total=None)
+        yield lambda percent: line.update(task, description=f"{percent} % {doing}")
 
 
 def _printer(doing: str) -> Callable[[int], None]:

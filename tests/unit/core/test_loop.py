@@ -112,7 +112,7 @@ _CODE = """
 import sys
 from handler.core import child_processes
 child = "import sys; from handler.core.child_processes import tell; tell(0.07); tell(0.4); sys.exit('9 % full')"
-done = child_processes.run([sys.executable, "-c", child], doing="converting [a] model")
+done = child_processes.run([sys.executable, "-c", child], doing="converting [a] model " + "x" * 80)
 assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"9 % full\\n")
 """
 
@@ -120,7 +120,7 @@ assert (done.returncode, done.stdout, done.stderr) == (1, b"", b"9 % full\\n")
 def test_a_terminal_shows_what_is_done_and_clears_it() -> None:
     shown = terminal.shown(_CODE)
     assert "0:00:0" in shown
-    assert " 40 % converting [a] model" in shown
+    assert " 40 % converting [a] model x" in shown
     assert shown.rstrip("\r\n").endswith("\x1b[2K")
 
 
@@ -130,4 +130,4 @@ def test_a_pipe_gets_nothing_of_a_short_program() -> None:
 
 def test_a_pipe_gets_lines_while_a_program_takes_long() -> None:
     lines = terminal.piped(_CODE.replace("child =", "child_processes.SECONDS = 0\nchild =")).splitlines()
-    assert lines == ["converting [a] model: 7 %", "converting [a] model: 40 %"]
+    assert lines == [f"converting [a] model {'x' * 80}: {percent} %" for percent in (7, 40)]

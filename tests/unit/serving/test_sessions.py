@@ -6,7 +6,6 @@ import errno
 import json
 import os
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -24,6 +23,7 @@ from handler.plugins.custom_messages import CustomReader
 from handler.plugins.functions import InputFormatter
 from handler.serving import sessions
 from handler.serving.sessions import Sessions, configured_sessions, session_call, sessions_root
+from tests.doubles.steps import steps
 from tests.one_test import in_one_test
 from tests.stepped import Bench, ask, benches, item, text_of
 
@@ -111,15 +111,13 @@ def test_the_end_does_not_wait_for_very_many(
 def test_each_session_costs_the_end_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "_END_SECONDS", 600)
 
-    def seconds(count: int) -> float:
+    def work(count: int) -> int:
         store = Sessions(tmp_path, 60, count)
         for _ in range(count):
             store.open()
-        began = time.thread_time()
-        store.end()
-        return time.thread_time() - began
+        return steps(store.end)
 
-    assert any(seconds(2_000) < 8 * seconds(500) for _ in range(3)), "16 times, if each looked at all others"
+    assert work(400) < 5 * work(100), "16 times, if each looked at all others"
 
 
 def test_a_closed_session_is_gone_and_its_files_too(store: Sessions) -> None:

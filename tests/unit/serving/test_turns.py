@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
@@ -16,6 +15,7 @@ import pytest
 
 from handler.core.errors import Overloaded
 from handler.serving.turns import Flow, LargeBodies, Quota, Share, Turns, TurnThreads
+from tests.doubles.steps import steps
 from tests.servers import PATIENCE
 
 
@@ -251,21 +251,19 @@ def test_what_waits_at_the_end_is_cancelled() -> None:
         threads.submit(lambda: True, 1).result(PATIENCE)
 
 
-def wait_for_turns(count: int) -> float:
-    """Return the CPU time of so many calls that have waited together."""
+def wait_for_turns(count: int) -> None:
+    """Make so many calls that wait together."""
     threads, begin = TurnThreads(2, 2, "turns"), threading.Event()
     held: list[Future[Any]] = [threads.submit(begin.wait, 1.0) for _ in range(2)]
     waiting = [threads.submit(int, 1.0, slow=index % 3 == 0) for index in range(count)]
-    began = time.process_time()
     begin.set()
     for one in (*held, *waiting):
         one.result(PATIENCE)
     threads.shutdown()
-    return time.process_time() - began
 
 
 def test_the_work_of_turns_is_linear_in_those_who_wait() -> None:
-    assert min(wait_for_turns(8_000) for _ in range(3)) < 8 * min(wait_for_turns(2_000) for _ in range(3)) + 0.1
+    assert steps(lambda: wait_for_turns(800)) < 6 * steps(lambda: wait_for_turns(200))
 
 
 def test_the_end_cancels_whoever_waits() -> None:
