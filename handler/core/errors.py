@@ -39,6 +39,7 @@ from __future__ import annotations
 
 import logging
 import re
+import traceback
 from collections.abc import Iterable
 from types import TracebackType
 from typing import NamedTuple
@@ -436,6 +437,11 @@ def mask_keys(text: str, secrets: Iterable[str] = ()) -> str:
             for form in {secret, quote(secret, safe="")}:
                 text = text.replace(form, _KEY)
     return _CREDENTIALS.sub("***@", _KEYS.sub(_KEY, text[: 4 * _MOST_READ]))
+
+
+def error_text(error: BaseException) -> str:
+    """Return the text of an error of users' code by `traceback`, which guards against a `__str__` that raises."""
+    return str(traceback.TracebackException(type(error), error, None))[:500].encode(errors="replace").decode()
 
 
 def _cut(text: str, most: int) -> str:

@@ -9,7 +9,6 @@ import inspect
 import json
 import logging
 import re
-import traceback
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from decimal import Decimal
@@ -28,7 +27,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from handler.config.config import Config
-from handler.core.errors import BadRequest, InternalError, ServingError, UnsupportedMedia
+from handler.core.errors import BadRequest, InternalError, ServingError, UnsupportedMedia, error_text
 from handler.core.log import of_request
 from handler.http.inference import (
     AS_IT_COMES,
@@ -559,5 +558,4 @@ def _dispatch(function: Callable[..., Any]) -> Callable[[Request, RequestRespons
 def _shown(error: BaseException) -> str:
     if isinstance(error, _Ended):
         return str(error)
-    text = traceback.TracebackException(type(error), error, None)  # it guards against a `__str__` that raises
-    return f"{type(error).__name__}: {text}"[:500].encode(errors="replace").decode()
+    return f"{type(error).__name__}: {error_text(error)}"[:500]

@@ -21,7 +21,7 @@ from types import CodeType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 from handler.core import text_files
-from handler.core.errors import AdapterFailed, ConfigError, FormatterFailed, Problem, Problems
+from handler.core.errors import AdapterFailed, ConfigError, FormatterFailed, Problem, Problems, error_text
 from handler.core.values import Adapter
 from handler.plugins.foreign_handlers import refuse_foreign_handlers, refuse_predictors
 from handler.plugins.stand_ins import StandIn
@@ -420,18 +420,12 @@ def failed(
     formatter: InputFormatter | OutputFormatter, what: str, error: BaseException | None = None
 ) -> FormatterFailed:
     """Build the error; the text of `error`, which may quote the client, is not in its public message."""
-    return FormatterFailed(f"{formatter.title} {what}", "" if error is None else _error_text(error))
+    return FormatterFailed(f"{formatter.title} {what}", "" if error is None else error_text(error))
 
 
 def kind(value: Any) -> str:
     """Name the type of a wrong return value."""
     return "None" if value is None else type(value).__name__
-
-
-def _error_text(error: BaseException) -> str:
-    """Return the error's text by `traceback`, which guards against a `__str__` that raises."""
-    text = str(traceback.TracebackException(type(error), error, None))
-    return text[:500].encode(errors="replace").decode()
 
 
 # -- formatters of LoRA adapters' own: a model.py in an adapter's directory takes the place of the model's -------------

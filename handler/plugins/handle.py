@@ -7,12 +7,11 @@ import inspect
 import json
 import logging
 import re
-import traceback
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from handler.core.errors import ConfigError, ServingError
+from handler.core.errors import ConfigError, ServingError, error_text
 from handler.core.values import Role
 from handler.plugins.api import Content, Input
 from handler.plugins.functions import import_once
@@ -201,7 +200,7 @@ async def _awaited(value: Any) -> Any:
 def failure(handle: Handle, error: BaseException) -> Answer:
     """Return the answer of a call that raised."""
     log.error("%s failed", TITLE, exc_info=error)
-    text = _text(error)
+    text = error_text(error) or type(error).__name__
     if handle.role is Role.FIRST:
         return _error(424, f"Custom handler failed: {text}")
     if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or any(one in text for one in _OUT_OF_MEMORY):
@@ -242,18 +241,12 @@ async def next_part_async(parts: AsyncIterator[Any]) -> bytes | Broken | None:
 
 def _broken(error: BaseException) -> Broken:
     log.error("%s failed in the middle of its answer", TITLE, exc_info=error)
-    return broken(424, _text(error))
+    return broken(424, error_text(error) or type(error).__name__)
 
 
 def broken(status: int, text: str) -> Broken:
     """Return the last part of an answer that breaks off, as LMI ends such streams."""
     return Broken(_error_line(status, text))
-
-
-def _text(error: BaseException) -> str:
-    """Return the error's text by `traceback`, which guards against a `__str__` that raises."""
-    text = str(traceback.TracebackException(type(error), error, None))
-    return (text or type(error).__name__)[:500].encode(errors="replace").decode()
 
 
 # -- the answer --------------------------------------------------------------------------------------------------------
