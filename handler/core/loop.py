@@ -10,6 +10,7 @@ import concurrent.futures
 import contextlib
 import ctypes
 import faulthandler
+import functools
 import gc
 import logging
 import os
@@ -88,15 +89,15 @@ def settle(future: concurrent.futures.Future[T], call: Callable[[], T]) -> None:
         future.set_result(result)
 
 
-async def run_in_daemon_thread(call: Callable[[], T]) -> T:
+async def run_in_daemon_thread(call: Callable[..., T], *arguments: object) -> T:
     """Return the call's result, or raise what it raises. The call continues when its awaiter is cancelled.
 
     The loop's executor cannot be used: its threads are joined when the process ends.
     """
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
-
-    threading.Thread(target=settle, args=(future, call), name="blocking-call", daemon=True).start()
+    run = functools.partial(call, *arguments)
+    threading.Thread(target=settle, args=(future, run), name="blocking-call", daemon=True).start()
     return await asyncio.wrap_future(future)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import os
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -167,7 +166,7 @@ class BatchRoutes:
                 part, more = message.get("body", b""), message.get("more_body", False)
                 if not more:
                     del scope[GIVEN_UP]
-                await run_in_daemon_thread(functools.partial(form.feed, part))
+                await run_in_daemon_thread(form.feed, part)
                 size += len(part)
                 if size - file.tell() > _FORM:
                     raise InvalidPayload(f"the form has more than {_FORM} bytes outside its file")
@@ -185,7 +184,7 @@ class BatchRoutes:
                 await send_start(scope, send, 200, "application/octet-stream", length)
                 left, more = found["bytes"] if scope["method"] != "HEAD" else 0, True
                 while more and not gone.done():
-                    part = await run_in_daemon_thread(functools.partial(file.read, min(left, _PART)))
+                    part = await run_in_daemon_thread(file.read, min(left, _PART))
                     left -= len(part)
                     more = bool(part) and left > 0
                     await send({"type": "http.response.body", "body": part, "more_body": more})

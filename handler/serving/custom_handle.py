@@ -77,7 +77,7 @@ class CustomHandle:
         """
         properties = self._handle.properties
         if s3.is_url(url := properties.get("model_id")):
-            directory = await run_in_daemon_thread(functools.partial(s3.download, url, self._files))
+            directory = await run_in_daemon_thread(s3.download, url, self._files)
             properties = {**properties, "model_id": str(directory)}
         first = Call({}, properties)
         try:

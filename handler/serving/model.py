@@ -419,7 +419,7 @@ class ServedAdapters:
 
     async def _path(self, src: str) -> Path:
         self._check_open()  # before it reads files, and when it has
-        path = await run_in_daemon_thread(functools.partial(self.registry.path, src))
+        path = await run_in_daemon_thread(self.registry.path, src)
         self._check_open()
         return path
 
@@ -432,7 +432,7 @@ class ServedAdapters:
         directory = str(path)
         self._changing.append(directory)
         try:
-            formatters = await run_in_daemon_thread(functools.partial(load_adapter_formatters, path, name))
+            formatters = await run_in_daemon_thread(load_adapter_formatters, path, name)
             earlier = self._formatters.set(directory, formatters)
             try:
                 return await self._register(begin)

@@ -131,7 +131,7 @@ async def load_model(
     """
     environment.name_hub_token()
     tracer = make_tracer(config.otlp_traces_endpoint, config.label)
-    spec = await run_in_daemon_thread(functools.partial(engine_spec, config))
+    spec = await run_in_daemon_thread(engine_spec, config)
     if (write := formatters.output) is not None and (task := spec.config.task) is not Task.GENERATION:
         raise ConfigError(f"model.py's output formatter {write.name!r} writes generated text; option.task={task.value}")
     adapters = adapter_home(spec.config.options, spec, directory)
@@ -146,7 +146,7 @@ async def load_model(
         for made in (store, request_log, batches):
             if made is not None:
                 on_failure.callback(made.close)
-        tokenizer = await run_in_daemon_thread(functools.partial(load_tokenizer, spec))
+        tokenizer = await run_in_daemon_thread(load_tokenizer, spec)
         context = replace(server_context(config, spec, adapters.registry), tool_format=formatters.tool_format)
         warn_of_unread(config.default_chat_template_kwargs or (), tokenizer.chat_template)
         if tokenizer.chat_template and context.task is Task.GENERATION:

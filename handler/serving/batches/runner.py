@@ -183,7 +183,7 @@ class Output:
         self.sizes[index] += size
         self.counts[index] += 1
 
-    def write(self, number: int, text: bytes, *, failed: bool) -> None:
+    def write(self, number: int, text: bytes, failed: bool) -> None:
         """Write a line's answer, unless it has one.
 
         Raises:
@@ -285,7 +285,7 @@ class BatchRunner:
         id, errors = one.batch["id"], list[BatchError]()
         try:
             paths = [self.store.path(file) for file in output_ids(id)]
-            with contextlib.closing(await run_in_daemon_thread(functools.partial(Output, *paths))) as output:
+            with contextlib.closing(await run_in_daemon_thread(Output, *paths)) as output:
                 errors = await _Answering(self, one, output).run()
         except BlockingIOError:
             self._elsewhere.add(id)
@@ -378,7 +378,7 @@ class _Answering:
         if status != "completed":
             error = batches.EXPIRED if status == "expired" else batches.CANCELLED
             async with self._runner.scan:
-                await run_in_daemon_thread(functools.partial(self._write_rest, lines, error))
+                await run_in_daemon_thread(self._write_rest, lines, error)
         await self._save(status="finalizing", finalizing_at=int(store.clock()))
         await run_in_daemon_thread(self._output.sync)
         await store.call(store.end, self._id, status)
@@ -465,7 +465,7 @@ class _Answering:
             else:
                 answer, ignored = await self._ask(line)
                 text, failed = batches.answered(self._id, line, answer, ignored), answer.status != 200
-            await run_in_daemon_thread(functools.partial(self._output.write, line.number, text, failed=failed))
+            await run_in_daemon_thread(self._output.write, line.number, text, failed)
 
     async def _ask(self, line: Line) -> tuple[HttpResponse, Sequence[str]]:
         """Return a line's answer, once the engine takes it, and the names that meant nothing."""

@@ -108,7 +108,7 @@ class BatchStore:
             Unavailable: the disk fails.
         """
         try:
-            return await run_in_daemon_thread(lambda: method(*arguments))
+            return await run_in_daemon_thread(method, *arguments)
         except (OSError, sqlite3.Error) as error:
             log.error("files and batches: %s", error)
             raise Unavailable("the files and batches cannot be read or written", detail=str(error)) from None

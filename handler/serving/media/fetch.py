@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import ipaddress
 import os
 import socket
@@ -71,8 +70,8 @@ class PublicResolver(AbstractResolver):
             InvalidPayload: one of them is not public.
             OSError: there is none.
         """
-        look_up = functools.partial(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
-        found = [
+        found = await run_in_daemon_thread(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
+        results = [
             ResolveResult(
                 hostname=host,
                 host=str(address[0]),
@@ -81,11 +80,11 @@ class PublicResolver(AbstractResolver):
                 proto=protocol,
                 flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
             )
-            for family, _, protocol, _, address in await run_in_daemon_thread(look_up)
+            for family, _, protocol, _, address in found
         ]
-        for result in found:
+        for result in results:
             check_address(result["host"])
-        return found
+        return results
 
     async def close(self) -> None:
         pass

@@ -249,7 +249,7 @@ class MediaLoader:
         from handler.serving.media.fetch import Fetcher, read_file  # aiohttp is loaded by the first URL
 
         if _host(source.url) == _FILES:
-            return await run_in_daemon_thread(partial(read_file, source.url, source.kind, self._rules))
+            return await run_in_daemon_thread(read_file, source.url, source.kind, self._rules)
         if self._fetcher is None:
             self._fetcher = Fetcher(self._rules, FETCHES)
         return await self._fetcher.fetch(source.url, source.kind)
