@@ -9,6 +9,7 @@ from typing import Any
 
 from handler.config.lmi_version import ASYNC_BY_DEFAULT_SINCE, ASYNC_SINCE
 from handler.config.options.tables import Options, engine_name
+from handler.core.errors import Problem
 from handler.core.values import Role
 
 
@@ -68,3 +69,7 @@ class Config(Options):
 
     def where(self, key: str) -> str:
         return self.origins.get(key, "default")
+
+    def problem(self, key: str, value: object, why: str) -> Problem:
+        """Return the problem that an option has a value."""
+        return Problem(self.where(key), key, f"{key}={value}: {why}")

@@ -331,8 +331,7 @@ def directory(config: Config) -> Path | None:
     homes = [home / given for home in (config.directory, Path()) if home is not None]
     found = next((home for home in homes if (home / FILE).is_file()), None)
     if found is None:
-        message = f"{KEY}={given}: must be auto, vllm, or a directory with a {FILE}"
-        raise ConfigError(Problem(config.where(KEY), KEY, message))
+        raise ConfigError(config.problem(KEY, given, f"must be auto, vllm, or a directory with a {FILE}"))
     return found
 
 

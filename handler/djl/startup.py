@@ -149,8 +149,7 @@ def _beyond_java(config: Config, properties: Mapping[str, Any], version: DjlVers
     if not rolling and config.batch_size > 1:
         why = f"the answers of a dynamic batch share their headers; it needs batch_size=1, not {config.batch_size}"
     if config.enable_stateful_sessions and why:
-        key = "option.enable_stateful_sessions"
-        yield Problem(config.where(key), key, f"{key}=true: {why}")
+        yield config.problem("option.enable_stateful_sessions", "true", why)
 
 
 def own_sessions(config: Config, java: int) -> Config:
@@ -251,9 +250,8 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: s
         idle = f"without effect here: {key} ({config.where(key)}); DJL Serving has metrics of its own"
         config = replace(config, warnings=(*config.warnings, idle), cloudwatch_metrics_interval=0.0)
     if config.replicas != "1":
-        key = "option.replicas"
         message = "DJL Serving's workers are the replicas: write minWorkers and maxWorkers (documents: scaling)"
-        problems.append(Problem(config.where(key), key, f"{key}={config.replicas}: {message}"))
+        problems.append(config.problem("option.replicas", config.replicas, message))
     if config.request_time_limit is None:
         config = replace(config, request_time_limit=_TIME_LIMIT)
     if config.model_id is None and engine not in ("", "echo"):

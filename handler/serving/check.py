@@ -223,4 +223,4 @@ def response_template(config: Config, model: Path | None) -> ResponseTemplate | 
 
 
 def _refused(config: Config, key: str, why: str) -> ConfigError:
-    return ConfigError(Problem(config.where(key), key, f"{key}={HF.name}: {why}"))
+    return ConfigError(config.problem(key, HF.name, why))

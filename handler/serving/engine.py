@@ -16,7 +16,7 @@ from handler.config.loader import Reading, read_server_config
 from handler.config.model_files import chat_template, find_task
 from handler.config.options.tables import STAND_IN
 from handler.core.devices import read_driver, visible_gpus
-from handler.core.errors import ConfigError, Problem, Problems
+from handler.core.errors import ConfigError, Problems
 from handler.core.values import Role, Task
 from handler.engines import downloads, s3
 from handler.engines.base import EngineConfig
@@ -102,13 +102,11 @@ def choose_engine(config: Config) -> str:
     with problems:
         engines.entry(name)
     if not ENGINES[name].spreads and name != STAND_IN and config.tensor_parallel_degree not in ("1", "max"):
-        key = "option.tensor_parallel_degree"
         chosen = ", and no option names another (option.llm_engine)" if config.llm_engine == "auto" else ""
-        message = f"{key}={config.tensor_parallel_degree}: the engine {name} runs on one device{chosen}"
+        why = f"the engine {name} runs on one device{chosen}"
         if "engine_python" in config.engine_options:
-            own = "the server of option.engine_python takes it as a flag, in option.engine_flags"
-            message = f"{key}={config.tensor_parallel_degree}: {own}"
-        problems.append(Problem(config.where(key), key, message))
+            why = "the server of option.engine_python takes it as a flag, in option.engine_flags"
+        problems.append(config.problem("option.tensor_parallel_degree", config.tensor_parallel_degree, why))
     problems.check()
     return name
 
@@ -211,7 +209,7 @@ def _devices(spec: Spec) -> list[str]:
 
 
 def _refuse(config: Config, why: str) -> None:
-    raise ConfigError(Problem(config.where(_KEY), _KEY, f"{_KEY}={config.replicas}: {why}"))
+    raise ConfigError(config.problem(_KEY, config.replicas, why))
 
 
 # -- read a server's configuration; of a model directory on S3 its serving.properties too ------------------------------

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from handler.config.config import Config
-from handler.core.errors import ConfigError, Problem
+from handler.core.errors import ConfigError
 from handler.core.framing import dumps
 from handler.core.secrets import known_headers, path_without_credentials
 
@@ -226,18 +226,17 @@ def configured_log(config: Config) -> RequestLog | None:
     """
     if config.capture_requests is None:
         return None
-    key, place = "option.capture_requests", config.capture_requests
-    directory = Path(place).absolute()
+    directory = Path(config.capture_requests).absolute()
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK | os.X_OK):
             raise PermissionError("it cannot be written")
     except OSError as error:
-        told = f"{key}={place}: requests cannot be captured there: {error.strerror or error}; must be a directory"
-        raise ConfigError(Problem(config.where(key), key, told)) from None
+        told = f"requests cannot be captured there: {error.strerror or error}; must be a directory"
+        raise ConfigError(config.problem("option.capture_requests", config.capture_requests, told)) from None
     if config.capture_total_mb < config.capture_file_mb:
-        key, text = "option.capture_total_mb", f"must be at least option.capture_file_mb={config.capture_file_mb}"
-        raise ConfigError(Problem(config.where(key), key, f"{key}={config.capture_total_mb}: {text}"))
+        least = f"must be at least option.capture_file_mb={config.capture_file_mb}"
+        raise ConfigError(config.problem("option.capture_total_mb", config.capture_total_mb, least))
     return RequestLog(
         directory,
         percent=config.capture_percent,

@@ -24,7 +24,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 
 from handler.config.config import Config
-from handler.core.errors import ConfigError, InvalidSession, Overloaded, Problem, ServingError
+from handler.core.errors import ConfigError, InvalidSession, Overloaded, ServingError
 from handler.core.framing import dumps
 from handler.plugins.api import Session
 from handler.protocols.api import SessionAnswer
@@ -237,11 +237,10 @@ def sessions_root(config: Config) -> Path | None:
 
 def _refuse(config: Config, root: Path, why: str) -> None:
     """Refuse to start if an option asks for sessions; otherwise log that there are none."""
-    key = "option.sessions_path"
-    told = f"{key}={root}: sessions cannot be stored there: {why}"
+    problem = config.problem("option.sessions_path", root, f"sessions cannot be stored there: {why}")
     if config.enable_stateful_sessions or config.sessions_path is not None:
-        raise ConfigError(Problem(config.where(key), key, told))
-    log.warning("stateful sessions are off: %s", told)
+        raise ConfigError(problem)
+    log.warning("stateful sessions are off: %s", problem.message)
 
 
 # -- calls -------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 from handler.config.config import Config
-from handler.core.errors import ConfigError, Conflict, Overloaded, Problem, Unavailable
+from handler.core.errors import ConfigError, Conflict, Overloaded, Unavailable
 from handler.core.framing import dumps, loads
 from handler.protocols.kernel.dialect import KeptAnswer, KeptItem, Kind, Recalled, State, Wanted, kept_items
 from handler.serving.database import open_database
@@ -506,7 +506,7 @@ def configured_store(config: Config) -> ResponseStore | None:
             most_recalled=config.max_request_size,
         )
     except (OSError, sqlite3.Error) as error:
-        key, why = "option.responses_store", getattr(error, "strerror", None) or error
-        told = f"{key}={place}: no responses can be stored there: {why}; must be off, memory or a directory"
-        raise ConfigError(Problem(config.where(key), key, told)) from None
+        why = getattr(error, "strerror", None) or error
+        told = f"no responses can be stored there: {why}; must be off, memory or a directory"
+        raise ConfigError(config.problem("option.responses_store", place, told)) from None
     return ResponseStore(database)

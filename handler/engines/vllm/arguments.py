@@ -12,7 +12,7 @@ from typing import Any, get_args
 from handler.config import model_files
 from handler.config.environment import spread
 from handler.config.options.tables import BITSANDBYTES
-from handler.core.errors import ConfigError, Problem, Problems
+from handler.core.errors import ConfigError, Problems
 from handler.engines.base import EngineConfig
 from handler.engines.huggingface.files import TORCH_DTYPES
 
@@ -76,7 +76,7 @@ def _config_file(config: EngineConfig) -> Path:
     places = [home / name for home in (config.options.directory, config.model, Path()) if home is not None]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
-        raise ConfigError(Problem(config.options.where(_FILE), _FILE, f"{_FILE}={name}: there is no such file"))
+        raise ConfigError(config.options.problem(_FILE, name, "there is no such file"))
     return found.absolute()
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar, cast
 
 from handler.config.config import Config
-from handler.core.errors import ConfigError, Conflict, NotFound, Overloaded, Problem, TooLarge, Unavailable
+from handler.core.errors import ConfigError, Conflict, NotFound, Overloaded, TooLarge, Unavailable
 from handler.core.framing import dumps, loads
 from handler.core.loop import run_in_daemon_thread
 from handler.core.media import new_secret
@@ -402,6 +402,6 @@ def configured_batches(config: Config) -> BatchStore | None:
     try:
         return BatchStore(Path(place).absolute(), config)
     except (OSError, sqlite3.Error) as error:
-        key, why = "option.batches_store", getattr(error, "strerror", None) or error
-        told = f"{key}={place}: no files can be kept there: {why}; must be off or a directory"
-        raise ConfigError(Problem(config.where(key), key, told)) from None
+        why = getattr(error, "strerror", None) or error
+        told = f"no files can be kept there: {why}; must be off or a directory"
+        raise ConfigError(config.problem("option.batches_store", place, told)) from None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from handler.config.config import Config
-from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, Problem, Unavailable, client_words
+from handler.core.errors import ConfigError, InvalidParameter, InvalidPayload, Unavailable, client_words
 from handler.core.loop import run_in_daemon_thread
 from handler.core.media import ALL_MEDIA, MEDIA, MediaSource, MediaTokens, Medium, SharedMedia, several
 from handler.core.package import install
@@ -70,10 +70,10 @@ def media_rules(config: Config) -> MediaRules:
     Raises:
         ConfigError: there is no such directory.
     """
-    key, given = "option.allowed_local_media_path", config.allowed_local_media_path
+    given = config.allowed_local_media_path
     directory = None if given is None else Path(given).resolve()
     if directory is not None and not directory.is_dir():
-        raise ConfigError(Problem(config.where(key), key, f"{key}={given}: there is no such directory"))
+        raise ConfigError(config.problem("option.allowed_local_media_path", given, "there is no such directory"))
     files = {kind: decoder.rules(config) for kind, decoder in DECODERS.items()}
     return MediaRules(files, config.allowed_media_domains or (), directory)
 
