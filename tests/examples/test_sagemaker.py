@@ -100,7 +100,11 @@ def test_invoke(lmi: Served) -> None:
 
 @pytest.mark.parametrize(
     ("script", "served", "start"),
-    [("stream_lmi.py", "lmi", ANSWER), ("tgi_compat.py", "tgi", ANSWER), ("openai_chat.py", "lmi", CHAT)],
+    [
+        ("stream_lmi.py", "lmi", ANSWER),
+        pytest.param("tgi_compat.py", "tgi", ANSWER, marks=pytest.mark.nightly),  # an endpoint of its own
+        ("openai_chat.py", "lmi", CHAT),
+    ],
 )
 def test_streams_come_token_by_token(
     script: str, served: str, start: str, loop: Loop, request: pytest.FixtureRequest

@@ -365,6 +365,7 @@ def test_an_image_in_a_chat_since_0_36(server: LiveServer, stream: bool) -> None
 
 
 @pytest.mark.model
+@pytest.mark.nightly  # starts a server of its own
 def test_the_prompts_tokens_are_scored_since_0_36(demo_model: Path) -> None:
     """The client asks for them in whole answers alone, as vLLM has none in streams."""
     parameters = {"do_sample": True, "max_new_tokens": 4, "details": True, "decoder_input_details": True}

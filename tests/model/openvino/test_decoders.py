@@ -74,7 +74,13 @@ def check(found: tuple[list[int], list[float]], name: str, within: float = 1e-3)
     np.testing.assert_allclose(found[1], WANTED[name]["logprobs"], atol=within)
 
 
-@pytest.mark.parametrize("name", CASES)
+AT_EACH_CHANGE = ("llama", "ministral", "qwen2, yarn", "qwen3", "gemma 3")
+"""One of each family; the others vary its options."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.nightly] * (name not in AT_EACH_CHANGE)) for name in CASES]
+)
 def test_tokens_and_log_probabilities_are_those_of_transformers(tmp_path: Path, tokenizer: Any, name: str) -> None:
     """Windows are shorter than the prompt, which is computed in three parts, in company of its own beginning."""
     directory = write_checkpoint(tmp_path / "model", name, num_files=2 if name == "llama" else 1)

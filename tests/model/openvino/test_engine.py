@@ -17,6 +17,7 @@ pytestmark = pytest.mark.model
 # -- log-probabilities come where they are asked for, and change no token ----------------------------------------------
 
 
+TOKENS_PER_STEP = 32
 PROMPT = list(range(100, 120))
 SAMPLINGS = {
     "greedy": Sampling(max_new_tokens=12, ignore_eos=True),
@@ -29,7 +30,7 @@ SAMPLINGS = {
 
 @pytest.fixture(scope="module")
 def engine(model: Path) -> Iterator[OpenVino]:
-    engine = OpenVino(EngineConfig(Config(dtype="fp32"), model=model))
+    engine = OpenVino(EngineConfig(Config(dtype="fp32", max_num_batched_tokens=TOKENS_PER_STEP), model=model))
     yield engine
     engine.close()
 
@@ -60,13 +61,10 @@ def test_tokens_are_the_same_without_log_probabilities(engine: OpenVino, kind: s
 
 
 GREEDY = Sampling(max_new_tokens=4, ignore_eos=True, logprobs=False)
-TOKENS_PER_STEP = 32
 
 
-def answers(model: Path, prompts: list[list[int]], enable_prefix_caching: bool | None) -> list[tuple[int, list[int]]]:
+def answers(engine: OpenVino, prompts: list[list[int]]) -> list[tuple[int, list[int]]]:
     """Return each answer's number of steps and ids, asked one after the other."""
-    config = Config(dtype="fp32", max_num_batched_tokens=TOKENS_PER_STEP, enable_prefix_caching=enable_prefix_caching)
-    engine = OpenVino(EngineConfig(config, model=model))
     found = []
     for key, prompt in enumerate(prompts):
         engine.add(EngineRequest(key, prompt, GREEDY))
@@ -77,15 +75,17 @@ def answers(model: Path, prompts: list[list[int]], enable_prefix_caching: bool |
             steps += 1
             ids += [*step.ids, *(id for output in step.others for id in output.ids)]
         found.append((steps, ids))
-    engine.close()
     return found
 
 
-def test_an_equal_beginning_is_computed_once(model: Path) -> None:
+def test_an_equal_beginning_is_computed_once(engine: OpenVino, model: Path) -> None:
     turn = list(range(100, 166))
     other, next_turn = list(range(99, 165)), [*turn, *range(500, 520)]
     prompts = [turn, turn, next_turn, other]
-    cached, computed = answers(model, prompts, True), answers(model, prompts, None)
+    config = Config(dtype="fp32", max_num_batched_tokens=TOKENS_PER_STEP, enable_prefix_caching=True)
+    caching = OpenVino(EngineConfig(config, model=model))
+    cached, computed = answers(caching, prompts), answers(engine, prompts)
+    caching.close()
     assert [ids for _, ids in cached] == [ids for _, ids in computed]
     saved = [without - with_cache for (with_cache, _), (without, _) in zip(cached, computed, strict=True)]
     assert saved == [0, 2, 2, 0], "steps of 32 tokens"
@@ -94,16 +94,25 @@ def test_an_equal_beginning_is_computed_once(model: Path) -> None:
 # -- the usage of OpenVINO's KV cache, where it has a size -------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gib", [0, 1])
-def test_a_cache_with_a_size_is_used_while_a_request_runs(gib: int) -> None:
-    engine = OpenVino(EngineConfig(Config(kv_cache_gib=gib), model=prepare("demo", EngineConfig())))
-    idle = EngineStatistics(kv_cache_usage=0.0) if gib else EngineStatistics()
-    assert engine.statistics() == idle
+def usage_of_a_request(engine: OpenVino) -> float | None:
+    """Return it after the request's first step; before it and afterwards the engine says the same."""
+    idle = engine.statistics()
     engine.add(EngineRequest(1, list(range(100, 200)), Sampling(max_new_tokens=4, ignore_eos=True)))
     engine.step()
     usage = engine.statistics().kv_cache_usage
-    assert usage is None if not gib else 0 < (usage or 0) < 0.1
     while not engine.step().others:
         pass
     assert engine.statistics() == idle
+    return usage
+
+
+def test_a_cache_with_a_size_is_used_while_a_request_runs() -> None:
+    engine = OpenVino(EngineConfig(Config(kv_cache_gib=1), model=prepare("demo", EngineConfig())))
+    assert engine.statistics() == EngineStatistics(kv_cache_usage=0.0)
+    assert 0 < (usage_of_a_request(engine) or 0) < 0.1
     engine.close()
+
+
+def test_a_cache_without_a_size_has_no_usage(engine: OpenVino) -> None:
+    assert engine.statistics() == EngineStatistics()
+    assert usage_of_a_request(engine) is None
