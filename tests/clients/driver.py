@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.clients import toolchains
+from tests.djl.jars import QUICK
 from tests.environment import skipped_on
 
 _SCRIPTS = Path(__file__).parent / "scripts"
@@ -145,7 +146,7 @@ def java_client(mode: str) -> Driver:
 
 @functools.cache
 def _java_script() -> Script:
-    return _until_the_end(Script(["java", "-cp", toolchains.java_classpath(), "Drive"]))
+    return _until_the_end(Script(["java", *QUICK, "-cp", toolchains.java_classpath(), "Drive"]))
 
 
 def _until_the_end(script: Script) -> Script:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from handler.config.model_files import cache_directory
 from tests import install
+from tests.djl.jars import QUICK
 
 NPM = Path(__file__).parent / "npm"
 CODING_AGENTS = NPM / "coding-agents"
@@ -70,7 +71,7 @@ def java_classpath() -> str:
     def compile(directory: Path) -> None:
         if "jdk.compiler@" not in _run("java", "--list-modules"):
             raise Unavailable("the java on PATH has no compiler (Debian: apt install default-jdk-headless)")
-        javac = ["java", "-m", "jdk.compiler/com.sun.tools.javac.Main", "-Xlint:all", "-Werror"]
+        javac = ["java", *QUICK, "-m", "jdk.compiler/com.sun.tools.javac.Main", "-Xlint:all", "-Werror"]
         _run(*javac, "-cp", classpath, "-d", str(directory), *map(str, sources))
 
     return f"{_built('classes', [JAVA / 'pom.xml', *sources], compile)}:{classpath}"
