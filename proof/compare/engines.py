@@ -1,9 +1,9 @@
 """Compare our server over one engine with other servers of the same model, in turns.
 
 It measures tokens a second, times to the first token (TTFT) and between tokens (ITL), and the CPU time per token of the
-engine's processes and of those around it (the host). All get OpenAI's completions, streamed, greedy, of equal length.
-It prints tables, then one line of JSON. Run it with nothing else on the machine; `lmi bench --engine` compares with the
-engine alone:
+engine's processes and of those around it (the host). The first answer after a start has a row of its own. All get
+OpenAI's completions, streamed, greedy, of equal length. It prints tables, then one line of JSON. Run it with nothing
+else on the machine; `lmi bench --engine` compares with the engine alone:
 
     python -m proof.compare.engines [-o KEY=VALUE ...] [--peer NAME='COMMAND ... --port {port}' ...]
 
@@ -31,6 +31,8 @@ from proof.bench.processes import Server, lmi_serve, measure
 from proof.compare.processes import Cpu, cpu_seconds, free_port, started
 
 OURS = "lmi serve"
+FIRST = "first answer"
+"""In the place of the number of clients: one answer, measured once, right after the start."""
 CORE = (b"VLLM::EngineCore", b"VLLM::Worker")
 """Beginnings of the names of an engine's own processes, under every server; OpenVINO and llama.cpp have none."""
 
@@ -110,32 +112,34 @@ _RATIOS: dict[str, Callable[[Sample], float]] = {
 }
 
 
+def sample(given: argparse.Namespace, server: Server, turn: int, load: Closed) -> Sample:
+    """Measure a server once; the number of the turn chooses the prompts."""
+    target = Completions(server.url, given.tokens, given.prompt_words, _TIMEOUT, turn * _PROMPTS_EACH)
+    before, others = [Cpu(0.0, 0.0)], machine.OthersMeter()
+    results = measure(target, load, given.processes, began=lambda: before.append(cpu_seconds(server.pid, CORE)))
+    return Sample(results, cpu_seconds(server.pid, CORE).since(before[-1]), others.cores() or 0.0)
+
+
 def turns(given: argparse.Namespace, clients: int, servers: Mapping[str, Server]) -> tuple[list[Turn], int]:
     """Measure each server in each turn, starting with a different one; return the turns, and how many were
     disturbed.
     """
     load = Closed(clients, given.rounds)
 
-    def sample(server: Server, turn: int, load: Closed) -> Sample:
-        target = Completions(server.url, given.tokens, given.prompt_words, _TIMEOUT, turn * _PROMPTS_EACH)
-        before, others = [Cpu(0.0, 0.0)], machine.OthersMeter()
-        results = measure(target, load, given.processes, began=lambda: before.append(cpu_seconds(server.pid, CORE)))
-        return Sample(results, cpu_seconds(server.pid, CORE).since(before[-1]), others.cores() or 0.0)
-
     def turn(number: int) -> Turn:
         first = number % len(servers)
         found = {}
         for name in [*servers][first:] + [*servers][:first]:
-            found[name] = sample(servers[name], number, load)
+            found[name] = sample(given, servers[name], number, load)
             print(f"{clients:4} clients, {name}: {found[name].rate:,.1f} tokens/s", file=sys.stderr, flush=True)
         return {name: found[name] for name in servers}
 
     for server in servers.values():  # what one does for the first time at this size is no part of a measurement
-        sample(server, 2 * given.repeat, Closed(clients, 1))
+        sample(given, server, 2 * given.repeat, Closed(clients, 1))
     return machine.undisturbed(given.repeat, given.quiet, turn, lambda turn: max(own.others for own in turn.values()))
 
 
-def summarize(clients: int, turns: Sequence[Turn], disturbed: int) -> dict[str, Any]:
+def summarize(clients: int | str, turns: Sequence[Turn], disturbed: int) -> dict[str, Any]:
     """Return each server's metrics at one number of clients, and ours over the others' (medians of the turns')."""
     value: dict[str, Any] = {"clients": clients, "turns_disturbed": disturbed, "servers": {}, "over": {}}
     for name in turns[0]:
@@ -220,7 +224,9 @@ def run(given: argparse.Namespace) -> int:
             url = f"http://127.0.0.1:{port}"
             words = [word.replace("{port}", str(port)) for word in shlex.split(command)]
             servers[name] = Server(url, stack.enter_context(started(words, url, _LOADING)))
-        values = [summarize(clients, *turns(given, clients, servers)) for clients in given.clients]
+        first = {name: sample(given, server, 2 * given.repeat + 1, Closed(1, 1)) for name, server in servers.items()}
+        values = [summarize(FIRST, [first], 0)]
+        values += [summarize(clients, *turns(given, clients, servers)) for clients in given.clients]
     facts = machine.describe()
     print(machine.summary(facts))
     print(f"answers of {given.tokens} tokens, prompts of {given.prompt_words} words, {given.rounds} rounds, ", end="")
