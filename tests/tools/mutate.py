@@ -1,6 +1,7 @@
 """Change `handler/` in places drawn at random, one at a time, and count the changes that tests notice.
 
-    python -m tests.tools.mutate [--commit REV] [--among REV] [--number 300] [--seed 1] [--tests tests/unit tests/app]
+    python -m tests.tools.mutate [--commit REV] [--among REV] [--number 300] [--seed 1] [--at handler/djl ...]
+        [--tests tests/unit tests/app]
 
 The same seed draws the same places from the same source, so a pruning of tests can be compared with the commit before.
 Where the source has changed as well, `--among` draws from what both commits have: two runs, each among the other's.
@@ -68,6 +69,7 @@ class Place(NamedTuple):
     Attributes:
         line: the first one of the simple statement around it.
         is_statement: the change is one of a whole statement.
+        outside: the place is outside of functions: the module executes it when it is imported.
     """
 
     path: str
@@ -76,6 +78,7 @@ class Place(NamedTuple):
     end: int
     text: str
     is_statement: bool = False
+    outside: bool = False
 
 
 class Recorded(NamedTuple):
@@ -92,12 +95,14 @@ class Plan(NamedTuple):
     Attributes:
         places: as they are printed.
         modules: for each place, the number that any function of its module has.
+        outside: for each place, whether it is outside of functions.
         budget: seconds of tests for each change.
         recorded: the file of the record, which is read where it exists, else written.
     """
 
     places: list[str]
     modules: list[int]
+    outside: list[bool]
     budget: float
     recorded: str
 
@@ -107,30 +112,33 @@ def places(path: str, source: str) -> Iterator[Place]:
     starts = [0]
     for line in source.encode().splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    for statement, node in _nodes(ast.parse(source).body):
+    for statement, node, outside in _nodes(ast.parse(source).body):
         at: Any = node
         for text in _changes(node):
             begin, end = starts[at.lineno - 1] + at.col_offset, starts[at.end_lineno - 1] + at.end_col_offset
             first = at.lineno if hasattr(statement, "body") else statement.lineno
-            yield Place(path, first, begin, end, text, isinstance(node, ast.stmt))
+            yield Place(path, first, begin, end, text, isinstance(node, ast.stmt), outside)
 
 
-def _nodes(body: Sequence[ast.stmt]) -> Iterator[tuple[ast.stmt, ast.AST]]:
-    """Yield the nodes that a change may be made of, each with its statement; no docstrings and no annotations."""
+def _nodes(body: Sequence[ast.stmt], outside: bool = True) -> Iterator[tuple[ast.stmt, ast.AST, bool]]:
+    """Yield the nodes that a change may be made of, each with its statement, and whether that is outside of functions;
+    no docstrings and no annotations.
+    """
     for statement in body:
         if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
             continue
         if isinstance(statement, ast.If) and ast.unparse(statement.test) == "TYPE_CHECKING":
             continue
-        yield statement, statement
+        yield statement, statement, outside
+        inner = outside and not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef)
         for name, value in ast.iter_fields(statement):
             for child in value if isinstance(value, list) else [value]:
                 if isinstance(child, ast.expr | ast.arguments | ast.withitem) and name not in ("annotation", "returns"):
-                    yield from ((statement, node) for node in _expressions(child))
+                    yield from ((statement, node, outside) for node in _expressions(child))
                 elif isinstance(child, ast.stmt):
-                    yield from _nodes([child])
+                    yield from _nodes([child], inner)
                 elif isinstance(child, ast.ExceptHandler | ast.match_case):
-                    yield from _nodes(child.body)
+                    yield from _nodes(child.body, inner)
 
 
 def _expressions(node: ast.AST) -> Iterator[ast.AST]:
@@ -205,11 +213,19 @@ Key = tuple[str, str, int, str, int]
 """A place in any commit: its file, its line, where in that, the change, and which of several such it is."""
 
 
-def draw(root: Path, number: int, seed: int, among: Path | None = None) -> list[Place]:
-    """Draw places of the source below `root`/handler, and of those only what the source below `among` has too."""
-    found = _keyed(root)
+def draw(root: Path, number: int, seed: int, among: Path | None = None, at: Sequence[str] = ()) -> list[Place]:
+    """Draw places of the source below `root`/handler, and of those only what the source below `among` has too.
+
+    Args:
+        at: folders, files, and lines (`file:line`) to draw from; empty is all.
+    """
+    found = {key: place for key, place in _keyed(root).items() if not at or _is_within(place, at)}
     keys = sorted(found if among is None else found.keys() & _keyed(among).keys())
     return [found[key] for key in random.Random(seed).sample(keys, min(number, len(keys)))]
+
+
+def _is_within(place: Place, at: Sequence[str]) -> bool:
+    return any(f"{place.path}:{place.line}" == one or Path(place.path).is_relative_to(one) for one in at)
 
 
 def _keyed(root: Path) -> dict[Key, Place]:
@@ -233,7 +249,9 @@ def clone(root: Path, commit: str, repository: Path = ROOT) -> Path:
     return root
 
 
-def run(root: Path, drawn: Sequence[Place], tests: Sequence[str], budget: float, recorded: Path) -> int:
+def run(
+    root: Path, drawn: Sequence[Place], tests: Sequence[str], budget: float, recorded: Path, marks: str = QUICK
+) -> int:
     """Try the changes in the clone at `root`; return pytest's status."""
     by_path: dict[str, dict[int, Place]] = {}
     for number, place in enumerate(drawn):
@@ -243,23 +261,37 @@ def run(root: Path, drawn: Sequence[Place], tests: Sequence[str], budget: float,
         (root / path).write_bytes(switched((root / path).read_bytes(), changes, modules[path]))
     (root / "mutated.py").write_text(SWITCH)
     told = [f"{place.path}:{place.line}: {place.text.splitlines()[0][:80]}" for place in drawn]
-    plan = Plan(told, [modules[place.path] for place in drawn], budget, str(recorded.absolute()))
+    plan = Plan(
+        told,
+        [modules[place.path] for place in drawn],
+        [place.outside for place in drawn],
+        budget,
+        str(recorded.absolute()),
+    )
     paths = os.pathsep.join([str(root), str(Path(__file__).parent)])
     environment = {**os.environ, "PYTHONPATH": paths, _PLAN: json.dumps(plan)}
-    command = [sys.executable, "-m", "pytest", *_PYTEST, "-s", "-p", "mutate", "-m", QUICK, *tests]
+    command = [sys.executable, "-m", "pytest", *_PYTEST, "-s", "-p", "mutate", "-m", marks, *tests]
     return subprocess.run(command, cwd=root, env=environment).returncode
 
 
-def covering(numbers: Collection[int], recorded: Mapping[str, Recorded], budget: float) -> list[str]:
+def covering(
+    numbers: Collection[int], recorded: Mapping[str, Recorded], budget: float, *, beside: bool = False
+) -> list[str]:
     """Return tests that execute one of the places, the fastest ones, up to `budget` seconds of them; at least one.
 
     Those of a file stand together, since they share its fixtures.
+
+    Args:
+        beside: take the other tests of their files too; one that only reads a constant executes no place.
     """
+    found = [name for name, test in recorded.items() if not set(numbers).isdisjoint(test.numbers)]
+    if beside:
+        of = set(map(_file, found))
+        found = [name for name in recorded if _file(name) in of]
     names: list[str] = []
-    for name in sorted(recorded, key=lambda name: recorded[name].seconds):
-        test = recorded[name]
-        if test.passed and not set(numbers).isdisjoint(test.numbers):
-            budget -= test.seconds
+    for name in sorted(found, key=lambda name: recorded[name].seconds):
+        if recorded[name].passed:
+            budget -= recorded[name].seconds
             if names and budget < 0:
                 break
             names.append(name)
@@ -330,12 +362,14 @@ class Plugin:
         if not self._try(-1, passed[:: max(1, len(passed) // 50)], 600):
             raise pytest.UsageError("tests that passed at first fail without a change")
         caught = uncovered = 0
-        for number, (place, module) in enumerate(zip(self._plan.places, self._plan.modules, strict=True)):
+        for number, (place, module, outside) in enumerate(
+            zip(self._plan.places, self._plan.modules, self._plan.outside, strict=True)
+        ):
             names = covering([number], recorded, self._plan.budget)
             found = bool(names) and not self._try(number, names, _limit(names, recorded))
-            if not found and number in at_import:
-                beside = [other for other, of in enumerate(self._plan.modules) if of == module]
-                names = names or covering([module, *beside], recorded, self._plan.budget)
+            if not found and (outside or number in at_import):  # a test that imports it first has executed it alone
+                same = [other for other, of in enumerate(self._plan.modules) if of == module]
+                names = covering([number, module, *same], recorded, self._plan.budget, beside=True)
                 found = bool(names) and not self._try_anew(number, names, _limit(names, recorded))
             caught, uncovered = caught + found, uncovered + (not names)
             verdict = "caught" if found else "MISSED" if names else "MISSED, no test executes it"
@@ -412,15 +446,19 @@ def main() -> int:
     add("--among", help="another commit: draw only places that it has too")
     add("--number", type=int, default=300, help="of changes (default: %(default)s)")
     add("--seed", type=int, default=1, help="of the draw (default: %(default)s)")
+    add("--at", nargs="+", default=[], metavar="WHERE", help="draw only from these folders, files and file:line")
     add("--budget", type=float, default=10.0, help="seconds of tests for each change (default: %(default)s)")
     add("--tests", nargs="+", default=["tests/unit", "tests/app"], help="(default: tests/unit tests/app)")
+    add("--marks", default=QUICK, help="pytest's -m (default: %(default)s)")
     add("--recorded", type=Path, help="a file that keeps the record: a run of the same commit and draw begins with it")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="mutate-") as folder:
         root = clone(Path(folder) / "clone", given.commit)
         among = clone(Path(folder) / "among", given.among) if given.among else None
-        drawn = draw(root, given.number, given.seed, among)
-        return run(root, drawn, given.tests, given.budget, given.recorded or Path(folder) / "recorded.json")
+        drawn = draw(root, given.number, given.seed, among, given.at)
+        return run(
+            root, drawn, given.tests, given.budget, given.recorded or Path(folder) / "recorded.json", given.marks
+        )
 
 
 if __name__ == "__main__":

@@ -243,6 +243,10 @@ def test_each_function_of_a_file_tells_its_number(monkeypatch: pytest.MonkeyPatc
     assert told == [100]
 
 
+LATE = "LIMIT = 3\n\ndef limit():\n    return LIMIT\n"
+"""A module that tests import as they run, the first of them without a look at it."""
+
+
 @pytest.mark.nightly
 def test_a_change_is_caught_by_a_test_that_executes_its_place(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
@@ -253,14 +257,21 @@ def test_a_change_is_caught_by_a_test_that_executes_its_place(
         "handler/a.py": SOURCE,
         "tests/test_a.py": "from handler.a import look, top\n\ndef test_top():\n    assert top([3, 9, 7]) == 9\n\n"
         "def test_bad():\n    assert top([]) == 1\n\ndef test_look():\n    assert look(1) is True\n",
+        "handler/b.py": LATE,
+        "tests/test_b.py": "def test_first():\n    import handler.b\n\n"
+        "def test_late():\n    from handler.b import limit\n    assert limit() == 3\n",
     }.items():
-        (repository / name).parent.mkdir(parents=True)
+        (repository / name).parent.mkdir(parents=True, exist_ok=True)
         (repository / name).write_text(text)
     git = ["git", "-c", "user.name=a", "-c", "user.email=a@b.c"]
     for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "a"]):
         subprocess.run([*git, *command], cwd=repository, check=True)
     drawn = draw(repository, 100, 1)
-    assert sorted(drawn, key=str) == sorted(places("handler/a.py", SOURCE), key=str)
+    found = [*places("handler/a.py", SOURCE), *places("handler/b.py", LATE)]
+    assert sorted(drawn, key=str) == sorted(found, key=str)
+    assert [
+        place for place in found if draw(repository, 100, 1, at=[f"handler/b.py:{place.line}"]) == [place]
+    ] == found[-2:]
     assert drawn == draw(repository, 100, 1) != draw(repository, 100, 2)
 
     def verdicts(name: str) -> dict[str, str]:
@@ -268,19 +279,22 @@ def test_a_change_is_caught_by_a_test_that_executes_its_place(
         lines = capfd.readouterr().out.splitlines()
         told = dict(line.removeprefix("handler/a.py:").split("  ") for line in lines if line.startswith("handler/"))
         caught = sum(verdict == "caught" for verdict in told.values())
-        assert any(line.startswith(f"{caught} of 13 caught ({caught / 13:.1%})") for line in lines)
+        assert any(line.startswith(f"{caught} of 15 caught ({caught / 15:.1%})") for line in lines)
         return told
 
     of_top = {"7: (value == 7)": "caught", "8: (value != 7)": "caught", "12: return None": "caught"}
     of_look = {"17: (2)": "caught", "17: False": "caught", "20: return None": "caught"}
+    of_late = {"handler/b.py:1: (4)": "caught", "handler/b.py:4: return None": "caught"}
     unseen = {"5: (1)", "7: (value > best or not value == 7)", "7: (value >= best)", "8: (8)", "11: pass"}
     unexecuted = dict.fromkeys(("15: return None", "15: False"), "MISSED, no test executes it")
-    assert verdicts("first") == of_top | of_look | dict.fromkeys(unseen, "MISSED") | unexecuted
+    assert verdicts("first") == of_top | of_look | of_late | dict.fromkeys(unseen, "MISSED") | unexecuted
     of_places, tests = json.loads(record.read_text())
-    assert [test[0] for test in tests.values()] == [True, False, True]
+    assert [test[0] for test in tests.values()] == [True, False, True, True, True]
     tests["tests/test_a.py::test_top"][0] = False
     record.write_text(json.dumps([of_places, tests]))
-    assert verdicts("second") == of_look | dict.fromkeys((*of_top, *unseen, *unexecuted), "MISSED, no test executes it")
+    assert verdicts("second") == of_look | of_late | dict.fromkeys(
+        (*of_top, *unseen, *unexecuted), "MISSED, no test executes it"
+    )
 
 
 def test_the_fastest_tests_run_within_the_budget_and_those_of_a_file_together() -> None:
@@ -295,6 +309,7 @@ def test_the_fastest_tests_run_within_the_budget_and_those_of_a_file_together() 
     assert covering([3, 4], recorded, 11) == ["a::fast", "b::middle"]
     assert covering([3, 4], recorded, 0.5) == ["a::fast"]
     assert covering([6], recorded, 10) == []
+    assert covering([5], recorded, 9, beside=True) == ["b::elsewhere", "b::middle", "a::fast"]
 
 
 def test_places_that_two_commits_share_are_drawn_alike(tmp_path: Path) -> None:
