@@ -70,7 +70,7 @@ class WorkerLoop:
         most 100 ms late.
         """
         if driver.fd is None or time.monotonic() > self._run_at + _PERIOD:
-            return self.wait(seconds) if seconds else self.poll()
+            return self.wait(seconds)
         if [key.fd for key, _ in self._selector.select(seconds)] == [driver.fd]:
             driver.step()
         else:

@@ -265,6 +265,8 @@ def reading(environ: dict[str, str], *overrides: str) -> Reading:
         ({"SM_VLLM_TENSOR_PARALLEL_SIZE": "2", "SM_VLLM_MAX_NUM_SEQS": "7"}, {"max_rolling_batch_size": 7}),
         ({"SM_VLLM_SERVED_MODEL_NAME": '["a", "b"]'}, {"served_model_name": ("a", "b")}),
         ({"SM_VLLM_MODEL": "a/b"}, {"openai_compat": True}),
+        ({"SM_VLLM_OPENAI_COMPAT": "false"}, {"openai_compat": False}),
+        ({"SM_VLLM_MAX_NUM_SEQS": "7", "OPTION_ROLLING_BATCH": "trtllm"}, {"engine": "trtllm"}),
         ({"SM_VLLM_MODEL": "a/b", "OPTION_OPENAI_COMPAT": "false"}, {"openai_compat": False}),
         ({"MESSAGES_API_ENABLED": "true"}, {"openai_compat": True}),
         ({"SM_VLLM_PORT": "8080", "SM_VLLM_HOST": "0.0.0.0"}, {"engine": "vllm"}),

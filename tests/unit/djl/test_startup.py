@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import pytest
 
 from handler.config.config import Config
 from handler.core.errors import ConfigError
+from handler.djl import partition
 from handler.djl.startup import is_passive, own_sessions, prepare, read_properties
 from handler.serving import sessions
 from handler.serving.sessions import configured_sessions
@@ -356,18 +356,17 @@ def test_a_java_without_async_mode_is_told_of(
 # -- the stand-in for the conversion that DJL Serving 0.28 runs when option.rolling_batch=trtllm -----------------------
 
 
-def run(model: str, repo: Path) -> subprocess.CompletedProcess[str]:
+def convert(model: str, repo: Path) -> int:
     """As Java calls it."""
-    return subprocess.run(
-        [sys.executable, "-m", "handler.djl.partition", "--properties_dir", "/nowhere",
-         "--trt_llm_model_repo", str(repo), "--tensor_parallel_degree", "1", "--pipeline_parallel_degree", "1",
-         "--model_path", model],
-        capture_output=True, text=True,
-    )  # fmt: skip
+    degrees = ["--tensor_parallel_degree", "1", "--pipeline_parallel_degree", "1"]
+    paths = ["--properties_dir", "/nowhere", "--trt_llm_model_repo", str(repo), "--model_path", model]
+    return partition.main([*paths, *degrees])
 
 
 @pytest.mark.parametrize("leads_nowhere", [False, True])
-def test_the_directory_that_java_hands_on_is_the_model(tmp_path: Path, leads_nowhere: bool) -> None:
+def test_the_directory_that_java_hands_on_is_the_model(
+    tmp_path: Path, leads_nowhere: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
@@ -375,13 +374,12 @@ def test_the_directory_that_java_hands_on_is_the_model(tmp_path: Path, leads_now
     if leads_nowhere:  # a link of an earlier start, whose model is gone
         repo.parent.mkdir(parents=True)
         repo.symlink_to(tmp_path / "gone")
-    done = run(str(model), repo)
-    assert (done.returncode, done.stdout) == (0, "")
+    assert convert(str(model), repo) == 0
+    assert capsys.readouterr().out == ""
     assert (repo / "config.json").read_text() == "{}"
 
 
-def test_what_is_no_directory_fails_as_java_expects_it(tmp_path: Path) -> None:
-    done = run("some/hub-id", tmp_path / "repo")
-    assert done.returncode == 1
-    assert done.stdout.startswith("ERROR option.model_id=some/hub-id")
+def test_what_is_no_directory_fails_as_java_expects_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert convert("some/hub-id", tmp_path / "repo") == 1
+    assert capsys.readouterr().out.startswith("ERROR option.model_id=some/hub-id")
     assert not (tmp_path / "repo").exists()
