@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from handler.config import model_files
 from handler.config.engines import LLM_ENGINES
 from handler.core import log
-from handler.core.command_line import add_repeatable, nearest
+from handler.core.command_line import add_repeatable, human, nearest
 from handler.core.errors import ConfigError
 
 
@@ -143,11 +143,11 @@ def _list(arguments: argparse.Namespace) -> int:
     rows = [("MODEL", "FORMAT", "SIZE", "LAST READ")]
     for model in found:
         used = time.strftime("%Y-%m-%d", time.localtime(model.used_at)) if model.used_at else "-"
-        rows.append((model.name, model.format, _size(model.size), used))
+        rows.append((model.name, model.format, human(model.size), used))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, form, size, used in rows:
         print(f"{name:{widths[0]}}  {form:{widths[1]}}  {size:>{widths[2]}}  {used}")
-    print(f"{_size(sum(model.size for model in found))} in all")
+    print(f"{human(sum(model.size for model in found))} in all")
     return 0
 
 
@@ -173,7 +173,7 @@ def _remove(arguments: argparse.Namespace) -> int:
     if used := _in_use([model.path for model in chosen]):
         raise ConfigError(f"lmi models rm: process {used[0]} has files of {used[1]} open; nothing is removed")
     for model in chosen:
-        told = f"removed {model.name} ({model.format}, {_size(model.size)})"
+        told = f"removed {model.name} ({model.format}, {human(model.size)})"
         if model.path.is_symlink():
             told = f"removed the link to {model.name}; its files stay in {model.path.resolve()}"
             model.path.unlink()
@@ -199,7 +199,3 @@ def _in_use(paths: Sequence[Path]) -> tuple[int, Path] | None:
             if any(one == place or one.startswith(f"{place}/") for one in opened):
                 return int(process.name), path
     return None
-
-
-def _size(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

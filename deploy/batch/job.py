@@ -18,13 +18,14 @@ from deploy.resolve.decision import Decision, spec_on
 from deploy.resources.build import spec_digest
 from deploy.resources.endpoint_config import model
 from deploy.resources.resource import Json, Resource, batch_name, digest, job_prefix, tags, version_name
-from deploy.s3.prefix import ARCHIVE, Prefix, bucket_and_key, check_region, human
+from deploy.s3.prefix import ARCHIVE, Prefix, bucket_and_key, check_region
 from deploy.s3.upload import counted
 from deploy.service_model import instance_types
 from deploy.spec import Spec
 from deploy.spec.components import MOST_TOGETHER, Batch
 from deploy.spec.options import is_aws_image
 from handler.config.options import KNOWN
+from handler.core.command_line import human
 
 CONTENT_TYPE = "application/jsonlines"
 """Read as JSON by LMI and this server, as it begins with JSON's type."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,7 @@ from rich.console import Console
 
 from deploy.aws import Aws
 from deploy.cli.views import confirm, live_progress, out, print_plan, say
-from deploy.deployer.apply import (
-    ApplyOptions,
-    Run,
-    apply,
-    interruptible,
-    interruption_report,
-    look_when_idle,
-    status_of,
-)
+from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle, to_the_end
 from deploy.deployer.live import Live
 from deploy.deployer.plan import removal_of_all
 from deploy.deployer.shadow import plan_end
@@ -68,17 +60,12 @@ def _run(arguments: argparse.Namespace) -> int:
         raise SpecError(f"--endpoint {arguments.endpoint}, and the file's endpoint is {spec.endpoint or spec.name}")
     own = arguments.endpoint if arguments.endpoint != arguments.name else None
     name = spec.deployment if spec is not None else deployment_of(arguments.name, own)
-    run = Run()
-    try:
-        with interruptible():
-            return _remove(name, spec, out(), run, arguments)
-    except KeyboardInterrupt as interrupt:
-        only = " --shadow" if arguments.shadow else ""
-        print(interruption_report(run, f"down{only}", f"{name}{only}"), file=sys.stderr)
-        return status_of(interrupt)
+    only = " --shadow" if arguments.shadow else ""
+    work = partial(_remove, name, spec, out(), arguments)
+    return to_the_end(work, again=f"down{only}", name=f"{name}{only}")
 
 
-def _remove(name: str, spec: Spec | None, console: Console, run: Run, arguments: argparse.Namespace) -> int:
+def _remove(name: str, spec: Spec | None, console: Console, arguments: argparse.Namespace, run: Run) -> int:
     aws = Aws(arguments.region or (spec.region if spec is not None else None))
     with live_progress(console) as report:
         options = ApplyOptions(say=lambda line: say(console, line), report=report)

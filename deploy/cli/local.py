@@ -241,7 +241,7 @@ def _plan(arguments: argparse.Namespace) -> Plan:
     url = (arguments.container or f"http://127.0.0.1:{port}").rstrip("/")
     components = {BASE: Component(), **{name: Component(name) for name in adapters}} if adapters else {}
     commands = {} if arguments.container else {"": command(arguments.model, port, options, arguments.engine)}
-    return _with(arguments, _endpoint(arguments, url, _NAME, components), commands, adapters)
+    return _planned(arguments, url, _NAME, components, commands, adapters)
 
 
 def _plan_of_specification(arguments: argparse.Namespace) -> Plan:
@@ -253,21 +253,22 @@ def _plan_of_specification(arguments: argparse.Namespace) -> Plan:
     if arguments.container_port is not None:
         raise DeployError("--container-port is for one container, and a specification may have several")
     spec = with_arguments(read_spec(Path(arguments.model)), arguments.options, arguments.engine)
-    given = started(
-        spec,
-        free_port,
-        machine=this_machine(),
-        adapters=_adapters(arguments.adapters, ()),
-    )
+    given = started(spec, free_port, machine=this_machine(), adapters=_adapters(arguments.adapters, ()))
     for note in given.notes:
         print(f"note: {note}", file=sys.stderr)
     urls = [item.container for item in given.components.values() if item.container] or [given.commands[""].url]
-    endpoint = _endpoint(arguments, urls[0], spec.name, given.components)
-    return _with(arguments, endpoint, given.commands, given.adapters)
+    return _planned(arguments, urls[0], spec.name, given.components, given.commands, given.adapters)
 
 
-def _endpoint(arguments: argparse.Namespace, url: str, name: str, components: Mapping[str, Component]) -> Endpoint:
-    return Endpoint(
+def _planned(
+    arguments: argparse.Namespace,
+    url: str,
+    name: str,
+    components: Mapping[str, Component],
+    commands: Mapping[str, Command],
+    adapters: Mapping[str, str],
+) -> Plan:
+    endpoint = Endpoint(
         url,
         arguments.endpoint_name or name,
         arguments.region,
@@ -275,18 +276,9 @@ def _endpoint(arguments: argparse.Namespace, url: str, name: str, components: Ma
         limits=Limits(arguments.invoke_timeout, arguments.stream_timeout, arguments.max_body),
         part_bytes=arguments.part_bytes,
     )
-
-
-def _with(
-    arguments: argparse.Namespace, endpoint: Endpoint, commands: Mapping[str, Command], adapters: Mapping[str, str]
-) -> Plan:
+    probing = Probing(window=arguments.start_timeout)
     return Plan(
-        endpoint,
-        host=arguments.host,
-        port=arguments.port,
-        commands=commands,
-        adapters=adapters,
-        probing=Probing(window=arguments.start_timeout),
+        endpoint, host=arguments.host, port=arguments.port, commands=commands, adapters=adapters, probing=probing
     )
 
 

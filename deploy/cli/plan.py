@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
@@ -27,8 +26,8 @@ from deploy.cli.views import (
 )
 from deploy.deployer.calls import why_unreachable
 from deploy.deployer.live import look
-from deploy.deployer.preparation import Comparison, Preparation, compare, compare_beside, compare_offline, prepare
-from deploy.deployer.release import keep_release
+from deploy.deployer.preparation import Comparison, Preparation, compare_offline, prepare
+from deploy.deployer.release import compare_online
 from deploy.deployer.shadow import Share, refuse_specification
 from deploy.errors import SpecError
 from deploy.preflight.check import Check
@@ -72,21 +71,9 @@ def _run(arguments: argparse.Namespace) -> int:
 def _print_online(spec: Spec, aws: Aws, arguments: argparse.Namespace, share: Share | None) -> int:
     preparation = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
     live = look(aws, spec.deployment, preparation.resources_in_order)
-    preparation, kept = keep_release(
-        preparation,
-        aws,
-        live,
-        adopt=arguments.adopt or share is not None,
-        allow_plaintext_secret=arguments.allow_plaintext_secret,
-    )
-    if share is not None:
-        preparation, comparison = compare_beside(preparation, aws, live, share)
-        spec = preparation.spec
-    else:
-        comparison = compare(preparation, aws, live, adopt=arguments.adopt)
-    comparison = replace(comparison, warnings=(*kept, *comparison.warnings))
+    preparation, comparison = compare_online(preparation, aws, live, adopt=arguments.adopt, share=share)
     # The plan says whom the name belongs to.
-    checks = preflight(aws, spec, preparation.decision, fetch=over_the_network, without=("name",))
+    checks = preflight(aws, preparation.spec, preparation.decision, fetch=over_the_network, without=("name",))
     _print(preparation, comparison, checks, None, arguments)
     return 0
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -13,17 +12,9 @@ from rich.console import Console
 from deploy.aws import Aws
 from deploy.cli.arguments import add_shadow, add_spec, share_of, spec_of
 from deploy.cli.views import confirm, live_progress, out, print_checks, print_plan, print_warnings, say, upload_progress
-from deploy.deployer.apply import (
-    ApplyOptions,
-    Run,
-    apply,
-    interruptible,
-    interruption_report,
-    look_when_idle,
-    status_of,
-)
-from deploy.deployer.preparation import compare, compare_beside, compare_promotion, prepare, upload_models
-from deploy.deployer.release import keep_release
+from deploy.deployer.apply import ApplyOptions, Run, apply, look_when_idle, to_the_end
+from deploy.deployer.preparation import prepare, upload_models
+from deploy.deployer.release import compare_online
 from deploy.deployer.shadow import Share, refuse_specification
 from deploy.deployer.wait import time_limit
 from deploy.errors import NotThere
@@ -58,21 +49,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def deploy(arguments: argparse.Namespace, command: str) -> int:
     """Run `up`, `update`, which needs an existing endpoint, or `promote`; print the progress on an interrupt."""
-    spec, console, run = spec_of(arguments), out(), Run()
+    spec = spec_of(arguments)
     share = share_of(arguments) if command == "up" else None
     if share is not None or command == "promote":
         refuse_specification(spec)
-    try:
-        with interruptible():
-            return _deploy(spec, console, run, arguments, command, share)
-    except KeyboardInterrupt as interrupt:
-        again, name = (command, spec.name) if share is None else (f"{command} --shadow", f"{spec.name} --shadow")
-        print(interruption_report(run, again, name), file=sys.stderr)
-        return status_of(interrupt)
+    only = "" if share is None else " --shadow"
+    work = partial(_deploy, spec, out(), arguments, command, share)
+    return to_the_end(work, again=f"{command}{only}", name=f"{spec.name}{only}")
 
 
 def _deploy(
-    spec: Spec, console: Console, run: Run, arguments: argparse.Namespace, command: str, share: Share | None
+    spec: Spec, console: Console, arguments: argparse.Namespace, command: str, share: Share | None, run: Run
 ) -> int:
     aws = Aws(spec.region)
     preparation = prepare(spec, aws.region, aws, allow_plaintext_secret=arguments.allow_plaintext_secret)
@@ -87,18 +74,11 @@ def _deploy(
         live = look_when_idle(aws, spec.deployment, preparation.resources_in_order, options)
     if command == "update" and live.endpoint is None:
         raise NotThere(f"there is no endpoint {spec.endpoint_name} in {aws.region}", "`lmi deploy up` creates it.")
-    takes_over = share is not None or command == "promote" or arguments.adopt
-    preparation, kept = keep_release(
-        preparation, aws, live, adopt=takes_over, allow_plaintext_secret=arguments.allow_plaintext_secret
+    preparation, comparison = compare_online(
+        preparation, aws, live, adopt=arguments.adopt, share=share, promote=command == "promote"
     )
-    if share is not None:
-        preparation, comparison = compare_beside(preparation, aws, live, share)
-    elif command == "promote":
-        comparison = compare_promotion(preparation, aws, live)
-    else:
-        comparison = compare(preparation, aws, live, adopt=arguments.adopt)
     spec = preparation.spec
-    print_warnings(console, (*kept, *comparison.warnings))
+    print_warnings(console, comparison.warnings)
     if not comparison.plan.changing:
         what = spec.name if share is None else f"the shadow of {spec.name}"
         say(console, f"{what} matches the specification; nothing to do.")

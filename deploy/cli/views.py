@@ -30,8 +30,8 @@ from deploy.resolve.components import Placed, Sums
 from deploy.resolve.fit import COLUMNS, Candidates, Fit, rows, title
 from deploy.resolve.prices import Prices
 from deploy.resources.resource import FAILED, MIXED, READY, Json, Ref, resolved
-from deploy.s3.prefix import human
 from deploy.s3.upload import UploadProgress
+from handler.core.command_line import human
 
 _WIDE = 180  # columns of a table without a terminal
 

@@ -7,6 +7,7 @@ resource that AWS is still changing.
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -133,6 +134,9 @@ class ApplyOptions:
     every: float = field(default_factory=lambda: EVERY)
     limit: float = 7200.0
 
+    def wait(self, aws: Aws, resource: Resource, **more: Any) -> None:
+        wait_for(aws, resource, self.report, limit=self.limit, every=self.every, **more)
+
 
 @dataclass
 class Run:
@@ -204,14 +208,7 @@ class _Steps:
             return
         if CALLS[action.kind].status is not None and action.resource is not None:
             if action.verb is not Verb.UNCHANGED:
-                wait_for(
-                    self._aws,
-                    action.resource,
-                    self._options.report,
-                    limit=self._options.limit,
-                    every=self._options.every,
-                    consistency=CONSISTENCY_SECONDS,
-                )
+                self._options.wait(self._aws, action.resource, consistency=CONSISTENCY_SECONDS)
             self._run.serving.add(action.key)
 
     def _make(self, action: Action) -> None:
@@ -221,10 +218,9 @@ class _Steps:
         try:
             self._call(action)
         except ClientError as error:
-            if not is_duplicate(error):
-                self._run.created.remove(action.key)
-                raise
             self._run.created.remove(action.key)
+            if not is_duplicate(error):
+                raise
             self._check_owner(action)
 
     def _check_owner(self, action: Action) -> None:
@@ -234,10 +230,8 @@ class _Steps:
             Refused: it is not of this deployment.
         """
         description = show(self._aws, action.kind, action.which)
-        if (
-            description is None
-            or tags_of(self._aws, action.kind, description).get(TAG_DEPLOYMENT) != self._plan.deployment
-        ):
+        tags = {} if description is None else tags_of(self._aws, action.kind, description)
+        if tags.get(TAG_DEPLOYMENT) != self._plan.deployment:
             raise Refused(f"{action.key} exists and was not made by this deployment", "Choose another name.")
 
     def _delete(self, action: Action) -> None:
@@ -249,10 +243,7 @@ class _Steps:
                 return
             raise
         if CALLS[action.kind].status is not None:
-            gone = Resource(action.kind, action.which[-1], {})
-            wait_for(
-                self._aws, gone, self._options.report, gone=True, limit=self._options.limit, every=self._options.every
-            )
+            self._options.wait(self._aws, Resource(action.kind, action.which[-1], {}), gone=True)
 
     def _call(self, action: Action) -> None:
         request = action.request or {}
@@ -301,11 +292,8 @@ class _Steps:
 
 def _wait_until_idle(aws: Aws, existing: LiveResource, options: ApplyOptions) -> None:
     """Wait until AWS finishes. The next look sees the result, and the plan handles it."""
-    resource = Resource(existing.kind, existing.name, {})
     try:
-        wait_for(
-            aws, resource, options.report, gone=existing.status == "Deleting", limit=options.limit, every=options.every
-        )
+        options.wait(aws, Resource(existing.kind, existing.name, {}), gone=existing.status == "Deleting")
     except (Failed, NotThere) as error:
         options.say(str(error))
 
@@ -346,9 +334,8 @@ def _roll_back(
     if removable and _may_still_change(aws, run.current):
         names = ", ".join(item.key for item in removable)
         advice.append(
-            f"AWS may still be changing {failed}, or serve with the new resources: {names} stay. Run `lmi "
-            "deploy up` again: "
-            "it waits, and continues from there."
+            f"AWS may still be changing {failed}, or serve with the new resources: {names} stay. Run `lmi deploy up` "
+            "again: it waits, and continues from there."
         )
     elif removable and options.keep_failed:
         advice.append(f"Kept as it is: {', '.join(item.key for item in removable)}. `lmi deploy down` removes it.")
@@ -391,7 +378,18 @@ def status_of(interrupt: KeyboardInterrupt) -> int:
     return 128 + (signal.SIGTERM if isinstance(interrupt, Terminated) else signal.SIGINT)
 
 
-def interruption_report(run: Run, again: str, name: str) -> str:
+def to_the_end(work: Callable[[Run], int], again: str, name: str) -> int:
+    """Do the work, and return its exit status; on an interrupt tell how far it came."""
+    run = Run()
+    try:
+        with interruptible():
+            return work(run)
+    except KeyboardInterrupt as interrupt:
+        print(_interruption(run, again, name), file=sys.stderr)
+        return status_of(interrupt)
+
+
+def _interruption(run: Run, again: str, name: str) -> str:
     """Return one line each on the current step, the created resources, and the commands to continue or to clean up."""
     lines = ["Interrupted."]
     if run.current is not None:

@@ -263,9 +263,8 @@ def removal_of_all(live: Live) -> Plan:
     if endpoint is not None and not endpoint.is_of(live.deployment) and not is_guest(live.deployment):
         raise Refused(
             _foreign(endpoint),
-            "Delete it with the tool that created it, or take it over with `lmi deploy up --adopt`. To end a "
-            "shadow next to it: "
-            "`lmi deploy down --shadow`.",
+            "Delete it with the tool that created it, or take it over with `lmi deploy up --adopt`. To end a shadow "
+            "next to it: `lmi deploy down --shadow`.",
         )
     kept = _of_endpoint(live) if live.others and not is_guest(live.deployment) else []
     gone = [item for item in in_order_of_removal(live.owned) if item not in kept]

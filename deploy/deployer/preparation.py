@@ -40,6 +40,7 @@ class Preparation:
     resolution: Resolution
     resources_in_order: tuple[Resource, ...]
     warnings: tuple[str, ...]
+    allow_plaintext_secret: bool = False
 
     @property
     def decision(self) -> Decision:
@@ -80,7 +81,7 @@ def prepare(spec: Spec, region: str, aws: Aws | None, *, allow_plaintext_secret:
         raise
     decision = resolution.decision
     resources_in_order = resources(spec, decision, allow_plaintext_secret=allow_plaintext_secret)
-    return Preparation(spec, resolution, resources_in_order, warnings(spec, decision))
+    return Preparation(spec, resolution, resources_in_order, warnings(spec, decision), allow_plaintext_secret)
 
 
 def resolve_online(spec: Spec, aws: Aws) -> Resolution:
@@ -121,9 +122,8 @@ def compare_beside(preparation: Preparation, aws: Aws, live: Live, share: Share)
     uploaded = check_data(spec, aws, live)
     told = (
         f"{share.percent} % of the requests are copied to the shadow, and its answers are discarded",
-        "AWS updates an endpoint with a new fleet of instances next to the old one, and needs that capacity and "
-        "quota for "
-        "a while",
+        "AWS updates an endpoint with a new fleet of instances next to the old one, and needs that capacity and quota "
+        "for a while",
     )
     comparison = Comparison(plan_shadow(wanted, live), told, () if uploaded is None else (uploaded,))
     return replace(preparation, spec=own, resources_in_order=wanted), comparison
@@ -207,8 +207,7 @@ def check_data(spec: Spec, aws: Aws, live: Live) -> UploadPlan | None:
             f"model.path is not what {live.deployment} serves from {model.upload}: "
             f"{counted(len(planned.missing), 'file')} new or changed, e.g. {planned.missing[0]}",
             "Write another prefix into model.upload (such as s3://bucket/model-2/): the endpoint is then "
-            "updated to it, and "
-            "can be rolled back to the old files.",
+            "updated to it, and can be rolled back to the old files.",
         )
     if planned.missing:
         _refuse_foreign(aws, planned, live)

@@ -14,7 +14,8 @@ from botocore.exceptions import ClientError
 from deploy.aws import Aws, components_of, is_denied
 from deploy.deployer.calls import show
 from deploy.deployer.live import Live, LiveResource
-from deploy.deployer.preparation import Preparation
+from deploy.deployer.preparation import Comparison, Preparation, compare, compare_beside, compare_promotion
+from deploy.deployer.shadow import Share
 from deploy.resources.build import resources
 from deploy.resources.resource import Json, Kind, containers, specifications
 from deploy.spec import Spec
@@ -28,15 +29,36 @@ _VARIABLE = variable(KEY)
 _FIELD = f"options.{KEY.removeprefix('option.')}"
 
 
-def keep_release(
-    preparation: Preparation, aws: Aws, live: Live, *, adopt: bool, allow_plaintext_secret: bool = False
-) -> tuple[Preparation, tuple[str, ...]]:
+def compare_online(
+    preparation: Preparation, aws: Aws, live: Live, *, adopt: bool, share: Share | None = None, promote: bool = False
+) -> tuple[Preparation, Comparison]:
+    """Return the preparation with the endpoint's release of LMI, and compare it with what exists.
+
+    Args:
+        adopt: as in `compare`.
+        share: compare it as a shadow; None: as what serves.
+        promote: compare the promotion of the shadow.
+
+    Raises:
+        Refused, NotThere, SpecError: as `compare`, `compare_beside` and `compare_promotion`.
+    """
+    preparation, kept = keep_release(preparation, aws, live, adopt=adopt or promote or share is not None)
+    if share is not None:
+        preparation, comparison = compare_beside(preparation, aws, live, share)
+    elif promote:
+        comparison = compare_promotion(preparation, aws, live)
+    else:
+        comparison = compare(preparation, aws, live, adopt=adopt)
+    return preparation, replace(comparison, warnings=(*kept, *comparison.warnings))
+
+
+def keep_release(preparation: Preparation, aws: Aws, live: Live, *, adopt: bool) -> tuple[Preparation, tuple[str, ...]]:
     """Return the preparation with the endpoint's release of LMI, and warnings, a sentence each.
 
     A specification that names a release, and one for AWS's own image, stay as they are.
 
     Args:
-        adopt, allow_plaintext_secret: as in `compare` and `prepare`.
+        adopt: as in `compare`.
     """
     spec, endpoint = preparation.spec, live.endpoint
     every = servers(spec)
@@ -58,7 +80,7 @@ def keep_release(
         return preparation, ()
     version = told.pop()
     spec = _with_release(spec, version, named)
-    wanted = resources(spec, preparation.decision, allow_plaintext_secret=allow_plaintext_secret)
+    wanted = resources(spec, preparation.decision, allow_plaintext_secret=preparation.allow_plaintext_secret)
     said = f"{endpoint.name} keeps answering as LMI {version}: write {_FIELD}: '{version}', or another release"
     return replace(preparation, spec=spec, resources_in_order=wanted), (said,)
 

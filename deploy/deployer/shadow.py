@@ -163,9 +163,8 @@ def plan_end(live: Live) -> Plan:
         raise Refused(
             f"endpoint/{endpoint.name} serves the configuration {endpoint.description['EndpointConfigName']}, which "
             "was deleted or may not be read: it may still have the shadow, whose resources stay",
-            "`lmi deploy iam FILE --adopt` prints the policy needed to read it. If it was deleted, its owner "
-            "has to give "
-            "the endpoint another one; then run this again.",
+            "`lmi deploy iam FILE --adopt` prints the policy needed to read it. If it was deleted, its owner has to "
+            "give the endpoint another one; then run this again.",
         )
     back: list[Action] = []
     keep = {before(live)}

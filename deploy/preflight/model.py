@@ -16,9 +16,10 @@ from deploy.resolve.model.files import endpoint
 from deploy.resources.environment import MODEL_DATA
 from deploy.s3.archive import read_artifact
 from deploy.s3.lint import Finding, Level, lint
-from deploy.s3.prefix import ARCHIVE, Prefix, check_region, human, objects, reader
+from deploy.s3.prefix import ARCHIVE, Prefix, check_region, objects, reader
 from deploy.s3.upload import plan_upload
 from deploy.spec.options import is_aws_image
+from handler.core.command_line import human
 
 _DEMO = "demo"  # the handler's name for its small demo model
 

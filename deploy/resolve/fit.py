@@ -244,9 +244,8 @@ def _problem(
         )
     if tokens < need.context:
         return (
-            f"with weights of {weights:.1f} GiB and {rest:.1f} GiB of other memory, the {limit:.1f} GiB of "
-            f"{where} have "
-            f"room for a KV cache of {tokens} tokens, but the context has {need.context}"
+            f"with weights of {weights:.1f} GiB and {rest:.1f} GiB of other memory, the {limit:.1f} GiB of {where} "
+            f"have room for a KV cache of {tokens} tokens, but the context has {need.context}"
         )
     return ""
 

@@ -21,12 +21,13 @@ from deploy.resolve.instances import InstanceType, device_warnings, find, num_en
 from deploy.resolve.model.files import Hub, HubError, S3Prefix
 from deploy.resolve.model.shape import known_model, read_shape, shape_in_directory, shape_in_s3
 from deploy.resolve.prices import TABLE, Prices
-from deploy.s3.prefix import ARCHIVE, human
+from deploy.s3.prefix import ARCHIVE
 from deploy.spec import Spec
 from deploy.spec.components import shadow_of
 from deploy.spec.sections import PrefixAware, Shape
 from handler.config.engines import ENGINES
 from handler.config.environment import CONTEXTS, STAGES
+from handler.core.command_line import human
 
 T = TypeVar("T")
 

@@ -59,10 +59,9 @@ class Finding:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files of a directory to upload, those left out with the reason, and problems."""
+    """The files of a directory to upload, and problems."""
 
     files: tuple[Entry, ...]
-    left_out: tuple[tuple[str, str], ...]
     findings: tuple[Finding, ...]
 
 
@@ -92,7 +91,6 @@ def list_directory(directory: Path) -> Listing:
             f"{directory} is not a directory", "model.path is the directory that contains config.json and weights."
         )
     files: list[Entry] = []
-    left_out: list[tuple[str, str]] = []
     findings: list[Finding] = []
 
     def unreadable(error: OSError) -> None:
@@ -104,7 +102,6 @@ def list_directory(directory: Path) -> Listing:
         for name in sorted(directories):
             place = (here / name).as_posix()
             if name in _SKIPPED_DIRECTORIES:
-                left_out.append((f"{place}/", "no model data"))
                 directories.remove(name)
             elif (Path(root) / name).is_symlink():
                 findings.append(Finding(Level.ERROR, place, "a link to a directory", "Put the directory itself there."))
@@ -113,15 +110,14 @@ def list_directory(directory: Path) -> Listing:
         for name in sorted(names):
             place, path = (here / name).as_posix(), Path(root) / name
             if name in _SKIPPED_NAMES or name.startswith(_APPLE_DOUBLE):
-                left_out.append((place, "no model data"))
-            elif fault := _fault(place, path):
+                continue
+            if fault := _fault(place, path):
                 findings.append(fault)
             else:
                 files.append(Entry(place, path.stat().st_size))
                 if path.is_symlink() and not _within(path.resolve(), directory):
                     findings.append(_leads_out(place, path.resolve()))
-    kept, duplicates = _without_duplicates(files)
-    return Listing(tuple(kept), (*left_out, *duplicates), tuple(findings))
+    return Listing(tuple(_without_duplicates(files)), tuple(findings))
 
 
 def _fault(place: str, path: Path) -> Finding | None:
@@ -150,17 +146,15 @@ def _leads_out(place: str, target: Path) -> Finding:
     )
 
 
-def _without_duplicates(files: list[Entry]) -> tuple[list[Entry], list[tuple[str, str]]]:
+def _without_duplicates(files: list[Entry]) -> list[Entry]:
     """Leave out weights in other formats if there are safetensors: they would double upload, storage and loading."""
     if not any(entry.name.endswith(".safetensors") and "/" not in entry.name for entry in files):
-        return files, []
-    kept, duplicates = [], []
-    for entry in files:
-        if entry.name.endswith(_DUPLICATES) and not PurePosixPath(entry.name).name.startswith("openvino"):
-            duplicates.append((entry.name, "the weights are there as safetensors"))
-        else:
-            kept.append(entry)
-    return kept, duplicates
+        return files
+    return [
+        entry
+        for entry in files
+        if not entry.name.endswith(_DUPLICATES) or PurePosixPath(entry.name).name.startswith("openvino")
+    ]
 
 
 def lint(entries: Sequence[Entry], read: Read, *, isolated: bool = False, own_code: bool = False) -> list[Finding]:

@@ -119,11 +119,3 @@ def _region(response: Any) -> str | None:
     """Return the bucket's region from the headers of S3's answer."""
     region = response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("x-amz-bucket-region")
     return None if region is None else str(region)
-
-
-def human(size: int) -> str:
-    """Format bytes in decimal units, as AWS counts storage: `16.1 GB`."""
-    for unit, value in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= value:
-            return f"{size / value:.1f} {unit}"
-    return f"{size} B"

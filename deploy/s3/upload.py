@@ -24,7 +24,8 @@ from botocore.exceptions import ClientError
 from deploy.aws import Aws, error_code
 from deploy.errors import Failed
 from deploy.s3.lint import Finding, lint, lint_layout, list_directory, refuse
-from deploy.s3.prefix import Entry, Prefix, check_region, human, objects
+from deploy.s3.prefix import Entry, Prefix, check_region, objects
+from handler.core.command_line import human
 
 # -- upload files to S3 in parallel parts. Parts of an earlier unfinished upload are not sent again --------------------
 # boto3's s3transfer would be shorter, but begins a file anew, and a killed run loses what it has sent of one. A model
@@ -163,14 +164,10 @@ class PartUploader:
             self._s3.put_object(**where, Body=content, Metadata=metadata, ChecksumSHA256=checksum)
             return part, False, True
         upload = self._upload(part, where)
-        there = _matching_tag(upload.there.get(part.number), content, checksum)
+        tag = there = _matching_tag(upload.there.get(part.number), content, checksum)
         if there is None:
-            response = self._s3.upload_part(
-                **where, UploadId=upload.id, PartNumber=part.number, Body=content, ChecksumSHA256=checksum
-            )
-            tag = response["ETag"]
-        else:
-            tag = there
+            place = {**where, "UploadId": upload.id, "PartNumber": part.number}
+            tag = self._s3.upload_part(**place, Body=content, ChecksumSHA256=checksum)["ETag"]
         with self._locks[part.name]:
             upload.sent[part.number] = {"PartNumber": part.number, "ETag": tag, "ChecksumSHA256": checksum}
             upload.remaining -= 1
@@ -252,7 +249,6 @@ class UploadPlan:
         digests: SHA-256 of the files, by name.
         missing: names of files that S3 does not have with this content.
         changed: those of `missing` that S3 has with other content.
-        left_out: files that are not uploaded, with the reason.
         foreign: objects below the prefix without a file; they stay, and SageMaker loads them too.
         findings: problems of the directory.
         foreign_findings: problems only together with `foreign`.
@@ -264,7 +260,6 @@ class UploadPlan:
     digests: Mapping[str, str]
     missing: tuple[str, ...]
     changed: tuple[str, ...]
-    left_out: tuple[tuple[str, str], ...]
     foreign: tuple[str, ...]
     findings: tuple[Finding, ...]
     foreign_findings: tuple[Finding, ...]
@@ -295,15 +290,6 @@ class UploadProgress:
     size: int
     of_size: int
     resumed: int = 0
-
-
-@dataclass(frozen=True)
-class UploadResult:
-    """The result: the number of files sent, and of those that already existed."""
-
-    prefix: str
-    sent: int
-    kept: int
 
 
 def plan_upload(
@@ -337,7 +323,6 @@ def plan_upload(
         digests,
         missing,
         tuple(name for name in missing if name in there),
-        listing.left_out,
         tuple(entry.name for entry in foreign),
         tuple(findings),
         tuple(set(lint_layout([*listing.files, *foreign])) - set(findings)),
@@ -353,8 +338,8 @@ def upload(
     isolated: bool = False,
     own_code: bool = False,
     deployment: str = "",
-) -> UploadResult:
-    """Upload missing files, and verify the prefix at the end.
+) -> UploadPlan:
+    """Upload missing files, verify the prefix at the end, and return the plan that was followed.
 
     Args:
         directory: the model's directory.
@@ -385,7 +370,7 @@ def upload(
     finally:
         pool.shutdown(cancel_futures=True)
     _verify(aws, planned)
-    return UploadResult(str(planned.prefix), len(planned.missing), len(planned.files) - len(planned.missing))
+    return planned
 
 
 def counted(number: int, noun: str) -> str:

@@ -88,9 +88,8 @@ ImageUri = Annotated[
     str,
     text(
         r"^\d{12}\.dkr\.ecr\.[a-z0-9-]+\.[a-z0-9.-]+/[a-z0-9/._-]+(:[a-zA-Z0-9_][a-zA-Z0-9_.-]{0,127}|@sha256:[0-9a-f]{64})$",
-        "an image in ECR, such as 111122223333.dkr.ecr.us-east-1.amazonaws.com/name:tag or ...@sha256:... "
-        "(SageMaker takes "
-        "its images from ECR)",
+        "an image in ECR, such as 111122223333.dkr.ecr.us-east-1.amazonaws.com/name:tag or ...@sha256:... (SageMaker "
+        "takes its images from ECR)",
         255,
     ),
 ]

@@ -106,6 +106,14 @@ def port(text: str) -> int:
     return int(text)
 
 
+def human(size: int) -> str:
+    """Format bytes in decimal units, as AWS counts storage: `16.1 GB`."""
+    for unit, value in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= value:
+            return f"{size / value:.1f} {unit}"
+    return f"{size} B"
+
+
 def _unknown(words: Sequence[str], command: argparse.ArgumentParser) -> str:
     """Name the unknown words of a command line, with the nearest flag."""
     flags = [word for word in words if word.startswith("-")]

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 from handler.config import environment, model_files
 from handler.core.child_processes import NO_SPACE
+from handler.core.command_line import human
 from handler.core.errors import ConfigError
 from handler.core.package import install
 
@@ -308,11 +309,11 @@ def _fill(client: Any, url: str, bucket: str, part: Path, objects: Collection[_O
     free = shutil.disk_usage(part).free
     if size > free:
         raise ConfigError(
-            f"{url}: {_giga(size)} do not fit into {part.parent}, where {_giga(free)} are free; SERVING_DOWNLOAD_DIR "
+            f"{url}: {human(size)} do not fit into {part.parent}, where {human(free)} are free; SERVING_DOWNLOAD_DIR "
             "names another directory"
         )
-    kept = f", of which {_giga(total - size)} are there" if size < total else ""
-    _say(f"downloading {url}: {len(objects)} files, {_giga(total)}{kept}, to {part.parent}")
+    kept = f", of which {human(total - size)} are there" if size < total else ""
+    _say(f"downloading {url}: {len(objects)} files, {human(total)}{kept}, to {part.parent}")
     _transfer(client, url, bucket, missing)
 
 
@@ -341,7 +342,7 @@ class _Progress:
             self._shown = now
         rate = self._received / (now - self._began)
         left = f", {(self._size - self._received) / rate:.0f} s left" if rate > 0 else ""
-        _say(f"{self._url}: {_giga(self._received)} of {_giga(self._size)}, {rate / 1e6:.0f} MB/s{left}")
+        _say(f"{self._url}: {human(self._received)} of {human(self._size)}, {rate / 1e6:.0f} MB/s{left}")
 
 
 class _Subscriber:
@@ -392,10 +393,6 @@ def _transfer(client: Any, url: str, bucket: str, files: Mapping[Path, _Object])
     for path, one in files.items():
         if (size := path.stat().st_size) != one.size:
             raise ConfigError(f"{url}: {one.name} came with {size} bytes of {one.size}; start again")
-
-
-def _giga(size: int) -> str:
-    return f"{size / 1e9:.2f} GB"
 
 
 def _say(text: str) -> None:

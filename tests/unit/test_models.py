@@ -51,11 +51,11 @@ def listed(cache: Path) -> list[list[str]]:
 
 def test_the_caches_are_listed_and_emptied(cache: Path) -> None:
     every = [
-        ["demo", "GGUF", "0.0", "MB"],
-        ["me/half", "incomplete", "0.0", "MB"],
+        ["demo", "GGUF", "100", "B"],
+        ["me/half", "incomplete", "0", "B"],
         ["me/mine", "converted", "3.0", "MB"],
         ["me/mine", "safetensors", "1.5", "MB"],
-        ["s3://bucket/prefix/", "GGUF", "0.0", "MB"],
+        ["s3://bucket/prefix/", "GGUF", "7", "B"],
     ]
     assert listed(cache) == every
     wrong = models(cache, "rm", "demo", "me/min")
@@ -68,7 +68,7 @@ def test_the_caches_are_listed_and_emptied(cache: Path) -> None:
     assert done.stdout.splitlines() == [
         "removed me/mine (converted, 3.0 MB)",
         "removed me/mine (safetensors, 1.5 MB)",
-        "removed s3://bucket/prefix/ (GGUF, 0.0 MB)",
+        "removed s3://bucket/prefix/ (GGUF, 7 B)",
     ]
     assert listed(cache) == every[:2]
     assert models(cache, "rm", "demo", "me/half").returncode == 0

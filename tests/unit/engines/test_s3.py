@@ -155,7 +155,7 @@ def test_disk_space_is_asked_first(bucket: str, monkeypatch: pytest.MonkeyPatch,
     put(bucket, MODEL)
     usage = type("Usage", (), {"free": 70_000})
     monkeypatch.setattr("shutil.disk_usage", lambda path: usage)
-    message = f"0.00 GB do not fit into {tmp_path}/download, where 0.00 GB are free; SERVING_DOWNLOAD_DIR names another"
+    message = f"70.0 kB do not fit into {tmp_path}/download, where 70.0 kB are free; SERVING_DOWNLOAD_DIR names another"
     with pytest.raises(ConfigError, match=message):
         s3.download(f"s3://{bucket}/")
     assert not any(tmp_path.rglob("*.json"))
@@ -333,7 +333,7 @@ def test_progress_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
         of(bucket, monkeypatch)
         directory = s3.download("s3://b")
     told = capsys.readouterr().err.splitlines()
-    assert told[0] == f"downloading s3://b: 3 files, 0.00 GB, to {directory.parent}"
+    assert told[0] == f"downloading s3://b: 3 files, 70.0 kB, to {directory.parent}"
     assert any("MB/s" in line and "s left" in line for line in told[1:])
 
 
