@@ -157,12 +157,11 @@ def _recommended(content: Content, file: str, number: int, region: str) -> Sourc
     container = dict(own.pop("PrimaryContainer", {}))
     tuned = {one["Key"]: str(one["Value"]) for one in model.get("EnvironmentParameters", ())}
     container["Environment"] = {**container.get("Environment", {}), **tuned}
-    role = {"ExecutionRoleArn": content["RoleArn"]} if content.get("RoleArn") else {}
     kept = ("InstanceType", "InitialInstanceCount", "ServerlessConfig")
-    fields = {key: endpoint[key] for key in kept if endpoint.get(key)}
-    made = {**role, **own, "PrimaryContainer": container}
-    origin = f"{file}, recommendation {number}"
-    return Source("", origin, _region(str(content.get("JobArn", ""))), config=_variant(fields), models={"": made})
+    fields = {key: endpoint.get(key) for key in kept}
+    return _of_job(
+        content, "JobArn", f"{file}, recommendation {number}", fields, {**own, "PrimaryContainer": container}
+    )
 
 
 def _ai_recommended(content: Content, file: str, number: int, region: str) -> Source:
@@ -176,11 +175,21 @@ def _ai_recommended(content: Content, file: str, number: int, region: str) -> So
         data = {"S3Uri": place, "S3DataType": "S3Prefix", "CompressionType": "None"}
         container["ModelDataSource"] = {"S3DataSource": data}
     fields = {"InstanceType": said.get("InstanceType"), "InitialInstanceCount": said.get("InstanceCount")}
-    config = _variant({key: value for key, value in fields.items() if value})
-    role = {"ExecutionRoleArn": content["RoleArn"]} if content.get("RoleArn") else {}
-    region = _region(str(content.get("AIRecommendationJobArn", "")))
     origin = f"{file}, recommendation {number}"
-    return Source("", origin, region, config=config, models={"": {**role, "PrimaryContainer": container}})
+    return _of_job(content, "AIRecommendationJobArn", origin, fields, {"PrimaryContainer": container})
+
+
+def _of_job(content: Content, arn: str, origin: str, fields: Content, model: Content) -> Source:
+    """Return a job's recommendation.
+
+    Args:
+        arn: field with the job's ARN.
+        fields: of the variant; empty ones are left out.
+        model: its fields, beside the job's role.
+    """
+    role = {"ExecutionRoleArn": content["RoleArn"]} if content.get("RoleArn") else {}
+    config = _variant({key: value for key, value in fields.items() if value})
+    return Source("", origin, _region(str(content.get(arn, ""))), config=config, models={"": {**role, **model}})
 
 
 def _hub_content(content: Content, file: str, number: int, region: str) -> Source:

@@ -114,6 +114,15 @@ class Adopted:
     defaults: list[tuple[str, str]] = field(default_factory=list)
     passed: list[str] = field(default_factory=list)
 
+    def put(self, name: str, value: Any) -> None:
+        """Write a setting, if it has a value."""
+        if value:
+            self.content[name] = value
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
 
 def adopted(source: Source, wishes: Wishes) -> Adopted:
     """Return the specification of an endpoint.
@@ -136,37 +145,28 @@ def adopted(source: Source, wishes: Wishes) -> Adopted:
     container, found, artifact = _read(source, first, wishes)
     result = Adopted({"name": name})
     content = result.content
-    if region := wishes.region or source.region:
-        content["region"] = region
+    result.put("region", wishes.region or source.region)
     content["role"] = _role(source, model, wishes)
     content["image"] = dict(wishes.image)
     content["model"] = _model(result, first.container, artifact, found, wishes)
-    if found.options:
-        content["options"] = found.options
-    if found.environment:
-        content["environment"] = found.environment
+    result.put("options", found.options)
+    result.put("environment", found.environment)
     content["instance"] = _instance(result, source, variant, bases)
-    if times := _times(variant, bases):
-        content["timeouts"] = times
+    result.put("timeouts", _times(variant, bases))
     content["routing"] = _routing(result, variant)
     if bases:
         own = {one.component: _own_parts(result, source, one, wishes) for one in others}
         content["components"] = _components(result, source, bases, own)
     if wishes.token_secret is not None and not any("token_secret" in one for one in _models(content)):
         raise SpecError("--token-secret is for a model of the hub", "This one is in S3: leave it out.")
-    if scaling := scaling_of(source, variant, bases, result.unmapped):
-        content["scaling"] = scaling
+    result.put("scaling", scaling_of(source, variant, bases, result.unmapped))
     content["alarms"] = None
-    if network := _network(source, model):
-        content["network"] = network
-    if (key := source.config.get("KmsKeyId")) is not None:
-        content["encryption"] = {"volume_key": key}
+    result.put("network", _network(source, model))
+    result.put("encryption", _given(volume_key=source.config.get("KmsKeyId")))
     if (asynchronous := source.config.get("AsyncInferenceConfig")) is not None:
         _asynchronous(content, asynchronous)
-    if fields := _passed(result, source, variant, model, first.container):
-        content["sagemaker"] = fields
-    if tags := {key: value for key, value in source.tags.items() if not key.lower().startswith(("aws:", "lmi:"))}:
-        content["tags"] = tags
+    result.put("sagemaker", _passed(result, source, variant, model, first.container))
+    result.put("tags", {key: tag for key, tag in source.tags.items() if not key.lower().startswith(("aws:", "lmi:"))})
     result.unmapped += [*found.unmapped, *source.notes]
     result.idle += found.idle
     result.defaults += found.defaults
@@ -396,10 +396,7 @@ def _instance(result: Adopted, source: Source, variant: Json, bases: Sequence[Js
     instance: dict[str, Any] = {}
     pools = variant.get("InstancePools", ())
     if pools:
-        instance["pools"] = [
-            {"type": pool["InstanceType"], **({"priority": pool["Priority"]} if "Priority" in pool else {})}
-            for pool in pools
-        ]
+        instance["pools"] = [_given(type=pool["InstanceType"], priority=pool.get("Priority")) for pool in pools]
         for pool in pools:
             if "ModelNameOverride" in pool:
                 result.unmapped.append(
@@ -421,8 +418,7 @@ def _instance(result: Adopted, source: Source, variant: Json, bases: Sequence[Js
         else:
             why = "AWS refuses it for a variant that has a model itself; instance.managed is for components"
             result.unmapped.append(("ManagedInstanceScaling", why))
-    if (volume := variant.get("VolumeSizeInGB")) is not None:
-        instance["volume_gb"] = volume
+    instance |= _given(volume_gb=variant.get("VolumeSizeInGB"))
     if (ami := variant.get("InferenceAmiVersion")) is not None:
         if image_cuda(Image(**result.content["image"])) is None:
             instance["ami"] = ami
@@ -443,9 +439,7 @@ def _times(variant: Json, bases: Sequence[Json]) -> dict[str, int]:
         given = [one[field_name] for one in (*parameters, variant) if field_name in one]
         if given:
             found[name] = max(given[: len(parameters)] or given)
-    if (seconds := variant.get("VariantInstanceProvisionTimeoutInSeconds")) is not None:
-        found["provision"] = seconds
-    return found
+    return found | _given(provision=variant.get("VariantInstanceProvisionTimeoutInSeconds"))
 
 
 def _routing(result: Adopted, variant: Json) -> Any:
@@ -471,21 +465,20 @@ def _components(
     for item in bases:
         name, specification = str(item["InferenceComponentName"]), item.get("Specification", {})
         needs = specification.get("ComputeResourceRequirements", {})
-        component: dict[str, Any] = {"name": name}
         runtime = item.get("RuntimeConfig", {})
         copies = runtime.get("DesiredCopyCount", runtime.get("CopyCount"))
-        if copies is not None:
-            component["copies"] = max(copies, 1)
         if copies == 0:
             why = "AWS creates no component with 0 copies, so the file says 1"
             result.unmapped.append((f"components {name}: 0 copies", why))
-        if (gpus := needs.get("NumberOfAcceleratorDevicesRequired")) is not None:
-            component["accelerators"] = int(gpus)
-        if (memory := needs.get("MinMemoryRequiredInMb")) is not None:
-            component["memory_mb"] = memory
-        if (cpus := needs.get("NumberOfCpuCoresRequired")) is not None:
-            component["cpus"] = cpus
-        component["cache"] = bool(specification.get("DataCacheConfig", {}).get("EnableCaching", False))
+        gpus = needs.get("NumberOfAcceleratorDevicesRequired")
+        component = _given(
+            name=name,
+            copies=None if copies is None else max(copies, 1),
+            accelerators=None if gpus is None else int(gpus),
+            memory_mb=needs.get("MinMemoryRequiredInMb"),
+            cpus=needs.get("NumberOfCpuCoresRequired"),
+            cache=bool(specification.get("DataCacheConfig", {}).get("EnableCaching", False)),
+        )
         if adapters := [*_adapters(source, name)]:
             component["adapters"] = adapters
         component |= own.get(name, {})
@@ -516,14 +509,13 @@ def _network(source: Source, model: Json) -> dict[str, Any]:
 def _asynchronous(content: dict[str, Any], config: Json) -> None:
     output, client = config.get("OutputConfig", {}), config.get("ClientConfig", {})
     topics = output.get("NotificationConfig", {})
-    values = {
-        "output": output.get("S3OutputPath"),
-        "failures": output.get("S3FailurePath"),
-        "concurrency": client.get("MaxConcurrentInvocationsPerInstance"),
-        "notify_success": topics.get("SuccessTopic"),
-        "notify_error": topics.get("ErrorTopic"),
-    }
-    content["async"] = {name: value for name, value in values.items() if value is not None}
+    content["async"] = _given(
+        output=output.get("S3OutputPath"),
+        failures=output.get("S3FailurePath"),
+        concurrency=client.get("MaxConcurrentInvocationsPerInstance"),
+        notify_success=topics.get("SuccessTopic"),
+        notify_error=topics.get("ErrorTopic"),
+    )
     if (key := output.get("KmsKeyId")) is not None:
         content["encryption"] = {**content.get("encryption", {}), "output_key": key}
 

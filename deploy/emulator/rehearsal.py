@@ -72,7 +72,7 @@ class Accepted:
         """Execute the request.
 
         Args:
-            ask: takes the request and returns the container's answer, or raises RuntimeError with its reason.
+            ask: takes the request and returns the container's answer, or raises ValueError with its reason.
         """
         if self.waits:
             return
@@ -94,7 +94,7 @@ class Accepted:
             body = self.body if self.location is None else self.store.read(self.location)
             self.store.check(*self.store.writing(self.output))
             self.store.write(self.output, ask(body), ContentType="application/json")
-        except (PermissionError, RuntimeError) as error:
+        except (PermissionError, ValueError) as error:
             return str(error)
         return ""
 
@@ -263,11 +263,8 @@ class Emulators:
         Raises:
             ValueError: it fails, or gives no answer.
         """
-        try:
-            headers = {"Content-Type": content_type} if content_type else {}
-            status, answer = self._post(payload, headers, self._limits.asynchronous)
-        except OSError as error:
-            raise ValueError(f"The container gave no answer: {error}") from None
+        headers = {"Content-Type": content_type} if content_type else {}
+        status, answer = self._post(payload, headers, self._limits.asynchronous)
         if status >= 500:
             raise ValueError(f"Bad HTTP status received from algorithm: {status}")
         return answer
@@ -276,24 +273,25 @@ class Emulators:
         """Ask the container.
 
         Raises:
-            RuntimeError: it refuses, or gives no answer.
+            ValueError: it refuses, or gives no answer.
         """
-        try:
-            status, answer = self._post(body, headers, seconds)
-        except OSError as error:
-            raise RuntimeError(f"The container gave no answer: {error}") from None
+        status, answer = self._post(body, headers, seconds)
         if status >= 400:
             text = answer.decode("utf-8", "replace")
-            raise RuntimeError(f'Received client error ({status}) from primary with message "{text}".')
+            raise ValueError(f'Received client error ({status}) from primary with message "{text}".')
         return answer
 
     def _post(self, body: bytes, headers: Mapping[str, str], seconds: float) -> tuple[int, bytes]:
         request = urllib.request.Request(f"{self._container}/invocations", body, dict(headers))
         try:
-            with _OPENER.open(request, timeout=seconds) as reply:
+            try:
+                reply = _OPENER.open(request, timeout=seconds)
+            except HTTPError as error:
+                reply = error
+            with reply:
                 return int(reply.status), bytes(reply.read())
-        except HTTPError as error:
-            return error.code, bytes(error.read())
+        except OSError as error:
+            raise ValueError(f"The container gave no answer: {error}") from None
 
     def _emulator(self, cloud: Cloud, thing: Thing, region: str) -> str:
         """Return the URL of an endpoint's emulator, with the endpoint's current state."""

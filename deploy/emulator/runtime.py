@@ -9,7 +9,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import datetime, timezone
 
 import aiohttp
@@ -39,44 +39,6 @@ ROUTED = Operation("Content-Type", "Accept", False, (CUSTOM_ATTRIBUTES,))
 
 _TARGET = "X-Amzn-SageMaker-Routing-Target-Name"
 _CODES = {"ValidationError": "ValidationException", "ServiceUnavailable": "ServiceUnavailableException"}
-
-
-def check_target(headers: Mapping[str, str]) -> None:
-    """Check that a request names its routing target.
-
-    Raises:
-        ApiError: it names none.
-    """
-    if not headers.get(_TARGET):
-        raise ApiError(400, "ValidationError", f"Header {_TARGET} is required.")
-
-
-def check_body(body: bytes, limit: int) -> None:
-    """Check the size of a request's body.
-
-    Raises:
-        ApiError: it is empty, or too large for a router.
-    """
-    if not body:
-        raise ApiError(400, "ValidationError", "The request's body can't be empty.")
-    if len(body) > limit:
-        raise ApiError(413, "ValidationError", f"Request body is larger than {limit} bytes, which a router takes.")
-
-
-def as_routers(error: ApiError) -> ApiError:
-    """Return an error under the name that the router's API has for it."""
-    return ApiError(error.status, _CODES.get(error.code, error.code), str(error), **error.members)
-
-
-def destination(endpoint: Endpoint, region: str) -> dict[str, str]:
-    """Return the headers that tell which destination served, and why."""
-    arn = f"arn:aws:sagemaker:{region}:{ACCOUNT}:endpoint/{endpoint.name}"
-    return {
-        "X-Amzn-SageMaker-Invoked-Routed-Resource-Arn": arn,
-        "X-Amzn-SageMaker-Invoked-Routing-Reason": "local-preferred",
-    }
-
-
 log = logging.getLogger("deploy.emulator")
 
 _OPENAI = "openai/v1/chat/completions"
@@ -114,12 +76,7 @@ class Runtime:
 
     async def _invoke(self, request: web.Request) -> web.StreamResponse:
         relay, log_stream, headers = self._check_request(request, INVOKE)
-        body = await self._body(request)
-        reply, data = await self._whole(relay, body, headers, log_stream)
-        returned = to_client(reply.headers, INVOKE, self._endpoint.variant)
-        if "Content-Type" in reply.headers:
-            returned["Content-Type"] = reply.headers["Content-Type"]
-        return web.Response(body=data, headers=returned)
+        return await self._whole(relay, await self._body(request), headers, log_stream, INVOKE)
 
     async def _stream(self, request: web.Request) -> web.StreamResponse:
         relay, log_stream, headers = self._check_request(request, STREAM)
@@ -154,18 +111,23 @@ class Runtime:
     async def _route(self, request: web.Request) -> web.StreamResponse:
         """Answer InvokeInferenceRouter: the request goes to the only destination, like one to the endpoint."""
         endpoint = self._endpoint
+        most = endpoint.limits.small_body
         try:
             relay, log_stream, headers = self._check_request(request, ROUTED)
-            check_target(request.headers)
+            if not request.headers.get(_TARGET):
+                raise validation_error(f"Header {_TARGET} is required.")
             body = await self._body(request)
-            check_body(body, endpoint.limits.small_body)
-            reply, data = await self._whole(relay, body, headers, log_stream)
+            if not body:
+                raise validation_error("The request's body can't be empty.")
+            if len(body) > most:
+                raise validation_error(f"Request body is larger than {most} bytes, which a router takes.", 413)
+            answer = await self._whole(relay, body, headers, log_stream, ROUTED)
         except ApiError as error:
-            raise as_routers(error) from error
-        returned = to_client(reply.headers, ROUTED, endpoint.variant)
-        if "Content-Type" in reply.headers:
-            returned["Content-Type"] = reply.headers["Content-Type"]
-        return web.Response(body=data, headers={**returned, **destination(endpoint, log_stream.split(":")[3])})
+            raise ApiError(error.status, _CODES.get(error.code, error.code), str(error), **error.members) from error
+        arn = f"arn:aws:sagemaker:{log_stream.split(':')[3]}:{ACCOUNT}:endpoint/{endpoint.name}"
+        answer.headers["X-Amzn-SageMaker-Invoked-Routed-Resource-Arn"] = arn
+        answer.headers["X-Amzn-SageMaker-Invoked-Routing-Reason"] = "local-preferred"
+        return answer
 
     async def _route_async(self, request: web.Request) -> web.StreamResponse:
         raise ApiError(400, "ValidationException", "The emulator's router has no asynchronous routing target.")
@@ -209,9 +171,9 @@ class Runtime:
     # -- data capture --------------------------------------------------------------------------------------------
 
     async def _whole(
-        self, relay: Relay, body: bytes, headers: dict[str, str], log_stream: str
-    ) -> tuple[aiohttp.ClientResponse, bytes]:
-        """Return the container's whole answer, and capture it."""
+        self, relay: Relay, body: bytes, headers: dict[str, str], log_stream: str, operation: Operation
+    ) -> web.Response:
+        """Answer with the container's whole answer, and capture it."""
         seconds = self._endpoint.limits.invoke
         event, output = self._begin(relay, headers, body, seconds, log_stream), None
         try:
@@ -219,7 +181,10 @@ class Runtime:
             output = reply.headers.get("Content-Type", ""), data
         finally:
             self._captures.end(event, self._endpoint.variant, output)
-        return reply, data
+        returned = to_client(reply.headers, operation, self._endpoint.variant)
+        if "Content-Type" in reply.headers:
+            returned["Content-Type"] = reply.headers["Content-Type"]
+        return web.Response(body=data, headers=returned)
 
     def _begin(
         self, relay: Relay, headers: dict[str, str], body: bytes, seconds: float, log_stream: str
