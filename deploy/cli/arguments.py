@@ -14,6 +14,7 @@ from deploy.client.runtime import boto_session
 from deploy.deployer.shadow import Share
 from deploy.errors import DeployError, SpecError
 from deploy.spec.reading import read_spec
+from handler.core.command_line import add_repeatable
 from handler.core.text_files import decode
 
 if TYPE_CHECKING:
@@ -33,14 +34,8 @@ _SHORT = {
 
 def add_spec(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("spec", nargs="?", type=Path, metavar="FILE", help="the specification (YAML or JSON)")
-    parser.add_argument(
-        "--set",
-        dest="settings",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="set one value in it, e.g. instance.type=ml.g5.xlarge; repeatable",
-    )
+    setting = "set one value in it, e.g. instance.type=ml.g5.xlarge"
+    add_repeatable(parser, "--set", "settings", "KEY=VALUE", setting)
     for flag, (name, meaning) in _SHORT.items():
         parser.add_argument(
             f"--{flag}", dest=f"spec_{name}", metavar=flag.upper(), help=f"{meaning} (--set {name}=...)"
@@ -148,14 +143,7 @@ def add_body(parser: argparse.ArgumentParser) -> None:
 
 
 def add_parameters(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "-p",
-        dest="parameters",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a generation parameter, such as max_new_tokens=64; repeatable",
-    )
+    add_repeatable(parser, "-p", "parameters", "KEY=VALUE", "a generation parameter, such as max_new_tokens=64")
 
 
 def predictor_of(arguments: argparse.Namespace, **more: Any) -> Predictor:

@@ -23,7 +23,7 @@ from deploy.emulator.serving import Plan, free_port, serve
 from deploy.emulator.specification import started, this_machine, with_arguments
 from deploy.errors import DeployError
 from deploy.spec.reading import read_spec
-from handler.core.command_line import port
+from handler.core.command_line import add_repeatable, port
 from handler.core.package import install
 
 _NEEDED = ("moto", "flask", "policy_sentry")
@@ -166,15 +166,8 @@ def _add_container(parser: argparse.ArgumentParser) -> None:
         metavar="KEY=VALUE",
         help="an option as in serving.properties; repeatable",
     )
-    group.add_argument(
-        "--adapter",
-        dest="adapters",
-        action="append",
-        default=[],
-        metavar="NAME=PATH",
-        help=f"a LoRA adapter, as the inference component NAME; the model itself is then "
-        f"the component {BASE}; repeatable",
-    )
+    adapter = f"a LoRA adapter, as the inference component NAME; the model itself is then the component {BASE}"
+    add_repeatable(group, "--adapter", "adapters", "NAME=PATH", adapter)
     group.add_argument(
         "--start-timeout",
         type=_limit,

@@ -71,24 +71,18 @@ def _metric(spec: Spec, *, component: bool) -> dict[str, Any]:
 
 
 class _Waking(NamedTuple):
-    """The metric that wakes what sleeps, as AWS's guides use it.
+    """What wakes a component or an endpoint that sleeps, as AWS's guides have it.
 
     Attributes:
-        alarm: the end of the alarm's name.
-        period, periods: seconds of one data point, and how many must be above the threshold.
-        missing: how the alarm treats missing data.
+        suffix: the end of the alarm's name.
+        alarm: its fields.
+        aggregation: of the policy's metric.
         cooldown: seconds until another instance or copy is added.
     """
 
-    alarm: str
-    description: str
-    metric: str
-    dimension: dict[str, str]
-    statistic: str
+    suffix: str
+    alarm: dict[str, Any]
     aggregation: str
-    period: int
-    periods: int
-    missing: str
     cooldown: int
 
 
@@ -114,20 +108,10 @@ def _waking(
         },
     )
     yield policy
-    name = scoped_name(*_stem(spec, scaled), wakes.alarm)
+    name = scoped_name(*_stem(spec, scaled), wakes.suffix)
     request = {
         "AlarmName": name,
-        "AlarmDescription": wakes.description,
-        "Namespace": "AWS/SageMaker",
-        "MetricName": wakes.metric,
-        "Dimensions": [wakes.dimension],
-        "Statistic": wakes.statistic,
-        "Period": wakes.period,
-        "EvaluationPeriods": wakes.periods,
-        "DatapointsToAlarm": wakes.periods,
-        "Threshold": 1.0,
-        "ComparisonOperator": "GreaterThanOrEqualToThreshold",
-        "TreatMissingData": wakes.missing,
+        **wakes.alarm,
         "AlarmActions": [Ref(policy.key, "PolicyARN")],
         "Tags": tags,
     }
@@ -135,34 +119,38 @@ def _waking(
 
 
 def _component(scaled: Resource, between: int) -> _Waking:
-    return _Waking(
-        alarm="no-capacity",
-        description=f"A request found no copy of {scaled.name}: add one.",
-        metric="NoCapacityInvocationFailures",
-        dimension={"Name": "InferenceComponentName", "Value": scaled.name},
-        statistic="Sum",
-        aggregation="Maximum",
-        period=_NO_CAPACITY_PERIOD,
-        periods=1,
-        missing="notBreaching",
-        cooldown=between,
-    )
+    alarm = {
+        "AlarmDescription": f"A request found no copy of {scaled.name}: add one.",
+        "Namespace": "AWS/SageMaker",
+        "MetricName": "NoCapacityInvocationFailures",
+        "Dimensions": [{"Name": "InferenceComponentName", "Value": scaled.name}],
+        "Statistic": "Sum",
+        "Period": _NO_CAPACITY_PERIOD,
+        "EvaluationPeriods": 1,
+        "DatapointsToAlarm": 1,
+        "Threshold": 1.0,
+        "ComparisonOperator": "GreaterThanOrEqualToThreshold",
+        "TreatMissingData": "notBreaching",
+    }
+    return _Waking("no-capacity", alarm, "Maximum", between)
 
 
 def _queue(scaled: Resource, between: int) -> _Waking:
     """Return an asynchronous endpoint's metric, which stays 1 until the first instance serves."""
-    return _Waking(
-        alarm="backlog",
-        description=f"Requests wait and {scaled.name} has no instance: add one.",
-        metric="HasBacklogWithoutCapacity",
-        dimension={"Name": "EndpointName", "Value": scaled.name},
-        statistic="Average",
-        aggregation="Average",
-        period=60,
-        periods=2,
-        missing="missing",
-        cooldown=max(between, _QUEUE_COOLDOWN),
-    )
+    alarm = {
+        "AlarmDescription": f"Requests wait and {scaled.name} has no instance: add one.",
+        "Namespace": "AWS/SageMaker",
+        "MetricName": "HasBacklogWithoutCapacity",
+        "Dimensions": [{"Name": "EndpointName", "Value": scaled.name}],
+        "Statistic": "Average",
+        "Period": 60,
+        "EvaluationPeriods": 2,
+        "DatapointsToAlarm": 2,
+        "Threshold": 1.0,
+        "ComparisonOperator": "GreaterThanOrEqualToThreshold",
+        "TreatMissingData": "missing",
+    }
+    return _Waking("backlog", alarm, "Average", max(between, _QUEUE_COOLDOWN))
 
 
 def _stem(spec: Spec, scaled: Resource) -> tuple[str, ...]:

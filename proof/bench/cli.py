@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from handler.core.command_line import positive
+from handler.core.command_line import add_repeatable, positive
 from handler.core.errors import ConfigError
 from proof.bench.report import add_arguments, draw, print_result
 
@@ -35,14 +35,8 @@ def add_parser(commands: Any) -> None:
         help="compare with this engine alone, and serve it if no URL is given",
     )
     parser.add_argument("--model", help="what --engine loads: a .gguf file, a model directory, or demo (default: demo)")
-    parser.add_argument(
-        "-o",
-        dest="options",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="an option for --engine and its server, as `lmi serve` takes it; repeatable",
-    )
+    option = "an option for --engine and its server, as `lmi serve` takes it"
+    add_repeatable(parser, "-o", "options", "KEY=VALUE", option)
     load = parser.add_argument_group("load")
     arrivals = load.add_mutually_exclusive_group()
     arrivals.add_argument(

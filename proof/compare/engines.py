@@ -23,6 +23,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
+from handler.core.command_line import add_repeatable
 from handler.core.errors import ConfigError
 from proof.bench import machine, report
 from proof.bench.cli import count, counts
@@ -184,14 +185,7 @@ def show_ratios(values: Sequence[dict[str, Any]]) -> str:
 def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = result.add_argument
-    add(
-        "-o",
-        dest="options",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="for ours (default: the demo model)",
-    )
+    add_repeatable(result, "-o", "options", "KEY=VALUE", "for ours (default: the demo model)")
     add("--peer", dest="peers", action="append", type=_peer, default=[], metavar="NAME=COMMAND", help="another server")
     add("--clients", type=counts, default=[1, 8, 32], help="(default: 1,8,32)")
     add("--rounds", type=count, default=4, help="answers of each client in a measurement (default: %(default)s)")

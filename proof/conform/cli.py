@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from handler.core.command_line import KeptLines, positive
+from handler.core.command_line import KeptLines, add_repeatable, positive
 from handler.core.errors import ConfigError
 from proof.conform.dialects import PROFILES
 
@@ -89,16 +89,8 @@ def add_parser(commands: Any) -> None:
         help="maximum seconds for one answer (default: %(default)g)",
     )
     parser.add_argument("--slow", action="store_true", help="also run rules that take minutes")
-    parser.add_argument(
-        "--rule",
-        action="append",
-        default=[],
-        metavar="RULE",
-        help="run only this rule (stream.chunked) or group (stream); repeatable",
-    )
-    parser.add_argument(
-        "--skip", action="append", default=[], metavar="RULE", help="leave out this rule or group; repeatable"
-    )
+    add_repeatable(parser, "--rule", "rule", "RULE", "run only this rule (stream.chunked) or group (stream)")
+    add_repeatable(parser, "--skip", "skip", "RULE", "leave out this rule or group")
     report = parser.add_argument_group("report")
     report.add_argument("--title", metavar="TEXT", help="the server's name in the report (default: its URL)")
     report.add_argument(

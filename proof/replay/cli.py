@@ -7,7 +7,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from handler.core.command_line import KeptLines, positive
+from handler.core.command_line import KeptLines, add_repeatable, positive
 
 _OUTPUT = Path("lmi-replay")
 _DESCRIPTION = """Send recorded requests to a server, and compare its answers with another server's, or with the
@@ -91,14 +91,11 @@ def add_parser(commands: Any) -> None:
         action="store_true",
         help="treat all requests as decoded greedily, and compare all texts",
     )
-    compare.add_argument(
-        "--expect",
-        action="append",
-        default=[],
-        metavar="DIFFERENCE",
-        help="a known difference, by its name in the report, such as 'value $.system_fingerprint': it is "
-        "counted, but does not affect the class; repeatable",
+    known = (
+        "a known difference, by its name in the report, such as 'value $.system_fingerprint': it is counted, but does "
+        "not affect the class"
     )
+    add_repeatable(compare, "--expect", "expect", "DIFFERENCE", known)
     compare.add_argument(
         "--allow",
         type=_allowance,
