@@ -19,7 +19,6 @@ from handler.protocols.responses.api import (
     CallItem,
     CallPlace,
     CustomCallItem,
-    Delta,
     MessageItem,
     OpenAiResponse,
     OpenAiResponseEvent,
@@ -76,6 +75,7 @@ class Items:
         self._numbers = 0
         self.output: list[ResponseItem] = []
         self.open: ResponseItem | None = None
+        self._delta: Any = {}  # of the open item, without text
         self.parts: list[str] = []
         self.broken = False
 
@@ -117,10 +117,9 @@ class Items:
         self._close(found, status="completed" if complete else "incomplete")
         return found
 
-    def delta(self, item: ResponseItem, text: str, number: int) -> Delta:
+    def delta(self, text: str, number: int) -> Any:
         """Return a delta of the open item."""
-        delta: Delta = self._of_item(item, "delta", number, delta=text, **_beside(item))
-        return delta
+        return {**self._delta, "sequence_number": number, "delta": text}
 
     def _of_item(self, item: ResponseItem, kind: str, number: int, **fields: Any) -> Any:
         """Return an event about the content of the open item."""
@@ -145,6 +144,7 @@ class Items:
         self._close(found)
         self.open, self._space, self.parts = item, "", []
         self.output.append(item)
+        self._delta = self._of_item(item, "delta", 0, delta="", **_beside(item))
         found.append(self._of_output("output_item.added", output_index=len(self.output) - 1, item=item.copy()))
         if item["type"] in _WITH_PARTS:
             found.append(self._of_output("content_part.added", **self._place(item), part=_part(item, "")))
@@ -156,7 +156,7 @@ class Items:
     def _add(self, text: str, found: list[OpenAiResponseEvent]) -> None:
         assert self.open is not None, "text is of an item"
         self.parts.append(text)
-        found.append(self.delta(self.open, text, self.number()))
+        found.append(self.delta(text, self.number()))
 
     def _close(self, found: list[OpenAiResponseEvent], *, status: Status = "completed") -> None:
         item = self.open
@@ -176,7 +176,7 @@ class Items:
         elif item["type"] == "custom_tool_call":
             text = item["input"] = _custom_input(text)
             if item["status"] == "completed":
-                found.append(self.delta(item, text, self.number()))
+                found.append(self.delta(text, self.number()))
                 found.append(self._of_item(item, "done", self.number(), input=text))
         else:
             part = _part(item, text)
@@ -386,7 +386,7 @@ class ResponseStream(BlockStream):
             chunks.append(named_event(event))
         item = self._items.open
         if self._text_event is None and item is not None and item["type"] == "message":
-            self._text_event = template(named_event(self._items.delta(item, SLOT, NUMBER)))
+            self._text_event = template(named_event(self._items.delta(SLOT, NUMBER)))
         return b"".join(chunks)
 
     def _last(self, place: int, token: Token, finish: Finish) -> bytes:
