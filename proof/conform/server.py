@@ -366,7 +366,8 @@ class Server:
 
     async def _find_dialect(self) -> Dialect:
         for dialect in AT_INVOCATIONS:
-            answer = await self._ask(dialect, PROMPT, 2, False, {}, {})
+            body = await self.named(dialect.body(PROMPT, 2, False))
+            answer = await self.post(await self.filled(dialect.path), body)
             if answer.ok:
                 return dialect
         if answer.status in (401, 403) and self.asking.key:
@@ -416,20 +417,8 @@ class Server:
         Args:
             more: fields to merge into the body.
         """
-        return await self._ask(await self.dialect(), prompt, tokens, stream, more or {}, headers or {})
-
-    async def _ask(
-        self,
-        dialect: Dialect,
-        prompt: str,
-        tokens: int,
-        stream: bool,
-        more: Mapping[str, Any],
-        headers: Mapping[str, str],
-    ) -> Answer:
-        body = await self.named(merge(dialect.body(prompt, tokens, stream), more))
-        path = await self.filled(dialect.stream_path if stream else dialect.path)
-        return await self.post(path, body, headers=headers)
+        body = await self.body(prompt, tokens, stream=stream, more=more)
+        return await self.post(await self.path(stream=stream), body, headers=headers)
 
     async def long_stream(self, seconds: float) -> tuple[Body, float]:
         """Return the request of a stream of about `seconds`, and its real length: the context may be small.
