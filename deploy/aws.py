@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 
 import boto3
 from botocore.config import Config
@@ -15,6 +15,8 @@ from deploy import web_pages
 from deploy.credentials import NOT_SIGNED_IN, NOT_VALID, SIGN_IN, SIGN_IN_AGAIN
 from deploy.diagnostics import advice
 from deploy.errors import DeployError, NotAllowed, SpecError
+
+_T = TypeVar("_T")
 
 _CONFIG = Config(retries={"total_max_attempts": 5, "mode": "standard"}, user_agent_extra="lmi-deploy")
 _QUICK = _CONFIG.merge(Config(connect_timeout=3, read_timeout=10, retries={"total_max_attempts": 2}))
@@ -93,6 +95,16 @@ def is_missing(error: ClientError) -> bool:
     return error_code(error) in _GONE or (
         error_code(error).startswith("Validation") and ("could not find" in message or "does not exist" in message)
     )
+
+
+def unless_missing(ask: Callable[[], _T]) -> _T | None:
+    """Return AWS's answer; None: it is about something that does not exist."""
+    try:
+        return ask()
+    except ClientError as error:
+        if is_missing(error):
+            return None
+        raise
 
 
 def is_denied(error: ClientError) -> bool:

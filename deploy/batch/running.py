@@ -10,7 +10,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from deploy.aws import Aws, error_code, is_missing, pages
+from deploy.aws import Aws, error_code, pages, unless_missing
 from deploy.batch.job import BatchJob, answers, inputs
 from deploy.deployer.calls import call, is_temporary, show, tags_of
 from deploy.deployer.wait import Progress, Report
@@ -96,12 +96,9 @@ def describe(aws: Aws, name: str) -> dict[str, Any]:
     Raises:
         NotThere: there is none.
     """
-    try:
-        answer: dict[str, Any] = call(aws, "sagemaker", "describe_transform_job", {"TransformJobName": name})
-    except ClientError as error:
-        if is_missing(error):
-            raise NotThere(f"there is no transform job {name} in {aws.region}", "Check --region.") from None
-        raise
+    answer = unless_missing(lambda: call(aws, "sagemaker", "describe_transform_job", {"TransformJobName": name}))
+    if answer is None:
+        raise NotThere(f"there is no transform job {name} in {aws.region}", "Check --region.")
     return answer
 
 

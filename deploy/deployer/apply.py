@@ -16,7 +16,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError
 
-from deploy.aws import Aws, as_deploy_error, is_missing
+from deploy.aws import Aws, as_deploy_error, is_missing, unless_missing
 from deploy.deployer.calls import CALLS, call, identity, is_duplicate, removal, show, tags_of
 from deploy.deployer.live import Live, LiveResource, look, pending_configs
 from deploy.deployer.plan import Action, Plan, Verb
@@ -88,13 +88,8 @@ def undo(
 def remove(aws: Aws, resource: Resource, report: Report, every: float) -> None:
     """Delete one and wait until it is gone. A missing resource is no error."""
     operation, request = removal(resource.kind, identity(resource.kind, resource.request))
-    try:
-        call(aws, CALLS[resource.kind].service, operation, request)
-    except ClientError as error:
-        if not is_missing(error):
-            raise
-        return
-    if CALLS[resource.kind].status is not None:
+    there = unless_missing(lambda: call(aws, CALLS[resource.kind].service, operation, request))
+    if there is not None and CALLS[resource.kind].status is not None:
         wait_for(aws, resource, report, gone=True, every=every)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from botocore.exceptions import BotoCoreError, ClientError, ConnectionError, HTTPClientError, ParamValidationError
 
-from deploy.aws import Aws, error_code, is_missing, pages
+from deploy.aws import Aws, error_code, pages, unless_missing
 from deploy.credentials import NOT_SIGNED_IN, NOT_VALID
 from deploy.errors import DeployError
 from deploy.resources.resource import Json, Kind, tag_map
@@ -149,12 +149,9 @@ def show(aws: Aws, kind: Kind, which: Identity) -> dict[str, Any] | None:
     if calls.names_argument is not None:
         argument = {Kind.SCALABLE_TARGET: "ResourceId"}.get(kind, calls.identity[-1])
         arguments[calls.names_argument] = [arguments.pop(argument)]
-    try:
-        answer = call(aws, calls.service, calls.describe, arguments)
-    except ClientError as error:
-        if is_missing(error):
-            return None
-        raise
+    answer = unless_missing(lambda: call(aws, calls.service, calls.describe, arguments))
+    if answer is None:
+        return None
     if calls.list_field is not None:
         return next((item for item in answer[calls.list_field] if identity(kind, item) == which), None)
     return {name: value for name, value in answer.items() if name != "ResponseMetadata"}

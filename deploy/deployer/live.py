@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, components_of, is_denied, is_missing, pages
+from deploy.aws import Aws, components_of, is_denied, pages, unless_missing
 from deploy.deployer.calls import CALLS, Identity, identity, show, tags_of
 from deploy.resources.resource import (
     ENDED,
@@ -243,12 +243,7 @@ def _candidates(aws: Aws, deployment: str, endpoint: str) -> Iterator[tuple[Kind
 
 def _tags(aws: Aws, kind: Kind, description: Json) -> Mapping[str, str] | None:
     """Return the tags; None: the resource was deleted meanwhile."""
-    try:
-        return tags_of(aws, kind, description)
-    except ClientError as error:
-        if is_missing(error):
-            return None
-        raise
+    return unless_missing(lambda: tags_of(aws, kind, description))
 
 
 def _scaling(

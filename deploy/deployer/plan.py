@@ -316,8 +316,8 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
             )
     if not live.online:
         return
+    names = ", ".join(sorted(item.name for item in live.others))
     if endpoint is not None and endpoint.failed and live.others:
-        names = ", ".join(sorted(item.name for item in live.others))
         raise Refused(
             f"{endpoint.kind.value}/{endpoint.name} has failed, and components of others are on it: {names}",
             "It can only be deleted, after its components: remove them with the tools that created them, then "
@@ -327,7 +327,6 @@ def _refuse_endpoint(desired: Sequence[Resource], live: Live) -> None:
         _refuse_shared(desired, endpoint, live)
     configs = [item.request for item in desired if item.kind is Kind.ENDPOINT_CONFIG]
     if live.others and any("ModelName" in one for config in configs for one in config["ProductionVariants"]):
-        names = ", ".join(sorted(item.name for item in live.others))
         raise Refused(
             f"the endpoint would have a model itself, but other deployments' components are on it: {names}",
             "Keep components in the specification, or have those removed first.",

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
-from botocore.exceptions import ClientError
-
-from deploy.aws import Aws, is_missing, pages
+from deploy.aws import Aws, pages, unless_missing
 from deploy.deployer.calls import call, show
 from deploy.errors import Refused
 from deploy.operations.logs import component_group, endpoint_group
@@ -27,12 +26,7 @@ def log_groups(endpoint: str | None, components: Iterable[str]) -> list[str]:
 def delete_logs(aws: Aws, groups: Iterable[str]) -> Iterator[str]:
     """Delete the log groups, and yield those that existed."""
     for group in groups:
-        try:
-            call(aws, "logs", "delete_log_group", {"logGroupName": group})
-        except ClientError as error:
-            if not is_missing(error):
-                raise
-        else:
+        if unless_missing(partial(call, aws, "logs", "delete_log_group", {"logGroupName": group})) is not None:
             yield group
 
 

@@ -478,7 +478,7 @@ def trusts_sagemaker(arn: str) -> bool:
     role = _role(arn)
     if role is None:
         return False
-    return any(_lets_in(statement) for statement in _listed(_document(role.assume_role_policy_document), "Statement"))
+    return any(map(_lets_in, _document(role.assume_role_policy_document)["Statement"]))
 
 
 def install(owner: str) -> None:
@@ -518,7 +518,7 @@ def _entry(entry: Mapping[str, Any]) -> tuple[str, str | list[str]]:
 
 def _lets_in(statement: Mapping[str, Any]) -> bool:
     principal = statement.get("Principal", {})
-    services = _listed(principal, "Service") if isinstance(principal, dict) else []
+    services = _list(principal.get("Service", [])) if isinstance(principal, dict) else []
     return statement.get("Effect") == "Allow" and "sagemaker.amazonaws.com" in services
 
 
@@ -551,9 +551,4 @@ def _attached(policies: Mapping[str, Any]) -> Iterable[Policy]:
 
 def _document(text: str) -> Policy:
     content: Policy = json.loads(text if text.lstrip().startswith("{") else urllib.parse.unquote(text))
-    return {**content, "Statement": _listed(content, "Statement")}
-
-
-def _listed(values: Mapping[str, Any], name: str) -> list[Any]:
-    value = values.get(name, [])
-    return value if isinstance(value, list) else [value]
+    return {**content, "Statement": _list(content.get("Statement", []))}

@@ -9,7 +9,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, components_of, error_code, is_missing, pages
+from deploy.aws import Aws, components_of, error_code, pages, unless_missing
 from deploy.errors import NotThere
 
 MINUTES = 15
@@ -144,13 +144,10 @@ def endpoint_of(aws: Aws, name: str) -> dict[str, Any]:
     Raises:
         NotThere: there is no endpoint of that name.
     """
-    try:
-        result: dict[str, Any] = aws.client("sagemaker").describe_endpoint(EndpointName=name)
-    except ClientError as error:
-        if is_missing(error):
-            raise NotThere(f"there is no endpoint {name!r} in {aws.region}", "Check --region.") from None
-        raise
-    return result
+    found = unless_missing(lambda: aws.client("sagemaker").describe_endpoint(EndpointName=name))
+    if found is None:
+        raise NotThere(f"there is no endpoint {name!r} in {aws.region}", "Check --region.")
+    return dict(found)
 
 
 def scaling_of(aws: Aws, targets: list[str]) -> Iterator[Scaling]:

@@ -12,7 +12,7 @@ from typing import Any
 
 from botocore.exceptions import ClientError
 
-from deploy.aws import Aws, as_deploy_error, error_code, is_missing, pages
+from deploy.aws import Aws, as_deploy_error, error_code, pages, unless_missing
 from deploy.errors import DeployError, NotAllowed, Refused
 from deploy.preflight.check import Check, Context, Fetch, Verdict, error, ok, warning
 from deploy.preflight.key import key, topics
@@ -279,25 +279,19 @@ def _endpoint(context: Context) -> Check | None:
     name = context.spec.endpoint
     if name is None:
         return None
-    try:
-        status = context.aws.client("sagemaker").describe_endpoint(EndpointName=name)["EndpointStatus"]
-    except ClientError as failure:
-        if is_missing(failure):
-            return error("endpoint", f"there is no endpoint {name}", "Deploy it first, or correct endpoint.")
-        raise
-    return ok("endpoint", f"{name} is {status}")
+    found = unless_missing(lambda: context.aws.client("sagemaker").describe_endpoint(EndpointName=name))
+    if found is None:
+        return error("endpoint", f"there is no endpoint {name}", "Deploy it first, or correct endpoint.")
+    return ok("endpoint", f"{name} is {found['EndpointStatus']}")
 
 
 def _name(context: Context) -> Check | None:
     if context.spec.endpoint is not None:
         return None
     sagemaker = context.aws.client("sagemaker")
-    try:
-        result = sagemaker.describe_endpoint(EndpointName=context.spec.name)
-    except ClientError as failure:
-        if is_missing(failure):
-            return ok("name", f"{context.spec.name} is free")
-        raise
+    result = unless_missing(lambda: sagemaker.describe_endpoint(EndpointName=context.spec.name))
+    if result is None:
+        return ok("name", f"{context.spec.name} is free")
     tags = {tag["Key"]: tag["Value"] for tag in sagemaker.list_tags(ResourceArn=result["EndpointArn"])["Tags"]}
     if tags.get(TAG_DEPLOYMENT) != context.spec.name:
         return error(

@@ -228,16 +228,7 @@ def resolve(
         NotThere: ECR has no such image.
     """
     account = account or (aws.account() if aws is not None else spec.role.split(":")[4])
-    if spec.shadow is not None:
-        return with_shadow(spec, lambda one: resolve(one, region, account=account, aws=aws, hub=hub, prices=prices))
-    if spec.instance.pools:
-        return resolve_pools(
-            spec, lambda on_type: resolve(on_type, region, account=account, aws=aws, hub=hub, prices=prices)
-        )
-    asked = _Asked(region, account, aws, hub, prices)
-    if spec.components:
-        return resolve_components(spec, lambda server: _resolve(server, asked))
-    return _resolve(spec, asked)
+    return _resolve(spec, _Asked(region, account, aws, hub, prices))
 
 
 @dataclass(frozen=True)
@@ -252,6 +243,16 @@ class _Asked:
 
 
 def _resolve(spec: Spec, asked: _Asked) -> Resolution:
+    if spec.shadow is not None:
+        return with_shadow(spec, lambda one: _resolve(one, asked))
+    if spec.instance.pools:
+        return resolve_pools(spec, lambda on_type: _resolve(on_type, asked))
+    if spec.components:
+        return resolve_components(spec, lambda server: _of_server(server, asked))
+    return _of_server(spec, asked)
+
+
+def _of_server(spec: Spec, asked: _Asked) -> Resolution:
     """Decide for one server on one instance type."""
     aws, prices = asked.aws, asked.prices
     image = images.resolve_image(spec.image, asked.region, asked.account, aws)
