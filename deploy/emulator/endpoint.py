@@ -108,11 +108,8 @@ class Event:
 
     def _part(self, mode: str, content_type: str, body: bytes) -> dict[str, str]:
         media = content_type.partition(";")[0].strip().lower()
-        encoding = "BASE64"
-        if media in self.capture.json_types:
-            encoding = "JSON"
-        elif media in self.capture.csv_types:
-            encoding = "CSV"
+        types = {"JSON": self.capture.json_types, "CSV": self.capture.csv_types}
+        encoding = next((name for name, known in types.items() if media in known), "BASE64")
         try:
             data = base64.b64encode(body).decode() if encoding == "BASE64" else body.decode()
         except UnicodeDecodeError:

@@ -138,10 +138,8 @@ async def open_loop(ask: Ask, arrivals: Iterable[tuple[int, float]], begin: floa
 
 def percentiles(values: Sequence[float]) -> dict[str, float | None]:
     """Return p50, p90 and p99 by linear interpolation; None without values."""
-    if not values:
-        return {f"p{percent}": None for percent in PERCENTILES}
-    if len(values) == 1:
-        return {f"p{percent}": values[0] for percent in PERCENTILES}
+    if len(values) < 2:
+        return {f"p{percent}": next(iter(values), None) for percent in PERCENTILES}
     cuts = statistics.quantiles(values, n=100, method="inclusive")
     return {f"p{percent}": cuts[percent - 1] for percent in PERCENTILES}
 
