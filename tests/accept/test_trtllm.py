@@ -68,7 +68,12 @@ def test_it_shows_images_to_a_model_that_takes_them(tmp_path: Path, version: str
 @pytest.mark.parametrize(
     ("manners", "only", "point"),
     [
-        ("version=1.3.0;cancel_all=3", "greedy", "as it is: loads|as it is: greedy_is_the_same_twice"),
+        pytest.param(
+            "version=1.3.0;cancel_all=3",
+            "greedy",
+            "as it is: loads|as it is: greedy_is_the_same_twice",
+            marks=pytest.mark.nightly,
+        ),
         ("version=1.3.0;init_fails", "greedy", "as it is: loads"),
         pytest.param(
             "version=1.2.1;assert_logprobs=6", "ignore_eos", "as it is: ignore_eos_goes_on", marks=pytest.mark.nightly

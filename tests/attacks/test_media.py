@@ -96,7 +96,13 @@ def test_a_neighbours_small_image_is_next(server_here: AppServer, name: str) -> 
     assert max(waits) <= THREADS
 
 
-@pytest.mark.parametrize("name", ATTACKS)
+AT_NIGHT = ("as many pixels as the memory", "many of middle size")
+"""What is decoded in the same place as another, and takes longest."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.nightly) if name in AT_NIGHT else name for name in ATTACKS]
+)
 def test_the_loop_does_not_stand_still(server: LiveServer, name: str) -> None:
     with answering(server):
         attack(server, name)

@@ -54,7 +54,7 @@ ATTACKS: dict[str, tuple[str, Callable[[], Any]]] = {
 }  # fmt: skip
 """Path and body."""
 
-AT_NIGHT = ("tools of a chat", "other scripts", "names that nobody knows")
+AT_NIGHT = ("descriptions that come back", "tools of a chat", "other scripts", "names that nobody knows")
 """What is held in the same places as another."""
 
 

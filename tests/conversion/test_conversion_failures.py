@@ -83,7 +83,7 @@ def prepared_with(mount: str, source: Path, cache: Path) -> subprocess.Completed
     return subprocess.run([*unshare, sys.executable, "-c", PREPARE], env=environment, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("kilobytes", [64, 1100, 1800])
+@pytest.mark.parametrize("kilobytes", [64, pytest.param(1100, marks=pytest.mark.nightly), 1800])
 def test_a_full_disk_is_refused_by_name(tmp_path: Path, kilobytes: int) -> None:
     source, cache = tmp_path / "small.gguf", tmp_path / "cache"
     cache.mkdir()

@@ -34,7 +34,7 @@ def make_djl(log: Path, *arguments: str, env: dict[str, str] | None = None) -> s
         return subprocess.Popen(command, stderr=out, env={**clean_environment(), **(env or {})})
 
 
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("end", [pytest.param(signal.SIGINT, marks=pytest.mark.nightly), signal.SIGTERM])
 def test_curl_lines_work_until_it_is_ended(tmp_path: Path, demo_model: Path, end: signal.Signals) -> None:
     log = tmp_path / "log"
     process = make_djl(log)

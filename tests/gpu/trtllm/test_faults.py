@@ -27,10 +27,15 @@ from tests.process_tree import in_session
 @pytest.mark.parametrize(
     ("manners", "options", "reason"),
     [
-        ("die_after=60", {}, "the executor died"),
-        ("die_after=60;death=cpp", {}, "the executor died"),
+        pytest.param("die_after=60", {}, "the executor died", marks=pytest.mark.nightly),
+        pytest.param("die_after=60;death=cpp", {}, "the executor died", marks=pytest.mark.nightly),
         ("version=1.3.0;die_after=60", {}, "Engine has died: the executor died"),
-        ("stall_after=60", {"inactivity_timeout": 1.0}, "no request made progress for 1 s"),
+        pytest.param(
+            "stall_after=60",
+            {"inactivity_timeout": 1.0},
+            "no request made progress for 1 s",
+            marks=pytest.mark.nightly,
+        ),
         (
             "stall_after=60;stall_error=NCCL timed out in /opt/a.cpp",
             {"inactivity_timeout": 1.0},
