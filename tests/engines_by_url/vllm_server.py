@@ -27,7 +27,14 @@ SHAPE = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "n
 ARGUMENTS = (
     *("--host", "127.0.0.1", "--load-format", "dummy", "--hf-overrides", json.dumps(SHAPE), "--dtype", "float32"),
     *("--served-model-name", "model", "--max-model-len", str(tiny.CONTEXT), "--enforce-eager"),
-    *("--kv-cache-memory-bytes", str(1 << 25), "--max-logprobs", str(MOST_LOGPROBS)),
+    *(
+        "--kv-cache-memory-bytes",
+        str(1 << 25),
+        "--gpu-memory-utilization",
+        "0.15",
+        "--max-logprobs",
+        str(MOST_LOGPROBS),
+    ),
     *("--logits-processors", "tests.engines_by_url.vllm_echo:Echo", "--logprobs-mode", "processed_logprobs"),
     *("--structured-outputs-config", json.dumps({"backend": "xgrammar", "disable_any_whitespace": True})),
 )

@@ -16,6 +16,7 @@ SMALL = (
     "vllm",
     *options("option.enforce_eager=true", "option.kv_cache_gib=1"),
     *options("option.max_model_len=2048", "option.model_loading_timeout=600"),
+    *options("option.gpu_memory_utilization=0.15"),  # of a GPU that others share; vLLM asks for nine tenths to be free
     *options("option.dtype=fp32"),  # in the file's bfloat16 this CPU takes many times as long
 )
 

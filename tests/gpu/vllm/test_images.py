@@ -56,7 +56,14 @@ def test_equal_images_hit_the_prefix_cache_and_others_never(vision: Compared) ->
 
 @pytest.mark.parametrize("model", ["qwen2_vl"], indirect=True)  # one family: a start takes long
 def test_over_http(model: Path, vision: Compared) -> None:
-    small = ("dtype=fp32", "enforce_eager=true", "kv_cache_gib=1", "max_model_len=256", "model_loading_timeout=600")
+    small = (
+        "dtype=fp32",
+        "enforce_eager=true",
+        "gpu_memory_utilization=0.15",
+        "kv_cache_gib=1",
+        "max_model_len=256",
+        "model_loading_timeout=600",
+    )
     given = ("--engine", "vllm", *options(*(f"option.{each}" for each in small)))
     with vllm_forks.engines(), serve(str(model), *given) as server:
         server.wait_ready(280)

@@ -47,7 +47,12 @@ def test_numbers_are_those_of_transformers_alone_and_in_company(
 ) -> None:
     model = write_model(tmp_path, name, mode)
     config = EngineConfig(
-        Config(dtype="fp32", kv_cache_gib=1, max_rolling_batch_size=8, engine_options={"enforce_eager": True}),
+        Config(
+            dtype="fp32",
+            kv_cache_gib=1,
+            max_rolling_batch_size=8,
+            engine_options={"enforce_eager": True, "gpu_memory_utilization": 0.15},
+        ),
         model=model,
         task=task,
     )

@@ -63,7 +63,7 @@ def config(model: Path) -> EngineConfig:
         max_audio_seconds=90,
         max_rolling_batch_size=8,
         kv_cache_gib=1,
-        engine_options={"enforce_eager": True},
+        engine_options={"enforce_eager": True, "gpu_memory_utilization": 0.15},
     )
     return EngineConfig(options, model=model, task=Task.TRANSCRIPTION)
 

@@ -50,6 +50,7 @@ SETUPS = {
         options={
             "enforce_eager": True,
             "max_logprobs": -1,
+            "gpu_memory_utilization": 0.15,  # of a GPU that others share
             "engine_args": {
                 "structured_outputs_config": GUIDED,
                 "block_size": 32,  # on a CPU 128 by default, so that a beam would compute its prompt at every step
@@ -66,6 +67,8 @@ GRPC_SERVER = (
     *(
         "--kv-cache-memory-bytes",
         str(1 << 31),
+        "--gpu-memory-utilization",
+        "0.15",
         "--max-logprobs",
         "-1",
         "--structured-outputs-config",
