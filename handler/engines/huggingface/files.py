@@ -314,10 +314,11 @@ TORCH_DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "b
 """`option.dtype` -> torch's name."""
 
 _NEEDED = ("config.json", "model.safetensors", "tokenizer.json")
-_RECIPE = b"hf 1"  # part of every fingerprint: change it with _FROM_GGUF
+_RECIPE = b"hf 2"  # part of every fingerprint: change it with _FROM_GGUF
 
-# transformers makes a tokenizer from the GGUF file, but does not split digits; and it would save the weights twice, as
-# the embeddings and the last matrix are the same.
+# transformers makes a tokenizer from the GGUF file, but does not split digits, decodes as SentencePiece does, by which
+# xgrammar before 0.2.8 takes no space for a space, and names another end token. It would also save the weights twice,
+# as the embeddings and the last matrix are the same.
 _FROM_GGUF = """
 import json, sys
 from pathlib import Path
@@ -335,12 +336,15 @@ missing, unexpected = model.load_state_dict(read.state_dict(), strict=False)
 assert not unexpected and set(missing) <= {"lm_head.weight"}, (missing, unexpected)
 model.tie_weights()
 model.to(torch.bfloat16).save_pretrained(target)
-AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(target)
+made = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+made.eos_token = made.convert_ids_to_tokens(config.eos_token_id)
+made.save_pretrained(target)
 file = target / "tokenizer.json"
 tokenizer = json.loads(file.read_text())
+bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
 tokenizer["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
-    {"type": "Digits", "individual_digits": True},
-    {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}]}
+    {"type": "Digits", "individual_digits": True}, bytes]}
+tokenizer["decoder"], tokenizer["model"]["byte_fallback"] = bytes, False
 file.write_text(json.dumps(tokenizer))
 """
 

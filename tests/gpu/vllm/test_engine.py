@@ -23,6 +23,8 @@ pytestmark = pytest.mark.vllm
 
 PROMPT = "The capital of France is"
 STORY = "Once upon a time, in a small village"
+CLOSE = 1e-2
+"""Of log-probabilities: those of an H100 were up to 0.004 away."""
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +69,9 @@ def test_log_probabilities_and_alternatives_are_those_of_transformers(vllm: Driv
     for index, token in enumerate(tokens):
         row = scores[len(prompt) - 1 + index]
         best = row.topk(4)
-        assert token.logprob == pytest.approx(float(row[token.id]), abs=2e-3)
+        assert token.logprob == pytest.approx(float(row[token.id]), abs=CLOSE)
         assert [other.id for other in token.top] == best.indices.tolist()
-        assert [other.logprob for other in token.top] == pytest.approx(best.values.tolist(), abs=2e-3)
+        assert [other.logprob for other in token.top] == pytest.approx(best.values.tolist(), abs=CLOSE)
 
 
 def test_a_prompts_log_probabilities_are_those_of_transformers(vllm: Driver, reference: Any) -> None:
@@ -77,7 +79,7 @@ def test_a_prompts_log_probabilities_are_those_of_transformers(vllm: Driver, ref
     assert prefill is not None
     scores = log_probabilities(reference, [token.id for token in prefill])
     expected = [float(scores[index - 1][prefill[index].id]) for index in range(1, len(prefill))]
-    assert [token.logprob for token in prefill[1:]] == pytest.approx(expected, abs=2e-3)
+    assert [token.logprob for token in prefill[1:]] == pytest.approx(expected, abs=CLOSE)
 
 
 @pytest.mark.parametrize("beams", [pytest.param(2, marks=pytest.mark.nightly), 4])

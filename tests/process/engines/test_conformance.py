@@ -369,7 +369,13 @@ class TestModel:
         dropped = driver.submit("A prompt that nobody waits for " * 9, **ask)
         driver.batcher.cancel(dropped)
         found = driver.run()
-        assert [found[id][0].prefill for id in asked] == [alone, alone]
+        tolerance = 2e-3 if driver.name == "vllm" else 0.0  # a GPU rounds a larger batch otherwise
+        for prefill in (found[id][0].prefill for id in asked):
+            assert prefill
+            assert alone
+            assert [token.id for token in prefill] == [token.id for token in alone]
+            scores = [token.logprob for token in alone[1:]]
+            assert [token.logprob for token in prefill[1:]] == pytest.approx(scores, abs=tolerance, rel=0)
         assert set(found) == {*company, *asked}
 
     def test_a_long_prompts_log_probabilities_are_all_there(self, driver: Driver) -> None:
@@ -518,9 +524,8 @@ class TestGuides:
         structured_output, _ = GUIDES["json_schema"]
         whole = ids(driver.one(PET, structured_output=structured_output, max_new_tokens=400))
         deltas = driver.one(PET, structured_output=structured_output, max_new_tokens=400, stop_token_ids=(whole[3],))
-        if driver.name in ("vllm", "grpc"):  # its backends keep end tokens for the end: the answer takes another way
-            assert whole[3] not in ids(deltas)
-            return
+        if driver.name in ("vllm", "grpc") and whole[3] not in ids(deltas):
+            return  # xgrammar since 0.2.8 keeps end tokens for the end: the answer takes another way
         assert ids(deltas) == whole[: whole.index(whole[3]) + 1]
         assert deltas[-1].finish is Finish.STOP
 
