@@ -213,6 +213,7 @@ def test_a_call_that_hangs_is_given_up_and_stops_no_other(alone: AppServer) -> N
         assert alone.ping() == 200
         assert (hung.result().status_code, later.result().status_code) == (503, 200)
     assert "handle of model.py did not end within 4 s" in hung.result().text
+    assert "handle of model.py did not end within 4 s" in alone.log
     assert hung.result().headers["retry-after"]
 
 

@@ -78,7 +78,7 @@ class PublicResolver(AbstractResolver):
                 port=port,
                 family=family,
                 proto=protocol,
-                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+                flags=socket.AI_NUMERICHOST,
             )
             for family, _, protocol, _, address in found
         ]

@@ -143,6 +143,26 @@ def test_djls_own_keys_are_accepted_and_said_to_have_no_effect(properties: Path)
     )
 
 
+@in_one_test(
+    ("overrides", "warning"),
+    [
+        (["option.async_mode=true", "batch_size=1"], ""),
+        (["option.async_mode=true", "batch_size=2"], "rolling batch uses option.max_rolling_batch_size"),
+        (["option.enable_streaming=false"], ""),
+        (["option.enable_streaming=true"], "rolling batch streams if the request asks for it"),
+        (["option.rolling_batch=disable", "batch_size=2"], ""),
+        (["option.chat_template=a.jinja"], "echo formats chats itself unless option.echo_tokenizer is set"),
+        (["option.chat_template=a.jinja", "option.echo_tokenizer=demo"], ""),
+        (["option.djl_metrics=true"], "the embedded server has its metrics at /metrics"),
+        (["option.djl_metrics=false"], ""),
+    ],
+)
+def test_options_without_effect_beside_others_are_said(overrides: list[str], warning: str) -> None:
+    warnings = config("option.llm_engine=echo", *overrides).warnings
+    assert len(warnings) == bool(warning)
+    assert all(one.startswith("without effect here: ") and one.endswith(warning) for one in warnings)
+
+
 def test_mixed_case_variables_keep_their_case_as_in_djl() -> None:
     assert config(env={"OPTION_entryPoint": "handler.entry", "OPTION_ENTRYPOINT": "handler.entry"}).warnings
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,14 @@ import pytest
 from handler.core.media import MEDIA, SAMPLE_RATE, Medium
 from handler.core.text import Vocabulary
 from handler.core.values import TemplateOptions
-from handler.engines.huggingface.media import collapse, expand, no_images, no_media, read_image_tokens
+from handler.engines.huggingface.media import (
+    collapse,
+    expand,
+    no_images,
+    no_media,
+    read_audio_tokens,
+    read_image_tokens,
+)
 from handler.engines.huggingface.tokenizer import find_forms
 from handler.engines.huggingface.whisper import WhisperIds, WhisperTokenizer, cut, whisper_ids
 from tests.one_test import in_one_test
@@ -52,6 +60,18 @@ def test_counts(
     found = read_image_tokens(write(tmp_path, config, processor))
     assert not isinstance(found, str)
     assert found.count(size) == number
+
+
+@in_one_test(
+    ("config", "placeholder"),
+    [({}, 151646), ({"audio_token_id": 7}, 7), ({"audio_token_id": 7, "audio_token_index": 8}, 8)],
+)
+@in_one_test(("samples", "number"), [(481, 1), (16_000, 25), (480_000, 750)])
+def test_tokens_of_audio(config: dict[str, Any], placeholder: int, samples: int, number: int) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        found = read_audio_tokens(write(Path(directory), {"model_type": "qwen2_audio", **config}))
+    assert not isinstance(found, str)
+    assert (found.placeholder, found.count((samples,))) == (placeholder, number)
 
 
 def test_what_takes_no_images_says_why(tmp_path: Path) -> None:

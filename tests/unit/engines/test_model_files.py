@@ -123,8 +123,10 @@ DIRECTORY = {
 }
 
 
-def test_a_whole_openvino_directory_is_taken(tmp_path: Path) -> None:
-    check_directory(put(tmp_path, DIRECTORY, "", gone), parts(vision=False))
+@pytest.mark.parametrize("context", [1, 8192])
+def test_a_whole_openvino_directory_is_taken(tmp_path: Path, context: int) -> None:
+    put(tmp_path, DIRECTORY, "config.json", lambda _: b'{"max_position_embeddings": %d}' % context)
+    check_directory(tmp_path, parts(vision=False))
 
 
 def test_the_demo_model_s_directory_is_taken(demo_model: Path) -> None:
@@ -174,6 +176,7 @@ def test_a_missing_graph_is_not_taken_for_another_kind_of_model(tmp_path: Path) 
             b'{"max_position_embeddings": "many"}',
             r"config\.json: max_position_embeddings must be a whole",
         ),
+        ("config.json", b'{"max_position_embeddings": -1}', r"max_position_embeddings must be a whole"),
         ("config.json", b'{"text_config": 5}', r"config\.json: text_config must be an object"),
     ],
 )

@@ -147,6 +147,11 @@ def test_lmis_handlers_stand_for_the_engine() -> None:
             answer.content.get("data")
 
 
+def test_content_is_found_by_its_key() -> None:
+    content = formatters.Input(b"a").content
+    assert (content.get("data"), content.get("other")) == (b"a", None)
+
+
 # -- the sessions and the form of arrays of djl_python, where DJL Serving is not installed -----------------------------
 
 

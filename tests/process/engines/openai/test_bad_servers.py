@@ -268,6 +268,8 @@ PAGE = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: 3\r\n\r\n
 FAILED = {
     "500": (status(500, {"error": {"message": "down"}}), "answered 500", "500: down"),
     "502": (status(502, DOWN), "answered 502", "502: down"),
+    "599 of an event": (HEAD + b'data: {"error": {"message": "down", "code": 599}}\n\n', "answered 599", "599: down"),
+    "no status": (HEAD + b'data: {"error": {"message": "down", "code": 600}}\n\n', "answered 500", "500: down"),
     "500 at a time": (status(500, DOWN, "Retry-After: 9\r\nConnection: close\r\n"), "answered 500", "500: down"),
     "an error event": (HEAD + LOST, "answered 500", "worker lost"),
     "Dynamo's error event": (HEAD + b"event: error\n: worker lost\n\n", "answered 500", "worker lost"),

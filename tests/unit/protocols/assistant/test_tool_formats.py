@@ -286,6 +286,7 @@ CASES = {
     "cut in its arguments": ("hermes", '<tool_call>{"name": "f", "arguments": {"a', "", [("f", '{"a')]),
     "cut in its name": ("hermes", 'x <tool_call>{"name": "f', 'x <tool_call>{"name": "f', []),
     "cut in its mark": ("hermes", "x <tool_ca", "x <tool_ca", []),
+    "cut in the second's mark": ("hermes", f"<tool_call>{TWO}</tool_call>\n<t", "", [("g_2", "{}")]),
     "an escaped name": ("hermes", '<tool_call>{"name": "\\u0066", "arguments": {}}</tool_call>', "", [("f", "{}")]),
     "a broken escape": (
         "hermes",
