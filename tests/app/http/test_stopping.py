@@ -14,13 +14,13 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from handler.http.app import App
 from handler.http.inference import Endpoint
 from handler.http.protocol import EXCHANGE, AsgiExchange
 from handler.http.security import Access
-from handler.http.server import Server, allow_connections
+from handler.http.server import Server, StartingApp, allow_connections
 from handler.serving.admission import Admission
 from handler.serving.model import ServedModel
 from tests.app.server import serve
@@ -37,9 +37,7 @@ READS = {("POST", "/v2/repository/index")}
 TASKS = ("text-generation", "text-embedding", "rerank", "text-classification")
 
 
-def client(model: ServedModel) -> httpx.AsyncClient:
-    app = App(model)
-
+def client(app: ASGIApp) -> httpx.AsyncClient:
     async def serve(scope: Scope, receive: Receive, send: Send) -> None:
         exchange = AsgiExchange(receive, send, "1.1")
         try:
@@ -82,7 +80,7 @@ def test_each_route_refuses_work(task: str, tmp_path: Path, monkeypatch: pytest.
         model.drain()
         query = {"name": "two", "src": str(tmp_path / "adapters" / "one")}
         body = {"inputs": "a", "lora_name": "one", "lora_path": query["src"]}
-        async with client(model) as http:
+        async with client(App(model)) as http:
             answers = {
                 (method, path): await http.request(
                     method, path, json=body, params=query if path.endswith("/adapters") else None
@@ -100,6 +98,19 @@ def test_each_route_refuses_work(task: str, tmp_path: Path, monkeypatch: pytest.
     assert {route for route, status in statuses.items() if status not in (503, 529)} == set()
 
 
+def test_until_there_is_a_model_each_request_is_refused_with_the_reason() -> None:
+    async def story() -> None:
+        starting = StartingApp("name")
+        for state, message in (("loading", "Model is not ready: name"), ("stopping", "the server is stopping")):
+            async with client(starting) as http:
+                ping, answer = await http.get("/ping"), await http.post("/invocations", json={"inputs": "a"})
+            assert (ping.status_code, ping.json()) == (503, {"status": "Unhealthy", "state": state})
+            assert (answer.status_code, answer.json()["message"]) == (503, message)
+            starting.drain()
+
+    asyncio.run(story())
+
+
 def test_each_request_counts_until_it_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story() -> None:
         model = await model_with_adapter(tmp_path, "text-generation")
@@ -110,7 +121,7 @@ def test_each_request_counts_until_it_is_answered(tmp_path: Path, monkeypatch: p
             return await tokenizing(self, *arguments)
 
         monkeypatch.setattr(Admission, "_tokenizing", held)
-        async with client(model) as http:
+        async with client(App(model)) as http:
             asked = [
                 asyncio.ensure_future(http.post("/tokenize", json={"inputs": "a"})),
                 asyncio.ensure_future(http.post("/invocations", json={"inputs": "a"})),

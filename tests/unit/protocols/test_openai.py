@@ -299,6 +299,7 @@ def content(given: Any) -> dict[str, Any]:
             "messages[0].tool_calls[0].function.arguments must be the JSON text of an object",
         ),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls[0] must be"),
+        ({"messages": [{"role": "assistant", "tool_calls": ["x"]}]}, "messages[0].tool_calls[0] must be"),
         (calling(" " * (1 << 20) + "{}", 1), "the arguments of a call may have 1048576 characters"),
         (calling(" " * (1 << 20), 5), "1048576 characters, those of all 4194304"),
     ],

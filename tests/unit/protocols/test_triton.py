@@ -401,6 +401,8 @@ def test_several_sequences_are_a_list_the_best_of_more_by_probability() -> None:
     found = value("triton_generate", {**base, "num_return_sequences": 3}, context=CAPABLE)
     assert len(found["text_output"]) == 3
     assert found["cumulative_logprob"] != sorted(found["cumulative_logprob"], reverse=True)
+    all_three = {**base, "num_return_sequences": 3, "sampling_param_best_of": 3}
+    assert value("triton_generate", all_three, context=CAPABLE) == found
     best = value("triton_generate", {**base, "sampling_param_best_of": 3}, context=CAPABLE)
     assert isinstance(best["text_output"], str)
     assert best["cumulative_logprob"] == max(found["cumulative_logprob"])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from handler.core.text import Vocabulary
 from handler.core.values import Delta, Finish, Request, Sampling, StructuredOutput, Token
 from handler.protocols.assistant.answer import answer_form, describe_parsers, reasoning_family
-from handler.protocols.assistant.events import Event
+from handler.protocols.assistant.events import Arguments, CallStart, Event
 from handler.protocols.assistant.response_template.parsing import ResponseParser
 from handler.protocols.assistant.response_template.pattern import Attempt, Pattern
 from handler.protocols.assistant.response_template.template import read_response_template
@@ -40,6 +40,12 @@ def read(
     for piece in pieces:
         found += checked.read(parser.feed(piece))
     return parts([*found, *checked.end(parser.flush(), finish)])
+
+
+def test_arguments_of_a_call_that_its_mark_names_come_before_its_end() -> None:
+    parser = ResponseParser(READ["channels"], READ["channels"].begun("<|start|>assistant"), ())
+    found = parser.feed('<|channel|>commentary to=functions.f json<|message|>{"a": "some wor')
+    assert [*map(type, found)] == [CallStart, Arguments]
 
 
 def loaded(calls: Iterable[tuple[str, str]]) -> list[tuple[str, Any]]:
