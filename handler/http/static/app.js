@@ -22,7 +22,7 @@ const MAX_TITLE = 60; // characters of the first question
 
 let chat = newChat();
 let running = null; // the AbortController of the answer that is coming
-let queued = null; // {text, media, shown}: the message that is sent after it
+let queued = null; // the exchange that is asked after it
 let kept = Promise.resolve(); // when all is kept that was to be
 let sample = "curl";
 
@@ -90,31 +90,28 @@ function send(text) {
 /** Send a message once the answer that is coming has ended. */
 function queue(text) {
   if (queued) return panel.tell("A message is already queued. Cancel it, or wait for the answer to end.");
-  const media = attachments.taken();
   const note = element("span", { className: "note" }, "Queued until the answer ends");
-  const shown = element("div", { className: "turn user queued" },
-    ...(media.length ? [element("div", { className: "media" }, ...media.map(attachments.thumbnail))] : []),
-    element("div", { className: "text", dir: "auto" }, text),
-    element("div", { className: "foot" }, note, button("Cancel", unqueue)));
-  queued = { text, media, shown };
+  queued = new Exchange(text, actions, attachments.taken());
+  queued.showQuestion(note, button("Cancel", unqueue));
   $("prompt").value = "";
   say(note.textContent);
-  following(() => $("log").append(shown));
+  following(() => $("log").append(queued.asked));
 }
 
-/** The queued message, which waits no more. */
+/** The queued exchange, which waits no more. */
 function dequeued() {
-  const message = queued;
+  const exchange = queued;
   queued = null;
-  message.shown.remove();
-  return message;
+  exchange.asked.remove();
+  exchange.showQuestion();
+  return exchange;
 }
 
 /** Put the queued message back into the field. */
 function unqueue() {
   if (!queued) return;
-  const { text, media } = dequeued();
-  $("prompt").value = [text, $("prompt").value].filter(Boolean).join("\n\n");
+  const { question, media } = dequeued();
+  $("prompt").value = [question, $("prompt").value].filter(Boolean).join("\n\n");
   attachments.give(media);
 }
 
@@ -198,8 +195,7 @@ async function run(exchange, request) {
   settle(exchange, failure, summary(request.stream, progress));
   keep(asking);
   if (failure || asking !== chat || !queued || !ready()) return unqueue();
-  const { text, media } = dequeued();
-  ask(new Exchange(text, actions, media));
+  ask(dequeued());
 }
 
 /** What happens before the first token, in words. */

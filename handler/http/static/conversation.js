@@ -224,7 +224,7 @@ export class Exchange {
     this.arrows = element("span", { className: "versions" });
     this.#actions = actions;
     this.asked = question === null ? null : element("div", { className: "turn user" });
-    this.#showQuestion();
+    this.showQuestion();
   }
 
   get saved() {
@@ -271,13 +271,15 @@ export class Exchange {
     this.arrows.replaceChildren(...(this.versions.length > 1 ? [back, `${at + 1} of ${this.versions.length}`, on] : []));
   }
 
-  #showQuestion() {
+  /** Show the question, with `foot` below it while it is queued, else with a button to edit it. */
+  showQuestion(...foot) {
     if (!this.asked) return;
+    this.asked.classList.toggle("queued", foot.length > 0);
     const who = element("span", { className: "hidden" }, "You: ");
     const text = element("div", { className: "text", dir: "auto" }, this.question);
-    const edit = button("Edit", () => this.edit());
     const media = element("div", { className: "media" }, ...this.media.map(this.#actions.thumbnail));
-    this.asked.replaceChildren(who, ...(this.media.length ? [media] : []), text, element("div", { className: "foot" }, edit));
+    const below = element("div", { className: "foot" }, ...(foot.length ? foot : [button("Edit", () => this.edit())]));
+    this.asked.replaceChildren(who, ...(this.media.length ? [media] : []), text, below);
   }
 
   /** The question as a form in its own place. */
@@ -286,12 +288,12 @@ export class Exchange {
     if (begun) return begun.focus();
     const field = element("textarea", { value: this.question, rows: 2, "aria-label": "Edit your message" });
     const cancel = () => {
-      this.#showQuestion();
+      this.showQuestion();
       this.asked.querySelector("button").focus();
     };
     const save = () => {
       if (!(field.value.trim() || this.media.length) || !this.#actions.ready()) return;
-      this.#showQuestion();
+      this.showQuestion();
       this.#actions.again(this, field.value.trim());
     };
     field.addEventListener("keydown", (event) => {
