@@ -326,7 +326,7 @@ def _model(result: Adopted, served: Json, artifact: Artifact, found: Variables, 
     said = wishes.model or found.model_id
     model: dict[str, Any] = {}
     if said.startswith("s3://"):
-        model["s3"] = _slash(said)
+        model["s3"] = said if said.endswith(("/", ARCHIVE)) else f"{said}/"
     elif not _stays(said):
         model["id"] = said
     elif is_prefix or (uri.endswith(ARCHIVE) and artifact.may_serve):
@@ -375,10 +375,6 @@ def _left_behind(uri: str, is_prefix: bool, artifact: Artifact) -> Iterator[tupl
 
 
 _MOST_NAMES = 5  # of files in a comment
-
-
-def _slash(uri: str) -> str:
-    return uri if uri.endswith(("/", ARCHIVE)) else f"{uri}/"
 
 
 def _token(result: Adopted, model: dict[str, Any], found: Variables, wishes: Wishes) -> None:

@@ -29,7 +29,7 @@ from deploy.redaction import HIDDEN, is_secret, redact
 from deploy.resolve.components import Placed, Sums
 from deploy.resolve.fit import COLUMNS, Candidates, Fit, rows, title
 from deploy.resolve.prices import Prices
-from deploy.resources.resource import FAILED, MIXED, READY, Json, Ref, resolved
+from deploy.resources.resource import FAILED, MIXED, READY, Json, resolved
 from deploy.s3.upload import UploadProgress
 from handler.core.command_line import human
 
@@ -247,7 +247,7 @@ def printable(value: Any) -> Any:
     """Return a request for JSON: secrets hidden, unknown values described."""
     if isinstance(value, datetime.datetime):
         return value.isoformat()
-    return redact(resolved(value, _reference))
+    return redact(resolved(value, lambda ref: f"<{ref.attribute} of {ref.key}>"))
 
 
 def print_candidates(console: Console, candidates: Candidates, prices: Prices) -> None:
@@ -300,10 +300,6 @@ def _short(value: Any) -> str:
         return "(none)"
     text = value if isinstance(value, str) else json.dumps(value)
     return text if len(text) <= _LONG else f"{text[:_LONG]}..."
-
-
-def _reference(ref: Ref) -> str:
-    return f"<{ref.attribute} of {ref.key}>"
 
 
 # -- print the progress of waiting: live lines on a terminal, else a line whenever something changes -------------------

@@ -110,7 +110,8 @@ class Live:
     @property
     def busy(self) -> tuple[LiveResource, ...]:
         """Return the deployment's resources that AWS is still changing: no call can change them now."""
-        return tuple(item for item in (*self.owned, *self._shared, *self._beside) if item.busy)
+        shared = self.of(Kind.ENDPOINT) if is_guest(self.deployment) else ()  # for which its components wait
+        return tuple(item for item in (*self.owned, *shared, *self._beside) if item.busy)
 
     @property
     def _beside(self) -> tuple[LiveResource, ...]:
@@ -123,11 +124,6 @@ class Live:
         own = {item.name for item in self.owned if item.kind is Kind.ENDPOINT_CONFIG}
         named = {endpoint.description["EndpointConfigName"], *pending_configs(endpoint.description)}
         return (endpoint,) if own & named else ()
-
-    @property
-    def _shared(self) -> tuple[LiveResource, ...]:
-        """Return another deployment's endpoint, if the deployment's components wait for it."""
-        return self.of(Kind.ENDPOINT) if is_guest(self.deployment) else ()
 
     @property
     def config(self) -> LiveResource | None:

@@ -332,7 +332,7 @@ class Calls:
         self._cloud.get("endpoint-config", endpoint.request["EndpointConfigName"])  # terraform-provider-aws#40048
         self._check_quota(self._cloud.get("endpoint-config", p["EndpointConfigName"]), endpoint.name)
         for alarm in p.get("DeploymentConfig", {}).get("AutoRollbackConfiguration", {}).get("Alarms", ()):
-            if alarm["AlarmName"] not in _alarms(region):
+            if alarm["AlarmName"] not in cloudwatch_backends[ACCOUNT][region].alarms:
                 raise Invalid(f"CloudWatch alarm {alarm['AlarmName']} does not exist.")
         self._check_batch(endpoint, p.get("DeploymentConfig", {}).get("RollingUpdatePolicy", {}))
         endpoint.before = dict(endpoint.request)
@@ -613,10 +613,6 @@ def _in_pools(variant: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]
 def _copies(runtime: dict[str, Any]) -> dict[str, Any]:
     count = runtime["CopyCount"]
     return {"DesiredCopyCount": count, "CurrentCopyCount": count}
-
-
-def _alarms(region: str) -> set[str]:
-    return set(cloudwatch_backends[ACCOUNT][region].alarms)
 
 
 def install(cloud: SageMaker) -> None:

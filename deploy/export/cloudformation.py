@@ -99,7 +99,7 @@ def cloudformation_template(resources: Sequence[Resource]) -> dict[str, Any]:
     The names in AWS stay the same, so `lmi deploy status` and other commands find a stack's resources.
     """
     names = _logical_names(resources)
-    endpoint = _endpoint(resources)
+    endpoint = next((one for one in resources if one.kind is Kind.ENDPOINT), None)  # None: another deployment's
     name, shared = _deployment(resources)
     what = f"SageMaker endpoint {name}" if endpoint is not None else f"{name}, on the SageMaker endpoint {shared}"
     return {
@@ -147,11 +147,6 @@ def terraform_configuration(resources: Sequence[Resource], region: str) -> dict[
         "resource": {"aws_cloudformation_stack": {_STACK: stack}},
         "output": {"endpoint_name": {"value": f'${{aws_cloudformation_stack.{_STACK}.outputs["EndpointName"]}}'}},
     }
-
-
-def _endpoint(resources: Sequence[Resource]) -> Resource | None:
-    """Return the endpoint; None: it is another deployment's."""
-    return next((resource for resource in resources if resource.kind is Kind.ENDPOINT), None)
 
 
 def _deployment(resources: Sequence[Resource]) -> tuple[str, str]:

@@ -164,10 +164,6 @@ def run(name: str, check: Callable[[], Check | Iterable[Check] | None]) -> list[
     return found
 
 
-def _account(context: Context) -> Check:
-    return ok("account", f"{context.aws.account()} in {context.aws.region}")
-
-
 def _role(context: Context) -> Check:
     arn = context.spec.role
     account = context.decision.account or context.aws.account()
@@ -325,7 +321,7 @@ def _shadow(context: Context) -> list[Check]:
 
 
 _CHECKS: dict[str, Callable[[Context], Check | list[Check] | None]] = {
-    "account": _account,
+    "account": lambda context: ok("account", f"{context.aws.account()} in {context.aws.region}"),
     "name": _name,
     "endpoint": _endpoint,
     "role": _role,

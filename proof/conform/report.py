@@ -60,7 +60,7 @@ def markdown(report: Mapping[str, Any]) -> str:
             lines += ["", f"**{result['rule']}** ({result['profile']}): {result['sentence']} "]
             lines[-1] += _link(source["title"], source["url"])
             lines += ["", f"* wanted: {_plain(result['wanted'])}"]
-            lines += [f"* {name}: {_code(result[name])}" for name in ("asked", "got") if result.get(name)]
+            lines += [f"* {name}: `{_plain(result[name])}`" for name in ("asked", "got") if result.get(name)]
     lines += ["", "## Rules", "", "| rule | profile | requirement | result |", "|---|---|---|---|"]
     for result in results:
         why = f": {_plain(result['why'])}" if result.get("why") else ""
@@ -144,7 +144,3 @@ def _plain(text: str) -> str:
 def _printable(text: str) -> str:
     """Remove control characters, and those that UTF-8 cannot encode."""
     return "".join(char if char.isprintable() else " " for char in text)
-
-
-def _code(text: str) -> str:
-    return f"`{_plain(text)}`"
