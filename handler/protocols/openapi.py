@@ -65,12 +65,12 @@ def _add_body(content: dict[str, Any], name: str, example: Any) -> None:
 
 
 _DESCRIPTION = (
-    "Every route of this server. A refusal before the first token has its real status; what breaks later ends a "
-    "stream with an error in it. Ignored names are listed in the answer's header x-lmi-ignored-parameters."
+    "All routes of this server. An error before the first token has an HTTP status of its own; a later one ends the "
+    "stream. The header x-lmi-ignored-parameters lists the parameters that the server ignored."
 )
 _HEADERS: Shape = {
-    "x-request-id": {"description": "The request's id, the client's own where it sent one", "schema": TEXT},
-    "x-lmi-ignored-parameters": {"description": "Names in the body that were ignored", "schema": TEXT},
+    "x-request-id": {"description": "The request's id: the client's own if it sent one", "schema": TEXT},
+    "x-lmi-ignored-parameters": {"description": "The ignored parameters of the request", "schema": TEXT},
 }
 _LOCKED = {"description": "No key, or a wrong one", "headers": {"www-authenticate": {"schema": TEXT}}}
 
@@ -167,7 +167,7 @@ def _operation(route: DocumentedRoute, method: str, locked: bool) -> dict[str, A
     elif route.dialect is not None and method == "POST":
         operation = _inference(route.path, dialects_of(route.dialect))
     else:
-        operation = {"summary": route.path, "tags": ["State"], "responses": {"200": {"description": "It succeeded"}}}
+        operation = {"summary": route.path, "tags": ["State"], "responses": {"200": {"description": "Success"}}}
     if locked and known is not None and known.open:
         shared["security"] = []
     elif locked:
@@ -200,7 +200,7 @@ def _inference(path: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
     return {
         "tags": [group],
         "summary": summary,
-        "description": f"Takes bodies of {titles}.",
+        "description": f"Request formats: {titles}.",
         "requestBody": {
             "required": True,
             "content": {
@@ -213,7 +213,7 @@ def _inference(path: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
         },
         "responses": {
             "200": {
-                "description": "The answer; of a stream, the schema is that of each value in it",
+                "description": "The answer; the schema describes each value of a stream",
                 "headers": _HEADERS,
                 "content": content,
             },
@@ -255,7 +255,7 @@ def _other(known: Operation) -> dict[str, Any]:
     if known.form is not None:
         operation["requestBody"] = {"required": True, "content": {"multipart/form-data": {"schema": known.form}}}
     for status, answer in known.answers.items():
-        response: dict[str, Any] = {"description": "It succeeded" if status < 300 else "It failed"}
+        response: dict[str, Any] = {"description": "Success" if status < 300 else "Failure"}
         content_type, kind, example = answer
         response["content"] = {content_type: {"schema": schema_of_type(kind), "example": example}}
         operation["responses"][str(status)] = response

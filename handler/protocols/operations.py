@@ -147,19 +147,19 @@ class Operation(NamedTuple):
 
 # -- routes for inference ----------------------------------------------------------------------------------------------
 
-_SHAPED = "Generate, whole or as a stream; the body's fields choose the API"
+_SHAPED = "Generate an answer, whole or as a stream; the body's fields choose the API"
 _TRITON_WHOLE, _TRITON_STREAM = (
     "Generate a whole answer, as Triton's generate extension does",
     "Generate an answer as a stream of events, as Triton's extension does",
 )
-_OF_VERSION = ", by the model's version"
+_OF_VERSION = "; the path with a version"
 
 INFERENCE: dict[str, tuple[str, str]] = {
     "/invocations": ("SageMaker and LMI", f"{_SHAPED}. SageMaker calls only this route"),
     "/predictions/{model}": ("SageMaker and LMI", f"{_SHAPED}. DJL Serving's path"),
     "/predictions/{model}/{version}": ("SageMaker and LMI", f"{_SHAPED}. DJL Serving's path{_OF_VERSION}"),
     "/models/{model}/invoke": ("SageMaker and LMI", f"{_SHAPED}. The path of multi-model endpoints"),
-    "/": ("TGI", "Answer at the root, as TGI, MindIE (option.root_schema) or text-embeddings-inference do"),
+    "/": ("TGI", "Answer at the root path, as TGI, MindIE (option.root_schema) or text-embeddings-inference does"),
     "/generate": ("TGI", "Generate a whole answer to `inputs`"),
     "/generate_stream": ("TGI", "Generate an answer to `inputs` as a stream of events"),
     "/v1/chat/completions": ("OpenAI", "Answer a chat: tools, images, structured output, whole or as a stream"),
@@ -189,7 +189,7 @@ INFERENCE: dict[str, tuple[str, str]] = {
 """Path of a route for inference -> its group and its sentence."""
 
 GROUPS: dict[str, str] = {
-    "SageMaker and LMI": "LMI's requests; a body's fields may also choose OpenAI's, Anthropic's or Triton's form",
+    "SageMaker and LMI": "LMI's requests, and those of OpenAI, Anthropic and Triton, told apart by the body's fields",
     "OpenAI": "The routes of OpenAI's SDKs, below /v1",
     "Anthropic": "The routes of Anthropic's SDKs, below /v1",
     "TGI": "The routes of Hugging Face's Text Generation Inference",
@@ -205,7 +205,7 @@ GROUPS: dict[str, str] = {
 
 PATH_PARAMETERS: dict[str, str] = {
     "model": "The model's name (option.model_name)",
-    "version": "1, the only one",
+    "version": "The model's version, always 1",
     "adapter": "The adapter's name",
     "id": "The model's name or an adapter's",
     "response": "The id of a stored response",
@@ -272,7 +272,7 @@ _ADAPTERS: dict[tuple[str, str], Operation] = {
         query={"limit": COUNT, "next_page_token": TEXT},
     ),
     ("POST", "/adapters"): _adapters(
-        "Register an adapter, by the query or by a body",
+        "Register an adapter, given in the query or in the body",
         AdapterChange, {"status": "Adapter sql registered", "id": 1}, 400, 409, 424, 503, 507,
         query=_ADAPTER_CALL, body=record({}, _ADAPTER_CALL, example={"name": "sql", "src": "adapters/sql"}),
     ),
@@ -317,24 +317,24 @@ _OF_SERVER: dict[tuple[str, str], Operation] = {
         {200: (_TEXT, str, "# TYPE lmi_active_sequences gauge\nlmi_active_sequences 0.0\n")},
     ),
     ("GET", "/execution-parameters"): Operation(
-        "State", "Tell batch transform how to call the server",
+        "State", "Tell SageMaker's batch transform how to call the server",
         {200: (_JSON, ExecutionParameters,
                {"MaxConcurrentTransforms": 32, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": 3})},
     ),
     ("GET", "/v1/models"): Operation(
-        "OpenAI", "List the model and its adapters; in Anthropic's form for a request with anthropic-version",
+        "OpenAI", "List the model and its adapters; in Anthropic's format with the header anthropic-version",
         {200: (_JSON, OpenAiModels | AnthropicModels, {"object": "list", "data": [_MODEL_EXAMPLE]})},
         query={"limit": COUNT, "after_id": TEXT, "before_id": TEXT},
     ),
     ("GET", "/v1/models/{id}"): Operation(
-        "OpenAI", "Describe the model or an adapter; in Anthropic's form for a request with anthropic-version",
+        "OpenAI", "Describe the model or an adapter; in Anthropic's format with the header anthropic-version",
         {200: (_JSON, OpenAiModel | AnthropicModel, _MODEL_EXAMPLE),
          404: _failure(OPENAI_ERRORS, OpenAiError | AnthropicError, _OTHER_MODEL)},
     ),
     **_ADAPTERS,
     **{
         (method, "/models/{model}" + path): operation._replace(
-            summary=f"{operation.summary}; DJL Serving's path, with the model",
+            summary=f"{operation.summary}; DJL Serving's path, which names the model",
             answers={404: _FAILURES[404], **operation.answers},
         )
         for (method, path), operation in _ADAPTERS.items()
@@ -362,7 +362,7 @@ _PIECES_EXAMPLE = [{"id": 28120, "text": "Hello", "start": 0, "stop": 5}]
 
 _OF_TGI: Mapping[tuple[str, str], Operation] = {
     ("GET", "/info"): Operation(
-        "TGI", "Describe what the server serves, and its limits", {200: (_JSON, TgiInfo, _INFO_EXAMPLE)}
+        "TGI", "Describe the model and the server's limits", {200: (_JSON, TgiInfo, _INFO_EXAMPLE)}
     ),
     ("GET", "/health"): Operation(
         "TGI",
@@ -372,7 +372,7 @@ _OF_TGI: Mapping[tuple[str, str], Operation] = {
     ),
     ("POST", "/tokenize"): Operation(
         "TGI",
-        "Tokenize a prompt: with the tokens' byte offsets, or by a `prompt` or `messages` as vLLM does",
+        "Tokenize `inputs` with byte offsets, as TGI does, or a `prompt` or `messages`, as vLLM does",
         {200: (_JSON, list[TgiPiece] | VllmTokens, _PIECES_EXAMPLE)},
         body={"anyOf": [ref("TgiGenerateRequest"), *_TOKENIZE_BODIES], "example": {"inputs": "Hello"}},
     ),
@@ -392,20 +392,20 @@ _ITEM = {"id": "msg_1", "type": "message", "role": "user", "content": [{"type": 
 _PAGE: ResponseItems = {
     "object": "list", "data": [_ITEM], "first_id": "msg_1", "last_id": "msg_1", "has_more": False,
 }  # fmt: skip
-_WHERE = "where option.responses_store keeps any"
+_NEEDS = "needs option.responses_store"
 
 _OF_RESPONSES: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v1/responses/{response}"): Operation(
-        "OpenAI", f"Show a stored response, {_WHERE}",
+        "OpenAI", f"Show a stored response; {_NEEDS}",
         {200: (_JSON, OpenAiResponse, {**_RESPONSE, "store": True}), 404: _NO_RESPONSE},
     ),
     ("DELETE", "/v1/responses/{response}"): Operation(
-        "OpenAI", f"Delete a stored response, {_WHERE}",
+        "OpenAI", f"Delete a stored response; {_NEEDS}",
         {200: (_JSON, DeletedResponse, {"id": "resp_0", "object": "response", "deleted": True}),
          404: _NO_RESPONSE},
     ),
     ("GET", "/v1/responses/{response}/input_items"): Operation(
-        "OpenAI", f"List the input of a stored response, {_WHERE}",
+        "OpenAI", f"List the input of a stored response; {_NEEDS}",
         {200: (_JSON, ResponseItems, _PAGE), 404: _NO_RESPONSE},
         query={"limit": COUNT, "order": TEXT, "after": TEXT},
     ),
@@ -424,8 +424,7 @@ _LIST = {"limit": COUNT, "after": TEXT}
 
 
 def _of_files(summary: str, answer: Answer, missing: Answer = _NO_FILE, **request: Any) -> Operation:
-    where = "where option.batches_store keeps any"
-    return Operation("OpenAI", f"{summary}, {where}", {200: answer, 404: missing}, **request)
+    return Operation("OpenAI", f"{summary}; needs option.batches_store", {200: answer, 404: missing}, **request)
 
 
 def _of_batches(summary: str, kind: Any, example: Any, **request: Any) -> Operation:
@@ -449,7 +448,7 @@ _OF_BATCHES: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/batches"): _of_batches("List batches", OpenAiBatches, listed([_BATCH], has_more=False), query=_LIST),
     ("POST", "/v1/batches"): _of_batches(
-        "Have the requests of a file answered", OpenAiBatch, _BATCH,
+        "Start a batch: answer the requests of a file", OpenAiBatch, _BATCH,
         body=record(
             dict.fromkeys(_NEW_BATCH, TEXT),
             {"metadata": {"type": "object"}, "output_expires_after": {"type": "object"}},
@@ -486,7 +485,7 @@ _OF_TRITONS_MODEL = {
                                   "outputs": [{**_INPUT, "name": "text_output"}]}), 404: _UNKNOWN_MODEL},
     ),
     "/ready": Operation(
-        "Triton", "Report whether this model can serve, as Triton's clients ask", {**_STATE, 404: _UNKNOWN_MODEL}
+        "Triton", "Report whether the model can serve, as Triton does", {**_STATE, 404: _UNKNOWN_MODEL}
     ),
     "/config": Operation(
         "Triton", "Show the model's configuration",
@@ -501,7 +500,7 @@ _OF_TRITON: Mapping[tuple[str, str], Operation] = {
         {200: (_JSON, TritonServer, {"name": "lmi-handler", "version": __version__, "extensions": ["generate"]})},
     ),
     ("GET", "/v2/health/live"): Operation(
-        "Triton", "Report that the server runs, ready or not", {200: (_TEXT, str, "")}
+        "Triton", "Report that the server is running, ready or not", {200: (_TEXT, str, "")}
     ),
     ("GET", "/v2/health/ready"): Operation("Triton", "Report whether the server is ready for requests", {**_STATE}),
     ("POST", "/v2/repository/index"): Operation(
@@ -511,7 +510,7 @@ _OF_TRITON: Mapping[tuple[str, str], Operation] = {
     ),
     **{
         ("GET", f"/v2/models/{{model}}{version}{end}"): operation._replace(summary=operation.summary + by)
-        for version, by in (("", ""), ("/versions/{version}", ", by its version"))
+        for version, by in (("", ""), ("/versions/{version}", "; the path with a version"))
         for end, operation in _OF_TRITONS_MODEL.items()
     },
 }
@@ -537,7 +536,7 @@ _OF_VLLM: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/tokenizer_info"): Operation(
         "vLLM",
-        "Show the model's tokenizer_config.json, under option.enable_tokenizer_info_endpoint=true",
+        "Show the model's tokenizer_config.json; needs option.enable_tokenizer_info_endpoint=true",
         {
             200: (_JSON, dict[str, Any], {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|>"}),
             404: _MISSING,
@@ -546,7 +545,7 @@ _OF_VLLM: Mapping[tuple[str, str], Operation] = {
     ("GET", "/load"): Operation("vLLM", "Count the requests in flight", {200: (_JSON, VllmLoad, {"server_load": 0})}),
     ("POST", "/v1/load_lora_adapter"): Operation(
         "vLLM",
-        "Register a LoRA adapter, under VLLM_ALLOW_RUNTIME_LORA_UPDATING=true",
+        "Register a LoRA adapter; needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=true",
         {
             200: (_TEXT, str, "Success: LoRA adapter 'sql' added successfully."),
             400: _REFUSED,
@@ -561,7 +560,7 @@ _OF_VLLM: Mapping[tuple[str, str], Operation] = {
     ),
     ("POST", "/v1/unload_lora_adapter"): Operation(
         "vLLM",
-        "Unregister a LoRA adapter, under VLLM_ALLOW_RUNTIME_LORA_UPDATING=true",
+        "Unregister a LoRA adapter; needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=true",
         {
             200: (_TEXT, str, "Success: LoRA adapter 'sql' removed successfully."),
             400: _REFUSED,

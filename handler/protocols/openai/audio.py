@@ -292,7 +292,7 @@ class Transcriptions(OpenAiDialect):
         chunking_strategy=unsupported("clips are cut into pieces of 30 s", "auto"),
     )
     fields: Mapping[str, Shape] = {
-        "file": {**TEXT, "description": "The audio file: a form's file, or its base64 in JSON"},
+        "file": {**TEXT, "description": "The audio: a file in a form, or base64 in JSON"},
         **MODEL,
     }
     description = Description(

@@ -386,7 +386,10 @@ _ADDRESS = re.compile("https?://[^/]", re.IGNORECASE)
 
 
 MODEL: Mapping[str, Shape] = {
-    "model": {**nullable(TEXT), "description": "The model's or an adapter's name; empty or an http address: the model"}
+    "model": {
+        **nullable(TEXT),
+        "description": "The name of the model or of an adapter; an empty text or an HTTP address means the model",
+    }
 }
 """What `read_model` reads."""
 

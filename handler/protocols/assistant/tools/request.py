@@ -239,7 +239,7 @@ TOOL_FIELDS: Mapping[str, Shape] = {
     "tools": nullable(listing({**record(_TOOL), "required": ["function"]}, maxItems=MAX_TOOLS)),
     "tool_choice": {
         "anyOf": [TEXT, {"type": "object"}, NULL],
-        "description": "none, auto, required, the name of a tool, or an object that names one or those allowed",
+        "description": "none, auto, required, the name of a tool, or an object that names a tool or the allowed ones",
     },
     "parallel_tool_calls": nullable(FLAG),
 }
