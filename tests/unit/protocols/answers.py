@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from handler.core.errors import GenerationFailed, ServingError
 from handler.core.text import Prompt, Vocabulary
-from handler.core.values import Delta, Extras, Finish, Token
+from handler.core.values import Adapter, Delta, Extras, Finish, Token
 from handler.protocols.kernel.body import decode
 from handler.protocols.kernel.dialect import Dialect, ServerContext
 from handler.protocols.kernel.errors import HttpResponse
@@ -35,6 +35,24 @@ CONTEXT = ServerContext(
 VOCABULARY = Vocabulary([b"a", b" b", "\u00e9".encode()[:1], "\u00e9".encode()[1:], b"c", b"<end>"], special={5})
 CAPABLE = ServerContext(engine="able", vocabulary=VOCABULARY, no_media={"audio": ""})
 """An engine that lacks nothing, with a vocabulary of six tokens."""
+
+
+class _Registered:
+    def __init__(self, adapters: Sequence[Adapter]) -> None:
+        self._adapters = adapters
+
+    def find(self, name: str) -> Adapter | None:
+        return next((one for one in self._adapters if one.name == name), None)
+
+    def by_number(self, number: int) -> Adapter | None:
+        return next((one for one in self._adapters if one.id == number), None)
+
+    def names(self) -> list[str]:
+        return [one.name for one in self._adapters]
+
+
+def with_adapters(context: ServerContext, *adapters: Adapter) -> ServerContext:
+    return replace(context, adapters=_Registered(adapters), no_adapters="")
 
 
 def with_options(context: ServerContext, **options: Any) -> ServerContext:

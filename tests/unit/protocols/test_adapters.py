@@ -11,26 +11,9 @@ from handler.core.errors import ServingError
 from handler.core.values import Adapter
 from handler.protocols.registry import INVOCATIONS
 from tests.one_test import in_one_test
-from tests.unit.protocols.answers import CAPABLE
+from tests.unit.protocols.answers import CAPABLE, with_adapters
 
-
-class Adapters:
-    """Two adapters."""
-
-    def __init__(self) -> None:
-        self._all = [Adapter("a", 1, "/a"), Adapter("b", 2, "/b")]
-
-    def find(self, name: str) -> Adapter | None:
-        return next((one for one in self._all if one.name == name), None)
-
-    def by_number(self, number: int) -> Adapter | None:
-        return next((one for one in self._all if one.id == number), None)
-
-    def names(self) -> list[str]:
-        return [one.name for one in self._all]
-
-
-CONTEXT = replace(CAPABLE, adapters=Adapters(), no_adapters="")
+CONTEXT = with_adapters(CAPABLE, Adapter("a", 1, "/a"), Adapter("b", 2, "/b"))
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 
 

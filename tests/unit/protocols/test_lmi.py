@@ -112,6 +112,8 @@ def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: A
         ("stop_token_ids", [-1], "token ids"),
         ("stop_token_ids", "5", "token ids"),
         ("details", "yes", "true or false"),
+        ("seed", 2**64, "an integer from 0"),
+        ("seed", 2**64 + 1, "an integer from 0"),
         ("return_full_text", 2, "true or false"),
         ("truncate", 0, "an integer from 1"),
         ("output_formatter", "json_chat", "is not for answers to prompts"),
@@ -331,9 +333,11 @@ def test_of_two_names_the_one_counts_that_lmi_heeds(schema: str) -> None:
     assert (found.requests[0].sampling.stop, found.ignored) == (("b",), ["parameters.stop_sequences"])
 
 
-def test_the_count_of_alternatives_is_top_n_tokens() -> None:
-    found = INVOCATIONS["lmi"].parse({"inputs": "hi", "parameters": {"logprobs": 5, "top_n_tokens": 2}}, CAPABLE)
-    assert (found.requests[0].sampling.top_logprobs, found.ignored) == (2, ["parameters.logprobs"])
+@in_one_test("count", [0, 1, 2])
+def test_the_count_of_alternatives_is_top_n_tokens(count: int) -> None:
+    found = INVOCATIONS["lmi"].parse({"inputs": "hi", "parameters": {"logprobs": 5, "top_n_tokens": count}}, CAPABLE)
+    assert (found.requests[0].sampling.top_logprobs, found.ignored) == (count, ["parameters.logprobs"])
+    assert found.requests[0].details is (count > 0)
 
 
 @in_one_test("schema", ["lmi", "tgi_compat", "dynamic_batch"])

@@ -12,33 +12,29 @@ from handler.config.config import Config
 from handler.config.lmi_version import NEWEST, read_lmi_version
 from handler.core.errors import InvalidParameter, InvalidPayload, ModelNotFound
 from handler.core.values import Adapter, Delta, FieldNames, Finish, Request, Sampling
-from handler.protocols.kernel.dialect import NoAdapters, Notices, ParsedRequest, ServerContext
+from handler.protocols.kernel.dialect import Notices, ParsedRequest, ServerContext
 from handler.protocols.lmi.asynchronous import TABLE
 from handler.protocols.lmi.chat import TABLE as CHAT_TABLE
 from handler.protocols.openai.request import CHAT, COMPLETIONS, FOREIGN
 from handler.protocols.registry import INVOCATIONS, choose
 from tests.one_test import in_one_test
-from tests.unit.protocols.answers import CAPABLE, CONTEXT, VOCABULARY, answer, deltas, value, with_options
+from tests.unit.protocols.answers import (
+    CAPABLE,
+    CONTEXT,
+    VOCABULARY,
+    answer,
+    deltas,
+    value,
+    with_adapters,
+    with_options,
+)
 
 # -- LMI's async mode: what of a body is read, and what is refused or reported -----------------------------------------
 
 
 ASYNC = INVOCATIONS["lmi_async"]
 ONE = Adapter("one", 1, "/one")
-
-
-class Adapters:
-    def find(self, name: str) -> Adapter | None:
-        return ONE if name == "one" else None
-
-    def by_number(self, number: int) -> Adapter | None:
-        return None
-
-    def names(self) -> list[str]:
-        return ["one"]
-
-
-WITH_ADAPTERS = replace(CAPABLE, adapters=Adapters(), no_adapters="")
+WITH_ADAPTERS = with_adapters(CAPABLE, ONE)
 
 
 def parse(context: ServerContext = CAPABLE, /, **body: Any) -> ParsedRequest:
@@ -411,12 +407,7 @@ def test_a_stream_may_end_without_a_last_token() -> None:
 
 def test_a_models_name_may_be_an_adapters() -> None:
     mine = Adapter("mine", 1, "/nowhere")
-
-    class Registered(NoAdapters):
-        def find(self, name: str) -> Adapter | None:
-            return mine if name == "mine" else None
-
-    context = replace(CONTEXT, no_adapters="", adapters=Registered())
+    context = with_adapters(CONTEXT, mine)
     for body, wanted in (({"model": "mine"}, mine), ({"adapters": "mine"}, mine), ({"model": "any"}, None)):
         assert INVOCATIONS["lmi"].parse({**ASK, **body}, context).requests[0].adapter == wanted
 

@@ -62,24 +62,12 @@ from tests.unit.protocols.answers import (
     completion,
     events,
     saying,
+    with_adapters,
     with_options,
 )
 
 ONE = Adapter("one", 1, "/one")
-
-
-class Adapters:
-    def find(self, name: str) -> Adapter | None:
-        return ONE if name == "one" else None
-
-    def by_number(self, number: int) -> Adapter | None:
-        return None
-
-    def names(self) -> list[str]:
-        return ["one"]
-
-
-WITH_ADAPTERS = replace(NAMED, adapters=Adapters(), no_adapters="")
+WITH_ADAPTERS = with_adapters(NAMED, ONE)
 
 
 def parse(context: ServerContext = NAMED, /, **body: Any) -> ParsedRequest:

@@ -18,7 +18,7 @@ from handler.protocols.kernel.dialect import ParsedRequest, ServerContext
 from handler.protocols.kernel.tensors import TENSORS
 from handler.protocols.registry import INVOCATIONS
 from tests.one_test import in_one_test
-from tests.unit.protocols.answers import CAPABLE, TOKENS, answer, deltas, value
+from tests.unit.protocols.answers import CAPABLE, TOKENS, answer, deltas, value, with_adapters
 
 # -- GptManager's thirty input tensors as parameters: their shapes, what they are to us, and what is refused -----------
 
@@ -31,22 +31,8 @@ SEED_000 = (
     "return_context_logits", "return_generation_logits", "draft_input_ids", "draft_logits",
 )  # fmt: skip
 
+MINE = Adapter("mine", 7, "/adapters/mine")
 EXAMPLE = [[[5, 1, 3, 4, 0], [3, 5, -1, -1, -1]]]  # words of three and two tokens
-
-
-class Adapters:
-    """One adapter."""
-
-    mine = Adapter("mine", 7, "/adapters/mine")
-
-    def find(self, name: str) -> Adapter | None:
-        return self.mine if name == "mine" else None
-
-    def by_number(self, number: int) -> Adapter | None:
-        return self.mine if number == 7 else None
-
-    def names(self) -> list[str]:
-        return []
 
 
 def parse(parameters: dict[str, Any], context: ServerContext = CAPABLE, /, **body: Any) -> ParsedRequest:
@@ -318,9 +304,9 @@ def test_what_no_engine_of_today_can_is_refused_by_name(name: str, given: Any, w
 
 
 def test_a_task_is_the_adapter_of_that_number() -> None:
-    context = replace(CAPABLE, adapters=Adapters(), no_adapters="")
-    assert request(context, lora_task_id=[7]).adapter == Adapters.mine
-    assert request(context, lora_task_id=7, adapter_id="mine").adapter == Adapters.mine
+    context = with_adapters(CAPABLE, MINE)
+    assert request(context, lora_task_id=[7]).adapter == MINE
+    assert request(context, lora_task_id=7, adapter_id="mine").adapter == MINE
     assert refusal(context, lora_task_id=[8]) == "parameters.lora_task_id=[8]: no adapter of that number is registered"
     assert "an integer from 0" in refusal(context, lora_task_id=[-1])
     with pytest.raises(InvalidPayload, match="serves no LoRA adapters: it has none"):

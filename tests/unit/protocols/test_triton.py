@@ -21,10 +21,10 @@ from handler.core.errors import (
     UnsupportedMedia,
 )
 from handler.core.values import Adapter, Request, Sampling, StructuredOutput
-from handler.protocols.kernel.dialect import NoAdapters, ParsedRequest, ServerContext
+from handler.protocols.kernel.dialect import ParsedRequest, ServerContext
 from handler.protocols.triton.request import INPUTS, Route, Triton, inputs, outputs
 from tests.one_test import in_one_test
-from tests.unit.protocols.answers import CAPABLE, CONTEXT, value, with_options
+from tests.unit.protocols.answers import CAPABLE, CONTEXT, value, with_adapters, with_options
 
 GENERATE, STREAM, SHAPE = (Triton(route) for route in Route)
 
@@ -207,22 +207,10 @@ def test_an_engine_without_guides_refuses_them_by_name() -> None:
     assert found == 'guided_decoding_guide={"regex": "a+"}: the engine openvino does not support it: it has no grammars'
 
 
-class _One(NoAdapters):
-    adapter = Adapter("sql", 3, "/x")
-
-    def find(self, name: str) -> Adapter | None:
-        return self.adapter if name == "sql" else None
-
-    def by_number(self, number: int) -> Adapter | None:
-        return self.adapter if number == 3 else None
-
-    def names(self) -> list[str]:
-        return []
-
-
 def test_adapters_by_number_and_by_name() -> None:
-    having = replace(CAPABLE, no_adapters="", adapters=_One())
-    assert request(having, lora_task_id=3).adapter is request(having, lora_name="sql").adapter is _One.adapter
+    sql = Adapter("sql", 3, "/x")
+    having = with_adapters(CAPABLE, sql)
+    assert request(having, lora_task_id=3).adapter is request(having, lora_name="sql").adapter is sql
     assert "no adapter of that number" in refused({"text_input": "a", "lora_task_id": 4}, having)
 
 

@@ -47,6 +47,7 @@ from handler.serving.task import RequestTask
 from handler.serving.turns import LONG, is_long
 from tests.one_test import in_one_test
 from tests.stepped import Bench, ask, benches, text_of
+from tests.unit.protocols.answers import with_adapters
 
 __all__ = ["benches"]
 # -- preprocess --------------------------------------------------------------------------------------------------------
@@ -73,22 +74,8 @@ class Letters:
         return self.encode(messages[-1]["content"])
 
 
-class Adapters:
-    """Two adapters."""
-
-    one, two = Adapter("one", 1, "/one"), Adapter("two", 2, "/two")
-
-    def find(self, name: str) -> Adapter | None:
-        return {"one": self.one, "two": self.two}.get(name)
-
-    def by_number(self, number: int) -> Adapter | None:
-        return {1: self.one, 2: self.two}.get(number)
-
-    def names(self) -> list[str]:
-        return []
-
-
-CONTEXT = ServerContext(engine="able", adapters=Adapters(), no_adapters="")
+ONE = Adapter("one", 1, "/one")
+CONTEXT = with_adapters(ServerContext(engine="able"), ONE, Adapter("two", 2, "/two"))
 
 
 def intake(schema: str = "lmi", vocabulary: Vocabulary = BIG, **context: Any) -> Preprocessor:
@@ -142,7 +129,7 @@ def test_the_adapter_of_a_header_is_the_answers_model(schema: str, body: dict[st
     for headers in ({IDENTIFIER: "one"}, {"adapter": "one"}):
         parsed = parse(made, json.dumps({**body, **model}).encode(), headers)
         (request,) = parsed.requests
-        assert request.adapter == Adapters.one
+        assert request.adapter == ONE
         reply = parsed.as_openai() if parsed.as_openai is not None else parsed.reply
         reply.start(0, 1)
         answer = reply.feed(0, Delta(0, 0, [Token(0, "a", -0.5, False)], Finish.LENGTH))
