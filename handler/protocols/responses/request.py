@@ -13,7 +13,7 @@ from typing import Any
 from handler.core.errors import InvalidParameter, InvalidPayload, NotKept
 from handler.core.framing import JSON, SSE
 from handler.core.media import MediaSource
-from handler.core.values import StructuredOutput
+from handler.core.values import Request, StructuredOutput
 from handler.protocols.assistant.template import EFFORTS
 from handler.protocols.assistant.tools.request import TOOL_FIELDS
 from handler.protocols.kernel.dialect import (
@@ -361,7 +361,7 @@ class ToolsReader:
         origins: of those that have a namespace or are custom, by their names in the prompt.
         ignored: why tools are left out, as the header `x-lmi-ignored-parameters` says it.
         left_out: those reasons, by the names that custom tools would have in the prompt.
-        has_grammar: a custom tool's text has to follow an expression.
+        formats: names of custom tools whose text has to follow an expression.
     """
 
     def __init__(self) -> None:
@@ -369,7 +369,7 @@ class ToolsReader:
         self.ignored: dict[str, None] = {}
         self.left_out: dict[str, str] = {}
         self.origins: dict[str, Origin] = {}
-        self.has_grammar = False
+        self.formats: list[str] = []
 
     def read(self, value: Any) -> None:
         """Read the tools; a namespace's get its name as a prefix.
@@ -408,8 +408,19 @@ class ToolsReader:
         own = _of_custom(tool.get("format"), f"{at}.format") if kind == CUSTOM else tool
         function = {"name": name, "description": tool.get("description"), "parameters": own.get("parameters")}
         function |= {"strict": own["strict"]} if "strict" in own else {}
-        self.has_grammar |= kind == CUSTOM and function["strict"]
+        self.formats += [function["name"]] if kind == CUSTOM and function["strict"] else []
         self.tools.append({"type": "function", "function": {**others, **function}})
+
+    def named(self, request: Request, body: Mapping[str, Any]) -> Request:
+        """Name the custom tools in a refusal of the engine's that only their formats can cause."""
+        called = body.get("tool_choice") not in (None, "auto")
+        functions = [tool["function"] for tool in self.tools]
+        if any(function["name"] not in self.formats and (called or function.get("strict")) for function in functions):
+            return request
+        if request.names.structured_output != "tools":
+            return request
+        names = request.names._replace(structured_output=f"tools: the format of {' or '.join(self.formats)}")
+        return request._replace(names=names)
 
 
 def _of_custom(format: Any, at: str) -> dict[str, Any]:
@@ -623,8 +634,9 @@ class OpenAiResponses(OpenAiDialect):
             parsed = chat(head, tools.origins, keeping).parse(translated, context)
         except (InvalidParameter, InvalidPayload) as error:
             raise type(error)(_in_own_words(error.message)) from None
-        if tools.has_grammar and _UNHEEDED in parsed.ignored:
-            ignored = [*ignored, "tools[].format"]
+        if tools.formats:
+            parsed = parsed._replace(requests=[tools.named(request, body) for request in parsed.requests])
+            ignored = [*ignored, "tools[].format"] if _UNHEEDED in parsed.ignored else ignored
         return parsed._replace(ignored=[*ignored, *map(_in_own_words, parsed.ignored), *self.no_effect(body)])
 
 

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
+from handler.core.errors import InvalidParameter
 from handler.core.values import Delta, StructuredOutput
 from handler.protocols.kernel.dialect import ParsedRequest
 from handler.protocols.kernel.schema import COUNT, FLAG, NULL, NUMBER, TEXT, Shape, listing, nullable, record
 from handler.protocols.responses.request import with_ids
+from handler.serving.call import check_structured_output
 from tests.one_test import in_one_test
 from tests.unit.protocols.answers import CAPABLE, CITY, CONTEXT, DIALECTS, answer, deltas, saying
 from tests.unit.protocols.golden.responses import ASK, CALL, TOOLS, WEATHER, body
@@ -156,6 +158,30 @@ def test_a_custom_tool_is_a_function_with_a_text() -> None:
     allowed = {"type": "allowed_tools", "mode": "auto", "tools": names}
     (request,) = parse(body(tools=[LARK, ruled, WEATHER], tool_choice=allowed)).requests
     assert [tool["function"]["name"] for tool in request.tools] == ["ruled"]
+
+
+DIAL = {"type": "custom", "name": "dial", "format": DIGITS}
+LOOSE = {**WEATHER, "strict": False}
+
+
+@in_one_test(
+    ("tools", "choice", "named"),
+    [
+        ([DIAL, PATCH, LOOSE], "auto", "tools: the format of dial"),
+        ([DIAL, {**OWN, "tools": [DIAL]}], None, "tools: the format of dial or own.dial"),
+        ([DIAL], "required", "tools: the format of dial"),
+        ([DIAL, LOOSE], "required", "tools"),
+        ([DIAL, WEATHER], "auto", "tools"),
+    ],
+)
+def test_a_format_that_the_engine_refuses_is_named(tools: list[Any], choice: str | None, named: str) -> None:
+    """Where no other tool's schema can be the reason."""
+    context = replace(HERMES, structural_tags=frozenset({"json"}))
+    parsed = parse(body(tools=tools, tool_choice=choice), context)
+    with pytest.raises(InvalidParameter) as caught:
+        check_structured_output(parsed.requests[0], "no")
+    assert str(caught.value) == f"{named}: the engine cannot follow it: no"
+    assert json.loads(parsed.errors.whole(caught.value).body)["error"]["param"] == "tools"
 
 
 @in_one_test("stream", [False, True])
