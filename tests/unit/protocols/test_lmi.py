@@ -112,8 +112,6 @@ def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: A
         ("stop_token_ids", [-1], "token ids"),
         ("stop_token_ids", "5", "token ids"),
         ("details", "yes", "true or false"),
-        ("seed", 2**64, "an integer from 0"),
-        ("seed", 2**64 + 1, "an integer from 0"),
         ("return_full_text", 2, "true or false"),
         ("truncate", 0, "an integer from 1"),
         ("output_formatter", "json_chat", "is not for answers to prompts"),
@@ -138,6 +136,40 @@ def test_a_wrong_value_is_refused_by_name_value_and_range(name: str, given: Any,
     message = refusal(**{name: given})
     assert message.startswith(f"parameters.{name}=")
     assert wanted in message
+
+
+@in_one_test(
+    ("name", "least", "most", "step"),
+    [
+        ("seed", 0, 2**64 - 1, 1),
+        ("temperature", 0, None, 1e-9),
+        ("top_k", -1, 2**31 - 1, 1),
+        ("top_p", 0, 1, 1e-9),
+        ("max_new_tokens", 1, None, 1),
+        ("typical_p", 1e-9, 1, 1e-9),
+        ("min_p", 0, 1 - 1e-9, 1e-9),
+        ("presence_penalty", -2, 2, 1e-9),
+        ("frequency_penalty", -2, 2, 1e-9),
+        ("n", 1, None, 1),
+        ("best_of", 1, None, 1),
+        ("num_beams", 1, 32, 1),
+        ("length_penalty", -20, 20, 1e-9),
+        ("logprobs", 0, 20, 1),
+        ("prompt_logprobs", 0, 1, 1),
+        ("min_length", 0, None, 1),
+        ("top_n_tokens", 0, 20, 1),
+        ("priority", -(2**63), 2**63 - 1, 1),
+    ],
+)
+def test_a_range_ends_where_it_says(name: str, least: float, most: float | None, step: float) -> None:
+    def read(value: float) -> None:
+        beams = {"num_beams": 2} if name == "length_penalty" else {}
+        INVOCATIONS["lmi"].parse({"inputs": "a", "parameters": {name: value, **beams}}, CAPABLE)
+
+    for accepted, refused in ((least, least - step), *([] if most is None else [(most, most + step)])):
+        read(accepted)
+        with pytest.raises(InvalidParameter, match=f"^parameters.{name}="):
+            read(refused)
 
 
 @pytest.mark.parametrize(("name", "neutral"), [("typical_p", 1.0), ("watermark", False), ("bad_sequences", [])])
