@@ -186,6 +186,10 @@ CALLS = "response_template.fields.tool_calls"
         (broken(content_args={"tag_pattern": "(?P<k>a)"}), f"{CALLS}.content_args.tag_pattern: has no group 'key'"),
         (broken(content_args={"tag_pattern": r"<(?P<key>\w+)></\1>"}), r"has '\\1', which is not supported"),
         (broken(content_args={"tag_pattern": "(?P<key>a)", "x": 1}), f"{CALLS}.content_args.x: is unknown"),
+        (
+            broken(content_args={"tag_pattern": "(?P<key>a)", "value_parser": {"name": "yaml"}}),
+            f"{CALLS}.content_args.value_parser: ",
+        ),
         (broken(open="a"), f"{CALLS}.open: cannot be combined with open_pattern"),
         (broken(open_pattern="(a"), f"{CALLS}.open_pattern: '(a' has a '(' without ')'"),
         (broken(open_pattern="a)"), "has a ')' without '('"),
