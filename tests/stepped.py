@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, ClassVar
 from unittest import mock
 
@@ -30,6 +31,18 @@ from handler.serving.stored_responses import ResponseStore
 from tests.unit.scheduler.test_batcher import Scripted
 
 INFO = EngineInfo("scripted", "1", "none", "none", 100)
+
+
+@dataclass
+class Clock:
+    """A clock that stands still, but for `tick` seconds a look."""
+
+    now: float
+    tick: float = 0.0
+
+    def __call__(self) -> float:
+        self.now += self.tick
+        return self.now
 
 
 class Readable(Scripted):

@@ -20,6 +20,7 @@ import pytest
 from handler.serving.sessions import Sessions
 from tests.app.server import AppServer, refused_start, serve
 from tests.servers import LiveServer, wait_for
+from tests.stepped import Clock
 from tests.user_files import write_model
 
 HEADER = "X-Amzn-SageMaker-Session-Id"
@@ -45,16 +46,9 @@ def write(output: TextGenerationOutput) -> str:
 """The document's example, which keeps the words of a session, and a function that writes whose they are."""
 
 
-class Clock:
-    now = time.time()
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture(scope="module")
 def clock() -> Clock:
-    return Clock()
+    return Clock(time.time())
 
 
 @pytest.fixture(scope="module")

@@ -387,16 +387,6 @@ def test_kinds_never_meet_and_everybody_gets_in(events: list[tuple[bool, bool, i
     assert order == entered, "all of them, in the order in which they came"
 
 
-def test_one_that_waits_can_leave() -> None:
-    turns = LoraExclusion()
-    started: list[int] = []
-    for key, kind in ((1, True), (2, False), (3, True)):
-        turns.enter(key, kind, partial(started.append, key))
-    turns.leave(2)
-    turns.leave(1)
-    assert started == [1, 3]
-
-
 def test_one_that_cannot_start_is_named_and_the_next_one_comes() -> None:
     def fail() -> None:
         raise ValueError

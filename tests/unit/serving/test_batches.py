@@ -22,6 +22,7 @@ from handler.protocols.openai.batches import LIFETIME, Line, NewBatch, NewFile, 
 from handler.serving.batches import store as stores
 from handler.serving.batches.runner import Held, Input, Output
 from handler.serving.batches.store import BatchStore, output_ids
+from tests.stepped import Clock
 
 BATCH, CHAT = "batch_0", "/v1/chat/completions"
 PAGE = Page(100, "", newest_first=True)
@@ -148,16 +149,9 @@ def test_nothing_is_left_of_what_a_full_disk_does_not_take(
 # -- the directory -----------------------------------------------------------------------------------------------
 
 
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1000.0)
 
 
 def store_in(directory: Path, clock: Clock, **limits: Any) -> BatchStore:

@@ -25,7 +25,7 @@ from handler.serving import sessions
 from handler.serving.sessions import Sessions, configured_sessions, session_call, sessions_root
 from tests.doubles.steps import steps
 from tests.one_test import in_one_test
-from tests.stepped import Bench, ask, benches, item, text_of
+from tests.stepped import Bench, Clock, ask, benches, item, text_of
 
 __all__ = ["benches"]
 
@@ -33,17 +33,9 @@ BEGIN = 1_800_000_000.25
 HEADER = "x-amzn-sagemaker-session-id"
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = BEGIN
-
-    def __call__(self) -> float:
-        return self.now
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(BEGIN)
 
 
 @pytest.fixture

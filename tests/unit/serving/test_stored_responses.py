@@ -24,7 +24,7 @@ from handler.serving import stored_responses
 from handler.serving.head import owner_by_key, owner_of
 from handler.serving.stored_responses import ResponseDatabase, ResponseStore, configured_store
 from tests.one_test import in_one_test
-from tests.stepped import Bench, benches
+from tests.stepped import Bench, Clock, benches
 
 __all__ = ["benches"]
 # -- the store of answers: whose they are, how long and how many, in memory and in a file that processes share ---------
@@ -33,18 +33,10 @@ __all__ = ["benches"]
 ANN, BOB = owner_by_key("ann"), owner_by_key("bob")
 
 
-class Clock:
-    now = 1_000_000.0
-
-    def __call__(self) -> float:
-        self.now += 0.001
-        return self.now
-
-
 def open_store(directory: Path | None, clock: Clock | None = None, **limits: Any) -> ResponseStore:
     limits = {"lifetime": 100, "most": 100, "most_bytes": 1 << 20, "total_bytes": 1 << 30, **limits}
     limits = {"most_recalled": 1 << 20, **limits}
-    return ResponseStore(ResponseDatabase(directory, clock=clock or Clock(), **limits))
+    return ResponseStore(ResponseDatabase(directory, clock=clock or Clock(1_000_000.0, 0.001), **limits))
 
 
 @pytest.fixture(params=["memory", "directory"])
@@ -54,7 +46,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(1_000_000.0, 0.001)
 
 
 @pytest.fixture
@@ -236,7 +228,7 @@ def test_what_is_deleted_is_not_in_the_file(tmp_path: Path) -> None:
 
 def test_expired_ones_go_without_a_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stored_responses, "_PERIOD", 0.05)
-    clock = Clock()
+    clock = Clock(1_000_000.0, 0.001)
     store = open_store(tmp_path, clock)
     keep(store, answer("a", text="a secret of Ann's"))
     store.response(ANN, "a").result(10)
