@@ -104,7 +104,7 @@ def test_a_line_is_written_once_wherever_the_last_write_was_cut(paths: tuple[Pat
             assert [number in output.done for number in (1, 2, 3)] == [cut >= len(answer(1)), cut == len(whole), True]
             for number in (1, 2, 3):
                 output.write(number, answer(number), failed=False)
-            assert output.counts == [2, 1]
+            assert (output.counts, output.sizes) == ([2, 1], [len(whole), len(answer(3))])
         assert paths[0].read_bytes() == whole
         assert paths[1].read_bytes() == answer(3)
 
