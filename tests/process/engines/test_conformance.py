@@ -25,6 +25,7 @@ from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.engine import ThinkingEngine
+from tests.servers import one_core
 
 PROSE = ("The capital of France is", "Once upon a time", "def add(a, b):", "😀 is an emoji that means")
 
@@ -137,7 +138,8 @@ def start(name: str, model: Path | None, **options: Any) -> Driver:
         ),
         model=model,
     )
-    engine = EngineSupervisor(Spec(name, config), isolated=engines.entry(name).isolated, load_timeout=900)
+    with one_core() if name == "openvino" else contextlib.nullcontext():
+        engine = EngineSupervisor(Spec(name, config), isolated=engines.entry(name).isolated, load_timeout=900)
     while engine.state is State.LOADING:
         engine.step(timeout=1)
     unsupported = engines.capabilities(name, config).unsupported
