@@ -369,7 +369,7 @@ def diamonds(width: int, depth: int) -> dict[str, Any]:
 @functools.cache
 def wide(num_properties: int, num_members: int) -> dict[str, Any]:
     """Parameters that each may be what a long list has."""
-    properties = {f"a{number}": {"$ref": "#/$defs/all"} for number in range(num_properties)}
+    properties = {f"a{number or ''}": {"$ref": "#/$defs/all"} for number in range(num_properties)}
     members = [{"enum": [number]} for number in range(num_members)]
     return {"type": "object", "properties": properties, "$defs": {"all": {"anyOf": members}}}
 
@@ -386,7 +386,7 @@ SCHEMAS = {
 def test_a_schema_that_names_itself_costs_nothing(format: str, schema: str) -> None:
     tools = [{"type": "function", "function": {"name": "time", "parameters": SCHEMAS[schema]()}}]
     begin, argument, _ = BEGUN[format]
-    assert steps(lambda: read(format, tools, begin + argument * 3)) < 50_000, "without a bound it is millions"
+    assert steps(lambda: read(format, tools, begin + argument * 3)) < 200_000, "without a bound it is millions"
 
 
 def test_all_of_a_schema_is_found_as_far_as_its_work_goes() -> None:
@@ -394,7 +394,7 @@ def test_all_of_a_schema_is_found_as_far_as_its_work_goes() -> None:
     assert deep.types(deep.property(deep.root, "a")) == {"integer"}
     huge = ToolSchema(wide(1000, 100_000))
     found: list[frozenset[str]] = []
-    took = steps(lambda: found.extend(huge.types(huge.property(huge.root, f"a{n}")) for n in range(1000)))
+    took = steps(lambda: found.extend(huge.types(huge.property(huge.root, f"a{n or ''}")) for n in range(1000)))
     assert found[0] >= {"integer", "any"}
     assert found[-1] == {"any"}, "the work that this tool may cost has been done"
     assert took < 500_000, "without a bound it is many millions"
