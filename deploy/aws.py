@@ -55,7 +55,7 @@ class Aws:
 
     @property
     def partition(self) -> str:
-        """Return `aws`, or another partition, which no other may see credentials of."""
+        """Return the partition, such as `aws`. Credentials must not be sent to another one."""
         return str(self._session.get_partition_for_region(self.region))
 
     def account(self) -> str:

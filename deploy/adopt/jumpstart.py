@@ -77,7 +77,7 @@ def read_jumpstart(content: Mapping[str, Any], file: str, region: str) -> Source
         "VolumeSizeInGB": None if instance is None or instance.nvme_gb else fields.get("inference_volume_size"),
     }
     unread = (name for name in fields if name.startswith(_OF_SERVING) and not name.startswith(_READ))
-    notes = [(f"JumpStart's {name}", "it is not read here") for name in unread if fields[name]]
+    notes = [(f"JumpStart's {name}", "adopt ignores this field") for name in unread if fields[name]]
     if fields.get("hosting_eula_key"):
         notes.append(("JumpStart's hosting_eula_key", _LICENCE))
     model: dict[str, Any] = {"PrimaryContainer": container}

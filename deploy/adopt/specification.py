@@ -277,7 +277,10 @@ def _read(source: Source, served: Served, wishes: Wishes) -> tuple[Container, Va
 def _own_parts(result: Adopted, source: Source, served: Served, wishes: Wishes) -> dict[str, Any]:
     """Return a component's own model, options and environment, which replace those of the top level."""
     if wishes.model is not None:
-        raise SpecError("--model is for one model", f"Component {served.component} has another: leave it out.")
+        raise SpecError(
+            "--model applies only to an endpoint with one model",
+            f"Component {served.component} has another: leave it out.",
+        )
     _, found, artifact = _read(source, served, wishes)
     others = len(result.unmapped), len(result.idle)
     own: dict[str, Any] = {}
@@ -382,7 +385,7 @@ def _token(result: Adopted, model: dict[str, Any], found: Variables, wishes: Wis
     if wishes.token_secret is not None and "id" in model:
         model["token_secret"] = wishes.token_secret
     elif found.hub_token:
-        why = "in S3 the model needs none"
+        why = "a model in S3 needs no token"
         if "id" in model:
             why = "put the token into Secrets Manager and its ARN into model.token_secret (or --token-secret ARN)"
         result.unmapped += [(f"{name}=***", why) for name in found.hub_token]
@@ -616,10 +619,10 @@ _WORDS = {
 
 
 def checked(file: str, place: str, operation: str, content: Any) -> list[tuple[str, str]]:
-    """Check an answer of SageMaker's, or the request of the call that creates the same.
+    """Check a response of SageMaker's Describe calls, or the request of the matching Create call.
 
     Returns:
-        The fields that exist in neither, each with a reason.
+        The fields that neither has, each with a reason.
 
     Raises:
         SpecError: a field has another type; names the first.

@@ -47,7 +47,7 @@ def _status(arguments: argparse.Namespace) -> int:
 def add_logs(commands: Any) -> None:
     parser = commands.add_parser("logs", help="print the containers' logs")
     add_endpoint(parser)
-    parser.add_argument("--component", metavar="NAME", help="show only this component's")
+    parser.add_argument("--component", metavar="NAME", help="show only the logs of this component")
     parser.add_argument("--follow", "-f", action="store_true", help="print new lines until Ctrl-C")
     parser.add_argument(
         "--since", default="15m", metavar="PERIOD", help="how far back: 90s, 15m, 2h, 1d (default: 15m)"

@@ -192,7 +192,7 @@ class Reader(Protocol):
         """Return the values that are complete now."""
 
     def flush(self) -> list[Any]:
-        """Return the values that the end completes.
+        """Return the values that the end of the input completes.
 
         Raises:
             Truncated: the answer ended within a value.

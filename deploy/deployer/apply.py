@@ -374,7 +374,7 @@ def status_of(interrupt: KeyboardInterrupt) -> int:
 
 
 def to_the_end(work: Callable[[Run], int], again: str, name: str) -> int:
-    """Do the work, and return its exit status; on an interrupt tell how far it came."""
+    """Do the work, and return its exit status; on an interrupt report how far it got."""
     run = Run()
     try:
         with interruptible():

@@ -133,7 +133,7 @@ def plan_promotion(wanted: Sequence[Resource], live: Live, keep: int) -> Plan:
     made = plan(kept, live, keep=keep, adopt=True)
     gone = {action.key for action in made.actions if action.verb is Verb.DELETE}
     ended = [
-        removal_of(item, "it has the shadow")
+        removal_of(item, "it has the shadow variant")
         for item in live.owned
         if TAG_BEFORE in item.tags and f"{item.kind.value}/{item.name}" not in gone
     ]
@@ -239,8 +239,8 @@ def _reasons(spec: Spec, endpoint: LiveResource, live: Live) -> Iterator[tuple[s
     config = live.config
     if config is None:
         yield (
-            f"serves the configuration {endpoint.description['EndpointConfigName']}, which was deleted or may not be "
-            "read: there is nothing to put a shadow into",
+            f"serves the configuration {endpoint.description['EndpointConfigName']}, which was deleted or cannot be "
+            "read, so no shadow variant can be added",
             "`lmi deploy iam FILE --adopt` prints the policy needed to read it.",
         )
         return

@@ -454,7 +454,7 @@ Policy = Mapping[str, Any]
 
 
 def policies_of(caller: str) -> list[Policy]:
-    """Return a caller's policies: of an access key's user with its groups, or of a user or role by its ARN."""
+    """Return a caller's policies: those of an access key's user and its groups, or of a user or role by its ARN."""
     if (role := _role(caller)) is not None:
         return [*map(_document, role.policies.values()), *_attached(role.managed_policies)]
     if (user := _user(caller)) is None:

@@ -137,7 +137,7 @@ class Cloud:
         """Record a call that moto has answered."""
 
     def refusal(self, call: Call) -> tuple[str, str] | None:
-        """Return code and message to refuse a call with; None: it is executed."""
+        """Return the code and the message to refuse a call with, or None to execute it."""
         return None
 
     def invoked(self, call: Call, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:

@@ -179,7 +179,7 @@ def _logical_names(resources: Sequence[Resource]) -> Mapping[str, str]:
 
 
 def _components_of_models(resources: Sequence[Resource]) -> Mapping[str, str]:
-    """Return the first component of each model but the first, by the model's key."""
+    """Map the key of each model, except the first model, to the model's first component."""
     found: dict[str, str] = {}
     for component in resources:
         if component.kind is Kind.COMPONENT:

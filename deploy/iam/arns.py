@@ -59,7 +59,7 @@ class Arns:
         return f"arn:{self._partition}:{service}:{where}:{self.account}:{rest}"
 
     def principals(self, *kinds: str) -> list[str]:
-        """Return the account's roles or users."""
+        """Return ARN patterns that match all of the account's roles or users."""
         return [self.of("iam", f"{kind}/*", region="") for kind in kinds]
 
     def models(self) -> list[str]:
@@ -103,7 +103,9 @@ class Arns:
         ]
 
     def batch_logs(self) -> list[str]:
-        """Return the ARNs of the group of all jobs, in both spellings, and of the deployment's streams there."""
+        """Return the ARNs of the log group of all transform jobs, with and without streams, and of the
+        deployment's streams in it.
+        """
         group = self.of("logs", f"log-group:{TRANSFORM_LOGS}")
         streams = [group, f"{group}:log-stream:", f"{group}:log-stream:{job_prefix(self.spec.name)}*"]
         return streams if self.spec.batch else []
@@ -179,7 +181,7 @@ class Arns:
         return [f"{own}*", *(arn for arn in volumes if not arn.startswith(own))]
 
     def key(self, key: str | None, condition: Condition | None = None) -> list[Scope]:
-        """Return a KMS key: IAM takes an alias as a condition, not as a resource."""
+        """Return the scopes of a KMS key: IAM takes an alias as a condition, not as a resource."""
         if key is None:
             return []
         if key.startswith("arn:") and ":alias/" not in key:

@@ -118,7 +118,7 @@ class Need:
 
     @property
     def _kept(self) -> int:
-        """Return the tokens of a request that a layer with a window keeps."""
+        """Return how many tokens of a request a layer with a sliding window caches."""
         return self.context if self.shape.window is None or not self.windows else self.shape.window + CHUNK
 
     def _bytes(self, degree: int) -> tuple[float, float, float]:

@@ -171,7 +171,7 @@ def read_spec(path: Path | None, settings: Sequence[str] = ()) -> Spec:
 
 
 def content_problems(content: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with the content of a specification: a line each, which begins with the place."""
+    """Return the problems of a specification's content, one line each, which begins with the location."""
     try:
         Spec.model_validate(content)
     except ValidationError as error:

@@ -106,7 +106,9 @@ def api_key() -> str:
 
 
 def server_key() -> str:
-    """Return the key of the server at option.base_url; "" if it needs none. OpenAI's clients use the same variable."""
+    """Return the key of the server at option.base_url; "" if it needs none. OpenAI's clients read the same
+    variable, OPENAI_API_KEY.
+    """
     return os.environ.get("OPENAI_API_KEY", "").strip()
 
 

@@ -79,7 +79,7 @@ def _follow(child: subprocess.Popen[bytes], doing: str) -> bytes:
 
 
 def tell(done: float) -> None:
-    """Tell the process that runs this one by `run` which part of the work is done, 0 to 1."""
+    """Report the finished fraction of the work, 0 to 1, to the process that started this one with `run`."""
     print(f"{done * 100:.0f} % done", file=sys.stderr, flush=True)
 
 

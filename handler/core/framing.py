@@ -46,7 +46,7 @@ def encoded(value: Any, depth: int = 0) -> Any:
 
 
 def rewritten(text: str) -> Any:
-    """Return a stand-in for a JSON text within another value: it is written compactly, with all digits of its
+    """Return a fragment that puts a JSON text into another value: compact, with all digits of its
     integers.
     """
     return orjson.Fragment(dumps_decoded(json.loads(text)))

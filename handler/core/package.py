@@ -13,7 +13,7 @@ NAME = "lmi-handler"
 
 
 def install(requirement: str) -> str:
-    """Return the command that installs a requirement; this package's extras, for the clone or wheel that is installed.
+    """Return the command that installs a requirement, this package's extras from the installed clone or wheel.
 
     No registry has this package. Where its source is not known, its name is enough: pip finds the installed one.
 

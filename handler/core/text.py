@@ -186,7 +186,7 @@ class Detokenizer:
     A character whose bytes lie in several tokens comes with the last of them; an incomplete one never comes.
 
     Attributes:
-        texts: what `feed` returns for an id while nothing is `pending`; None if it has to be fed.
+        texts: by id, what `feed` returns while nothing is `pending`; None if the id must be fed.
         pending: bytes of an incomplete character have come.
     """
 
@@ -403,7 +403,7 @@ def alternatives(vocabulary: Vocabulary, top: Sequence[tuple[int, float]]) -> tu
 def prompt_tokens(
     prompt: Prompt, logprobs: Sequence[float | None], tops: Sequence[Sequence[tuple[int, float]]] | None
 ) -> list[Token]:
-    """Make tokens of a prompt's ids.
+    """Make tokens from a prompt's ids.
 
     Args:
         logprobs: one for each id.

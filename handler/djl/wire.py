@@ -110,7 +110,7 @@ def installed_version() -> DjlVersion:
 
 
 def read_ahead(version: DjlVersion) -> None:
-    """Have djl_python read an Input by a `Reader`."""
+    """Make djl_python read each Input with a `Reader`."""
     reader = Reader(version.length)
     Input.read = lambda inputs, conn: reader.read(inputs, conn)
 

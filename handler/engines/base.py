@@ -317,7 +317,7 @@ class Tokenizer(Protocol):
 class StructuredOutputCheck(Protocol):
     """Does with a schema or grammar what the engine would do, inside a sandbox process (`process/sandbox.py`).
 
-    Where it has a method `prepare` without arguments, that is called before a text's own limits begin.
+    Where it has a method `prepare` without arguments, that is called before the limits of a schema or grammar apply.
     """
 
     def __call__(self, structured_output: StructuredOutput) -> int | None:

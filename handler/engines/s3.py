@@ -349,7 +349,8 @@ class _Subscriber:
     """Passes the listed size of an object to s3transfer, watches its bytes, and sets a whole file's time to the
     object's.
 
-    Of a large object S3 sends pieces only while it is that of the list. Smaller ones are compared by the next list.
+    S3 sends parts of a large object only while its ETag is that of the listing. Smaller objects are checked against the
+    next listing.
     """
 
     def __init__(self, url: str, one: _Object, path: Path, progress: _Progress) -> None:

@@ -323,7 +323,7 @@ class _Framed:
         return int(value) if value.isdigit() and len(value) < 19 and not others else None
 
     def _length(self, size: int, *, ends: bool) -> int | None:
-        """Return the length of an answer of which there are `size` bytes; None if it is not known."""
+        """Return the Content-Length of an answer of which `size` bytes are buffered; None if it is not known."""
         declared = self._declared()
         if declared is not None and (size == declared or (size < declared and not ends)):
             return declared

@@ -455,7 +455,7 @@ async def _send(scope: Scope, send: Send, task: RequestTask, exchange: AnyExchan
 
 
 def stream_to(task: RequestTask, writer: BodyWriter) -> None:
-    """Write the task's bytes in the call that makes them, after those already buffered."""
+    """Write the task's bytes at the end of the step that makes them, after those already buffered."""
     task.on_bytes = writer.pull
     writer.pull(task)
 

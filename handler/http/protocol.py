@@ -143,7 +143,7 @@ class AsgiExchange:
         return False
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Wait for a wake, the end, or some seconds, as `Exchange.wait` does."""
+        """Wait until woken, over or timed out, as `Exchange.wait` does."""
         if self._listener is None:
             self._listener = asyncio.ensure_future(self._listen())
         await _wait(self._event, seconds)

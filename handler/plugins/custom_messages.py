@@ -177,7 +177,7 @@ def broken_off(errors: ErrorFormat, error: ServingError) -> bytes:
 class CustomReply(Reply):
     """The answer of an output formatter that takes a TextGenerationOutput, or LMI 0.28's six arguments.
 
-    The formatter runs for each token as it comes; docs/formatters.md states how often exactly.
+    The formatter runs for each token as it comes; docs/formatters.md states exactly how often.
 
     Args:
         call: the request.

@@ -74,7 +74,7 @@ class Answer(NamedTuple):
 
 
 class PassOn(NamedTuple):
-    """Has the engine answer this body."""
+    """Passes this body to the engine."""
 
     body: bytes | None = None
 

@@ -1,4 +1,4 @@
-"""Batcher of the requests on one engine: synchronous and without I/O of its own; hosts call `step`."""
+"""Batcher of the requests on one engine: synchronous and without I/O of its own; `EngineDriver` calls `step`."""
 
 from __future__ import annotations
 

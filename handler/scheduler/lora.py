@@ -102,7 +102,7 @@ def _local(src: str, base: Path | None) -> Path:
     if path.is_absolute():
         return path
     if base is None:
-        raise BadRequest(f"src={src}: must be an absolute path: the model has no directory that it could be in")
+        raise BadRequest(f"src={src}: must be an absolute path: the model has no directory to resolve it against")
     return base / path
 
 

@@ -259,7 +259,8 @@ class Preprocessor:
         limits.
 
         Raises:
-            InvalidPayload, InvalidParameter: engines clamp or fail late where we refuse at once.
+            InvalidPayload, InvalidParameter: the prompt or a parameter exceeds a limit. Engines would clamp it, or fail
+                later.
         """
         if request.pooling is not None:
             return encode_pooled(request, self._tokenizer, self._engine_info(), self.context.config.max_input_len)
@@ -360,7 +361,7 @@ def check_structured_output(request: Request, why: str) -> None:
 
 
 _ROUTES = {
-    Task.GENERATION: "/v1/chat/completions, /generate and their like",
+    Task.GENERATION: "/v1/chat/completions, /generate and similar routes",
     Task.EMBEDDING: "/v1/embeddings, /embed and their like",
     Task.CLASSIFICATION: "/predict",
     Task.RERANK: "/rerank and its like",

@@ -177,11 +177,11 @@ def check_replicas(config: Config) -> None:
 
 
 def replica_places(config: Config, devices: Sequence[str], cores: Sequence[int]) -> list[Place]:
-    """Return the place of each of several replicas, or of those that `auto` finds room for.
+    """Return the devices or cores of each of several replicas, or of those that `auto` finds room for.
 
     Args:
         devices: the GPUs that the engine may use; empty: it runs on the cores.
-        cores: empty if processes cannot be kept to cores.
+        cores: empty if processes cannot be pinned to cores.
 
     Raises:
         ConfigError: there are too few devices.

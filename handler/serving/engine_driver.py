@@ -168,7 +168,8 @@ class EngineDriver:
         self._timer = self.loop.call_later(seconds, self._tick)
 
     def _wake_up(self) -> None:
-        """Step, and rest after a long one. The loop calls this in each turn while the engine's messages wait."""
+        """Run a step, and pause after a long one. The event loop calls this in each iteration while messages
+        of the engine wait."""
         began = time.monotonic()
         requests_began, self._requests_began = self._requests_began, False
         if requests_began and self._rests and began < self._stepped + _MAX_GAP:

@@ -201,7 +201,7 @@ class ServedModel:
     def start(self, on_state: Callable[[State], None] = lambda state: None) -> None:
         """Listen to the engine; `on_state` is told of its state, now and at every change.
 
-        It is ready for others when it has the adapters next to the model, and model.py's handle has been called once;
+        It counts as ready once the adapters next to the model are loaded, and model.py's handle has been called once;
         a failure of either closes it.
         """
 

@@ -111,7 +111,7 @@ class Traits(NamedTuple):
 
 
 def traits(request: Request, greedy: bool = False) -> Traits:
-    """Read a request.
+    """Return the traits of a request that decide how its answers are compared.
 
     Args:
         greedy: every request is decoded greedily, whatever it says.

@@ -64,11 +64,11 @@ _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe
 
 @dataclass(frozen=True)
 class Cache:
-    """The cache that one request keeps.
+    """The cache that one request needs.
 
     Attributes:
         kv_heads, head_dim: of the layers with full attention.
-        window_layers: number of layers with a window; `window`: their tokens.
+        window_layers: number of layers with a window; `window`: its size in tokens.
         uncached: layers without K and V.
         state: bytes of the states in all layers.
     """

@@ -102,7 +102,7 @@ def shown(setting: str) -> str:
 
 
 def beginning(text: str) -> str:
-    """Return a text for messages and logs: on one line, long ones cut."""
+    """Return the text on one line and truncated, for messages and logs."""
     if len(text) > _MOST_SHOWN:
         text = f"{text[:_MOST_SHOWN]}..."
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)

@@ -210,7 +210,7 @@ class Options:
     image_fetch_timeout: float = option(number(0.1, 600), 5.0, "maximum seconds to fetch an image")
     # audio clips (audio.md)
     max_audio_bytes: int = option(integer(1, 1 << 28), 25 << 20, "maximum bytes of a fetched or uploaded audio clip")
-    max_audio_seconds: int = option(integer(1, 14_400), 1800, "maximum seconds of an audio clip")
+    max_audio_seconds: int = option(integer(1, 14_400), 1800, "maximum length of an audio clip, in seconds")
     audio_fetch_timeout: float = option(number(0.1, 600), 10.0, "maximum seconds to fetch an audio clip")
     # how much at once
     max_rolling_batch_size: int = option(integer(1, 4096), 32, "maximum number of sequences in the engine at once", "option.max_num_seqs", by_engine={"vllm": 256, "trtllm": 256, "openai": 256, "grpc": 256})

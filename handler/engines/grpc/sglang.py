@@ -60,7 +60,7 @@ class Sglang(Contract):
     service = "SglangScheduler"
     table = _TABLE
     no_adapters = "SGLang's gRPC server, of smg-grpc-servicer 0.14, does not load adapters"
-    no_media = "SGLang's gRPC contract takes processed pixels only"
+    no_media = "SGLang's gRPC API takes only preprocessed pixels"
     command = ("sglang.launch_server", "--grpc-mode", "--model-path")
     context_flag = "--context-length"
     pools = frozenset({"cls", "last"})  # its models choose, and none of them the mean (its models/bert.py, 2026)

@@ -75,7 +75,7 @@ class Vllm(Contract):
     service = "VllmEngine"
     table = _TABLE
     no_adapters = "vLLM's gRPC contract has no field for an adapter"
-    no_media = "vLLM's gRPC contract takes processed pixels, or addresses that its server fetches"
+    no_media = "vLLM's gRPC API takes only preprocessed pixels, or URLs that its server fetches"
     command = ("vllm.entrypoints.grpc_server", "--model")
     context_flag = "--max-model-len"
     supports = frozenset({*_TABLE, *_DRAWN})

@@ -449,7 +449,7 @@ TYPES = {"F32": "<f4", "F16": "<f2", "BF16": "<u2", "F64": "<f8"}
 
 
 class Tensor(NamedTuple):
-    """A tensor's place: `start` and `end` count the bytes of its file."""
+    """A tensor's location: `start` and `end` are offsets in bytes in its file."""
 
     path: Path
     kind: str
@@ -489,10 +489,10 @@ class Tensors:
         return self._places[name]
 
     def weight(self, name: str) -> Tensor:
-        """Return a weight's place.
+        """Return a weight's location.
 
         Raises:
-            ConfigError: there is none of this name, or it has another type.
+            ConfigError: there is none of this name, or its type is not supported.
         """
         place = self.place(name)
         if place.kind not in TYPES:

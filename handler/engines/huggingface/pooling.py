@@ -201,7 +201,7 @@ def _cut(prompt: Prompt, most: int | None, side: str | None, name: str) -> Promp
 
 
 class HfPoolingTokenizer:
-    """See `PoolingTokenizer`. Reads tokenizer.json by the package tokenizers, which runs outside the GIL.
+    """See `PoolingTokenizer`. Reads tokenizer.json with the package `tokenizers`, which releases the GIL.
 
     Args:
         model: a Hugging Face directory.

@@ -211,7 +211,9 @@ def _vocabulary(tokenizer: Any) -> Vocabulary:
     vocabulary = Vocabulary(pieces, special)
     text = vocabulary.decode(ids)
     if expected not in (text, text.removeprefix(" ")):  # SentencePiece removes the space that it put in front
-        raise ConfigError("this model's tokenizer is of a kind whose vocabulary cannot be given as bytes")
+        raise ConfigError(
+            "the type of this model's tokenizer is not supported: its vocabulary cannot be converted to bytes"
+        )
     return vocabulary
 
 

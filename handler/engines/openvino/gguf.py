@@ -493,7 +493,7 @@ def writable(source: Path, cache: Path) -> Path:
         return source
 
     def make(directory: Path, lock: int) -> None:
-        log.info("copying %s, which cannot be written to, for OpenVINO's reader, once", source)
+        log.info("copying the read-only file %s once, as OpenVINO's reader needs write access", source)
         directory.mkdir(parents=True)
         shutil.copyfile(source, directory / source.name)
 

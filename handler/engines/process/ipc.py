@@ -46,7 +46,7 @@ def send_all(channel: socket.socket, data: bytes | memoryview) -> None:
 
 
 def send_some(channel: socket.socket, data: bytes | memoryview) -> int:
-    """Return how many bytes of `data` could be sent without waiting.
+    """Send as much of `data` as possible without waiting, and return the number of bytes sent.
 
     Raises:
         ChannelClosed: the other end is closed.

@@ -421,7 +421,7 @@ class ReplicaSet:
         self._tell()
 
     def restart_when_idle(self, replica: int) -> None:
-        """Restart a replica as soon as none of its requests is in flight, one after another. Thread-safe."""
+        """Restart a replica as soon as none of its requests is in flight, replicas one at a time. Thread-safe."""
         self._to_restart.append(self._replicas[replica])
 
     @property

@@ -165,10 +165,10 @@ class Answer:
             part.tops += tops
 
     def finish(self, reason: str, last: Any) -> Finish:
-        """Return why the answer ends, by the server's reason and the last id.
+        """Return the finish reason that the server's reason and the last id mean.
 
         Raises:
-            Failed: the server ended it for a reason of its own.
+            Failed: the server gave an unknown reason.
         """
         match reason:
             case "length":

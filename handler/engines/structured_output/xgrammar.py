@@ -59,7 +59,8 @@ def said(error: Exception) -> str:
 
 
 class XgrammarCheck:
-    """Compiles texts with a checkpoint's vocabulary, and makes the masks of their first tokens, as an engine would.
+    """Compiles schemas and grammars for a checkpoint's vocabulary, and computes the masks of their first tokens, as
+    an engine would.
 
     Args:
         model: a directory with a tokenizer.

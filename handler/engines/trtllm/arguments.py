@@ -392,7 +392,7 @@ def installed_version() -> str:
 
 
 def release_of(version: str) -> Release:
-    """Return major and minor number of a version.
+    """Return the major and minor numbers of a version.
 
     Raises:
         ConfigError: it is too old.
@@ -442,7 +442,10 @@ def capabilities_of(arguments: Mapping[str, Any], release: Release) -> Capabilit
             reasons["bad_sequences"] += f"; {_OTHER_SAMPLER}"
             reasons |= dict.fromkeys(_IGNORED if release >= (1, 2) else (*_IGNORED, "min_p"), _IGNORES)
     else:
-        reasons |= {"top_logprobs": _NO_LOGPROBS, "best_of": f"{_NO_LOGPROBS}, by which the best would be chosen"}
+        reasons |= {
+            "top_logprobs": _NO_LOGPROBS,
+            "best_of": f"{_NO_LOGPROBS}, which the choice of the best answer needs",
+        }
     if (arguments.get("max_beam_width") or 1) < 2:
         reasons["num_beams"] = "it was started without option.max_beam_width"
     if not arguments.get("guided_decoding_backend"):

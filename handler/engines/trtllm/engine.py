@@ -361,7 +361,7 @@ class RequestOptions:
 
     @property
     def plain(self) -> bool:
-        """Return whether only tokens come, and the engine ends the answer."""
+        """Return whether the output has only tokens, and the engine alone decides where it ends."""
         return not (self.whole or self.own_stops or self.tops or self.prompt_logits)
 
 
@@ -571,7 +571,9 @@ class SteppedLoop(asyncio.SelectorEventLoop):
         super().__init__()
 
     def is_running(self) -> bool:
-        """Return the real state to the owner: asyncio checks it before it runs or closes the loop."""
+        """Return the real state on the thread that created the loop: asyncio checks it before it runs or
+        closes the loop.
+        """
         if threading.get_ident() == self._owner:
             return super().is_running()
         return not self.is_closed()

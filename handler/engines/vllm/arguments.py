@@ -202,7 +202,7 @@ def _speculation(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_reasoning(arguments: Mapping[str, Any]) -> None:
-    """Refuse vLLM's own parser of thoughts: with it, an answer without a thought follows no structured output."""
+    """Refuse vLLM's own reasoning parser: with it, structured output is not enforced on answers without reasoning."""
     own = arguments.get("structured_outputs_config")
     if arguments.get("reasoning_parser") or (isinstance(own, dict) and own.get("reasoning_parser")):
         raise ConfigError("vLLM's reasoning_parser is not used: option.reasoning_parser sets the format")

@@ -95,6 +95,6 @@ class _Reader:
     def _bytes(self, count: int) -> memoryview:
         found = self._data[self._place : self._place + count]
         if count < 0 or len(found) != count:
-            raise ValueError("a list of arrays ends within an array")
+            raise ValueError("the list of arrays is truncated inside an array")
         self._place += count
         return found

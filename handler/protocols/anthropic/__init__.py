@@ -1,1 +1,1 @@
-"""Anthropic's Messages API, as a client of the chat's readers."""
+"""Anthropic's Messages API, built on the readers of OpenAI's chats."""

@@ -57,7 +57,7 @@ def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, A
 
     Raises:
         ThreadsUnsupported: answers are not stored.
-        ThreadNotFound: the message before is not stored.
+        ThreadNotFound: the previous message is not stored.
         InvalidParameter: `thread` is wrong, or the body sets a field of its thread.
     """
     if (value := body.get("thread")) is None:
@@ -127,7 +127,7 @@ class Blocks:
 
     Args:
         stops: the client's stop strings. Each is left out of the text that it ends; the engine sends it.
-        show_thoughts: thinking blocks have a text.
+        show_thoughts: thinking blocks contain text.
         single: keep the first call only.
 
     Attributes:
@@ -261,7 +261,7 @@ class Settings(NamedTuple):
         form: says how the chat's answers are read.
         max_tokens: the client's own limit; an earlier end by length is the model's.
         stops: the client's stop strings. The engine leaves them in the text.
-        show_thoughts: thinking blocks have a text.
+        show_thoughts: thinking blocks contain text.
         keeping: stores the answer; None if it belongs to no thread.
     """
 

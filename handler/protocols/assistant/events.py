@@ -25,7 +25,7 @@ class Arguments(NamedTuple):
 class Ending(Enum):
     """The end of a call.
 
-    WHOLE: with its arguments complete. OPEN: with the answer, within its arguments; only their closing characters are
+    WHOLE: with its arguments complete. OPEN: cut off by the answer's end; only closing brackets of its arguments are
     missing. BROKEN: otherwise.
     """
 

@@ -62,7 +62,7 @@ class Family(NamedTuple):
 
     @property
     def closing(self) -> str:
-        """Return the mark that ends a thought anywhere; "" if there is none."""
+        """Return the mark that ends a thought wherever it occurs; "" if there is none."""
         return self.end[0] if self.end and self.name not in MESSAGES else ""
 
     def special(self, vocabulary: Vocabulary | None) -> frozenset[str]:

@@ -364,9 +364,9 @@ def too_long(field: object, what: str, most: int) -> InvalidParameter:
     """Return the error for stored values that exceed the size of a request.
 
     Args:
-        field: the body's, with its value.
+        field: the body's field and its value.
         what: the stored values.
-        most: bytes.
+        most: the limit in bytes.
     """
     return InvalidParameter(f"{field}: {what} have more than {most} bytes (max_request_size)")
 

@@ -112,7 +112,7 @@ class FrontEndErrors(ErrorFormat):
 
 
 class ServerErrors(FrontEndErrors):
-    """The form of errors that the front end itself finds, before a model is asked: they have no `error`."""
+    """The form of errors that the front end finds before a request reaches a model: the body has no field `error`."""
 
     def body(self, error: ServingError) -> FrontEndError:
         return {"code": self.status(error), "type": error.type, "message": error.message}

@@ -226,7 +226,7 @@ class PartReader(NamedTuple):
 
 
 def _type(part: Any) -> Any:
-    """Return a part's type; without one its medium's, as in vLLM."""
+    """Return a part's type; if absent, the type that its media key implies, as in vLLM."""
     if not isinstance(part, dict):
         return None
     return part["type"] if part.get("type") is not None else next((word for word in _KINDS if word in part), None)

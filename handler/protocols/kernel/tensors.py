@@ -353,7 +353,9 @@ def plain_or_tensor(name: str) -> Parameter:
 
 _P_TUNING = "no engine here takes prompt embeddings (P-tuning) with a request"
 _WEIGHTS = "weights do not come with a request; register the adapter, then name it or its lora_task_id"
-_DRAFT = "speculative decoding is configured for the engine (option.speculative_*); a request cannot bring draft tokens"
+_DRAFT = (
+    "speculative decoding is configured for the engine (option.speculative_*); a request cannot supply draft tokens"
+)
 
 TENSORS: Mapping[str, Parameter] = {
     "request_output_len": Parameter("max_new_tokens", single(integer(1), "[1,1]")),

@@ -1,6 +1,6 @@
 """LMI's chat completions: any inference body with `messages` (docs.djl.ai, "Chat Completions API Schema").
 
-Requests are OpenAI's. Answers are OpenAI's in LMI's form.
+Requests are OpenAI's. Answers are OpenAI's, with LMI's differences.
 """
 
 from __future__ import annotations

@@ -313,7 +313,7 @@ class Listing(TypedDict):
 
 
 class Page(NamedTuple):
-    """What a list is asked for; files have purposes, "" for all."""
+    """The query of a request for a list. Only lists of files read `purpose`; "" means all."""
 
     limit: int
     after: str

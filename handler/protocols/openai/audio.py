@@ -189,7 +189,7 @@ _WRITERS: Mapping[str, Callable[[TranscriptReply], str]] = {"text": lambda reply
 
 
 class TranscriptStream(TokenStream):
-    """OpenAI's events. The texts of all deltas are the text of the last event."""
+    """OpenAI's events. The texts of the deltas, joined, equal the text of the last event."""
 
     def __init__(self, errors: ErrorFormat) -> None:
         super().__init__(errors, SSE_DONE)
@@ -266,8 +266,8 @@ def _table(**more: Parameter) -> Table:
             "stream": Parameter("stream", boolean),
             "timestamp_granularities": Parameter("granularities", _granularities),
             "timestamp_granularities[]": Parameter("granularities", _granularities),
-            "include": unsupported("log-probabilities of tokens are not written", []),
-            "include[]": unsupported("log-probabilities of tokens are not written", []),
+            "include": unsupported("log-probabilities of tokens are not returned", []),
+            "include[]": unsupported("log-probabilities of tokens are not returned", []),
             **more,
         }
     )

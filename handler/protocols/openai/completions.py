@@ -342,7 +342,7 @@ class OpenAiEmbeddings(OpenAiDialect):
             **VLLM_POOLING,
             "add_special_tokens": unsupported("send token ids for a text without them", True),
             "embed_dtype": unsupported("numbers have 32 bits", "float32"),
-            "endianness": unsupported("base64 is little-endian, as OpenAI's", "little", "native"),
+            "endianness": unsupported("base64 is little-endian, as in OpenAI's API", "little", "native"),
             "messages": unsupported("send texts as input", []),
             "normalize": unsupported("write use_activation"),
         }

@@ -200,7 +200,7 @@ class Stream(TokenStream, Generic[C]):
         raise NotImplementedError
 
     def _part(self, choice: C, token: Token, finish: Finish | None) -> Mapping[str, Any] | None:
-        """Render the part of a choice; None: nothing yet.
+        """Render a choice's part of a chunk; None if there is nothing to send yet.
 
         Args:
             finish: why the choice ends with the token.

@@ -45,7 +45,7 @@ def secret_id(prefix: str) -> str:
 
 
 class Origin(NamedTuple):
-    """What a tool of the prompt is to the client: a function, or a custom tool, which takes a text."""
+    """How the client declared a tool of the prompt: as a function, or a custom tool, which takes text."""
 
     namespace: str
     name: str

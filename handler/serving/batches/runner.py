@@ -86,7 +86,7 @@ class Input:
     ) -> None:
         self._path, self._endpoint, self._most, self._most_requests = path, endpoint, most_bytes, most_requests
         self._decode_large = decode_large
-        why = f"The file has more than {most_requests} requests, or blank lines (option.batches_max_lines)."
+        why = f"The file has more than {most_requests} requests, or too many blank lines (option.batches_max_lines)."
         self._too_many = LineError("too_many_tasks", why)
 
     def __iter__(self) -> Iterator[Line]:

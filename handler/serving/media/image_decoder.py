@@ -151,7 +151,7 @@ _PART = 1 << 20  # bytes
 
 
 def decode(max_pixels: int, data: memoryview) -> Iterator[Any]:
-    """Yield size and digest of the first frame, as in `Medium`, then its pixels in parts.
+    """Yield the size and digest of the first frame, as in `Medium`, then its pixels in parts.
 
     It decodes as vLLM does: upright by EXIF, transparent parts on white (vllm/multimodal/image.py).
 
@@ -160,7 +160,7 @@ def decode(max_pixels: int, data: memoryview) -> Iterator[Any]:
 
     Raises:
         LargerThanRead: it has more pixels.
-        InvalidPayload: it is not such an image; the message goes after the field's name.
+        InvalidPayload: it is not an image of this type; the message goes after the field's name.
     """
     try:
         image = _open(max_pixels, data)

@@ -98,11 +98,11 @@ async def order(server: Server) -> None:
                 expect(False, "a content_block of text, and deltas with a type", answer)
 
 
-@rule("anthropic.event-names", "The line event: has the type of the data.", sources.ANTHROPIC_STREAM, ANTHROPIC)
+@rule("anthropic.event-names", "The line event: has the same type as the data.", sources.ANTHROPIC_STREAM, ANTHROPIC)
 async def event_names(server: Server) -> None:
     answer, events = await _events(server)
     named = re.findall(r"^event: ?(\S+)", answer.text, re.MULTILINE)
-    expect(named == [event.get("type") for event in events], "event: TYPE before each data", answer)
+    expect(named == [event.get("type") for event in events], "event: TYPE before each data line", answer)
 
 
 @rule("anthropic.start", "message_start has an empty message with usage.", sources.ANTHROPIC_STREAM, ANTHROPIC)
@@ -164,7 +164,7 @@ async def blocks(server: Server) -> None:
     expect_answer(await server.generate(more={"messages": [{"role": "user", "content": content}]}))
 
 
-@rule("anthropic.count", "POST /v1/messages/count_tokens answers input_tokens.", sources.ANTHROPIC_COUNT, ANTHROPIC)
+@rule("anthropic.count", "POST /v1/messages/count_tokens returns input_tokens.", sources.ANTHROPIC_COUNT, ANTHROPIC)
 async def count(server: Server) -> None:
     body = await server.body()
     del body["max_tokens"], body["temperature"]

@@ -188,7 +188,7 @@ async def ping_connection(server: Server) -> None:
         await asyncio.gather(*busy)
 
 
-@rule("invocations.answers", "POST /invocations answers inputs, messages or prompt.", sources.CONTAINER, SAGEMAKER)
+@rule("invocations.answers", "POST /invocations accepts inputs, messages or prompt.", sources.CONTAINER, SAGEMAKER)
 async def invocations_answers(server: Server) -> None:
     asked: list[Body] = [
         {"inputs": PROMPT, "parameters": {"max_new_tokens": 2}},

@@ -17,7 +17,9 @@ async def live(server: Server) -> None:
         expect(answer.ok, "status 200", answer)
 
 
-@rule("triton.ready", "GET /v2/models/NAME/ready answers 200, and not for an unknown model.", sources.KSERVE, TRITON)
+@rule(
+    "triton.ready", "GET /v2/models/NAME/ready answers 200, but an error for an unknown model.", sources.KSERVE, TRITON
+)
 async def ready(server: Server) -> None:
     answer = await server.get(await server.filled("/v2/models/{model}/ready"))
     expect(answer.ok, "status 200", answer)

@@ -46,7 +46,7 @@ def _request(line: Line) -> Request | Unreadable:
 
 def _read(place: str, found: dict[str, Member]) -> Request:
     if unknown := found.keys() - set(_FIELDS):
-        raise Malformed(f"{sorted(unknown)[0]!r} is unknown; a line has {', '.join(_FIELDS)}")
+        raise Malformed(f"{sorted(unknown)[0]!r} is unknown; a line may have {', '.join(_FIELDS)}")
     path = found.get("path", ABSENT).value
     if not isinstance(path, str) or not path.startswith("/"):
         raise Malformed("path: must be a string that begins with /, such as /invocations")

@@ -230,7 +230,7 @@ FIELDS: dict[str, tuple[dict[str, Any], str]] = {
     "other times": ({"timestamp_granularities[]": "page"}, "must be a list with segment"),
     "a stream of times": ({"stream": "true", "response_format": "srt"}, "a stream has no timestamps; write json"),
     "no flag": ({"stream": "perhaps"}, "must be true or false"),
-    "scores": ({"include[]": "logprobs"}, "is not supported: log-probabilities of tokens are not written"),
+    "scores": ({"include[]": "logprobs"}, "is not supported: log-probabilities of tokens are not returned"),
     "hot": ({"temperature": "7"}, "temperature"),
     "no number": ({"temperature": "warm"}, "must be a number"),
     "a long prompt": ({"prompt": "a" * 20_000}, "must be a string of at most 16384 characters"),

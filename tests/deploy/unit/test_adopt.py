@@ -231,8 +231,8 @@ def test_jumpstart_s_own_document_gives_its_first_configuration_on_its_default_t
     assert "JumpStart's hosting_eula_key: read the licence" in text
     needs = {"hosting_resource_requirements": {"num_accelerators": 8}, "hosting_script_key": ""}
     _, text = in_region(file(tmp_path, {**IN_ITS_BUCKET, **needs}), "us-west-2")
-    assert "JumpStart's hosting_resource_requirements: it is not read here" in text
-    assert text.count("is not read here") == 1
+    assert "JumpStart's hosting_resource_requirements: adopt ignores this field" in text
+    assert text.count("adopt ignores this field") == 1
 
 
 def test_jumpstart_s_image_is_known_by_its_framework_where_no_variant_names_it(tmp_path: Path) -> None:

@@ -64,7 +64,7 @@ def test_what_is_unknown_is_named(tmp_path: Path, name: str, values: dict[str, A
         (LLAMA, {"rope_scaling": {"type": "llama3", "factor": 8}}, r"llama3 rotary positions cannot .*low_freq_factor"),
         (LLAMA, {"rope_theta": 0}, "default rotary positions are not numbers"),
         (LLAMA, {"rope_scaling": [2]}, "rope_parameters and rope_scaling must be objects"),
-        ("ministral", {"layer_types": ["full_attention"]}, "layer_types names no kind for each of 3 layers"),
+        ("ministral", {"layer_types": ["full_attention"]}, "layer_types must name a kind for each of the 3 layers"),
         (
             QWEN,
             {"use_sliding_window": False, "layer_types": ["sliding_attention"] * 3},

@@ -179,7 +179,7 @@ def test_a_vocabulary_that_is_not_bytes_is_refused(tmp_path: Path) -> None:
     tokenizer = Tokenizer(models.WordPiece(vocab=pieces, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.WordPiece()
-    with pytest.raises(ConfigError, match="cannot be given as bytes"):
+    with pytest.raises(ConfigError, match="cannot be converted to bytes"):
         HfTokenizer(write(tmp_path / "pieces", tokenizer))
 
 

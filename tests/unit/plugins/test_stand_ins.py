@@ -252,7 +252,7 @@ def test_names_and_npz_are_read() -> None:
 
 @in_one_test("cut", range(4, len(WIRE)))
 def test_what_is_cut_off_is_an_error(cut: int) -> None:
-    with pytest.raises(ValueError, match="ends within an array"):
+    with pytest.raises(ValueError, match="is truncated inside an array"):
         from_nd_list(WIRE[:cut])
 
 

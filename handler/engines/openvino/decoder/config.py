@@ -308,7 +308,7 @@ class _Reader:
             return ["full_attention"] * count
         if (given := self._values.get("layer_types")) is not None and model_type != "mistral":
             if not isinstance(given, list) or len(given) != count:
-                raise self._wrong(f"layer_types names no kind for each of {count} layers")
+                raise self._wrong(f"layer_types must name a kind for each of the {count} layers")
             if unknown := set(map(str, given)) - {"full_attention", "sliding_attention"}:
                 raise UnknownDecoder(f"its layer_types has {', '.join(sorted(unknown))}")
             slides = "sliding_attention" in given and model_type in ("qwen2", "qwen3")

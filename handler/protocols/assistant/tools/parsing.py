@@ -351,7 +351,7 @@ class CallParser:
             yield from self._block(begin)
 
     def _text(self) -> Steps[str]:
-        """Emit text up to a mark before calls."""
+        """Emit text up to a mark that opens calls."""
         pattern, first = any_of(self.begins), any_of(tuple(dict.fromkeys(mark[0] for mark in self.begins)))
         while True:
             size = len(self.held)

@@ -274,7 +274,7 @@ def test_a_component_with_a_model_of_its_own_says_what_differs(
     assert (server.options, server.environment) == (alone.options, {"NO_SUCH": "1"})
     assert "#   components ic-other: HF_TOKEN=***: put the token" in path.read_text()
     path.unlink()
-    assert "--model is for one model" in refused(cloud, adopt, path, capsys, "--model", "a/b")
+    assert "--model applies only to an endpoint with one model" in refused(cloud, adopt, path, capsys, "--model", "a/b")
 
 
 # -- model data: archives, and prefixes with a serving.properties ------------------------------------------------------

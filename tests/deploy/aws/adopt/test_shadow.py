@@ -202,7 +202,7 @@ REFUSED: dict[str, tuple[Callable[[Cloud], Any], str]] = {
     "no weight": (_weightless, "the weight of AllTraffic is 0"),
     "no configuration": (
         lambda cloud: cloud.sagemaker.things.pop(("endpoint-config", "by-hand-config")),
-        "serves the configuration by-hand-config, which was deleted or may not be read",
+        "serves the configuration by-hand-config, which was deleted or cannot be read",
     ),
 }  # fmt: skip
 
