@@ -32,6 +32,10 @@ class ShoutError(TypedDict):
     error: str
 
 
+class ShoutEvent(TypedDict):
+    loud: str
+
+
 class ShoutErrors(ErrorFormat):
     def body(self, error: ServingError) -> ShoutError:
         return {"error": error.message}
@@ -42,7 +46,7 @@ def shout(monkeypatch: pytest.MonkeyPatch) -> Dialect:
     """The dialect of the page's code, beside the files that the page leaves to the reader."""
     folder = f"{protocols.__name__}.shout"
     api = ModuleType(f"{folder}.api")
-    vars(api).update(ShoutAnswer=ShoutAnswer, ShoutError=ShoutError, ERRORS=ShoutErrors())
+    vars(api).update(ShoutAnswer=ShoutAnswer, ShoutError=ShoutError, ShoutEvent=ShoutEvent, ERRORS=ShoutErrors())
     monkeypatch.setitem(sys.modules, api.__name__, api)
     code = re.search(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
     assert code is not None, f"{README} shows no code"
@@ -55,7 +59,7 @@ def shout(monkeypatch: pytest.MonkeyPatch) -> Dialect:
 
 def test_it_is_described(shout: Dialect) -> None:
     described = shout.description
-    shape = {"type": "object", "required": ["say"], "properties": {"say": NON_EMPTY, "max_tokens": ANY}}
+    shape = {"type": "object", "required": ["say"], "properties": {"say": NON_EMPTY, "max_tokens": ANY, "stream": ANY}}
     assert described.request_shape(CONTEXT) == shape
     assert answer_to(shout) == {"loud": " PARIS.", "tokens": 2}
 
@@ -63,6 +67,13 @@ def test_it_is_described(shout: Dialect) -> None:
 def test_the_dialect_of_the_readme_answers(shout: Dialect) -> None:
     found = answer(shout, {"say": "What is", "max_tokens": 5, "whisper": True, "hum": None})
     assert (found.status, json.loads(found.body)) == (200, {"loud": 'DEEP "LEARNING" 😀\n', "tokens": 5})
+
+
+def test_the_dialect_of_the_readme_streams(shout: Dialect) -> None:
+    found = answer(shout, {"say": "What is", "max_tokens": 5, "stream": True})
+    events = [json.loads(line.removeprefix(b"data:")) for line in found.body.split(b"\n\n") if line]
+    assert "".join(event["loud"] for event in events) == 'DEEP "LEARNING" 😀\n'
+    assert len(events) == 5
 
 
 @pytest.mark.parametrize(
