@@ -24,7 +24,6 @@ from handler.formatters import Input, TextGenerationOutput, TextInput
 from handler.plugins import formatter_thread
 from handler.plugins.functions import Formatters, InputFormatter, OutputFormatter, Style
 from handler.protocols.registry import routes
-from handler.serving import engine_driver
 from handler.serving.admission import InferenceRoutes
 from handler.serving.head import in_attributes
 from tests.one_test import in_one_test
@@ -371,18 +370,6 @@ def asked(how: str, *, stream: bool = True, **more: Any) -> dict[str, Any]:
 
 def test_tokens_come_as_written(bench: Bench) -> None:
     assert bench.finish(bench.step(ask("a b", 3, stream=True), ask("c", 2))) == [b" b a b", b" c c"]
-
-
-def test_what_a_thread_has_written_is_told_at_once(bench: Bench) -> None:
-    """Not when the clock is looked at next."""
-    task = bench.model.open({}, on_bytes=bench.loop.stop)
-    with mock.patch.multiple(engine_driver, _TICK=600.0, _SHORT_TICK=600.0):
-        task.start(item(ask("a b", 3)).body)
-        began = time.monotonic()
-        assert bench.loop.wait_until(lambda: task.finished, 20)
-        assert time.monotonic() - began < 10
-    assert task.take() == b" b a b"
-    task.close()
 
 
 @pytest.mark.parametrize("stream", [True, False])
