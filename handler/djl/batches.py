@@ -117,18 +117,6 @@ def _has_word(task: RequestTask) -> bool:
     return bool(task.unsent) or task.finished
 
 
-def _started(model: ServedModel, loop: WorkerLoop, items: Sequence[Item]) -> list[RequestTask]:
-    """Begin a request for each item."""
-    loop.poll()  # an engine that died meanwhile must not take them along
-    tasks = open_items(model, items, loop.stop)
-    for index, item in enumerate(items):
-        try:
-            tasks[index].start(item.body)
-        except Exception as bug:  # one request must not stop the others
-            tasks[index] = in_place_of(tasks[index], bug, model)
-    return tasks
-
-
 class RollingBatch:
     """Keeps the requests in DJL's order: every call names all live ones, and expects a piece for each.
 
@@ -174,7 +162,14 @@ class RollingBatch:
             return self._disagreement(size, len(new))
         opened: list[RequestTask] = []
         if new:
-            opened = _started(self._model, self._loop, [new[index] for index in sorted(new)])
+            self._loop.poll()  # an engine that died meanwhile must not take them along
+            items = [new[index] for index in sorted(new)]
+            opened = open_items(self._model, items, self._loop.stop)
+            for index, item in enumerate(items):
+                try:
+                    opened[index].start(item.body)
+                except Exception as bug:  # one request must not stop the others
+                    opened[index] = in_place_of(opened[index], bug, self._model)
             tasks = self._tasks = tasks + opened
         self._wait(tasks, opened)
         self._settle(opened)
@@ -259,13 +254,13 @@ class DynamicBatch:
 
     def run(self, items: Sequence[Item]) -> list[RequestTask]:
         """Return all requests, finished, in order; those that take too long end with an error."""
-        tasks = _started(self._model, self._loop, items)
+        tasks = self._open(items)
         self._wait(tasks, lambda: all(task.finished for task in tasks))
         return tasks
 
     def begin(self, item: Item) -> RequestTask:
         """Return a request whose answer has begun."""
-        (task,) = _started(self._model, self._loop, [item])
+        (task,) = self._open([item])
         self._wait([task], lambda: task.begun)
         return task
 
@@ -280,6 +275,16 @@ class DynamicBatch:
         """Return the body of an answer that is `error`."""
         with self._model.refused(error) as task:
             return task.take()
+
+    def _open(self, items: Sequence[Item]) -> list[RequestTask]:
+        self._loop.poll()  # an engine that died meanwhile must not take them along
+        tasks = open_items(self._model, items, self._loop.stop)
+        for index, item in enumerate(items):
+            try:
+                tasks[index].start(item.body)
+            except Exception as bug:  # one request must not stop the others
+                tasks[index] = in_place_of(tasks[index], bug, self._model)
+        return tasks
 
     def _wait(self, tasks: Sequence[RequestTask], done: Callable[[], bool]) -> None:
         if not self._loop.wait_until(done, self._seconds):
