@@ -361,8 +361,11 @@ def test_a_client_that_reads_late_gets_every_token(echo_server: LiveServer) -> N
 
 def test_a_client_that_stops_reading_is_dropped_after_a_while() -> None:
     """Its stream would otherwise be kept in memory, and the engine busy with it, for as long as it likes."""
-    with serve("--engine", "echo", "-o", "option.client_timeout=1") as server:
-        body = {"inputs": "a b c", "stream": True, "parameters": {"max_new_tokens": 100_000}}
+    tokens = 10_000_000  # more than a fast machine sends before the client is dropped
+    with serve(
+        "--engine", "echo", "-o", "option.client_timeout=1", "-o", f"option.max_model_len={tokens + 9}"
+    ) as server:
+        body = {"inputs": "a b c", "stream": True, "parameters": {"max_new_tokens": tokens}}
         with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
             connection.sendall(post_bytes(body))
