@@ -408,18 +408,28 @@ class ToolsReader:
         own = _of_custom(tool.get("format"), f"{at}.format") if kind == CUSTOM else tool
         function = {"name": name, "description": tool.get("description"), "parameters": own.get("parameters")}
         function |= {"strict": own["strict"]} if "strict" in own else {}
-        self.formats += [function["name"]] if kind == CUSTOM and function["strict"] else []
+        if kind == CUSTOM and function["strict"]:
+            self.formats.append(function["name"])
         self.tools.append({"type": "function", "function": {**others, **function}})
 
-    def named(self, request: Request, body: Mapping[str, Any]) -> Request:
-        """Name the custom tools in a refusal of the engine's that only their formats can cause."""
-        called = body.get("tool_choice") not in (None, "auto")
-        functions = [tool["function"] for tool in self.tools]
-        if any(function["name"] not in self.formats and (called or function.get("strict")) for function in functions):
-            return request
+    def named(self, request: Request, choice: Any) -> Request:
+        """Name the custom tools in the engine's refusal, if only their formats can cause it.
+
+        Args:
+            choice: `tool_choice` in the form of a chat.
+        """
         if request.names.structured_output != "tools":
             return request
-        names = request.names._replace(structured_output=f"tools: the format of {' or '.join(self.formats)}")
+        chosen, called = [tool["function"] for tool in self.tools], choice not in (None, "auto")
+        if isinstance(choice, dict):
+            allowed = choice.get("allowed_tools", {"mode": "required", "tools": [choice]})
+            listed = [tool["function"]["name"] for tool in allowed["tools"]]
+            chosen = [function for function in chosen if function["name"] in listed]
+            called = allowed["mode"] == "required"
+        compiled = [function["name"] for function in chosen if called or function.get("strict")]
+        if not compiled or not set(compiled) <= set(self.formats):
+            return request
+        names = request.names._replace(structured_output=f"tools: the format of {' or '.join(compiled)}")
         return request._replace(names=names)
 
 
@@ -624,7 +634,7 @@ class OpenAiResponses(OpenAiDialect):
             **{name: body[name] for name in _SAME if name in body and not (context.keeper and name in KEPT)},
             "messages": reader.chat,
             "tools": (tools.tools or None) if tools.ignored else tools.tools,  # none but skipped ones: no tools
-            "tool_choice": read_choice(body.get("tool_choice"), tools),
+            "tool_choice": (choice := read_choice(body.get("tool_choice"), tools)),
             "reasoning_effort": effort,
         }
         ignored = self.unknown(body, context, *reader.unknown, *tools.ignored)
@@ -635,7 +645,7 @@ class OpenAiResponses(OpenAiDialect):
         except (InvalidParameter, InvalidPayload) as error:
             raise type(error)(_in_own_words(error.message)) from None
         if tools.formats:
-            parsed = parsed._replace(requests=[tools.named(request, body) for request in parsed.requests])
+            parsed = parsed._replace(requests=[tools.named(request, choice) for request in parsed.requests])
             ignored = [*ignored, "tools[].format"] if _UNHEEDED in parsed.ignored else ignored
         return parsed._replace(ignored=[*ignored, *map(_in_own_words, parsed.ignored), *self.no_effect(body)])
 

@@ -162,6 +162,7 @@ def test_a_custom_tool_is_a_function_with_a_text() -> None:
 
 DIAL = {"type": "custom", "name": "dial", "format": DIGITS}
 LOOSE = {**WEATHER, "strict": False}
+ONE = {"type": "custom", "name": "dial"}
 
 
 @in_one_test(
@@ -170,11 +171,15 @@ LOOSE = {**WEATHER, "strict": False}
         ([DIAL, PATCH, LOOSE], "auto", "tools: the format of dial"),
         ([DIAL, {**OWN, "tools": [DIAL]}], None, "tools: the format of dial or own.dial"),
         ([DIAL], "required", "tools: the format of dial"),
+        ([DIAL, {**DIAL, "name": "other"}], ONE, "tools: the format of dial"),
+        ([DIAL, WEATHER], ONE, "tools: the format of dial"),
+        ([DIAL, WEATHER], {"type": "allowed_tools", "mode": "auto", "tools": [ONE]}, "tools: the format of dial"),
+        ([DIAL, LOOSE], {"type": "allowed_tools", "mode": "required", "tools": [ONE]}, "tools: the format of dial"),
         ([DIAL, LOOSE], "required", "tools"),
         ([DIAL, WEATHER], "auto", "tools"),
     ],
 )
-def test_a_format_that_the_engine_refuses_is_named(tools: list[Any], choice: str | None, named: str) -> None:
+def test_a_format_that_the_engine_refuses_is_named(tools: list[Any], choice: Any, named: str) -> None:
     """Where no other tool's schema can be the reason."""
     context = replace(HERMES, structural_tags=frozenset({"json"}))
     parsed = parse(body(tools=tools, tool_choice=choice), context)
