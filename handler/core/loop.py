@@ -23,11 +23,12 @@ import time
 from collections.abc import Callable, Coroutine, Generator, Iterator
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 log = logging.getLogger("handler.server")
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 def run(coroutine: Coroutine[Any, Any, T]) -> T:
@@ -89,14 +90,14 @@ def settle(future: concurrent.futures.Future[T], call: Callable[[], T]) -> None:
         future.set_result(result)
 
 
-async def run_in_daemon_thread(call: Callable[..., T], *arguments: object) -> T:
+async def run_in_daemon_thread(call: Callable[P, T], *arguments: P.args, **named: P.kwargs) -> T:
     """Return the call's result, or raise what it raises. The call continues when its awaiter is cancelled.
 
     The loop's executor cannot be used: its threads are joined when the process ends.
     """
     future: concurrent.futures.Future[T] = concurrent.futures.Future()
     future.set_running_or_notify_cancel()  # from now on it cannot be cancelled
-    run = functools.partial(call, *arguments)
+    run = functools.partial(call, *arguments, **named)
     threading.Thread(target=settle, args=(future, run), name="blocking-call", daemon=True).start()
     return await asyncio.wrap_future(future)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from handler.core.errors import InvalidPayload, ServingError
 from handler.core.framing import JSON_TEXTS, NUMBER, SLOT, encoded, loads, named_event, template
@@ -19,6 +19,7 @@ from handler.protocols.responses.api import (
     CallItem,
     CallPlace,
     CustomCallItem,
+    Delta,
     MessageItem,
     OpenAiResponse,
     OpenAiResponseEvent,
@@ -117,11 +118,11 @@ class Items:
         self._close(found, status="completed" if complete else "incomplete")
         return found
 
-    def delta(self, text: str, number: int) -> Any:
+    def delta(self, text: str, number: int) -> Delta:
         """Return a delta of the open item."""
-        return {**self._delta, "sequence_number": number, "delta": text}
+        return cast(Delta, {**self._delta, "sequence_number": number, "delta": text})
 
-    def _of_item(self, item: ResponseItem, kind: str, number: int, **fields: Any) -> Any:
+    def _of_item(self, item: ResponseItem, kind: Literal["delta", "done"], number: int, **fields: Any) -> Any:
         """Return an event about the content of the open item."""
         name = f"response.{_CONTENTS[item['type']]}.{kind}"
         return {"type": name, "sequence_number": number, **self._place(item), **fields}

@@ -183,7 +183,7 @@ class Output:
         self.sizes[index] += size
         self.counts[index] += 1
 
-    def write(self, number: int, text: bytes, failed: bool) -> None:
+    def write(self, number: int, text: bytes, *, failed: bool) -> None:
         """Write a line's answer, unless it has one.
 
         Raises:
@@ -465,7 +465,7 @@ class _Answering:
             else:
                 answer, ignored = await self._ask(line)
                 text, failed = batches.answered(self._id, line, answer, ignored), answer.status != 200
-            await run_in_daemon_thread(self._output.write, line.number, text, failed)
+            await run_in_daemon_thread(self._output.write, line.number, text, failed=failed)
 
     async def _ask(self, line: Line) -> tuple[HttpResponse, Sequence[str]]:
         """Return a line's answer, once the engine takes it, and the names that meant nothing."""
