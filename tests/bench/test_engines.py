@@ -31,7 +31,6 @@ def peer(together: int = 1, *more: str) -> str:
     return " ".join([sys.executable, str(STAND_IN), "{port}", str(together), *more])
 
 
-@pytest.mark.nightly  # starts each engine twice
 def test_ours_and_two_others_in_turns(capsys: pytest.CaptureFixture[str]) -> None:
     peers = ["--peer", f"vllm serve={peer(4)}", "--peer", f"llama.cpp={peer(1, 'apart')}"]
     options = ["-o", "option.llm_engine=echo", "-o", "option.echo_tokens_per_second=200"]

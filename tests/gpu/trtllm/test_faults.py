@@ -28,7 +28,7 @@ from tests.process_tree import in_session
     ("manners", "options", "reason"),
     [
         pytest.param("die_after=60", {}, "the executor died", marks=pytest.mark.nightly),
-        pytest.param("die_after=60;death=cpp", {}, "the executor died", marks=pytest.mark.nightly),
+        ("die_after=60;death=cpp", {}, "the executor died"),
         ("version=1.3.0;die_after=60", {}, "Engine has died: the executor died"),
         pytest.param(
             "stall_after=60",
