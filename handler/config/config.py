@@ -71,5 +71,5 @@ class Config(Options):
         return self.origins.get(key, "default")
 
     def problem(self, key: str, value: object, why: str) -> Problem:
-        """Return the problem that an option has a value."""
+        """Return the problem with an option's value."""
         return Problem(self.where(key), key, f"{key}={value}: {why}")

@@ -19,7 +19,7 @@ from typing import Any
 SECONDS = 10.0
 """Time between two lines of progress where there is no terminal."""
 
-_DONE = re.compile(rb"(\d+) % done\n")
+_DONE = re.compile(rb"(\d{1,3}) % done\n")
 
 _lock = threading.Lock()
 _running: dict[subprocess.Popen[bytes], signal.Signals] = {}

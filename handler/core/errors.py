@@ -440,7 +440,7 @@ def mask_keys(text: str, secrets: Iterable[str] = ()) -> str:
 
 
 def error_text(error: BaseException) -> str:
-    """Return the text of an error of users' code by `traceback`, which guards against a `__str__` that raises."""
+    """Format an exception of users' code with `traceback`, in case its `__str__` raises."""
     return str(traceback.TracebackException(type(error), error, None))[:500].encode(errors="replace").decode()
 
 

@@ -362,9 +362,9 @@ def check_structured_output(request: Request, why: str) -> None:
 
 _ROUTES = {
     Task.GENERATION: "/v1/chat/completions, /generate and similar routes",
-    Task.EMBEDDING: "/v1/embeddings, /embed and their like",
+    Task.EMBEDDING: "/v1/embeddings, /embed and similar routes",
     Task.CLASSIFICATION: "/predict",
-    Task.RERANK: "/rerank and its like",
+    Task.RERANK: "/rerank and similar routes",
     Task.TRANSCRIPTION: "/v1/audio/transcriptions, /v1/audio/translations",
 }
 _KINDS = {"embed": Task.EMBEDDING, "score": Task.RERANK, "classify": Task.CLASSIFICATION}

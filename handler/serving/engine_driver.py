@@ -169,7 +169,8 @@ class EngineDriver:
 
     def _wake_up(self) -> None:
         """Run a step, and pause after a long one. The event loop calls this in each iteration while messages
-        of the engine wait."""
+        of the engine wait.
+        """
         began = time.monotonic()
         requests_began, self._requests_began = self._requests_began, False
         if requests_began and self._rests and began < self._stepped + _MAX_GAP:

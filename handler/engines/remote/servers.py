@@ -261,7 +261,7 @@ class Model(Protocol):
 
 
 def one_kind(found: Mapping[str, str], reasons: Iterable[str], kinds: Iterable[str]) -> str:
-    """Return the kind that servers by their addresses have in common, for option.base_url_kind=auto.
+    """Return the kind that all servers share, for option.base_url_kind=auto.
 
     Args:
         reasons: why others' kinds are not known.
