@@ -96,12 +96,16 @@ def grpc_server(log: Path, *arguments: str) -> Iterator[str]:
             os.killpg(process.pid, signal.SIGKILL)
 
 
+def on_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.device_count())
+
+
 @contextlib.contextmanager
 def engines() -> Iterator[None]:
     """Have engines, and processes that try guides, be forks if they start meanwhile and there is no GPU."""
-    import torch
-
-    if torch.cuda.device_count():
+    if on_gpu():
         yield
         return
     environment = {**_ENVIRONMENT, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}

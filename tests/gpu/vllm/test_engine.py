@@ -23,8 +23,6 @@ pytestmark = pytest.mark.vllm
 
 PROMPT = "The capital of France is"
 STORY = "Once upon a time, in a small village"
-CLOSE = 1e-2
-"""Of log-probabilities: those of an H100 were up to 0.004 away."""
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +31,11 @@ def reference(hf_demo: Path) -> Any:
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_pretrained(hf_demo, dtype=torch.float32)
+
+
+def close() -> float:
+    """How far log-probabilities may be away: those of an H100 were up to 0.004."""
+    return 1e-2 if vllm_forks.on_gpu() else 2e-3
 
 
 def generated(reference: Any, prompt: list[int], **options: Any) -> list[list[int]]:
@@ -69,9 +72,9 @@ def test_log_probabilities_and_alternatives_are_those_of_transformers(vllm: Driv
     for index, token in enumerate(tokens):
         row = scores[len(prompt) - 1 + index]
         best = row.topk(4)
-        assert token.logprob == pytest.approx(float(row[token.id]), abs=CLOSE)
+        assert token.logprob == pytest.approx(float(row[token.id]), abs=close())
         assert [other.id for other in token.top] == best.indices.tolist()
-        assert [other.logprob for other in token.top] == pytest.approx(best.values.tolist(), abs=CLOSE)
+        assert [other.logprob for other in token.top] == pytest.approx(best.values.tolist(), abs=close())
 
 
 def test_a_prompts_log_probabilities_are_those_of_transformers(vllm: Driver, reference: Any) -> None:
@@ -79,7 +82,7 @@ def test_a_prompts_log_probabilities_are_those_of_transformers(vllm: Driver, ref
     assert prefill is not None
     scores = log_probabilities(reference, [token.id for token in prefill])
     expected = [float(scores[index - 1][prefill[index].id]) for index in range(1, len(prefill))]
-    assert [token.logprob for token in prefill[1:]] == pytest.approx(expected, abs=CLOSE)
+    assert [token.logprob for token in prefill[1:]] == pytest.approx(expected, abs=close())
 
 
 @pytest.mark.parametrize("beams", [pytest.param(2, marks=pytest.mark.nightly), 4])

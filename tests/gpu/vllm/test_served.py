@@ -166,10 +166,8 @@ class TestAdapters:
     @pytest.fixture(scope="module")
     @classmethod
     def lora(cls, model: Path) -> Iterator[LiveServer]:
-        import torch
-
         lora = ["option.enable_lora=true", "option.max_loras=2", "option.max_lora_rank=8"]
-        if torch.cuda.device_count():
+        if vllm_forks.on_gpu():
             lora.append("option.dtype=bf16")  # vLLM's kernels for adapters take no other
         with vllm_forks.engines(), serve(str(model), *SMALL, *options(*lora)) as found:
             found.wait_ready(280)

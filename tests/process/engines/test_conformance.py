@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ from handler.engines.process.engine_process import Spec
 from handler.engines.process.supervisor import EngineSupervisor, State
 from handler.scheduler.batcher import Batcher
 from handler.scheduler.engine import ThinkingEngine
+from tests import vllm_forks
 from tests.servers import one_core
 
 PROSE = ("The capital of France is", "Once upon a time", "def add(a, b):", "😀 is an emoji that means")
@@ -158,8 +160,6 @@ def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     with contextlib.ExitStack() as stack:
         options: dict[str, Any] = {}
         if request.param == "grpc":
-            from tests import vllm_forks
-
             log = tmp_path_factory.mktemp("vllm") / "log"
             server = vllm_forks.grpc_server(log, "--model", str(model), *GRPC_SERVER)
             options["base_url"] = (stack.enter_context(server),)
@@ -371,7 +371,8 @@ class TestModel:
         dropped = driver.submit("A prompt that nobody waits for " * 9, **ask)
         driver.batcher.cancel(dropped)
         found = driver.run()
-        tolerance = 2e-3 if driver.name == "vllm" else 0.0  # a GPU rounds a larger batch otherwise
+        on_gpu = driver.name == "vllm" and vllm_forks.on_gpu()
+        tolerance = 2e-3 if on_gpu else 0.0  # its kernels round a larger batch otherwise
         for prefill in (found[id][0].prefill for id in asked):
             assert prefill
             assert alone
@@ -478,6 +479,10 @@ GUIDES = {
 }
 
 
+def _release(package: str) -> tuple[int, ...]:
+    return tuple(map(int, metadata.version(package).split(".")[:3]))
+
+
 @pytest.mark.parametrize("driver", REAL, indirect=True)
 class TestGuides:
     @pytest.mark.parametrize("kind", GUIDES)
@@ -526,8 +531,9 @@ class TestGuides:
         structured_output, _ = GUIDES["json_schema"]
         whole = ids(driver.one(PET, structured_output=structured_output, max_new_tokens=400))
         deltas = driver.one(PET, structured_output=structured_output, max_new_tokens=400, stop_token_ids=(whole[3],))
-        if driver.name in ("vllm", "grpc") and whole[3] not in ids(deltas):
-            return  # xgrammar since 0.2.8 keeps end tokens for the end: the answer takes another way
+        if driver.name in ("vllm", "grpc") and _release("xgrammar") >= (0, 2, 8):
+            assert whole[3] not in ids(deltas)  # it keeps end tokens for the end: the answer takes another way
+            return
         assert ids(deltas) == whole[: whole.index(whole[3]) + 1]
         assert deltas[-1].finish is Finish.STOP
 
