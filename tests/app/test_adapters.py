@@ -112,7 +112,7 @@ def test_a_query_and_custom_attributes_name_a_requests_adapter(
     missing = server.post(body, f"/invocations{query.replace('=a', '=b')}", headers={
         name: value.replace("=a", "=b") for name, value in headers.items()
     })  # fmt: skip
-    assert (missing.status_code, "'b': no adapter of that name is registered" in missing.text) == (424, True)
+    assert (missing.status_code, "'b': no adapter with that name is registered" in missing.text) == (424, True)
 
 
 def test_a_body_registers_as_sagemaker_does(server: LiveServer, files: Path) -> None:
@@ -207,7 +207,7 @@ def test_a_number_names_an_adapter_across_updates_and_never_another(files: Path)
         assert call(server, "DELETE", "/a").status_code == 200
         assert register(server, "a", files / "a").json()["id"] == 3
         refused = ask(1)
-        assert (refused.status_code, "no adapter of that number" in refused.text) == (424, True), refused.text
+        assert (refused.status_code, "no adapter with that number" in refused.text) == (424, True), refused.text
         assert id_of(ask(3)) == id_of(generate(server, "a"))
 
 
@@ -291,7 +291,7 @@ def test_unregistering_refuses_at_once_and_leaves_what_runs(server: LiveServer, 
         assert call(server, "DELETE", "/a").status_code == 200
         refused = generate(server, "a")
         assert not any(stream.done() for stream in running)
-        assert (refused.status_code, "no adapter of that name" in refused.text) == (424, True), refused.text
+        assert (refused.status_code, "no adapter with that name" in refused.text) == (424, True), refused.text
         assert [id_of(stream.result(), 100) for stream in running] == [id] * 4
     assert register(server, "a", files / "a").status_code == 200
     assert id_of(generate(server, "a")) > id

@@ -27,7 +27,7 @@ ASK = {"inputs": "a b", "parameters": {"max_new_tokens": 3}}
         (("/no/such/model",), "there is no model at '/no/such/model'"),
         (("-o", "option.tgi_compt=true"), "did you mean 'option.tgi_compat'"),
         (("--engine", "vllm"), "pip install vllm"),
-        (("--engine", "echo", "-o", 'option.default_chat_template_kwargs={"tools": []}'), "may not set 'tools'"),
+        (("--engine", "echo", "-o", 'option.default_chat_template_kwargs={"tools": []}'), "must not set 'tools'"),
         (("--engine", "warp"), "--engine warp: must be one of auto, openvino"),
         (("--port", "99999"), "must be a number from 0 to 65535"),
         (("--host", "203.0.113.1", "--engine", "echo"), "cannot listen on 203.0.113.1"),

@@ -200,7 +200,7 @@ def test_a_hostile_template_is_read_at_once() -> None:
     assert Pattern(f"a{empty}b").match("ab") is not None
     many = _calls("text")
     many["transform"] = {"name": "time", "arguments": {f"k{number}": "{content}" for number in range(1000)}}
-    with pytest.raises(ValueError, match="has 1000 placeholders; at most 64"):
+    with pytest.raises(ValueError, match="has 1000 placeholders; the maximum is 64"):
         read_response_template({"start_anchor": "a", "fields": {"content": {}, "tool_calls": many}})
 
 

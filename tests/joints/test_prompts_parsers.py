@@ -278,7 +278,7 @@ def test_the_log_warns_of_a_parser_that_does_not_read_the_templates_calls(caplog
     assert {"auto", "hermes", "smollm2", "granite4", "qwen3_json", "ernie45", "xlam"}.isdisjoint(found)
     assert {"deepseek_v3", "mistral", "qwen3_coder", "glm45", "openai", "lfm2", "jamba"} <= found
     (told,) = warnings(context_of("deepseek_v3", shown), caplog)
-    assert told.startswith("option.tool_call_parser=deepseek_v3 does not read calls as the chat template shows them")
+    assert told.startswith("option.tool_call_parser=deepseek_v3 does not read the calls that the chat template shows")
     assert warnings(context_of("none", shown), caplog) == []
 
 

@@ -56,12 +56,12 @@ MEDIA: dict[str, Any] = {
     "input_audio": AUDIO,
 }
 REFUSED: dict[str, Any] = {
-    "file": ({"type": "file", "file": {"file_id": "f"}}, "the engine reads text, images and audio clips, no files"),
-    "input_file": ({"type": "input_file", "file_id": "f"}, "the engine reads text, images and audio clips, no files"),
+    "file": ({"type": "file", "file": {"file_id": "f"}}, "the engine reads only text, images and audio clips"),
+    "input_file": ({"type": "input_file", "file_id": "f"}, "the engine reads only text, images and audio clips"),
     "video_url": ({"type": "video_url", "video_url": {"url": URL}}, "no video"),
     "input_video": ({"type": "input_video"}, "no video"),
-    "image": ({"type": "image"}, "write it as an 'image_url'"),
-    "image_pil": ({"type": "image_pil", "image_pil": None}, "write it as an 'image_url'"),
+    "image": ({"type": "image"}, "send the image as an 'image_url'"),
+    "image_pil": ({"type": "image_pil", "image_pil": None}, "send the image as an 'image_url'"),
     "image_embeds": ({"type": "image_embeds", "image_embeds": "aQ=="}, "send the image itself"),
     "audio_embeds": ({"type": "audio_embeds", "audio_embeds": "aQ=="}, "send the audio clip itself"),
     "prompt_embeds": ({"type": "prompt_embeds", "data": "aQ=="}, "send the text itself"),
@@ -148,7 +148,7 @@ def test_a_model_of_text_says_so(dialect: str, name: str) -> None:
      ({"type": "thinking"}, "messages[0].content[0]: 'thinking' must have a string 'thinking'"),
      ({"type": "input_image", "file_id": "f"}, "messages[0].content[0].file_id is not supported: files are not stored; "
       "send image_url"),
-     ({"type": "input_audio"}, "messages[0].content[0].input_audio must be an object with 'data', the file in base64, "
+     ({"type": "input_audio"}, "messages[0].content[0].input_audio must be an object with 'data' (the file in base64) "
       "and 'format'")],
 )  # fmt: skip
 def test_what_is_wrong_in_a_part_is_named(dialect: str, part: Any, message: str) -> None:

@@ -145,4 +145,4 @@ def test_beams_are_rows(model_server: LiveServer) -> None:
 def test_a_bias_must_be_as_long_as_the_vocabulary(model_server: LiveServer) -> None:
     found = model_server.post({"inputs": PROMPT, "parameters": {"embedding_bias": [[1.0, 2.0]]}})
     assert found.status_code == 424
-    assert "has 2 numbers; the vocabulary has 49152 tokens" in found.json()["error"]
+    assert "has 2 numbers, but the vocabulary has 49152 tokens" in found.json()["error"]

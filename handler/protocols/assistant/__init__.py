@@ -1,1 +1,1 @@
-"""Structured events of an assistant's answer, which every chat dialect renders: text, reasoning and tool calls."""
+"""Parsing of an assistant's answer into text, reasoning and tool calls, which every chat dialect renders."""

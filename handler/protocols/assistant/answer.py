@@ -1,4 +1,4 @@
-"""Read one request's answers, token by token: text, thoughts and calls."""
+"""Incremental readers of a request's answers, which separate text, reasoning and tool calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ log = logging.getLogger("handler.template")
 
 
 def reasoning_family(context: ServerContext) -> Family | None:
-    """Return the family of the model's thoughts; None if they stay in the text."""
+    """Return the family of the model's reasoning, or None if reasoning stays in the text."""
     name = context.config.reasoning
     if context.response_template is not None and name != NONE:
         return family(context.response_template) if context.response_template.reasoning is not None else None
@@ -33,22 +33,22 @@ def reasoning_family(context: ServerContext) -> Family | None:
 
 
 def describe_parsers(context: ServerContext) -> str:
-    """Describe which parsers read the model's answers, and why they were chosen."""
+    """Describe for the log which parsers read the model's answers, and why they were chosen."""
     thoughts, calls = reasoning_family(context), choose_format(context)
     own, shown = "the model's response template", "the chat template"
     by = own if context.response_template is not None else shown
     if context.config.reasoning != AUTO:
-        said = f"by option.reasoning_parser={context.config.reasoning}"
+        said = f"according to option.reasoning_parser={context.config.reasoning}"
     elif thoughts is None:
-        said = f"none, by {by}"
+        said = f"none, according to {by}"
     else:
-        said = f"{thoughts.name}, by {by} (option.reasoning_parser=none leaves it in the text)"
+        said = f"{thoughts.name}, according to {by} (option.reasoning_parser=none leaves it in the text)"
     if context.tool_format is not None:
-        told = "by option.tool_parser_plugin"
+        told = "according to option.tool_parser_plugin"
     elif context.config.tool_call_parser != AUTO:
-        told = f"by option.tool_call_parser={context.config.tool_call_parser}"
+        told = f"according to option.tool_call_parser={context.config.tool_call_parser}"
     else:
-        told = f"{calls.name if calls else 'in an unknown format'}, by {own if calls is HF else shown}"
+        told = f"{calls.name if calls else 'unknown format'}, according to {own if calls is HF else shown}"
     return f"reasoning: {said}; tool calls: {told}"
 
 
@@ -56,14 +56,14 @@ _TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
 def warn_of_unread_calls(context: ServerContext) -> None:
-    """Log that prompts show calls in a form that the parser of the answers does not read."""
+    """Log a warning if prompts show tool calls in a format that the parser of the answers does not read."""
     template, format = context.chat_template, choose_format(context)
     if format is None:
         return
     if not takes_tools(template):
         if format.notation(template) is None:
             log.warning(
-                "tools: the chat template has no place for them, and %s does not say how calls are written; "
+                "the chat template does not show tools, and the tool format %s does not define how calls are written; "
                 "prompts ask for <tool_call>[JSON]</tool_call>",
                 format.name,
             )
@@ -75,21 +75,24 @@ def warn_of_unread_calls(context: ServerContext) -> None:
     events = [*parser.feed(write_calls(notation, [("f", {})])), *parser.flush()]
     if not any(isinstance(event, CallStart) for event in events):
         log.warning(
-            "option.tool_call_parser=%s does not read calls as the chat template shows them, which are %s's",
+            "option.tool_call_parser=%s does not read the calls that the chat template shows; their format is %s",
             context.config.tool_call_parser,
             shown.name,
         )
 
 
 class AnswerReader:
-    """Reads one answer.
+    """Reads the tokens of one answer and returns its events.
 
     Args:
-        allowed: names of the tools that may be called; None: any.
+        parser: the parser of the text.
+        thoughts: the same parser if it separates reasoning, or None.
+        trims: whether white space at the ends of text and reasoning is dropped.
+        allowed: the names of the tools that may be called, or None for any name.
 
     Attributes:
-        num_thoughts: tokens of thoughts so far, without their marks.
-        thinking: the last token belonged to a thought.
+        num_thoughts: the number of reasoning tokens so far, without marks.
+        thinking: whether the last token belongs to reasoning.
     """
 
     __slots__ = ("_calls", "_parser", "_thoughts", "_trimmed", "num_thoughts", "thinking")
@@ -119,7 +122,7 @@ class AnswerReader:
         return events
 
     def read(self, tokens: list[Token], finish: Finish) -> tuple[list[Event], list[Token]]:
-        """Read a whole answer; return its events, and the tokens that do not belong to reasoning."""
+        """Return the events of a whole answer, and its tokens that do not belong to reasoning."""
         if self._thoughts is None:
             found = self._events("".join([token.text for token in tokens]))
             return [*found, *self.flush(finish)], tokens
@@ -132,7 +135,11 @@ class AnswerReader:
         return [*events, *self.flush(finish)], others
 
     def flush(self, finish: Finish) -> list[Event]:
-        """Return the rest at the answer's end, with the ends of all calls; `finish` is why it ended."""
+        """Return the last events of an answer, including the ends of all calls.
+
+        Args:
+            finish: the reason why the answer ended.
+        """
         events = self._calls.end(self._parser.flush(), finish)
         return events if self._trimmed is None else self._trimmed.read(events)
 
@@ -144,11 +151,12 @@ class AnswerReader:
 
 
 class AnswerForm(NamedTuple):
-    """The form of a request's answers.
+    """The settings for reading a request's answers.
 
     Attributes:
-        thinking: None if thoughts are not separated from the text.
-        trims: text and reasoning have no white space at their ends.
+        tools: the tools of the request.
+        thinking: the reasoning of the answers, or None if it is not separated from the text.
+        trims: whether white space at the ends of text and reasoning is dropped.
     """
 
     tools: Tools = Tools()
@@ -157,11 +165,11 @@ class AnswerForm(NamedTuple):
 
     @property
     def is_text(self) -> bool:
-        """Return whether answers are plain text, passed on unchanged."""
+        """Whether answers are plain text that is passed on unchanged."""
         return self.thinking is None and not self.trims and self.tools.parser() is None
 
     def reader(self) -> AnswerReader | None:
-        """Return a reader of one answer, once the prompt is known; None if answers are plain text."""
+        """Return a new reader of one answer, or None if answers are plain text. The prompt must have been read."""
         inner = self.tools.parser()
         if self.thinking is not None:
             parser = self.thinking.parser(inner)
@@ -173,15 +181,15 @@ class AnswerForm(NamedTuple):
         return AnswerReader(inner, None, trims=self.trims, allowed=self.tools.allowed)
 
     def sampling(self, sampling: Sampling, context: ServerContext) -> Sampling:
-        """Keep the special tokens that are marks of this form in the text.
+        """Return sampling that keeps special tokens in the text if they are marks of reasoning or tool calls.
 
         Raises:
-            InvalidParameter: reasoning has a budget, but could not be recognized.
+            InvalidParameter: the request limits the tokens of reasoning, but reasoning cannot be recognized.
         """
         shows = self.thinking is not None and self.thinking.shows
         if not shows and (budget := sampling.thinking_token_budget) is not None:
-            shown = "; the chat template shows none" if context.config.reasoning == AUTO else ""
-            why = f"needs option.reasoning_parser, the model's family{shown}"
+            shown = "; the chat template shows no reasoning" if context.config.reasoning == AUTO else ""
+            why = f"requires option.reasoning_parser with the name of the model's family{shown}"
             raise InvalidParameter(f"thinking_token_budget={budget}: {why}")
         marks = self.tools.format.special(context.vocabulary) if self.tools.format else frozenset[str]()
         if self.thinking is not None:
@@ -192,11 +200,11 @@ class AnswerForm(NamedTuple):
 def answer_form(
     tools: Tools, context: ServerContext, arguments: Mapping[str, Any] | None = None, prefix: str | None = None
 ) -> AnswerForm:
-    """Return the form of a request's answers.
+    """Return the settings for reading a request's answers.
 
     Args:
-        arguments: those of the chat template.
-        prefix: the beginning of the answer, if the messages end with it.
+        arguments: the arguments of the chat template.
+        prefix: the beginning of the answer if it is the last message, or None.
     """
     trims = context.config.trim_answers
     family, template = reasoning_family(context), context.response_template
@@ -212,11 +220,11 @@ def answer_form(
     return AnswerForm(tools, Thinking(family, kwargs, prefix, context.vocabulary, lacks, named=named), trims)
 
 
-# -- base of the replies that render an answer's events in blocks (Anthropic) or items (OpenAI's responses) ------------
+# -- base class of streams that consist of blocks (Anthropic) or items (OpenAI's Responses) ----------------------------
 
 
 class BlockStream(TokenStream):
-    """Server-sent events of one answer, parsed by a reader if it is more than text."""
+    """Base class of streams of server-sent events that parse the answer unless it is plain text."""
 
     def __init__(self, errors: ErrorFormat, form: AnswerForm) -> None:
         super().__init__(errors, SSE)
@@ -225,7 +233,7 @@ class BlockStream(TokenStream):
 
     def start(self, index: int, num_prompt_tokens: int) -> None:
         super().start(index, num_prompt_tokens)
-        self._reader = self._form.reader()  # what a prompt leaves open is known now
+        self._reader = self._form.reader()  # the prompt has been read: reasoning may begin in it
 
     @property
     def _num_thoughts(self) -> int:
@@ -233,7 +241,7 @@ class BlockStream(TokenStream):
 
 
 class AnswerEvents(NamedTuple):
-    """The events of a whole answer, and its numbers of tokens."""
+    """The events of a whole answer, and its numbers of all tokens and of reasoning tokens."""
 
     events: Sequence[Event]
     num_tokens: int

@@ -1,4 +1,4 @@
-"""The events of an assistant's answer, and the protocol of their parsers."""
+"""The events of an assistant's answer, and the protocol of the parsers that produce them."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from typing import NamedTuple, Protocol
 
 
 class CallStart(NamedTuple):
-    """The start of a call; `number` counts calls from 0."""
+    """The start of a tool call. `number` is the index of the call in the answer."""
 
     number: int
     name: str
 
 
 class Arguments(NamedTuple):
-    """A piece of the JSON text of a call's arguments."""
+    """A piece of the JSON text of a tool call's arguments."""
 
     number: int
     text: str
 
 
 class Ending(Enum):
-    """The end of a call.
+    """The way in which a tool call ended.
 
-    WHOLE: with its arguments complete. OPEN: cut off by the answer's end; only closing brackets of its arguments are
-    missing. BROKEN: otherwise.
+    Attributes:
+        WHOLE: its arguments are complete.
+        OPEN: the answer ended before the call, but only closing brackets and quotes of its arguments are missing.
+        BROKEN: its arguments are incomplete or invalid.
     """
 
     WHOLE = 0
@@ -35,9 +37,9 @@ class Ending(Enum):
 
 
 class CallEnd(NamedTuple):
-    """The end of a call. It comes once per call, at the latest at the answer's end.
+    """The end of a tool call. Each call has exactly one, at the latest at the answer's end.
 
-    A parser says how the call seems to end; `AnswerReader` says WHOLE or BROKEN, after it has looked at the arguments.
+    A parser sets the ending that it sees. `AnswerReader` checks the arguments and replaces it with WHOLE or BROKEN.
     """
 
     number: int
@@ -49,29 +51,27 @@ class CallEnd(NamedTuple):
 
 
 class Reasoning(NamedTuple):
-    """A piece of the model's thoughts; without the marks around it."""
+    """A piece of the model's reasoning, without the marks around it."""
 
     text: str
 
 
 Event = str | Reasoning | CallStart | Arguments | CallEnd
-"""A piece of an answer; a string is text outside of reasoning and calls."""
+"""A piece of an answer. A string is text outside of reasoning and tool calls."""
 
 
 class Parser(Protocol):
-    """An incremental parser of one answer's text. However a text is split into pieces, its events form the same
-    answer.
-    """
+    """An incremental parser of one answer's text. Its events form the same answer however the text is split."""
 
     def feed(self, text: str) -> list[Event]:
         """Return the events that `text` completes."""
 
     def flush(self) -> list[Event]:
-        """Return the rest at the answer's end."""
+        """Return the remaining events at the answer's end."""
 
 
 class PlainText(Parser):
-    """Parses nothing: the whole answer is text."""
+    """The parser of an answer that is only text."""
 
     def feed(self, text: str) -> list[Event]:
         return [text] if text else []
@@ -84,7 +84,7 @@ _PIECE = 1024  # characters
 
 
 def pieces(text: str) -> Sequence[str]:
-    """Split a long text, for parsers whose steps cost time proportional to the text that they keep."""
+    """Split a long text into pieces, for parsers whose steps take time proportional to the text that they keep."""
     if len(text) <= _PIECE:
         return (text,) if text else ()
     return [text[start : start + _PIECE] for start in range(0, len(text), _PIECE)]
@@ -95,10 +95,10 @@ def pieces(text: str) -> Sequence[str]:
 
 @dataclass(slots=True)
 class Ends:
-    """The ends of one text.
+    """Trims the white space at the ends of a text that arrives in pieces.
 
     Attributes:
-        begun: the text has begun: space at its beginning is part of it.
+        begun: whether the text has started, so that white space is part of it.
         space: white space that is shown only if more of the text follows.
     """
 
@@ -106,7 +106,7 @@ class Ends:
     space: list[str] = field(default_factory=list)
 
     def trim(self, text: str) -> str:
-        """Return what can be shown now; each character is looked at once."""
+        """Add a piece of the text, and return the text that can be shown now."""
         if not self.begun:
             text = text.lstrip()
         shown = text.rstrip()
@@ -119,7 +119,10 @@ class Ends:
 
 
 class Trimmed:
-    """Trims one answer: all its text as one, whatever comes in between, and all its reasoning as one."""
+    """Trims the white space at the ends of an answer's text, and at the ends of its reasoning.
+
+    All pieces of text count as one text, and all pieces of reasoning as another, whatever is between them.
+    """
 
     __slots__ = ("_reasoning", "_text")
 
@@ -128,7 +131,7 @@ class Trimmed:
         self._reasoning = Ends()
 
     def read(self, events: Iterable[Event]) -> list[Event]:
-        """Return the events without leading white space, and without white space that may turn out to be trailing."""
+        """Return the events without leading white space, and without white space that may be trailing."""
         shown: list[Event] = []
         for event in events:
             if isinstance(event, str):

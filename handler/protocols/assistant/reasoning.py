@@ -1,4 +1,4 @@
-"""Incremental parsers that separate the thoughts in an answer's text; the rest goes to the parser of its calls."""
+"""Incremental parsers that separate reasoning from an answer's text, and pass the text to a parser of tool calls."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from handler.protocols.assistant.reasoning_families import HARMONY, MESSAGES, MU
 
 
 class ThinkingParser(Parser):
-    """A parser of thoughts.
+    """Base class of parsers that separate reasoning.
 
     Args:
-        inner: the parser of what is outside of reasoning; None leaves it as text.
+        inner: the parser of everything outside of reasoning, or None if it is all text.
 
     Attributes:
-        thinking: whether a thought is open.
-        begin: marks before a thought.
+        thinking: whether the answer so far ends within reasoning.
+        begin: the marks before reasoning.
     """
 
     thinking = False
@@ -42,7 +42,7 @@ class ThinkingParser(Parser):
 
 
 class MarksParser(ThinkingParser):
-    """Reads from one mark to the next. A partial mark at the end of the input waits for the rest."""
+    """Base class of parsers that read from one mark to the next. A partial mark at the end waits for more input."""
 
     def __init__(self, inner: Parser | None = None) -> None:
         super().__init__(inner)
@@ -66,14 +66,14 @@ class MarksParser(ThinkingParser):
 
     @abstractmethod
     def _step(self, events: list[Event], *, final: bool) -> bool:
-        """Read up to the next mark; return whether there is more to parse."""
+        """Read up to the next mark, and return whether there is more to parse."""
 
 
 class ThoughtParser(MarksParser):
-    """Thoughts between marks. A partial mark at the end belongs to the thought or the text before it.
+    """Parses reasoning between marks. A partial mark at the answer's end belongs to the reasoning or text before it.
 
     Args:
-        thinking: the answer's first character belongs to a thought.
+        thinking: whether the answer begins within reasoning.
     """
 
     def __init__(self, family: Family, inner: Parser | None = None, *, thinking: bool) -> None:
@@ -81,9 +81,9 @@ class ThoughtParser(MarksParser):
         self.thinking = thinking
         self.begin = family.begin
         self._family = family
-        self._inside = (*family.begin, *family.end, *family.calls)  # the marks that count in a thought
+        self._inside = (*family.begin, *family.end, *family.calls)  # the marks that are recognized within reasoning
         self._ends = Ends(begun=True)
-        self._over = False  # no other thought can begin
+        self._over = False  # reasoning cannot begin any more
         self._in_calls = False
 
     def feed(self, text: str) -> list[Event]:
@@ -127,18 +127,18 @@ class ThoughtParser(MarksParser):
         elif mark in family.others:
             events += self._beside(mark if self._inner is not None else "")  # the parser of the calls knows them
         elif mark:
-            self._leave(mark, events)  # a mark in a call's arguments begins no thought
+            self._leave(mark, events)  # a mark in a call's arguments does not begin reasoning
         return bool(mark)
 
     def _calls(self, events: list[Event], *, final: bool) -> bool:
-        """Pass calls to the inner parser, up to the mark after which another thought may begin."""
+        """Pass calls to the inner parser, up to the mark after which reasoning may begin again."""
         text, mark, self._held = split(self._held, (self._family.calls_end,), final=final)
         events += self._beside(text + mark)
         self._in_calls = not mark
         return bool(mark)
 
     def _leave(self, mark: str, events: list[Event]) -> None:
-        """Pass all that follows to the inner parser, or all up to the end of the calls."""
+        """Pass the rest of the answer to the inner parser, or only the calls if reasoning may follow them."""
         if mark and self._family.calls_end:
             self._in_calls = True
             events += self._beside(mark)
@@ -147,10 +147,10 @@ class ThoughtParser(MarksParser):
 
 
 class Unframed(MarksParser):
-    """Drops the marks around an answer's text: the first one before it, and those that end it.
+    """Drops the marks before an answer's text, and the marks that end the answer.
 
     Args:
-        inner: the parser of the text; None leaves it as text.
+        inner: the parser of the text, or None to leave the text unchanged.
     """
 
     def __init__(self, family: Family, inner: Parser | None) -> None:
@@ -158,13 +158,13 @@ class Unframed(MarksParser):
         self._opening = family.opening
         self._closing = family.closing_text
         self._begun = False
-        self._end: list[str] = []  # marks that may end the answer, and the space after them
+        self._end: list[str] = []  # marks that may end the answer, and the white space after them
 
     def _step(self, events: list[Event], *, final: bool) -> bool:
         return self._text(events, final=final) if self._begun else self._start(events, final=final)
 
     def _start(self, events: list[Event], *, final: bool) -> bool:
-        """Look for the mark before the text; return whether the text has begun."""
+        """Drop the mark before the text, and return whether the text has started."""
         start = self._held.lstrip()
         events += self._beside(self._held[: len(self._held) - len(start)])
         self._held = start
@@ -174,7 +174,7 @@ class Unframed(MarksParser):
         return self._begun
 
     def _text(self, events: list[Event], *, final: bool) -> bool:
-        """Read up to a mark that may end the answer; return whether there is more to parse."""
+        """Read up to a mark that may end the answer, and return whether there is more to parse."""
         if not self._closing:
             events += self._beside(self._held)
             self._held = ""
@@ -197,11 +197,11 @@ _LONGEST_HEADER = 1024  # characters
 
 
 class MessagesParser(MarksParser):
-    """Messages, each with a header. Output without a header is text.
+    """Base class of parsers for answers that consist of messages with headers. Output without a header is text.
 
     Attributes:
-        headers: beginnings of a header.
-        ends: marks after a message.
+        headers: the marks with which a header begins.
+        ends: the marks after a message.
     """
 
     headers: tuple[str, ...]
@@ -210,7 +210,7 @@ class MessagesParser(MarksParser):
     def __init__(self, inner: Parser | None = None) -> None:
         super().__init__(inner)
         self._state = self._between
-        self._end = ""  # what the inner parser gets of a message's end mark
+        self._end = ""  # not empty if the inner parser also gets the message's end mark
 
     def _step(self, events: list[Event], *, final: bool) -> bool:
         return self._state(events, final=final)
@@ -231,7 +231,7 @@ class MessagesParser(MarksParser):
             if not final and len(header) <= _LONGEST_HEADER:
                 return False
             mark = next(mark for mark in self.headers if header.startswith(mark))
-            events += self._beside(mark)  # here: to a message's text it would be the start of the next header
+            events += self._beside(mark)  # in a message's text, the mark would begin the next header
             self._held, self._state = header.removeprefix(mark), self._message
             return True
         self._held, self._state = rest, self._message
@@ -244,11 +244,11 @@ class MessagesParser(MarksParser):
 
     @abstractmethod
     def is_inner(self, header: str) -> bool:
-        """Return whether the inner parser gets a message with its header and its end mark."""
+        """Return whether the inner parser gets a message including its header and its end mark."""
 
     @abstractmethod
     def is_thought(self, header: str) -> bool:
-        """Return whether a message is a thought."""
+        """Return whether a message is reasoning."""
 
     def _message(self, events: list[Event], *, final: bool) -> bool:
         text, mark, self._held = split(self._held, (*self.ends, "<|start|>"), final=final)
@@ -267,7 +267,7 @@ _CHANNEL, _RECIPIENT = re.compile(r"<\|channel\|>\s*(\w*)"), re.compile(r"\bto="
 
 
 class HarmonyParser(MessagesParser):
-    """OpenAI's harmony format (openai/harmony, docs/format.md): a message with a recipient is a call."""
+    """Parses OpenAI's harmony format (openai/harmony, docs/format.md). A message with a recipient is a tool call."""
 
     headers = ("<|channel|>", "<|start|>", " to=")
     ends = ("<|end|>", "<|call|>", "<|return|>")
@@ -284,7 +284,10 @@ _SELF = re.compile(r"(?:\A|\s)to=self\s*\Z")
 
 
 class MuseParser(MessagesParser):
-    """Muse Glimmer's template: a message to the model itself is a thought. Text with the tags of calls is no call."""
+    """Parses the format of Muse Glimmer's chat template. A message to the model itself is reasoning.
+
+    The inner parser gets all other messages, since text may contain the tags of calls without being a call.
+    """
 
     headers = ("<|start|>", " to=", "to=", _MESSAGE)
     ends = ("<|eom|>", "<|eot|>")
@@ -309,10 +312,11 @@ class Prefixed(ThinkingParser):
 
 
 def thinking_parser(family: Family, inner: Parser | None = None, *, thinking: bool) -> ThinkingParser:
-    """Return a new parser of a family's answer.
+    """Return a new parser of an answer by a family of models.
 
     Args:
-        thinking: the answer's first character belongs to a thought.
+        inner: the parser of everything outside of reasoning, or None if it is all text.
+        thinking: whether the answer begins within reasoning.
     """
     if family.name == HARMONY:
         return HarmonyParser(inner)
@@ -326,9 +330,10 @@ def thinking_parser(family: Family, inner: Parser | None = None, *, thinking: bo
 
 
 def split(text: str, marks: tuple[str, ...], *, final: bool) -> tuple[str, str, str]:
-    """Cut a text at its first mark: before it, the mark, and after it.
+    """Split a text at its first mark, and return the text before it, the mark, and the text after it.
 
-    Without a mark the third part is an end that may grow into one, or empty if the text is `final`.
+    Without a mark, the third part is the end of the text that may become a mark with more input. It is empty if no
+    more input follows (`final`).
     """
     pattern, firsts, longest = _search(marks)
     cut = len(text)
@@ -343,31 +348,33 @@ def split(text: str, marks: tuple[str, ...], *, final: bool) -> tuple[str, str, 
 
 @functools.lru_cache
 def _search(marks: tuple[str, ...]) -> tuple[re.Pattern[str], re.Pattern[str], int]:
-    """Return patterns of the marks and of their first characters, and the longest mark's length."""
+    """Return patterns for the marks and for their first characters, and the length of the longest mark."""
     firsts = "".join({mark[0] for mark in marks})
     return re.compile("|".join(map(re.escape, marks))), re.compile(f"[{re.escape(firsts)}]"), max(map(len, marks))
 
 
-# -- the reasoning of one request: whether it is on, where its prompt leaves it, and the parser of its answers ---------
+# -- the reasoning of one request: whether it is enabled, whether its prompt begins it, and the parser of its answers --
 
 
 _COUNTED_ANEW = ("presence_penalty", "frequency_penalty", "no_repeat_ngram_size")
-"""Sampling fields that depend on the answer's tokens; the engine sees the reasoning's tokens as part of the prompt."""
+"""Sampling fields that would ignore reasoning tokens, which the engine sees as part of the prompt."""
 
 
 class Thinking:
-    """The reasoning of one request's answers.
+    """The reasoning in the answers of one request.
 
     Attributes:
-        shows: it is shown separately from the text.
+        shows: whether reasoning is shown separately from the text.
 
     Args:
-        family: the model's.
+        family: the model's family.
         kwargs: the arguments of the chat template.
-        prefix: the text with which the prompt ends, and which the answer continues; None if it begins one.
-        vocabulary: of the answers; None if each prompt brings its own.
-        lacks: the reason why the engine cannot end a thought, or start a rule after one; "" if it can.
-        named: an option names the family; otherwise a rule applies from the start if it cannot start after reasoning.
+        prefix: the text at the end of the prompt that the answer continues, or None if the answer is a new message.
+        vocabulary: the vocabulary of the answers, or None if it depends on the prompt.
+        lacks: the reason why the engine can neither end reasoning nor start structured output after it, or "" if it
+            can.
+        named: whether an option names the family. Otherwise structured output that cannot start after reasoning starts
+            with the answer.
     """
 
     shows = True
@@ -391,28 +398,30 @@ class Thinking:
         self._named = named
 
     def special(self, vocabulary: Vocabulary | None, sampling: Sampling) -> frozenset[str]:
-        """Return the special tokens that the answers' parser looks for."""
+        """Return the special tokens that the parser of the answers looks for."""
         return self.family.special(vocabulary)
 
     def ends_open(self, prompt: str) -> bool | None:
-        """Return whether a prompt leaves a thought open, or has closed one; None if neither shows."""
+        """Return whether a prompt ends within reasoning or after it, or None if the prompt does not show this."""
         if self._prefix is not None:
             return self.family.is_open(self._prefix)
         return None if self.family.name in MESSAGES else self.family.ends_open(prompt)
 
     def read_prompt(self, request: Request, prompt: str) -> Request:
-        """Find out from the prompt's end whether a thought is open; parsers are made after that.
+        """Return the request with the settings of its reasoning, which depend on the end of its prompt.
+
+        Call it before `parser`.
 
         Raises:
-            InvalidParameter: structured output cannot begin after a thought, or a thought cannot be ended.
+            InvalidParameter: structured output cannot start after reasoning, or the engine cannot end reasoning.
         """
         family = self.family
         if (ending := self.ends_open(prompt)) is not None:
             self._open = self._is_on = ending
         sampling = request.sampling
         rule, budget = sampling.structured_output, sampling.thinking_token_budget
-        guided = rule is not None and (not rule.allows_text or budget is not None)  # a thought is a text too
-        if guided and not self._is_on:  # the rule holds from the start, and allows no thought
+        guided = rule is not None and (not rule.allows_text or budget is not None)  # reasoning is text too
+        if guided and not self._is_on:  # the rule applies from the start, and allows no reasoning
             return _without_thoughts(request)
         closing: tuple[int, ...] = ()
         try:
@@ -430,19 +439,23 @@ class Thinking:
         return request._replace(sampling=sampling._replace(thoughts=thoughts))
 
     def _closing(self, sampling: Sampling, name: str) -> tuple[int, ...]:
-        """Check that the answer after a thought can be generated separately; return the ids that end the thought."""
+        """Return the ids of the mark that ends reasoning.
+
+        Raises:
+            InvalidParameter: the answer after the reasoning cannot be generated separately.
+        """
         off = "send chat_template_kwargs with enable_thinking false"
         if self._lacks:
-            raise InvalidParameter(f"{name}: the model thinks before it answers, and {self._lacks}; {off}")
+            raise InvalidParameter(f"{name}: the model reasons before it answers, and {self._lacks}; {off}")
         for field in _COUNTED_ANEW:
             if (value := getattr(sampling, field)) != Sampling._field_defaults[field]:
-                raise InvalidParameter(
-                    f"{field}={value}: with {name} it cannot count the tokens of the reasoning; {off}"
-                )
+                raise InvalidParameter(f"{field}={value}: with {name} it would ignore the tokens of reasoning; {off}")
         family, mark = self.family, self.family.closing
         closing = self._vocabulary.ids(mark.encode()) if self._vocabulary is not None else ()
         if not family.end or (mark and not closing) or (sampling.thinking_token_budget is not None and not mark):
-            raise InvalidParameter(f"{name}: no mark ends a thought with option.reasoning_parser={family.name}; {off}")
+            raise InvalidParameter(
+                f"{name}: with option.reasoning_parser={family.name} no mark ends the reasoning; {off}"
+            )
         return closing
 
     def parser(self, inner: Parser | None = None) -> ThinkingParser:

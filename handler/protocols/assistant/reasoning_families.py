@@ -1,4 +1,4 @@
-"""The families of models that think before they answer, under vLLM's names, with their marks.
+"""Families of models that reason before they answer, by vLLM's names, and the marks of their reasoning.
 
 Sources: the models' own chat templates, and vLLM 0.33, vllm/reasoning and vllm/parser.
 """
@@ -14,21 +14,22 @@ from handler.core.text import Vocabulary
 
 
 class Family(NamedTuple):
-    """The form of a family's thoughts.
+    """The format of reasoning in the answers of a family of models.
 
     Attributes:
-        begin: marks before a thought; of two with the same beginning the longer comes first.
-        end: marks after it.
-        calls: marks of a tool call, which end a thought too.
-        calls_end: after this mark another thought may begin; without one all that follows a call belongs to the calls.
-        thinks: an answer is a thought from its first character, until a mark ends it. Otherwise a mark begins it.
-        switch: what `enable_thinking` is if the request does not set it.
-        reopens: a later mark begins another thought.
-        strips: white space at a thought's end is dropped.
-        others: additional marks, which are dropped.
-        opening: marks of which one may precede the text outside of reasoning; it is dropped.
-        closing_text: marks that may end the answer; they are dropped there.
-        own_ending: each checkpoint's marks may have an ending of its own, as `<think:opensource>`.
+        begin: the marks before reasoning. A mark comes before any shorter mark with which it starts.
+        end: the marks after reasoning.
+        calls: the marks before tool calls, which also end reasoning.
+        calls_end: the mark after tool calls, after which reasoning may begin again. Without such a mark, everything
+            after the first call belongs to the calls.
+        thinks: whether an answer begins with reasoning without a mark. Otherwise a mark begins it.
+        switch: the value of `enable_thinking` if the request does not set it.
+        reopens: whether reasoning may begin again after it has ended.
+        strips: whether white space at the end of reasoning is dropped.
+        others: further marks, which are dropped.
+        opening: marks that may precede the text outside of reasoning, and are dropped.
+        closing_text: marks that may end the answer, and are dropped.
+        own_ending: whether each checkpoint may add a suffix of its own to the marks, such as `<think:opensource>`.
     """
 
     name: str
@@ -50,7 +51,7 @@ class Family(NamedTuple):
         return (*self.begin, *self.end, *self.calls, *self.others, *self.opening, *self.closing_text)
 
     def of(self, vocabulary: Vocabulary | None, template: str) -> Family:
-        """Return the family with the marks that a vocabulary has, or else the chat template."""
+        """Return the family with a checkpoint's own marks, found in its vocabulary or else in its chat template."""
         if not self.own_ending:
             return self
         texts = [] if vocabulary is None else vocabulary.marks
@@ -62,11 +63,11 @@ class Family(NamedTuple):
 
     @property
     def closing(self) -> str:
-        """Return the mark that ends a thought wherever it occurs; "" if there is none."""
+        """The mark that always ends reasoning, or "" if there is none."""
         return self.end[0] if self.end and self.name not in MESSAGES else ""
 
     def special(self, vocabulary: Vocabulary | None) -> frozenset[str]:
-        """Return the marks that are special tokens, which a tokenizer leaves out of the text by default."""
+        """Return the marks that are special tokens, which a tokenizer omits from the text by default."""
         if vocabulary is None:
             return frozenset()
         return vocabulary.marks.intersection(self.marks)
@@ -77,14 +78,14 @@ class Family(NamedTuple):
         return any(given) if given else self.switch
 
     def ends_open(self, prompt: str) -> bool | None:
-        """Return whether a prompt ends with a mark that begins a thought; None if it ends without a mark."""
+        """Return whether a prompt ends with a mark before reasoning, or None if it does not end with a mark."""
         end = prompt[-_TAIL:].rstrip()
         if end.endswith(self.end):
             return False
         return True if end.endswith(tuple(mark.rstrip() for mark in self.begin)) else None
 
     def is_open(self, answer: str) -> bool:
-        """Return whether the beginning of an answer ends within a thought."""
+        """Return whether the beginning of an answer ends within reasoning."""
         begun = max((answer.rfind(mark) for mark in self.begin), default=-1)
         return begun > max((answer.rfind(mark) for mark in self.end), default=-1)
 
@@ -99,11 +100,11 @@ def _ending(template: str) -> str:
     return (match[1] or match[2]) if match else ""
 
 
-_TAIL = 256  # characters of a prompt's end that hold its last mark
+_TAIL = 256  # characters at a prompt's end that are searched for its last mark
 
 HARMONY, MUSE = "openai_gptoss", "muse_glimmer"
 MESSAGES = (HARMONY, MUSE)
-"""Families whose answers are messages, each with a header."""
+"""Families whose answers consist of messages with headers."""
 
 APPEND = "minimax_m2_append_think"
 
@@ -190,7 +191,7 @@ FAMILIES = {
             ("</mm:think>",),
             ("]<]minimax[>[<tool_call>",),
             thinks=False,
-            opening=("</mm:think>",),  # so an answer begins that has no thought
+            opening=("</mm:think>",),  # at the beginning of an answer without reasoning
         ),
         Family(
             "cohere_command3",
@@ -217,7 +218,7 @@ ALIASES = {
     "step3p5": "qwen3",
     "step5": "deepseek_r1",
 }
-"""vLLM's names for families that have another name here."""
+"""Families by further names that vLLM uses for them."""
 
 _BY_MARK = {
     "<|open|>": "kimi_k3",
@@ -245,15 +246,16 @@ _BY_COMPANY = {
     "<｜Assistant｜>": "deepseek_r1",
     "": "qwen3",
 }
-"""Text that accompanies <think> in a chat template."""
+"""Families by text that accompanies <think> in their chat templates."""
 
 
 @functools.lru_cache
 def choose_family(name: str, template: str) -> Family | None:
-    """Return the family of `option.reasoning_parser`; None without reasoning.
+    """Return the family of a model, or None if its answers contain no reasoning.
 
-    "auto" takes the first that the chat template shows. Then a thought begins only where the prompt or the model opens
-    it.
+    Args:
+        name: the value of `option.reasoning_parser`. "auto" means the first family whose marks are in the chat
+            template. Reasoning then begins only at a mark in the prompt or in the answer.
     """
     if name != "auto":
         return FAMILIES.get(ALIASES.get(name, name))

@@ -1,4 +1,4 @@
-"""Fields of a request that the chat template gets besides messages and tools."""
+"""Readers of a request's fields for the chat template other than messages and tools."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger("handler.template")
 
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
 THOUGHTS = ("reasoning", "reasoning_content", "thinking")
-"""Names under which chat templates read an assistant's thoughts."""
+"""Names that chat templates use for an assistant's reasoning."""
 
 _OPTION = "option.default_chat_template_kwargs"
 
@@ -28,17 +28,17 @@ _RESERVED = (
     "continue_final_message", "tokenize", "padding", "truncation", "max_length", "return_tensors", "return_dict",
     "return_assistant_tokens_mask", "tokenizer_kwargs", "processor_kwargs",
 )  # fmt: skip
-"""Names that the template renderer reserves."""
+"""Names of arguments that only the template's renderer may set."""
 
 
 def warn_of_unread(arguments: Iterable[str], template: str) -> None:
-    """Log which of the default arguments a chat template does not read."""
+    """Log the default arguments that a chat template does not read."""
     if unread := [name for name in arguments if not knows(template, name)]:
         log.warning("%s: the chat template does not read %s", _OPTION, ", ".join(unread))
 
 
 def knows(template: str, name: str) -> bool:
-    """Return whether a chat template reads a variable of that name, an identifier."""
+    """Return whether a chat template reads a variable with a name, which must be an identifier."""
     return name in _words(template)
 
 
@@ -54,7 +54,7 @@ def arguments(value: Any) -> Mapping[str, Any]:
         raise ValueError("must be an object")
     for name in value:
         if name in _RESERVED or not name.isidentifier():
-            raise ValueError(f"may not set {name[:64]!r}")
+            raise ValueError(f"must not set {name[:64]!r}")
     return value
 
 
@@ -62,7 +62,7 @@ def check_defaults(config: Config) -> None:
     """Check `option.default_chat_template_kwargs`.
 
     Raises:
-        ConfigError: one of them is the renderer's own.
+        ConfigError: it is not an object, or it sets an argument that only the template's renderer may set.
     """
     try:
         arguments(config.default_chat_template_kwargs or {})
@@ -96,23 +96,23 @@ READERS = {
 def read_template(
     given: Mapping[str, Any], messages: Sequence[Mapping[str, Any]], context: ServerContext
 ) -> tuple[TemplateOptions, list[str]]:
-    """Return the template's options, and the names of those that the template does not read.
+    """Return the options of the chat template, and the names of options that the template does not read.
 
     Args:
-        given: the values that READERS have read, by name.
+        given: the values that `READERS` have read, by name.
 
     Raises:
-        InvalidParameter: naming a wrong combination.
+        InvalidParameter: the options contradict each other or the messages.
     """
     defaults = context.config.default_chat_template_kwargs or {}
-    has_thoughts = any(THOUGHTS[0] in message for message in messages)  # which the reader of messages puts there
-    if not (given or defaults or has_thoughts):  # nearly always
+    has_thoughts = any(THOUGHTS[0] in message for message in messages)  # as the reader of messages adds them
+    if not (given or defaults or has_thoughts):  # the usual case
         return PLAIN_TEMPLATE, []
     continues = given.get("continue_final_message", False)
     if continues and given.get("add_generation_prompt"):
-        raise InvalidParameter("continue_final_message: needs add_generation_prompt=false")
+        raise InvalidParameter("continue_final_message: requires add_generation_prompt=false")
     if continues and (messages[-1]["role"] != "assistant" or not messages[-1]["content"].strip()):
-        raise InvalidParameter("continue_final_message: the last message must be the assistant's, with text")
+        raise InvalidParameter("continue_final_message: the last message must be an assistant message with text")
     template, own = context.chat_template, given.get("chat_template_kwargs", {})
     wanted = {name: given[name] for name in ("documents", "reasoning_effort") if name in given}
     if (level := given.get("reasoning_effort")) is not None and "enable_thinking" not in own:

@@ -1,4 +1,4 @@
-"""A body: its bytes as strict JSON, its unknown names, and its values, converted as a lax reader would."""
+"""Decoding of request bodies: strict JSON, unknown names, and lax conversion of values."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ from handler.protocols.kernel.schema import Shape
 
 _TO_ZERO = bytes.maketrans(b"123456789", b"000000000")
 _CONTINUATION = bytes(range(0x80, 0xC0))
-"""Bytes of UTF-8 that do not begin a character."""
-_MEMBER, _OBJECT = 88, 240  # bytes that an empty list takes in a list, and an object with one name
+"""UTF-8 bytes that do not start a character."""
+_MEMBER, _OBJECT = 88, 240  # bytes of memory for an empty list in a list, and for an object with one name
 _LONG_NUMBER = b"0" * 19
-"""The shortest integer that orjson may read as a float."""
+"""The shortest integer that orjson may read as a float, with all digits replaced by zeros."""
 
 
 def decoded_size(body: bytes) -> int:
-    """Estimate the maximum memory of the decoded value of a JSON body, in bytes.
+    """Return the estimated maximum of memory, in bytes, that the decoded value of a JSON body needs.
 
-    One wide character makes all of a text wide, and an escape of six bytes is one character, or half of one.
+    A single wide character makes all characters of its string wide. An escape of six bytes is one character, or half
+    of a surrogate pair.
     """
     num_escapes = body.count(b"\\u")
     num_characters = len(body.translate(None, _CONTINUATION)) - 5 * num_escapes
@@ -42,16 +43,16 @@ def decode(body: bytes, *, unique_keys: bool = True) -> Any:
     """Decode strict JSON: no NaN, no lone surrogates, nothing after the document, and at most MAX_DEPTH levels.
 
     Args:
-        unique_keys: refuse an object that has a key twice; otherwise the last value is used.
+        unique_keys: whether to refuse an object with a duplicate key. Otherwise the last value is used.
 
     Raises:
-        NotJson: naming what is wrong, and where.
+        NotJson: the body is invalid. The message names the cause and its position.
     """
     if not unique_keys and _LONG_NUMBER not in body.translate(_TO_ZERO):
         try:
             value = orjson.loads(body)
         except orjson.JSONDecodeError:
-            pass  # or Python's json reads it: a number beyond floats, a byte order mark
+            pass  # Python's json names the cause, or accepts the body: a number beyond floats, a byte order mark
         else:
             if is_too_deep(value, body):
                 raise _too_deep()
@@ -60,7 +61,10 @@ def decode(body: bytes, *, unique_keys: bool = True) -> Any:
 
 
 def decode_in_python(body: bytes | memoryview, *, unique_keys: bool = True) -> Any:
-    """Decode with the standard library: slower, but in less memory, and with the cause of an error. See `decode`."""
+    """Decode strict JSON as `decode` does, but with the standard library.
+
+    This is slower, but needs less memory, and an error names its cause.
+    """
     text = decode_text(body, "utf-8-sig")
     if not text or text.isspace():
         raise NotJson("the body is empty")
@@ -68,13 +72,13 @@ def decode_in_python(body: bytes | memoryview, *, unique_keys: bool = True) -> A
         value = (_UNIQUE_KEYS if unique_keys else _LAST_KEYS).decode(text)
         if is_too_deep(value, text):
             raise _too_deep()
-        if "\\u" in text:  # only an escape can bring half a surrogate pair in
+        if "\\u" in text:  # only an escape can be a lone surrogate
             json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         where = f"line {error.lineno} column {error.colno}"
         raise NotJson(f"the body is not valid JSON: {error.msg.removesuffix(' at')} at {where}") from None
     except UnicodeEncodeError:
-        raise NotJson("the body is not valid JSON: a lone surrogate in a string") from None
+        raise NotJson("the body is not valid JSON: a string contains a lone surrogate") from None
     except RecursionError:
         raise _too_deep() from None
     except ValueError as error:
@@ -83,14 +87,14 @@ def decode_in_python(body: bytes | memoryview, *, unique_keys: bool = True) -> A
 
 
 def _too_deep() -> NotJson:
-    return NotJson(f"the body is not valid JSON: nested too deeply; at most {MAX_DEPTH} levels are read")
+    return NotJson(f"the body is not valid JSON: it is nested too deeply (the maximum is {MAX_DEPTH} levels)")
 
 
 def decode_text(body: bytes | memoryview, encoding: str = "utf-8") -> str:
-    """Decode text.
+    """Decode the text of a body.
 
     Raises:
-        NotJson: the bytes are not valid in the encoding.
+        NotJson: the body is not valid in the encoding.
     """
     try:
         return str(body, encoding)
@@ -119,7 +123,7 @@ _ELSEWHERE = frozenset(
         "session_params", "thread", "thread_id", "vector_store_ids",
     }
 )  # fmt: skip
-"""Names that refer to a part of the request on the server, without which the answer would be different."""
+"""Names of parameters that refer to state stored on the server, without which the answer would be different."""
 
 
 _NEUTRAL: Mapping[str, Collection[Any]] = {
@@ -134,23 +138,27 @@ _NEUTRAL: Mapping[str, Collection[Any]] = {
     "top_k": (0, -1),
     "logit_bias": ({},),
 }
-"""Sampling parameters of some dialects, and their neutral values."""
+"""Neutral values of sampling parameters that only some dialects have, by name."""
 
 
 def report_unknown(names: list[str], body: Mapping[str, Any], context: ServerContext) -> list[str]:
-    """Return unknown names for the answer's header, or refuse them (option.unknown_parameters=refuse).
+    """Return the unknown names of a body, which a response header reports.
 
-    A sampling parameter of another dialect with a neutral value does not count.
+    A sampling parameter of another dialect is not reported if its value is neutral.
+
+    Args:
+        names: the paths of the names.
 
     Raises:
-        InvalidParameter: one refers to a part of the request on the server.
+        InvalidParameter: a name refers to state stored on the server.
+        InvalidPayload: unknown names are refused (option.unknown_parameters=refuse).
     """
     found = []
     for name in names:
         place, _, key = name.rpartition(".")
         values = body if not place else body.get(place)
         value = values.get(key, True) if isinstance(values, Mapping) else True
-        if key in _ELSEWHERE and value:  # falsy values say nothing
+        if key in _ELSEWHERE and value:  # falsy values refer to nothing
             raise InvalidParameter(
                 f"{name}: is not supported: nothing is stored between requests; send the whole request"
             )
@@ -163,20 +171,20 @@ def report_unknown(names: list[str], body: Mapping[str, Any], context: ServerCon
     return names
 
 
-# -- values that are not of the field's own JSON type, as a dialect's original reads them: `8.0`, `"8"`, `1` for true --
-# The readers of values take JSON's own types alone, and that is the rule of the dialects whose originals are strict:
-# TGI, TEI and MindIE (serde), and Triton (RapidJSON, but for the texts that its vLLM backend reads). Before them, the
-# others put the values of their fields right by a rule:
+# -- conversion of values whose JSON type is not their field's, such as `8.0` or `"8"` for 8, and `1` for true ---------
+# The readers of values accept only the JSON type of their field. The dialects of strict servers keep to that: TGI, TEI
+# and MindIE (serde), and Triton (RapidJSON, except for the texts that its vLLM backend reads). The other dialects first
+# convert the values by the rule of their original server:
 #
-# * pydantic's lax mode (docs.pydantic.dev, "Conversion Table"): vLLM's routes, and with them OpenAI's and Anthropic's;
+# * pydantic's lax mode (docs.pydantic.dev, "Conversion Table"): vLLM's routes, including OpenAI's and Anthropic's;
 #   LMI's chats and its async mode.
-# * Python's: the prompts of LMI's rolling and dynamic batch, whose handlers check no types.
+# * Python's rule: the prompts of LMI's rolling and dynamic batch, whose handlers check no types.
 #
-# A value that the rule cannot put right stays as it is, for the reader to refuse by name.
+# A value that the rule cannot convert is left unchanged, and its reader refuses it by name.
 
 Convert = Callable[[Any], Any]
 
-_MAX_CHARACTERS = 4300  # of a number: Python's own limit, and pydantic's
+_MAX_CHARACTERS = 4300  # of a number, the limit of Python and pydantic
 _INTEGER = re.compile(r"([+-]?[0-9]+(?:_[0-9]+)*)(?:\.0+)?")
 _FLAGS = {
     **dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True),
@@ -185,14 +193,14 @@ _FLAGS = {
 
 
 class Rule(NamedTuple):
-    """Conversions of values to those of a JSON type; each returns values that it cannot convert unchanged."""
+    """Functions that convert a value to a JSON type, or return it unchanged if they cannot."""
 
     boolean: Convert
     integer: Convert
     number: Convert
 
 
-# -- Python's ----------------------------------------------------------------------------------------------------
+# -- Python's rule -----------------------------------------------------------------------------------------------
 
 
 def _truth(value: Any) -> Any:
@@ -204,7 +212,7 @@ def _whole(value: Any) -> Any:
 
 
 def as_int(value: Any) -> Any:
-    """Convert as Python's `int`, which LMI's handlers call only on a prompt's `seed`."""
+    """Convert a value with Python's `int`, which LMI's handlers call only for a prompt's `seed`."""
     if not isinstance(value, str | float | bool):
         return value
     try:
@@ -214,10 +222,12 @@ def as_int(value: Any) -> Any:
 
 
 PYTHON = Rule(_truth, _whole, lambda value: value)
-"""Strings are left unchanged, and so refused: it cannot be compared with a number, and "false" would be true."""
+"""Python's rule. Strings stay unchanged and are refused later: they cannot be compared with a number, and "false" would
+be true.
+"""
 
 
-# -- pydantic's --------------------------------------------------------------------------------------------------
+# -- pydantic's rule ---------------------------------------------------------------------------------------------
 
 
 def _flag(value: Any) -> Any:
@@ -257,11 +267,12 @@ PYDANTIC = Rule(_flag, _integer, _number)
 def relaxed_by(
     rule: Rule, shapes: Mapping[str, Shape], own: Mapping[str, Convert] = MappingProxyType({})
 ) -> Callable[[Any], Any]:
-    """Return a function that converts the values of an object's fields; anything else is returned unchanged.
+    """Return a function that converts the values of an object's fields, and returns other values unchanged.
 
     Args:
-        shapes: the fields' JSON schemas. It converts numbers and flags, and lists and objects of them, no deeper.
-            own: fields with their own conversion.
+        shapes: the JSON schemas of the fields. Numbers and booleans are converted, and so are the members of lists and
+            objects of them, but nothing nested more deeply.
+        own: the conversions of fields that do not follow the rule.
     """
     converts = {**{name: found for name, shape in shapes.items() if (found := _of_shape(rule, shape))}, **own}
 

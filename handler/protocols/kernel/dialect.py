@@ -1,4 +1,4 @@
-"""A dialect, which reads a body and writes the answer, and the server's properties that it uses."""
+"""The base class of dialects, which parse requests and write responses, and the server context that they use."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from handler.protocols.kernel.schema import Shape
 log = logging.getLogger("handler.requests")
 
 DEFAULT_MAX_MEDIA = 32
-"""Media of one kind in a request, unless option.limit_mm_per_prompt gives a number."""
+"""Maximum number of media of one kind in a request, unless option.limit_mm_per_prompt sets another."""
 
 
 class GenerationDefaults(NamedTuple):
-    """Values of the parameters that a client leaves out.
+    """The model's defaults for parameters that a client omits, and its limit of new tokens.
 
     Attributes:
-        sampling: fields of Sampling; without those that the engine does not support.
-        max_new_tokens: of an answer that would otherwise fill the context; None allows that.
-        most_new_tokens: of every answer, whatever its client asks for; None: any number.
+        sampling: the default values of Sampling fields that the engine supports, by field.
+        max_new_tokens: the default maximum of new tokens, or None if an answer may fill the context.
+        most_new_tokens: the maximum of new tokens that no request can exceed, or None for no maximum.
     """
 
     sampling: Mapping[str, Any] = MappingProxyType({})
@@ -38,7 +38,7 @@ class GenerationDefaults(NamedTuple):
 
     @property
     def shown(self) -> dict[str, Any]:
-        """The values by their names in generation_config.json."""
+        """The default values, by their names in generation_config.json."""
         length = {} if self.max_new_tokens is None else {"max_new_tokens": self.max_new_tokens}
         return {**self.sampling, **length}
 
@@ -47,20 +47,20 @@ NO_DEFAULTS = GenerationDefaults()
 
 
 class AdapterLookup(Protocol):
-    """The LoRA adapters that requests may name."""
+    """Finds the LoRA adapters that requests name."""
 
     def find(self, name: str) -> Adapter | None:
-        """Find an adapter by the name under which it was registered."""
+        """Return the adapter registered under a name, or None if there is none."""
 
     def by_number(self, number: int) -> Adapter | None:
-        """Find an adapter by the number that it got when it was registered."""
+        """Return the adapter that was given a number at its registration, or None if there is none."""
 
     def names(self) -> Iterable[str]:
-        """Return the names of the adapters that requests may ask for."""
+        """Return the names of all registered adapters."""
 
 
 class NoAdapters:
-    """The lookup of a server without adapters."""
+    """The adapter lookup of a server without adapters."""
 
     def find(self, name: str) -> Adapter | None:
         return None
@@ -73,13 +73,16 @@ class NoAdapters:
 
 
 class Notices:
-    """Log lines that a server writes once, however many requests cause them. Thread-safe."""
+    """Logs each warning of a server only once, however many requests cause it. Thread-safe."""
 
     def __init__(self) -> None:
         self._given: dict[str, object] = {}
 
     def once(self, message: str) -> None:
-        """Log a warning only once. It must not contain a client's text, so that there are few."""
+        """Log a warning unless it was logged before.
+
+        The message must not contain a client's text, because all messages are kept in memory.
+        """
         this = object()
         if self._given.setdefault(message, this) is this:
             log.warning("%s", message)
@@ -87,45 +90,45 @@ class Notices:
 
 @dataclass(frozen=True)
 class ServerContext:
-    """The server's options and its engine's limits, for dialects.
+    """The server's options, its model's properties and its engine's limits, as dialects use them.
 
     Attributes:
         engine: the engine's name.
-        config: the options.
-        unsupported: Sampling field -> why the engine does not support it.
-        limits: Sampling field -> the largest value that the engine takes.
-        no_adapters: why the engine serves no LoRA adapters; "" if it does.
-        adapters: the registered adapters; thread-safe.
-        adapter: the one that this request's headers name; the body may name no other.
-        sampling_defaults: Sampling fields for a request that has `do_sample` true and no value of its own.
-        generation: the model's defaults, for dialects that read parameters by `read_sampled`.
-        vocabulary: the tokens that ids stand for; None if each prompt brings its own vocabulary.
-        most_tokens: tokens of prompt and answer together that the model takes; None until it has been loaded.
-        chat_template: the model's own chat template; "" without one.
-        model_names: names that requests may give the model, its own first; "*" among them allows any name.
-        source: the last part of the model's path or address; "" if there is none, as with echo.
-        fingerprint: the `system_fingerprint` of answers.
-        tool_format: a `Format` of `assistant/`, that of `option.tool_parser_plugin`, which comes before
-            `option.tool_call_parser`; or None.
-        response_template: a `ResponseTemplate` of `assistant/`, the model's own, if it parses the answers; or None.
-        structural_tags: xgrammar's styles of arguments that the engine's structural tags have.
-        task: what the model computes; requests for anything else are refused when they have been parsed.
-        labels: names of the numbers of a classification.
-        no_media: by kind, why messages may not have such media; "" if they may. Other kinds are not allowed.
-            max_media: by kind, the maximum of one request.
-        prompts: the model's own prompts for embeddings by name, each the beginning of a text.
-        tokenizer_config: the model's tokenizer_config.json, where `option.enable_tokenizer_info_endpoint` shows it.
-        notices: what the log has said.
-        keeper: stores this request's answer; None if nothing is stored.
-        recalled: the stored answers that this request continues.
-        parsed: the cache of `read_all`; a context made from another has its own.
+        config: the server's options.
+        unsupported: the reason why the engine does not support a Sampling field, by field.
+        limits: the largest value that the engine accepts for a Sampling field, by field.
+        no_adapters: the reason why the engine serves no LoRA adapters, or "" if it serves them.
+        adapters: the lookup of registered adapters, which is thread-safe.
+        adapter: the adapter that the request's headers name, or None. The body must not name another one.
+        sampling_defaults: the values of Sampling fields that a request with `do_sample` true does not set itself.
+        generation: the model's generation defaults, for dialects that call `read_sampled`.
+        vocabulary: the vocabulary of token ids, or None if it depends on the prompt.
+        most_tokens: returns the maximum number of tokens in prompt and answer together, or None while the model loads.
+        chat_template: the model's chat template, or "" if it has none.
+        model_names: the names by which requests may call the model, its own name first. "*" allows any name.
+        source: the last part of the model's path or address, or "" if the engine has no model, such as echo.
+        fingerprint: the `system_fingerprint` of responses.
+        tool_format: the `Format` of `option.tool_parser_plugin`, which overrides `option.tool_call_parser`, or None.
+        response_template: the model's `ResponseTemplate` if answers are parsed with it, or None.
+        structural_tags: the styles of arguments that the engine supports in xgrammar's structural tags.
+        task: the model's task. A request for another task is refused after it has been parsed.
+        labels: the labels of a classification model, by class number.
+        no_media: the reason why messages may not contain a kind of media, or "" if they may, by kind. A kind that is
+            missing is not allowed either.
+        max_media: the maximum number of media in a request, by kind.
+        prompts: the model's own prompts for embeddings by name, each of which is prepended to a text.
+        tokenizer_config: the model's tokenizer_config.json if `option.enable_tokenizer_info_endpoint` is set, or empty.
+        notices: logs each warning only once.
+        keeper: stores the request's answer, or None if it is not to be stored.
+        recalled: the stored answers that the request continues.
+        parsed: the cache of `read_all`, which each copy of a context has for itself.
     """
 
     engine: str
     config: Config = field(default_factory=Config)
     unsupported: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     limits: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
-    no_adapters: str = "it has none"
+    no_adapters: str = "none is registered"
     adapters: AdapterLookup = field(default_factory=NoAdapters)
     adapter: Adapter | None = None
     sampling_defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
@@ -152,16 +155,16 @@ class ServerContext:
 
     @property
     def own_name(self) -> str:
-        """The model's name in answers to bodies that name none: the first of option.served_model_name, as in vLLM."""
+        """The model's name in responses if the request names none: the first option.served_model_name, as in vLLM."""
         return next((name for name in self.config.served_model_name or () if name != "*"), self.model_names[0])
 
 
 class Timing(NamedTuple):
-    """The duration of each part of a whole answer, in seconds, and its number of tokens."""
+    """The duration of each phase of a request in seconds, and its numbers of tokens."""
 
     validation: float  # from the request's arrival until its prompt was found to fit
-    queue: float  # until the engine got it
-    inference: float  # until its last token
+    queue: float  # from then until the engine received the request
+    inference: float  # from then until the last token
     num_prompt_tokens: int
     num_tokens: int
 
@@ -179,52 +182,56 @@ TokenEncoder = Callable[[Token], bytes]
 
 
 class Reply(ABC):
-    """The answer to one client, in progress.
+    """Converts an engine's output for one request into the bytes of the response.
 
-    `feed` takes the client's deltas in order and returns the bytes to send now, possibly none. After the last delta
-    `finished` is true. An error ends a stream; before anything was sent, `ParsedRequest.errors` renders it.
+    `feed` accepts the deltas in order and returns the bytes to send now, possibly none. `finished` is true after the
+    last delta. An error ends a stream. If nothing has been sent yet, `ParsedRequest.errors` renders the error instead.
     """
 
     content_type: str
     finished: bool
 
     def start(self, index: int, num_prompt_tokens: int) -> None:  # noqa: B027
-        """Note that request number `index` was accepted."""
+        """Record that request number `index` was accepted, and the number of tokens in its prompt."""
 
     @abstractmethod
     def feed(self, index: int, delta: Delta) -> bytes:
-        """Return the bytes for the next delta of request number `index`. Only a stream is fed an error."""
+        """Return the bytes for the next delta of request number `index`. Only a stream accepts an error."""
 
     def takes_long(self, delta: Delta) -> bool:
-        """Return whether `feed` takes long with this delta, so that it should run on a thread."""
+        """Return whether `feed` takes so long with this delta that it should run on a thread."""
         return False
 
     def token_encoder(self) -> TokenEncoder | None:
-        """Return an encoder of the only sequence's next tokens; None if `feed` has to be called instead, possibly
-        only for now. It does what `feed` does with a delta of only one token, at less cost.
+        """Return an encoder for the next tokens of the only sequence, or None if `feed` must be called for now.
+
+        The encoder does the same as `feed` with a delta of a single token, at a lower cost.
         """
         return None
 
 
 class ParsedRequest(NamedTuple):
-    """One HTTP request: its prompts, and the reply that writes their answer.
+    """A parsed HTTP request: a request to the engine for each prompt, and the reply that writes the response.
 
     Attributes:
-        requests: empty if the answer needs no engine; the reply then ends with the first delta, which has no tokens.
-        errors: renders a failure before anything was sent.
-        ignored: names in the body without effect: those that no dialect knows, and those that this answer ignores.
-        of_tokens: a user's output formatter that takes tokens applies to this answer.
-        as_openai: makes a reply that writes the same as OpenAI's document, or as its chunks in lines or events, which
-            a user's other output formatters may take. None: none of them applies.
-        formatter: the title of the user's function that the reply runs, for messages; "" without one. `feed` then
-            takes its time and may raise FormatterFailed; feed it a delta with that error, as for any failure.
-        headers: the dialect's own headers; called with None when a stream starts, before the timing is known.
-        keep_alive: bytes that a stream sends when it has been silent for a while; b"" for none.
-        keeps: the reply's last `feed` stores the answer, and blocks until that is done. take_prompt: passes the
-            prompt to the reply, whose answer depends only on it, even if it is too long for the model; called on any
-            thread. None: the engine answers.
-        num_repeated: bytes of the request that the answer repeats, besides prompts and parameters, times the number
-            of repetitions.
+        requests: the requests to the engine. If there are none, the reply finishes with its first delta, which has no
+            tokens.
+        errors: renders an error that occurs before anything has been sent.
+        ignored: names in the body without effect, because no dialect knows them or the response ignores them.
+        streams: whether the response is a stream.
+        of_tokens: whether a user's output formatter that accepts tokens applies to the response.
+        as_openai: makes a reply that writes the answer in OpenAI's format, as a document or as chunks in lines or
+            events, for a user's output formatters that accept this format. None if no such formatter applies.
+        formatter: the title of the user's function that the reply runs, for messages, or "" if there is none. With
+            such a function, `feed` may take long or raise FormatterFailed. Pass that error to `feed` in a delta, as
+            with any other failure.
+        headers: returns the dialect's own headers. When a stream starts, it is called with None instead of a timing.
+        keep_alive: bytes that a stream sends after some time without output, or b"" for none.
+        keeps: whether the reply's last `feed` stores the answer, and blocks until it is stored.
+        take_prompt: passes the prompt to a reply that is made from the prompt without the engine, even if it is too
+            long for the model. It may be called on any thread. None if the engine answers.
+        num_repeated: bytes of the request that the response repeats, apart from prompts and parameters, multiplied by
+            the number of repetitions.
     """
 
     requests: Sequence[Request]
@@ -243,23 +250,24 @@ class ParsedRequest(NamedTuple):
 
 
 RequestShape = Callable[[ServerContext], Shape]
-"""The schema of a request's body for one server: the parameters' descriptions name what its engine does not support."""
+"""Returns the schema of a request's body for a server. It marks parameters that the engine does not support."""
 
 
 class Description(NamedTuple):
-    """The bodies of one dialect, for the API's document.
+    """The bodies of a dialect, as the OpenAPI document describes them.
 
     Attributes:
-        request: the name of the request's component.
-        request_shape: the schema of that component.
-        error: the type of an error's body.
+        title: the title of the dialect.
+        request: the name of the schema component for requests.
+        request_shape: returns the schema of that component.
+        error: the type of the body of an error response.
         example: a request that any model can answer.
-        answer: the type of a whole answer; None if the route always streams.
-        chunk: the type of one value of a stream; None if the route never streams.
-        failure: the type of the last value of a stream that broke off; None if it is an error's body.
-        streams: content types of streams; each value is framed separately.
-        refuses_in_frame: a refused request for a stream gets `failure`, framed as the stream would be.
-        texts: a whole answer may also be plain text.
+        answer: the type of a whole response, or None if the route always streams.
+        chunk: the type of a value in a stream, or None if the route never streams.
+        failure: the type of the last value in a stream that failed, or None if it is the same as `error`.
+        streams: the content types of streams, whose values are framed separately.
+        refuses_in_frame: whether a refused request for a stream gets `failure`, framed as in the stream.
+        texts: whether a whole response may also be plain text.
     """
 
     title: str
@@ -276,14 +284,16 @@ class Description(NamedTuple):
 
 
 class Dialect(ABC):
-    """The API that a client speaks. README.md says how to add one.
+    """Base class of the APIs that clients may use. README.md describes how to add one.
 
     Attributes:
-        description: its bodies, for the API's document.
-        any_media: read bodies as JSON whatever their content type is.
-        forms: bodies may also be forms (multipart/form-data); `parse` gets their texts and files (`Upload`) by name.
-        unique_keys: refuse a body with a duplicate key, as its original does; otherwise the last one counts. errors:
-            its form of errors if nothing is known about the request.
+        any_media: whether a body is read as JSON whatever its content type is.
+        forms: whether a body may also be a form (multipart/form-data). `parse` then gets the form's texts and files
+            (`Upload`) by name.
+        unique_keys: whether a body with a duplicate key is refused, as in the original API. Otherwise the last value
+            is used.
+        errors: the error format if nothing is known about the request.
+        description: the description of the bodies for the OpenAPI document.
     """
 
     name: str
@@ -295,40 +305,42 @@ class Dialect(ABC):
 
     @abstractmethod
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
-        """Read a decoded body.
+        """Parse a decoded body.
 
         Raises:
-            InvalidPayload, InvalidParameter: naming what is wrong, and what would be right.
+            InvalidPayload, InvalidParameter: the body is invalid. The message names the cause and a valid form.
         """
 
     def wanted(self, body: Any) -> Wanted | None:
-        """Return the stored answers that a body refers to, if the server stores any; None: it needs none, and its own
-        is not stored.
+        """Return the stored answers that a body refers to.
+
+        The result is None if the body refers to no stored answer and its own answer is not to be stored.
         """
         return None
 
     def errors_of(self, body: Any, context: ServerContext) -> ErrorFormat:
-        """Return the form of errors for a body; a wrong one is read as far as possible.
+        """Return the error format for a body, which is read as far as possible if it is invalid.
 
         Args:
-            body: None if it was not decoded.
+            body: the decoded body, or None if it could not be decoded.
         """
         return self.errors
 
 
-# -- answers that are kept, so that later requests go on from them -----------------------------------------------------
+# -- stored answers, which later requests may continue -----------------------------------------------------------------
 
 
 Kind = Literal["response", "thread"]
-"""An answer of the Responses API, or one in a thread of Anthropic's."""
+"""The API of a stored answer: "response" for the Responses API, "thread" for threads of Anthropic's API."""
 
 
 class Wanted(NamedTuple):
     """The stored answers that a body refers to.
 
     Attributes:
-        keeps: its own answer is to be stored. previous: the id of the answer that it continues; "" for none.
-        items: ids of single items that it names.
+        keeps: whether the body's own answer is to be stored.
+        previous: the id of the answer that the body continues, or "" if it continues none.
+        items: the ids of single stored items that the body names.
     """
 
     kind: Kind
@@ -341,13 +353,15 @@ State = Literal["found", "missing", "broken", "in_progress", "failed", "too_long
 
 
 class Recalled(NamedTuple):
-    """The stored values that were found.
+    """The stored answers and items that were found for a request.
 
     Attributes:
-        state: of the answer that the body continues; "broken": one before it is no longer stored. head: what was
-            stored with the first answer of the conversation.
-        history: the items of all answers before, each one's input and then its output.
-        items: those that the body names and that are stored, by id. size: bytes of all of it.
+        state: the state of the answer that the body continues. "broken" means that an earlier answer of the
+            conversation is no longer stored.
+        head: the fields that were stored with the first answer of the conversation.
+        history: the items of all earlier answers: the input of an answer, then its output.
+        items: the stored items that the body names, by id.
+        size: the total size of these values in bytes.
     """
 
     state: State = "found"
@@ -361,28 +375,28 @@ NOTHING = Recalled()
 
 
 def too_long(field: object, what: str, most: int) -> InvalidParameter:
-    """Return the error for stored values that exceed the size of a request.
+    """Return the error for stored values that exceed the maximum size of a request.
 
     Args:
-        field: the body's field and its value.
-        what: the stored values.
-        most: the limit in bytes.
+        field: the field of the body that refers to the stored values, with its value.
+        what: a plural noun for the stored values.
+        most: the maximum size in bytes.
     """
-    return InvalidParameter(f"{field}: {what} have more than {most} bytes (max_request_size)")
+    return InvalidParameter(f"{field}: {what} exceed {most} bytes (max_request_size)")
 
 
 class KeptItem(NamedTuple):
-    """An item of a request, as JSON."""
+    """An item of a request, encoded as JSON."""
 
     id: str
     json: bytes
 
 
 def kept_items(items: Iterable[Mapping[str, Any]]) -> list[KeptItem]:
-    """Return items in their stored form.
+    """Encode items for storage.
 
     Raises:
-        InvalidPayload: one can be read, but not written.
+        InvalidPayload: an item cannot be encoded as JSON.
     """
     try:
         return [KeptItem(_id(item), dumps(item)) for item in items]
@@ -399,11 +413,11 @@ class KeptAnswer(NamedTuple):
     """An answer to store.
 
     Attributes:
-        previous: the id of the answer before; "" for none.
-        failed: it cannot be continued.
-        head: everything but its items.
-        given: the items of its request.
-        output: its own.
+        previous: the id of the answer that this answer continues, or "" if it continues none.
+        failed: whether the answer failed, so that no request can continue it.
+        head: the fields of the answer other than its items.
+        given: the items of the request.
+        output: the items of the answer.
     """
 
     id: str
@@ -419,17 +433,18 @@ class Keeper(Protocol):
     """Stores one client's answers."""
 
     def begin(self, id: str, answer: Mapping[str, Any]) -> object:
-        """Note an answer in progress, for as long as the returned object exists."""
+        """Record that an answer is in progress for as long as the returned object exists."""
 
     def keep(self, answer: KeptAnswer) -> bool:
-        """Store a finished answer; return whether it was stored. Blocking."""
+        """Store a finished answer and return whether this succeeded. Blocks until then."""
 
 
 class Keeping:
-    """Stores one answer, for the reply that writes it.
+    """Stores the answer that a reply writes.
 
     Args:
-        given: the request's own items.
+        previous: the id of the answer that this answer continues, or "" if it continues none.
+        given: the items of the request.
     """
 
     def __init__(self, keeper: Keeper, kind: Kind, previous: str, given: Sequence[KeptItem]) -> None:
@@ -437,13 +452,13 @@ class Keeping:
         self._in_progress: object = None
 
     def begin(self, id: str, answer: Mapping[str, Any]) -> None:
-        """Note that the answer has begun."""
+        """Record that the answer is in progress."""
         self._in_progress = self._keeper.begin(id, answer)
 
     def end(
         self, id: str, head: Mapping[str, Any], output: Sequence[Mapping[str, Any]], *, failed: bool = False
     ) -> bool:
-        """Store the finished answer; return whether it was stored. Blocking."""
+        """Store the finished answer and return whether this succeeded. Blocks until then."""
         kept = self._keeper.keep(KeptAnswer(id, self._kind, self._previous, failed, head, self._given, output))
         self._in_progress = None
         return kept

@@ -1,4 +1,4 @@
-"""Errors as a dialect writes them, and as DJL Serving's front end does."""
+"""The error formats of dialects and of DJL Serving's front end."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Headers = Sequence[tuple[str, str]]
 
 
 class HttpResponse(NamedTuple):
-    """A whole HTTP response.
+    """A complete HTTP response.
 
     Attributes:
-        retry_after: seconds after which the client may retry; 0 if unknown.
-        headers: the dialect's own.
+        retry_after: the delay in seconds after which the client may retry, or 0 if it is unknown.
+        headers: the dialect's own headers.
     """
 
     status: int
@@ -35,12 +35,13 @@ _WAIT = (1.0, 4.0)  # seconds
 
 
 def retry_headers(status: int, retry_after: float = 0.0) -> Headers:
-    """Return the headers that say when to retry; none for statuses that a retry cannot cure. An unknown time is
-    random, since clients add no jitter: those refused together would retry together. OpenAI's and Anthropic's clients
-    read the milliseconds, others whole seconds.
+    """Return the headers that tell a client when to retry, or no headers if a retry cannot help.
+
+    An unknown delay is chosen at random, because clients add no jitter and would otherwise retry all at once. The
+    clients of OpenAI and Anthropic read the milliseconds, other clients the whole seconds.
 
     Args:
-        retry_after: seconds; 0 if unknown.
+        retry_after: the delay in seconds, or 0 if it is unknown.
     """
     if status not in _BUSY:
         return ()
@@ -49,7 +50,7 @@ def retry_headers(status: int, retry_after: float = 0.0) -> Headers:
 
 
 class FrontEndError(TypedDict):
-    """The error of DJL Serving's front end (`code`, `type`, `message`), with our `error`."""
+    """The body of an error of DJL Serving's front end, with an additional field `error`."""
 
     code: Count
     type: str
@@ -58,16 +59,19 @@ class FrontEndError(TypedDict):
 
 
 class ErrorFormat:
-    """A dialect's form of errors.
+    """A dialect's error format.
 
     Attributes:
-        statuses: class of error -> the dialect's status, if it differs from the error's own.
+        statuses: the dialect's status for a class of errors if it differs from the error's own, by class.
     """
 
     statuses: Mapping[type[ServingError], int] = MappingProxyType({})
 
     def status(self, error: ServingError) -> int:
-        """Return the status of the nearest base class that has one, in the dialect's table or its own."""
+        """Return the HTTP status of an error.
+
+        The nearest base class of the error decides that is in `statuses` or defines a status itself.
+        """
         for kind in type(error).__mro__:
             if kind in self.statuses:
                 return self.statuses[kind]
@@ -76,11 +80,11 @@ class ErrorFormat:
         return error.status
 
     def headers(self, error: ServingError) -> Headers:
-        """Return the dialect's own headers of an answer that is only the error."""
+        """Return the dialect's own headers for an error response."""
         return ()
 
     def body(self, error: ServingError) -> Any:
-        """Render the body of an answer that is only the error."""
+        """Render the body of an error response."""
         raise NotImplementedError
 
     def tail(self, error: ServingError) -> Any:
@@ -88,31 +92,32 @@ class ErrorFormat:
         return self.body(error)
 
     def response(self, error: ServingError) -> HttpResponse:
-        """Render status and body of an answer if nothing has been sent. Override it for other framings."""
+        """Render the error response without the dialect's own headers. Override it for framings other than JSON."""
         return HttpResponse(self.status(error), JSON.content_type, JSON.encode(self.body(error)))
 
     @final
     def whole(self, error: ServingError) -> HttpResponse:
-        """Return the answer if nothing has been sent, with the dialect's own headers."""
+        """Return the error response with the dialect's own headers."""
         return self.response(error)._replace(headers=self.headers(error))
 
 
 class FrontEndErrors(ErrorFormat):
-    """The form of errors of DJL Serving's front end, and of routes that have no dialect. A handler's own refusals
-    have 424 there.
+    """The error format of DJL Serving's front end and of routes without a dialect.
+
+    An invalid request that the handler refuses has status 424, as in DJL Serving.
     """
 
     statuses = MappingProxyType({InvalidPayload: 424, InvalidParameter: 424, TooLong: 424})
 
     def body(self, error: ServingError) -> Any:
-        """Render an error as the front end renders a request that it refuses."""
+        """Render the body of an error as the front end does."""
         message = error.message
         body: FrontEndError = {"code": self.status(error), "type": error.type, "message": message, "error": message}
         return body
 
 
 class ServerErrors(FrontEndErrors):
-    """The form of errors that the front end finds before a request reaches a model: the body has no field `error`."""
+    """The format of errors that the front end finds before a request reaches a model, without the field `error`."""
 
     def body(self, error: ServingError) -> FrontEndError:
         return {"code": self.status(error), "type": error.type, "message": error.message}

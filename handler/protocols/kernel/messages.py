@@ -14,40 +14,45 @@ from handler.protocols.kernel.dialect import DEFAULT_MAX_MEDIA, ServerContext
 from handler.protocols.kernel.schema import COUNT, NULL, TEXT, Shape, listing, nullable, record
 
 _SCHEMES = ("http", "https", "file")
-_MAX_URL = 8192  # characters, but for data URLs
-_BASE64_STEP = 1 << 18  # characters, a multiple of four: other threads may run between two parts
+_MAX_URL = 8192  # characters, except for data URLs
+_BASE64_STEP = 1 << 18  # characters decoded at once, a multiple of four: other threads may run between two steps
 
 _TEXT_ONLY = "the engine reads text only"
 
 
 def place(source: MediaSource) -> dict[str, Any]:
-    """Return a medium's place in a message, as Hugging Face's chat templates expect it."""
+    """Return the part that marks a medium's position in a message, as Hugging Face's chat templates expect it."""
     return {"type": source.kind}
 
 
 def only_in(kind: str) -> str:
-    return f"{MEDIA[kind]} belong in user messages"
+    return f"{MEDIA[kind]} are allowed only in user messages"
 
 
 def taken_media(context: ServerContext) -> list[str]:
-    """Return the kinds of media that messages may have."""
+    """Return the kinds of media that messages may contain."""
     return [kind for kind in MEDIA if not context.no_media.get(kind, _TEXT_ONLY)]
 
 
 def check_taken(kind: str, word: str, at: str, context: ServerContext) -> None:
-    """Raise InvalidPayload if the engine does not accept media of a kind; `word` is the client's name for it."""
+    """Raise InvalidPayload if the engine does not accept media of a kind.
+
+    Args:
+        word: the client's name for the kind.
+        at: the path of the medium in the body.
+    """
     if reason := context.no_media.get(kind, _TEXT_ONLY):
         raise InvalidPayload(f"{at}: {word!r} is not supported: {reason}")
 
 
 def read_url(kind: str, url: Any, name: str) -> MediaSource:
-    """Read a URL of a medium.
+    """Read the URL of a medium.
 
     Args:
         name: the field's path, for messages.
 
     Raises:
-        InvalidPayload: it is not a URL, or is a wrong data URL.
+        InvalidPayload: the value is not a URL, or is an invalid data URL.
     """
     if not isinstance(url, str) or not url:
         raise InvalidPayload(f"{name} must be a URL")
@@ -60,15 +65,19 @@ def read_url(kind: str, url: Any, name: str) -> MediaSource:
     if scheme.lower() not in _SCHEMES:
         raise InvalidPayload(f"{name} must be an http, https, file or data URL")
     if len(url) > _MAX_URL:
-        raise InvalidPayload(f"{name} has {len(url)} characters; a URL may have {_MAX_URL}")
+        raise InvalidPayload(f"{name} has {len(url)} characters; a URL may have at most {_MAX_URL}")
     return MediaSource(kind, None, url, name)
 
 
 def read_base64(kind: str, text: Any, name: str, *, start: int = 0) -> MediaSource:
-    """Read a medium's file in base64, from character number `start` on.
+    """Read a medium's file in base64.
+
+    Args:
+        name: the field's path, for messages.
+        start: the index of the first character to decode.
 
     Raises:
-        InvalidPayload: it is not base64, or empty.
+        InvalidPayload: the value is not base64, or the file is empty.
     """
     if not isinstance(text, str):
         raise InvalidPayload(f"{name} must be a string")
@@ -85,50 +94,52 @@ def read_base64(kind: str, text: Any, name: str, *, start: int = 0) -> MediaSour
 
 
 def check_number(media: list[MediaSource], context: ServerContext) -> None:
-    """Raise InvalidPayload if there are too many media of a kind, naming the first excess one."""
+    """Raise InvalidPayload if a request has too many media of a kind. The message names the first excess medium."""
     for kind, several in MEDIA.items():
         most = context.max_media.get(kind, DEFAULT_MAX_MEDIA)
         if more := [source.name for source in media if source.kind == kind][most:]:
-            raise InvalidPayload(f"{more[0]}: a request may have {most} {several} (option.limit_mm_per_prompt)")
+            raise InvalidPayload(f"{more[0]}: a request may have at most {most} {several} (option.limit_mm_per_prompt)")
 
 
-# -- readers of a content's parts: the texts and media of OpenAI's chats and Responses, and of vLLM's chats ------------
+# -- readers of content parts: texts and media in OpenAI's chats and Responses, and in vLLM's chats --------------------
 
 
 _TEXTS = {
     "text": "text", "refusal": "refusal", "input_text": "text", "output_text": "text", "thinking": "thinking",
     "reasoning_text": "text", "summary_text": "text",
 }  # fmt: skip
-"""Types of parts with text, and the field that has it. Of all, vLLM takes the first five, as text (chat_utils.py)."""
+"""The field with the text of a part, by type of part. vLLM accepts the first five types (chat_utils.py)."""
 
 _PERHAPS_NULL = ("text", "refusal")
-"""Types of parts that are left out if they have no text, as in vLLM."""
+"""Types of parts that are ignored if their text is null, as in vLLM."""
 
 _URLS = {"image_url": "image", "audio_url": "audio"}
-"""Types of parts with a URL in a field of the same name, and the kind of their media."""
+"""The kind of medium by type of part, for parts with a URL in a field of the same name as the type."""
 
 _IMAGE, _AUDIO = "input_image", "input_audio"
-"""The types of Responses for an image, and of OpenAI's chats for an audio clip."""
+"""The type of an image part in the Responses API, and of an audio part in OpenAI's chats."""
 
 AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus")
-"""Formats of audio clips; OpenAI has the first two. The file itself says which one it is."""
+"""Values that a client may send as the format of an audio clip; OpenAI has only the first two. The format that is used
+is detected in the file.
+"""
 
 _KINDS = {**_URLS, _IMAGE: "image", _AUDIO: "audio"}
-"""Types of parts with media, and their kinds."""
+"""The kind of medium by type of part."""
 
-_UNREAD = {"video_url": "video", "input_video": "video", "file": "files", "input_file": "files"}
-"""Types of parts that other servers read, each with what it contains."""
+_UNREAD = frozenset({"video_url", "input_video", "file", "input_file"})
+"""Types of parts that only other servers read."""
 
 _WHY = {
-    "image": "write it as an 'image_url'",
-    "image_pil": "write it as an 'image_url'",
+    "image": "send the image as an 'image_url'",
+    "image_pil": "send the image as an 'image_url'",
     "image_embeds": "send the image itself, as an 'image_url'",
     "audio_embeds": "send the audio clip itself, as an 'input_audio'",
     "prompt_embeds": "send the text itself",
     "tool_reference": "tool search is not available",
     "computer_screenshot": "send the image itself, as an 'input_image'",
 }
-"""Further types, each with what to do instead."""
+"""What to do instead of sending a part that is not supported, by type of part."""
 
 PARTS: Shape = listing(
     {
@@ -149,11 +160,11 @@ PARTS: Shape = listing(
 
 
 class PartReader(NamedTuple):
-    """Reads the parts of a request.
+    """Reads the content parts in a request.
 
     Attributes:
-        path: of parts in general, as `messages[].content[]`.
-        unknown: collects names that have no effect.
+        path: the path of parts without indices, such as `messages[].content[]`.
+        unknown: collects the paths of names that have no effect.
     """
 
     context: ServerContext
@@ -161,14 +172,15 @@ class PartReader(NamedTuple):
     unknown: dict[str, None]
 
     def read(self, content: Any, at: str, *, media: bool) -> list[str | MediaSource]:
-        """Read a string or a list of parts, which may contain a MediaSource itself.
+        """Read a content, which is a string or a list of parts. A part may already be a MediaSource.
 
         Args:
-            at: the content's own path.
-            media: whether they may be among the parts.
+            at: the path of the content.
+            media: whether the parts may be media.
 
         Raises:
-            InvalidPayload: naming the wrong part, with its type and what would be right; it quotes no content.
+            InvalidPayload: a part is invalid. The message names its path, its type and a valid form, but quotes no
+                content.
         """
         if isinstance(content, str):
             return [content]
@@ -199,15 +211,15 @@ class PartReader(NamedTuple):
         raise InvalidPayload(f"{at}: {word!r} must have a string '{field}'")
 
     def _reason(self, word: str) -> str:
-        """Return what to send instead of a part of a type that is not read."""
+        """Return why a type of part is not supported, or what to send instead."""
         if word in _UNREAD:
             taken = ["text", *(MEDIA[kind] for kind in taken_media(self.context))]
             read = " and ".join(filter(None, (", ".join(taken[:-1]), taken[-1])))
-            return f"the engine reads {read}, no {_UNREAD[word]}"
-        return _WHY.get(word, f"it must be one of {', '.join((*_TEXTS, *_KINDS))}")
+            return f"the engine reads only {read}"
+        return _WHY.get(word, f"the type must be one of {', '.join((*_TEXTS, *_KINDS))}")
 
     def _medium(self, part: Mapping[str, Any], word: str, at: str) -> MediaSource:
-        """Read a medium; the field of a URL may also be the URL itself, as in vLLM."""
+        """Read a media part. Its URL may be inside an object or be the value of the field itself, as in vLLM."""
         field = "image_url" if word == _IMAGE else word
         if part.get("file_id") is not None:
             raise InvalidPayload(f"{at}.file_id is not supported: files are not stored; send {field}")
@@ -220,13 +232,13 @@ class PartReader(NamedTuple):
         return read_url(_KINDS[word], given.get("url") if isinstance(given, dict) else given, f"{at}.{field}")
 
     def _note(self, path: str, value: Mapping[str, Any], read: tuple[str, ...]) -> None:
-        """List names that have no effect; an image's `detail` may be "auto", as if it was left out."""
+        """Record names that have no effect, except for an image's `detail` of "auto", which is the default."""
         names = [name for name, item in value.items() if name not in read and item is not None]
         self.unknown.update({f"{path}.{name}": None for name in names if (name, value[name]) != ("detail", "auto")})
 
 
 def _type(part: Any) -> Any:
-    """Return a part's type; if absent, the type that its media key implies, as in vLLM."""
+    """Return a part's type. If it is absent, the part's media key implies it, as in vLLM."""
     if not isinstance(part, dict):
         return None
     return part["type"] if part.get("type") is not None else next((word for word in _KINDS if word in part), None)
@@ -234,7 +246,7 @@ def _type(part: Any) -> Any:
 
 def _input_audio(given: Any, at: str) -> MediaSource:
     if not isinstance(given, dict):
-        raise InvalidPayload(f"{at} must be an object with 'data', the file in base64, and 'format'")
+        raise InvalidPayload(f"{at} must be an object with 'data' (the file in base64) and 'format'")
     if (name := given.get("format")) is not None and name not in AUDIO_FORMATS:
         raise InvalidPayload(f"{at}.format must be one of {', '.join(AUDIO_FORMATS)}")
     return read_base64("audio", given.get("data"), f"{at}.data")
@@ -254,7 +266,7 @@ _READ: Mapping[str, Mapping[str, Shape]] = {
     "tool": {"tool_call_id": nullable(TEXT), "name": nullable(TEXT)},
     "assistant": {"tool_calls": nullable(listing(_CALL)), **dict.fromkeys(_THOUGHTS, nullable(TEXT))},
 }
-"""Fields of a message other than role and content."""
+"""The schemas of a message's fields other than role and content, by role."""
 
 MESSAGES: Shape = listing(
     record(
@@ -266,19 +278,19 @@ MESSAGES: Shape = listing(
     ),
     minItems=1,
 )
-"""What `read_messages` reads."""
+"""The schema of the messages that `read_messages` reads."""
 
 Message = Mapping[str, Any]
 
 
 def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ...], list[MediaSource], list[str]]:
-    """Read the messages as the tokenizer expects them, and the media in them, and list their unknown names.
+    """Return the messages as a tokenizer's chat template expects them, their media, and their unknown names.
 
-    `developer` means `system`, null means absent. A dialect that is translated to this one may use a MediaSource
-    instead of a part.
+    The role `developer` is read as `system`, and a null field as absent. A dialect that converts its bodies to these
+    messages may use a MediaSource as a part.
 
     Raises:
-        InvalidPayload: naming the wrong message and what would be right; it quotes no content.
+        InvalidPayload: a message is invalid. The error's text names its path and a valid form, but quotes no content.
     """
     if not isinstance(value, list) or not value:
         raise InvalidPayload("'messages' must be a non-empty list")
@@ -300,7 +312,7 @@ def read_messages(value: Any, context: ServerContext) -> tuple[tuple[Message, ..
 
 
 def _message(message: Message, at: str, parts: PartReader, media: list[MediaSource]) -> dict[str, Any]:
-    """Read a message; append the media of its content to `media`."""
+    """Read a message, and append its media to `media`."""
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise InvalidPayload(f"{at}.role must be one of {', '.join(ROLES)}")
@@ -325,7 +337,7 @@ def _message(message: Message, at: str, parts: PartReader, media: list[MediaSour
 
 
 def _thoughts(message: Message, at: str) -> dict[str, str]:
-    """Read an assistant's thoughts, and store them under all names by which chat templates read them."""
+    """Return an assistant's reasoning under each of the names that chat templates use for it."""
     for name in _THOUGHTS:
         if name in message:
             return dict.fromkeys((*_THOUGHTS, "thinking"), string_at(message[name], f"{at}.{name}"))
@@ -333,7 +345,7 @@ def _thoughts(message: Message, at: str) -> dict[str, str]:
 
 
 def _check_arguments(messages: list[Any]) -> None:
-    """Limit the size of JSON texts in calls: other requests wait while they are parsed."""
+    """Raise InvalidPayload if the arguments of tool calls are too long: other requests wait while they are parsed."""
     calls = [call for message in messages for call in _list(message, "tool_calls")]
     if not calls:
         return
@@ -342,8 +354,8 @@ def _check_arguments(messages: list[Any]) -> None:
     sizes = [len(text) for text in texts if isinstance(text, str)]
     if max(sizes, default=0) > MAX_ARGUMENTS or sum(sizes) > MAX_ALL_ARGUMENTS:
         raise InvalidPayload(
-            f"messages[].tool_calls: the arguments of a call may have {MAX_ARGUMENTS} characters, those of all "
-            f"{MAX_ALL_ARGUMENTS}"
+            f"messages[].tool_calls: the arguments of a call may have at most {MAX_ARGUMENTS} characters, and all "
+            f"arguments together at most {MAX_ALL_ARGUMENTS}"
         )
 
 
@@ -353,7 +365,7 @@ def _list(message: Any, name: str) -> list[Any]:
 
 
 def _tool_calls(value: Any, at: str, unknown: dict[str, None]) -> list[dict[str, Any]]:
-    """Read calls as chat templates expect them, with arguments as objects."""
+    """Return the tool calls as chat templates expect them, with arguments as objects."""
     if not isinstance(value, list):
         raise InvalidPayload(f"{at} must be a list")
     return [_tool_call(call, f"{at}[{index}]", unknown) for index, call in enumerate(value)]
@@ -362,7 +374,7 @@ def _tool_calls(value: Any, at: str, unknown: dict[str, None]) -> list[dict[str,
 def _tool_call(call: Any, at: str, unknown: dict[str, None]) -> dict[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        raise InvalidPayload(f"{at} must be an object with 'function', which has 'name' and 'arguments'")
+        raise InvalidPayload(f"{at} must be an object whose 'function' has 'name' and 'arguments'")
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         arguments = read_arguments(arguments, "messages[].tool_calls[].function.arguments", unknown)
@@ -373,13 +385,17 @@ def _tool_call(call: Any, at: str, unknown: dict[str, None]) -> dict[str, Any]:
 
 
 def read_arguments(text: str, name: str, unknown: dict[str, None]) -> dict[str, Any]:
-    """Read the JSON text of a call's arguments.
+    """Read the JSON text of a tool call's arguments.
 
-    Invalid JSON that a model once wrote stays in the history: it is left out, and its `name` is listed.
+    Invalid text is read as no arguments, because a model may have written it earlier in the chat.
+
+    Args:
+        name: the path of the arguments.
+        unknown: gets the path if the text is invalid.
     """
     try:
         value = json.loads(text or "{}")
-        if "\\u" in text:  # only an escape can bring half a surrogate pair in
+        if "\\u" in text:  # only an escape can be a lone surrogate
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         value = None
@@ -390,22 +406,26 @@ def read_arguments(text: str, name: str, unknown: dict[str, None]) -> dict[str, 
 
 
 def string_at(value: Any, at: str) -> str:
-    """Read a string; `at` is its path in the body, for messages."""
+    """Return a value that must be a string.
+
+    Args:
+        at: the path of the value in the body, for messages.
+    """
     if not isinstance(value, str):
         raise InvalidPayload(f"{at} must be a string")
     return value
 
 
 def _text(content: Any, at: str, parts: PartReader) -> str:
-    """Read a string, or text parts, which LMI and vLLM join with line ends."""
+    """Return the text of a content without media. Parts are joined with newlines, as in LMI and vLLM."""
     return "\n".join([part for part in parts.read(content, at, media=False) if isinstance(part, str)])
 
 
 def _content(content: Any, at: str, parts: PartReader, media: list[MediaSource]) -> str | list[Message]:
-    """Read a text as `_text` does; with media a list of parts, each a text or a medium's place.
+    """Return the text of a content, or a list of its parts if it contains media.
 
     Args:
-        media: gets those of the content.
+        media: gets the media of the content.
     """
     read = parts.read(content, at, media=True)
     found = [part for part in read if isinstance(part, MediaSource)]
@@ -415,7 +435,7 @@ def _content(content: Any, at: str, parts: PartReader, media: list[MediaSource])
     return [place(part) if isinstance(part, MediaSource) else {"type": "text", "text": part} for part in read]
 
 
-# -- the turns of a chat whose messages come in pieces: those of one role in a row are one message ---------------------
+# -- chats whose messages arrive in pieces: consecutive pieces of one role form one message ----------------------------
 
 
 _JOINED_FIELDS = ("content", "reasoning_content")
@@ -424,10 +444,13 @@ Chat = list[dict[str, Any]]
 
 
 def add_to_turn(chat: Chat, role: str, **parts: Any) -> None:
-    """Add a text, a medium or a call to the last message if it is of the same role. `join_turns` comes at the end.
+    """Add parts to the last message of a chat if it has the same role, or else to a new message.
 
-    A system message after the first becomes the user's, between marks: most chat templates accept one only at the
-    start.
+    Call `join_turns` after the last part. A system message after the first message becomes a user message with tags,
+    because most chat templates accept a system message only at the start.
+
+    Args:
+        parts: a text, a medium or a tool call by the message's field.
     """
     if role == "system" and chat and chat[-1]["role"] != "system":
         role, parts = "user", {"content": f"<system>\n{parts['content']}\n</system>"}
@@ -438,19 +461,19 @@ def add_to_turn(chat: Chat, role: str, **parts: Any) -> None:
 
 
 class TurnsReader:
-    """Reads a conversation into the messages of a chat.
+    """Base class of readers that convert a conversation to the messages of a chat.
 
-    Images in a call's result follow the results, as a part of the user's own turn: chat templates accept only a
-    result's text.
+    Images in the results of tool calls are moved to the next user message, because chat templates accept only text in
+    results.
 
     Attributes:
-        chat: consecutive ones of one role are joined.
-        unknown: names without effect, with their places.
+        chat: the messages. Consecutive messages of one role are joined.
+        unknown: the paths of names without effect.
     """
 
     def __init__(self, context: ServerContext) -> None:
         self._context = context
-        self._shown: list[MediaSource] = []  # by the results of calls
+        self._shown: list[MediaSource] = []  # images in the results of tool calls
         self.chat: Chat = []
         self.unknown: dict[str, None] = {}
 
@@ -461,7 +484,7 @@ class TurnsReader:
 
 
 def join_turns(chat: Chat) -> None:
-    """Join the texts of each message with line ends; next to a medium they stay parts."""
+    """Join the texts of each message with newlines. In a message with media, they become a list of parts."""
     for message in chat:
         for name in _JOINED_FIELDS:
             if not isinstance(parts := message.get(name), list):

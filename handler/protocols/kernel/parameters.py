@@ -1,7 +1,8 @@
-"""Generation parameters, one per row: the Sampling field that it sets, type and range, and its name in each dialect.
+"""The generation parameters, each with its Sampling field, its type and range, and its name in each dialect.
 
-Source: docs.djl.ai, "LMI handlers Inference API Schema" (0.28). Null means absent. A value that the engine does not
-support is refused by name, unless it is neutral. Without `do_sample`, sampling values are checked and have no effect.
+Source: docs.djl.ai, "LMI handlers Inference API Schema" (0.28). A null value counts as absent. A value that the engine
+does not support is refused by name, unless it is neutral. Without `do_sample`, sampling values are checked but have no
+effect.
 """
 
 from __future__ import annotations
@@ -44,22 +45,26 @@ _OF_SOME_NATURE = frozenset(fields_of(~Nature(0)))
 MAX_TOP_TOKENS = 20  # alternatives to a token: OpenAI's limit, and vLLM's default; TGI's is 5
 
 ANY = 1 << 30
-"""Number of new tokens of an answer that fills the context; the request has `fill_context`."""
+"""The `max_new_tokens` of a request whose answer may fill the context; such a request has `fill_context`."""
 
 _PLAIN = frozenset({bool, int, float, type(None)})
 """Types of small values whose meaning does not depend on the request or on registered adapters."""
 
-_MOST_PARSED = 256  # sets of such values that are kept
+_MOST_PARSED = 256  # sets of such values in the cache
 
 SEVERAL = "*"
-"""Used instead of a field if `read` returns a mapping of fields."""
+"""The `field` of a parameter whose `read` returns a mapping of fields to values."""
 
 
 class Parameter(NamedTuple):
-    """One parameter. `read` turns a JSON value into the field's value, or raises ValueError with what would be right.
+    """A parameter of a request: the field that it sets, and the reader of its value.
 
-    Where `read` returns None, or the field is "", the value is valid and has no effect. With `informed`, `read` also
-    takes the context. A field that is not in Sampling goes to `ParsedParameters.others`.
+    Attributes:
+        field: the field that it sets, or "" if the parameter has no effect. A field that is not in Sampling is stored
+            in `ParsedParameters.others`.
+        read: converts a JSON value to the field's value, or raises ValueError with a message that describes a valid
+            value. None means that the value is valid but has no effect.
+        informed: whether `read` has the server context as a second argument.
     """
 
     field: str
@@ -68,7 +73,11 @@ class Parameter(NamedTuple):
 
 
 def unsupported(why: str, *neutral: Any) -> Parameter:
-    """Make a parameter of which only neutral values are accepted; a boolean is not a number."""
+    """Return a parameter that accepts only neutral values. Unlike in Python, a boolean does not equal a number.
+
+    Args:
+        why: the reason why other values are not supported, for the error message.
+    """
 
     @accepts(**({"const": neutral[0]} if len(neutral) == 1 else {"enum": [*neutral]} if neutral else {"type": "null"}))
     def read(value: Any) -> None:
@@ -79,11 +88,11 @@ def unsupported(why: str, *neutral: Any) -> Parameter:
 
 
 class ParsedParameters(NamedTuple):
-    """The fields that a client's parameters set.
+    """The values of a client's parameters.
 
     Attributes:
-        names: field -> the client's name for it, for the fields that it set.
-        others: fields that are not in Sampling.
+        names: the client's name for each field that it set, by field.
+        others: the values of fields that are not in Sampling, by field.
     """
 
     sampling: Sampling
@@ -93,20 +102,20 @@ class ParsedParameters(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """A dialect's parameters; `prefix` is the path to them in a body."""
+    """The parameters of a dialect by name, and the path that precedes these names in a body."""
 
     parameters: Mapping[str, Parameter]
     prefix: str = ""
 
     @property
     def shapes(self) -> dict[str, Shape]:
-        """The JSON schema of each."""
+        """The JSON schemas of the parameters, by name."""
         return {name: schema_of_reader(one.read) for name, one in self.parameters.items()}
 
 
 @accepts(type="integer", minimum=-1, maximum=INT32)
 def top_k(value: Any) -> int:
-    return max(integer(-1)(value), 0)  # -1 (vLLM, LmiDist) and 0 (LMI) both mean: all
+    return max(integer(-1)(value), 0)  # both -1 (vLLM, LmiDist) and 0 (LMI) mean all tokens
 
 
 @accepts(anyOf=[*STRING_OR_STRINGS, {"const": False}])
@@ -116,19 +125,19 @@ def stop(value: Any) -> tuple[str, ...]:
 
 @accepts(type="integer", minimum=0, maximum=1)
 def _flag_of_count(value: Any) -> bool:
-    count = integer(0, 1)  # the log-probability of each prompt token itself, no alternatives
+    count = integer(0, 1)  # 1 asks for the log-probability of each prompt token, without alternatives
     return bool(count(value))
 
 
 @accepts(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
 def _alternatives(value: Any) -> int:
     count = integer(0, MAX_TOP_TOKENS)(value)
-    return count if count > 1 else 0  # one is the chosen token's own, which every token has
+    return count if count > 1 else 0  # 1 asks only for the chosen token's log-probability, which every token has
 
 
 @accepts(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
 def _top_tokens(value: Any, context: ServerContext) -> int:
-    """Read TGI's count. One alternative is the most likely token, not the chosen one."""
+    """Read TGI's `top_n_tokens`. A count of 1 asks for the most likely token, which may not be the chosen one."""
     count = integer(0, MAX_TOP_TOKENS)(value)
     if count and (why := context.unsupported.get("top_logprobs")):
         raise ValueError(f"the engine {context.engine} does not support it: {why}")
@@ -136,13 +145,13 @@ def _top_tokens(value: Any, context: ServerContext) -> int:
 
 
 class Row(NamedTuple):
-    """One parameter, and its name in each dialect; "" if the dialect does not have it, or reads it in another way.
+    """A parameter and its name in each dialect, which is "" if the dialect does not have it or reads it differently.
 
     Attributes:
-        field, read, informed: as in `Parameter`.
-        lmi: in rolling and dynamic batch, with TGI_COMPAT too.
-        openai: that of chats and completions, of vLLM's clients too.
-        tgi: in TGI's own routes.
+        field, read, informed: the attributes of `Parameter`.
+        lmi: the name in rolling and dynamic batch, also with TGI_COMPAT.
+        openai: the name in chats and completions, also for vLLM's clients.
+        tgi: the name in TGI's own routes.
     """
 
     field: str
@@ -198,7 +207,7 @@ ROWS = (
         mindie="decoder_input_details",
     ),
     Row("skip_special_tokens", boolean, lmi="skip_special_tokens", openai="skip_special_tokens"),
-    # Tokens are joined as bytes; nothing is put between.
+    # Tokens are joined as bytes, without anything between them.
     Row("", boolean, lmi="spaces_between_special_tokens", openai="spaces_between_special_tokens"),
     Row("logit_bias", logit_bias, lmi="logit_bias", openai="logit_bias"),
     Row("structured_output", json_schema, lmi="guided_json", openai="guided_json"),
@@ -212,17 +221,21 @@ ROWS = (
     Row("stop", stop, lmi="stop", tgi="stop", mindie="stop"),
     # TGI's, which its clients send to LMI too
     Row("top_logprobs", _top_tokens, lmi="top_n_tokens", tgi="top_n_tokens", informed=True),
-    Row("", unsupported("no engine here supports watermarks", False).read, lmi="watermark", tgi="watermark"),
+    Row("", unsupported("no engine supports watermarks", False).read, lmi="watermark", tgi="watermark"),
     Row("structured_output", tgi_grammar, lmi="grammar", tgi="grammar"),
     Row("adapter", named_adapter, lmi="adapter_id", tgi="adapter_id", mindie="adapter_id", informed=True),
     # vLLM's, for its chats and completions
     Row("priority", integer(-INT64 - 1, INT64), lmi="priority", openai="priority"),
 )  # fmt: skip
-"""The parameters of LMI, and those of other dialects that mean the same within the same range."""
+"""LMI's parameters, with the parameters of other dialects that have the same meaning and range."""
 
 
 def named(dialect: str) -> dict[str, Parameter]:
-    """Return a dialect's parameters by its names for them, which `Row` has."""
+    """Return a dialect's parameters, by the dialect's names for them.
+
+    Args:
+        dialect: the attribute of `Row` that contains these names.
+    """
     return {name: Parameter(row.field, row.read, row.informed) for row in ROWS if (name := getattr(row, dialect))}
 
 
@@ -243,22 +256,22 @@ MODEL_DEFAULTS: Mapping[str, Callable[[Any], Any]] = {
         "max_new_tokens",
     )
 }
-"""Readers of the values used from a model's generation_config.json, as in vLLM; each name is a field of Sampling."""
+"""Readers of the values used from a model's generation_config.json, as in vLLM. The names are fields of Sampling."""
 
 _OTHER_FORMATTERS = ("none", "json_chat", "jsonlines_chat", "sse_chat", "3p", "3p_stream")
-"""Names of LMI's formatters for answers to other requests than prompts."""
+"""LMI's formatters that cannot format answers to prompts."""
 
 
 @accepts(enum=[*FRAMINGS])
 def _formatter(value: Any) -> Framing | None:
-    """Read `output_formatter`; None for a name that LMI does not know, which only disables the option's.
+    """Read `output_formatter`, or return None for a name that LMI does not know.
 
-    Source: djl_python/output_formatter.py, `get_output_formatter`.
+    Such a name only disables the formatter of the option (djl_python/output_formatter.py, `get_output_formatter`).
     """
     if not isinstance(value, str):
         return None
     if value in _OTHER_FORMATTERS:
-        raise ValueError("is not for answers to prompts")
+        raise ValueError("cannot format answers to prompts")
     return FRAMINGS.get(value)
 
 
@@ -269,7 +282,7 @@ REQUEST_FIELDS: dict[str, Callable[[Any], Any]] = {
     "stream": boolean,
     "output_formatter": _formatter,
 }
-"""Names under `parameters` that concern the request, not the sampling; the dialect reads them."""
+"""Readers of names under `parameters` that concern the request instead of the sampling."""
 
 
 def read_sampled(
@@ -283,24 +296,25 @@ def read_sampled(
 ) -> ParsedParameters:
     """Read parameters as vLLM does: a request samples unless its temperature is 0.
 
-    Missing parameters have the model's own defaults, if any.
+    A missing parameter has the model's own default, if the model has one.
 
     Args:
-        given, context, table: as in `read_all`.
-        generation: the model's defaults; usually those of the context.
-        max_new_tokens: of an answer without a limit; None: the model's default, else as many as fit.
-        defaults: other Sampling fields whose default differs. They override the model's own, and are refused if the
-            engine does not support them (`context.unsupported`).
+        given, context, table: the same as in `read_all`.
+        generation: the model's defaults, usually from the context.
+        max_new_tokens: the maximum of new tokens if the client sets none. None means the model's default, or as many
+            tokens as fit the context if the model has no default.
+        defaults: the values of other Sampling fields whose defaults differ. They override the model's defaults, and
+            are refused if the engine does not support them (`context.unsupported`).
 
     Raises:
-        InvalidParameter: as `read_all`.
+        InvalidParameter: a parameter is invalid, as in `read_all`.
     """
     temperature = given.get("temperature")
     if temperature is None:
         temperature = generation.sampling.get("temperature")
     own = {
         **generation.sampling,
-        "do_sample": temperature != 0,  # one that is not a number is refused below
+        "do_sample": temperature != 0,  # a temperature that is not a number is refused below
         "max_new_tokens": max_new_tokens or generation.max_new_tokens or ANY,
         **defaults,
     }
@@ -317,17 +331,18 @@ def read_all(
 ) -> ParsedParameters:
     """Read all parameters in `given` that the table lists.
 
-    The result for only numbers and booleans is cached: most clients send the same ones again.
+    The result is cached if all values are numbers or booleans, because most clients send the same values again.
 
     Args:
-        given: the client's parameters; other readers take the names that are not in the table.
-        context: the engine's name and limits.
-        defaults: Sampling fields whose default differs in this dialect.
+        given: the client's parameters, including names that other readers read.
+        context: the server context, which contains the engine's name and limits.
+        defaults: the values of Sampling fields whose defaults differ in this dialect.
         table: the dialect's parameters.
-        most_new_tokens: longer answers are cut to that, as vLLM cuts them; None: any number.
+        most_new_tokens: the maximum of `max_new_tokens`, to which a larger value is reduced as in vLLM, or None for no
+            maximum.
 
     Raises:
-        InvalidParameter: naming the parameter, its value and what would be right.
+        InvalidParameter: a parameter is invalid. The message names it, its value and the valid values.
     """
     given = {name: value for name, value in given.items() if value is not None and name in table.parameters}
     all_values = (*given.values(), *defaults.values())
@@ -377,11 +392,11 @@ def _read(
 
 
 def _check_agreement(sampling: Sampling, names: Mapping[str, Named], context: ServerContext) -> None:
-    """Check parameters against each other."""
+    """Raise InvalidParameter if parameters contradict each other."""
 
     def named(field: str) -> Named:
         if field == "structured_output" and field not in names:
-            return Named("tools[].function.strict", True)  # which alone sets it without a name
+            return Named("tools[].function.strict", True)  # only strict tools set it without a parameter
         return names.get(field) or Named(field, getattr(sampling, field))
 
     if sampling.min_new_tokens > sampling.max_new_tokens:
@@ -416,17 +431,18 @@ def _check_agreement(sampling: Sampling, names: Mapping[str, Named], context: Se
 def _check_support(
     sampling: Sampling, given: Collection[str], names: Mapping[str, Named], context: ServerContext
 ) -> None:
-    """Refuse what the engine does not support.
+    """Raise InvalidParameter for a value that the engine does not support.
 
     Args:
         given: the fields that the client or the dialect has set.
+        names: the client's parameters, by the field that they set.
     """
     for field, why in context.unsupported.items():
         if field not in given:
             continue
         value = getattr(sampling, field)
         greedy = field in SAMPLED and not sampling.do_sample
-        # The chosen token's own log-probability comes with every answer: one "alternative" asks for no more than that.
+        # Every answer contains the chosen token's log-probability, and a count of 1 asks for no more than that.
         neutral = value == SAMPLING_DEFAULTS[field] or (field == "top_logprobs" and value <= 1)
         if not greedy and not neutral:
             raise names.get(field, Named(field, value)).refused(
@@ -436,14 +452,14 @@ def _check_support(
     for field, most in context.limits.items():
         value = getattr(sampling, field)
         if value > most and not (field in SAMPLED and not sampling.do_sample):
-            raise names.get(field, Named(field, value)).refused(f"the engine {context.engine} takes at most {most:g}")
+            raise names.get(field, Named(field, value)).refused(f"the engine {context.engine} accepts at most {most:g}")
 
 
 # -- schemas of requests, for the API's document -----------------------------------------------------------------------
 
 
 def parameter(entry: Parameter, context: ServerContext) -> Shape:
-    """Return the schema of a parameter, null included. It names what the engine does not support."""
+    """Return the JSON schema of a parameter, which may be null. The schema says if the engine does not support it."""
     shape = dict(schema_of_reader(entry.read))
     if why := context.unsupported.get(entry.field):
         shape["description"] = f"Refused: the engine {context.engine} does not support it: {why}"
@@ -455,11 +471,12 @@ def parameters(table: Mapping[str, Parameter], context: ServerContext) -> dict[s
 
 
 def request_shape(fields: Mapping[str, Shape], table: Table, *required: str) -> RequestShape:
-    """Make the schema of a body from its readers.
+    """Return a function that makes the schema of a body for a server.
 
     Args:
-        fields: those that set no parameter, by name.
-        required: names in either.
+        fields: the schemas of fields that are not parameters, by name.
+        table: the parameters of the body.
+        required: the names of required fields and parameters.
     """
 
     def shape(context: ServerContext) -> Shape:

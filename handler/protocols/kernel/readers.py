@@ -1,4 +1,4 @@
-"""Readers of a body's values: each returns a Python value, or raises ValueError with what would be right."""
+"""Readers of values in a body, which return a Python value or raise ValueError with a description of valid values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Named(NamedTuple):
-    """A parameter as the client gave it."""
+    """A parameter, with the name and the value that the client sent."""
 
     name: str
     value: Any
@@ -32,7 +32,7 @@ class Named(NamedTuple):
         """Convert the value with a reader.
 
         Raises:
-            InvalidParameter: it refuses the value.
+            InvalidParameter: the reader refuses the value.
         """
         try:
             return reader(self.value)
@@ -44,7 +44,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False)
 
 
 def show(value: Any) -> str:
-    """Render a value for a message, at most 80 characters."""
+    """Render a value for a message, in at most 80 characters."""
     text = ""
     for piece in _ENCODER.iterencode(value[:100] if isinstance(value, str) else value):  # millions would take seconds
         text += piece
@@ -59,11 +59,11 @@ def show(value: Any) -> str:
 INT32 = (1 << 31) - 1
 INT64 = (1 << 63) - 1
 
-MAX_NAME = 256  # characters of what an answer repeats all the time: a model's name, a request's id
+MAX_NAME = 256  # characters of a value that every chunk of a stream repeats: a model's name, a request's id
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 2048
 
-_PAIRS, _KEY, _VALUE = 16, 64, 512  # of metadata: pairs, and characters
+_PAIRS, _KEY, _VALUE = 16, 64, 512  # maximum pairs of metadata, characters of a key, characters of a value
 
 _STRINGS = {
     "type": "array",
@@ -100,7 +100,7 @@ def metadata(value: Any) -> None:
         raise ValueError(f"must be an object of at most {_PAIRS} pairs")
     for key, item in value.items():
         if len(key) > _KEY or not isinstance(item, str) or len(item) > _VALUE:
-            raise ValueError(f"must have keys of at most {_KEY} characters, and strings of at most {_VALUE}")
+            raise ValueError(f"must have keys of at most {_KEY} characters, and string values of at most {_VALUE}")
 
 
 def integer(least: int, most: int = INT32) -> Callable[[Any], int]:
@@ -114,9 +114,13 @@ def integer(least: int, most: int = INT32) -> Callable[[Any], int]:
 
 
 def number(least: float, most: float = math.inf, *, above: bool = False, below: bool = False) -> Callable[[Any], float]:
-    """Read a finite number in [least, most], without `least` when `above`, without `most` when `below`.
+    """Return a reader of finite numbers from `least` to `most`.
 
-    Engines compute in 32 bits: a number that is 0 there, such as 1e-50, is 0 here too.
+    Engines compute in 32 bits. A number that would be 0 there, such as 1e-50, is read as 0.
+
+    Args:
+        above: whether `least` itself is excluded.
+        below: whether `most` itself is excluded.
     """
     wanted = f"must be a number {'above' if above else 'of at least'} {least:g}"
     if most < math.inf:
@@ -143,7 +147,7 @@ def number(least: float, most: float = math.inf, *, above: bool = False, below: 
 
 @accepts(anyOf=STRING_OR_STRINGS)
 def strings(value: Any) -> tuple[str, ...]:
-    """Read a list of strings; one string counts as a list of one."""
+    """Read a list of strings. A single string is read as a list with one item."""
     items = [value] if isinstance(value, str) else value
     if not isinstance(items, list) or len(items) > MAX_STOPS:
         raise ValueError(f"must be a string or a list of at most {MAX_STOPS} strings")
@@ -166,8 +170,8 @@ def token_ids(value: Any) -> tuple[int, ...]:
 
 @accepts(type="object", additionalProperties={"type": "number", "minimum": -100, "maximum": 100})
 def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
-    """Read {"token id": number to add to its logit}, as OpenAI and vLLM have it; zeros are dropped."""
-    wanted = "must be an object of token ids, each with a number from -100 to 100"
+    """Read an object that maps token ids to the bias of their logits, as in OpenAI's API. Zeros are dropped."""
+    wanted = "must be an object that maps token ids to numbers from -100 to 100"
     if not isinstance(value, dict):
         raise ValueError(wanted)
     bias = number(-100, 100)
@@ -180,15 +184,15 @@ def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
     return tuple((id, item) for id, item in sorted(biases.items()) if item)
 
 
-# -- readers of the LoRA adapter that a request names: in `adapters`, in a parameter, or in a header -------------------
+# -- readers of the LoRA adapter that a request names in `adapters`, a parameter or a header ---------------------------
 
 
 @accepts(type="string", description="The name of a LoRA adapter")
 def named_adapter(value: Any, context: ServerContext) -> Adapter | None:
-    """Find the adapter by name; "" means the model itself.
+    """Return the adapter with a name, or None for "", which means the model itself.
 
     Raises:
-        ValueError: naming what is wrong.
+        ValueError: the engine serves no adapters, or no adapter with this name is registered.
     """
     if not isinstance(value, str):
         raise ValueError("must be the name of an adapter")
@@ -197,25 +201,25 @@ def named_adapter(value: Any, context: ServerContext) -> Adapter | None:
     check_adapters(context)
     adapter = context.adapters.find(value)
     if adapter is None:
-        raise ValueError("no adapter of that name is registered")
+        raise ValueError("no adapter with that name is registered")
     return adapter
 
 
 def numbered_adapter(number: int, context: ServerContext) -> Adapter:
-    """Find the adapter by number.
+    """Return the adapter with a number.
 
     Raises:
-        ValueError: no adapter has that number.
+        ValueError: the engine serves no adapters, or no adapter with this number is registered.
     """
     check_adapters(context)
     adapter = context.adapters.by_number(number)
     if adapter is None:
-        raise ValueError("no adapter of that number is registered")
+        raise ValueError("no adapter with that number is registered")
     return adapter
 
 
 def check_adapters(context: ServerContext) -> None:
-    """Raise ValueError where the engine serves no adapters."""
+    """Raise ValueError if the engine serves no adapters."""
     if context.no_adapters:
         raise ValueError(f"the engine {context.engine} serves no LoRA adapters: {context.no_adapters}")
 
@@ -223,19 +227,20 @@ def check_adapters(context: ServerContext) -> None:
 ADAPTERS: Mapping[str, Shape] = {
     "adapters": {
         "anyOf": [TEXT, listing(TEXT), NULL],
-        "description": "The name of a LoRA adapter, or one for each prompt",
+        "description": "The name of a LoRA adapter, or a list with a name for each prompt",
     }
 }
-"""What `read_adapters` reads."""
+"""The schema of the field that `read_adapters` reads."""
 
 
 def read_adapters(body: Mapping[str, Any], num_prompts: int, context: ServerContext) -> Sequence[Adapter | None]:
-    """Read a body's `adapters`, one for each prompt: a name for all of them, or a list of as many (LMI).
+    """Return the adapter for each prompt of a body.
 
-    Without it, the headers' adapter is used.
+    The field `adapters` is one name for all prompts, or a list with a name for each prompt (LMI). Without the field,
+    the adapter that the headers name is used.
 
     Raises:
-        InvalidPayload: no such adapter, another one than the headers', or a list of another length.
+        InvalidPayload: an adapter is unknown or contradicts the headers, or the list has the wrong length.
     """
     given = body.get("adapters")
     if given in (None, "", []):
@@ -243,7 +248,7 @@ def read_adapters(body: Mapping[str, Any], num_prompts: int, context: ServerCont
     names = given if isinstance(given, list) else [given] * num_prompts
     if len(names) != num_prompts:
         raise InvalidPayload(
-            f"'adapters' names {len(names)} for {num_prompts} prompts; it must be one name, or as many"
+            f"'adapters' has {len(names)} names for {num_prompts} prompts; send one name, or a name for each prompt"
         )
     return [merge_adapters(context.adapter, _adapter(name, context), "the body") for name in names]
 
@@ -252,40 +257,44 @@ def _adapter(name: Any, context: ServerContext) -> Adapter | None:
     try:
         return named_adapter(name, context)
     except ValueError as error:
-        raise InvalidPayload(f"'adapters': {quote(name) if isinstance(name, str) else 'one'}: {error}") from None
+        shown = f"{quote(name)}: " if isinstance(name, str) else ""
+        raise InvalidPayload(f"'adapters': {shown}{error}") from None
 
 
 def quote(name: str) -> str:
-    """Quote a client's text in a message, at most 80 characters of it."""
+    """Quote a client's text for a message, cut to 80 characters."""
     return repr(name if len(name) <= 80 else f"{name[:80]}...")
 
 
 def merge_adapters(first: Adapter | None, second: Adapter | None, what: str) -> Adapter | None:
-    """Return the adapter that two places of a request name; either may name none.
+    """Return the adapter that two parts of a request name, either of which may be None.
+
+    Args:
+        what: the part that names the second adapter, with which the error message begins.
 
     Raises:
-        InvalidPayload: they contradict each other; the message begins with `what`, the second place.
+        InvalidPayload: the two adapters differ.
     """
     if first is not None and second is not None and first != second:
         raise InvalidPayload(f"{what}: {second.name!r} contradicts the adapter {first.name!r}")
     return second if first is None else first
 
 
-# -- structured output in the words of LMI and vLLM, TGI and OpenAI's clients ------------------------------------------
-# Only cheap checks run here. `engines/structured_output/validator.py` compiles them in a process apart.
+# -- readers of structured output as clients of LMI, vLLM, TGI and OpenAI request it -----------------------------------
+# Only cheap checks run here. `engines/structured_output/validator.py` compiles the values in a separate process.
 
 
 MAX_CHARACTERS = 1 << 14  # of a schema as JSON, an expression, a grammar, or all choices together
 MAX_CHOICES = 256
 
 
-@accepts(anyOf=[{"type": "object"}, {"type": "string"}], description="A JSON schema, or the text of one")
+@accepts(anyOf=[{"type": "object"}, {"type": "string"}], description="A JSON schema, as an object or as text")
 def json_schema(value: Any) -> StructuredOutput:
     """Read a JSON schema, as an object or as text."""
     if isinstance(value, str):
         value = _parse(_check_length(value))
     if not isinstance(value, dict):
-        raise ValueError("must be a JSON schema, which is an object")
+        raise ValueError("must be a JSON schema object")
     return StructuredOutput("json_schema", _json(value))
 
 
@@ -293,17 +302,22 @@ def _parse(text: str) -> Any:
     try:
         return json.loads(text, parse_constant=refuse_constant)
     except (ValueError, RecursionError):
-        raise ValueError("must be a JSON schema: its text is not JSON") from None
+        raise ValueError("must be a JSON schema, but its text is not JSON") from None
 
 
 def structural_tag(value: Mapping[str, Any], *, allows_text: bool = False) -> StructuredOutput:
-    """Return the rule of a structural tag, built here from clients' schemas."""
+    """Return structured output that is a structural tag of xgrammar, with schemas that come from a client.
+
+    Args:
+        value: the format of the tag.
+        allows_text: whether any text may precede the part that the tag governs.
+    """
     return StructuredOutput("structural_tag", _json({"type": "structural_tag", "format": value}), allows_text)
 
 
 @accepts(type="boolean", description="Any JSON object")
 def json_object(value: Any) -> StructuredOutput | None:
-    """Read true: any JSON object."""
+    """Read a boolean, which is true if the answer must be a JSON object."""
     if not isinstance(value, bool):
         raise ValueError("must be true or false")
     return StructuredOutput("json_object", "") if value else None
@@ -311,9 +325,9 @@ def json_object(value: Any) -> StructuredOutput | None:
 
 @accepts(type="string", description="A regular expression")
 def regex(value: Any) -> StructuredOutput:
-    """Read a regular expression for the whole answer; its dialect is the engine's.
+    """Read a regular expression that the whole answer must match, in the syntax of the engine.
 
-    Its form is not checked: `re.compile` can keep the GIL for seconds, while other requests wait.
+    It is not compiled here, because `re.compile` can hold the GIL for seconds while other requests wait.
     """
     return StructuredOutput("regex", _text(value, "a regular expression"))
 
@@ -340,7 +354,7 @@ def choice(value: Any) -> StructuredOutput:
     properties={"type": {"enum": ["json", "json_object", "json_schema", "regex"]}, "value": {}},
 )
 def tgi_grammar(value: Any) -> StructuredOutput:
-    """Read TGI's `{"type", "value"}` (text-generation-inference 3, router/src/lib.rs)."""
+    """Read TGI's `grammar`, an object with `type` and `value` (text-generation-inference 3, router/src/lib.rs)."""
     if not isinstance(value, dict):
         raise ValueError("must be an object with 'type' and 'value'")
     kind, content = value.get("type"), value.get("value")
@@ -378,7 +392,7 @@ def response_format(value: Any) -> StructuredOutput | None:
     _only(value, "type", "json_schema")
     content = value.get("json_schema")
     if not isinstance(content, dict) or not isinstance(content.get("schema"), dict):
-        raise ValueError("must have a 'json_schema' with 'schema', which is an object")
+        raise ValueError("must have a 'json_schema' with an object as its 'schema'")
     _only(content, "schema", "name", "description", "strict")
     return json_schema(content["schema"])
 
@@ -393,14 +407,14 @@ def _json(value: Any) -> str:
     try:
         text = json.dumps(value, ensure_ascii=False)
         text.encode()
-    except (UnicodeEncodeError, RecursionError):  # half a surrogate pair, which only an escape can bring in
+    except (UnicodeEncodeError, RecursionError):  # a lone surrogate, which only an escape can produce
         raise ValueError("must be JSON without lone surrogates, and not nested too deeply") from None
     return _check_length(text)
 
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str) or not value:
-        raise ValueError(f"must be {what}, a non-empty string")
+        raise ValueError(f"must be {what} as a non-empty string")
     return _check_length(value)
 
 

@@ -1,4 +1,4 @@
-"""Replies: the base classes of whole answers and of streams."""
+"""Base classes of replies, which write a whole response or a stream."""
 
 from __future__ import annotations
 
@@ -14,23 +14,28 @@ from handler.core.values import NO_EXTRAS, NO_TOKEN, Delta, Finish, Request, Sam
 from handler.protocols.kernel.dialect import Reply, TokenEncoder
 from handler.protocols.kernel.errors import ErrorFormat
 
-_LONG = 1 << 11  # tokens and their alternatives
+_LONG = 1 << 11  # tokens and alternatives
 LONG_TEXT = 1 << 18  # characters, which take a millisecond or two
 
 Vectors = Sequence[Any]
-"""The vector of a request, or what `VectorReply` keeps of it."""
+"""The vectors of all requests, or the parts of them that `VectorReply` keeps."""
 
 
 class SequenceOutput:
-    """The output of one sequence so far; `index` counts the sequences of one request."""
+    """The output of a sequence so far.
+
+    Args:
+        index: the index of the sequence within its request.
+        special_in_text: whether special tokens are part of the text.
+    """
 
     def __init__(self, index: int = 0, *, special_in_text: bool = True) -> None:
         self.index = index
         self._special_in_text = special_in_text
         self.tokens: list[Token] = []
         self.prefill: Sequence[Token] = ()
-        self.rows: list[Sequence[float]] = []  # of logits, for each token
-        self.extras = NO_EXTRAS  # the newest of each
+        self.rows: list[Sequence[float]] = []  # the logits of each token
+        self.extras = NO_EXTRAS  # the latest value of each field
         self.finish = Finish.ERROR
 
     def take(self, delta: Delta) -> None:
@@ -47,12 +52,12 @@ class SequenceOutput:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that the model made; one without an id has only text that was held back."""
+        """The number of tokens that the model generated, without tokens that only carry text that was held back."""
         return sum(token.id >= 0 for token in self.tokens)
 
     @property
     def num_values(self) -> int:
-        """Approximate number of tokens and their alternatives."""
+        """The approximate number of tokens and their alternatives."""
         return sum(len(tokens) * (1 + len(tokens[-1].top)) for tokens in (self.tokens, self.prefill) if tokens)
 
     @property
@@ -65,17 +70,17 @@ class SequenceOutput:
 
 
 def finish_of(request: Request, delta: Delta) -> Finish | None:
-    """Return the finish reason that the client gets; the end token `eos_token_id` counts as EOS."""
+    """Return the finish reason for the client. A stop at the request's own `eos_token_id` counts as EOS."""
     if delta.finish is Finish.STOP and request.eos_token_id is not None and delta.tokens:
         return Finish.EOS if delta.tokens[-1].id == request.eos_token_id else Finish.STOP
     return delta.finish
 
 
 class WholeReply(Reply):
-    """One JSON document, written when all sequences have ended. Subclasses render it.
+    """Base class of replies that write a single JSON document when all sequences have finished.
 
     Attributes:
-        num_repeated: characters of prompts that it begins with.
+        num_repeated: the number of characters of prompts that the document repeats.
     """
 
     num_repeated = 0
@@ -92,7 +97,7 @@ class WholeReply(Reply):
         self._num_prompt_tokens = num_prompt_tokens
 
     def feed(self, index: int, delta: Delta) -> bytes:
-        assert delta.error is None, "a document that fails is written by its request's errors"
+        assert delta.error is None, "an error is rendered by ParsedRequest.errors"
         sequence = self._of(index, delta)
         sequence.take(delta)
         if delta.finish is None:
@@ -115,11 +120,11 @@ class WholeReply(Reply):
         return next((logits for logits in found if logits is not None), None)
 
     def _of(self, index: int, delta: Delta) -> SequenceOutput:
-        """Return the sequence that a delta of request number `index` belongs to."""
+        """Return the sequence to which a delta of request number `index` belongs."""
         return self._sequences[delta.sequence]
 
     def _finish(self, delta: Delta) -> Finish | None:
-        """Return the reason that the client sees for the end of the delta's sequence."""
+        """Return the finish reason of a sequence's last delta for the client."""
         return delta.finish
 
     def _document(self) -> Any:
@@ -127,7 +132,7 @@ class WholeReply(Reply):
 
 
 class WrappedReply(Reply):
-    """A reply that modifies the output of another one, and ends with it."""
+    """Base class of replies that modify the output of another reply and finish with it."""
 
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
@@ -144,7 +149,10 @@ class WrappedReply(Reply):
 
 
 class PromptOnly(WrappedReply):
-    """The reply to a limit of 0 tokens: it hides, and does not count, the one token that engines generate at least."""
+    """The reply to a request for 0 new tokens.
+
+    It hides the one token that engines always generate, and does not count it.
+    """
 
     def __init__(self, reply: Reply) -> None:
         super().__init__(reply)
@@ -163,12 +171,12 @@ class PromptOnly(WrappedReply):
 
 
 class VectorReply(WholeReply):
-    """Renders a document of all requests' vectors.
+    """Writes a JSON document with the vectors of all requests.
 
     Args:
-        render: takes the vectors, in the order of the requests, and the number of all their tokens.
-        keep: the part of a vector that is kept for `render`, such as its JSON, which would take long for all vectors
-            at once.
+        render: makes the document from the vectors in the order of the requests, and from their total number of tokens.
+        keep: converts a vector to the value that is kept for `render`, such as its JSON. Encoding all vectors at once
+            would take long.
     """
 
     def __init__(
@@ -198,7 +206,7 @@ def json_of(vector: Sequence[float]) -> Any:
 
 
 def rank_sequences(scores: Sequence[float], sampling: Sampling) -> list[int]:
-    """Return the indices of the sequences for the client, the best first; the engine has ranked beams already."""
+    """Return the indices of the sequences for the client, with the best first. The engine has already ranked beams."""
     ranked = list(range(len(scores)))
     if sampling.num_beams == 1:
         ranked.sort(key=lambda index: -scores[index])
@@ -206,7 +214,7 @@ def rank_sequences(scores: Sequence[float], sampling: Sampling) -> list[int]:
 
 
 class PreparedDocument(Reply):
-    """Sends a JSON document that exists before the answer begins, without an engine."""
+    """Sends a JSON document that was made in advance, without the engine."""
 
     content_type = JSON.content_type
     finished = False
@@ -222,11 +230,11 @@ class PreparedDocument(Reply):
         return self._body
 
 
-_PART = 1 << 10  # values whose JSON is made at a time; it holds the GIL, and so does freeing what it was made of
+_PART = 1 << 10  # values encoded at a time; encoding and freeing them holds the GIL
 
 
 def list_parts(values: Iterable[Any]) -> Iterator[bytes]:
-    """Yield the JSON of a long list, in parts."""
+    """Yield the JSON of a long list in parts."""
     rest, before = iter(values), b"["
     while part := list(islice(rest, _PART)):
         yield before + JSON.encode(part)[1:-1]
@@ -235,11 +243,11 @@ def list_parts(values: Iterable[Any]) -> Iterator[bytes]:
 
 
 class PromptDocument(PreparedDocument):
-    """Sends a document made from a request's prompt, without an engine.
+    """Sends a JSON document made from a request's prompt, without the engine.
 
     Args:
-        render: makes the document's JSON, in parts: each part holds the GIL, which other threads need. It may take
-            long.
+        render: makes the document's JSON, which may take long. It yields parts, because other threads need the GIL
+            that a part holds.
     """
 
     def __init__(self, render: Callable[[Prompt], Iterable[bytes]]) -> None:
@@ -247,25 +255,25 @@ class PromptDocument(PreparedDocument):
         self._render = render
 
     def take(self, prompt: Prompt) -> None:
-        """Render the document. Thread-safe: the document is sent afterwards."""
+        """Render the document. This is thread-safe, because the document is sent only afterwards."""
         self._body = b"".join(self._render(prompt))
 
 
-# -- streams: the order in which an answer's parts come, for every dialect ---------------------------------------------
+# -- streams: the parts of a response and their order, which is the same for all dialects ------------------------------
 
 
 class TokenStream(Reply, ABC):
-    """Streams one client's answer: a head, the tokens of each sequence, the last of each, an end.
+    """Base class of streams: a head, the tokens of each sequence, the last token of each sequence, and an end.
 
-    Subclasses render those parts. A sequence's `place` counts those of all requests.
+    Subclasses render these parts. A sequence's `place` is its index among the sequences of all requests.
 
     Args:
-        num_sequences: of each request.
+        num_sequences: the number of sequences of each request.
 
     Attributes:
-        _events: for each place, the template of the event of a token that is not the last; its only slot is the
-            token's text. None if other parts may change: then they are rendered one by one.
-        _num_tokens: those of all sequences so far, except in a subclass with its own `token_encoder`.
+        _events: the template of the event for a token that is not the last one, by place. Its only slot is the token's
+            text. None if other parts of the event may change, so that each event must be rendered.
+        _num_tokens: the number of tokens of all sequences so far, except in a subclass with its own `token_encoder`.
     """
 
     def __init__(self, errors: ErrorFormat, framing: Framing, num_requests: int = 1, num_sequences: int = 1) -> None:
@@ -287,7 +295,7 @@ class TokenStream(Reply, ABC):
     def feed(self, index: int, delta: Delta) -> bytes:
         place = index * self._each + delta.sequence
         event = self._events[place]
-        # 1. Nearly all: plain tokens of a sequence that has begun.
+        # 1. The most frequent case: plain tokens of a sequence that has started.
         if event is not None and delta.finish is None:
             self._num_tokens += len(delta.tokens)
             return fill(event, delta.tokens)
@@ -295,12 +303,12 @@ class TokenStream(Reply, ABC):
         if delta.error is not None:
             self.finished = True
             return self._broken_off(delta.error)
-        # 3. Plain tokens, where a subclass encodes them by a `token_encoder` of its own.
+        # 3. Plain tokens, if a subclass encodes them with a `token_encoder` of its own.
         encode = self.token_encoder() if self._begun else None
         if encode is not None and delta.finish is None:
             tokens = delta.tokens
             return encode(tokens[0]) if len(tokens) == 1 else b"".join(map(encode, tokens))
-        # 4. All else, part by part.
+        # 4. Everything else, part by part.
         if delta.prefill is not None or delta.extras is not None:
             self._take(place, delta)
         parts = [] if self._begun else [self._head()]
@@ -310,7 +318,7 @@ class TokenStream(Reply, ABC):
         else:
             *tokens, last = delta.tokens or (NO_TOKEN,)
         for position, token in enumerate(tokens):
-            if (event := self._events[place]) is not None:  # the sequence has begun: the rest is plain
+            if (event := self._events[place]) is not None:  # the sequence has started, so the rest is plain
                 self._num_tokens += len(tokens) - position
                 parts.append(fill(event, tokens[position:]))
                 break
@@ -342,20 +350,20 @@ class TokenStream(Reply, ABC):
 
     def _take(self, place: int, delta: Delta) -> None:
         """Record a delta's values other than tokens, before the tokens are rendered."""
-        if not delta.sequence and delta.extras is not None:  # each of several samples says it of the same prompt
+        if not delta.sequence and delta.extras is not None:  # all sequences of a request report the same prompt
             self._num_cached_tokens += delta.extras.num_cached_tokens or 0
 
     @abstractmethod
     def _token(self, place: int, token: Token) -> bytes:
-        """Render a token that is not its sequence's last; possibly nothing yet."""
+        """Render a token that is not the last of its sequence. The result may be empty."""
 
     @abstractmethod
     def _last(self, place: int, token: Token, finish: Finish) -> bytes:
-        """Render the last token of a sequence, NO_TOKEN if only its end has come; possibly nothing."""
+        """Render the last token of a sequence, or NO_TOKEN if the last delta has no token. The result may be empty."""
 
     def _finish(self, delta: Delta) -> Finish:
-        """Return the reason that the client sees for the end of the delta's sequence."""
-        assert delta.finish is not None, "the sequence has ended"
+        """Return the finish reason of a sequence's last delta for the client."""
+        assert delta.finish is not None, "only the last delta has a finish reason"
         return delta.finish
 
     def _end(self) -> bytes:
@@ -363,5 +371,5 @@ class TokenStream(Reply, ABC):
         return self._framing.end
 
     def _broken_off(self, error: ServingError) -> bytes:
-        """Render the end of a stream that fails."""
+        """Render the end of a stream that failed."""
         return self._framing.encode(self._errors.tail(error)) + self._framing.end

@@ -1,4 +1,4 @@
-"""JSON Schema of answers' types and of readers."""
+"""JSON schemas of response types and of readers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def ref(name: str) -> Shape:
 
 
 def record(required: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None, **more: Any) -> Shape:
-    """Describe an object; names that it does not list are allowed."""
+    """Return the schema of an object that may also have other names."""
     properties = {**required, **(optional or {})}
     shape: Shape = {"type": "object", "properties": properties, **more}
     return {**shape, "required": [*required]} if required else shape
@@ -42,7 +42,7 @@ def listing(items: Shape, **more: Any) -> Shape:
 
 
 def nullable(shape: Shape) -> Shape:
-    """Allow null too."""
+    """Return a schema that also allows null."""
     if "anyOf" in shape:
         return {**shape, "anyOf": [*shape["anyOf"], NULL]}
     kind = shape.get("type")
@@ -57,7 +57,7 @@ def nullable(shape: Shape) -> Shape:
 
 
 Count = Annotated[int, ("minimum", 0)]
-"""A type in an answer. The pairs of `Annotated` are keywords of JSON Schema, for the API's document."""
+"""A number that is at least 0. The pair in `Annotated` becomes a keyword of JSON Schema in the OpenAPI document."""
 
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ _PLAIN: Mapping[Any, Shape] = {
 
 
 def schema_of_type(kind: Any) -> Shape:
-    """Return the schema of an answer's type. A TypedDict becomes a reference to the component of its name.
+    """Return the JSON schema of a response type. A TypedDict becomes a reference to the component of the same name.
 
-    The pairs of `Annotated[type, (keyword, value)]` add keywords of JSON Schema.
+    A pair in `Annotated[type, (keyword, value)]` adds a keyword to the schema.
     """
     if kind in _PLAIN:
         return dict(_PLAIN[kind])
@@ -107,7 +107,7 @@ def schema_of_type(kind: Any) -> Shape:
 
 
 def components_of(kinds: Iterable[Any]) -> dict[str, Shape]:
-    """Return the schema of every TypedDict in `kinds` and inside their fields, by name."""
+    """Return the schemas of all TypedDicts in `kinds` and in the types of their fields, by name."""
     components: dict[str, Shape] = {}
     waiting = [*kinds]
     while waiting:
@@ -125,7 +125,7 @@ def components_of(kinds: Iterable[Any]) -> dict[str, Shape]:
     return components
 
 
-# -- JSON Schema of readers --------------------------------------------------------------------------------------------
+# -- JSON schemas of readers -------------------------------------------------------------------------------------------
 
 
 Reader = TypeVar("Reader", bound=Callable[..., Any])
@@ -134,7 +134,7 @@ _NAME = "json_schema"
 
 
 def accepts(**schema: Any) -> Callable[[Reader], Reader]:
-    """Attach the JSON Schema of a reader's values, for the API's document."""
+    """Attach to a reader the JSON schema of the values that it accepts, for the OpenAPI document."""
 
     def mark(read: Reader) -> Reader:
         setattr(read, _NAME, schema)
@@ -144,6 +144,6 @@ def accepts(**schema: Any) -> Callable[[Reader], Reader]:
 
 
 def schema_of_reader(read: Callable[..., Any]) -> dict[str, Any]:
-    """Return the JSON Schema of a reader's values; empty if `accepts` attached none."""
+    """Return the JSON schema that `accepts` attached to a reader, or an empty schema."""
     schema: dict[str, Any] = getattr(read, _NAME, {})
     return schema

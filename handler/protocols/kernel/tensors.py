@@ -1,7 +1,8 @@
-"""GptManager's input tensors as parameters, each with its shapes and range, and the field it sets.
+"""GptManager's input tensors, read as request parameters, and its output tensors.
 
-Source: TensorRT-LLM's page "Inference Request" (0.11 and earlier; the offsets in word lists follow the earlier one).
-A name that LMI also has accepts LMI's plain value and the tensor. Tensors without an equivalent are refused by name.
+Source: TensorRT-LLM's page "Inference Request" (0.11 and earlier; the offsets in word lists are those of the earlier
+page). A name that is also an LMI parameter accepts LMI's plain value or the tensor. A tensor without an equivalent is
+refused by name.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from handler.protocols.kernel.schema import Count, accepts, schema_of_reader
 
 # GptManager's output tensors in `outputs` of an answer, as nested lists (TensorRT-LLM, "Inference Request").
 #
-# A document has a row for each returned sequence, padded to the longest. A line of a stream has its one token.
+# A whole answer has one row for each returned sequence, padded to the longest. A line of a stream has one token.
 
 OUTPUTS = {
     "output_ids": "",
@@ -29,20 +30,19 @@ OUTPUTS = {
     "context_logits": "return_context_logits",
     "generation_logits": "return_generation_logits",
 }
-"""Name -> the input tensor that asks for it; "" if only `outputs` does."""
+"""Maps each output tensor to the input tensor that requests it, or to "" if only `outputs` can request it."""
 
 LOGITS = {"context_logits", "generation_logits"}
-"""Tensors that the engine must compute: naming them asks the engine for them."""
+"""Output tensors that the engine computes only on request."""
 
 Rows = Sequence[Sequence[float]]
 
-
 Numbers = list[list[list[float | None]]]
-"""A batch of one; a row for each sequence, a number for each token; null if it is not finite."""
+"""Shape [1, sequences, tokens]. A number that is not finite is null."""
 
 
 class TensorValues(TypedDict, total=False):
-    """`outputs` of an answer."""
+    """The output tensors of an answer, by name."""
 
     output_ids: list[list[int]]
     sequence_length: list[Count]
@@ -53,32 +53,37 @@ class TensorValues(TypedDict, total=False):
 
 
 class OutputTensors(NamedTuple):
-    """The output tensors of a request; `pad` fills the ids of shorter sequences."""
+    """The output tensors that a request selects, and the token id that pads shorter sequences."""
 
     names: tuple[str, ...]
     pad: int = -1
 
 
 def select_tensors(named: Sequence[str], flags: Mapping[str, bool | None], pad: int) -> OutputTensors | None:
-    """Return the output tensors that the request selects; None if it selects none.
+    """Return the output tensors that the request selects, or None if it selects none.
 
     Args:
-        named: `outputs`.
-        flags: input tensor -> its value, where it was set.
+        named: the names in the request's `outputs`.
+        flags: the values of the input tensors that select output tensors, by name.
+        pad: the token id that pads shorter sequences.
     """
     names = tuple(name for name, flag in OUTPUTS.items() if name in named or flags.get(flag))
     return OutputTensors(names, pad) if names else None
 
 
 class TokenRows(NamedTuple):
-    """One sequence: its tokens and, for each, a row of logits of the vocabulary's size, or no rows."""
+    """The tokens of a sequence, and a row of logits over the vocabulary for each token, or no rows."""
 
     tokens: Sequence[Token]
     rows: Rows = ()
 
 
 def document(tensors: OutputTensors, sequences: Sequence[TokenRows], context: Rows | None) -> TensorValues:
-    """Build `outputs` of a whole answer; `context` contains the prompt's rows of logits."""
+    """Build the `outputs` of a whole answer.
+
+    Args:
+        context: the prompt's logits with one row for each token, or None if the request does not select them.
+    """
     tokens = [[token for token in sequence.tokens if token.id >= 0] for sequence in sequences]
     longest, names = max(map(len, tokens), default=0), tensors.names
     values: TensorValues = {}
@@ -107,7 +112,7 @@ def _padded(values: list[Value], size: int, pad: Value) -> list[Value]:
 
 
 class Lines:
-    """The `outputs` of a stream's lines, in order."""
+    """Builds the `outputs` of each line of a stream."""
 
     def __init__(self, names: OutputTensors) -> None:
         self._names = names
@@ -116,14 +121,15 @@ class Lines:
         self._rows: Iterator[Sequence[float]] = iter(())
 
     def take(self, delta: Delta) -> None:
-        """Add the delta whose tokens come next."""
+        """Set the delta whose tokens the next calls of `line` render."""
         extras = delta.extras or NO_EXTRAS
         self._context = self._context if extras.context_logits is None else extras.context_logits
         self._rows = iter(extras.generation_logits or ())
 
     def line(self, token: Token) -> TensorValues:
-        """Build `outputs` of one line. `cum_log_probs` sums up to this token; the prompt's logits come in the first
-        line only.
+        """Build the `outputs` of the line for a token.
+
+        `cum_log_probs` is the sum up to this token. Only the first line contains the prompt's logits.
         """
         self._total += token.logprob or 0.0
         row = next(self._rows, None)
@@ -138,13 +144,13 @@ class Lines:
 
 
 def _lists(rows: Rows) -> list[list[float | None]]:
-    """Turn rows of any array type into lists."""
+    """Convert rows of any array type to lists."""
     return [row.tolist() if hasattr(row, "tolist") else list(row) for row in rows]
 
 
 _INT32 = (1 << 31) - 1
 _UINT64 = (1 << 64) - 1
-_NGRAM_OFF = 1 << 30  # what TensorRT-LLM itself means by "none may be too long": no sequence has so many tokens
+_NGRAM_OFF = 1 << 30  # TensorRT-LLM's default, which disables the check: no sequence has so many tokens
 
 _TENSOR: dict[str, Any] = {"type": "array", "minItems": 1}
 _ID = {"type": "integer", "minimum": -1, "maximum": _INT32}
@@ -156,7 +162,11 @@ Words = tuple[tuple[int, ...], ...]
 
 
 def one_of(schema: dict[str, Any], depth: int = 1) -> list[dict[str, Any]]:
-    """List the JSON schemas of a value, and of the tensors that contain only this value."""
+    """Return the JSON schemas of a value and of the tensors that contain only this value.
+
+    Args:
+        depth: the maximum number of dimensions of such a tensor.
+    """
     forms = [schema]
     for _ in range(depth):
         forms.append({"type": "array", "minItems": 1, "maxItems": 1, "items": forms[-1]})
@@ -164,7 +174,11 @@ def one_of(schema: dict[str, Any], depth: int = 1) -> list[dict[str, Any]]:
 
 
 def single(read: Callable[[Any], Any], shape: str = "[1]") -> Callable[[Any], Any]:
-    """Read a tensor of one element, or that element itself."""
+    """Return a reader that accepts a plain value or a tensor with a single element.
+
+    Args:
+        read: the reader of the value itself.
+    """
     depth = shape.count("1")
 
     @accepts(anyOf=one_of(schema_of_reader(read), depth))
@@ -172,7 +186,7 @@ def single(read: Callable[[Any], Any], shape: str = "[1]") -> Callable[[Any], An
         for _ in range(depth):
             if isinstance(value, list):
                 if len(value) != 1:
-                    raise ValueError(f"must be one value, or a tensor of shape {shape}")
+                    raise ValueError(f"must be a single value or a tensor of shape {shape}")
                 value = value[0]
         return read(value)
 
@@ -198,7 +212,10 @@ def _ids(row: Sequence[Any], least: int = 0) -> list[int]:
 
 
 def _known(ids: Sequence[int], context: ServerContext) -> None:
-    """Refuse ids outside the vocabulary. If each prompt brings its own vocabulary, `serving/call.py` checks them."""
+    """Raise ValueError if an id is not in the vocabulary.
+
+    Without a common vocabulary for all prompts, `serving/call.py` checks the ids later.
+    """
     if context.vocabulary is not None and (worst := max(ids, default=0)) >= len(context.vocabulary):
         raise ValueError(f"{worst} is not in the vocabulary of {len(context.vocabulary)} tokens")
 
@@ -211,7 +228,7 @@ def _no_vocabulary(context: ServerContext) -> ValueError:
 def input_ids(value: Any, context: ServerContext) -> tuple[int, ...]:
     ids = _ids(_row(value, "[1, num_input_tokens] or [num_input_tokens]"))
     if not ids:
-        raise ValueError("must contain a token")
+        raise ValueError("must contain at least one token")
     if context.vocabulary is None:
         raise _no_vocabulary(context)
     _known(ids, context)
@@ -220,7 +237,7 @@ def input_ids(value: Any, context: ServerContext) -> tuple[int, ...]:
 
 @accepts(anyOf=one_of(_ID))
 def end_id(value: Any, context: ServerContext) -> dict[str, Any]:
-    """Read the end token: -1 is none at all; another one replaces the model's own."""
+    """Read the id of the end token. -1 disables the end token; any other id replaces the model's own."""
     id = single(integer(-1))(value)
     if id < 0:
         return {"ignore_eos": True}
@@ -243,12 +260,15 @@ def embedding_bias(value: Any, context: ServerContext) -> tuple[tuple[int, float
     if result and context.vocabulary is None:
         raise _no_vocabulary(context)
     if context.vocabulary is not None and len(bias) != len(context.vocabulary):
-        raise ValueError(f"has {len(bias)} numbers; the vocabulary has {len(context.vocabulary)} tokens")
+        raise ValueError(f"has {len(bias)} numbers, but the vocabulary has {len(context.vocabulary)} tokens")
     return result
 
 
 def word_list(value: Any) -> Words:
-    """Read shape [2, N] or [1, 2, N]: the ids of all words one after another, and the offset where each word ends."""
+    """Read a word list, a tensor of shape [2, N] or [1, 2, N].
+
+    The first row contains the token ids of all words in sequence, the second the offset at which each word ends.
+    """
     shape = "[2, N] or [1, 2, N]"
     rows = _row(value, shape) if isinstance(value, list) and len(value) == 1 else value
     if not isinstance(rows, list) or len(rows) != 2 or not all(isinstance(row, list) for row in rows):
@@ -260,16 +280,21 @@ def word_list(value: Any) -> Words:
     used = offsets[-1] if offsets else 0
     spans = list(itertools.pairwise([0, *offsets]))
     if ends[: len(offsets)] != offsets or used > len(ids) or any(a >= b for a, b in spans):
-        raise ValueError("must have the words' ends in its second row, increasing, at most its length, then -1")
+        raise ValueError("must have increasing offsets in its second row, at most the row's length, and -1 after them")
     if any(id < 0 for id in ids[:used]) or any(id > 0 for id in ids[used:]):
-        raise ValueError("must have token ids up to the last word's end, and 0 or -1 after it")
+        raise ValueError("must have token ids in its first row up to the last offset, and 0 or -1 after it")
     if len(offsets) > MAX_STOPS:
         raise ValueError(f"must contain at most {MAX_STOPS} words")
     return tuple(tuple(ids[a:b]) for a, b in spans)
 
 
 def words(strings: str, singles: str) -> Callable[[Any, ServerContext], dict[str, Any]]:
-    """Read words: those of one token set the field `singles`; longer ones, as text, set `strings`."""
+    """Return a reader of a word list.
+
+    Args:
+        strings: the field for the text of words with several tokens.
+        singles: the field for the ids of words with a single token.
+    """
 
     @accepts(**_TENSOR, maxItems=2, items={"type": "array"})
     def read(value: Any, context: ServerContext) -> dict[str, Any]:
@@ -284,12 +309,12 @@ def words(strings: str, singles: str) -> Callable[[Any, ServerContext], dict[str
 
 
 def _text(word: tuple[int, ...], context: ServerContext) -> str:
-    """Return the text of a word of several tokens; engines and stop strings take text."""
+    """Return the text of a word of several tokens, since engines match such words as text."""
     vocabulary = context.vocabulary
     if vocabulary is None:
         raise _no_vocabulary(context)
     if not vocabulary.special.isdisjoint(word):
-        raise ValueError("has a special token in a word of several, which has no text")
+        raise ValueError("has a special token, which has no text, in a word of several tokens")
     try:
         return b"".join([vocabulary.pieces[id] for id in word]).decode()
     except UnicodeDecodeError:
@@ -301,14 +326,14 @@ def _text(word: tuple[int, ...], context: ServerContext) -> str:
 
 @accepts(anyOf=one_of({"type": "integer", "minimum": -1, "maximum": _INT32}))
 def _top_k(value: Any) -> dict[str, Any]:
-    """Read top_k. TensorRT-LLM has no `do_sample`: more than one candidate means sampling."""
+    """Read top_k. A value above 1 enables sampling, since TensorRT-LLM has no `do_sample`."""
     k = max(single(integer(-1))(value), 0)
     return {"top_k": k, "do_sample": True} if k > 1 else {"top_k": k}
 
 
 @accepts(anyOf=one_of({"type": "number", "minimum": 0, "maximum": 1}))
 def _top_p(value: Any) -> dict[str, Any]:
-    """Read top_p. 0 is TensorRT-LLM's default and means off; another value means sampling."""
+    """Read top_p. 0, TensorRT-LLM's default, disables it; any other value enables sampling."""
     p = single(number(0, 1))(value)
     return {"top_p": p, "do_sample": True} if p else {"top_p": 1.0}
 
@@ -320,7 +345,7 @@ def _early_stopping(value: Any) -> bool:
     if isinstance(value, bool):
         return value
     if type(value) is not int or value not in (0, 1):
-        raise ValueError("must be true or false, 1 or 0, or a tensor of shape [1] with one of these")
+        raise ValueError("must be true, false, 1, 0, or a tensor of shape [1] that contains one of these values")
     return bool(value)
 
 
@@ -332,27 +357,31 @@ def _ngram(value: Any) -> int:
 
 @accepts(type="array", items={"enum": list(OUTPUTS)})
 def read_outputs(value: Any) -> dict[str, Any]:
-    """Read LMI's `outputs`, the names of output tensors."""
+    """Read `outputs`, LMI's list of the names of output tensors."""
     if not isinstance(value, list) or not all(isinstance(name, str) and name in OUTPUTS for name in value):
-        raise ValueError(f"must be a list of {', '.join(OUTPUTS)}")
+        raise ValueError(f"must be a list of tensor names, which are {', '.join(OUTPUTS)}")
     result: dict[str, Any] = {"outputs": tuple(name for name in OUTPUTS if name in value)} if value else {}
     return {**result, **{OUTPUTS[name]: True for name in value if name in LOGITS}}
 
 
 def _never(why: str) -> Parameter:
-    """Accept the tensor only when it is empty."""
+    """Return a parameter that accepts only an empty tensor.
+
+    Args:
+        why: the reason why other values are not supported, for the error message.
+    """
     return unsupported(why, [], [[]], 0, [0])
 
 
 def plain_or_tensor(name: str) -> Parameter:
-    """Accept LMI's parameter `name`, also as a tensor of one element."""
+    """Return LMI's parameter `name`, which then also accepts a tensor with a single element."""
     field, read, informed = PARAMETERS[name]
-    assert not informed, "single() gives its value alone"
+    assert not informed, "single() passes only the value to its reader"
     return Parameter(field, single(read))
 
 
-_P_TUNING = "no engine here takes prompt embeddings (P-tuning) with a request"
-_WEIGHTS = "weights do not come with a request; register the adapter, then name it or its lora_task_id"
+_P_TUNING = "no engine accepts prompt embeddings (P-tuning) in a request"
+_WEIGHTS = "a request cannot contain adapter weights; register the adapter and send its name or lora_task_id"
 _DRAFT = (
     "speculative decoding is configured for the engine (option.speculative_*); a request cannot supply draft tokens"
 )
@@ -395,4 +424,4 @@ TENSORS: Mapping[str, Parameter] = {
     "draft_input_ids": _never(_DRAFT),
     "draft_logits": _never(_DRAFT),
 }
-"""All thirty tensors of the page; fields that are not in Sampling go to `ParsedParameters.others`."""
+"""All thirty input tensors of TensorRT-LLM's page, by name."""

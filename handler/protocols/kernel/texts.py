@@ -1,4 +1,4 @@
-"""Readers of a body's texts: prompts, texts to embed or to compare. Each is a string, or token ids where they fit."""
+"""Readers of the texts in a body, such as prompts and texts to embed, which are strings or lists of token ids."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from handler.protocols.kernel.readers import boolean, integer, show
 from handler.protocols.kernel.schema import COUNT, TEXT, Shape, accepts, listing
 
 MAX_TEXTS = 2048
-"""Texts to embed or to compare in one body: OpenAI's limit of `input`."""
+"""Maximum number of texts to embed or to compare in a body, which is OpenAI's limit for `input`."""
 
 MAX_QUERIES = 1 << 24
-"""Characters of a body's query, which is prepended to every text, times the number of texts."""
+"""Maximum number of characters of a query times the number of texts, since the query is repeated for each text."""
 
-_WANTED = "must be a string, a list of strings, a list of token ids, or a list of those"
+_WANTED = "must be a string, a list of strings, a list of token ids, or a list of token id lists"
 
 Text = str | tuple[int, ...]
 
@@ -32,7 +32,7 @@ def text_list(items: Shape, most: int = MAX_TEXTS) -> Shape:
 
 
 def texts_shape(most: int = MAX_TEXTS) -> Shape:
-    """Describe a text, token ids, or a list of those."""
+    """Return the schema of a text, a list of token ids, or a list of either."""
     return {"anyOf": [NON_EMPTY, _IDS, text_list({"anyOf": [TEXT, _IDS]}, most)]}
 
 
@@ -41,17 +41,19 @@ class NoTexts(InvalidPayload):
 
 
 class TooManyTexts(InvalidPayload):
-    """Raised for more texts than one body may have."""
+    """Raised for more texts than a body may contain."""
 
 
 def read_texts(value: Any, name: str, most: int = MAX_TEXTS, noun: str = "texts") -> list[Text]:
-    """Read one or more texts; a text, or a list of ids, counts as a list of one.
+    """Read one or more texts. A string or a list of token ids is a single text.
 
     Args:
-        name: the client's name of the field, for messages.
+        name: the client's name for the field, for messages.
+        most: the maximum number of texts.
+        noun: the plural noun for the texts in messages.
 
     Raises:
-        InvalidPayload: naming the field.
+        InvalidPayload: the value is invalid. The message names the field.
     """
     if isinstance(value, str) or (isinstance(value, list) and value and _is_number(value[0])):
         return [_read_text(value, name)]
@@ -59,30 +61,34 @@ def read_texts(value: Any, name: str, most: int = MAX_TEXTS, noun: str = "texts"
 
 
 def read_strings(value: Any, name: str) -> list[str]:
-    """Read a list of texts that are strings.
+    """Read a list of non-empty strings.
 
     Raises:
-        InvalidPayload: naming the field.
+        InvalidPayload: the value is invalid. The message names the field.
     """
     texts = read_list(value, name, "must be a list of strings")
     return [read_string(text, f"{name}[{index}]") for index, text in enumerate(texts)]
 
 
 def read_string(value: Any, name: str) -> str:
-    """Read a text that is a string."""
+    """Read a non-empty string."""
     if not isinstance(value, str) or not value:
         raise InvalidPayload(f"'{name}' must be a non-empty string")
     return value
 
 
 def read_list(value: Any, name: str, wanted: str, most: int = MAX_TEXTS, noun: str = "texts") -> list[Any]:
-    """Check the length of a list of texts; `wanted` describes a valid field."""
+    """Return the items of a non-empty list of texts, which are not checked.
+
+    Args:
+        wanted: a description of valid values, for messages.
+    """
     if value == []:
         raise NoTexts(f"'{name}' {wanted}")
     if not isinstance(value, list):
         raise InvalidPayload(f"'{name}' {wanted}")
     if len(value) > most:
-        raise TooManyTexts(f"'{name}' has {len(value)} {noun}; at most {most}")
+        raise TooManyTexts(f"'{name}' has {len(value)} {noun}; the maximum is {most}")
     return value
 
 
@@ -104,12 +110,12 @@ def _is_number(value: Any) -> bool:
 
 
 def text_of(text: Text, name: str, context: ServerContext) -> str:
-    """Return the text that an answer shows. Ids become their tokens' text, special tokens included."""
+    """Return a text as a string. Token ids are decoded, including special tokens."""
     if isinstance(text, str):
         return text
     vocabulary = context.vocabulary
     if vocabulary is None:
-        raise InvalidPayload(f"'{name}': the engine has no vocabulary of its own; send text")
+        raise InvalidPayload(f"'{name}': the engine has no vocabulary of its own to decode token ids; send text")
     if any(id >= len(vocabulary) for id in text):
         raise InvalidPayload(f"'{name}' contains ids that are not in the vocabulary of {len(vocabulary)} tokens")
     return vocabulary.decode(text)
@@ -118,7 +124,12 @@ def text_of(text: Text, name: str, context: ServerContext) -> str:
 def embedding_requests(
     texts: Sequence[Text], name: str, pooling: Pooling, context: ServerContext, **fields: Any
 ) -> list[Request]:
-    """Return a request for each text's vector; `fields` are the requests' own."""
+    """Return a request for the vector of each text.
+
+    Args:
+        name: the client's name for the field of the texts, for messages.
+        fields: further fields of all requests.
+    """
     return [
         Request(
             text_of(text, name, context),
@@ -132,14 +143,18 @@ def embedding_requests(
 
 
 def score_requests(query: str, texts: Sequence[str], name: str, pooling: Pooling, **fields: Any) -> list[Request]:
-    """Return a request for the score of each text with the query; `fields` are the requests' own.
+    """Return a request for the score of each text with the query.
+
+    Args:
+        name: the client's name for the field of the texts, for messages.
+        fields: further fields of all requests.
 
     Raises:
         TooManyTexts: the query is too long for so many texts.
     """
     if len(query) * len(texts) > MAX_QUERIES:
         each = f"'query' has {len(query)} characters for each of {len(texts)} texts"
-        raise TooManyTexts(f"{each}; at most {MAX_QUERIES} in all")
+        raise TooManyTexts(f"{each}; the maximum is {MAX_QUERIES} in total")
     return [
         Request(query, pooling=pooling, pair=text, names=FieldNames(prompt=f"{name}[{index}]"), **fields)
         for index, text in enumerate(texts)
@@ -148,7 +163,7 @@ def score_requests(query: str, texts: Sequence[str], name: str, pooling: Pooling
 
 @accepts(enum=["left", "right", "Left", "Right"])
 def truncation_side(value: Any) -> str:
-    """Read the side on which tokens are cut off, as vLLM and text-embeddings-inference name it."""
+    """Read the side on which tokens are cut off, as spelled by vLLM or text-embeddings-inference."""
     side = value.lower() if isinstance(value, str) else ""
     if side not in ("left", "right"):
         raise ValueError("must be left or right")
@@ -157,10 +172,10 @@ def truncation_side(value: Any) -> str:
 
 @accepts(type="integer", minimum=-1)
 def most_tokens(value: Any) -> int:
-    """Read vLLM's limit of a text's tokens; -1 is the model's own."""
+    """Read vLLM's maximum number of tokens per text. -1 means the model's limit."""
     tokens = integer(-1)(value)
     if not tokens:
-        raise ValueError("must be -1, the model's limit, or at least 1")
+        raise ValueError("must be at least 1, or -1 for the model's limit")
     return tokens
 
 
@@ -171,18 +186,19 @@ VLLM_POOLING: Mapping[str, Parameter] = {
     "priority": PARAMETERS["priority"],
     "padding": unsupported("the engine pads its batches itself", "do_not_pad"),
     "mm_processor_kwargs": unsupported("the engine reads text only", {}),
-    "truncate": unsupported("write truncate_prompt_tokens=-1", False),
+    "truncate": unsupported("use truncate_prompt_tokens=-1", False),
 }
-"""vLLM's parameters of all pooling requests (vllm/entrypoints/pooling/base/protocol.py), and TEI's `truncate`."""
+"""vLLM's parameters for all pooling requests (vllm/entrypoints/pooling/base/protocol.py), and TEI's `truncate`."""
 
 
 def vllm_fields(
     others: Mapping[str, Any], adapter: Adapter | None, truncation: Truncation | None = None
 ) -> dict[str, Any]:
-    """Return the fields of a request that these parameters and the adapter decide.
+    """Return the fields of a request that follow from vLLM's pooling parameters and the adapter.
 
     Args:
-        truncation: used if `truncate_prompt_tokens` is missing.
+        others: the values of the parameters in `VLLM_POOLING`.
+        truncation: the truncation if `truncate_prompt_tokens` is missing.
     """
     if (most := others.get("most_tokens")) is not None:
         truncation = Truncation(None if most == -1 else most, others.get("side", "right"))
@@ -190,11 +206,15 @@ def vllm_fields(
 
 
 def check_prompt_name(name: str, context: ServerContext) -> str:
-    """Return the model's own prompt of that name, which is put before each text.
+    """Return the model's own prompt with a name, which is prepended to each text.
 
     Source: sentence-transformers' `prompts` in config_sentence_transformers.json.
+
+    Raises:
+        InvalidParameter: the model has no prompt with this name.
     """
     if name not in context.prompts:
-        known = f"has {', '.join(sorted(context.prompts))}" if context.prompts else "has none"
-        raise InvalidParameter(f"prompt_name={show(name)}: the model has no such prompt; it {known}")
+        known = ", ".join(sorted(context.prompts))
+        why = f"no such prompt; its prompts are {known}" if known else "no prompts"
+        raise InvalidParameter(f"prompt_name={show(name)}: the model has {why}")
     return context.prompts[name]

@@ -141,7 +141,7 @@ def test_each_text_is_a_request(servers: dict[str, LiveServer]) -> None:
     assert found.headers["x-compute-tokens"] == "600"
     assert found.headers["x-compute-characters"] == "1390"
     assert ask(server, "/embed", {"inputs": ["a"] * 2049}, 413) == {
-        "error": "'inputs' has 2049 texts; at most 2048", "error_type": "Validation",
+        "error": "'inputs' has 2049 texts; the maximum is 2048", "error_type": "Validation",
     }  # fmt: skip
 
 

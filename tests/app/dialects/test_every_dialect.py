@@ -322,9 +322,9 @@ THINKS = "{{ messages[-1].content }}{% if tools %}{# <tool_call> <think></think>
 @pytest.mark.parametrize(
     ("own", "option", "said", "message"),
     [
-        ({}, (), "reasoning: qwen3, by the chat template", ("Hm.", " Yes. ", 1)),
+        ({}, (), "reasoning: qwen3, according to the chat template", ("Hm.", " Yes. ", 1)),
         ({}, ("option.reasoning_parser=none",), "option.reasoning_parser=none", (None, "<think>Hm.</think> Yes. ", 1)),
-        ({"response_template": TEMPLATES["hermes"]}, (), "reasoning: hf, by the model's response", ("Hm.", "Yes.", 1)),
+        ({"response_template": TEMPLATES["hermes"]}, (), "reasoning: hf, according to the mo", ("Hm.", "Yes.", 1)),
         ({"response_template": {"fields": {}}}, (), "tokenizer_config.json: response_template.fields: must have",
          ("Hm.", " Yes. ", 1)),
     ],
@@ -357,7 +357,7 @@ def test_a_broken_response_template_stops_the_start_where_an_option_names_it(tmp
     file.write_text(json.dumps({**json.loads(file.read_text()), "response_template": {"fields": {}}}))
     given = options(f"option.echo_tokenizer={directory}", "option.reasoning_parser=hf")
     refused = pytest.raises(
-        AssertionError, match=r"tokenizer_config\.json: response_template\.fields: must have some of"
+        AssertionError, match=r"tokenizer_config\.json: response_template\.fields: must have at least one of"
     )
     with refused, serve("--engine", "echo", *given) as server:
         server.wait_ready()

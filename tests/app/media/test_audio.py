@@ -123,13 +123,14 @@ def test_missing_and_long_files_of_a_server(served: Served) -> None:
 
 def test_a_request_has_as_many_as_the_option_says(served: Served) -> None:
     answer = served[0].post(ask(*[input_audio()] * 3), CHAT)
-    message = "messages[0].content[2].input_audio.data: a request may have 2 audio clips (option.limit_mm_per_prompt)"
+    limit = "a request may have at most 2 audio clips (option.limit_mm_per_prompt)"
+    message = f"messages[0].content[2].input_audio.data: {limit}"
     assert (answer.status_code, answer.json()["error"]["message"]) == (400, message)
 
 
 def test_only_the_user_sends_clips(served: Served) -> None:
     answer = served[0].post(ask(TEXT, input_audio(), role="system"), CHAT)
-    assert "'input_audio' is not supported: audio clips belong in user messages" in answer.text
+    assert "'input_audio' is not supported: audio clips are allowed only in user messages" in answer.text
 
 
 def test_fields_without_effect_are_named(served: Served) -> None:

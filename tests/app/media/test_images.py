@@ -127,24 +127,23 @@ def test_a_responses_items(served: tuple[LiveServer, Urls], kind: str) -> None:
     ("path", "body", "message"),
     [
         ("/v1/chat/completions", {"messages": [{"role": "system", "content": [{"type": "image_url"}]}]},
-         "messages[0].content[0]: 'image_url' is not supported: images belong in user messages"),
+         "messages[0].content[0]: 'image_url' is not supported: images are allowed only in user messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "video_url"}]}]},
-         "messages[0].content[0]: 'video_url' is not supported: the engine reads text, images and "
-         "audio clips, no video"),
+         "messages[0].content[0]: 'video_url' is not supported: the engine reads only text, images and audio clips"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "file"}]}]},
-         "messages[0].content[0]: 'file' is not supported: the engine reads text, images and audio clips, no files"),
+         "messages[0].content[0]: 'file' is not supported: the engine reads only text, images and audio clips"),
         ("/v1/chat/completions", {"messages": [{"role": "system", "content": [{"type": "input_audio"}]}]},
-         "messages[0].content[0]: 'input_audio' is not supported: audio clips belong in user messages"),
+         "messages[0].content[0]: 'input_audio' is not supported: audio clips are allowed only in user messages"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
-         "messages[0].content[0]: 'image' is not supported: write it as an 'image_url'"),
+         "messages[0].content[0]: 'image' is not supported: send the image as an 'image_url'"),
         ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
-         "input[0].content[0]: 'input_file' is not supported: the engine reads text, images and audio clips, no files"),
+         "input[0].content[0]: 'input_file' is not supported: the engine reads only text, images and audio clips"),
         ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "poem"}]}]},
          "input[0].content[0]: 'poem' is not supported: it must be one of text, refusal, input_text"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": 1}]}]},
          "messages[0].content[0].image_url must be a URL"),
         ("/v1/messages", {"max_tokens": 1, "system": [anthropic("http://a/")], "messages": []},
-         "system[0]: 'image' is not supported: images belong in user messages"),
+         "system[0]: 'image' is not supported: images are allowed only in user messages"),
         ("/v1/messages", {"max_tokens": 1, "messages": [
             {"role": "user", "content": [{"type": "image", "source": {"type": "file", "file_id": "f"}}]}]},
          "messages[0].content[0].source: 'file' is not supported"),
@@ -293,7 +292,7 @@ def test_numbers_that_only_the_system_reads_as_an_address(server: LiveServer, ho
         ("gopher://127.0.0.1:11211/x", "must be an http, https, file or data URL"),
         ("/etc/passwd", "must be an http, https, file or data URL"),
         ("http://example.com:6379/" + "a" * 8168, NOT_LISTED),
-        ("http://example.com:6379/" + "a" * 8169, "has 8193 characters; a URL may have 8192"),
+        ("http://example.com:6379/" + "a" * 8169, "has 8193 characters; a URL may have at most 8192"),
         ("file:///etc/passwd", OUTSIDE),
         ("file:///proc/self/environ", OUTSIDE),
         ("file://{folder}/../secret.png", OUTSIDE),
@@ -403,7 +402,7 @@ def test_data_urls_that_are_wrong(server: LiveServer, url: str, message: str) ->
 
 
 def test_a_request_has_no_more_images_than_allowed(server: LiveServer) -> None:
-    message = "a request may have 3 images (option.limit_mm_per_prompt)"
+    message = "a request may have at most 3 images (option.limit_mm_per_prompt)"
     assert reason(server, *[data_url(image_file())] * 4) == message
 
 

@@ -162,7 +162,7 @@ def test_registered_used_updated_unregistered(server: DjlServer, files: Path, ca
         assert id_of(generate(server, "a")) > id
     check_done(call(server, "DELETE", "/a"), case, "unregistered")
     refused = generate(server, "a")
-    assert (refused.status_code, "no adapter of that name" in refused.text) == (424, True), refused.text
+    assert (refused.status_code, "no adapter with that name" in refused.text) == (424, True), refused.text
     assert id_of(generate(server)) == 0
 
 

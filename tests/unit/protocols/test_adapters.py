@@ -50,11 +50,11 @@ def test_it_is_found(schema: str, body: dict[str, Any], wanted: list[str | None]
 @in_one_test(
     ("schema", "body", "wanted"),
     [
-        ("lmi", {"inputs": "x", "adapters": "c"}, "'adapters': 'c': no adapter of that name is registered"),
-        ("lmi", {"inputs": "x", "adapters": ["a", "b"]}, "'adapters' names 2 for 1 prompts"),
-        ("lmi", {"inputs": "x", "adapters": 5}, "'adapters': one: must be the name of an adapter"),
+        ("lmi", {"inputs": "x", "adapters": "c"}, "'adapters': 'c': no adapter with that name is registered"),
+        ("lmi", {"inputs": "x", "adapters": ["a", "b"]}, "'adapters' has 2 names for 1 prompts"),
+        ("lmi", {"inputs": "x", "adapters": 5}, "'adapters': must be the name of an adapter"),
         ("lmi", {"inputs": "x", "adapters": [["a"]]}, "must be the name of an adapter"),
-        ("lmi", {"inputs": "x", "parameters": {"adapter_id": "c"}}, 'parameters.adapter_id="c": no adapter of that'),
+        ("lmi", {"inputs": "x", "parameters": {"adapter_id": "c"}}, 'parameters.adapter_id="c": no adapter with'),
         ("lmi", {"inputs": "x", "parameters": {"adapter_id": 1}}, "parameters.adapter_id=1: must be the name"),
         (
             "lmi",
@@ -67,7 +67,7 @@ def test_it_is_found(schema: str, body: dict[str, Any], wanted: list[str | None]
             "parameters.lora_task_id=2 contradicts parameters.adapter_id",
         ),
         ("lmi", {**CHAT, "adapters": "c"}, "'adapters': 'c': no adapter"),
-        ("dynamic_batch", {"inputs": ["x", "y"], "adapters": ["a"]}, "'adapters' names 1 for 2 prompts"),
+        ("dynamic_batch", {"inputs": ["x", "y"], "adapters": ["a"]}, "'adapters' has 1 names for 2 prompts"),
         ("dynamic_batch", {"inputs": ["x", "y"], "adapters": ["a", "c"]}, "'adapters': 'c'"),
     ],
 )

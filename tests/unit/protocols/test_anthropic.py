@@ -258,7 +258,7 @@ def test_names_without_effect_are_listed(more: dict[str, Any], listed: list[str]
         ),
         (body(tools=[{"name": "a b", "input_schema": {}}]), "tools[0].name: must be 1 to 64 letters"),
         (body(tools=[{"name": "a"}]), "tools[0].input_schema: must be a JSON schema"),
-        (body(tool_choice={"type": "any"}), 'tool_choice={"type": "any"}: needs tools'),
+        (body(tool_choice={"type": "any"}), 'tool_choice={"type": "any"}: requires tools'),
         (body(tools=TOOLS, tool_choice={"type": "tool", "name": "x"}), "'name' must be the name of one of the tools"),
         (body(tools=TOOLS, tool_choice={"type": "required"}), "'type' that is auto, any, tool or none"),
         (body(thinking={"type": "enabled"}), "'budget_tokens' is required"),

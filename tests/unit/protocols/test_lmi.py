@@ -114,19 +114,19 @@ def test_a_parameter_sets_its_field(name: str, given: Any, field: str, wanted: A
         ("details", "yes", "true or false"),
         ("return_full_text", 2, "true or false"),
         ("truncate", 0, "an integer from 1"),
-        ("output_formatter", "json_chat", "is not for answers to prompts"),
+        ("output_formatter", "json_chat", "cannot format answers to prompts"),
         ("logprobs", -1, "an integer from 0"),
         ("prompt_logprobs", 2, "an integer from 0 to 1"),
         ("watermark", True, "is not supported"),
         ("grammar", {"type": "yaml", "value": {}}, "a 'type' that is json, json_object, json_schema or regex"),
-        ("adapter_id", "mine", "the engine openvino serves no LoRA adapters: it has none"),
+        ("adapter_id", "mine", "the engine openvino serves no LoRA adapters: none is registered"),
         ("logprobs", 21, "an integer from 0 to 20"),
         ("top_n_tokens", 21, "an integer from 0 to 20"),
-        ("logit_bias", {"5": 101}, "an object of token ids, each with a number from -100 to 100"),
+        ("logit_bias", {"5": 101}, "an object that maps token ids to numbers from -100 to 100"),
         ("logit_bias", {"5": 1, "05": 2}, "without duplicates"),
-        ("logit_bias", {"-5": 1}, "an object of token ids"),
-        ("logit_bias", {"\u0663": 1}, "an object of token ids"),
-        ("logit_bias", {"5" * 5000: 1}, "an object of token ids"),
+        ("logit_bias", {"-5": 1}, "an object that maps token ids"),
+        ("logit_bias", {"\u0663": 1}, "an object that maps token ids"),
+        ("logit_bias", {"5" * 5000: 1}, "an object that maps token ids"),
         ("length_penalty", 2.0, "only with num_beams > 1"),
         ("early_stopping", True, "only with num_beams > 1"),
         ("min_length", 31, "at most max_new_tokens=30"),
@@ -257,7 +257,7 @@ def test_an_engines_limit_is_allowed_and_what_is_above_it_refused_unless_it_has_
 
     assert read(temperature=2, do_sample=True) == 2
     assert read(temperature=2.5) == 2.5
-    with pytest.raises(InvalidParameter, match=r"^parameters\.temperature=2\.5: the engine able takes at most 2$"):
+    with pytest.raises(InvalidParameter, match=r"^parameters\.temperature=2\.5: the engine able accepts at most 2$"):
         read(temperature=2.5, do_sample=True)
 
 

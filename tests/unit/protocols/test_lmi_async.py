@@ -215,7 +215,7 @@ def test_the_model_is_lmi_unless_it_has_another_name(field: dict[str, Any]) -> N
         ASYNC.parse({**field, "model": "other"}, WITH_ADAPTERS)
     with pytest.raises(ModelNotFound, match="Model not found: lmi; served here: abc, model, one"):
         ASYNC.parse({**field, "model": "lmi"}, named)
-    with pytest.raises(InvalidPayload, match="'adapters': 'two': no adapter of that name"):
+    with pytest.raises(InvalidPayload, match="'adapters': 'two': no adapter with that name"):
         ASYNC.parse({**field, "adapters": "two"}, WITH_ADAPTERS)
 
 
@@ -288,7 +288,7 @@ def test_parameters_are_openais_but_for_the_name_of_the_model_and_of_adapters() 
         ({"temperature": 2.1}, "temperature=2.1: must be a number of at least 0 and at most 2"),
         ({"model": 5}, "model=5: must be a string"),
         ({"user": []}, "user=[]: must be a string"),
-        ({"tool_choice": "required"}, 'tool_choice="required": needs tools'),
+        ({"tool_choice": "required"}, 'tool_choice="required": requires tools'),
         ({"messages": []}, "'messages' must be a non-empty list"),
         ({"messages": [{"role": "critic"}]}, "messages[0].role must be one of system, user, assistant"),
         ({"adapters": "mine"}, "no LoRA adapters"),

@@ -193,7 +193,7 @@ def test_prompt_tokens_may_be_cut() -> None:
     assert complete(truncate_prompt_tokens=5).requests[0].truncation == Truncation(5)
     assert parse(truncate_prompt_tokens=-1).requests[0].truncation == Truncation(None)
     with pytest.raises(
-        InvalidParameter, match="truncate_prompt_tokens=0: must be -1, the model's limit, or at least 1"
+        InvalidParameter, match="truncate_prompt_tokens=0: must be at least 1, or -1 for the model's limit"
     ):
         parse(truncate_prompt_tokens=0)
 
@@ -222,8 +222,8 @@ def content(given: Any) -> dict[str, Any]:
         ({"stop": False}, "stop=false: must be a string or a list"),
         ({"ignore_eos": 2}, "ignore_eos=2: must be true or false"),
         ({"top_logprobs": 21}, "top_logprobs=21: must be an integer from 0 to 20"),
-        ({"logit_bias": {"5": 101}}, "a number from -100 to 100"),
-        ({"logit_bias": [1]}, "must be an object of token ids"),
+        ({"logit_bias": {"5": 101}}, "numbers from -100 to 100"),
+        ({"logit_bias": [1]}, "must be an object that maps token ids"),
         ({"response_format": "json"}, 'response_format="json": must be an object'),
         ({"parallel_tool_calls": 2}, "parallel_tool_calls=2: must be true or false"),
         ({"max_new_tokens": 5}, "write max_tokens"),
@@ -255,12 +255,12 @@ def content(given: Any) -> dict[str, Any]:
         ({"functions": [{}]}, "functions=[{}]: is not supported: it has become `tools`"),
         ({"modalities": ["text", "audio"]}, "is not supported: answers are text"),
         ({"chat_template": "{{}}"}, "is not supported: write option.chat_template"),
-        ({"continue_final_message": True}, "continue_final_message: the last message must be the assistant's"),
-        ({"continue_final_message": True, "add_generation_prompt": True}, "needs add_generation_prompt=false"),
-        ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs={\"tools\": 1}: may not set 'tools'"),
+        ({"continue_final_message": True}, "continue_final_message: the last message must be an assistant message"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "requires add_generation_prompt=false"),
+        ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs={\"tools\": 1}: must not set 'tools'"),
         ({"documents": [1]}, "documents=[1]: must be a list of objects"),
         ({"reasoning_effort": "much"}, 'reasoning_effort="much": must be one of none, minimal'),
-        ({"thinking_token_budget": 9}, "thinking_token_budget=9: needs option.reasoning_parser"),
+        ({"thinking_token_budget": 9}, "thinking_token_budget=9: requires option.reasoning_parser"),
         ({"thinking_token_budget": -2}, "thinking_token_budget=-2: must be"),
         ({"model": 5}, "model: must be a string"),
         ({"tools": TOOLS, "tool_choice": "required", "guided_regex": "a"}, 'guided_regex="a" contradicts tool_choice'),
@@ -289,7 +289,7 @@ def content(given: Any) -> dict[str, Any]:
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls[0] must be"),
         ({"messages": [{"role": "assistant", "tool_calls": ["x"]}]}, "messages[0].tool_calls[0] must be"),
         (calling(" " * (1 << 20) + "{}", 1), "the arguments of a call may have 1048576 characters"),
-        (calling(" " * (1 << 20), 5), "1048576 characters, those of all 4194304"),
+        (calling(" " * (1 << 20), 5), "1048576 characters, and all arguments together at most 4194304"),
     ],
 )
 def test_what_is_wrong_in_a_chat_is_named(body: dict[str, Any], wanted: str) -> None:

@@ -61,8 +61,8 @@ def test_what_it_comes_to(name: str, given: Any, wanted: StructuredOutput | None
 @in_one_test(
     ("name", "given", "wanted"),
     [
-        ("guided_json", [], "a JSON schema, which is an object"),
-        ("guided_json", "[1]", "a JSON schema, which is an object"),
+        ("guided_json", [], "a JSON schema object"),
+        ("guided_json", "[1]", "a JSON schema object"),
         ("guided_json", "{", "its text is not JSON"),
         ("guided_json", '{"a": NaN}', "its text is not JSON"),
         ("guided_json", "[" * 16_000, "its text is not JSON"),
@@ -84,8 +84,8 @@ def test_what_it_comes_to(name: str, given: Any, wanted: StructuredOutput | None
         ("grammar", {"type": "json_schema", "value": SCHEMA}, "a 'value' with 'schema'"),
         ("grammar", {"type": "regex", "value": ""}, "a regular expression"),
         ("grammar", {"type": "json", "value": {}, "values": 1}, "an unknown name 'values'"),
-        ("response_format", {"type": "json_schema"}, "a 'json_schema' with 'schema'"),
-        ("response_format", {"type": "json_schema", "json_schema": {"schema": "{}"}}, "which is an object"),
+        ("response_format", {"type": "json_schema"}, "a 'json_schema' with an object as its 'schema'"),
+        ("response_format", {"type": "json_schema", "json_schema": {"schema": "{}"}}, "with an object as its 'schema'"),
         ("response_format", {"type": "text", "x": 1}, "an unknown name 'x'"),
     ],
 )

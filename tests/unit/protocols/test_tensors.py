@@ -150,8 +150,8 @@ def test_ids_are_a_batch_of_one_under_dynamic_batching() -> None:
 @in_one_test(
     ("ids", "wanted"),
     [
-        ([], "must contain a token"),
-        ([[]], "must contain a token"),
+        ([], "must contain at least one token"),
+        ([[]], "must contain at least one token"),
         ([[0], [1]], "integers from 0"),
         ([-1], "integers from 0"),
         ([True], "integers from 0"),
@@ -250,12 +250,12 @@ def test_no_words_are_none(empty: Any) -> None:
         ([[0, 1], [1]], "its rows have 2 and 1 numbers"),
         ([[0, 1], [2, 1]], "increasing"),
         ([[0, 1], [0, 1]], "increasing"),
-        ([[0, 1], [3, -1]], "at most its length"),
-        ([[0, 1], [-1, 2]], "then -1"),
+        ([[0, 1], [3, -1]], "at most the row's length"),
+        ([[0, 1], [-1, 2]], "-1 after them"),
         ([[0, 1], [1, -1]], "0 or -1 after it"),
-        ([[-1, 1], [2, -1]], "token ids up to the last word's end"),
+        ([[-1, 1], [2, -1]], "token ids in its first row up to the last offset"),
         ([[0, 6], [2, -1]], "6 is not in the vocabulary"),
-        ([[0, 5], [2, -1]], "a special token in a word of several"),
+        ([[0, 5], [2, -1]], "a special token, which has no text, in a word of several tokens"),
         ([[0, 2], [2, -1]], "begins or ends within a character"),
         ([[0] * 65, list(range(1, 66))], "at most 64 words"),
         ([[0, "1"], [1, 2]], "integers from -1"),
@@ -277,7 +277,7 @@ def test_a_bias_for_each_token_of_the_vocabulary() -> None:
             "parameters.embedding_bias",
         )
     assert not request(embedding_bias=[0.0] * 6).sampling.logit_bias
-    assert "has 2 numbers; the vocabulary has 6" in refusal(embedding_bias=[1.0, 2.0])
+    assert "has 2 numbers, but the vocabulary has 6" in refusal(embedding_bias=[1.0, 2.0])
     assert "must be a number" in refusal(embedding_bias=["a"] * 6)
     assert "contradicts parameters.logit_bias" in refusal(logit_bias={"1": 2}, embedding_bias=bias)
 
@@ -307,9 +307,10 @@ def test_a_task_is_the_adapter_of_that_number() -> None:
     context = with_adapters(CAPABLE, MINE)
     assert request(context, lora_task_id=[7]).adapter == MINE
     assert request(context, lora_task_id=7, adapter_id="mine").adapter == MINE
-    assert refusal(context, lora_task_id=[8]) == "parameters.lora_task_id=[8]: no adapter of that number is registered"
+    found = refusal(context, lora_task_id=[8])
+    assert found == "parameters.lora_task_id=[8]: no adapter with that number is registered"
     assert "an integer from 0" in refusal(context, lora_task_id=[-1])
-    with pytest.raises(InvalidPayload, match="serves no LoRA adapters: it has none"):
+    with pytest.raises(InvalidPayload, match="serves no LoRA adapters: none is registered"):
         INVOCATIONS["lmi"].parse({"inputs": "a", "adapters": ["mine"]}, CAPABLE)
 
 
@@ -336,8 +337,8 @@ def test_logits_are_asked_for_by_their_flag_or_by_their_name() -> None:
 def test_outputs_and_flags_must_agree() -> None:
     assert "contradicts parameters.outputs" in refusal(outputs=["context_logits"], return_context_logits=[False])
     assert "contradicts parameters.return_log_probs=false" in refusal(outputs=["cum_log_probs"], return_log_probs=False)
-    assert "must be a list of output_ids, sequence_length" in refusal(outputs=["logits"])
-    assert "must be a list of output_ids" in refusal(outputs="output_ids")
+    assert "must be a list of tensor names, which are output_ids, sequence_length" in refusal(outputs=["logits"])
+    assert "must be a list of tensor names, which are output_ids" in refusal(outputs="output_ids")
 
 
 def test_logits_are_refused_where_the_engine_has_none() -> None:

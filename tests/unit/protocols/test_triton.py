@@ -190,7 +190,7 @@ def test_guided_decoding(kind: Any, structured_output: Any, wanted: StructuredOu
         ({"guided_decoding_guide": "a+"}, 'guided_decoding_guide="a+": needs guided_decoding_guide_type'),
         ({"guided_decoding_guide_type": "xml"}, 'guided_decoding_guide_type="xml": must be one of json, json_schema'),
         ({"guided_decoding_guide_type": 7}, "guided_decoding_guide_type=7: must be one of"),
-        ({"guided_decoding_guide_type": "regex"}, "must be a regular expression, a non-empty string"),
+        ({"guided_decoding_guide_type": "regex"}, "must be a regular expression as a non-empty string"),
         ({"guided_decoding_guide_type": "regex", "guided_decoding_guide": 5}, "must be a regular expression"),
         ({"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": "{"}, "its text is not JSON"),
         ({"guided_decoding_guide_type": "json", "guided_decoding_guide": "x"}, "must be left out"),
@@ -211,7 +211,7 @@ def test_adapters_by_number_and_by_name() -> None:
     sql = Adapter("sql", 3, "/x")
     having = with_adapters(CAPABLE, sql)
     assert request(having, lora_task_id=3).adapter is request(having, lora_name="sql").adapter is sql
-    assert "no adapter of that number" in refused({"text_input": "a", "lora_task_id": 4}, having)
+    assert "no adapter with that number" in refused({"text_input": "a", "lora_task_id": 4}, having)
 
 
 def test_log_probabilities_are_computed_where_they_are_wanted() -> None:
@@ -270,7 +270,7 @@ _KINDS = "has invalid type. It should be either 'int', 'bool', or 'string'."
         ({"text_input": "a", "guided_decoding": "x"}, "must be the JSON text of an object"),
         ({"text_input": "a", "structured_outputs": '{"json": 1, "regex": "a"}'}, "must be an object with one of"),
         ({"text_input": "a", "max_tokens": 1.5}, "max_tokens=1.5: must be an integer from 1 to 2147483647"),
-        ({"text_input": "a", "max_tokens": [1, 2]}, "max_tokens=[1, 2]: must be one value, or a tensor of shape [1]"),
+        ({"text_input": "a", "max_tokens": [1, 2]}, "[1, 2]: must be a single value or a tensor of shape [1]"),
         ({"text_input": "a", "max_tokens": 1, "sampling_param_max_tokens": 2}, "contradicts max_tokens"),
         ({"text_input": "a", "stream": 1}, "stream=1: must be true or false"),
         ({"text_input": "a", "stop": True}, "a request is cancelled by closing its connection"),

@@ -146,15 +146,15 @@ def test_a_model_that_is_another_adapter_contradicts_the_header(schema: str) -> 
 @in_one_test(
     ("body", "headers", "wanted"),
     [
-        ({}, {IDENTIFIER: "three"}, f"header {IDENTIFIER}: 'three': no adapter of that name is registered"),
+        ({}, {IDENTIFIER: "three"}, f"header {IDENTIFIER}: 'three': no adapter with that name is registered"),
         (
             {},
             {"adapter": "\t" + "x" * 1000},
-            f"header adapter: '\\t{'x' * 79}...': no adapter of that name is registered",
+            f"header adapter: '\\t{'x' * 79}...': no adapter with that name is registered",
         ),
         ({}, {IDENTIFIER: "one", "adapter": "two"}, "header adapter: 'two' contradicts the adapter 'one'"),
-        ({}, {ATTRIBUTES: "adapter=three"}, "header adapter: 'three': no adapter of that name is registered"),
-        ({}, {QUERY_ADAPTER: "three"}, "query parameter adapter: 'three': no adapter of that name is registered"),
+        ({}, {ATTRIBUTES: "adapter=three"}, "header adapter: 'three': no adapter with that name is registered"),
+        ({}, {QUERY_ADAPTER: "three"}, "query parameter adapter: 'three': no adapter with that name is registered"),
         ({}, {QUERY_ADAPTER: "one", "adapter": "two"}, "query parameter adapter: 'one' contradicts the adapter 'two'"),
         ({"adapters": "two"}, {IDENTIFIER: "one"}, "the body: 'two' contradicts the adapter 'one'"),
         (

@@ -1,4 +1,4 @@
-"""A model's own response template: how the text of its answers is divided into thoughts, text and calls.
+"""A model's own response template, which describes how an answer is divided into reasoning, text and tool calls.
 
-transformers (`utils/chat_parsing`) reads it from `response_template` in tokenizer_config.json, and so does vLLM's `hf`.
+It is `response_template` in tokenizer_config.json, which transformers (`utils/chat_parsing`) and vLLM's `hf` read too.
 """

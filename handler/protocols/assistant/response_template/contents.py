@@ -1,4 +1,4 @@
-"""The content parsers of a response template: they turn a region's text into a value, and that into a call."""
+"""The content parsers and transforms of a response template, which convert a region's text to values and to calls."""
 
 from __future__ import annotations
 
@@ -11,16 +11,13 @@ from handler.core.framing import refuse_constant
 from handler.protocols.assistant.events import pieces
 from handler.protocols.assistant.response_template.pattern import Attempt, Pattern, may_try
 
-_DEEPEST = 8  # value parsers in value parsers, and lists and objects of a transform
+_DEEPEST = 8  # nested value parsers, and nested lists and objects in a transform
 
 Arguments = Mapping[str, Any]
 
 
 class Content:
-    """Reads one region's text, which comes in pieces.
-
-    `value` raises ValueError if the text does not have the expected form.
-    """
+    """Reads the text of one region, which arrives in pieces."""
 
     def __init__(self) -> None:
         self._pieces: list[str] = []
@@ -34,12 +31,16 @@ class Content:
         return self._pieces[0]
 
     def value(self) -> Any:
-        """Return the parsed value of the text, once it is complete."""
+        """Return the value of the complete text.
+
+        Raises:
+            ValueError: the text does not have the expected format.
+        """
         return self.text
 
 
 class ParsedContent(Content):
-    """A region's text that a function parses at its end."""
+    """Reads the text of one region, which a function parses when it is complete."""
 
     def __init__(self, parse: Callable[[str], Any]) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class ParsedContent(Content):
 
 
 class Tags(Content):
-    """An object of the tags in a text. Tags are found as the text arrives, not all at its end."""
+    """Reads the tags in a text into an object. The tags are parsed as the text arrives, not only at its end."""
 
     def __init__(self, pattern: Pattern, parse: Callable[[str], Any], *, merges: bool) -> None:
         super().__init__()
@@ -59,8 +60,8 @@ class Tags(Content):
         self._parse = parse
         self._merges = merges
         self._attempt: Attempt | None = None
-        self._held: list[str] = []  # since the attempt's start
-        self._size = 0  # of what was read before
+        self._held: list[str] = []  # the text since the start of the attempt
+        self._size = 0  # characters read before `_held`
         self._before = ""
         self._in_vain = 0
         self._found: dict[str, Any] = {}
@@ -95,7 +96,7 @@ class Tags(Content):
             text = self._end(self._attempt)
 
     def _end(self, attempt: Attempt) -> str:
-        """Store what an attempt has matched; return the text after it."""
+        """Store the tag that an attempt has matched, and return the text after it."""
         held = "".join(self._held)
         self._attempt, self._held = None, []
         match = attempt.match(held)
@@ -136,20 +137,20 @@ def content_parser(name: Any, arguments: Any, depth: int = 0) -> MakeContent:
     """Return a function that creates the parser of one region's text.
 
     Raises:
-        ValueError: the name or an argument is wrong.
+        ValueError: the name or an argument is invalid.
     """
     if not isinstance(name, str) or name not in _PARSERS:
-        raise ValueError(f"content: {name!r} is none of {', '.join(_PARSERS)}")
+        raise ValueError(f"content: {name!r} is not one of {', '.join(_PARSERS)}")
     if not isinstance(arguments, dict):
         raise ValueError("content_args: must be an object")
     if depth > _DEEPEST:
-        raise ValueError(f"value_parser: more than {_DEEPEST} of them are nested")
+        raise ValueError(f"value_parser: at most {_DEEPEST} value parsers may be nested")
     known, make = _PARSERS[name]
     for key, value in arguments.items():
         if key not in known:
-            raise ValueError(f"content_args.{key}: is unknown; {name} has {', '.join(known) or 'none'}")
+            raise ValueError(f"content_args.{key}: is unknown; the arguments of {name} are {', '.join(known)}")
         if not known[key](value):
-            raise ValueError(f"content_args.{key}: has a wrong value for {name}")
+            raise ValueError(f"content_args.{key}: has an invalid value for {name}")
     return make(arguments, depth)
 
 
@@ -187,7 +188,7 @@ _KEY = re.compile(r"([{,]\s*)(\w+)(?=\s*:)")
 
 
 def _parse_json(arguments: Arguments, text: str) -> Any:
-    """Parse JSON; strings may be delimited by the model's own marks, and keys may be unquoted."""
+    """Parse JSON whose strings may have the model's own delimiters, and whose keys may be unquoted."""
     delimiters = [(open, close) for open, close in arguments.get("string_delims", [])]
     unquoted = arguments.get("unquoted_keys", False)
     working = text
@@ -209,8 +210,9 @@ _QUOTED = r'"(?:[^"\\]|\\.)*"?'
 
 
 def _strings(text: str, delimiters: list[tuple[str, str]]) -> Iterator[tuple[str, bool]]:
-    """Split a text into parts outside of strings, and strings between delimiters (True), without these. Strings in
-    JSON's quotes are yielded unchanged, but separately: no keys are searched in them.
+    """Yield the parts of a text: strings between delimiters with True, and other parts with False.
+
+    The delimiters are dropped. A string in JSON's quotes is a part of its own, so that it is not searched for keys.
     """
     opens = re.compile("|".join([*(re.escape(open) for open, _ in delimiters), _QUOTED]), re.DOTALL)
     closes, at, start = dict(delimiters), 0, 0
@@ -226,7 +228,7 @@ def _strings(text: str, delimiters: list[tuple[str, str]]) -> Iterator[tuple[str
             yield text[at:end], True
             start = at = end + len(close)
         else:
-            break  # a string that never ends: what follows is read as it is
+            break  # the string never ends: the rest is yielded unchanged
     yield text[start:], False
 
 
@@ -241,7 +243,7 @@ def _value_parser(arguments: Arguments, depth: int) -> Callable[[str], Any]:
 
     def parse(text: str) -> Any:
         content = make()
-        for piece in pieces(text):  # the work of each may grow with its square
+        for piece in pieces(text):  # the work for a piece may grow with the square of its length
             content.feed(piece)
         return content.value()
 
@@ -312,7 +314,7 @@ _PARSERS: Mapping[str, tuple[_Checks, Callable[[Arguments, int], MakeContent]]] 
 
 
 def literals(arguments: Arguments) -> Iterator[str]:
-    """Return the literal texts that a content parser with these arguments looks for."""
+    """Yield the literal texts that a content parser with these arguments looks for."""
     for pair in arguments.get("string_delims", []):
         yield from pair
     yield from (arguments[key] for key in ("line_sep", "kv_sep") if key in arguments)
@@ -328,7 +330,7 @@ _PLACE = re.compile(r"\{(\w+(?:\.\w+)*)\}")
 
 
 class Place(NamedTuple):
-    """A placeholder in a transform: a name, and keys into its value."""
+    """A placeholder in a transform, which consists of a name and of keys into the value with that name."""
 
     root: str
     keys: tuple[str, ...]
@@ -343,10 +345,10 @@ class Place(NamedTuple):
 
 
 def read_transform(value: Any, depth: int = 0) -> Any:
-    """Read a transform: its placeholders become `Place`s.
+    """Return a transform in which each placeholder is replaced by a `Place`.
 
     Raises:
-        ValueError: a placeholder has text around it, or it is nested too deeply.
+        ValueError: a placeholder has text next to it, or the transform is nested too deeply.
     """
     if depth > _DEEPEST:
         raise ValueError("transform: is nested too deeply")
@@ -363,7 +365,7 @@ def read_transform(value: Any, depth: int = 0) -> Any:
 
 
 def roots(transform: Any) -> Iterator[str]:
-    """Return the names that a transform's placeholders refer to."""
+    """Yield the names to which the placeholders of a transform refer."""
     if isinstance(transform, Place):
         yield transform.root
     elif isinstance(transform, (dict, list)):
@@ -372,7 +374,10 @@ def roots(transform: Any) -> Iterator[str]:
 
 
 def apply(transform: Any, scope: Mapping[str, Any]) -> Any:
-    """Replace the placeholders by values.
+    """Return a transform in which the placeholders are replaced by values.
+
+    Args:
+        scope: the values by name.
 
     Raises:
         ValueError: a value is missing.

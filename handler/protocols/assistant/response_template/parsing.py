@@ -1,4 +1,4 @@
-"""The incremental parser of answers by a model's own response template."""
+"""The incremental parser of answers that uses a model's own response template."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ from handler.protocols.assistant.tools.parsing import HF, NAME, SPACES, Template
 
 
 class ResponseParser(ThinkingParser):
-    """Divides an answer into regions, each between the marks of a field; transformers' ResponseParser does the same.
+    """Divides an answer into regions between the marks of fields, as transformers' ResponseParser does.
 
-    While a mark may have begun, nothing of its region is shown. Wasted work, on marks that turn out not to be any, is
-    bounded by the answer's length: beyond that, no pattern is tried any more.
+    Text that may be the start of a mark is not shown until this is decided. The work on text that turns out not to be a
+    mark is bounded by the length of the answer: beyond that bound, patterns are no longer tried.
 
     Args:
-        begun: the part of the answer that the prompt has already.
-        tools: the request's; None leaves calls in the text.
-        thoughts: reasoning is shown separately; otherwise it stays in the text, with their marks.
+        begun: the part of the answer that is already in the prompt.
+        tools: the tools of the request, or None to leave calls in the text.
+        thoughts: whether reasoning is shown separately. Otherwise it stays in the text, including its marks.
     """
 
     def __init__(
@@ -63,15 +63,15 @@ class ResponseParser(ThinkingParser):
             self._texts[CONTENT] = _Text(template.implicit)
         self._events: list[Event] = []
         self._field = template.implicit
-        self._region: _Region | None = None  # of a call that is being read
+        self._region: _Region | None = None  # of the calls that are being read
         self._watch = template.outside
-        self._held = ""  # not decided
-        self._hidden = 0  # characters of that which the prompt has
+        self._held = ""  # text that may be the start of a mark
+        self._hidden = 0  # characters of `_held` that are in the prompt
         self._candidates: Sequence[tuple[Field | None, Attempt | Texts]] | None = None  # at the start of `_held`
-        self._seen = 0  # characters that they have read
-        self._size = 0  # of what was decided
+        self._seen = 0  # characters of `_held` that the candidates have read
+        self._size = 0  # characters read before `_held`
         self._before = ""
-        self._empty = 0  # marks without a text, at this place
+        self._empty = 0  # empty marks found at this position
         self._in_vain = 0
         self._update()
         if begun:
@@ -101,7 +101,7 @@ class ResponseParser(ThinkingParser):
     # -- marks -------------------------------------------------------------------------------------------------------
 
     def _step(self, *, final: bool) -> bool:
-        """Read up to the next mark; return whether there is more to parse."""
+        """Read up to the next mark, and return whether there is more to parse."""
         if self._candidates is None:
             start = self._next(self._watch, final=final)
             if start is None:
@@ -124,7 +124,7 @@ class ResponseParser(ThinkingParser):
         return self._decide()
 
     def _next(self, watch: Watch, *, final: bool) -> int | None:
-        """Return the next position of a possible mark; None if there is none."""
+        """Return the next position of a possible mark, or None if there is none."""
         if watch.at_start and not self._size and not self._empty:
             return 0
         first = watch.firsts.search(self._held)
@@ -133,7 +133,10 @@ class ResponseParser(ThinkingParser):
         return 0 if final and not self._held and watch.at_end and not self._empty else None
 
     def _decide(self) -> bool:
-        """Choose the mark at this position: the longest match, or the first of equally long ones."""
+        """Choose the mark at this position, which is the longest match, and return whether there is more to parse.
+
+        Of several matches with the same length, the first one is chosen.
+        """
         candidates, self._candidates = self._candidates or (), None
         found: tuple[Field | None, Match] | None = None
         for field, candidate in candidates:
@@ -166,7 +169,11 @@ class ResponseParser(ThinkingParser):
     # -- regions -----------------------------------------------------------------------------------------------------
 
     def _take(self, size: int) -> None:
-        """Consume so many characters as text of the region."""
+        """Consume characters as text of the region.
+
+        Args:
+            size: the number of characters.
+        """
         text, self._held = self._held[:size], self._held[size:]
         self._pass(text)
         if self._hidden:
@@ -182,7 +189,7 @@ class ResponseParser(ThinkingParser):
             self._show(text)
 
     def _show(self, text: str) -> None:
-        """Emit text that is neither reasoning nor a call."""
+        """Emit text that is neither reasoning nor part of a call."""
         self._events += self._texts[CONTENT].feed(text)
 
     def _open(self, field: Field, mark: str, groups: Mapping[str, str]) -> None:
@@ -205,7 +212,7 @@ class ResponseParser(ThinkingParser):
         self._update()
 
     def _is_raw(self, field: Field) -> bool:
-        """Return whether a field's regions stay in the text, with their marks."""
+        """Return whether the regions of a field stay in the text, including their marks."""
         return not self._thoughts if field.is_reasoning else field.name == CALLS
 
     def _end_text(self) -> None:
@@ -223,13 +230,13 @@ class ResponseParser(ThinkingParser):
             self._events += found
 
     def _update(self) -> None:
-        """Look up the marks that apply in the region that has begun."""
+        """Look up the marks that apply in the current region."""
         self.thinking = self._thoughts and self._field is not None and self._field.is_reasoning
         self._watch = self._template.outside if self._field is None else self._template.inside(self._field)
 
 
 class _Text:
-    """The text of a field: without the space around it, if the field strips it."""
+    """The text of a field's regions, without the white space around it if the field strips it."""
 
     def __init__(self, field: Field | None) -> None:
         self._strips = field is None or field.strips
@@ -239,7 +246,7 @@ class _Text:
         self._between = ""
 
     def feed(self, text: str) -> list[str]:
-        """Return what can be shown."""
+        """Return the pieces of text that can be shown."""
         shown = self._ends.trim(text) if self._strips else text
         if not shown:
             return []
@@ -248,19 +255,19 @@ class _Text:
         return [shown]
 
     def end(self) -> None:
-        """End a region. If regions are separate texts, the next one starts afresh."""
+        """End a region. If regions are separate texts, the next region starts a new text."""
         if self._join is not None:
             if self._begun:
                 self._between = self._join
             self._begun, self._ends = False, Ends()
 
     def forget(self) -> None:
-        """Drop white space of text that is not shown."""
+        """Drop white space that belongs to hidden text."""
         self._ends.space, self._between = [], ""
 
 
 class _Calls:
-    """The calls of an answer."""
+    """The tool calls of an answer."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self._tools = {tool["function"]["name"]: tool["function"].get("parameters") for tool in tools}
@@ -272,14 +279,14 @@ class _Calls:
         return CallStart(self.count - 1, name)
 
     def typed(self, name: str, arguments: Any) -> Any:
-        """Convert string arguments to the types of the tool's schema."""
+        """Convert arguments that are strings to the types in the tool's schema."""
         if not isinstance(arguments, dict) or name not in self._tools:
             return arguments
         schema = self._schemas.setdefault(name, ToolSchema(self._tools[name]))
         found = {}
         for key, value in arguments.items():
             types = schema.types(schema.property(schema.root, key))
-            if isinstance(value, list) and "array" not in types:  # of a tag that was there several times
+            if isinstance(value, list) and "array" not in types:  # the values of a tag that occurs several times
                 found[key] = [_typed(item, types) for item in value]
             else:
                 found[key] = _typed(value, types)
@@ -293,7 +300,7 @@ def _typed(value: Any, types: frozenset[str]) -> Any:
 
 
 class _Region:
-    """A region of calls that is being read."""
+    """A region of tool calls that is being read."""
 
     def __init__(self, field: Field, begin: str, groups: Mapping[str, str], calls: _Calls) -> None:
         self.begin = begin
@@ -302,14 +309,14 @@ class _Region:
         self._groups = groups
         self._calls = calls
         name = groups.get(field.name_group, "") if field.name_group else ""
-        self._name = name if NAME.fullmatch(name) else ""  # of a call that is written as it comes
+        self._name = name if NAME.fullmatch(name) else ""  # of a call whose arguments are emitted as they arrive
         self._json = JsonEnd() if field.is_plain else None
-        self._is_over = False  # the JSON
+        self._is_over = False  # whether the JSON is complete
         self._started = False
 
     @property
     def is_quoted(self) -> bool:
-        """Return whether the text is JSON and ends within a string, in which marks are ignored."""
+        """Whether the text is JSON and ends within a string, in which marks are ignored."""
         return self._json is not None and not self._is_over and self._json.quoted
 
     def feed(self, text: str) -> list[Event]:
@@ -333,10 +340,10 @@ class _Region:
         return events
 
     def end(self, *, cut: bool) -> list[Event] | None:
-        """Return the rest of the calls; None if the text is not a call.
+        """Return the remaining events of the calls, or None if the text is not a call.
 
         Args:
-            cut: the answer ended before the region did.
+            cut: whether the answer ended before the region.
         """
         if self._started:
             return [CallEnd(self._calls.count - 1, Ending.OPEN if cut else Ending.WHOLE)]
@@ -358,11 +365,11 @@ class _Region:
         return events
 
 
-# -- a request's answers by the model's own response template ----------------------------------------------------------
+# -- the answers of a request whose model has a response template ------------------------------------------------------
 
 
 def family(template: ResponseTemplate) -> Family:
-    """Return the literal marks of a template's thoughts, for what begins or ends with them."""
+    """Return a family with the literal marks of the template's reasoning, which prompts may contain."""
     field = template.reasoning
     return Family(HF.name, _texts(field and field.open), _texts(field and field.close), thinks=False)
 
@@ -372,10 +379,10 @@ def _texts(marks: Marks | None) -> tuple[str, ...]:
 
 
 class TemplateThinking(Thinking):
-    """Reads the answers of one request by its template.
+    """The reasoning of one request whose model has a response template.
 
     Args:
-        shows: thoughts are shown apart from the text.
+        shows: whether reasoning is shown separately from the text.
     """
 
     def __init__(self, template: ResponseTemplate, *arguments: Any, shows: bool, **keywords: Any) -> None:
@@ -400,11 +407,11 @@ class TemplateThinking(Thinking):
         return super().read_prompt(request, prompt)
 
     def ends_open(self, prompt: str) -> bool | None:
-        """Return whether a prompt leaves a thought open, by the template."""
+        """Return whether a prompt ends within reasoning according to the template, as in the base class."""
         return True if ResponseParser(self._template, self._begun).thinking else super().ends_open(prompt)
 
     def parser(self, inner: Parser | None = None) -> ThinkingParser:
-        if self._is_ruled or not isinstance(inner, TemplateCalls | None):  # what follows a thought has no marks
+        if self._is_ruled or not isinstance(inner, TemplateCalls | None):  # the text after reasoning has no marks
             return super().parser(inner) if self.shows else Prefixed("", inner)
         tools = None if inner is None else inner.tools
         return ResponseParser(self._template, self._begun, tools, thoughts=self.shows)

@@ -1,7 +1,7 @@
-"""Regular expressions of a model's file, matched with bounded work on text that arrives in pieces.
+"""Regular expressions from a model's files, matched with bounded work on text that arrives in pieces.
 
-Neither a model's files nor its answers can be trusted: a backtracking pattern could stop the server. Here all
-alternatives of a match advance together, one character at a time, in the order of preference of Perl and Python.
+Neither a model's files nor its answers can be trusted: a pattern that backtracks could block the server. Here all
+alternatives of a match advance together, one character at a time, in the same order of preference as in Python.
 """
 
 from __future__ import annotations
@@ -13,39 +13,40 @@ from typing import Any, NamedTuple
 
 _MOST_TEXT = 1024  # characters of a pattern
 _MOST_STEPS = 256  # of a compiled pattern
-_MOST_WAYS = 32  # that a match may be in at once
+_MOST_WAYS = 32  # alternatives that a match may follow at once
 _MOST_REPEATS = 256
-_MOST_MOVES = 4096  # that are remembered
-_DEEPEST = 16  # groups in groups
-_FREE = 16_384  # ways that may be followed in vain before that is held against the text's length
+_MOST_MOVES = 4096  # transitions in the cache
+_DEEPEST = 16  # nested groups
+_FREE = 16_384  # alternatives that may be followed without a match, whatever the length of the text
 
 
 def may_try(in_vain: int, size: int) -> bool:
-    """Return whether a pattern may still be tried on a text of which `size` characters were read.
+    """Return whether a pattern may still be tried on a text, given the work that did not lead to a match.
 
     Args:
-        in_vain: alternatives that were followed on it without a match.
+        in_vain: the number of alternatives that were followed without a match.
+        size: the number of characters read so far.
     """
     return in_vain <= _FREE + 2 * size
 
 
 class Match(NamedTuple):
-    """A match: its length, and its named groups."""
+    """The length of a match, and the text of its named groups."""
 
     size: int
     groups: Mapping[str, str]
 
 
-# What follows a step: the next one, but for SPLIT.
+# The kinds of steps. Each is followed by the next step, except for _SPLIT.
 _CHARACTER, _SPLIT, _SAVE, _ASSERT, _MATCH = range(5)
 
 
 class _Step(NamedTuple):
-    """A step of a pattern.
+    """A step of a compiled pattern.
 
     Attributes:
-        value: CHARACTER: the class; SPLIT: the two steps that may follow, the preferred one first; SAVE: the slot;
-            ASSERT: its sign.
+        value: the class for _CHARACTER, the indices of the steps that may follow for _SPLIT with the preferred one
+            first, the slot for _SAVE, and the sign for _ASSERT.
     """
 
     kind: int
@@ -53,7 +54,7 @@ class _Step(NamedTuple):
 
 
 class _Class:
-    """A character class: a literal, or a class in Python's notation, evaluated once per character."""
+    """A literal character or a character class in Python's notation. Results are cached by character."""
 
     def __init__(self, source: str) -> None:
         self.source = source
@@ -71,21 +72,24 @@ class _Class:
 
 _Saved = tuple[int, ...]
 _State = tuple[int, ...]
-"""The current steps of a match's alternatives, the preferred one first: each waits for a character, or for what
-follows.
+"""The current step of each alternative of a match, with the preferred alternative first. Each step waits for a
+character, or for the text that follows an assertion.
 """
 
 _Path = tuple[int, tuple[int, ...]]
-"""The next step of an alternative, and the slots saved on the way."""
+"""The next step of an alternative, and the slots to save before it."""
 
 
 class _Move(NamedTuple):
-    """The transition of a state by a character.
+    """The transition from one state to another by a character.
 
     Attributes:
-        sources: for each alternative the one that it continues, and the slots that it saves.
-        found: the alternative that has matched; later ones are dropped. None if none has.
-        same: nothing changes.
+        state: the new state.
+        sources: the index of the alternative that each alternative of the new state continues, and the slots that it
+            saves.
+        found: the alternative that has matched, and the slots that it saves, or None if no alternative has matched.
+            Alternatives after it are dropped.
+        same: whether the transition changes nothing.
     """
 
     state: _State
@@ -95,27 +99,28 @@ class _Move(NamedTuple):
 
 
 class Pattern:
-    """A pattern in the part of Python's notation that can be matched in one pass.
+    """A compiled pattern in the subset of Python's notation that can be matched in one pass.
 
     Attributes:
-        groups: names of its groups.
-        firsts: classes of the characters with which a match may begin.
-        at_start, at_end: it may match nothing, at an answer's start or end.
-        literals: its runs of literal characters.
+        groups: the names of its groups.
+        firsts: the classes of characters with which a match may begin.
+        at_start: whether an empty text matches at the start of an answer.
+        at_end: whether an empty text matches at the end of an answer.
+        literals: the sequences of literal characters in the pattern.
 
     Raises:
-        ValueError: it is not a pattern, is too long, or needs more than one pass.
+        ValueError: the text is not a pattern, is too long, or cannot be matched in one pass.
     """
 
     def __init__(self, text: str) -> None:
         if len(text) > _MOST_TEXT:
-            raise ValueError(f"is a pattern of more than {_MOST_TEXT} characters")
+            raise ValueError(f"has more than {_MOST_TEXT} characters")
         tree = _Reader(text).read()
         self.steps: list[_Step] = []
         self.groups: list[str] = []
         self._emit(tree, tail=True)
         self.steps.append(_Step(_MATCH))
-        self.no_groups: _Saved = (-1,) * (2 * len(self.groups) + 1)  # the last one is where a look ahead begins
+        self.no_groups: _Saved = (-1,) * (2 * len(self.groups) + 1)  # the first slot is the start of the lookahead
         self.literals = list(_literals(tree))
         self._asserts = any(step.kind == _ASSERT and step.value != "^" for step in self.steps)
         self._moves: dict[tuple[_State, str], _Move] = {}
@@ -123,16 +128,16 @@ class Pattern:
         self.at_start = "^" in signs
         self.at_end = "$" in signs
         if "" in signs:
-            raise ValueError("may match an empty text anywhere")
+            raise ValueError("can match an empty text anywhere")
 
     def match(self, text: str) -> Match | None:
-        """Match the beginning of a whole text."""
+        """Return the match at the start of a complete text, or None if there is none."""
         attempt = Attempt(self, before="")
         attempt.feed(text, final=True)
         return attempt.match(text)
 
     def move(self, state: _State, character: str) -> _Move:
-        """Return the transition of a state without assertions by a character."""
+        """Return the transition by a character from a state without assertions."""
         move = self._moves.get((state, character))
         if move is None:
             if len(self._moves) >= _MOST_MOVES:
@@ -150,7 +155,12 @@ class Pattern:
         return self.settle(paths, state)
 
     def settle(self, paths: Sequence[tuple[int, _Path]], before: _State = ()) -> _Move:
-        """Keep the alternatives that are preferred to the one that has matched."""
+        """Return the transition to the alternatives that are preferred to the first one that has matched.
+
+        Args:
+            paths: the index of an old alternative, and a path that continues it.
+            before: the old state.
+        """
         matched = (place for place, (_, (at, _)) in enumerate(paths) if self.steps[at].kind == _MATCH)
         end = next(matched, None)
         found = None if end is None else (paths[end][0], paths[end][1][1])
@@ -160,10 +170,12 @@ class Pattern:
         return _Move(state, sources, found, same)
 
     def follow(self, at: int, seen: set[int], holds: Callable[[str], bool | None] = lambda sign: None) -> list[_Path]:
-        """Return the steps that can be reached from a step, without those seen.
+        """Return the paths that can be reached from a step, without steps that were seen.
 
         Args:
-            holds: whether an assertion holds; None: not known yet.
+            at: the index of the step.
+            seen: the indices of the steps that were seen, to which this method adds.
+            holds: returns whether an assertion is true, or None if this is not known yet.
         """
         found: list[_Path] = []
         waiting: list[_Path] = [(at, ())]
@@ -185,12 +197,13 @@ class Pattern:
         return found
 
     def asserts(self, state: _State) -> bool:
-        """Return whether a state depends on what follows."""
+        """Return whether a state has assertions about the text that follows."""
         return self._asserts and any(self.steps[at].kind == _ASSERT for at in state)
 
     def _first(self) -> tuple[list[str], set[str]]:
-        """Return the classes that may match first, and the assertions under which the match may be empty; "" for
-        none.
+        """Return the classes that may match first, and the assertions under which an empty text matches.
+
+        The assertion "" means that an empty text always matches.
         """
         firsts, signs = dict[str, None](), set[str]()
         waiting, seen = [(0, "")], set[tuple[int, str]]()
@@ -215,12 +228,16 @@ class Pattern:
 
     def _add(self, step: _Step) -> int:
         if len(self.steps) >= _MOST_STEPS:
-            raise ValueError("is too large a pattern")
+            raise ValueError("is too complex")
         self.steps.append(step)
         return len(self.steps) - 1
 
     def _emit(self, node: _Node, *, tail: bool = False) -> None:
-        """Add the steps of a part; `tail`: nothing follows it."""
+        """Add the steps of a node.
+
+        Args:
+            tail: whether the node is at the end of the pattern.
+        """
         kind, value, parts = node.kind, node.value, node.parts
         if kind == "class":
             self._add(_Step(_CHARACTER, _Class(value)))
@@ -239,7 +256,7 @@ class Pattern:
             self._add(_Step(_SAVE, slot + 1))
         elif kind == "ahead":
             if not tail:
-                raise ValueError("has a lookahead that is not at its end")
+                raise ValueError("has a lookahead that is not at the end")
             self._add(_Step(_SAVE, 0))
             self._emit(parts[0])
         else:
@@ -262,7 +279,7 @@ class Pattern:
         for _ in range(least):
             self._emit(node.parts[0])
             if len(self.steps) == begin:
-                return  # the part is empty; repetitions in one another would take forever
+                return  # the part is empty, and nested repetitions of it would take forever
         splits, loop = [], len(self.steps)
         for _ in range(1 if most is None else most - least):
             splits.append(self._add(_Step(_SPLIT)))
@@ -278,12 +295,12 @@ class Attempt:
     """An attempt to match a pattern at one position of a text that arrives in pieces.
 
     Args:
-        before: the character before the place; "" at the text's start.
-        limit: characters that a match may have; None for any number.
+        before: the character before the position, or "" at the start of the text.
+        limit: the maximum number of characters of a match, or None for no maximum.
 
     Attributes:
-        is_open: more input may still decide.
-        work: the number of alternatives followed.
+        is_open: whether the result depends on more input.
+        work: the number of alternatives that were followed.
     """
 
     __slots__ = ("_before", "_found", "_limit", "_pattern", "_read", "_saved", "_state", "is_open", "work")
@@ -301,7 +318,7 @@ class Attempt:
         self._take(pattern.settle([(0, path) for path in paths]))
 
     def feed(self, text: str, *, final: bool = False) -> None:
-        """Continue where the last text ended."""
+        """Read the next piece of the text. `final` means that no more text follows."""
         for character in text:
             if not self.is_open:
                 return
@@ -311,10 +328,10 @@ class Attempt:
             self.is_open = False
 
     def match(self, text: str) -> Match | None:
-        """Return the match, once it is decided.
+        """Return the match when `is_open` is false, or None if there is no match.
 
         Args:
-            text: all that was read.
+            text: all text that was read.
         """
         if self._found is None:
             return None
@@ -328,7 +345,7 @@ class Attempt:
 
     def _step(self, character: str) -> None:
         pattern = self._pattern
-        if pattern.asserts(self._state):  # what follows is known now
+        if pattern.asserts(self._state):  # the character that follows is known now
             seen = set[int]()
             holds = functools.partial(self._holds, character)
             self._take(
@@ -375,7 +392,11 @@ def _is_word(character: str) -> bool:
 
 
 class _Node(NamedTuple):
-    """A part of a pattern: class, assert, sequence, choice, group (a named one), ahead or repeat."""
+    """A node of a parsed pattern.
+
+    Attributes:
+        kind: class, assert, sequence, choice, group (with a name), ahead (a lookahead) or repeat.
+    """
 
     kind: str
     value: Any = None
@@ -390,7 +411,7 @@ _ASSERTS = {"^": "^", "$": "$", "\\A": "^", "\\Z": "$", "\\b": "b", "\\B": "B"}
 
 
 class _Reader:
-    """Reads a pattern."""
+    """Parses the text of a pattern."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -452,7 +473,7 @@ class _Reader:
         try:
             re.compile(match[0])
         except re.error as error:
-            raise ValueError(f"has the set {match[0]!r}: {error}") from None
+            raise ValueError(f"has the invalid set {match[0]!r}: {error}") from None
         return _Node("class", match[0])
 
     def _group(self) -> _Node:
@@ -470,7 +491,7 @@ class _Reader:
         elif self._text.startswith("?", self._at):
             shown = self._text[self._at - 1 : self._at + 3]
             raise ValueError(
-                f"has {shown!r}: only the groups (…), (?:…), (?P<name>…) and (?=…) at its end are supported"
+                f"has {shown!r}: only the groups (…), (?:…), (?P<name>…), and (?=…) at the end are supported"
             )
         inner = self._choice()
         if not self._next(")"):
@@ -491,11 +512,13 @@ class _Reader:
             last = match[4] or match[3]
             most = int(last) if last else None if match[2] else least
             if max(least, most or 0) > _MOST_REPEATS or (most is not None and most < least):
-                raise ValueError(f"has {match[0]!r}: at most {_MOST_REPEATS} repetitions, the smaller number first")
+                raise ValueError(
+                    f"has {match[0]!r}: the numbers must be at most {_MOST_REPEATS}, with the smaller one first"
+                )
         else:
             return node
         if node.kind in ("assert", "ahead"):
-            raise ValueError("repeats something that matches no text")
+            raise ValueError("repeats an assertion")
         lazy = self._next("?")
         if self._text[self._at : self._at + 1] in tuple("*+?"):
             raise ValueError("has two repetitions in a row, which are not supported in a response template")
@@ -503,7 +526,7 @@ class _Reader:
 
 
 def _literals(tree: _Node) -> Iterator[str]:
-    """Return a pattern's runs of literal characters."""
+    """Yield the sequences of literal characters in a pattern."""
     if tree.kind != "sequence":
         for part in tree.parts:
             yield from _literals(part)

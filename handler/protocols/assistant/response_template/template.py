@@ -1,4 +1,4 @@
-"""Reads and checks a model's response template."""
+"""A model's response template, and its reader, which checks it."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ CONTENT, CALLS = "content", "tool_calls"
 
 _MOST_MARKS = 32
 _LONGEST_MARK = 256
-_SEARCHED = 16_384  # characters of a prompt's end in which a pattern is looked for
-_MOST_SOUGHT = 1 << 17  # ways of a pattern that are followed there
-_MOST_PLACES = 64  # of a transform, each of which may hold the whole region
+_SEARCHED = 16_384  # characters at a prompt's end that are searched for a pattern
+_MOST_SOUGHT = 1 << 17  # alternatives of a pattern that are followed in this search
+_MOST_PLACES = 64  # placeholders in a transform, each of which may become a copy of the whole region
 
 LONGEST = 1024
-"""Characters of a mark that a pattern describes; a longer match does not count."""
+"""Maximum number of characters of a mark that a pattern describes. A longer match is not a mark."""
 
 
 class Marks:
-    """The beginning or end of a region: one of some texts, or a pattern.
+    """The marks that begin or end a region: a list of texts, or a pattern.
 
     Attributes:
-        texts: the longest first; empty for a pattern.
+        texts: the texts with the longest first, or an empty tuple for a pattern.
     """
 
     def __init__(self, texts: Sequence[str] = (), pattern: Pattern | None = None) -> None:
@@ -53,11 +53,15 @@ class Marks:
         return self.texts if self.pattern is None else self.pattern.literals
 
     def begin(self, before: str) -> Attempt | Texts:
-        """Start to match a mark at a position of an answer, after that character."""
+        """Return an attempt to match a mark at a position of an answer.
+
+        Args:
+            before: the character before the position, or "" at the start of the answer.
+        """
         return Texts(self.texts) if self.pattern is None else Attempt(self.pattern, before, LONGEST)
 
     def last_end(self, text: str) -> int | None:
-        """Return the end of the last mark in a prompt; None if there is none."""
+        """Return the index after the last mark in a prompt, or None if there is none."""
         if self.pattern is None:
             ends = [at + len(mark) for mark in self.texts if (at := text.rfind(mark)) >= 0]
             return max(ends, default=None)
@@ -75,7 +79,7 @@ class Marks:
 
 
 class Texts:
-    """An attempt to find one of some texts at a position of an answer, as `Attempt` looks for a pattern."""
+    """An attempt to match one of several texts at a position of an answer, with the interface of `Attempt`."""
 
     work = 0
 
@@ -100,19 +104,20 @@ class Texts:
 
 
 class Field(NamedTuple):
-    """A kind of region.
+    """A field of the template, to which regions of an answer belong.
 
     Attributes:
-        open: None: everything outside of other regions belongs to it.
-        close: None: it ends with the answer.
+        open: the marks before a region, or None if everything outside of other fields' regions belongs to the field.
+        close: the marks after a region, or None if it ends with the answer.
         make: makes the parser of one region's text.
-        join: separates the texts of several regions; None if they are one text.
-        transform: makes a call from the parsed value; None: the value is one.
-        each: one call per item of a list.
-        name_group: the group of `open` that names a call whose arguments are the region's text, as JSON; "" without.
-        is_json: its text is JSON, which itself shows whether it is complete.
-        is_plain: it is standard JSON, in whose strings marks are ignored.
-        inner: literal texts that its parser looks for.
+        strips: whether the white space around a region's text is dropped.
+        join: the separator between the texts of several regions, or None if they form one text.
+        transform: the transform that makes a call from the parsed value, or None if the value already is a call.
+        each: whether the transform applies to each item of a list instead of to the whole value.
+        name_group: the group of `open` with the name of a call whose arguments are the region's text, or "".
+        is_json: whether the text is JSON, so that its end is recognized without a mark.
+        is_plain: whether the text is standard JSON, in whose strings marks are ignored.
+        inner: the literal texts that the parser looks for.
     """
 
     name: str
@@ -136,10 +141,11 @@ class Field(NamedTuple):
         """Return the names and arguments of a region's calls.
 
         Args:
-            value: what the parser has found.
+            value: the parsed value of the region's text.
+            groups: the groups of the mark before the region.
 
         Raises:
-            ValueError: they are not calls.
+            ValueError: the value cannot be converted to calls.
         """
         if self.each:
             if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
@@ -163,9 +169,10 @@ class Watch(NamedTuple):
     """The marks that apply in one state of an answer.
 
     Attributes:
-        marks: those that open fields, and the one that closes the state's own (None).
-        firsts: finds the first character of any of them.
-        at_start, at_end: one may be empty there.
+        marks: the marks that open a field, each with its field, and the marks that close the current one with None.
+        firsts: matches the first character of any mark.
+        at_start: whether a mark may be empty at the start of an answer.
+        at_end: whether a mark may be empty at the end of an answer.
     """
 
     marks: Sequence[tuple[Field | None, Marks]]
@@ -178,7 +185,7 @@ def _watch(marks: Sequence[tuple[Field | None, Marks]]) -> Watch:
     patterns = [mark.pattern for _, mark in marks if mark.pattern is not None]
     firsts = "|".join(dict.fromkeys(first for _, mark in marks for first in mark.firsts))
     return Watch(
-        # Of two that match, the longer one counts, then one that opens, then the first name.
+        # Of several marks that match, the longest one is chosen, then one that opens a field, then the first by name.
         sorted(marks, key=lambda item: (item[0] is None, item[0].name if item[0] else "")),
         re.compile(firsts or r"(?!)", re.DOTALL),
         any(pattern.at_start for pattern in patterns),
@@ -190,14 +197,18 @@ class ResponseTemplate:
     """A model's response template.
 
     Attributes:
-        fields: by name.
+        fields: the fields by name.
+        implicit: the field to which everything outside of other regions belongs, or None if this text is dropped.
         outside: the marks that apply outside of regions.
+
+    Args:
+        start: the marks after which an answer starts in a prompt.
     """
 
     def __init__(self, fields: Mapping[str, Field], start: Marks) -> None:
         self.fields = fields
         self.implicit = next((field for field in fields.values() if field.open is None), None)
-        if self.implicit is None and CONTENT not in fields:  # as vLLM: what is in no region is text
+        if self.implicit is None and CONTENT not in fields:  # everything outside of regions is text, as in vLLM
             self.implicit = _field(CONTENT, {})
         self._start = start
         opens = [(field, field.open) for field in fields.values() if field.open is not None]
@@ -207,7 +218,7 @@ class ResponseTemplate:
 
     @functools.cached_property
     def reasoning(self) -> Field | None:
-        """The field of thoughts."""
+        """The field with the reasoning, or None if the template has none."""
         return next((field for field in self.fields.values() if field.is_reasoning), None)
 
     @property
@@ -219,20 +230,24 @@ class ResponseTemplate:
         return self.outside if field is self.implicit else self._inside[field.name]
 
     def begun(self, prompt: str) -> str:
-        """Return the part of the answer that a prompt has already: what follows its last start of an answer."""
+        """Return the part of the answer that is already in a prompt, after the last mark that starts an answer."""
         end = self._start.last_end(prompt)
         return "" if end is None else prompt[end:]
 
     @functools.cached_property
     def literals(self) -> frozenset[str]:
-        """The literal texts of all its marks."""
+        """The literal texts of all marks and content parsers."""
         fields = self.fields.values()
         marks = [mark for field in fields for mark in (field.open, field.close) if mark is not None]
         inner = [literal for field in fields for literal in field.inner]
         return frozenset([*inner, *(literal for mark in marks for literal in mark.literals)])
 
     def special(self, tokens: frozenset[str]) -> frozenset[str]:
-        """Return the special tokens that its marks contain."""
+        """Return the special tokens that the template's literal texts contain.
+
+        Args:
+            tokens: all special tokens of the vocabulary.
+        """
         return frozenset(token for token in tokens if token and any(token in literal for literal in self.literals))
 
 
@@ -243,27 +258,27 @@ def read_response_template(value: Any) -> ResponseTemplate:
     """Read `response_template` of tokenizer_config.json.
 
     Raises:
-        ValueError: it is wrong, or not supported here; the message begins with the place.
+        ValueError: the template is invalid or not supported. The message begins with the path of the wrong value.
     """
     given = _object(
         value, "response_template", ("version", "defaults", "fields", "start_anchor", "start_anchor_pattern")
     )
     if given.get("version", 1) != 1:
-        raise ValueError(f"response_template.version: {given['version']!r}, where 1 is known")
+        raise ValueError(f"response_template.version: must be 1 (given: {given['version']!r})")
     _object(given.get("defaults", {}), "response_template.defaults")
     fields = _object(given.get("fields"), "response_template.fields")
     known = (*REASONING, CONTENT, CALLS)
     if not fields or (unknown := [name for name in fields if name not in known]):
-        shown = f"{unknown[0][:64]!r} is none of" if fields else "must have some of"
+        shown = f"{unknown[0][:64]!r} is not one of" if fields else "must have at least one of"
         raise ValueError(f"response_template.fields: {shown} {', '.join(known)}")
     start = _marks(given, "start_anchor", "response_template.")
     if start is None:
-        raise ValueError("response_template.start_anchor: is missing, and so is start_anchor_pattern")
+        raise ValueError("response_template: start_anchor or start_anchor_pattern is required")
     found = {name: _field(name, field) for name, field in fields.items()}
     for count, kind in ((sum(field.open is None for field in found.values()), "without 'open'"),
                         (sum(field.is_reasoning for field in found.values()), "of reasoning")):  # fmt: skip
         if count > 1:
-            raise ValueError(f"response_template.fields: {count} {kind}, where one may be")
+            raise ValueError(f"response_template.fields: has {count} fields {kind}; at most one is allowed")
     return ResponseTemplate(found, start)
 
 
@@ -281,12 +296,12 @@ def _field(name: str, value: Any) -> Field:
             raise ValueError(f"{at}.{key}: must be true or false")
     join, content, arguments = given.get("join"), given.get("content", "text"), given.get("content_args", {})
     if join is not None and (not isinstance(join, str) or not given.get("repeats") or name == CALLS):
-        raise ValueError(f"{at}.join: must be a string, of texts with 'repeats'")
+        raise ValueError(f"{at}.join: must be a string, and is allowed only for texts with 'repeats'")
     opens, closes = _marks(given, "open", f"{at}."), _marks(given, "close", f"{at}.")
     if name == CALLS and opens is None:
-        raise ValueError(f"{at}.open: is missing, and so is open_pattern")
+        raise ValueError(f"{at}: open or open_pattern is required")
     if name != CALLS and (content != "text" or "transform" in given):
-        raise ValueError(f"{at}: a text must have the content 'text' and no transform")
+        raise ValueError(f"{at}: must have the content 'text' and no transform")
     try:
         make, transform = content_parser(content, arguments), read_transform(given.get("transform"))
     except ValueError as error:
@@ -294,9 +309,9 @@ def _field(name: str, value: Any) -> Field:
     groups = () if opens is None else opens.groups
     each = given.get("transform_each", False)
     if transform is None and (each or groups or (closes is not None and closes.groups)):
-        raise ValueError(f"{at}.transform: is missing, but transform_each and groups in patterns need it")
+        raise ValueError(f"{at}.transform: is required with transform_each, or with groups in a pattern")
     if len(places := list(roots(transform))) > _MOST_PLACES:
-        raise ValueError(f"{at}.transform: has {len(places)} placeholders; at most {_MOST_PLACES}")
+        raise ValueError(f"{at}.transform: has {len(places)} placeholders; the maximum is {_MOST_PLACES}")
     if not each and (lost := [root for root in places if root not in ("content", *groups)]):
         raise ValueError(f"{at}.transform: {{{lost[0]}}} is neither content nor a group of open_pattern")
     between = (join or "") if given.get("repeats") else None
@@ -318,7 +333,7 @@ def _field(name: str, value: Any) -> Field:
 
 
 def _name_group(transform: Any) -> str:
-    """Return the group that names a call whose arguments are the region's text; "" if there is none."""
+    """Return the group with the name of a call whose arguments are the region's text, or "" if there is none."""
     function = transform.get("function", transform) if isinstance(transform, dict) else {}
     if not isinstance(function, dict):
         return ""
@@ -332,12 +347,12 @@ def _object(value: Any, at: str, known: Sequence[str] = ()) -> Arguments:
     if not isinstance(value, dict):
         raise ValueError(f"{at}: must be an object")
     if known and (unknown := [key for key in value if key not in known]):
-        raise ValueError(f"{at}.{unknown[0][:64]}: is unknown; known: {', '.join(known)}")
+        raise ValueError(f"{at}.{unknown[0][:64]}: is unknown; the known names are {', '.join(known)}")
     return value
 
 
 def _marks(given: Arguments, key: str, at: str) -> Marks | None:
-    """Read a text, a list of texts or a pattern."""
+    """Read marks, which are a text, a list of texts or a pattern, or return None if there are none."""
     text, pattern = given.get(key), given.get(f"{key}_pattern")
     if text is not None and pattern is not None:
         raise ValueError(f"{at}{key}: cannot be combined with {key}_pattern")
@@ -353,7 +368,7 @@ def _marks(given: Arguments, key: str, at: str) -> Marks | None:
     texts = text if isinstance(text, list) else [text]
     if not 0 < len(texts) <= _MOST_MARKS or not all(_is_mark(item) for item in texts):
         raise ValueError(
-            f"{at}{key}: must be a text of 1 to {_LONGEST_MARK} characters, or up to {_MOST_MARKS} of them"
+            f"{at}{key}: must be a string of 1 to {_LONGEST_MARK} characters, or a list of up to {_MOST_MARKS} of them"
         )
     return Marks(tuple(dict.fromkeys(texts)))
 

@@ -1,1 +1,1 @@
-"""Tool calls: reading them from a request, showing tools in a prompt, and reading calls from an answer's text."""
+"""Tools in requests and prompts, and parsers of tool calls in answers."""

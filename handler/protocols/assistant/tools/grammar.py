@@ -1,4 +1,4 @@
-"""Notations of calls, in prompts and as rules for answers: structural tags (xgrammar's documentation)."""
+"""Notations of tool calls, which are written into prompts and enforced in answers by xgrammar's structural tags."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ _ANY_OBJECT = {"type": "object"}
 
 
 class Notation(NamedTuple):
-    """The text around calls, as the models' chat templates write it.
+    """The text around tool calls, as the models' chat templates write it.
 
     Attributes:
-        call: before a call's arguments and after them; NAME is replaced by the tool's name, NUMBER by digits.
-        block: before the first call and after the last one.
-        between: from one call to the next.
-        mark: a beginning that no other text has, "" if there is none.
-        style: xgrammar's name for the form of the arguments; "" if it has none.
-        several: an answer may have several calls.
-        arguments: writes a call's arguments.
+        call: the text before a call's arguments and the text after them. NAME is replaced by the tool's name, NUMBER
+            by the number of the call.
+        block: the text before the first call and the text after the last one.
+        between: the text between two calls.
+        mark: the beginning of calls, which no other text contains, or "" if there is no such beginning.
+        style: xgrammar's name for the notation of arguments, or "" if xgrammar does not support it.
+        several: whether an answer may have several calls.
+        arguments: writes the arguments of a call.
     """
 
     call: tuple[str, str]
@@ -39,17 +40,17 @@ class Notation(NamedTuple):
 
     @property
     def begin(self) -> str:
-        """The text with which every answer of calls begins."""
+        """The text with which every answer that consists of calls begins."""
         return self.block[0] or self.call[0].partition(_NAME)[0].partition(_NUMBER)[0]
 
 
 def pairs(begin: str, middle: str, end: str) -> Callable[[Mapping[str, Any]], str]:
-    """Return a writer of arguments: each is its name and its value, which is plain text where it is a string.
+    """Return a function that writes each argument as its name and its value. Strings are written as plain text.
 
     Args:
-        begin: before the name.
-        middle: between name and value; STRING stands for whether the value is a string.
-        end: after the value.
+        begin: the text before the name.
+        middle: the text between name and value, in which STRING is replaced by whether the value is a string.
+        end: the text after the value.
     """
 
     def write(arguments: Mapping[str, Any]) -> str:
@@ -64,7 +65,11 @@ def pairs(begin: str, middle: str, end: str) -> Callable[[Mapping[str, Any]], st
 
 
 def write_calls(notation: Notation, calls: Iterable[tuple[str, Mapping[str, Any]]]) -> str:
-    """Write calls, of which each is a name and its arguments."""
+    """Write calls in a notation.
+
+    Args:
+        calls: the name and the arguments of each call.
+    """
     before, after = notation.call
     written = (
         f"{before.replace(_NUMBER, str(number)).replace(_NAME, name)}{notation.arguments(arguments)}{after}"
@@ -74,11 +79,11 @@ def write_calls(notation: Notation, calls: Iterable[tuple[str, Mapping[str, Any]
 
 
 def calls(notation: Notation, tools: Iterable[Mapping[str, Any]], *, single: bool) -> Tag:
-    """Return the rule for an answer of calls to these tools: at least one, by their schemas.
+    """Return the structural tag for an answer that consists of at least one call, with arguments that fit the schemas.
 
     Args:
-        tools: in OpenAI's form.
-        single: at most one call.
+        tools: the tools in OpenAI's format.
+        single: whether only one call is allowed.
     """
     tags = [_tag(notation, tool["function"]["name"], tool["function"]["parameters"]) for tool in tools]
     return _block(notation, tags, single=single)
@@ -87,7 +92,13 @@ def calls(notation: Notation, tools: Iterable[Mapping[str, Any]], *, single: boo
 def calls_or_answer(
     notation: Notation, tools: Iterable[Mapping[str, Any]], answer: StructuredOutput, *, single: bool
 ) -> Tag:
-    """Return the rule for an answer that is either calls, as by `calls`, or follows another rule."""
+    """Return the structural tag for an answer that consists of calls, or else matches other structured output.
+
+    Args:
+        tools: the tools in OpenAI's format.
+        answer: the structured output of an answer without calls.
+        single: whether only one call is allowed.
+    """
     return {"type": "or", "elements": [calls(notation, tools, single=single), _answer(answer)]}
 
 
@@ -109,11 +120,12 @@ def _answer(rule: StructuredOutput) -> Tag:
 def calls_in_text(
     notation: Notation, tools: Iterable[Mapping[str, Any]], strict: Collection[str], *, single: bool
 ) -> Tag:
-    """Return the rule for an answer of text with calls to these tools.
+    """Return the structural tag for an answer of text that may contain calls.
 
     Args:
-        strict: names of the tools whose schemas are enforced; other arguments may be any object.
-        single: the answer ends with its first call.
+        tools: the tools in OpenAI's format.
+        strict: the names of the tools whose schemas are enforced. The arguments of other tools may be any object.
+        single: whether the answer ends with its first call.
     """
     functions = [tool["function"] for tool in tools]
     schemas = {tool["name"]: tool["parameters"] if tool["name"] in strict else _ANY_OBJECT for tool in functions}
@@ -143,7 +155,7 @@ def _block(notation: Notation, tags: list[Tag], *, single: bool) -> Tag:
 
 def _tag(notation: Notation, name: str, schema: Mapping[str, Any]) -> Tag:
     before, after = notation.call
-    # A tool's own name may hold the word NUMBER.
+    # A tool's name may contain the word NUMBER.
     begin, number, rest = (part.replace(_NAME, name) for part in before.partition(_NUMBER))
     arguments: Tag = {"type": "json_schema", "json_schema": schema}
     if notation.style != "json":
@@ -154,14 +166,14 @@ def _tag(notation: Notation, name: str, schema: Mapping[str, Any]) -> Tag:
     return {"type": "tag", "begin": begin, "content": arguments, "end": after.replace(_NAME, name)}
 
 
-# -- the types that a tool's JSON schema gives its parameters ----------------------------------------------------------
+# -- the types of parameters in a tool's JSON schema -------------------------------------------------------------------
 
 
 ANY = frozenset({"any"})
-"""The types of any value: JSON stays JSON, other text is a string."""
+"""The types of a value that may be anything: JSON stays JSON, and other text is a string."""
 
-_MEMBERS = 4096  # schemas that are read for the types of one tool's parameters in one answer
-_CHAIN = 16  # references to references
+_MEMBERS = 4096  # schemas that are read to find the types of one tool's parameters in one answer
+_CHAIN = 16  # references that are followed one after another
 
 _ALIASES = {
     **dict.fromkeys(("str", "text", "varchar", "char", "enum"), "string"),
@@ -171,40 +183,40 @@ _ALIASES = {
     **dict.fromkeys(("dict",), "object"),
     **dict.fromkeys(("arr", "list", "sequence", "tuple"), "array"),
 }
-"""Names that clients use for types, and JSON Schema's."""
+"""JSON Schema's types, by other names that clients use for them."""
 
 _TYPES = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
 
 
 class ToolSchema:
-    """The schema of a tool's arguments, with its `$ref`s.
+    """The schema of a tool's arguments, in which references (`$ref`) are resolved.
 
-    It comes from a client, so it may be cyclic, and a few lines can refer to exponentially many schemas. So each
-    schema's types are found once, and at most 4,096 schemas are read for them; schemas beyond that are of any type.
+    A client's schema may be cyclic, and a few lines can refer to exponentially many schemas. Therefore the types of
+    each schema are found only once, and at most 4,096 schemas are read. Further schemas allow any type.
 
     Args:
-        root: the schema, in which `$ref` is resolved.
+        root: the schema of the arguments, to which references refer.
     """
 
     def __init__(self, root: Any) -> None:
         self.root = root
         self._left = _MEMBERS
-        # By the schemas' ids, which stay theirs: the root holds them all.
+        # The keys are the ids of schemas, which stay valid because the root refers to all of them.
         self._types: dict[int, frozenset[str]] = {}
         self._own: dict[int, frozenset[str]] = {}
         self._targets: dict[str, Any] = {}
 
     def property(self, schema: Any, name: str) -> Any:
-        """Return the schema of an object's property; None if there is none."""
+        """Return the schema of an object's property, or None if there is none."""
         properties = self._get(schema, "properties")
         return properties.get(name) if isinstance(properties, Mapping) else None
 
     def items(self, schema: Any) -> Any:
-        """Return the schema of a list's items; None if there is none."""
+        """Return the schema of a list's items, or None if there is none."""
         return self._get(schema, "items")
 
     def types(self, schema: Any) -> frozenset[str]:
-        """Return the types of one of its schemas; empty if it names none."""
+        """Return the types that a schema within the root allows, or an empty set if it names no type."""
         if not isinstance(schema, Mapping):
             return frozenset()
         if id(schema) not in self._types:
@@ -212,7 +224,7 @@ class ToolSchema:
         return self._types[id(schema)]
 
     def _find(self, schema: Mapping[str, Any]) -> frozenset[str]:
-        """Join the types of a schema and of all that it names by `$ref`, anyOf, oneOf and allOf."""
+        """Return the types of a schema and of all schemas to which it refers by $ref, anyOf, oneOf and allOf."""
         found: set[str] = set()
         visited: set[int] = set()
         waiting: list[Any] = [schema]
@@ -246,7 +258,7 @@ class ToolSchema:
         return self._own[id(schema)]
 
     def _get(self, schema: Any, key: str) -> Any:
-        """Return a schema's value for a key, or that of the schema to which it refers."""
+        """Return a schema's value for a key. If it has none, the schema to which it refers is searched."""
         for _ in range(_CHAIN):
             if not isinstance(schema, Mapping):
                 return None
@@ -256,7 +268,7 @@ class ToolSchema:
         return None
 
     def _target(self, schema: Mapping[str, Any]) -> Any:
-        """Return the schema to which a schema refers; None if it refers to none."""
+        """Return the schema to which a schema refers, or None if it has no reference."""
         reference = schema.get("$ref")
         if not isinstance(reference, str):
             return None

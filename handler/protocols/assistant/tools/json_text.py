@@ -1,4 +1,4 @@
-"""The JSON text of arguments: finding its end, and converting a parameter's plain text to JSON by its schema."""
+"""The JSON text of arguments: finding its end, and converting a parameter's plain text to JSON with its schema."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from handler.core.framing import is_too_deep, loads, refuse_constant
 
 
 class JsonEnd:
-    """Find the end of a JSON object or list that arrives in pieces.
+    """Finds the end of a JSON object or list that arrives in pieces.
 
     Args:
-        depth: how many are open already.
-        stop: a character that JSON allows in strings only; it ends broken JSON, before the sign.
+        depth: the number of objects and lists that are already open.
+        stop: a character that JSON allows only in strings. Outside of them it ends the JSON, which is broken then.
 
     Attributes:
-        quoted: the text so far ends within a string.
+        quoted: whether the text so far ends within a string.
     """
 
     def __init__(self, depth: int = 0, stop: str = "") -> None:
@@ -29,7 +29,7 @@ class JsonEnd:
         self._escaped = False
 
     def feed(self, text: str) -> int | None:
-        """Return the index after the end; None until it has come."""
+        """Return the index after the end in the next piece of text, or None if the end is not in it."""
         at = 0
         while at < len(text):
             if self._escaped:
@@ -57,13 +57,14 @@ _CONTROLS = re.compile(r'"|\\.?|[\x00-\x1f]', re.DOTALL)
 
 
 class ControlEscapes:
-    """Escapes the control characters in the strings of a JSON text that arrives in pieces. Models write newlines
-    unescaped, which JSON does not allow in strings.
+    """Escapes the control characters in the strings of a JSON text that arrives in pieces.
+
+    Models write newlines in strings without escaping them, which JSON does not allow.
     """
 
     def __init__(self) -> None:
         self.quoted = False
-        self._escapes = False  # the last character is a backslash that escapes the next one
+        self._escapes = False  # whether the last character is a backslash that escapes the next one
 
     def feed(self, text: str) -> str:
         if not text or (not self._escapes and _CONTROLS.search(text) is None):
@@ -86,15 +87,15 @@ def dumps(value: Any) -> str:
     text = json.dumps(value, ensure_ascii=False)
     try:
         text.encode()
-    except UnicodeEncodeError:  # half a surrogate pair, which can only be written as an escape
+    except UnicodeEncodeError:  # a lone surrogate, which can only be written as an escape
         return json.dumps(value)
     return text
 
 
 def is_object(text: str) -> bool:
-    """Return whether a text is a JSON object that every client can read, nested no deeper than one in a request may be.
+    """Return whether a text is a JSON object that every client can read, and that is nested no deeper than in requests.
 
-    Many readers refuse numbers that overflow a float, and lone surrogates.
+    Many clients refuse numbers that overflow a float, and lone surrogates.
     """
     try:
         value: Any = loads(text)
@@ -104,7 +105,7 @@ def is_object(text: str) -> bool:
 
 
 PYTHON_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "\n": ""}
-"""Python's escapes: the characters after a backslash, and their meaning."""
+"""The characters that Python's escapes stand for, by the character after the backslash."""
 
 _ANY_STRING = frozenset({"string"})
 _STRING_OR_NULL = frozenset({"string", "null"})
@@ -113,9 +114,10 @@ _BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
-    """Return the JSON of a parameter's plain text: of the first type that it fits, else any JSON, else a string.
+    """Convert a parameter's plain text to JSON of one of the types in its schema.
 
-    Objects, lists and null may be Python's: several models' templates write them so.
+    If the text fits no type, it is returned unchanged if it is JSON, or as a string. Objects, lists and null may be in
+    Python's notation, which the chat templates of several models use.
     """
     plain = text.strip()
     if "null" in types and (plain.lower() == "null" or plain == "None"):
@@ -141,8 +143,9 @@ _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def _from_python(literal: re.Match[str]) -> str:
-    """Return the JSON of one of Python's strings or words. An unclosed string extends to the end, so that the search
-    is linear.
+    """Return the JSON of a Python string, True, False or None.
+
+    A string without a closing quote extends to the end of the text, so that the search takes linear time.
     """
     text = literal[1] if literal[1] is not None else literal[2]
     return _WORDS[literal[0]] if text is None else dumps(_PYTHON_ESCAPE.sub(_unescape, text))
@@ -156,7 +159,7 @@ def _unescape(escape: re.Match[str]) -> str:
 
 
 def _json(text: str) -> str | None:
-    """Return a text that is JSON, None for another."""
+    """Return a text as JSON with control characters escaped, or None if it is not JSON."""
     text = ControlEscapes().feed(text)
     try:
         json.loads(text, parse_constant=refuse_constant)
@@ -166,22 +169,23 @@ def _json(text: str) -> str | None:
 
 
 class ParameterValue:
-    """The value of a parameter, whose plain text arrives in pieces. A string is written as it arrives; a value that
-    may have another type, at its end.
+    """Converts the plain text of a parameter, which arrives in pieces, to JSON.
+
+    A string is written as it arrives. A value that may have another type is written at its end.
 
     Args:
-        types: those of its schema; without any it is a string.
-        write: takes JSON text.
-        trim: leave out a line end before the text, and one after it.
+        types: the types in the parameter's schema. If there are none, the value is a string.
+        write: the function to which JSON text is passed.
+        trim: whether to drop a newline before the text and a newline after it.
     """
 
     def __init__(self, types: frozenset[str], write: Callable[[str], None], *, trim: bool = False) -> None:
         self._types = types or _ANY_STRING
         self._write = write
-        self._trim = trim  # whether the text has not begun
+        self._trim = trim  # whether a newline before the text may still follow
         self._trims = trim
-        self._pieces: list[str] = []  # not written yet
-        self._start = ""  # of the text, while it may be null
+        self._pieces: list[str] = []  # text that is not written yet
+        self._start = ""  # the start of the text while it may be null
         self._streams = False
 
     def feed(self, text: str) -> None:
@@ -205,7 +209,7 @@ class ParameterValue:
             return self._types == _ANY_STRING
         start = (self._start + text).lstrip()
         word = start.rstrip()
-        self._start = word if word == start else f"{word} "  # any space between words, so that it stays short
+        self._start = word if word == start else f"{word} "  # a single space at the end, so that it stays short
         return not ("null".startswith(word.lower()) or "None".startswith(word))
 
 

@@ -1,4 +1,4 @@
-"""The machinery of incremental parsers of tool calls: marks, steps, a call's events."""
+"""The base classes of incremental parsers of tool calls."""
 
 from __future__ import annotations
 
@@ -25,27 +25,28 @@ from handler.protocols.assistant.tools.json_text import ControlEscapes, JsonEnd,
 
 T = TypeVar("T")
 Steps = Generator[None, None, T]
-"""A part of a parser: it yields where it needs more text, and returns what it has read."""
+"""A generator that is a part of a parser. It yields when it needs more text, and returns its result."""
 
 Tool = Mapping[str, Any]
-"""A tool in OpenAI's form."""
+"""A tool in OpenAI's format."""
 
 SPACES = " \t\r\n"
 NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
-"""A tool's name."""
+"""The pattern of a tool's name."""
 
 
 _OWN_ENDING = re.compile(r":[^\s:>]+(?=>\Z)")
 
 
 class Format(NamedTuple):
-    """A form in which models write tool calls.
+    """A format in which models write tool calls.
 
     Attributes:
-        make: makes the parser of one answer, with the request's tools for types.
-        marks: texts that a tokenizer may have as special tokens, which it leaves out of the text by default.
-        template: a regular expression that recognizes the format in a chat template; "" if none can.
-        notations: text that a chat template has -> how calls are written; the first match counts.
+        make: makes the parser of one answer from the request's tools, whose schemas have the types of arguments.
+        marks: texts that may be special tokens, which a tokenizer omits from the text by default.
+        template: a regular expression that recognizes the format in a chat template, or "" if there is none.
+        notations: the notations of calls, by a text in the chat template. The first text that the template contains
+            decides.
     """
 
     name: str
@@ -55,11 +56,11 @@ class Format(NamedTuple):
     notations: Mapping[str, Notation] = {}
 
     def notation(self, template: str) -> Notation | None:
-        """Return how a model with this chat template writes calls; None if unknown."""
+        """Return the notation in which a model with a chat template writes calls, or None if it is unknown."""
         return next((notation for text, notation in self.notations.items() if text in template), None)
 
     def special(self, vocabulary: Vocabulary | None) -> frozenset[str]:
-        """Return the marks that are special tokens, also with a checkpoint's own suffix (`<tool_call:x>`)."""
+        """Return the marks that are special tokens, possibly with a checkpoint's own suffix (`<tool_call:x>`)."""
         if vocabulary is None:
             return frozenset()
         return _special(vocabulary.marks, self.marks)
@@ -71,7 +72,7 @@ def _special(special: frozenset[str], marks: tuple[str, ...]) -> frozenset[str]:
 
 
 class NamedCall:
-    """Parses an answer that structured output forces to be the arguments of one call."""
+    """Parses an answer that consists of one call's arguments, as structured output enforces."""
 
     def __init__(self, name: str) -> None:
         self._begun: list[Event] = [CallStart(0, name)]
@@ -85,18 +86,18 @@ class NamedCall:
 
 
 class CallsOrText:
-    """Parses an answer that structured output forces to be either calls from its beginning, or text without calls.
+    """Parses an answer that consists either of calls or of text without calls, as structured output enforces.
 
     Args:
-        begin: the beginning of an answer of calls.
-        calls: reads such an answer.
+        begin: the text with which an answer of calls begins.
+        calls: the parser of an answer of calls.
     """
 
     def __init__(self, begin: str, calls: Parser) -> None:
         self._begin, self._calls = begin, calls
-        self._space: list[str] = []  # before anything else
+        self._space: list[str] = []  # white space at the beginning
         self._held = ""
-        self._parser: Parser | None = None  # once it is known which of the two it is
+        self._parser: Parser | None = None  # None until the beginning decides
 
     def feed(self, text: str) -> list[Event]:
         if self._parser is not None:
@@ -120,22 +121,22 @@ class CallsOrText:
 
 
 class Broken(Exception):
-    """Raised at the end of calls: the text is not a call, or no longer one."""
+    """Raised by the steps of a parser if the text is not, or no longer, a call."""
 
 
 class CallParser:
-    """Base class of parsers of text with calls, which `calls` reads after one of the marks in `begins`.
+    """Base class of parsers for text with calls.
 
-    A subclass writes `calls` with the steps below. Until a call has begun, what the steps consume becomes text if
-    `Broken` is raised or the answer ends. Once it has begun, `Broken` and the answer's end leave it unfinished.
+    A subclass implements `calls` with the steps below. If `Broken` is raised or the answer ends before a call has
+    started, the text that the steps have consumed is emitted as text. After a call has started, it is left unfinished.
 
-    A model may write anything, so the work is linear in the answer. A step costs time proportional to the length of
-    `held`: a whole answer is fed in pieces, and no step waits with more than a few hundred characters held. Longer
-    texts are collected in lists.
+    A model may write anything, so the work must be linear in the length of the answer. A step takes time proportional
+    to the length of `held`. Therefore a whole answer is fed in pieces, no step waits while more than a few hundred
+    characters are held, and longer texts are collected in lists.
 
     Attributes:
-        begins: marks before calls, a longer one before those that it starts with.
-        at_start: the answer may be calls from its first character on.
+        begins: the marks before calls. A mark comes before any shorter mark with which it starts.
+        at_start: whether an answer may begin with calls without a mark.
     """
 
     begins: tuple[str, ...] = ()
@@ -143,18 +144,18 @@ class CallParser:
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         self.tools = {tool["function"]["name"]: tool["function"] for tool in tools}
-        self.held = ""  # what no step has taken yet
-        self._taken: list[str] = []  # by steps, since the mark or the last call
-        self._space: list[str] = []  # after a call, before any text
-        self._after_call = False  # and no text has followed
+        self.held = ""  # text that no step has consumed yet
+        self._taken: list[str] = []  # text that steps have consumed since the mark or the last call
+        self._space: list[str] = []  # white space after a call, before any text
+        self._after_call = False  # whether no text has followed a call
         self.count = 0  # of calls
         self._in_call = False
         self._committed = False
-        self._closable = False  # the arguments say all that came: only what closes them lacks
+        self._closable = False  # whether only closing brackets and quotes are missing in the arguments
         self._events: list[Event] = []
-        self._written: list[str] = []  # after the last event
+        self._written: list[str] = []  # arguments after the last event
         self._schemas: dict[str, ToolSchema] = {}
-        self._steps: Steps[None] | None = None  # once text has come: a parser without any can be copied
+        self._steps: Steps[None] | None = None  # None until text arrives, so that a new parser can be copied
 
     def feed(self, text: str) -> list[Event]:
         for piece in pieces(text):
@@ -174,16 +175,19 @@ class CallParser:
         return self._pop()
 
     def calls(self, begin: str) -> Steps[None]:
-        """Read the calls after `begin`, "" at the answer's start; return where text follows.
+        """Read the calls after a mark, up to the text that follows them.
+
+        Args:
+            begin: the mark, or "" at the start of the answer.
 
         Raises:
-            Broken: it is no call.
+            Broken: the text is not a call.
         """
         raise NotImplementedError
 
     @property
     def taken(self) -> str:
-        """Return what the steps have consumed since the mark or the last call, while no call has begun."""
+        """The text that the steps have consumed since the mark or the last call, if no call has started since."""
         return "".join(self._taken)
 
     def schema(self, tool: str) -> ToolSchema:
@@ -195,14 +199,14 @@ class CallParser:
     # -- events ------------------------------------------------------------------------------------------------------
 
     def begin(self, name: str) -> None:
-        """Begin a call: nothing of it can become text any more."""
+        """Start a call. Its text cannot be emitted as text any more."""
         self._add(CallStart(self.count, name))
         self.count += 1
         self._space, self._after_call, self._in_call = [], True, True
         self.commit()
 
     def write(self, text: str) -> None:
-        """Add to the JSON text of the call's arguments."""
+        """Append text to the JSON of the call's arguments."""
         if text:
             self._written.append(text)
 
@@ -212,15 +216,15 @@ class CallParser:
         self._in_call = self._committed = False
 
     def drop(self) -> None:
-        """Discard what has been consumed so far: it is markup of the calls before it."""
+        """Discard the consumed text, which is markup of the previous calls."""
         self._taken = []
 
     def commit(self) -> None:
-        """Discard what has been consumed so far, and the rest of the call."""
+        """Discard the consumed text, and all text that is consumed up to the end of the call."""
         self._taken, self._committed = [], True
 
     def show(self, text: str) -> None:
-        """Emit text; white space after a call is emitted only before other text."""
+        """Emit text. White space after a call is emitted only if other text follows it."""
         if self._after_call and not text.strip():
             self._space.append(text)
         elif text:
@@ -241,14 +245,14 @@ class CallParser:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def advance(self, size: int) -> str:
-        """Consume so many characters."""
+        """Consume and return a number of characters."""
         text, self.held = self.held[:size], self.held[size:]
         if text and not self._committed:
             self._taken.append(text)
         return text
 
     def skip(self, signs: str = SPACES) -> Steps[str]:
-        """Consume these characters, and return the first other one."""
+        """Consume all of these characters, and return the first other character without consuming it."""
         while True:
             rest = self.held.lstrip(signs)
             self.advance(len(self.held) - len(rest))
@@ -257,8 +261,10 @@ class CallParser:
             yield
 
     def take(self, *marks: str) -> Steps[str]:
-        """Consume and return the mark that comes next, "" if it is not one of these. A longer one precedes those that
-        it starts with.
+        """Consume and return the mark that follows, or return "" if none of these marks follows.
+
+        Args:
+            marks: the marks. A mark comes before any shorter mark with which it starts.
         """
         while True:
             for mark in marks:
@@ -271,10 +277,10 @@ class CallParser:
             yield
 
     def expect(self, *marks: str) -> Steps[str]:
-        """Consume one of the marks.
+        """Consume and return the mark that follows.
 
         Raises:
-            Broken: another text comes.
+            Broken: none of the marks follows.
         """
         mark = yield from self.take(*marks)
         if not mark:
@@ -282,7 +288,11 @@ class CallParser:
         return mark
 
     def run(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """Consume the text that matches, up to a character that does not. Broken if nothing matches, or too much."""
+        """Consume and return the text that matches a pattern, up to a character that does not match.
+
+        Raises:
+            Broken: no text matches.
+        """
         while True:
             match = pattern.match(self.held)
             size = match.end() if match else 0
@@ -293,7 +303,11 @@ class CallParser:
             yield
 
     def until(self, *ends: str, limit: int = 512) -> Steps[tuple[str, str]]:
-        """Consume a short text and the mark at its end, and return both. Broken if no mark comes within the limit."""
+        """Consume a short text and the mark at its end, and return both.
+
+        Raises:
+            Broken: the text has more than `limit` characters.
+        """
         pattern, most = any_of(ends), limit + max(map(len, ends))
         while True:
             match = pattern.search(self.held, 0, most)
@@ -305,7 +319,7 @@ class CallParser:
             yield
 
     def stream_until(self, write: Callable[[str], None], *ends: str) -> Steps[str]:
-        """Pass on text as it arrives, up to a mark, which is consumed and returned."""
+        """Pass text to `write` as it arrives, up to a mark, which is consumed and returned."""
         pattern = any_of(ends)
         while True:
             match = pattern.search(self.held)
@@ -316,7 +330,7 @@ class CallParser:
             yield from self._open()
 
     def json(self) -> Steps[None]:
-        """Write a JSON object or list as the call's arguments, as it arrives."""
+        """Write the JSON object or list that follows as the call's arguments while it arrives."""
         end = JsonEnd(stop="<")
         while True:
             size = end.feed(self.held)
@@ -326,13 +340,13 @@ class CallParser:
             yield from self._open()
 
     def _open(self) -> Steps[None]:
-        """Wait for more of an open value."""
+        """Wait for more text of a value. If the answer ends here, the arguments can be completed by closing them."""
         self._closable = True
         yield
         self._closable = False
 
     def whole(self) -> Steps[str]:
-        """Consume the JSON object or list that comes next, and return it."""
+        """Consume and return the JSON object or list that follows."""
         end, parts = JsonEnd(), list[str]()
         while True:
             size = end.feed(self.held)
@@ -351,11 +365,11 @@ class CallParser:
             yield from self._block(begin)
 
     def _text(self) -> Steps[str]:
-        """Emit text up to a mark that opens calls."""
+        """Emit text up to a mark before calls, and return the mark."""
         pattern, first = any_of(self.begins), any_of(tuple(dict.fromkeys(mark[0] for mark in self.begins)))
         while True:
             size = len(self.held)
-            if first.search(self.held):  # hardly ever
+            if first.search(self.held):  # rare
                 match = pattern.search(self.held)
                 if match:
                     self.show(self.held[: match.start()])
@@ -381,7 +395,7 @@ class CallParser:
             self.show("".join([*self._taken, rest]))
 
     def _begins_call(self, text: str) -> bool:
-        """Return whether an answer with this end was cut off within the mark of another call."""
+        """Return whether a text at an answer's end is an incomplete mark of another call."""
         start = text.strip()
         return len(start) > 1 and any(mark.startswith(start) for mark in self.begins)
 
@@ -394,12 +408,12 @@ class CallParser:
 
 @functools.lru_cache(maxsize=256)
 def any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
-    """Return the pattern of any of the marks; without marks, a pattern that never matches."""
+    """Return a pattern that matches any of the marks, or that never matches if there are none."""
     return re.compile("|".join(map(re.escape, marks)) or r"(?!)")
 
 
 def partial_mark(text: str, marks: Sequence[str]) -> int:
-    """Return the length of the longest end of `text` that may grow into one of the marks."""
+    """Return the length of the longest end of `text` with which one of the marks starts, without being complete."""
     longest = 0
     for mark in marks:
         if mark[0] in text[1 - len(mark) :]:
@@ -408,7 +422,7 @@ def partial_mark(text: str, marks: Sequence[str]) -> int:
     return longest
 
 
-# -- a call's arguments as they come: made JSON where that is plain, and whether they are whole ------------------------
+# -- checking and completing the arguments of calls --------------------------------------------------------------------
 
 
 _BESIDE_CALLS = (str, Reasoning)
@@ -416,7 +430,7 @@ _BESIDE_CALLS = (str, Reasoning)
 _BRACKETS = re.compile(r'"|\\.|[{}\[\]]', re.DOTALL)
 _ENDS = {"{": "}", "[": "]"}
 _NUMBER = re.compile(r"[0-9]\Z")
-"""The end of a number, of which more digits might come."""
+"""The end of an open number, after which more digits could follow."""
 
 
 class ArgumentsText:
@@ -427,12 +441,12 @@ class ArgumentsText:
         self._controls = ControlEscapes()
 
     def feed(self, text: str) -> str:
-        """Return the text as the client gets it: with the control characters in its strings escaped."""
+        """Append text to the arguments, and return it for the client, with control characters in strings escaped."""
         self._parts.append(self._controls.feed(text))
         return self._parts[-1]
 
     def closing(self) -> str | None:
-        """Return the text that closes open strings, lists and objects; None if something else might come first."""
+        """Return the text that closes open strings, lists and objects, or None if other text could come first."""
         text = self._join()
         if not self._controls.quoted and _NUMBER.search(text):
             return None
@@ -449,7 +463,7 @@ class ArgumentsText:
         return rest if is_object(text + rest) else None
 
     def is_whole(self) -> bool:
-        """Return whether the text is a JSON object."""
+        """Return whether the arguments are a complete JSON object."""
         return is_object(self._join())
 
     def _join(self) -> str:
@@ -458,7 +472,7 @@ class ArgumentsText:
 
 
 class _Call:
-    """A call that has begun; the client gets it with the first character of its arguments."""
+    """A call that has started. The client gets its start together with the first character of its arguments."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -467,38 +481,41 @@ class _Call:
 
 
 class CheckedCalls:
-    """The calls in one answer's events. Their ends are verified. A call that ends before its arguments is turned back
-    into text, its name: clients would take missing arguments for `{}`.
+    """Checks the calls among the events of one answer.
+
+    A call that ends before its arguments is replaced by its name as text, because clients would read missing arguments
+    as `{}`.
 
     Args:
-        allowed: names of the tools that may be called; a call of another one is turned back into a line of text, its
-            name and its arguments. None: any.
+        allowed: the names of the tools that may be called, or None for any name. A call of another tool is replaced by
+            a line of text with its name and its arguments.
     """
 
     def __init__(self, allowed: Collection[str] | None = None) -> None:
         self._allowed = allowed
-        self._refused: dict[int, str] = {}  # a refused call's number -> what comes before its next arguments
-        self._line = ""  # what comes before the next refused call's name
+        self._refused: dict[int, str] = {}  # the text before the next arguments of a refused call, by its number
+        self._line = ""  # the text before the name of the next refused call
         self._open: dict[int, _Call] = {}
         self._count = 0
 
     def read(self, events: list[Event]) -> list[Event]:
-        """Return the events; each call that ends among them is whole or broken."""
-        if len(events) == 1 and type(events[0]) in _BESIDE_CALLS:  # nearly always
+        """Return the checked events, in which each ending of a call is WHOLE or BROKEN."""
+        if len(events) == 1 and type(events[0]) in _BESIDE_CALLS:  # the usual case
             return events
         found: list[Event] = []
         for event in events:
             if isinstance(event, Arguments) and (call := self._open.get(event.number)) and call.number is not None:
-                found.append(Arguments(call.number, call.arguments.feed(event.text)))  # nearly all
+                found.append(Arguments(call.number, call.arguments.feed(event.text)))  # the usual case
             else:
                 found += self._check(event)
         return found
 
     def end(self, events: Iterable[Event], finish: Finish) -> list[Event]:
-        """Return the answer's last events, with the ends of all calls.
+        """Return the answer's last events, including the ends of all calls.
 
         Args:
-            finish: why the answer ended. Brackets that the model itself left open are closed if that is unambiguous.
+            finish: the reason why the answer ended. If the model itself ended it, open brackets are closed where this
+                is unambiguous.
         """
         found = [event for one in events for event in self._check(one, closes=finish is Finish.EOS)]
         left: list[Event] = [CallEnd(number, Ending.BROKEN) for number in self._open]
@@ -517,7 +534,7 @@ class CheckedCalls:
         elif event.number in self._refused:
             yield from self._give_back(event)
         elif (call := self._open.get(event.number)) is None:
-            pass  # a user's parser may write more after the end
+            pass  # a user's parser may emit more after the end of a call
         elif isinstance(event, Arguments):
             yield from self._write(call, event.text)
         else:
@@ -547,11 +564,11 @@ class CheckedCalls:
             yield CallEnd(call.number, Ending.WHOLE if call.arguments.is_whole() else Ending.BROKEN)
 
 
-# -- calls by the model's own response template, which response_template/ reads with the rest of the answer ------------
+# -- the format of a model's own response template, whose calls response_template/ reads with the rest of the answer ---
 
 
 class TemplateCalls(PlainText):
-    """Placeholder for a parser of calls; by itself it leaves them in the text."""
+    """A placeholder for the parser of calls in response_template/. By itself it leaves calls in the text."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.tools = tools

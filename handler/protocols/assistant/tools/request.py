@@ -25,24 +25,24 @@ from handler.protocols.kernel.schema import FLAG, NULL, TEXT, Shape, listing, nu
 Message = Mapping[str, Any]
 
 _OUR_OWN = SMOLLM2.notations[""]
-"""The format that we ask for if none is named."""
+"""The notation that prompts ask for if the model's own notation is unknown."""
 
 _TOOLS = re.compile(r"\btools\b")
 
 _SHORT_ID = re.compile(r"id\|length != 9")
-"""Length of a call's id, as Mistral's templates require it."""
+"""Mistral's templates require the id of a call to have nine characters."""
 
 _INDEXED_ID = re.compile(r"<\|tool_calls_section_begin\|>")
-"""Kimi K2's templates print a call's id, which contains the tool's name, before its arguments and before its result."""
+"""Kimi K2's templates write a call's id, which contains the tool's name, before its arguments and before its result."""
 
 _FIRST_CALL = re.compile(r"\A(?s:(?!.* in (?:message|m)(?:\.|\[['\"])tool_calls).*)tool_calls\[0\]")
-"""The templates of GigaChat 3, gpt-oss and Llama 3 print the first call of a message, or refuse several."""
+"""The templates of GigaChat 3, gpt-oss and Llama 3 write only the first call of a message, or refuse several calls."""
 
 _ONE_TEXT = re.compile(r"\.content and \w+\.thinking\b[^{}]*%\}\s*\{\{-?\s*raise_exception")
-"""gpt-oss's template refuses a message with calls that has both reasoning and text: it prints either as analysis."""
+"""gpt-oss's template refuses a message with calls that has both reasoning and text, as it writes both as analysis."""
 
 _CALLS = re.compile(r"\btool_calls\b")
-"""Templates of LFM2 and of Granite 3.3 do not mention calls: they print only a message's role and text."""
+"""The templates of LFM2 and Granite 3.3 do not mention calls, and write only the role and the text of a message."""
 
 _DESCRIPTION = re.compile(r"[+~]\s*(?:(?:\w+\.)+description|\(\w+\.description \| tojson)")
 """The templates of gpt-oss and Muse Glimmer, and some others, fail for a tool without a description."""
@@ -54,7 +54,8 @@ def lay_out(
     """Arrange messages and tools as the model's chat template expects them.
 
     Args:
-        format: that in which the answers' calls are read, which is also that of calls in text; None: the template's.
+        format: the format in which calls in answers are read and calls in text are written, or None for the format
+            that the template shows.
     """
     messages = _results_in_order(messages)
     if not takes_tools(template):
@@ -86,7 +87,7 @@ def _with_short_ids(message: Message) -> Message:
 
 
 def _with_indexed_ids(messages: Sequence[Message]) -> list[Message]:
-    """Give calls and their results the ids that Kimi K2 knows: `functions.NAME:INDEX`, counted over all messages."""
+    """Set the ids of calls and their results to Kimi K2's `functions.NAME:INDEX`, counted over all messages."""
     ids: dict[str, str] = {}
     count = 0
     found = []
@@ -106,7 +107,7 @@ def _with_indexed_ids(messages: Sequence[Message]) -> list[Message]:
 
 
 def _one_call_a_message(messages: Sequence[Message]) -> list[Message]:
-    """Give each call a message of its own, with its results after it."""
+    """Move each call to a message of its own, followed by its results."""
     found: list[Message] = []
     waiting = deque(messages)
     while waiting:
@@ -127,7 +128,7 @@ def _one_call_a_message(messages: Sequence[Message]) -> list[Message]:
 
 
 def _with_one_text(message: Message) -> Message:
-    """Append the text before calls to the reasoning."""
+    """Append the text of a message with calls to its reasoning."""
     if not (message.get("tool_calls") and message.get("content") and message.get("thinking")):
         return message
     joined = f"{message['thinking']}\n{message['content']}"
@@ -135,7 +136,7 @@ def _with_one_text(message: Message) -> Message:
 
 
 def _with_written_calls(message: Message, notation: Notation, between: str = "") -> Message:
-    """Write calls into a message's text, for a template that prints no calls."""
+    """Append a message's calls to its text, for a template that does not write calls."""
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
     if not calls:
         return message
@@ -144,12 +145,12 @@ def _with_written_calls(message: Message, notation: Notation, between: str = "")
 
 
 def _short(id: str) -> str:
-    """Shorten an id to nine letters and digits; our own ids stay distinct, as their ends differ."""
+    """Shorten an id to its last nine letters and digits, in which the ids that we create differ."""
     return "".join(sign for sign in id if sign.isascii() and sign.isalnum())[-9:].rjust(9, "0")
 
 
 def takes_tools(template: str) -> bool:
-    """Return whether a chat template has a place for tools."""
+    """Return whether a chat template shows the tools of a request."""
     return _shows(_TOOLS, template)
 
 
@@ -159,7 +160,7 @@ def _shows(part: re.Pattern[str], template: str) -> bool:
 
 
 def _notation(template: str, *formats: Format | None) -> Notation | None:
-    """Return how the first of the formats that is known writes calls."""
+    """Return the notation of the first format that has one for this template, or None."""
     found = (format.notation(template) for format in formats if format is not None)
     return next((notation for notation in found if notation is not None), None)
 
@@ -167,7 +168,7 @@ def _notation(template: str, *formats: Format | None) -> Notation | None:
 def _plain_messages(
     messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], notation: Notation
 ) -> list[Message]:
-    """Rewrite messages for a template without a place for tools: everything about tools becomes text."""
+    """Convert tools, calls and results to text, for a template that does not show tools."""
     plain = [_plain(message, notation) for message in messages]
     if tools:
         instructions = _instructions(tools, notation)
@@ -195,8 +196,9 @@ def _instructions(tools: Sequence[Mapping[str, Any]], notation: Notation) -> str
 
 
 def _results_in_order(messages: Sequence[Message]) -> list[Message]:
-    """Put the results of a message's calls into the calls' order: agents send them as tools end, and most templates
-    print no ids by which a model could match them.
+    """Sort the results of a message's calls in the order of the calls.
+
+    Agents send results as tools finish, and most templates write no ids with which a model could match them.
     """
     found: list[Message] = []
     for are_results, run in itertools.groupby(messages, lambda message: message["role"] == "tool"):
@@ -211,16 +213,16 @@ def _results_in_order(messages: Sequence[Message]) -> list[Message]:
 MAX_TOOLS = 128  # OpenAI's limit
 
 AUTO, NONE = "auto", "none"
-"""Values of the parsers' options that are not a parser's name."""
+"""Values of the parser options that are not the name of a parser."""
 
 _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,64}")
 _CHOICES = (
-    "must be none, auto, required, a name in tools, or an object with 'type': 'function' and 'function' with a 'name' "
-    "in tools, or with 'type': 'allowed_tools'"
+    "must be none, auto, required, the name of a tool, or an object with the 'type' function or allowed_tools that "
+    "names tools of the request"
 )
-_ALLOWED = "must be an object with 'mode', auto or required, and 'tools', a list that names some of tools"
+_ALLOWED = "must be an object with a 'mode' of auto or required, and with 'tools' that name tools of the request"
 _REFERENCE = re.compile(r'"\$ref": "(?!#/(?:\$defs|definitions)/)([^"]{0,64})')
-"""A reference in a schema's JSON that would change its meaning if its definitions moved to another root."""
+"""A reference in a schema's JSON that would change its meaning if the schema became part of another one."""
 
 _NO_ARGUMENTS = {"type": "object", "properties": {}}
 
@@ -239,26 +241,29 @@ TOOL_FIELDS: Mapping[str, Shape] = {
     "tools": nullable(listing({**record(_TOOL), "required": ["function"]}, maxItems=MAX_TOOLS)),
     "tool_choice": {
         "anyOf": [TEXT, {"type": "object"}, NULL],
-        "description": "none, auto, required, the name of a tool, or an object that names a tool or the allowed ones",
+        "description": "none, auto, required, the name of a tool, or an object that names a tool or the allowed tools",
     },
     "parallel_tool_calls": nullable(FLAG),
 }
-"""What `read_tools` reads."""
+"""The schemas of the fields that `read_tools` reads."""
 
 
 class Tools(NamedTuple):
     """The tools of a request.
 
     Attributes:
-        shown: the tools in the prompt, in OpenAI's form.
-        choice: auto, required, or "" without tools to call; a named tool sets `name` too.
-        single: at most one call.
-        allowed: names of the tools that may be called, if the request allows only these; None: any name is a call.
-        format: the format in which the model writes calls; None if structured output forces the answer to be JSON.
-        notation: how structured output writes the format's calls; None if the format or the engine has none.
-        structured_output: forces the answer to be a call; with the choice auto, each call to be a tool's.
-        unknown: names that no table knows.
-        unheeded: names that have no effect here.
+        shown: the tools in the prompt, in OpenAI's format.
+        choice: auto, required, named, or "" if no tools may be called.
+        name: the name of the tool that must be called, or "".
+        single: whether at most one call is allowed.
+        allowed: the names of the tools that may be called, or None if the request does not restrict them.
+        format: the format in which the model writes calls, or None if structured output enforces JSON instead.
+        notation: the notation of the format's calls in structured output, or None if the format or the engine does not
+            support any.
+        structured_output: the structured output that enforces calls. With the choice auto, it applies only within
+            calls.
+        unknown: the paths of unknown names.
+        unheeded: the paths of known names that have no effect.
     """
 
     shown: Sequence[Mapping[str, Any]] = ()
@@ -273,7 +278,7 @@ class Tools(NamedTuple):
     unheeded: Sequence[str] = ()
 
     def parser(self) -> Parser | None:
-        """Return a new parser for one answer; None if there are no calls to read."""
+        """Return a new parser for one answer, or None if the answer contains no calls."""
         if self.format is not None:
             return self.format.make(self.shown)
         if self.name:
@@ -281,22 +286,24 @@ class Tools(NamedTuple):
         return None if self.structured_output is None else List(self.shown)
 
     def with_answer(self, rule: StructuredOutput, name: str) -> Tools:
-        """Return the tools of the choice auto if an answer without calls has to follow this rule. Structured output
-        then allows only calls, by the tools' schemas, or an answer by the rule.
+        """Return tools whose structured output allows calls or, without calls, an answer that matches a rule.
+
+        The choice must be auto. The arguments of calls must match the schemas of the tools.
 
         Args:
-            name: the client's name of the rule.
+            rule: the structured output for an answer without calls.
+            name: the client's name for the rule.
 
         Raises:
-            InvalidParameter: the engine or the format has no rule for calls, or none that distinguishes them from the
-                answer.
+            InvalidParameter: structured output cannot enforce calls in this format, or cannot distinguish them from
+                the answer.
         """
         if self.format is None:
             return self
         notation = self.notation
         if notation is None or not notation.mark:
             raise InvalidParameter(
-                f"{name}: structured output of this engine cannot offer the model its own format of calls as well; "
+                f"{name}: the engine cannot combine structured output with tool calls in the model's format; "
                 "set tool_choice to none or required"
             )
         tag = calls_or_answer(notation, self.shown, rule, single=self.single)
@@ -307,10 +314,10 @@ class Tools(NamedTuple):
 
 
 def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
-    """Read the three fields.
+    """Read `tools`, `tool_choice` and `parallel_tool_calls` of a body.
 
     Raises:
-        InvalidParameter: naming which of the three is wrong.
+        InvalidParameter: a field is invalid. The message names it.
     """
     if body.keys().isdisjoint(TOOL_FIELDS):
         return Tools()
@@ -323,9 +330,9 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
     wanted, name = _choice(choice, [tool["function"]["name"] for tool in tools])
     if not tools:
         if wanted not in ("", "auto", "none"):
-            raise choice.refused("needs tools")
+            raise choice.refused("requires tools")
         return Tools()
-    if wanted == "none":  # what is not shown is not called
+    if wanted == "none":  # tools that the prompt does not show are not called
         return Tools(unknown=unknown)
     result = Tools(tools, wanted or "auto", name, single.value is False, allowed, unknown=unknown)
     format = choose_format(context)
@@ -333,8 +340,8 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
     if result.choice == "auto":
         if format is None and context.config.tool_call_parser != NONE:
             raise InvalidParameter(
-                "tools: the model's chat template shows calls in an unknown format; "
-                "option.tool_call_parser may name one"
+                "tools: the model's chat template shows tool calls in an unknown format; "
+                "set option.tool_call_parser to the name of a format"
             )
         return _with_strict(result._replace(format=format, notation=notation), strict)
     called = [tool for tool in tools if name in ("", tool["function"]["name"])]
@@ -349,13 +356,19 @@ def read_tools(body: Mapping[str, Any], context: ServerContext) -> Tools:
 
 
 def _ruled_notation(format: Format | None, context: ServerContext) -> Notation | None:
-    """Return how structured output writes the format's calls; None if the format or the engine has none."""
+    """Return the notation of calls in structured output, or None if the format or the engine does not support any."""
     found = None if format is None else format.notation(context.chat_template)
     return found if found is not None and found.style in context.structural_tags else None
 
 
 def _with_strict(tools: Tools, strict: Collection[str]) -> Tools:
-    """Enforce the schemas of calls in an answer's text if a tool is `strict`, or report that this is not possible."""
+    """Return tools with structured output for the calls of strict tools.
+
+    If structured output cannot enforce the schemas, `strict` is reported as a name without effect.
+
+    Args:
+        strict: the names of the strict tools.
+    """
     if not strict:
         return tools
     notation = tools.notation
@@ -366,8 +379,9 @@ def _with_strict(tools: Tools, strict: Collection[str]) -> Tools:
 
 
 def choose_format(context: ServerContext) -> Format | None:
-    """Return the format of calls, a plugin's first; by `auto` the chat template's, None if it shows none,
-    or calls stay in the text.
+    """Return the format of a plugin, of `option.tool_call_parser` or of the model's templates, in this order.
+
+    The result is None if the templates show no known format, or if the option keeps calls in the text.
     """
     given: Format | None = context.tool_format
     if given is not None:
@@ -376,7 +390,7 @@ def choose_format(context: ServerContext) -> Format | None:
     if name == NONE:
         return None
     if name == AUTO and not takes_tools(context.chat_template):
-        return SMOLLM2  # which our own words about the tools ask for
+        return SMOLLM2  # the format that our instructions in the prompt ask for
     if context.response_template is not None and context.response_template.calls is not None:
         return HF
     return find(context.chat_template) if name == AUTO else named(name)
@@ -385,10 +399,11 @@ def choose_format(context: ServerContext) -> Format | None:
 def _allowed(
     choice: Named, tools: list[Mapping[str, Any]]
 ) -> tuple[Named, list[Mapping[str, Any]], frozenset[str] | None]:
-    """Return the mode of OpenAI's allowed tools as the choice, with only these tools and their names; otherwise
-    change nothing.
+    """Return the choice, the tools, and the names of the tools that may be called.
 
-    The model sees no other tool, but may know one from the messages, or make one up.
+    If the choice is an object of OpenAI's type `allowed_tools`, the result has its mode and only its tools. Otherwise
+    choice and tools are returned unchanged, and the names are None. The names are needed because the model may know
+    further tools from the messages, or invent them.
     """
     if not isinstance(choice.value, dict) or choice.value.get("type") != "allowed_tools":
         return choice, tools, None
@@ -403,14 +418,14 @@ def _allowed(
 
 
 def _function_name(value: Any) -> str | None:
-    """Return the name that an object in OpenAI's form gives; None if it names no function."""
+    """Return the function name in an object in OpenAI's format, or None if it names no function."""
     function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None
 
 
 def _choice(choice: Named, names: Sequence[str]) -> tuple[str, str]:
-    """Read the choice, and the one tool that it names."""
+    """Return the kind of a choice, and the name of the tool if it names one."""
     value = choice.value
     if value is None:
         return "", ""
@@ -419,7 +434,7 @@ def _choice(choice: Named, names: Sequence[str]) -> tuple[str, str]:
             return value, ""
         if value not in names:
             raise choice.refused(_CHOICES)
-        return "named", value  # as TGI and its client have it
+        return "named", value  # as in TGI and its client
     name = _function_name(value)
     if name is None or name not in names:
         raise choice.refused(_CHOICES)
@@ -427,7 +442,7 @@ def _choice(choice: Named, names: Sequence[str]) -> tuple[str, str]:
 
 
 def _tools(tools: Named) -> tuple[list[Mapping[str, Any]], set[str], list[str]]:
-    """Read the tools, the names of those that are strict, and unknown names."""
+    """Return the tools, the names of the strict tools, and the paths of unknown names."""
     if tools.value is None:
         return [], set(), []
     if not isinstance(tools.value, list) or len(tools.value) > MAX_TOOLS:
@@ -436,13 +451,13 @@ def _tools(tools: Named) -> tuple[list[Mapping[str, Any]], set[str], list[str]]:
     result = [_tool(tool, f"tools[{index}]", unknown) for index, tool in enumerate(tools.value)]
     names = [tool["function"]["name"] for tool in result]
     if len(set(names)) < len(names):
-        raise InvalidParameter("tools: two have the same name")
+        raise InvalidParameter("tools: two tools have the same name")
     strict = {name for name, tool in zip(names, tools.value, strict=True) if tool["function"].get("strict") is True}
     return result, strict, list(unknown)
 
 
 def _tool(tool: Any, at: str, unknown: dict[str, None]) -> Mapping[str, Any]:
-    """Read a tool in OpenAI's form; keep the fields that the model sees."""
+    """Return a tool in OpenAI's format with only the fields that the model sees."""
     function = tool.get("function") if isinstance(tool, dict) and tool.get("type", "function") == "function" else None
     if not isinstance(function, dict):
         raise InvalidParameter(f"{at}: must be an object with 'type': 'function' and 'function'")
@@ -452,7 +467,7 @@ def _tool(tool: Any, at: str, unknown: dict[str, None]) -> Mapping[str, Any]:
     if about is not None and not isinstance(about, str):
         raise InvalidParameter(f"{at}.function.description: must be a string")
     if parameters is not None and not isinstance(parameters, dict):
-        raise InvalidParameter(f"{at}.function.parameters: must be a JSON schema, which is an object")
+        raise InvalidParameter(f"{at}.function.parameters: must be a JSON schema object")
     if not isinstance(function.get("strict"), bool | None):
         raise InvalidParameter(f"{at}.function.strict: must be true or false")
     unknown |= {f"tools[].{key}": None for key in tool if key not in _TOOL}
@@ -466,7 +481,7 @@ def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _calls(tools: Sequence[Mapping[str, Any]], choice: Named, *, single: bool) -> dict[str, Any]:
-    """Build the schema of a list of calls. Definitions move to its root, where references look for them."""
+    """Return the schema of a list of calls. The tools' definitions are moved to its root, to which references refer."""
     definitions: dict[str, dict[str, Any]] = {}
     items = []
     for tool in tools:
@@ -477,7 +492,7 @@ def _calls(tools: Sequence[Mapping[str, Any]], choice: Named, *, single: bool) -
                 raise choice.refused(f"a tool's {place} must be an object")
             for name, schema in schemas.items():
                 if definitions.setdefault(place, {}).setdefault(name, schema) != schema:
-                    raise choice.refused(f"two of the tools define {name[:64]!r} differently")
+                    raise choice.refused(f"two tools define {name[:64]!r} differently")
         properties = {"name": {"const": tool["function"]["name"]}, "arguments": parameters}
         items.append(
             {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
@@ -490,4 +505,4 @@ def _rule(purpose: str, make: Callable[[], StructuredOutput]) -> StructuredOutpu
     try:
         return make()
     except ValueError as error:
-        raise InvalidParameter(f"tools: {purpose} their schemas {error}") from None
+        raise InvalidParameter(f"tools: {purpose}, their schemas {error}") from None

@@ -102,7 +102,7 @@ def test_what_is_wrong_is_named() -> None:
     long = {"type": "object", "properties": {"a" * 20_000: PLAIN}}
     for choice, words in (("auto", "with strict"), ("required", 'for tool_choice="required"')):
         tool = {"type": "function", "function": {"name": "f", "parameters": long, "strict": True}}
-        with pytest.raises(InvalidParameter, match=f"tools: {words} their schemas must have at most"):
+        with pytest.raises(InvalidParameter, match=f"tools: {words}, their schemas must have at most"):
             read_tools({"tools": [tool], "tool_choice": choice}, TAGS)
 
 

@@ -116,7 +116,7 @@ def test_allowed_tools_alone_are_shown_and_called() -> None:
 def test_wrong_allowed_tools_are_refused(choice: dict[str, Any]) -> None:
     found = refusal(tools=[WEATHER, TIME], tool_choice=choice)
     assert found.startswith("tool_choice.allowed_tools=")
-    assert "must be an object with 'mode', auto or required, and 'tools'" in found
+    assert "must be an object with a 'mode' of auto or required, and with 'tools'" in found
     with pytest.raises(InvalidParameter):
         tools(tool_choice=allowed("auto", NAMED))
 
@@ -146,16 +146,16 @@ def test_unknown_names_are_reported() -> None:
     [
         ({"tools": {}}, "tools={}: must be a list"),
         ({"tools": [TIME] * 129}, "at most 128"),
-        ({"tools": [TIME, TIME]}, "tools: two have the same name"),
+        ({"tools": [TIME, TIME]}, "tools: two tools have the same name"),
         ({"tools": ["f"]}, "tools[0]: must be an object with 'type': 'function'"),
         ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0]: must be an object with 'type': 'function'"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name: must be 1 to 64"),
         ({"tools": [{"function": {"name": "a", "parameters": []}}]}, "tools[0].function.parameters: must be a JSON"),
         ({"tools": [{"function": {"name": "a", "description": 1}}]}, "tools[0].function.description: must be a"),
-        ({"tools": [TIME], "tool_choice": "any"}, 'tool_choice="any": must be none, auto, required, a name in tools'),
-        ({"tools": [TIME], "tool_choice": NAMED}, "with a 'name' in tools"),
+        ({"tools": [TIME], "tool_choice": "any"}, 'tool_choice="any": must be none, auto, required, the name of'),
+        ({"tools": [TIME], "tool_choice": NAMED}, "that names tools of the request"),
         ({"tools": [TIME], "tool_choice": 1}, "tool_choice=1: must be"),
-        ({"tool_choice": "required"}, "needs tools"),
+        ({"tool_choice": "required"}, "requires tools"),
         ({"tools": [TIME], "parallel_tool_calls": 1}, "parallel_tool_calls=1: must be true or false"),
     ],
 )
@@ -178,7 +178,7 @@ def test_the_format_is_the_options_or_the_templates(name: str, template: str, fo
     context = with_options(replace(CAPABLE, chat_template=template), tool_call_parser=name)
     assert choose_format(context) is format
     if format is None:
-        with pytest.raises(InvalidParameter, match=r"option\.tool_call_parser may name one"):
+        with pytest.raises(InvalidParameter, match=r"set option\.tool_call_parser"):
             read_tools({"tools": [TIME]}, context)
     assert read_tools({"tools": [TIME], "tool_choice": "required"}, context).structured_output is not None
 

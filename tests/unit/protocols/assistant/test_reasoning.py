@@ -346,11 +346,16 @@ def test_structured_output_begins_after_a_thought_or_at_once() -> None:
 @in_one_test(
     ("family", "lacks", "sampling", "message"),
     [
-        ("qwen3", "it cannot", GUIDED, "grammar: the model thinks before it answers, and it cannot; send chat_temp"),
-        ("qwen3", "", GUIDED._replace(presence_penalty=0.5), "presence_penalty=0.5: with parameters.grammar it cannot"),
-        ("qwen3", "", Sampling(thinking_token_budget=2, frequency_penalty=1.0), "with thinking_token_budget it cannot"),
-        ("minimax_m2_append_think", "", GUIDED, "grammar: no mark ends a thought with option.reasoning_parser=minimax"),
-        ("openai_gptoss", "", Sampling(thinking_token_budget=2), "thinking_token_budget: no mark ends a thought with"),
+        ("qwen3", "it cannot", GUIDED, "grammar: the model reasons before it answers, and it cannot; send chat_temp"),
+        ("qwen3", "", GUIDED._replace(presence_penalty=0.5), "presence_penalty=0.5: with parameters.grammar it would"),
+        ("qwen3", "", Sampling(thinking_token_budget=2, frequency_penalty=1.0), "with thinking_token_budget it would"),
+        ("minimax_m2_append_think", "", GUIDED, "append_think no mark ends the reasoning; send chat_temp"),
+        (
+            "openai_gptoss",
+            "",
+            Sampling(thinking_token_budget=2),
+            "budget: with option.reasoning_parser=openai_gptoss no",
+        ),
     ],
 )
 def test_what_cannot_follow_a_thought_is_refused(family: str, lacks: str, sampling: Sampling, message: str) -> None:
@@ -494,14 +499,16 @@ def test_by_default_a_rule_that_cannot_follow_a_thought_holds_from_the_start() -
 
 def test_the_start_says_which_parsers_read_the_answers() -> None:
     assert describe_parsers(BY_DEFAULT) == (
-        "reasoning: qwen3, by the chat template (option.reasoning_parser=none leaves it in the text); "
-        "tool calls: hermes, by the chat template"
+        "reasoning: qwen3, according to the chat template (option.reasoning_parser=none leaves it in the text); "
+        "tool calls: hermes, according to the chat template"
     )
-    assert describe_parsers(NAMED) == "reasoning: none, by the chat template; tool calls: smollm2, by the chat template"
+    assert describe_parsers(NAMED) == (
+        "reasoning: none, according to the chat template; tool calls: smollm2, according to the chat template"
+    )
     named = with_options(BY_DEFAULT, reasoning_parser="none", tool_call_parser="mistral")
     assert (
-        describe_parsers(named)
-        == "reasoning: by option.reasoning_parser=none; tool calls: by option.tool_call_parser=mistral"
+        describe_parsers(named) == "reasoning: according to option.reasoning_parser=none; "
+        "tool calls: according to option.tool_call_parser=mistral"
     )
 
 
@@ -557,7 +564,7 @@ def test_thoughts_in_messages_reach_the_template() -> None:
 
 def test_default_arguments_of_the_renderer_are_refused_at_the_start() -> None:
     check_defaults(Config(default_chat_template_kwargs={"enable_thinking": False}))
-    with pytest.raises(ConfigError, match=r"^default: .*kwargs: may not set 'tools'"):
+    with pytest.raises(ConfigError, match=r"^default: .*kwargs: must not set 'tools'"):
         check_defaults(Config(default_chat_template_kwargs={"tools": []}))
 
 

@@ -173,15 +173,15 @@ CALLS = "response_template.fields.tool_calls"
     ("template", "message"),
     [
         ([], "response_template: must be an object"),
-        ({"version": 2, "fields": {"content": {}}, "start_anchor": "a"}, "template.version: 2, where 1 is known"),
-        ({"fields": {}, "start_anchor": "a"}, "response_template.fields: must have some of thinking"),
-        ({"fields": {"citation": {"open": "a"}}, "start_anchor": "a"}, "template.fields: 'citation' is none of"),
-        ({"fields": {"content": {}, "thinking": {}}, "start_anchor": "a"}, "template.fields: 2 without 'open'"),
-        ({"fields": {"content": {}}}, "response_template.start_anchor: is missing, and so is start_anchor_pattern"),
-        ({"fields": {"content": {"x-regex": "a"}}, "start_anchor": "a"}, "fields.content.x-regex: is unknown; known"),
-        ({"fields": {"content": {"open": ""}}, "start_anchor": "a"}, "fields.content.open: must be a text of 1 to 256"),
-        ({"fields": {"content": {"content": "json"}}, "start_anchor": "a"}, "fields.content: a text must have"),
-        (broken(content="yaml"), f"{CALLS}.content: 'yaml' is none of text, int"),
+        ({"version": 2, "fields": {"content": {}}, "start_anchor": "a"}, "template.version: must be 1 (given: 2)"),
+        ({"fields": {}, "start_anchor": "a"}, "response_template.fields: must have at least one of thinking"),
+        ({"fields": {"citation": {"open": "a"}}, "start_anchor": "a"}, "template.fields: 'citation' is not one of"),
+        ({"fields": {"content": {}, "thinking": {}}, "start_anchor": "a"}, "fields: has 2 fields without 'open'"),
+        ({"fields": {"content": {}}}, "response_template: start_anchor or start_anchor_pattern is required"),
+        ({"fields": {"content": {"x-regex": "a"}}, "start_anchor": "a"}, "content.x-regex: is unknown; the known"),
+        ({"fields": {"content": {"open": ""}}, "start_anchor": "a"}, "fields.content.open: must be a string of 1 to"),
+        ({"fields": {"content": {"content": "json"}}, "start_anchor": "a"}, "fields.content: must have the content"),
+        (broken(content="yaml"), f"{CALLS}.content: 'yaml' is not one of text, int"),
         (broken(content_args={}), f"{CALLS}.content_args.tag_pattern: is required"),
         (broken(content_args={"tag_pattern": "(?P<k>a)"}), f"{CALLS}.content_args.tag_pattern: has no group 'key'"),
         (broken(content_args={"tag_pattern": r"<(?P<key>\w+)></\1>"}), r"has '\\1', which is not supported"),
@@ -194,18 +194,18 @@ CALLS = "response_template.fields.tool_calls"
         (broken(open_pattern="(a"), f"{CALLS}.open_pattern: '(a' has a '(' without ')'"),
         (broken(open_pattern="a)"), "has a ')' without '('"),
         (broken(open_pattern="[a"), "has a '[' that does not begin a set"),
-        (broken(open_pattern="a*"), "may match an empty text anywhere"),
+        (broken(open_pattern="a*"), "can match an empty text anywhere"),
         (broken(open_pattern="a**"), "two repetitions in a row"),
         (broken(open_pattern="(?<=a)b"), "has '(?<=': only the groups"),
-        (broken(open_pattern="a(?=b)c"), "has a lookahead that is not at its end"),
-        (broken(open_pattern="(((a{50}){50}){50})"), "is too large a pattern"),
-        (broken(open_pattern="a{9999}"), "has '{9999}': at most 256 repetitions"),
+        (broken(open_pattern="a(?=b)c"), "has a lookahead that is not at the end"),
+        (broken(open_pattern="(((a{50}){50}){50})"), "is too complex"),
+        (broken(open_pattern="a{9999}"), "has '{9999}': the numbers must be at most 256"),
         (broken(open_pattern="(" * 20 + "a" + ")" * 20), "more than 16 nested groups"),
-        (broken(open_pattern="a" * 2000), "is a pattern of more than 1024 characters"),
+        (broken(open_pattern="a" * 2000), "has more than 1024 characters"),
         (broken(open_pattern=1), f"{CALLS}.open_pattern: '1' must be a string"),
         (broken(transform={"name": "{nom}"}), f"{CALLS}.transform: {{nom}} is neither content nor a group"),
         (broken(transform={"name": "a {name}"}), f"{CALLS}.transform: 'a {{name}}' has text next to a placeholder"),
-        (broken(transform=None), f"{CALLS}.transform: is missing"),
+        (broken(transform=None), f"{CALLS}.transform: is required"),
         (broken(join=","), f"{CALLS}.join: must be a string"),
         (broken(repeats=1), f"{CALLS}.repeats: must be true or false"),
     ],
@@ -285,7 +285,7 @@ TEXT = '<think>Hm.</think>Well. <tool_call>{"name": "weather", "arguments": {"ci
 def test_it_is_autos_first_choice_for_both() -> None:
     family = reasoning_family(OWN)
     assert (family and family.name, choose_format(OWN)) == ("hf", HF)
-    assert describe_parsers(OWN).count("hf, by the model's response template") == 2
+    assert describe_parsers(OWN).count("hf, according to the model's response template") == 2
     off = with_options(OWN, reasoning_parser="none", tool_call_parser="none")
     assert (reasoning_family(off), choose_format(off)) == (None, None)
 
@@ -323,7 +323,10 @@ CONTENT_ALONE = replace(
 
 
 def test_a_template_without_thoughts_reads_texts() -> None:
-    parsers = "reasoning: none, by the model's response template; tool calls: hermes, by the chat template"
+    parsers = (
+        "reasoning: none, according to the model's response template; "
+        "tool calls: hermes, according to the chat template"
+    )
     assert describe_parsers(CONTENT_ALONE) == parsers
     for body, text in (({}, "<|SAY|>Yes.<|/SAY|><|END|>"), ({"tools": TOOLS}, "Yes.")):
         message = json.loads(chat(body, saying(text), CONTENT_ALONE).body)["choices"][0]["message"]

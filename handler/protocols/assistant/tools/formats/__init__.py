@@ -1,4 +1,4 @@
-"""The formats in which models write tool calls, by name: a module for each family."""
+"""The formats in which models write tool calls. Each module has the formats of a family."""
 
 from __future__ import annotations
 
@@ -100,7 +100,9 @@ FORMATS = {
         PYTHONIC,
     )
 }
-"""`auto` takes the first one that a chat template shows: hermes comes late because others also have its mark."""
+"""All formats by name. `auto` means the first one that the chat template shows. hermes comes late, because other
+formats also have its mark.
+"""
 
 ALIASES = {
     "ernie45": "hermes",
@@ -112,20 +114,20 @@ ALIASES = {
     "poolside_v1": "glm45",
     "ling3": "glm45",
 }
-"""vLLM's names for formats that have another name here."""
+"""Formats by further names that vLLM uses for them."""
 
 
 def named(name: str) -> Format:
-    """Return the format of a name, or of an alias.
+    """Return the format with a name or an alias.
 
     Raises:
-        KeyError: no format has it.
+        KeyError: no format has this name.
     """
     return FORMATS[ALIASES.get(name, name)]
 
 
 @functools.lru_cache
 def find(template: str) -> Format | None:
-    """Return the format that a chat template shows; None if it shows none that is known."""
+    """Return the format that a chat template shows, or None if it shows no known format."""
     found = (format for format in FORMATS.values() if format.template and re.search(format.template, template))
     return next(found, None)

@@ -1,4 +1,4 @@
-"""Calls of Gemma 4 and FunctionGemma: `call:NAME{key:value}` in a notation of its own, between marks."""
+"""Tool calls of Gemma 4 and FunctionGemma, which are `call:NAME{key:value}` between marks."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, Call
 _KEY = re.compile(r'[^:,{}\[\]<>"\s]{1,256}')
 _UNQUOTED = re.compile(r"[^,{}\[\]<>]{1,256}")
 _STRING = frozenset({"string"})
-_DEPTH = 32  # of objects and lists in one another
+_DEPTH = 32  # nested objects and lists
 
 
 class Gemma4(CallParser):
-    """Strings are delimited by marks, with nothing escaped; a bare value is JSON, or else a string. If the schema
-    does not ask for a string, a value between the marks has the schema's type: vLLM's template for FunctionGemma
-    prints all values so.
+    """Parses Gemma 4's calls.
+
+    Strings are between marks and have no escapes. A value without marks is JSON or else a string. A value between marks
+    has the type in its schema, because vLLM's chat template for FunctionGemma writes marks around all values.
 
     Attributes:
         call_end: the mark after a call.
-        quote: the mark before a string, and after it.
+        quote: the mark before and after a string.
     """
 
     begins: tuple[str, ...] = ("<|tool_call>",)
@@ -46,7 +47,11 @@ class Gemma4(CallParser):
         self.end_call()
 
     def _members(self, end: str, schemas: ToolSchema, schema: Any, depth: int) -> Steps[None]:
-        """Read an object or a list, whose sign comes next."""
+        """Write an object or a list as JSON.
+
+        Args:
+            end: the closing bracket.
+        """
         if depth > _DEPTH:
             raise Broken
         self.write(self.advance(1))
@@ -117,4 +122,4 @@ GEMMA4 = Format("gemma4", Gemma4, _marks(Gemma4), r"<\|tool_call>", _notations(G
 FUNCTIONGEMMA = Format(
     "functiongemma", FunctionGemma, _marks(FunctionGemma), "<start_function_call>", _notations(FunctionGemma)
 )
-"""vLLM 0.33; FunctionGemma's documentation."""
+"""Source: vLLM 0.33 and FunctionGemma's documentation."""

@@ -1,4 +1,4 @@
-"""A name, and pairs of tags with a parameter's name and its value: GLM 4.5 to 4.7, Hunyuan 3 and 4, K2 Horizon."""
+"""Tool calls of GLM 4.5 to 4.7, Hunyuan 3 and 4, and K2 Horizon, with tags for a parameter's name and its value."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from handler.protocols.assistant.tools.parsing import NAME, CallParser, Format, 
 
 
 class PairedCalls(CallParser):
-    """The calls of one family.
+    """Base class of parsers for calls with tags for a parameter's name and its value.
 
     Attributes:
         call, call_end: the marks around a call.
         key, key_end: the marks around a parameter's name.
-        value, value_end: the marks around its value.
-        separator: a mark that may follow the call's name.
+        value, value_end: the marks around a parameter's value.
+        separator: a mark that may follow the call's name, or "".
     """
 
     call, call_end = "<tool_call>", "</tool_call>"
@@ -23,7 +23,7 @@ class PairedCalls(CallParser):
     separator = ""
 
     def one(self) -> Steps[None]:
-        """Read a call after its mark. The next call's mark also ends it, and is not consumed."""
+        """Read a call after its mark. The mark of the next call also ends the call, and is not consumed."""
         name = yield from self.run(NAME)
         yield from self.skip()
         if self.separator and (yield from self.take(self.separator)):
@@ -43,18 +43,18 @@ class PairedCalls(CallParser):
             value.close()
             before = ", "
             if end == self.value_end:
-                self._closable = True  # only the call's end may lack
+                self._closable = True  # the arguments may be complete
                 yield from self.skip()
                 self._closable = False
                 end = yield from self.expect(self.key, self.call_end, self.call)
         self.write("{}" if before == "{" else "}")
         self.end_call()
-        if end == self.call:  # the next call's: this one lacks its end
+        if end == self.call:  # the end mark is missing, and the next call follows
             self.held = self.call + self.held
 
 
 class Glm(PairedCalls):
-    """GLM 4.5 has a line for each tag, 4.7 has no line ends."""
+    """Parses GLM's calls. GLM 4.5 writes each tag on a line of its own, GLM 4.7 writes no newlines."""
 
     begins = (PairedCalls.call,)
 
@@ -66,7 +66,7 @@ class Glm(PairedCalls):
 
 
 class PairedSection(PairedCalls):
-    """Calls enclosed by two marks."""
+    """Base class of parsers for calls that are enclosed by two marks."""
 
     section_end = ""
 
@@ -80,9 +80,10 @@ class PairedSection(PairedCalls):
 
 
 class Hunyuan(PairedSection):
-    """A checkpoint may add its own suffix to all marks, such as `<tool_calls:opensource>`: the first one shows it.
+    """Parses Hunyuan's calls. Hunyuan 3 writes a separator after the name, Hunyuan 4 does not.
 
-    Hunyuan 3 has a separator after the name, 4 has none.
+    A checkpoint may add its own suffix to all marks, such as `<tool_calls:opensource>`. The suffix is read from the
+    first mark.
     """
 
     begins = ("<tool_calls>", "<tool_calls:")
@@ -134,7 +135,7 @@ HY_V3 = Format(
     {"": _notation(Hunyuan, "<tool_sep>")._replace(block=_HUNYUAN.block)},
 )
 HY_V4 = HY_V3._replace(name="hy_v4", template="", notations={"": _HUNYUAN})
-"""The template of Hy3; vLLM 0.33."""
+"""Source: the chat template of Hy3, and vLLM 0.33."""
 
 K2_HORIZON = Format(
     "k2_horizon",
@@ -143,4 +144,4 @@ K2_HORIZON = Format(
     r"<ifm\|tool_calls>",
     {"": _notation(K2Horizon)._replace(block=(f"{K2Horizon.begins[0]}\n", f"\n{K2Horizon.section_end}"))},
 )
-"""vLLM 0.33."""
+"""Source: vLLM 0.33."""

@@ -1,4 +1,4 @@
-"""Calls as JSON objects with `name` and `arguments` (or `parameters`), alone or in a list."""
+"""Tool calls as JSON objects with `name` and `arguments` (or `parameters`), possibly in a list."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ _BEGUN = re.compile(
     r'\{\s*(?:"(?:n(?:a(?:me?)?)?)?|"name"\s*|"name"\s*:\s*|"name"\s*:\s*"(?:[^"\\]|\\.)*\\?|'
     r'"name"\s*:\s*"(?:[^"\\]|\\.)*"\s*(?:,\s*(?:"\w*|"\w*"\s*|"(?:arguments|parameters)"\s*:\s*)?)?)?'
 )
-"""The start of a call, possibly incomplete."""
+"""The start of a call up to its arguments, which may be incomplete."""
 
 _OPEN = re.compile(r'\{\s*(?:"name"\s*:\s*"(?:[^"\\]|\\.)*\\?)?')
-"""The start of a call, up to an unfinished name."""
+"""The start of a call up to an incomplete name."""
 
 _LONGEST_HEAD = 512
-"""The longest head of a call, in characters: names have at most 64, each possibly escaped."""
+"""Maximum number of characters before a call's arguments. A name has at most 64, each of which may be escaped."""
 
 
 class JsonCalls(CallParser):
-    """Arguments stream if the name precedes them; other calls come whole. In a list, an object that is not a call is
-    text, and the others are still calls.
+    """Base class of parsers for calls that are JSON objects.
+
+    The arguments of a call are emitted as they arrive if the name precedes them, or else at its end. In a list, an
+    object that is not a call becomes text, and the other objects remain calls.
 
     Attributes:
-        end: the mark after the calls; without one they end with the list, or with the last object.
-        marked: something before them marks them as calls. Otherwise a bare name or an empty list is not a call.
-        head: the start of a call up to its arguments, with its name as a JSON string in the first group.
-        open: the start of a call, up to an unfinished name.
+        end: the mark after the calls, or "" if they end with the list or the last object.
+        marked: whether a mark precedes the calls. Otherwise an object without arguments or an empty list is text.
+        head: matches the start of a call up to its arguments, with its name as a JSON string in the first group.
+        open: matches the start of a call up to an incomplete name.
     """
 
     end = ""
@@ -44,7 +46,7 @@ class JsonCalls(CallParser):
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         super().__init__(tools)
-        self._others: list[str] = []  # objects of a list that are no calls, since its last one
+        self._others: list[str] = []  # objects of a list that are not calls, since the last call
 
     def calls(self, begin: str) -> Steps[None]:
         listed, count = False, self.count
@@ -79,14 +81,14 @@ class JsonCalls(CallParser):
         self._others.clear()
 
     def _object(self, *, listed: bool) -> Steps[None]:
-        """Read a call: first up to its name."""
+        """Read an object, which is a call or, in a list, may become text."""
         head = yield from self._head()
         if head:
             yield from self._streamed(head)
             return
         text = yield from self.whole()
         call = self.called(text)
-        if call is None:  # nor is anything in it: to look would be to read nested ones again and again
+        if call is None:  # nested objects are not searched for calls, as each would be read several times
             if not listed:
                 raise Broken
             self._others.append(text)
@@ -96,7 +98,7 @@ class JsonCalls(CallParser):
         self.end_call()
 
     def _head(self) -> Steps[re.Match[str] | None]:
-        """Return the start of a call up to its arguments; None for an object in another order."""
+        """Return the start of a call up to its arguments, or None if the name does not precede the arguments."""
         end, scanned = JsonEnd(), 0
         while True:
             head = self.head.match(self.held, 0, _LONGEST_HEAD)
@@ -112,7 +114,7 @@ class JsonCalls(CallParser):
             yield
 
     def called(self, text: str) -> tuple[str, str] | None:
-        """Return the name and the arguments of a complete object; None if it is not a call."""
+        """Return the name and the arguments of a complete object, or None if it is not a call."""
         return _call(text, alone=self.marked)
 
     def _streamed(self, head: re.Match[str]) -> Steps[None]:
@@ -133,7 +135,7 @@ class JsonCalls(CallParser):
 
 
 class List(JsonCalls):
-    """Parses an answer that is a list of calls, as structured output makes it."""
+    """Parses an answer that is a list of calls, as structured output enforces."""
 
     at_start = True
 
@@ -171,7 +173,7 @@ class GigaChat3(JsonCalls):
 
 
 class InternLm(JsonCalls):
-    """InternLM's calls: after the first mark, a second one tells calls from Python code."""
+    """Parses InternLM's calls. A second mark after the first one distinguishes calls from Python code."""
 
     begins = ("<|action_start|>",)
     end = "<|action_end|>"
@@ -183,7 +185,7 @@ class InternLm(JsonCalls):
 
 
 class Apertus(JsonCalls):
-    """Apertus's calls: an object with one member: its name, and its arguments."""
+    """Parses Apertus's calls, which are objects with the call's name as their only key."""
 
     begins = ("<|tools_prefix|>",)
     end = "<|tools_suffix|>"
@@ -191,11 +193,11 @@ class Apertus(JsonCalls):
     open = re.compile(r'\{\s*(?:"(?:[^"\\]|\\.)*\\?)?')
 
     def called(self, text: str) -> None:
-        return None  # a call's name cannot come after its arguments
+        return None  # the name always precedes the arguments
 
 
 class Cohere(JsonCalls):
-    """Cohere's calls, with the members `tool_name` and `parameters`, before them perhaps its id."""
+    """Parses Cohere's calls, which have the keys `tool_name` and `parameters`, possibly after the call's id."""
 
     begins = ("<|START_ACTION|>",)
     end = "<|END_ACTION|>"
@@ -216,8 +218,9 @@ _SIGNS = ("{", "[")
 
 
 class CallsInText(JsonCalls):
-    """Calls within text: without a mark, an object after other text is a call only if the request has a tool of its
-    name.
+    """Base class of parsers for calls within text.
+
+    Without a mark, an object that follows text is a call only if the request has a tool with its name.
     """
 
     def calls(self, begin: str) -> Steps[None]:
@@ -236,7 +239,11 @@ class CallsInText(JsonCalls):
         self.advance(1)
 
     def _called(self) -> Steps[None]:
-        """Read an object whose name is a tool's, and comes first."""
+        """Read a call that begins with the name of a tool.
+
+        Raises:
+            Broken: the object is not such a call.
+        """
         while (head := _HEAD.match(self.held, 0, _LONGEST_HEAD)) is None:
             if len(self.held) > _LONGEST_HEAD or not _BEGUN.fullmatch(self.held):
                 self._break()
@@ -246,7 +253,7 @@ class CallsInText(JsonCalls):
         yield from self._streamed(head)
 
     def _break(self) -> None:
-        self.advance(1)  # what follows the brace may be a call
+        self.advance(1)  # a call may follow the brace
         raise Broken
 
 
@@ -260,7 +267,7 @@ class Phi4(CallsInText):
 
 
 class XLam(CallsInText):
-    """xLAM's calls: a list that is the answer, is fenced, or follows a mark or the reasoning."""
+    """Parses xLAM's calls, a list that is the whole answer, is in a code fence, or follows a mark or the reasoning."""
 
     begins = ("<tool_call>", "```json", *_SIGNS)
     at_start = True
@@ -279,11 +286,11 @@ class XLam(CallsInText):
 
 
 def _call(text: str, *, alone: bool, name: str = "name") -> tuple[str, str] | None:
-    """Return a whole call's name and arguments, in any order; None if it is not a call.
+    """Return the name and the arguments of a complete call, or None if the text is not a call.
 
     Args:
-        alone: a name without arguments is a call.
-        name: the member that is the call's name.
+        alone: whether an object without arguments is a call.
+        name: the key of the call's name.
     """
     try:
         value = json.loads(ControlEscapes().feed(text), parse_constant=refuse_constant)
@@ -298,7 +305,7 @@ def _call(text: str, *, alone: bool, name: str = "name") -> tuple[str, str] | No
 
 
 _TEMPLATE = r"(?s)\A(?!.*(?:<tool_calls>|minimax\[)).*<tool_call>"
-"""Apriel's lists and MiniMax M3's tags are other formats with the same mark."""
+"""Excludes Apriel's lists and MiniMax M3's tags, which are other formats with the same mark."""
 
 _OBJECT = ('{"name": "NAME", "arguments": ', "}")
 
@@ -308,31 +315,31 @@ _ONE_A_MARK = Notation(
 _LIST = Notation(_OBJECT, ("<tool_call>[", "]</tool_call>"), ", ", mark="<tool_call>")
 
 HERMES = Format("hermes", Hermes, ("<tool_call>", "</tool_call>"), _TEMPLATE, {"": _ONE_A_MARK})
-"""An object between the marks, several of both for several calls (Hermes 2 Pro, Qwen 2.5 and 3, SmolLM3)."""
+"""Each call is an object between marks of its own (Hermes 2 Pro, Qwen 2.5 and 3, SmolLM3)."""
 
 SMOLLM2 = Format("smollm2", Hermes, HERMES.marks, notations={"": _LIST})
-"""A list of objects between the marks (SmolLM2's documentation)."""
+"""A list of objects between the marks (source: SmolLM2's documentation)."""
 
 GRANITE4 = Format("granite4", Hermes, HERMES.marks, notations=HERMES.notations)
-"""As hermes (the template of granite-4.0 says so)."""
+"""The same as hermes (source: the chat template of granite-4.0)."""
 
 _AFTER_A_MARK = Notation(_OBJECT, ("<|tool_call|>[", "]"), ", ", mark="<|tool_call|>")
 
 GRANITE = Format("granite", Granite, ("<|tool_call|>",), r"<\|tool_call\|>", {"": _AFTER_A_MARK})
-"""A list of objects after a mark: a special token in Granite 3.0, text in 3.1 (both templates)."""
+"""A list of objects after a mark, which is a special token in Granite 3.0 and text in 3.1 (source: their templates)."""
 
 _LLAMA3 = r"(?s)\A(?!.*<function=).*(?:<\|python_tag\|>|dictionary of argument name)"
-"""Functionary's tags are another format after the same mark."""
+"""Excludes Functionary's tags, which are another format after the same mark."""
 
 _WHOLE_ANSWER = Notation(('{"name": "NAME", "parameters": ', "}"), between="; ", several=False)
 
 LLAMA3_JSON = Format("llama3_json", Llama3, ("<|python_tag|>",), _LLAMA3, {"": _WHOLE_ANSWER})
-"""The answer is an object with `parameters`, after a mark or without one (the templates of Llama 3.1 to 3.3)."""
+"""An object with `parameters` that is the whole answer, possibly after a mark (source: Llama 3.1 to 3.3 templates)."""
 
 _AFTER_A_WORD = Notation(_OBJECT, ("functools[", "]"), ", ", mark="functools[")
 
 PHI4_MINI_JSON = Format("phi4_mini_json", Phi4, (), "functools", {"": _AFTER_A_WORD})
-"""A list of objects after a word (vLLM's template for Phi-4-mini)."""
+"""A list of objects after a word (source: vLLM's chat template for Phi-4-mini)."""
 
 LONGCAT = Format(
     "longcat",
@@ -341,7 +348,7 @@ LONGCAT = Format(
     "<longcat_tool_call>",
     {"": _ONE_A_MARK._replace(call=(f"{LongCat.begins[0]}{_OBJECT[0]}", f"}}{LongCat.end}"), mark=LongCat.begins[0])},
 )
-"""As hermes between other marks (vLLM 0.33)."""
+"""The same as hermes with other marks (source: vLLM 0.33)."""
 
 
 def _list_between(parser: type[JsonCalls], call: tuple[str, str] = _OBJECT) -> dict[str, Notation]:
@@ -349,12 +356,12 @@ def _list_between(parser: type[JsonCalls], call: tuple[str, str] = _OBJECT) -> d
 
 
 JAMBA = Format("jamba", Jamba, (*Jamba.begins, Jamba.end), "<tool_calls>", _list_between(Jamba))
-"""A list of objects, or one a line, between the marks (Jamba, Hunyuan A13B; the templates of Apriel and MiniMax M1)."""
+"""Objects in a list or on separate lines between the marks (Jamba, Hunyuan A13B, Apriel and MiniMax M1)."""
 
 NEMOTRON_JSON = Format(
     "nemotron_json", Nemotron, (*Nemotron.begins, Nemotron.end), "<TOOLCALL>", _list_between(Nemotron)
 )
-"""A list of objects between the marks (the template of Nemotron Nano v2)."""
+"""A list of objects between the marks (source: the chat template of Nemotron Nano v2)."""
 
 GRANITE_20B_FC = Format(
     "granite-20b-fc",
@@ -363,7 +370,7 @@ GRANITE_20B_FC = Format(
     "<function_call>",
     {"": Notation((f"<function_call> {_OBJECT[0]}", "}"), between="\n", mark="<function_call>")},
 )
-"""An object after a mark, several of both for several calls (vLLM 0.33)."""
+"""Each call is an object after a mark of its own (source: vLLM 0.33)."""
 
 GIGACHAT3 = Format(
     "gigachat3",
@@ -375,7 +382,7 @@ GIGACHAT3 = Format(
         "": Notation((f"{GigaChat3.begins[0]}{_OBJECT[0]}", "}"), mark=GigaChat3.begins[0]),
     },
 )
-"""An object in a message of its own (GigaChat 3), or after a mark (3.1; both templates)."""
+"""An object in a message of its own (GigaChat 3) or after a mark (3.1). Source: both chat templates."""
 
 INTERNLM = Format(
     "internlm",
@@ -388,7 +395,7 @@ INTERNLM = Format(
         )
     },
 )
-"""An object between marks (InternLM 2 and 3's documentation of tools, vLLM 0.33)."""
+"""An object between marks (source: the tool documentation of InternLM 2 and 3, and vLLM 0.33)."""
 
 APERTUS = Format(
     "apertus",
@@ -397,7 +404,7 @@ APERTUS = Format(
     r"<\|tools_prefix\|>",
     _list_between(Apertus, ('{"NAME": ', "}")),
 )
-"""A list of objects between marks (the template)."""
+"""A list of objects between marks (source: the model's chat template)."""
 
 COHERE3 = Format(
     "cohere_command3",
@@ -414,13 +421,13 @@ COHERE3 = Format(
     },
 )
 COHERE4 = COHERE3._replace(name="cohere_command4", template="")
-"""A list of objects between marks (the templates of Command R7B, A and A+)."""
+"""A list of objects between marks (source: the chat templates of Command R7B, A and A+)."""
 
 XLAM = Format("xlam", XLam, ("[TOOL_CALLS]",), notations={"": Notation(_OBJECT, ("[", "]"), ", ")})
-"""A list of objects, which is the answer (xLAM 2's documentation)."""
+"""A list of objects that is the whole answer (source: xLAM 2's documentation)."""
 
 
-# -- Inkling's calls: an object in a block of its own, which special tokens begin and end (vLLM 0.33) ------------------
+# -- Inkling's calls: an object in a block of its own between special tokens (source: vLLM 0.33) -----------------------
 
 
 _MESSAGE, _CALL, _END = "<|message_model|>", "<|content_invoke_tool_json|>", "<|end_message|>"
@@ -429,7 +436,10 @@ _ENDS = (_END, "<|content_model_end_sampling|>")
 
 
 class Inkling(JsonCalls):
-    """Inkling's calls: members `name` and `args`; the name may precede the block. Other marks are dropped."""
+    """Parses Inkling's calls, which have the keys `name` and `args`. The name may also precede the block.
+
+    Other marks are dropped.
+    """
 
     begins = (_CALL, _MESSAGE, *_BLOCKS, *_ENDS)
     at_start = True
@@ -449,7 +459,7 @@ class Inkling(JsonCalls):
         yield from super().calls(_CALL)
 
     def called(self, text: str) -> None:
-        return None  # the name comes first
+        return None  # the name always comes first
 
 
 INKLING = Format(
@@ -468,7 +478,9 @@ _CALLS, _CALL_ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 
 
 class Mistral(JsonCalls):
-    """Mistral's calls: a list or an object up to tokenizer 10; later a name, perhaps the call's id, and the
+    """Parses Mistral's calls.
+
+    Up to tokenizer 10, they are a list or an object. Later, a call is a name, possibly the call's id, and the
     arguments.
     """
 
@@ -476,7 +488,7 @@ class Mistral(JsonCalls):
 
     def calls(self, begin: str) -> Steps[None]:
         yield from self.skip()
-        while (yield from self.take(_CALLS)):  # a model may write it twice; alone its bracket would be a list's
+        while (yield from self.take(_CALLS)):  # a model may repeat the mark, whose bracket would begin a list
             yield from self.skip()
         if self.held[0] in "[{":
             yield from super().calls(begin)

@@ -1,4 +1,4 @@
-"""Kimi K3's calls: elements with attributes, of which each begins and ends with special tokens (the template)."""
+"""Kimi K3's tool calls, which are elements with attributes between special tokens (source: its chat template)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STRING = frozenset({"string"})
 
 
 class KimiK3(CallParser):
-    """Kimi K3's calls: each argument gives its own type. The marks around the answer's text are dropped."""
+    """Parses Kimi K3's calls, in which each argument has a type. The marks around the answer's text are dropped."""
 
     begins = (TOOLS, RESPONSE, RESPONSE_END, MESSAGE_END)
 
@@ -61,11 +61,11 @@ class KimiK3(CallParser):
                 end = yield from self.stream_until(_drop, _ARGUMENT, _JSON, _CALL_END, _CALL, _TOOLS_END)
         self.write({"{": "{}", ", ": "}"}.get(before, ""))
         self.end_call()
-        if end != _CALL_END:  # the next call's, or the section's: this one lacks its end
+        if end != _CALL_END:  # the end mark is missing, and another call or the end of all calls follows
             self.held = end + self.held
 
     def _attributes(self) -> Steps[dict[str, str]]:
-        """Read the attributes of an element, up to its content."""
+        """Consume and return the attributes of an element, up to its content."""
         text, _ = yield from self.until(SEPARATOR)
         return {match[1]: match[2].replace("&quot;", '"').replace("&amp;", "&") for match in _ATTRIBUTE.finditer(text)}
 

@@ -1,4 +1,4 @@
-"""MiniMax M3's calls: an element for each parameter, and elements in it for objects and lists (the template)."""
+"""MiniMax M3's tool calls, whose parameters are nested elements (source: its chat template)."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from handler.protocols.assistant.tools.grammar import Notation, ToolSchema
 from handler.protocols.assistant.tools.json_text import ParameterValue, dumps
 from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, CallParser, Format, Steps, Tool
 
-_MARK = "]<]minimax[>["  # before each tag
+_MARK = "]<]minimax[>["  # the mark before each tag
 _CALLS, _CALLS_END = f"{_MARK}<tool_call>", f"{_MARK}</tool_call>"
 _CALL = f"{_MARK}<invoke name="
 _CALL_NAME = "invoke"
 _ITEM = "item"
-_DEPTH = 32  # of elements in one another
+_DEPTH = 32  # nested elements
 
 
 class MinimaxM3(CallParser):
-    """MiniMax M3's calls. A nested element has the type of its schema; without one, it is a list if its first child
-    is an `item`. An element without an end tag ends with an enclosing one. Several of a name in an object form a
-    list.
+    """Parses MiniMax M3's calls.
+
+    A nested element has the type in its schema. Without a schema it is a list if its first child is an `item`.
+    An element without an end tag ends with an enclosing element. Elements of an object with the same name form a list.
     """
 
     begins = (_CALLS,)
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         super().__init__(tools)
-        self._buffers: list[list[str]] = []  # the texts of members that are not written yet, the innermost last
-        self._nested = 0  # objects in others that are open: their members are not written yet
+        self._buffers: list[list[str]] = []  # texts of members that are not written yet, the innermost last
+        self._nested = 0  # open nested objects, whose members are not written yet
 
     def write(self, text: str) -> None:
         if self._buffers:
@@ -38,7 +39,7 @@ class MinimaxM3(CallParser):
 
     def _open(self) -> Steps[None]:
         if self._nested:
-            yield  # what came is not all written
+            yield  # the arguments cannot be closed, as not all text is written yet
         else:
             yield from super()._open()
 
@@ -64,14 +65,19 @@ class MinimaxM3(CallParser):
         self.end_call()
 
     def _members(self, name: str, schemas: ToolSchema, schema: Any, *, listed: bool, depth: int) -> Steps[None]:
-        """Write the elements in an element, up to its end, as a list or an object."""
+        """Write the elements in an element as a list or an object, up to its end.
+
+        Args:
+            name: the name of the enclosing element.
+            listed: whether to write a list.
+        """
         if depth > _DEPTH:
             raise Broken
         self.write("[" if listed else "{")
         nested = not listed and depth > 0
         self._nested += nested
         before = ""
-        members: dict[str, list[str]] = {}  # of an object in another one
+        members: dict[str, list[str]] = {}  # the values of a nested object
         while (child := (yield from self._child(name))) is not None:
             if not nested:
                 self.write(before if listed else f"{before}{dumps(child)}: ")
@@ -87,7 +93,7 @@ class MinimaxM3(CallParser):
         self.write("]" if listed else "}")
 
     def _child(self, name: str) -> Steps[str | None]:
-        """Return the name of the next element in an element; None at its end."""
+        """Return the name of the next element in an element, or None at its end."""
         while True:
             yield from self.stream_until(_drop, _MARK)
             if (yield from self.expect("</", "<")) == "<":
@@ -96,11 +102,11 @@ class MinimaxM3(CallParser):
                 return None
 
     def _is_end(self, name: str) -> Steps[bool]:
-        """Consume the rest of an end tag; return whether it ends the element of that name."""
+        """Consume the rest of an end tag, and return whether it ends the element with a name."""
         if (yield from self.take(f"{name}>")):
             return True
         ends = (yield from self._tag()) == _CALL_NAME
-        if ends:  # it ends all that is open
+        if ends:  # the end of the call ends all open elements
             self.held = f"{_MARK}</{_CALL_NAME}>{self.held}"
         return ends
 
@@ -111,7 +117,7 @@ class MinimaxM3(CallParser):
         return name
 
     def _value(self, name: str, schemas: ToolSchema, schema: Any, depth: int) -> Steps[None]:
-        """Write the value of an element, up to its end."""
+        """Write the value of an element and consume its end tag."""
         types = schemas.types(schema)
         space: list[str] = []
         while not (rest := self.held.lstrip(SPACES)):
@@ -122,7 +128,7 @@ class MinimaxM3(CallParser):
         if (yield from self.take(_MARK)):
             kind = yield from self._next_tag()
             self.held = _MARK + self.held
-            if kind == "</" and types & {"array", "object"} and "string" not in types:  # an empty one
+            if kind == "</" and types & {"array", "object"} and "string" not in types:  # an empty list or object
                 self.write("[]" if "array" in types else "{}")
                 yield from self._end(name)
                 return
@@ -141,11 +147,11 @@ class MinimaxM3(CallParser):
         yield from self._end(name)
 
     def _end(self, name: str) -> Steps[None]:
-        """Consume the end tag of an element; leave another one's."""
+        """Consume the end tag of an element, but not the end tag of another element."""
         yield from self.take(f"{_MARK}</{name}>")
 
     def _next_tag(self) -> Steps[str]:
-        """Return `<` or `</` if one of them comes next, else ""."""
+        """Return `<` or `</` if it follows, or else ""."""
         while len(self.held) < 2 and "<".startswith(self.held):
             yield
         return next((sign for sign in ("</", "<") if self.held.startswith(sign)), "")

@@ -1,4 +1,4 @@
-"""gpt-oss's calls: messages to a function in OpenAI's harmony format (the model's template)."""
+"""gpt-oss's tool calls, which are messages to a function in OpenAI's harmony format (source: its chat template)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ _RECIPIENT = re.compile(r"(?:^|\s)to=(\S+)")
 
 
 class Harmony(CallParser):
-    """gpt-oss's calls. A message has a header with its channel and possibly a recipient, then its text. A message to
-    a function is a call, any other is text. The answer begins within a header, whose start is in the prompt.
+    """Parses gpt-oss's calls.
+
+    A message has a header with its channel and possibly a recipient, followed by its text. A message to a function is a
+    call, and any other message is text. The answer begins within a header, whose start is in the prompt.
     """
 
     begins = (_START, _CHANNEL)
@@ -47,7 +49,7 @@ class Harmony(CallParser):
 _NOTATION = Notation(
     (f"{_START}assistant{_CHANNEL}commentary to=functions.NAME {_CONSTRAIN}json{_MESSAGE}", _CALL), style=""
 )
-"""A rule cannot begin with a header: it begins after the thoughts, in the final message."""
+"""The style is empty because structured output starts after the reasoning, in the final message, not with a header."""
 
 OPENAI = Format(
     "openai",

@@ -1,4 +1,4 @@
-"""Calls as Python writes them: `[f(a=1), g()]` (the documentation of Llama 3.2 and 4, LFM2, Olmo 3)."""
+"""Tool calls in Python's syntax, such as `[f(a=1), g()]` (source: documentation of Llama 3.2 and 4, LFM2, OLMo 3)."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from handler.protocols.assistant.tools.parsing import NAME, Broken, CallParser, 
 _KEYWORD = re.compile(r"[^\W\d]\w{0,255}")
 _UNQUOTED = re.compile(r"[\w.+\-]{1,256}")
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-_ZEROS = re.compile(r"\A(-?)0+(?=[0-9])")  # before a number, as models write months
+_ZEROS = re.compile(r"\A(-?)0+(?=[0-9])")  # leading zeros, which models write in months
 _QUOTES = ('"""', "'''", '"', "'")
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _HEX = {"x": 2, "u": 4, "U": 8}
 _ENDS = {"[": "]", "(": ")", "{": "}"}
-_DEPTH = 32  # of containers in one another
+_DEPTH = 32  # nested containers
 _OLMO3_END = "</function_calls>"
 LFM2_MARKS = ("<|tool_call_start|>", "<|tool_call_end|>")
 _START, _END = "<|python_start|>", "<|python_end|>"
 
 
 class PythonicCalls(CallParser):
-    """Calls as Python writes them, with arguments that are literals."""
+    """Base class of parsers for calls in Python's syntax, with literals as arguments."""
 
     def call(self) -> Steps[None]:
         """Read one call.
 
         Raises:
-            Broken: there is no call.
+            Broken: the text is not a call.
         """
         name = yield from self.run(NAME)
         self.check(name)
@@ -39,10 +39,10 @@ class PythonicCalls(CallParser):
         yield from self._arguments(name)
 
     def check(self, name: str) -> None:
-        """Raise Broken if no call may have that name."""
+        """Raise Broken if no tool with this name may be called."""
 
     def list(self) -> Steps[None]:
-        """Read calls in brackets, of which the first has been taken."""
+        """Read the calls of a list, whose opening bracket has been consumed, up to its end."""
         while True:
             yield from self.skip()
             yield from self.call()
@@ -89,7 +89,11 @@ class PythonicCalls(CallParser):
             self.write(_WORDS.get(bare) or bare)
 
     def _members(self, end: str, depth: int) -> Steps[None]:
-        """Read a list, a tuple or a dictionary, whose sign comes next."""
+        """Write a list, a tuple or a dictionary as JSON.
+
+        Args:
+            end: the closing bracket.
+        """
         self.advance(1)
         self.write("{" if end == "}" else "[")
         before = ""
@@ -126,8 +130,9 @@ class PythonicCalls(CallParser):
 
 
 class Pythonic(PythonicCalls):
-    """Calls in a Python list that is the answer, or follows text: there only a tool's name identifies a call, as
-    there is no mark.
+    """Parses calls in a Python list, which is the answer or follows text.
+
+    There is no mark before the list. After text, only the name of a tool identifies a call.
     """
 
     begins: tuple[str, ...] = ("[",)
@@ -147,7 +152,7 @@ class Pythonic(PythonicCalls):
             raise Broken
 
     def after(self) -> Steps[None]:
-        """Read what may follow the list."""
+        """Consume the text that may follow the list."""
         yield from ()
 
 
@@ -159,7 +164,7 @@ def _character(code: str) -> str:
 
 
 class Llama4Pythonic(Pythonic):
-    """Llama 4's calls: a list, possibly between two marks."""
+    """Parses Llama 4's calls, which are a list, possibly between two marks."""
 
     begins = (_START, *Pythonic.begins)
 
@@ -175,7 +180,7 @@ class Llama4Pythonic(Pythonic):
 
 
 class Lfm2(PythonicCalls):
-    """LFM2's calls: a list between two marks."""
+    """Parses LFM2's calls, which are a list between two marks."""
 
     begins = LFM2_MARKS[:1]
 
@@ -188,7 +193,7 @@ class Lfm2(PythonicCalls):
 
 
 class Olmo3(PythonicCalls):
-    """OLMo 3's calls: one per line, without a list around them."""
+    """Parses OLMo 3's calls, which are on separate lines without a list around them."""
 
     begins = ("<function_calls>",)
 
@@ -223,7 +228,7 @@ LFM2 = Format(
     r"<\|tool_(?:call|list)_start\|>|keep_past_thinking(?s:.*)List of tools: \[",
     _between(f"{LFM2_MARKS[0]}[", f"]{LFM2_MARKS[1]}"),
 )
-"""The templates of LFM2 and 2.5, some of which do not show calls: only the models' documentation does."""
+"""Source: the chat templates of LFM2 and 2.5, and the models' documentation, as some templates do not show calls."""
 
 OLMO3 = Format(
     "olmo3",
@@ -232,4 +237,4 @@ OLMO3 = Format(
     "<function_calls>",
     _between(Olmo3.begins[0], _OLMO3_END, "\n"),
 )
-"""vLLM 0.33; Olmo 3's documentation."""
+"""Source: vLLM 0.33 and OLMo 3's documentation."""

@@ -1,4 +1,4 @@
-"""Calls in sections: each after a mark of its own, and all between two others."""
+"""Tool calls in a section between two marks, each after a mark of its own."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, Call
 
 
 class SectionedCalls(CallParser):
-    """Calls in sections. A call is a head with its name, its arguments, and possibly an end. An invalid call becomes
-    text by itself: the next mark begins calls again.
+    """Base class of parsers for calls in sections.
+
+    A call consists of a head with its name, its arguments, and possibly a tail. Only an invalid call becomes text,
+    because the mark of the next call begins calls again.
 
     Attributes:
-        section_end: the mark after the calls.
-        call: the mark before each of them.
+        section_end: the mark after all calls.
+        call: the mark before each call.
     """
 
     section_end = call = ""
@@ -28,15 +30,15 @@ class SectionedCalls(CallParser):
             mark = yield from self.expect(self.call, self.section_end)
 
     def head(self) -> Steps[str]:
-        """Consume what precedes a call's arguments, and return its name.
+        """Consume the text before a call's arguments, and return the call's name.
 
         Raises:
-            Broken: it is no call.
+            Broken: the text is not a call.
         """
         raise NotImplementedError
 
     def tail(self) -> Steps[None]:
-        """Consume what follows a call's arguments."""
+        """Consume the text after a call's arguments, which belongs to the call."""
         raise NotImplementedError
 
     def _call(self) -> Steps[None]:
@@ -59,7 +61,7 @@ _FENCE, _JSON_FENCE = "```", "```json"
 
 
 class DeepSeekV31(SectionedCalls):
-    """DeepSeek V3.1's calls: name, separator, arguments."""
+    """Parses DeepSeek V3.1's calls, which consist of a name, a separator and arguments."""
 
     section_end, call = _CALLS_END, _CALL
     begins = (_CALLS, _CALLS_END, _CALL)
@@ -76,7 +78,7 @@ class DeepSeekV31(SectionedCalls):
 
 
 class DeepSeekV3(DeepSeekV31):
-    """DeepSeek V3's calls: type, separator, name, and arguments in a fence."""
+    """Parses DeepSeek V3's calls, which consist of a type, a separator, a name, and arguments in a code fence."""
 
     def head(self) -> Steps[str]:
         yield from self.until(_SEPARATOR)

@@ -1,4 +1,7 @@
-"""Calls with their parameters between tags, converted to JSON by the tool's schema (the models' templates)."""
+"""Tool calls with parameters between tags, which are converted to JSON with the tool's schema.
+
+Source: the models' chat templates, unless a format names another one.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,17 @@ _KEY = re.compile(r"[^>\"'\n]{1,256}")
 
 
 class TaggedCalls(CallParser):
-    """A call is a tag with its name, a tag for each parameter, and an end.
+    """Base class of parsers for calls that consist of a tag with a name, tags for the parameters, and an end tag.
 
-    A parameter also ends where the next one begins, or where its call or all calls end. The marks around a call may
-    be missing.
+    A parameter also ends where the next parameter begins, or where its call or all calls end. The marks around a call
+    may be missing.
 
     Attributes:
-        block, block_end: the marks around calls; `begins` may have other spellings of the first.
-        between: marks that may come before and after a call.
-        call, parameter: the start of a tag, before the name.
-        trim: a line end before a value, and one after it, belong to the tags.
+        block, block_end: the marks around all calls. `begins` may have other spellings of the first one.
+        between: marks that may precede or follow a call.
+        call, call_end: the tags around a call. The first one ends before the name.
+        parameter, parameter_end: the tags around a parameter. The first one ends before the name.
+        trim: whether a newline before a value and a newline after it belong to the tags.
     """
 
     block = block_end = ""
@@ -63,7 +67,7 @@ class TaggedCalls(CallParser):
         self.end_call()
 
     def tool(self, name: str) -> str:
-        """Return the tool's name for the one that the model wrote."""
+        """Return the name of the tool that the model means by a name."""
         return name
 
     def _parameter(self, schema: ToolSchema) -> Steps[str]:
@@ -86,19 +90,19 @@ class TaggedCalls(CallParser):
         return (yield from self.stream_until(value.feed, *ends))
 
     def write_key(self, schema: ToolSchema, key: str) -> None:
-        """Begin a parameter of the call."""
+        """Write the name of a parameter."""
         self.write(f"{self._before}{dumps(key)}: ")
         self._before = ", "
 
     def _until_call(self, mark: str) -> str:
-        """Return the mark, or the call's end mark for one that ends the calls or begins another."""
+        """Return a mark that belongs to the call, or else `call_end` without consuming the mark."""
         if mark not in (self.block_end, self.call, *self.begins):
             return mark
         self.held = mark + self.held
         return self.call_end
 
     def _name(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """Read a name, in quotes or without."""
+        """Consume and return a name, which may be in quotes."""
         quote = yield from self.take('"', "'")
         name = yield from self.run(pattern)
         if quote:
@@ -119,7 +123,7 @@ class Qwen3Coder(TaggedCalls):
 
 
 class MiMo(Qwen3Coder):
-    """MiMo's calls: values are verbatim between the tags."""
+    """Parses MiMo's calls, in which newlines next to the tags belong to the values."""
 
     trim = False
 
@@ -140,8 +144,9 @@ _WRAPPERS = ("arguments", "input")
 
 
 class DeepSeekV32(TaggedCalls):
-    """DeepSeek V3.2's calls. The model sometimes wraps all arguments in one parameter that the tool does not have:
-    they are unwrapped.
+    """Parses DeepSeek V3.2's calls.
+
+    The model sometimes wraps all arguments in one parameter that the tool does not have. Such arguments are unwrapped.
     """
 
     block, block_end = "<｜DSML｜function_calls>", "</｜DSML｜function_calls>"
@@ -151,8 +156,8 @@ class DeepSeekV32(TaggedCalls):
 
     def __init__(self, tools: Sequence[Tool] = ()) -> None:
         super().__init__(tools)
-        self._wrapper: tuple[ToolSchema, str] | None = None  # the call's first parameter, and still its only one
-        self._wrapped: list[str] = []  # the arguments' text while there is one
+        self._wrapper: tuple[ToolSchema, str] | None = None  # the call's only parameter so far, if it may be a wrapper
+        self._wrapped: list[str] = []  # the text of the arguments while there may be a wrapper
 
     def write(self, text: str) -> None:
         if self._wrapper is None:
@@ -170,7 +175,7 @@ class DeepSeekV32(TaggedCalls):
     def end_call(self, ending: Ending = Ending.WHOLE) -> None:
         if self._wrapper is not None:
             self._wrapped = [_unwrap("".join(self._wrapped), *self._wrapper)]
-            if ending is Ending.OPEN:  # what is in the wrapper would have been the arguments
+            if ending is Ending.OPEN:  # closing the brackets would not unwrap the arguments
                 ending = Ending.BROKEN
         self._write_wrapped()
         super().end_call(ending)
@@ -182,7 +187,12 @@ class DeepSeekV32(TaggedCalls):
 
 
 def _unwrap(text: str, schema: ToolSchema, wrapper: str) -> str:
-    """Return the JSON text of what one parameter wraps; all of the text if it is not the tool's arguments."""
+    """Return the JSON of the arguments that a parameter wraps, or the text itself if they are not the tool's arguments.
+
+    Args:
+        text: the JSON of all arguments.
+        wrapper: the name of the parameter.
+    """
     try:
         inner = json.loads(text)[wrapper]
         if isinstance(inner, str):
@@ -194,14 +204,14 @@ def _unwrap(text: str, schema: ToolSchema, wrapper: str) -> str:
 
 
 class DeepSeekV4(DeepSeekV32):
-    """DeepSeek V4's calls. The model sometimes misspells the first mark (vLLM 0.33)."""
+    """Parses DeepSeek V4's calls. The model sometimes misspells the first mark (source: vLLM 0.33)."""
 
     block, block_end = "<｜DSML｜tool_calls>", "</｜DSML｜tool_calls>"
     begins = (block, "<｜DSML｜toolcalls>", "<｜DSML｜tool>", DeepSeekV32.call)
 
 
 class DeepSeekV41(DeepSeekV32):
-    """DeepSeek V4.1's calls: each tag has a space after its mark."""
+    """Parses DeepSeek V4.1's calls, whose tags contain a space after `｜DSML｜`."""
 
     block, block_end = "<｜DSML｜ calls>", "</｜DSML｜ calls>"
     call, call_end = "<｜DSML｜ invoke name=", "</｜DSML｜ invoke>"
@@ -210,7 +220,7 @@ class DeepSeekV41(DeepSeekV32):
 
 
 class Step3(TaggedCalls):
-    """Step 3's calls: each between two more marks, after its type."""
+    """Parses Step 3's calls, each of which is between two further marks and follows its type."""
 
     block, block_end = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
     call, call_end = "<steptml:invoke name=", "</steptml:invoke>"
@@ -220,7 +230,7 @@ class Step3(TaggedCalls):
 
 
 class Dots(TaggedCalls, JsonCalls):
-    """dots's calls: tags or JSON objects between the marks."""
+    """Parses the calls of dots, which are tags or JSON objects between the marks."""
 
     block, block_end = "<dots_function_call>", "</dots_function_call>"
     end = block_end
@@ -234,7 +244,7 @@ class Dots(TaggedCalls, JsonCalls):
 
 
 class MiniCpm5(TaggedCalls):
-    """MiniCPM 5's calls, with nothing around them. A value may be a block of character data."""
+    """Parses MiniCPM 5's calls, which have no marks around them. A value may be in a CDATA section."""
 
     call, call_end = "<function name=", "</function>"
     block_end = call_end
@@ -265,11 +275,11 @@ QWEN3_CODER = Format(
     "qwen3_coder", Qwen3Coder, ("<tool_call>", "</tool_call>"), "(?s)<function=.*<parameter=", {"": _QWEN}
 )
 QWEN3_XML = QWEN3_CODER._replace(name="qwen3_xml")
-"""Also Nemotron 3's and Step 3.5's (their templates)."""
+"""Also the format of Nemotron 3 and Step 3.5 (source: their chat templates)."""
 
 _MIMO = _QWEN._replace(style="", arguments=pairs("<parameter=", ">", "</parameter>\n"))
 MIMO = QWEN3_CODER._replace(name="mimo", make=MiMo, template="", notations={"": _MIMO})
-"""MiMo V2's, whose values have no newlines around them (vLLM 0.33)."""
+"""The format of MiMo V2, whose values have no newlines around them (source: vLLM 0.33)."""
 
 _SEED = _QWEN._replace(
     call=("<seed:tool_call>\n<function=NAME>\n", "</function>\n</seed:tool_call>"), mark=SeedOss.block
@@ -278,10 +288,10 @@ SEED_OSS = Format("seed_oss", SeedOss, (SeedOss.block, SeedOss.block_end), "<see
 
 
 def invocations(parser: type[TaggedCalls], style: str = "", attribute: str = "") -> dict[str, Notation]:
-    """Return the notation of calls with names in attributes of the tags.
+    """Return the notation of calls whose tags have names in attributes.
 
     Args:
-        attribute: another one of a parameter's tag.
+        attribute: a further attribute of a parameter's tag.
     """
     call, block = (f'{parser.call}"NAME">\n', f"{parser.call_end}\n"), (f"{parser.block}\n", parser.block_end)
     arguments = pairs(f'{parser.parameter}"', f'"{attribute}>', f"{parser.parameter_end}\n")
@@ -311,10 +321,10 @@ DEEPSEEK_V41 = Format(
     r"(?s)\A(?=.*｜DSML｜).*['\"｜] calls>",
     invocations(DeepSeekV41, attribute=_DEEPSEEK[1]),
 )
-"""V4.1's tags have no rule of xgrammar's."""
+"""xgrammar has no style for the tags of V4.1."""
 
 DEEPSEEK_V4 = Format("deepseek_v4", DeepSeekV4, ("｜DSML｜",), "｜DSML｜", invocations(DeepSeekV4, *_DEEPSEEK))
-"""A parameter's tag also says whether the value is a string."""
+"""The tag of a parameter also states whether the value is a string."""
 
 _STEP3 = Notation(
     ('<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="NAME">', "</steptml:invoke><｜tool_call_end｜>"),
@@ -330,10 +340,10 @@ STEP3 = Format(
     "<steptml:|<｜tool_calls_begin｜>",
     {"": _STEP3},
 )
-"""vLLM 0.33; Step 3's documentation."""
+"""Source: vLLM 0.33 and Step 3's documentation."""
 
 DOTS = Format("dots", Dots, (Dots.block, Dots.block_end), "<dots_function_call>", invocations(Dots, "minimax_xml"))
-"""vLLM 0.33."""
+"""Source: vLLM 0.33."""
 
 _MINICPM5 = Notation(
     ('<function name="NAME">', "</function>"),
@@ -342,10 +352,10 @@ _MINICPM5 = Notation(
     arguments=pairs('<param name="', f'">{_DATA}', f"{_DATA_END}</param>"),
 )
 MINICPM5 = Format("minicpm5", MiniCpm5, (MiniCpm5.call_end, MiniCpm5.parameter_end), "<function name=", {"": _MINICPM5})
-"""The template of MiniCPM5."""
+"""Source: the chat template of MiniCPM 5."""
 
 
-# -- Muse Glimmer's calls: tags in messages to a tool (the model's template; vLLM 0.33) --------------------------------
+# -- Muse Glimmer's calls: tags in messages to a tool (source: the model's chat template, and vLLM 0.33) ---------------
 
 
 _MUSE_START, _MUSE_MESSAGE = "<|start|>", "<|message|>"
@@ -355,9 +365,10 @@ _MUSE_NO_TOOLS = ("self", "user")
 
 
 class MuseGlimmer(TaggedCalls):
-    """Muse Glimmer's calls. A message has a header, possibly with a recipient, then its text. Only messages to a tool
-    may contain tags. The answer begins within a header, whose start is in the prompt. Calls without any header are
-    read too.
+    """Parses Muse Glimmer's calls.
+
+    A message has a header, possibly with a recipient, followed by its text. Only messages to a tool may contain tags.
+    The answer begins within a header, whose start is in the prompt. Calls without a header are also read.
     """
 
     block, block_end = "<atem:function_calls>", "</atem:function_calls>"
@@ -386,7 +397,7 @@ class MuseGlimmer(TaggedCalls):
             yield from self._call_message()
 
     def tool(self, name: str) -> str:
-        """Return the tool's name; the template names `f` as its own namespace, so that the model may write `f.f`."""
+        """Return the name of a tool. In the chat template `f` is in a namespace `f`, so the model may write `f.f`."""
         first, _, last = name.partition(".")
         return first if first == last and name not in self.tools and first in self.tools else name
 
@@ -406,7 +417,7 @@ class MuseGlimmer(TaggedCalls):
                 return self._end(mark)
 
     def _show(self, text: str) -> None:
-        """Show a text, and the marks before it that do not belong to a call."""
+        """Emit text, and the marks before it that do not belong to a call."""
         if text:
             taken = self.taken
             self.drop()
