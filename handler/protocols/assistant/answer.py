@@ -181,7 +181,7 @@ class AnswerForm(NamedTuple):
         return AnswerReader(inner, None, trims=self.trims, allowed=self.tools.allowed)
 
     def sampling(self, sampling: Sampling, context: ServerContext) -> Sampling:
-        """Return sampling that keeps special tokens in the text if they are marks of reasoning or tool calls.
+        """Return sampling parameters that keep special tokens in the text if they mark reasoning or tool calls.
 
         Raises:
             InvalidParameter: the request limits the tokens of reasoning, but reasoning cannot be recognized.

@@ -37,7 +37,7 @@ class Ending(Enum):
 
 
 class CallEnd(NamedTuple):
-    """The end of a tool call. Each call has exactly one, at the latest at the answer's end.
+    """The end of a tool call. Each call has exactly one such event, at the latest at the answer's end.
 
     A parser sets the ending that it sees. `AnswerReader` checks the arguments and replaces it with WHOLE or BROKEN.
     """

@@ -125,7 +125,7 @@ class ThoughtParser(MarksParser):
         if mark in family.begin:
             self.thinking = True
         elif mark in family.others:
-            events += self._beside(mark if self._inner is not None else "")  # the parser of the calls knows them
+            events += self._beside(mark if self._inner is not None else "")  # the parser of calls reads these marks
         elif mark:
             self._leave(mark, events)  # a mark in a call's arguments does not begin reasoning
         return bool(mark)
@@ -312,7 +312,7 @@ class Prefixed(ThinkingParser):
 
 
 def thinking_parser(family: Family, inner: Parser | None = None, *, thinking: bool) -> ThinkingParser:
-    """Return a new parser of an answer by a family of models.
+    """Return a new parser for an answer of a model family.
 
     Args:
         inner: the parser of everything outside of reasoning, or None if it is all text.
@@ -402,13 +402,13 @@ class Thinking:
         return self.family.special(vocabulary)
 
     def ends_open(self, prompt: str) -> bool | None:
-        """Return whether a prompt ends within reasoning or after it, or None if the prompt does not show this."""
+        """Return True if a prompt ends within reasoning, False if it ends after it, or None if neither is known."""
         if self._prefix is not None:
             return self.family.is_open(self._prefix)
         return None if self.family.name in MESSAGES else self.family.ends_open(prompt)
 
     def read_prompt(self, request: Request, prompt: str) -> Request:
-        """Return the request with the settings of its reasoning, which depend on the end of its prompt.
+        """Return the request with the settings for its reasoning, which depend on the end of its prompt.
 
         Call it before `parser`.
 

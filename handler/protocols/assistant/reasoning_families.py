@@ -78,7 +78,7 @@ class Family(NamedTuple):
         return any(given) if given else self.switch
 
     def ends_open(self, prompt: str) -> bool | None:
-        """Return whether a prompt ends with a mark before reasoning, or None if it does not end with a mark."""
+        """Return True if a prompt ends with a mark before reasoning, False if with a mark after it, or else None."""
         end = prompt[-_TAIL:].rstrip()
         if end.endswith(self.end):
             return False
@@ -218,7 +218,7 @@ ALIASES = {
     "step3p5": "qwen3",
     "step5": "deepseek_r1",
 }
-"""Families by further names that vLLM uses for them."""
+"""Other names that vLLM uses for some of these families."""
 
 _BY_MARK = {
     "<|open|>": "kimi_k3",

@@ -1,4 +1,4 @@
-"""Readers of a request's fields for the chat template other than messages and tools."""
+"""Readers of a request's fields that control its chat template, except for messages and tools."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def warn_of_unread(arguments: Iterable[str], template: str) -> None:
 
 
 def knows(template: str, name: str) -> bool:
-    """Return whether a chat template reads a variable with a name, which must be an identifier."""
+    """Return whether a chat template reads the variable `name`, which must be an identifier."""
     return name in _words(template)
 
 

@@ -27,7 +27,7 @@ _LONG_NUMBER = b"0" * 19
 
 
 def decoded_size(body: bytes) -> int:
-    """Return the estimated maximum of memory, in bytes, that the decoded value of a JSON body needs.
+    """Estimate the maximum memory, in bytes, that the decoded value of a JSON body needs.
 
     A single wide character makes all characters of its string wide. An escape of six bytes is one character, or half
     of a surrogate pair.
@@ -147,7 +147,7 @@ def report_unknown(names: list[str], body: Mapping[str, Any], context: ServerCon
     A sampling parameter of another dialect is not reported if its value is neutral.
 
     Args:
-        names: the paths of the names.
+        names: the paths of the names that the dialect does not know.
 
     Raises:
         InvalidParameter: a name refers to state stored on the server.

@@ -24,7 +24,7 @@ DEFAULT_MAX_MEDIA = 32
 
 
 class GenerationDefaults(NamedTuple):
-    """The model's defaults for parameters that a client omits, and its limit of new tokens.
+    """The model's defaults for parameters that a client omits, and its limit on new tokens.
 
     Attributes:
         sampling: the default values of Sampling fields that the engine supports, by field.
@@ -56,7 +56,7 @@ class AdapterLookup(Protocol):
         """Return the adapter that was given a number at its registration, or None if there is none."""
 
     def names(self) -> Iterable[str]:
-        """Return the names of all registered adapters."""
+        """Return the names of the registered adapters."""
 
 
 class NoAdapters:
@@ -121,7 +121,7 @@ class ServerContext:
         notices: logs each warning only once.
         keeper: stores the request's answer, or None if it is not to be stored.
         recalled: the stored answers that the request continues.
-        parsed: the cache of `read_all`, which each copy of a context has for itself.
+        parsed: the cache of `read_all`, which copies of the context do not share.
     """
 
     engine: str
@@ -436,7 +436,7 @@ class Keeper(Protocol):
         """Record that an answer is in progress for as long as the returned object exists."""
 
     def keep(self, answer: KeptAnswer) -> bool:
-        """Store a finished answer and return whether this succeeded. Blocks until then."""
+        """Store a finished answer, and return whether it was stored. This call blocks."""
 
 
 class Keeping:
@@ -458,7 +458,7 @@ class Keeping:
     def end(
         self, id: str, head: Mapping[str, Any], output: Sequence[Mapping[str, Any]], *, failed: bool = False
     ) -> bool:
-        """Store the finished answer and return whether this succeeded. Blocks until then."""
+        """Store the finished answer, and return whether it was stored. This call blocks."""
         kept = self._keeper.keep(KeptAnswer(id, self._kind, self._previous, failed, head, self._given, output))
         self._in_progress = None
         return kept

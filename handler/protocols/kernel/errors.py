@@ -37,7 +37,7 @@ _WAIT = (1.0, 4.0)  # seconds
 def retry_headers(status: int, retry_after: float = 0.0) -> Headers:
     """Return the headers that tell a client when to retry, or no headers if a retry cannot help.
 
-    An unknown delay is chosen at random, because clients add no jitter and would otherwise retry all at once. The
+    An unknown delay is chosen at random, because clients add no jitter and would otherwise all retry at once. The
     clients of OpenAI and Anthropic read the milliseconds, other clients the whole seconds.
 
     Args:
@@ -70,7 +70,7 @@ class ErrorFormat:
     def status(self, error: ServingError) -> int:
         """Return the HTTP status of an error.
 
-        The nearest base class of the error decides that is in `statuses` or defines a status itself.
+        It is the status of the error's nearest base class that is in `statuses` or defines a status itself.
         """
         for kind in type(error).__mro__:
             if kind in self.statuses:
@@ -117,7 +117,7 @@ class FrontEndErrors(ErrorFormat):
 
 
 class ServerErrors(FrontEndErrors):
-    """The format of errors that the front end finds before a request reaches a model, without the field `error`."""
+    """The format of errors that occur before a request reaches a model. It has no field `error`."""
 
     def body(self, error: ServingError) -> FrontEndError:
         return {"code": self.status(error), "type": error.type, "message": error.message}

@@ -114,14 +114,14 @@ _PERHAPS_NULL = ("text", "refusal")
 """Types of parts that are ignored if their text is null, as in vLLM."""
 
 _URLS = {"image_url": "image", "audio_url": "audio"}
-"""The kind of medium by type of part, for parts with a URL in a field of the same name as the type."""
+"""The kind of medium by type of part, for parts whose URL is in a field with the name of the type."""
 
 _IMAGE, _AUDIO = "input_image", "input_audio"
 """The type of an image part in the Responses API, and of an audio part in OpenAI's chats."""
 
 AUDIO_FORMATS = ("wav", "mp3", "flac", "ogg", "opus")
-"""Values that a client may send as the format of an audio clip; OpenAI has only the first two. The format that is used
-is detected in the file.
+"""Values that a client may send as the format of an audio clip. OpenAI has only the first two. The actual format is
+detected from the file.
 """
 
 _KINDS = {**_URLS, _IMAGE: "image", _AUDIO: "audio"}
@@ -172,7 +172,7 @@ class PartReader(NamedTuple):
     unknown: dict[str, None]
 
     def read(self, content: Any, at: str, *, media: bool) -> list[str | MediaSource]:
-        """Read a content, which is a string or a list of parts. A part may already be a MediaSource.
+        """Read the content of a message, which is a string or a list of parts. A part may already be a MediaSource.
 
         Args:
             at: the path of the content.
@@ -387,7 +387,7 @@ def _tool_call(call: Any, at: str, unknown: dict[str, None]) -> dict[str, Any]:
 def read_arguments(text: str, name: str, unknown: dict[str, None]) -> dict[str, Any]:
     """Read the JSON text of a tool call's arguments.
 
-    Invalid text is read as no arguments, because a model may have written it earlier in the chat.
+    Invalid text counts as no arguments, because a model may have written it earlier in the chat.
 
     Args:
         name: the path of the arguments.
@@ -406,7 +406,7 @@ def read_arguments(text: str, name: str, unknown: dict[str, None]) -> dict[str, 
 
 
 def string_at(value: Any, at: str) -> str:
-    """Return a value that must be a string.
+    """Check that a value is a string, and return it.
 
     Args:
         at: the path of the value in the body, for messages.
@@ -417,15 +417,15 @@ def string_at(value: Any, at: str) -> str:
 
 
 def _text(content: Any, at: str, parts: PartReader) -> str:
-    """Return the text of a content without media. Parts are joined with newlines, as in LMI and vLLM."""
+    """Return the text of a message's content without media. Parts are joined with newlines, as in LMI and vLLM."""
     return "\n".join([part for part in parts.read(content, at, media=False) if isinstance(part, str)])
 
 
 def _content(content: Any, at: str, parts: PartReader, media: list[MediaSource]) -> str | list[Message]:
-    """Return the text of a content, or a list of its parts if it contains media.
+    """Return the text of a message's content, or a list of its parts if it contains media.
 
     Args:
-        media: gets the media of the content.
+        media: the list to which the media are added.
     """
     read = parts.read(content, at, media=True)
     found = [part for part in read if isinstance(part, MediaSource)]
@@ -450,7 +450,7 @@ def add_to_turn(chat: Chat, role: str, **parts: Any) -> None:
     because most chat templates accept a system message only at the start.
 
     Args:
-        parts: a text, a medium or a tool call by the message's field.
+        parts: the texts, media or tool calls to add, by field of the message.
     """
     if role == "system" and chat and chat[-1]["role"] != "system":
         role, parts = "user", {"content": f"<system>\n{parts['content']}\n</system>"}

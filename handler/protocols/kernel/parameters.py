@@ -45,7 +45,7 @@ _OF_SOME_NATURE = frozenset(fields_of(~Nature(0)))
 MAX_TOP_TOKENS = 20  # alternatives to a token: OpenAI's limit, and vLLM's default; TGI's is 5
 
 ANY = 1 << 30
-"""The `max_new_tokens` of a request whose answer may fill the context; such a request has `fill_context`."""
+"""The `max_new_tokens` of a request whose answer may fill the context. Such a request has `fill_context`."""
 
 _PLAIN = frozenset({bool, int, float, type(None)})
 """Types of small values whose meaning does not depend on the request or on registered adapters."""
@@ -64,7 +64,7 @@ class Parameter(NamedTuple):
             in `ParsedParameters.others`.
         read: converts a JSON value to the field's value, or raises ValueError with a message that describes a valid
             value. None means that the value is valid but has no effect.
-        informed: whether `read` has the server context as a second argument.
+        informed: whether `read` takes the server context as a second argument.
     """
 
     field: str
@@ -219,12 +219,12 @@ ROWS = (
     Row("min_new_tokens", integer(0), lmi="min_length", openai="min_tokens"),
     Row("bad_sequences", strings, lmi="bad_sequences", openai="bad_words"),
     Row("stop", stop, lmi="stop", tgi="stop", mindie="stop"),
-    # TGI's, which its clients send to LMI too
+    # parameters of TGI, which its clients also send to LMI
     Row("top_logprobs", _top_tokens, lmi="top_n_tokens", tgi="top_n_tokens", informed=True),
     Row("", unsupported("no engine supports watermarks", False).read, lmi="watermark", tgi="watermark"),
     Row("structured_output", tgi_grammar, lmi="grammar", tgi="grammar"),
     Row("adapter", named_adapter, lmi="adapter_id", tgi="adapter_id", mindie="adapter_id", informed=True),
-    # vLLM's, for its chats and completions
+    # parameters of vLLM's chats and completions
     Row("priority", integer(-INT64 - 1, INT64), lmi="priority", openai="priority"),
 )  # fmt: skip
 """LMI's parameters, with the parameters of other dialects that have the same meaning and range."""
@@ -282,7 +282,7 @@ REQUEST_FIELDS: dict[str, Callable[[Any], Any]] = {
     "stream": boolean,
     "output_formatter": _formatter,
 }
-"""Readers of names under `parameters` that concern the request instead of the sampling."""
+"""Readers of names under `parameters` that apply to the request instead of the sampling."""
 
 
 def read_sampled(
@@ -455,11 +455,11 @@ def _check_support(
             raise names.get(field, Named(field, value)).refused(f"the engine {context.engine} accepts at most {most:g}")
 
 
-# -- schemas of requests, for the API's document -----------------------------------------------------------------------
+# -- schemas of requests, for the OpenAPI document ---------------------------------------------------------------------
 
 
 def parameter(entry: Parameter, context: ServerContext) -> Shape:
-    """Return the JSON schema of a parameter, which may be null. The schema says if the engine does not support it."""
+    """Return the JSON schema of a parameter, which may be null. Its description says if it is not supported."""
     shape = dict(schema_of_reader(entry.read))
     if why := context.unsupported.get(entry.field):
         shape["description"] = f"Refused: the engine {context.engine} does not support it: {why}"

@@ -189,7 +189,7 @@ def logit_bias(value: Any) -> tuple[tuple[int, float], ...]:
 
 @accepts(type="string", description="The name of a LoRA adapter")
 def named_adapter(value: Any, context: ServerContext) -> Adapter | None:
-    """Return the adapter with a name, or None for "", which means the model itself.
+    """Return the adapter with the given name, or None for "", which means the model itself.
 
     Raises:
         ValueError: the engine serves no adapters, or no adapter with this name is registered.
@@ -206,7 +206,7 @@ def named_adapter(value: Any, context: ServerContext) -> Adapter | None:
 
 
 def numbered_adapter(number: int, context: ServerContext) -> Adapter:
-    """Return the adapter with a number.
+    """Return the adapter with the given number.
 
     Raises:
         ValueError: the engine serves no adapters, or no adapter with this number is registered.
@@ -248,7 +248,8 @@ def read_adapters(body: Mapping[str, Any], num_prompts: int, context: ServerCont
     names = given if isinstance(given, list) else [given] * num_prompts
     if len(names) != num_prompts:
         raise InvalidPayload(
-            f"'adapters' has {len(names)} names for {num_prompts} prompts; send one name, or a name for each prompt"
+            "'adapters' must be one name, or a list with a name for each prompt "
+            f"(names: {len(names)}, prompts: {num_prompts})"
         )
     return [merge_adapters(context.adapter, _adapter(name, context), "the body") for name in names]
 
@@ -317,7 +318,7 @@ def structural_tag(value: Mapping[str, Any], *, allows_text: bool = False) -> St
 
 @accepts(type="boolean", description="Any JSON object")
 def json_object(value: Any) -> StructuredOutput | None:
-    """Read a boolean, which is true if the answer must be a JSON object."""
+    """Read a boolean. True requires the answer to be a JSON object."""
     if not isinstance(value, bool):
         raise ValueError("must be true or false")
     return StructuredOutput("json_object", "") if value else None

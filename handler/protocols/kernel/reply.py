@@ -246,8 +246,8 @@ class PromptDocument(PreparedDocument):
     """Sends a JSON document made from a request's prompt, without the engine.
 
     Args:
-        render: makes the document's JSON, which may take long. It yields parts, because other threads need the GIL
-            that a part holds.
+        render: makes the document's JSON, which may take long. It yields parts, so that other threads can take the GIL
+            between them.
     """
 
     def __init__(self, render: Callable[[Prompt], Iterable[bytes]]) -> None:

@@ -31,7 +31,7 @@ def ref(name: str) -> Shape:
 
 
 def record(required: Mapping[str, Shape], optional: Mapping[str, Shape] | None = None, **more: Any) -> Shape:
-    """Return the schema of an object that may also have other names."""
+    """Return the schema of an object, which may also have other properties."""
     properties = {**required, **(optional or {})}
     shape: Shape = {"type": "object", "properties": properties, **more}
     return {**shape, "required": [*required]} if required else shape
@@ -57,7 +57,7 @@ def nullable(shape: Shape) -> Shape:
 
 
 Count = Annotated[int, ("minimum", 0)]
-"""A number that is at least 0. The pair in `Annotated` becomes a keyword of JSON Schema in the OpenAPI document."""
+"""An integer that is at least 0. The pair in `Annotated` becomes a keyword of its schema in the OpenAPI document."""
 
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """GptManager's input tensors, read as request parameters, and its output tensors.
 
-Source: TensorRT-LLM's page "Inference Request" (0.11 and earlier; the offsets in word lists are those of the earlier
-page). A name that is also an LMI parameter accepts LMI's plain value or the tensor. A tensor without an equivalent is
+Source: TensorRT-LLM's page "Inference Request" (0.11 and earlier). Offsets in word lists are read as documented before
+0.11. A name that is also an LMI parameter accepts LMI's plain value or the tensor. A tensor without an equivalent is
 refused by name.
 """
 

@@ -78,7 +78,7 @@ def read_string(value: Any, name: str) -> str:
 
 
 def read_list(value: Any, name: str, wanted: str, most: int = MAX_TEXTS, noun: str = "texts") -> list[Any]:
-    """Return the items of a non-empty list of texts, which are not checked.
+    """Check that a value is a non-empty list with an allowed number of texts, and return it.
 
     Args:
         wanted: a description of valid values, for messages.
@@ -206,7 +206,7 @@ def vllm_fields(
 
 
 def check_prompt_name(name: str, context: ServerContext) -> str:
-    """Return the model's own prompt with a name, which is prepended to each text.
+    """Return the model's own prompt with the given name, which is prepended to each text.
 
     Source: sentence-transformers' `prompts` in config_sentence_transformers.json.
 

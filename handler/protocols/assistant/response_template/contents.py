@@ -210,7 +210,7 @@ _QUOTED = r'"(?:[^"\\]|\\.)*"?'
 
 
 def _strings(text: str, delimiters: list[tuple[str, str]]) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of a text: strings between delimiters with True, and other parts with False.
+    """Yield the parts of a text, each with whether it is a string between delimiters.
 
     The delimiters are dropped. A string in JSON's quotes is a part of its own, so that it is not searched for keys.
     """

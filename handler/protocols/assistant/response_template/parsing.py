@@ -169,11 +169,7 @@ class ResponseParser(ThinkingParser):
     # -- regions -----------------------------------------------------------------------------------------------------
 
     def _take(self, size: int) -> None:
-        """Consume characters as text of the region.
-
-        Args:
-            size: the number of characters.
-        """
+        """Consume the next `size` characters as text of the current region."""
         text, self._held = self._held[:size], self._held[size:]
         self._pass(text)
         if self._hidden:
@@ -407,7 +403,7 @@ class TemplateThinking(Thinking):
         return super().read_prompt(request, prompt)
 
     def ends_open(self, prompt: str) -> bool | None:
-        """Return whether a prompt ends within reasoning according to the template, as in the base class."""
+        """Return the same as the base class, but use the template."""
         return True if ResponseParser(self._template, self._begun).thinking else super().ends_open(prompt)
 
     def parser(self, inner: Parser | None = None) -> ThinkingParser:

@@ -158,7 +158,7 @@ class Pattern:
         """Return the transition to the alternatives that are preferred to the first one that has matched.
 
         Args:
-            paths: the index of an old alternative, and a path that continues it.
+            paths: paths, each with the index of the old alternative that it continues.
             before: the old state.
         """
         matched = (place for place, (_, (at, _)) in enumerate(paths) if self.steps[at].kind == _MATCH)
@@ -328,7 +328,7 @@ class Attempt:
             self.is_open = False
 
     def match(self, text: str) -> Match | None:
-        """Return the match when `is_open` is false, or None if there is no match.
+        """Return the match, or None if there is no match. Call it when `is_open` is false.
 
         Args:
             text: all text that was read.

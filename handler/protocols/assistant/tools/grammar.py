@@ -40,7 +40,7 @@ class Notation(NamedTuple):
 
     @property
     def begin(self) -> str:
-        """The text with which every answer that consists of calls begins."""
+        """The text with which an answer that consists of calls always begins."""
         return self.block[0] or self.call[0].partition(_NAME)[0].partition(_NUMBER)[0]
 
 
@@ -49,7 +49,7 @@ def pairs(begin: str, middle: str, end: str) -> Callable[[Mapping[str, Any]], st
 
     Args:
         begin: the text before the name.
-        middle: the text between name and value, in which STRING is replaced by whether the value is a string.
+        middle: the text between name and value. STRING in it is replaced by true for a string, and by false otherwise.
         end: the text after the value.
     """
 
@@ -183,7 +183,7 @@ _ALIASES = {
     **dict.fromkeys(("dict",), "object"),
     **dict.fromkeys(("arr", "list", "sequence", "tuple"), "array"),
 }
-"""JSON Schema's types, by other names that clients use for them."""
+"""Other names that clients use for the types of JSON Schema."""
 
 _TYPES = {type(None): "null", bool: "boolean", int: "integer", float: "number", str: "string", list: "array"}
 

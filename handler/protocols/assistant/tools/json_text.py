@@ -16,7 +16,7 @@ class JsonEnd:
 
     Args:
         depth: the number of objects and lists that are already open.
-        stop: a character that JSON allows only in strings. Outside of them it ends the JSON, which is broken then.
+        stop: a character that JSON allows only in strings. Outside of strings it ends the JSON, which is then invalid.
 
     Attributes:
         quoted: whether the text so far ends within a string.
@@ -29,7 +29,7 @@ class JsonEnd:
         self._escaped = False
 
     def feed(self, text: str) -> int | None:
-        """Return the index after the end in the next piece of text, or None if the end is not in it."""
+        """Return the index after the end, or None if the next piece of text does not contain the end."""
         at = 0
         while at < len(text):
             if self._escaped:
@@ -93,9 +93,9 @@ def dumps(value: Any) -> str:
 
 
 def is_object(text: str) -> bool:
-    """Return whether a text is a JSON object that every client can read, and that is nested no deeper than in requests.
+    """Return whether a text is a JSON object that every client can read, and that may be sent back in a request.
 
-    Many clients refuse numbers that overflow a float, and lone surrogates.
+    Many clients refuse numbers that overflow a float, and lone surrogates. The nesting in requests is limited.
     """
     try:
         value: Any = loads(text)
@@ -116,8 +116,8 @@ _BOOLEANS = {"true": "true", "1": "true", "false": "false", "0": "false"}
 def as_json(text: str, types: frozenset[str]) -> str:
     """Convert a parameter's plain text to JSON of one of the types in its schema.
 
-    If the text fits no type, it is returned unchanged if it is JSON, or as a string. Objects, lists and null may be in
-    Python's notation, which the chat templates of several models use.
+    A text that fits none of the types stays unchanged if it is JSON, and becomes a string otherwise. Objects, lists and
+    null may be in Python's notation, which the chat templates of several models use.
     """
     plain = text.strip()
     if "null" in types and (plain.lower() == "null" or plain == "None"):

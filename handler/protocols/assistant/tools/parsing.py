@@ -42,7 +42,7 @@ class Format(NamedTuple):
     """A format in which models write tool calls.
 
     Attributes:
-        make: makes the parser of one answer from the request's tools, whose schemas have the types of arguments.
+        make: makes the parser of one answer from the request's tools, whose schemas define the types of arguments.
         marks: texts that may be special tokens, which a tokenizer omits from the text by default.
         template: a regular expression that recognizes the format in a chat template, or "" if there is none.
         notations: the notations of calls, by a text in the chat template. The first text that the template contains
@@ -245,7 +245,7 @@ class CallParser:
     # -- steps -------------------------------------------------------------------------------------------------------
 
     def advance(self, size: int) -> str:
-        """Consume and return a number of characters."""
+        """Consume and return the next `size` characters."""
         text, self.held = self.held[:size], self.held[size:]
         if text and not self._committed:
             self._taken.append(text)
@@ -413,7 +413,7 @@ def any_of(marks: tuple[str, ...]) -> re.Pattern[str]:
 
 
 def partial_mark(text: str, marks: Sequence[str]) -> int:
-    """Return the length of the longest end of `text` with which one of the marks starts, without being complete."""
+    """Return the length of the longest end of `text` that is an incomplete mark."""
     longest = 0
     for mark in marks:
         if mark[0] in text[1 - len(mark) :]:

@@ -418,7 +418,7 @@ def _allowed(
 
 
 def _function_name(value: Any) -> str | None:
-    """Return the function name in an object in OpenAI's format, or None if it names no function."""
+    """Return the name of the function that an object in OpenAI's format names, or None if it names none."""
     function = value.get("function") if isinstance(value, dict) and value.get("type") == "function" else None
     name = function.get("name") if isinstance(function, dict) else None
     return name if isinstance(name, str) else None
@@ -481,7 +481,7 @@ def _parameters(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _calls(tools: Sequence[Mapping[str, Any]], choice: Named, *, single: bool) -> dict[str, Any]:
-    """Return the schema of a list of calls. The tools' definitions are moved to its root, to which references refer."""
+    """Return the schema of a list of calls. Definitions are moved to its root, where references look them up."""
     definitions: dict[str, dict[str, Any]] = {}
     items = []
     for tool in tools:

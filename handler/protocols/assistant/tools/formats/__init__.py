@@ -114,11 +114,11 @@ ALIASES = {
     "poolside_v1": "glm45",
     "ling3": "glm45",
 }
-"""Formats by further names that vLLM uses for them."""
+"""Other names that vLLM uses for some of these formats."""
 
 
 def named(name: str) -> Format:
-    """Return the format with a name or an alias.
+    """Return the format with the given name or alias.
 
     Raises:
         KeyError: no format has this name.

@@ -54,7 +54,7 @@ class PairedCalls(CallParser):
 
 
 class Glm(PairedCalls):
-    """Parses GLM's calls. GLM 4.5 writes each tag on a line of its own, GLM 4.7 writes no newlines."""
+    """Parses GLM's calls. GLM 4.5 writes each tag on a line of its own, but GLM 4.7 writes no newlines."""
 
     begins = (PairedCalls.call,)
 
@@ -80,7 +80,7 @@ class PairedSection(PairedCalls):
 
 
 class Hunyuan(PairedSection):
-    """Parses Hunyuan's calls. Hunyuan 3 writes a separator after the name, Hunyuan 4 does not.
+    """Parses Hunyuan's calls. Hunyuan 3 writes a separator after the name, but Hunyuan 4 does not.
 
     A checkpoint may add its own suffix to all marks, such as `<tool_calls:opensource>`. The suffix is read from the
     first mark.

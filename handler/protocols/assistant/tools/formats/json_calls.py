@@ -81,7 +81,7 @@ class JsonCalls(CallParser):
         self._others.clear()
 
     def _object(self, *, listed: bool) -> Steps[None]:
-        """Read an object, which is a call or, in a list, may become text."""
+        """Read an object. In a list, it may be text instead of a call."""
         head = yield from self._head()
         if head:
             yield from self._streamed(head)
@@ -305,7 +305,7 @@ def _call(text: str, *, alone: bool, name: str = "name") -> tuple[str, str] | No
 
 
 _TEMPLATE = r"(?s)\A(?!.*(?:<tool_calls>|minimax\[)).*<tool_call>"
-"""Excludes Apriel's lists and MiniMax M3's tags, which are other formats with the same mark."""
+"""Matches chat templates with this mark, except for Apriel's lists and MiniMax M3's tags, which are other formats."""
 
 _OBJECT = ('{"name": "NAME", "arguments": ', "}")
 
@@ -329,7 +329,7 @@ GRANITE = Format("granite", Granite, ("<|tool_call|>",), r"<\|tool_call\|>", {""
 """A list of objects after a mark, which is a special token in Granite 3.0 and text in 3.1 (source: their templates)."""
 
 _LLAMA3 = r"(?s)\A(?!.*<function=).*(?:<\|python_tag\|>|dictionary of argument name)"
-"""Excludes Functionary's tags, which are another format after the same mark."""
+"""Matches chat templates with this mark, except for Functionary's tags, which are another format."""
 
 _WHOLE_ANSWER = Notation(('{"name": "NAME", "parameters": ', "}"), between="; ", several=False)
 
@@ -480,8 +480,8 @@ _CALLS, _CALL_ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
 class Mistral(JsonCalls):
     """Parses Mistral's calls.
 
-    Up to tokenizer 10, they are a list or an object. Later, a call is a name, possibly the call's id, and the
-    arguments.
+    With tokenizers up to version 10, they are a list or an object. With later tokenizers, a call is a name, possibly
+    the call's id, and the arguments.
     """
 
     begins = (_CALLS,)

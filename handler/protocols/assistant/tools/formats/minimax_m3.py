@@ -102,7 +102,7 @@ class MinimaxM3(CallParser):
                 return None
 
     def _is_end(self, name: str) -> Steps[bool]:
-        """Consume the rest of an end tag, and return whether it ends the element with a name."""
+        """Consume the rest of an end tag, and return whether it ends the element `name`."""
         if (yield from self.take(f"{name}>")):
             return True
         ends = (yield from self._tag()) == _CALL_NAME

@@ -9,8 +9,8 @@ from handler.protocols.assistant.tools.parsing import NAME, SPACES, Broken, Call
 class SectionedCalls(CallParser):
     """Base class of parsers for calls in sections.
 
-    A call consists of a head with its name, its arguments, and possibly a tail. Only an invalid call becomes text,
-    because the mark of the next call begins calls again.
+    A call consists of a head with its name, its arguments, and possibly a tail. If a call is invalid, only this call
+    becomes text, because the mark of the next call begins calls again.
 
     Attributes:
         section_end: the mark after all calls.

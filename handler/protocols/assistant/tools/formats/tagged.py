@@ -67,7 +67,7 @@ class TaggedCalls(CallParser):
         self.end_call()
 
     def tool(self, name: str) -> str:
-        """Return the name of the tool that the model means by a name."""
+        """Return the tool's name for the name that the model wrote, which subclasses may correct."""
         return name
 
     def _parameter(self, schema: ToolSchema) -> Steps[str]:
@@ -95,7 +95,7 @@ class TaggedCalls(CallParser):
         self._before = ", "
 
     def _until_call(self, mark: str) -> str:
-        """Return a mark that belongs to the call, or else `call_end` without consuming the mark."""
+        """Return the mark if it belongs to the call. Otherwise put it back, and return `call_end`."""
         if mark not in (self.block_end, self.call, *self.begins):
             return mark
         self.held = mark + self.held
@@ -288,7 +288,7 @@ SEED_OSS = Format("seed_oss", SeedOss, (SeedOss.block, SeedOss.block_end), "<see
 
 
 def invocations(parser: type[TaggedCalls], style: str = "", attribute: str = "") -> dict[str, Notation]:
-    """Return the notation of calls whose tags have names in attributes.
+    """Return the notation of calls whose tags contain names as attributes.
 
     Args:
         attribute: a further attribute of a parameter's tag.
@@ -397,7 +397,7 @@ class MuseGlimmer(TaggedCalls):
             yield from self._call_message()
 
     def tool(self, name: str) -> str:
-        """Return the name of a tool. In the chat template `f` is in a namespace `f`, so the model may write `f.f`."""
+        """Return the tool's name. The chat template shows a tool `f` as a namespace, so the model may write `f.f`."""
         first, _, last = name.partition(".")
         return first if first == last and name not in self.tools and first in self.tools else name
 
