@@ -224,7 +224,7 @@ def answer_form(
 
 
 class BlockStream(TokenStream):
-    """Base class of streams of server-sent events that parse the answer unless it is plain text."""
+    """Base class of streams that render a parsed answer as server-sent events."""
 
     def __init__(self, errors: ErrorFormat, form: AnswerForm) -> None:
         super().__init__(errors, SSE)

@@ -265,7 +265,7 @@ class Description(NamedTuple):
         answer: the type of a whole response, or None if the route always streams.
         chunk: the type of a value in a stream, or None if the route never streams.
         failure: the type of the last value in a stream that failed, or None if it is the same as `error`.
-        streams: the content types of streams, whose values are framed separately.
+        streams: the content types of streams, each of which frames values in its own way.
         refuses_in_frame: whether a refused request for a stream gets `failure`, framed as in the stream.
         texts: whether a whole response may also be plain text.
     """

@@ -268,7 +268,7 @@ def quote(name: str) -> str:
 
 
 def merge_adapters(first: Adapter | None, second: Adapter | None, what: str) -> Adapter | None:
-    """Return the adapter that two parts of a request name, either of which may be None.
+    """Combine the adapters that two parts of a request name. Either may be None.
 
     Args:
         what: the part that names the second adapter, with which the error message begins.

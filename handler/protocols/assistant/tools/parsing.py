@@ -128,7 +128,7 @@ class CallParser:
     """Base class of parsers for text with calls.
 
     A subclass implements `calls` with the steps below. If `Broken` is raised or the answer ends before a call has
-    started, the text that the steps have consumed is emitted as text. After a call has started, it is left unfinished.
+    started, the text that the steps have consumed is emitted. A call that has already started is left unfinished.
 
     A model may write anything, so the work must be linear in the length of the answer. A step takes time proportional
     to the length of `held`. Therefore a whole answer is fed in pieces, no step waits while more than a few hundred

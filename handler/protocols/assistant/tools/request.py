@@ -379,9 +379,10 @@ def _with_strict(tools: Tools, strict: Collection[str]) -> Tools:
 
 
 def choose_format(context: ServerContext) -> Format | None:
-    """Return the format of a plugin, of `option.tool_call_parser` or of the model's templates, in this order.
+    """Return the format of tool calls in answers.
 
-    The result is None if the templates show no known format, or if the option keeps calls in the text.
+    A plugin takes precedence over `option.tool_call_parser`, and the option over the model's templates. The result is
+    None if the templates show no known format, or if the option keeps calls in the text.
     """
     given: Format | None = context.tool_format
     if given is not None:

@@ -220,7 +220,7 @@ class DeepSeekV41(DeepSeekV32):
 
 
 class Step3(TaggedCalls):
-    """Parses Step 3's calls, each of which is between two further marks and follows its type."""
+    """Parses Step 3's calls. Each call has further marks around it, and its type before the tags."""
 
     block, block_end = "<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"
     call, call_end = "<steptml:invoke name=", "</steptml:invoke>"
@@ -275,7 +275,7 @@ QWEN3_CODER = Format(
     "qwen3_coder", Qwen3Coder, ("<tool_call>", "</tool_call>"), "(?s)<function=.*<parameter=", {"": _QWEN}
 )
 QWEN3_XML = QWEN3_CODER._replace(name="qwen3_xml")
-"""Also the format of Nemotron 3 and Step 3.5 (source: their chat templates)."""
+"""The format of Nemotron 3 and Step 3.5, too (source: their chat templates)."""
 
 _MIMO = _QWEN._replace(style="", arguments=pairs("<parameter=", ">", "</parameter>\n"))
 MIMO = QWEN3_CODER._replace(name="mimo", make=MiMo, template="", notations={"": _MIMO})
