@@ -288,7 +288,7 @@ def content(given: Any) -> dict[str, Any]:
         ),
         ({"messages": [{"role": "assistant", "tool_calls": [{"id": "x"}]}]}, "messages[0].tool_calls[0] must be"),
         ({"messages": [{"role": "assistant", "tool_calls": ["x"]}]}, "messages[0].tool_calls[0] must be"),
-        (calling(" " * (1 << 20) + "{}", 1), "the arguments of a call may have 1048576 characters"),
+        (calling(" " * (1 << 20) + "{}", 1), "the arguments of a call may have at most 1048576 characters"),
         (calling(" " * (1 << 20), 5), "1048576 characters, and all arguments together at most 4194304"),
     ],
 )
@@ -310,7 +310,7 @@ def test_what_is_wrong_in_a_chat_is_named(body: dict[str, Any], wanted: str) -> 
         ({"prompt": [[1], [True]]}, "'prompt' must be a string"),
         ({"prompt": [-1]}, "'prompt' must contain token ids of at least 0"),
         ({"prompt": [6]}, "'prompt' contains ids that are not in the vocabulary of 6 tokens"),
-        ({"prompt": ["a"] * 257}, "'prompt' has 257 prompts; at most 256"),
+        ({"prompt": ["a"] * 257}, "'prompt' has 257 prompts; the maximum is 256"),
         ({"suffix": "x"}, 'suffix="x": is not supported: the engines only continue a prompt'),
         ({"logprobs": 21}, "logprobs=21: must be an integer from 0 to 20"),
         ({"logprobs": "all"}, 'logprobs="all": must be an integer'),
