@@ -58,8 +58,8 @@ MEDIA: dict[str, Any] = {
 REFUSED: dict[str, Any] = {
     "file": ({"type": "file", "file": {"file_id": "f"}}, "the engine reads only text, images and audio clips"),
     "input_file": ({"type": "input_file", "file_id": "f"}, "the engine reads only text, images and audio clips"),
-    "video_url": ({"type": "video_url", "video_url": {"url": URL}}, "no video"),
-    "input_video": ({"type": "input_video"}, "no video"),
+    "video_url": ({"type": "video_url", "video_url": {"url": URL}}, "the engine reads only text"),
+    "input_video": ({"type": "input_video"}, "the engine reads only text"),
     "image": ({"type": "image"}, "send the image as an 'image_url'"),
     "image_pil": ({"type": "image_pil", "image_pil": None}, "send the image as an 'image_url'"),
     "image_embeds": ({"type": "image_embeds", "image_embeds": "aQ=="}, "send the image itself"),
@@ -67,7 +67,7 @@ REFUSED: dict[str, Any] = {
     "prompt_embeds": ({"type": "prompt_embeds", "data": "aQ=="}, "send the text itself"),
     "tool_reference": ({"type": "tool_reference", "name": "f"}, "tool search is not available"),
     "computer_screenshot": ({"type": "computer_screenshot", "image_url": URL}, "send the image itself"),
-    "poem": ({"type": "poem", "text": "a"}, "it must be one of text, refusal, "),
+    "poem": ({"type": "poem", "text": "a"}, "the type must be one of text, refusal, "),
 }
 """By type: a part, and what to do instead."""
 

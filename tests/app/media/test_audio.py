@@ -98,7 +98,7 @@ CASES: dict[str, tuple[Any, str]] = {
     "a private host": (by_url("http://169.254.169.254/a.wav"), ".audio_url: its host is not among"),
     "a data URL without base64": (by_url("data:audio/wav,abc"), "a data URL must be data:audio/...;base64,..."),
     "outside of the folder": (by_url("file:///etc/passwd"), "it is not a file below option.allowed_local_media_path"),
-    "video": ({"type": "video_url", "video_url": {"url": "http://a/"}}, "reads text, images and audio clips, no video"),
+    "video": ({"type": "video_url", "video_url": {"url": "http://a/"}}, "reads only text, images and audio clips"),
 }  # fmt: skip
 
 

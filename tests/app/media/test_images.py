@@ -139,7 +139,7 @@ def test_a_responses_items(served: tuple[LiveServer, Urls], kind: str) -> None:
         ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "f"}]}]},
          "input[0].content[0]: 'input_file' is not supported: the engine reads only text, images and audio clips"),
         ("/v1/responses", {"input": [{"role": "user", "content": [{"type": "poem"}]}]},
-         "input[0].content[0]: 'poem' is not supported: it must be one of text, refusal, input_text"),
+         "input[0].content[0]: 'poem' is not supported: the type must be one of text, refusal, input_text"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": 1}]}]},
          "messages[0].content[0].image_url must be a URL"),
         ("/v1/messages", {"max_tokens": 1, "system": [anthropic("http://a/")], "messages": []},
