@@ -1,7 +1,7 @@
 """The public names of this package: `from lmi_handler import Predictor`.
 
-Its code is in the packages `handler`, `deploy` and `proof`. A folder of the user's with such a name hides them from a
-plain import, and is hidden in turn by an import of a name from here, with a warning (docs/decisions.md).
+The code is in the packages `handler`, `deploy` and `proof`. If the user's own folder has one of these names, a plain
+import finds the user's folder, and an import from this module finds ours and warns (docs/decisions.md).
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ def __getattr__(name: str) -> Any:
 
 
 def _imported(path: str) -> Any:
-    """Import a module of ours, whatever lies before it on the path.
+    """Import one of our modules, even if another package of the same name comes first on `sys.path`.
 
     Raises:
-        ImportError: a package of the user's has its name, and has been imported.
+        ImportError: If another package of the same name has already been imported.
     """
     package = path.partition(".")[0]
     if (known := sys.modules.get(package)) is not None:
         place = Path(next(iter(getattr(known, "__path__", [known.__file__])))).resolve()
         if place != _HOME / package:
-            raise ImportError(f"{place} is imported as {package!r}, which is also a package of lmi-handler: rename it")
+            raise ImportError(f"{place} has the same name as a package of lmi-handler and has been imported: rename it")
         return importlib.import_module(path)
     found = PathFinder.find_spec(package)
     hidden = [Path(place).resolve() for place in (found and found.submodule_search_locations) or ()]
     if hidden and _HOME / package not in hidden:
-        warnings.warn(f"{hidden[0]} cannot be imported: lmi-handler has a package {package!r} too", stacklevel=3)
+        warnings.warn(f"{hidden[0]} cannot be imported: lmi-handler also has a package {package!r}", stacklevel=3)
     sys.path.insert(0, str(_HOME))
     try:
         return importlib.import_module(path)

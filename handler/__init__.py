@@ -1,4 +1,4 @@
-"""One serving handler for large language models: LMI's APIs over a rolling batcher, embedded or inside DJL Serving."""
+"""Serving handler for large language models with LMI's APIs. It runs as an embedded server or inside DJL Serving."""
 
 from importlib.metadata import PackageNotFoundError, version
 

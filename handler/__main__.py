@@ -1,4 +1,4 @@
-"""`python -m handler` is `lmi`."""
+"""Entry point of `python -m handler`, which is the command `lmi`."""
 
 from handler.cli import main
 

@@ -1,4 +1,4 @@
-"""The command `lmi`: its map, and the commands that serve, list options and print completion scripts."""
+"""The command `lmi`: its overview, and the subcommands serve, options and completion."""
 
 from __future__ import annotations
 
@@ -25,32 +25,32 @@ _MEANT = {
     **dict.fromkeys(("list", "ls", "ps"), "lmi models"),
     **dict.fromkeys(("rm", "remove"), "lmi models rm MODEL"),
 }
-"""Commands of other programs, and ours."""
+"""Commands that users know from other programs, and the equivalent commands of `lmi`."""
 _MAP = """Serve a large language model, measure it, and deploy it to SageMaker.
 
 serve
-  lmi serve [MODEL]                       serve a model over HTTP; without MODEL the demo model
-  lmi serve [MODEL] --check               list every problem that a start would meet; start nothing
-  lmi options [NAME|WORD]                 list the options, describe one, or find those about a word
+  lmi serve [MODEL]                       serve a model over HTTP (default: the demo model)
+  lmi serve [MODEL] --check               check the configuration and list every problem, without starting a server
+  lmi options [NAME|WORD]                 list all options, describe one, or search for a word
   lmi models [get MODEL | rm MODEL ...]   list, fetch and remove the models on this machine
   lmi launch AGENT [MODEL] [-- ARGUMENT]  run Claude Code, Codex or another coding agent on a server
 
 measure
   lmi bench URL                           measure a running server: table, plot, JSON
-  lmi bench --engine                      start a server, and compare it with its engine alone
+  lmi bench --engine                      start a server, and compare it with its engine without a server
   lmi bench --compare A.json B.json       compare results: table and plot
 
 move
-  lmi replay REQUESTS --to TARGET         send recorded requests, and compare the answers with another server's
-  lmi conform URL                         ask a server what SageMaker's and others' contracts promise
+  lmi replay REQUESTS --to TARGET         send recorded requests, and compare the responses with the recorded ones
+  lmi conform URL                         test whether a server conforms to SageMaker's and other contracts
 
 deploy to SageMaker
-  lmi deploy plan|up|update|promote|down  show, create, change, delete an endpoint
-  lmi deploy invoke|stream|chat|bench     send requests to it, measure it
-  lmi deploy status|logs|scale|doctor     watch it, size it, find what is wrong
-  lmi deploy batch                        answer files of requests in S3 by a transform job
-  lmi deploy adopt                        write the specification of an endpoint that serves already
-  lmi deploy export|iam|schema            write it for other tools; IAM policies; the specification's schema
+  lmi deploy plan|up|update|promote|down  preview, create, change or delete an endpoint
+  lmi deploy invoke|stream|chat|bench     send requests to an endpoint, or measure it
+  lmi deploy status|logs|scale|doctor     monitor, scale and diagnose an endpoint
+  lmi deploy batch                        run a transform job on files of requests in S3
+  lmi deploy adopt                        write the specification of an existing endpoint
+  lmi deploy export|iam|schema            export the specification, IAM policies, or the specification's schema
   lmi deploy local                        run the container and SageMaker's API on this machine
 
 shell
@@ -61,7 +61,7 @@ Each command has its own --help. The documents begin at README.md."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] == ["deploy"]:  # a package of its own, with arguments of its own
+    if argv[:1] == ["deploy"]:  # a separate package that parses its own arguments
         from deploy.__main__ import main as deploy
 
         return deploy(argv[1:], "lmi deploy")
@@ -82,14 +82,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `lmi options | head`
         if arguments.run is _serve:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes once more at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes stdout when it exits
         return 0
     except KeyboardInterrupt:
         return 130
 
 
 def run(words: str) -> None:
-    """Run a command line, a JSON list, in a process of its own (`child_processes.python`)."""
+    """Run a command line, given as a JSON list, in a process that `child_processes.python` has started."""
     raise SystemExit(main(json.loads(words)))
 
 
@@ -97,8 +97,8 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
     """Make the parser of all commands.
 
     Args:
-        flags: with a flag for each option, whose table takes a moment to import.
-        tools: with the commands of other packages, whose search takes a moment.
+        flags: Whether to add a flag for each option. The table of options is slow to import.
+        tools: Whether to add the commands of other installed packages. Searching for them is slow.
     """
     parser = Parser(prog="lmi", usage="lmi COMMAND ...", description=_MAP, formatter_class=KeptLines)
     parser.add_argument("--version", action="version", version=f"lmi-handler {__version__}")
@@ -109,7 +109,7 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
         help="serve a model over HTTP",
         usage="lmi serve [-h] [MODEL] [--check] [--OPTION VALUE ...] [-o KEY=VALUE ...]",
     )
-    serve.hint = " (`lmi options {word}` looks for it among the options; -o KEY=VALUE sets any of them)"
+    serve.hint = " (`lmi options {word}` searches the options; -o KEY=VALUE sets any option)"
     serve.add_argument(
         "model",
         nargs="?",
@@ -125,22 +125,24 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
     serve.add_argument("--properties", type=Path, metavar="FILE", help="a serving.properties file")
     option = "an option as in serving.properties; overrides all other sources"
     add_repeatable(serve, "-o", "options", "KEY=VALUE", option)
-    serve.add_argument("--check", action="store_true", help="list every problem that a start would meet; start nothing")
+    serve.add_argument(
+        "--check", action="store_true", help="check the configuration and list every problem, without starting a server"
+    )
     _add_access(serve)
     if flags:
         from handler.config.options.command_line import add_flags
 
         add_flags(serve)
     serve.set_defaults(run=_serve)
-    options = commands.add_parser("options", help="list the options, describe one, or find those about a word")
+    options = commands.add_parser("options", help="list all options, describe one, or search for a word")
     options.add_argument(
         "words",
         nargs="*",
         metavar="NAME|WORD",
-        help="an option as named in serving.properties, the environment or a flag; or words to search for",
+        help="an option's name, as in serving.properties, the environment or a flag; or words to search for",
     )
     options.add_argument(
-        "--engine", choices=LLM_ENGINES[1:], help="list this engine's options only, with its own arguments"
+        "--engine", choices=LLM_ENGINES[1:], help="list only this engine's options and its native arguments"
     )
     options.set_defaults(run=_options)
     add_launch(commands)
@@ -165,19 +167,21 @@ def make_parser(*, flags: bool = True, tools: bool = True) -> Parser:
 def _add_access(serve: argparse.ArgumentParser) -> None:
     access = serve.add_argument_group("access", "access control and HTTPS (documents: serving)")
     key = (
-        "require the header Authorization: Bearer KEY (other users of this machine can read it in ps, so prefer "
+        "require the header Authorization: Bearer KEY (other users of this machine can see the key in ps, so prefer "
         "LMI_API_KEY=KEY,... in the environment)"
     )
     add_repeatable(access, "--api-key", "keys", "KEY", key)
-    access.add_argument("--ssl-certfile", type=Path, metavar="FILE", help="HTTPS, with this certificate chain (PEM)")
+    access.add_argument(
+        "--ssl-certfile", type=Path, metavar="FILE", help="serve HTTPS with this certificate chain (PEM)"
+    )
     access.add_argument(
         "--ssl-keyfile", type=Path, metavar="FILE", help="the certificate's private key, if it is in a separate file"
     )
     origin = "allow pages from ORIGIN to call the server in a browser (CORS); * allows all"
     add_repeatable(access, "--allow-origin", "origins", "ORIGIN", origin)
     host = (
-        "also answer requests for HOST; without keys, a server on a loopback address answers only requests "
-        "whose Host header names this machine; * allows any"
+        "also accept requests whose Host header is HOST; * accepts any. Without API keys, a server on a loopback "
+        "address otherwise accepts only Host headers that name this machine"
     )
     add_repeatable(access, "--allow-host", "hosts", "HOST", host)
 
@@ -199,7 +203,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         from handler.serving.engine import downloads_of, hub_note, read_sources
         from handler.serving.user_code import model_py_directory
 
-    read = read_server_config if arguments.check else read_sources  # which downloads
+    read = read_server_config if arguments.check else read_sources  # `read_sources` downloads the model
     reading = read(arguments.model, arguments.engine, arguments.properties, arguments.options)
     problems, access = check(reading, handlers=True), OPEN
     with problems:
@@ -222,11 +226,11 @@ def _serve(arguments: argparse.Namespace) -> int:
     for warning in config.warnings:
         print(warning)
     for key, url in downloads_of(config, reading.engine).items() if reading.engine else ():
-        print(f"{key}={url}: the start downloads it, by DJL Serving's Java side where that runs; not checked here")
+        print(f"{key}={url}: not checked; it is downloaded at startup (under DJL Serving, by the Java side)")
     if reading.engine and (note := hub_note(config, reading.engine)):
-        print(f"{note}; not checked here")
+        print(f"{note}; not checked")
     if (file := requirements_file(model_py_directory(config), wanted=config.install_requirements)) is not None:
-        print(f"{file}: the start installs what it names (option.install_requirements); not checked here")
+        print(f"{file}: not checked; its packages are installed at startup (option.install_requirements)")
     if (path := model_py(model_py_directory(config))) is not None:
         print(describe_model_py(path, config))
     for told in missing_of(config):
@@ -245,7 +249,7 @@ def _options(arguments: argparse.Namespace) -> int:
 
 
 def _flags_of_serve() -> dict[str, str]:
-    """Return the flags of `lmi serve` that are no options, with their meanings."""
+    """Return the flags of `lmi serve` that do not set an option, with their help texts."""
     parser = make_parser(flags=False, tools=False)
     (commands,) = (one for one in parser._actions if isinstance(one, argparse._SubParsersAction))
     actions = (one for one in commands.choices["serve"]._actions if one.option_strings)
@@ -253,18 +257,18 @@ def _flags_of_serve() -> dict[str, str]:
 
 
 def _completion(shell: str, parser: argparse.ArgumentParser, deploy: argparse.ArgumentParser) -> int:
-    """Print the script; with `lmi deploy`'s commands where its extra is installed."""
+    """Print a shell's completion script. It includes the commands of `lmi deploy` if their extra is installed."""
     try:
         import shtab
     except ModuleNotFoundError:
-        raise ConfigError(f"lmi completion: needs shtab: {install('lmi-handler[cli]')}") from None
+        raise ConfigError(f"lmi completion: shtab is not installed: {install('lmi-handler[cli]')}") from None
     try:
         from deploy.cli.main import add_commands
 
         add_commands(deploy)
     except ModuleNotFoundError as error:
         print(
-            f"lmi completion: the script leaves out the commands of lmi deploy, which needs {error.name}",
+            f"lmi completion: the script omits the commands of lmi deploy, because {error.name} is not installed",
             file=sys.stderr,
         )
     _complete_files(parser, shtab.FILE)
@@ -273,15 +277,15 @@ def _completion(shell: str, parser: argparse.ArgumentParser, deploy: argparse.Ar
 
 
 def _complete_files(parser: argparse.ArgumentParser, files: dict[str, str]) -> None:
-    """Let all arguments that are paths, in all commands, complete to files' names: shtab reads their `complete`."""
+    """Set the attribute `complete` of every argument that is a path, so that shtab completes file names for it."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
-            action.help = None  # shtab leaves out what the help does: the map has these
+            action.help = None  # shtab leaves out an action with SUPPRESS, as the help does
             for command in action.choices.values():
                 _complete_files(command, files)
         elif action.metavar == "FILE" or action.dest == "model":
             action.complete = files  # type: ignore[attr-defined]
-        if action.help == argparse.SUPPRESS:  # of a flag that --help leaves to `lmi options`
+        if action.help == argparse.SUPPRESS:  # a flag that only `lmi options` describes
             action.help = ""
 
 

@@ -1,10 +1,14 @@
-# What DJL Serving imports: `option.entryPoint=handler.entry`. The property `handler`, which a client's header can set
-# where the front end does not watch it, picks the attribute of this module that is called. So nothing is here but the
-# functions that DJL is meant to call; everything is imported inside them.
+# The module that DJL Serving imports: `option.entryPoint=handler.entry`. DJL calls the attribute of this module that
+# the property `handler` names, and a client's header can set that property if the front end does not check it. So this
+# module has only the functions that DJL may call, and every import is inside a function.
 
 
 def handle(inputs):  # type: ignore[no-untyped-def]
-    """The first call loads the model, later ones are requests. Returns an Output; in async mode, something to await."""
+    """Load the model at the first call and answer a request at each later one.
+
+    Returns:
+        An Output, or an awaitable of one in async mode.
+    """
     try:
         from handler.djl import worker
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""The names that a user's model.py imports: decorators, and the values that formatters get and return.
+"""The public names for a user's model.py: decorators, and the types that formatters receive and return.
 
-Names and attributes are those of djl_python 0.29 and later, so that the same functions run under either. See
-docs/formatters.md.
+Names and attributes are the same as in djl_python 0.29 and later, so a model.py runs unchanged with either package
+(docs/formatters.md).
 """
 
 from __future__ import annotations

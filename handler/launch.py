@@ -1,4 +1,4 @@
-"""The command `lmi launch`: coding agents, the settings by which each uses this server, and the start of a server."""
+"""The command `lmi launch`, which runs a coding agent on a running server or on a server that it starts."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from handler.core.errors import ConfigError, log_words
 
 _URL = "http://127.0.0.1:8080"  # where `lmi serve` listens
 _MIN_CONTEXT = 32_000  # tokens: an agent's first prompt, with room for work
-_TIMEOUT = 10.0  # seconds for an answer
-_MAX_BYTES = 1 << 22  # of an answer
+_TIMEOUT = 10.0  # seconds for a response
+_MAX_BYTES = 1 << 22  # maximum size of a response
 _LOG_TAIL = 20  # lines of a failed server's log
 
 
@@ -40,9 +40,10 @@ class Served(NamedTuple):
     """The model that an agent uses.
 
     Attributes:
-        url: of the server, without a trailing slash.
-        key: "none" for a server without keys: agents require one.
-        context: tokens; None if the server does not report it.
+        url: The server's URL, without a trailing slash.
+        key: The server's API key, or "none" if it has no keys, because agents require a key.
+        model: The model's name at the server.
+        context: The context length in tokens, or None if the server does not report it.
     """
 
     url: str
@@ -55,9 +56,9 @@ class Settings(NamedTuple):
     """Environment variables and arguments of an agent.
 
     Attributes:
-        variables: those that are None stay unset.
-        arguments: come before the user's.
-        command: arguments for a user who gives none.
+        variables: Environment variables to set. A variable whose value is None is not set.
+        arguments: Arguments to put before the user's own.
+        command: Default arguments, used if the user gives none.
     """
 
     variables: Mapping[str, str | int | None]
@@ -79,13 +80,14 @@ def _claude(served: Served) -> Settings:
     variables: dict[str, str | int | None] = {
         "ANTHROPIC_BASE_URL": served.url,
         "ANTHROPIC_AUTH_TOKEN": served.key,
-        "ANTHROPIC_API_KEY": "",  # the user's own is for Anthropic, and a terminal would be asked about it
+        "ANTHROPIC_API_KEY": "",  # the user's key is for Anthropic, and Claude Code would ask whether to use it
         **{f"ANTHROPIC_{name}": served.model for name in models},
         **{f"CLAUDE_CODE_USE_{cloud}": "" for cloud in ("BEDROCK", "VERTEX", "FOUNDRY")},
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": served.context,  # else it assumes 1,000,000
     }
-    # `env` of the user's settings.json beats variables, and --settings beats that. Other users can read arguments.
+    # `env` in the user's settings.json overrides variables, and --settings overrides both. The keys are left out, as
+    # other users can read arguments.
     own = {name: str(value) for name, value in variables.items() if value is not None and name not in keys}
     return Settings(variables, ["--settings", json.dumps({"env": own})])
 
@@ -104,7 +106,7 @@ def _codex(served: Served) -> Settings:
         "features.apps": False,
         **{f"model_providers.lmi.{name}": value for name, value in provider.items()},
     }
-    # TOML writes these values as JSON does, but has no escapes for halves of characters.
+    # TOML writes these values as JSON does, but has no escapes for surrogates.
     pairs = [f"{name}={json.dumps(value, ensure_ascii=False)}" for name, value in values.items() if value is not None]
     return Settings({"LMI_KEY": served.key}, [word for pair in pairs for word in ("-c", pair)])
 
@@ -138,18 +140,18 @@ def _goose(served: Served) -> Settings:
         "GOOSE_CONTEXT_LIMIT": served.context,  # else it assumes 128,000
         "GOOSE_TELEMETRY_ENABLED": "false",
     }
-    return Settings(variables, command=["session"])  # alone, it asks for settings first
+    return Settings(variables, command=["session"])  # without a command, goose starts by asking for settings
 
 
 def _aider(served: Served) -> Settings:
     variables = {
         "AIDER_OPENAI_API_KEY": served.key,
-        "AIDER_SHOW_MODEL_WARNINGS": "false",  # that it does not know the model
+        "AIDER_SHOW_MODEL_WARNINGS": "false",  # aider warns of a model that it does not know
         "AIDER_CHECK_UPDATE": "false",
         "AIDER_ANALYTICS": "false",
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks GitHub for prices
     }
-    # Not variables: those of a project's .env beat them.
+    # Arguments, because a project's .env overrides variables.
     return Settings(variables, ["--model", f"openai/{served.model}", "--openai-api-base", f"{served.url}/v1"])
 
 
@@ -169,17 +171,16 @@ def add_parser(commands: Any) -> None:
         help="run a coding agent on a served model",
         usage="lmi launch AGENT [MODEL] [-h] [--url URL] [--name NAME] [--print] [-o KEY=VALUE ...] [-- ARGUMENT ...]",
         formatter_class=KeptLines,
-        description="Run a coding agent on the server at --url, or on one that serves MODEL and ends with the agent.\n"
-        "--engine, --properties and -o start one too. "
-        "Words after -- go to the agent. Agents:\n"
-        + "\n".join(f"  {name:<9} {agent.title}" for name, agent in AGENTS.items())
-        + "\nLMI_API_KEY is the server's key.",
+        description="Run a coding agent on the server at --url. With MODEL, --engine, --properties or -o, start a\n"
+        "server for the agent instead, and stop it when the agent exits. Arguments after -- are passed to the agent.\n"
+        "The environment variable LMI_API_KEY sets the server's key. Agents:\n"
+        + "\n".join(f"  {name:<9} {agent.title}" for name, agent in AGENTS.items()),
     )
     parser.add_argument("agent", choices=[*AGENTS], metavar="AGENT", help=", ".join(AGENTS))
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="start a server of this model, as lmi serve does")
-    parser.add_argument("--url", help=f"a running server (default: {_URL})")
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="start a server for this model, as lmi serve does")
+    parser.add_argument("--url", help=f"URL of a running server (default: {_URL})")
     parser.add_argument("--name", help="a model name from /v1/models, such as an adapter's (default: the first)")
-    parser.add_argument("--print", action="store_true", help="print the settings for a shell; run nothing")
+    parser.add_argument("--print", action="store_true", help="print the settings as shell commands; run nothing")
     parser.add_argument("--engine", help=f"engine of MODEL's server: {', '.join(LLM_ENGINES)}")
     parser.add_argument("--properties", type=Path, metavar="FILE", help="a serving.properties file for MODEL's server")
     add_repeatable(parser, "-o", "options", "KEY=VALUE", "an option for MODEL's server")
@@ -194,17 +195,18 @@ def add_parser(commands: Any) -> None:
 
 
 def _launch(arguments: argparse.Namespace) -> int:
-    """Replace this process with the agent, which thereby gets its signals, its terminal and its exit status."""
+    """Replace this process with the agent, so that the agent gets the signals and sets the exit status."""
     name, agent = arguments.agent, AGENTS[arguments.agent]
     starts = any((arguments.model, arguments.engine, arguments.properties, arguments.options))
     if starts and (arguments.url or arguments.print):
         arguments.parser.error(
-            f"--{'url' if arguments.url else 'print'} is for a running server; MODEL, --engine, --properties and -o "
-            "start another"
+            f"--{'url' if arguments.url else 'print'} is for a running server and cannot be used with MODEL, --engine, "
+            "--properties or -o, which start one"
         )
     if starts and sys.platform != "linux":
         raise ConfigError(
-            "lmi launch: only on Linux does the server end with the agent; start one with `lmi serve MODEL`"
+            "lmi launch: MODEL, --engine, --properties and -o need Linux, where the server stops with the agent; start "
+            "a server with `lmi serve MODEL`, and leave them out"
         )
     if shutil.which(name) is None and not arguments.print:
         raise ConfigError(f"lmi launch: {agent.title} is not installed ({name} is not on PATH): {agent.install}")
@@ -221,13 +223,15 @@ def _launch(arguments: argparse.Namespace) -> int:
         print(shlex.join(words), flush=True)
         return 0
     if served.context is not None and served.context < _MIN_CONTEXT:
-        has = f"the context of {served.model} is {served.context} tokens"
-        _say(f"{has}; an agent needs {_MIN_CONTEXT} (option.max_model_len)")
+        _say(
+            f"the context length of {served.model} is {served.context} tokens, but an agent needs {_MIN_CONTEXT}; "
+            "increase option.max_model_len or use another model"
+        )
     os.execvpe(name, words, {**os.environ, **known})
 
 
 def _direct(url: str) -> dict[str, str]:
-    """Return variables that make requests to this machine bypass proxies."""
+    """Return environment variables that make requests to a URL on this machine bypass proxies."""
     host = urlsplit(url).hostname or ""
     if host not in ("127.0.0.1", "localhost", "::1"):
         return {}
@@ -237,52 +241,52 @@ def _direct(url: str) -> dict[str, str]:
 
 
 def _find(url: str, key: str, name: str | None) -> Served:
-    """Ask a server for its models.
+    """Find the model of a name at a server, or the server's first model if no name is given.
 
     Raises:
-        ConfigError: nothing answers, or not with a list of models; or no model has that name.
+        ConfigError: If the server does not return a list of models, or if it has no model of the name.
     """
     try:
         models = json.loads(_get(f"{url}/v1/models", key))["data"]
         contexts = {str(model["id"]): model.get("max_model_len") for model in models}
         model = name or next(iter(contexts))
     except urllib.error.HTTPError as error:
-        hint = "; LMI_API_KEY is its key" if error.code in (401, 403) else ""
-        raise ConfigError(f"lmi launch: {url}/v1/models answers with status {error.code}{hint}") from None
+        hint = "; set LMI_API_KEY to the server's key" if error.code in (401, 403) else ""
+        raise ConfigError(f"lmi launch: {url}/v1/models returned status {error.code}{hint}") from None
     except OSError as error:
         why = getattr(error, "reason", error)
         raise ConfigError(
-            f"lmi launch: no server answers at {url} ({why}): start one with `lmi serve MODEL`, or give MODEL here"
+            f"lmi launch: cannot reach a server at {url} ({why}): start one with `lmi serve MODEL`, or pass MODEL"
         ) from None
     except (ValueError, LookupError, TypeError, AttributeError, StopIteration):
         raise ConfigError(f"lmi launch: {url}/v1/models does not return a list of models") from None
     if model not in contexts:
-        raise ConfigError(f"lmi launch: {url} has no model {model}; it has {log_words(', '.join(contexts))}")
+        raise ConfigError(f"lmi launch: {url} has no model {model}; its models are {log_words(', '.join(contexts))}")
     context = contexts[model]
     return Served(url, key or "none", model, context if isinstance(context, int) else None)
 
 
 def _get(url: str, key: str) -> bytes:
-    import http.client  # here: the two take longer than all else of a command line
+    import http.client  # these two are too slow to import in every command
     import urllib.request
 
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {key}"} if key else {})
-    proxies = urllib.request.ProxyHandler({} if _direct(url) else None)  # None: the environment's
+    proxies = urllib.request.ProxyHandler({} if _direct(url) else None)  # None reads proxies from the environment
     try:
         with urllib.request.build_opener(proxies).open(request, timeout=_TIMEOUT) as answer:
             return bytes(answer.read(_MAX_BYTES))
     except http.client.HTTPException as error:
-        raise OSError(repr(error)) from None  # a wrong URL, or no HTTP server
+        raise OSError(repr(error)) from None  # the URL is wrong, or the server does not speak HTTP
 
 
-# -- a server of its own, a child of the process that becomes the agent ------------------------------------------------
+# -- a server for the agent, as a child of the process that becomes the agent ------------------------------------------
 
 
 def _started(arguments: argparse.Namespace) -> tuple[str, str]:
-    """Start a server on a free port of loopback; return its URL and its key once it is ready.
+    """Start a server on a free loopback port, wait until it is ready, and return its URL and API key.
 
     Raises:
-        ConfigError: the server ended before it was ready.
+        ConfigError: If the server exits before it is ready.
     """
     key = environment.api_key() or secrets.token_urlsafe(16)  # keeps other users of this machine out
     words = ["--port", "0", *filter(None, [arguments.model])]
@@ -291,9 +295,9 @@ def _started(arguments: argparse.Namespace) -> tuple[str, str]:
     words += [word for option in arguments.options for word in ("-o", option)]
     log = cache_directory() / "launch.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    _say(f"starting a server; its log is {log}")
+    _say(f"starting a server; it logs to {log}")
     descriptor, made = tempfile.mkstemp(dir=log.parent)
-    os.replace(made, log)  # that of a launch before stays open to its server
+    os.replace(made, log)  # a server of an earlier launch goes on writing to the replaced file
     with open(descriptor, "r+b") as output:
         server = subprocess.Popen(
             python("handler.cli:run", json.dumps(["serve", *words])),
@@ -301,7 +305,7 @@ def _started(arguments: argparse.Namespace) -> tuple[str, str]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # Ctrl-C is the agent's
+            start_new_session=True,  # so that Ctrl-C reaches only the agent
             preexec_fn=functools.partial(die_with_parent, signal.SIGTERM),
         )
         try:
@@ -313,18 +317,22 @@ def _started(arguments: argparse.Namespace) -> tuple[str, str]:
 
 
 def _wait(server: subprocess.Popen[bytes], log: int, key: str) -> str:
-    """Return the URL of a server that is ready, from its log: another launch may have replaced the file meanwhile."""
+    """Wait until a server is ready, and return the URL that its log contains.
+
+    Args:
+        log: A descriptor of the log, as another launch may have replaced the file.
+    """
     while server.poll() is None:
         found = re.search(r"^listening on (https?://[^\s;]+);", _read(log), re.MULTILINE)
         if found and _ready(found[1], key):
             return found[1]
         time.sleep(0.1)
     tail = "\n".join(_read(log).splitlines()[-_LOG_TAIL:])
-    raise ConfigError(f"lmi launch: the server ended with status {server.returncode}:\n{tail}")
+    raise ConfigError(f"lmi launch: the server exited with status {server.returncode}:\n{tail}")
 
 
 def _read(log: int) -> str:
-    return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")  # the server's place in it stays
+    return os.pread(log, os.fstat(log).st_size, 0).decode(errors="replace")  # does not move the server's file offset
 
 
 def _ready(url: str, key: str) -> bool:

@@ -1,4 +1,4 @@
-"""`lmi models`: list the models that this machine's caches hold, fetch and convert one, remove some."""
+"""The command `lmi models`, which lists, fetches, converts and removes the models in this machine's caches."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class CachedModel(NamedTuple):
     """A cached model.
 
     Attributes:
-        name: by which `lmi serve` finds it; a conversion has that of its source.
-        format: of the weights, in words.
-        size: bytes.
-        used_at: seconds since the epoch, when a file of it was last read.
+        name: The name by which `lmi serve` finds the model. A conversion has the name of its source.
+        format: The format of the weights, for display.
+        size: The size in bytes.
+        used_at: When one of its files was last read, in seconds since the epoch.
     """
 
     name: str
@@ -49,16 +49,18 @@ def add_parser(commands: Any) -> None:
         **dict.fromkeys(("remove", "delete"), "lmi models rm MODEL"),
     }
     actions = models.add_subparsers(metavar="get | rm", prog="lmi models")
-    get = actions.add_parser("get", help="fetch a model, and convert it where its engine needs that")
+    get = actions.add_parser("get", help="fetch a model, and convert it if its engine requires that")
     get.add_argument(
         "model",
         metavar="MODEL",
-        help="a name on the Hugging Face hub (owner/model), s3://BUCKET/PREFIX/, a file, or demo",
+        help="a name on the Hugging Face hub (owner/model), s3://BUCKET/PREFIX/, a local file, or demo",
     )
     get.add_argument(
-        "--engine", choices=LLM_ENGINES[1:], help="the engine that will serve the model (default: as lmi serve chooses)"
+        "--engine",
+        choices=LLM_ENGINES[1:],
+        help="the engine that will serve the model (default: the one that lmi serve would choose)",
     )
-    add_repeatable(get, "-o", "options", "KEY=VALUE", "an option, as of lmi serve")
+    add_repeatable(get, "-o", "options", "KEY=VALUE", "set an option, as lmi serve -o does")
     get.set_defaults(run=_get)
     remove = actions.add_parser("rm", help="remove models and their conversions")
     remove.add_argument("models", nargs="+", metavar="MODEL", help="a name that lmi models prints")
@@ -69,7 +71,7 @@ def add_parser(commands: Any) -> None:
 
 
 def cached_models() -> list[CachedModel]:
-    """List the models in the caches of the hub, of S3 and of conversions, by name."""
+    """List the models in the caches of the Hugging Face hub, of S3 and of conversions, sorted by name."""
     found = [*_of_hub(), *_of_s3(), *_converted()]
     demo = model_files.cache_directory() / Path(model_files.DEMO_MEMBER).name
     if demo.is_file():
@@ -104,7 +106,7 @@ def _converted() -> Iterator[CachedModel]:
 
 
 def _name_of(source: Path) -> str:
-    """Return the name of the model that a conversion was made of: the hub's, the demo's, or its path."""
+    """Return the name of a conversion's source: its name on the hub, "demo", or its path."""
     if source.name == Path(model_files.DEMO_MEMBER).name:
         return model_files.DEMO
     hub = re.search(r"/models--(.+?)/snapshots/", f"{source}/")
@@ -138,7 +140,7 @@ def _model(name: str, form: str, path: Path) -> CachedModel:
 def _list(arguments: argparse.Namespace) -> int:
     found = cached_models()
     if not found:
-        print("no models; lmi models get MODEL fetches one")
+        print("no models; fetch one with `lmi models get MODEL`")
         return 0
     rows = [("MODEL", "FORMAT", "SIZE", "LAST READ")]
     for model in found:
@@ -147,7 +149,7 @@ def _list(arguments: argparse.Namespace) -> int:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for name, form, size, used in rows:
         print(f"{name:{widths[0]}}  {form:{widths[1]}}  {size:>{widths[2]}}  {used}")
-    print(f"{human(sum(model.size for model in found))} in all")
+    print(f"{human(sum(model.size for model in found))} in total")
     return 0
 
 
@@ -171,7 +173,9 @@ def _remove(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"lmi models rm: no model {name!r} in the caches{hint}")
         chosen += [model for model in found if model.name == name]
     if used := _in_use([model.path for model in chosen]):
-        raise ConfigError(f"lmi models rm: process {used[0]} has files of {used[1]} open; nothing is removed")
+        raise ConfigError(
+            f"lmi models rm: nothing was removed, because process {used[0]} is using files in {used[1]}; stop it first"
+        )
     for model in chosen:
         told = f"removed {model.name} ({model.format}, {human(model.size)})"
         if model.path.is_symlink():
@@ -186,7 +190,10 @@ def _remove(arguments: argparse.Namespace) -> int:
 
 
 def _in_use(paths: Sequence[Path]) -> tuple[int, Path] | None:
-    """Return a process that has a file below one of the paths mapped or open, as far as this user may see."""
+    """Return the ID of a process that has mapped or opened a file below one of the paths, and that path.
+
+    Only processes that this user may inspect are considered.
+    """
     places = [str(path.resolve()) for path in paths]
     for process in Path("/proc").glob("[0-9]*"):
         opened = list[str]()

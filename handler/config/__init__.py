@@ -1,1 +1,1 @@
-"""Options: their tables, and where their values come from."""
+"""The configuration: tables of options, readers of their sources, and the model's and user's files."""

@@ -15,14 +15,15 @@ from handler.core.values import Role
 
 @dataclass(frozen=True)
 class Config(Options):
-    """Every option, typed and checked; docs/options.md describes them.
+    """The typed and checked values of all options, which docs/options.md describes.
 
     Attributes:
-        engine_options: the engine's own options that have a value.
-        directory: the one with serving.properties.
-        origins: key -> origin of its value.
-        settings: key -> value as written, of all sources; a user's `handle` gets it.
-        handle_role: what the `handle` function of model.py is to an embedded server.
+        engine_options: The values of the engine's own options, by name. Options without a value are left out.
+        warnings: Warnings about the options, for the log.
+        directory: The directory of serving.properties, or None if there is no such file.
+        origins: The origin of each option's value, by the option's key.
+        settings: The values of all sources as written, by key. They are passed to a user's function `handle`.
+        handle_role: How an embedded server uses the function `handle` of model.py.
     """
 
     engine_options: Mapping[str, Any] = field(default_factory=dict)
@@ -34,19 +35,20 @@ class Config(Options):
 
     @property
     def engine(self) -> str:
-        """Name of the engine; "" if llm_engine and rolling_batch contradict each other."""
+        """The name of the engine, or "" if llm_engine and rolling_batch contradict each other."""
         return engine_name(self.llm_engine, self.rolling_batch)
 
     @property
     def label(self) -> str:
-        """Name of the model in metrics and traces: the first of option.served_model_name, as in vLLM."""
+        """The model's name in metrics and traces: the first of option.served_model_name, as in vLLM, or model_name."""
         return next((name for name in self.served_model_name or () if name != "*"), self.model_name)
 
     @property
     def async_schema(self) -> bool:
-        """Return whether /invocations has the schema of LMI's async mode: since 0.35 also where no mode is chosen.
+        """Return whether /invocations uses the schema of LMI's async mode.
 
-        Releases before 0.33 have no such schema. AWS's vLLM image, whose variables set `openai_compat`, has another.
+        LMI has async mode since 0.33, and uses it by default since 0.35. It is not the default with the variables of
+        AWS's vLLM image, which set `openai_compat`.
         """
         if self.async_mode is not None:
             return self.async_mode and self.lmi_version >= ASYNC_SINCE
@@ -55,12 +57,12 @@ class Config(Options):
 
     @property
     def stateful_sessions(self) -> bool:
-        """Return whether clients may open sessions; by default, they may in LMI's async mode, as in LMI."""
+        """Return whether clients may open sessions. As in LMI, the default is true in async mode."""
         return self.async_schema if self.enable_stateful_sessions is None else self.enable_stateful_sessions
 
     @property
     def reasoning(self) -> str:
-        """The name of `option.reasoning_parser`, which is auto where it is not set."""
+        """The value of `option.reasoning_parser`, or auto if it is not set."""
         return self.reasoning_parser or "auto"
 
     @property
@@ -71,5 +73,5 @@ class Config(Options):
         return self.origins.get(key, "default")
 
     def problem(self, key: str, value: object, why: str) -> Problem:
-        """Return the problem with an option's value."""
+        """Return a problem with an option's value. `why` says what is wrong with the value."""
         return Problem(self.where(key), key, f"{key}={value}: {why}")

@@ -1,6 +1,4 @@
-"""The registry of engines: facts that the options, the command line, `engines/` and `deploy/` need before one is
-loaded.
-"""
+"""The registry of engines, with the facts that are needed before an engine is loaded."""
 
 from __future__ import annotations
 
@@ -8,17 +6,17 @@ from typing import NamedTuple
 
 
 class EngineEntry(NamedTuple):
-    """One line of the registry.
+    """An engine's entry in the registry.
 
     Attributes:
-        needs: the import that shows whether the engine is installed.
-        package: that brings it, as pip names it.
-        isolated: runs in a process of its own; a thread is enough where a step costs nothing.
-        pools: computes embeddings, scores and classifications too.
-        transcribes: writes what an audio clip says.
-        caches_prefixes: reuses the KV cache of equal prompt beginnings by default.
-        remote: its models run at the servers of option.base_url.
-        spreads: can spread a model over several devices, as every GPU engine can and no CPU engine.
+        needs: The module that can be imported if the engine is installed, or None if nothing needs to be installed.
+        package: The pip package that installs the engine.
+        isolated: Whether the engine runs in a separate process. An engine whose steps take no time runs in a thread.
+        pools: Whether the engine also computes embeddings, scores and classifications.
+        transcribes: Whether the engine transcribes audio clips.
+        remote: Whether the models run on the servers of option.base_url.
+        spreads: Whether the engine can spread a model over several devices. GPU engines can, and CPU engines cannot.
+        caches_prefixes: Whether the engine reuses the KV cache of common prompt prefixes by default.
     """
 
     needs: str | None
@@ -39,7 +37,7 @@ ENGINES = {
     "grpc": EngineEntry("smg_grpc_proto", "lmi-handler[grpc]", pools=True, remote=True),
     "echo": EngineEntry(None, "", isolated=False, pools=True, transcribes=True),
 }
-"""Engines by name, which is also the folder's in `engines/`."""
+"""Engines by name. The name is also that of a folder in `engines/`."""
 
 LLM_ENGINES = ("auto", *ENGINES)
-"""Values of option.llm_engine."""
+"""The values of option.llm_engine."""

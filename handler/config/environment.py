@@ -1,4 +1,4 @@
-"""Environment of the server: variables of SageMaker, MPI and DJL Serving, and the GPUs that one engine takes."""
+"""Environment variables of SageMaker, DJL Serving and other software, and the number of GPUs that an engine uses."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MAX_ADAPTERS = "SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY"
 
 
 def max_adapters() -> int | None:
-    """Number of LoRA adapters that SageMaker keeps in the container at once; None is any number.
+    """Return the maximum number of LoRA adapters that SageMaker loads at once, or None if there is no limit.
 
     Raises:
-        ConfigError: the variable is not a whole number of at least 1.
+        ConfigError: If the variable is not a whole number of at least 1.
     """
     text = os.environ.get(_MAX_ADAPTERS)
     if text is None:
@@ -41,98 +41,99 @@ def max_adapters() -> int | None:
 
 
 def name_hub_token() -> None:
-    """Give huggingface_hub the token of a variable that it does not read, such as TGI's HF_API_TOKEN."""
+    """Set HF_TOKEN, which huggingface_hub reads, from a variable that it does not read, such as TGI's HF_API_TOKEN."""
     if token := hub_token(os.environ):
         os.environ["HF_TOKEN"] = token
 
 
 def mpi_world() -> tuple[str, str]:
-    """Size of Open MPI's world, and the rank of this process in it; "" outside of one."""
+    """Return the size of Open MPI's world and the rank of this process in it. Both are "" outside of MPI."""
     return os.environ.get("OMPI_COMM_WORLD_SIZE", ""), os.environ.get("OMPI_COMM_WORLD_RANK", "")
 
 
 def download_directory() -> Path | None:
-    """The directory for models downloaded from S3, by DJL Serving's own variable; None if it is not set."""
+    """Return the directory for models downloaded from S3, or None if DJL Serving's variable for it is not set."""
     given = os.environ.get("SERVING_DOWNLOAD_DIR")
     return Path(given) if given else None
 
 
 def runtime_lora_updating() -> bool:
-    """Return whether vLLM's own routes for LoRA adapters are served, by vLLM's own switch."""
+    """Return whether vLLM's environment variable enables its routes for loading and unloading LoRA adapters."""
     return os.environ.get("VLLM_ALLOW_RUNTIME_LORA_UPDATING", "").strip().lower() in ("1", "true")
 
 
 def aws_region() -> str | None:
-    """SageMaker's own variable, which boto3 does not read; None leaves the region to boto3."""
+    """Return the region from SageMaker's variable, which boto3 does not read, or None to let boto3 choose."""
     return os.environ.get("AWS_REGION") or None
 
 
 def custom_code() -> dict[str, str]:
-    """The variables that name a user's handlers and middleware, as in AWS's vLLM image."""
+    """Return the variables of AWS's vLLM image that are set and name a user's handlers and middleware."""
     return {name: value for name in INSTEAD if (value := os.environ.get(name))}
 
 
 def model_path(environ: Mapping[str, str] = os.environ) -> Path:
-    """The directory where SageMaker puts a model."""
+    """Return the directory of SageMaker's model data."""
     return Path(environ.get("SAGEMAKER_MODEL_PATH") or "/opt/ml/model")
 
 
 def netty_buffer_bytes() -> int:
-    """Bytes of a message that DJL Serving's Java side takes from a worker."""
+    """Return the maximum number of bytes in a worker's message to DJL Serving's Java side."""
     return int(os.environ.get("MAX_NETTY_BUFFER_SIZE", 20 << 20))
 
 
 def of_worker() -> dict[str, str]:
-    """The environment of a DJL worker without `SERVING_*`, which DJL Serving's Java side has read."""
+    """Return the environment of a DJL worker without `SERVING_*`, because the Java side has already read those."""
     return {name: value for name, value in os.environ.items() if not name.startswith("SERVING_")}
 
 
 def exports_traces() -> bool:
-    """Return whether OpenTelemetry's own variables name a receiver of traces and do not forbid them."""
+    """Return whether OpenTelemetry's variables name an endpoint for traces and do not disable tracing."""
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER") == "none":
         return False
     return any(os.environ.get(f"OTEL_EXPORTER_OTLP_{name}") for name in ("TRACES_ENDPOINT", "ENDPOINT"))
 
 
 def otlp_protocol() -> str:
-    """Protocol of OpenTelemetry's traces, from its own variables."""
+    """Return the protocol for exporting traces, from OpenTelemetry's variables."""
     names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
     return next((value for name in names if (value := os.environ.get(name))), "http/protobuf")
 
 
 def api_key() -> str:
-    """The first of the keys in `LMI_API_KEY`, with which `lmi serve` was started; "" without keys."""
+    """Return the first API key in `LMI_API_KEY`, or "" if it is not set."""
     return os.environ.get("LMI_API_KEY", "").split(",")[0].strip()
 
 
 def server_key() -> str:
-    """Return the key of the server at option.base_url; "" if it needs none. OpenAI's clients read the same
-    variable, OPENAI_API_KEY.
-    """
+    """Return the API key of the server at option.base_url, or "" if OPENAI_API_KEY is not set."""
     return os.environ.get("OPENAI_API_KEY", "").strip()
 
 
 def secrets() -> tuple[str, ...]:
-    """Keys and tokens of this process, which no message may contain."""
+    """Return the keys and tokens in this process's environment, which must not appear in any message."""
     return tuple(key for name in _SECRETS for key in re.split(r"[,\s]+", os.environ.get(name, "")) if key)
 
 
-# -- the GPUs that one engine takes ------------------------------------------------------------------------------------
+# -- the GPUs that an engine uses --------------------------------------------------------------------------------------
 
 
 STAGES = ("pipeline_parallel_size", "trtllm_pipeline_parallel_size", "pipeline_parallel_degree")
 CONTEXTS = ("context_parallel_size", "prefill_context_parallel_size")
-"""Names of one number each, in the engines' options and in a deployment's. All else spreads a model over the same GPUs:
-vLLM's decode context parallel size divides the tensor parallel degree, as the sizes of experts do."""
+"""Names of options for the number of pipeline stages and of context parts, in engines and deployments.
+
+Other sizes need no additional GPUs. vLLM's decode context parallel size and the sizes of expert parallelism divide the
+tensor parallel degree.
+"""
 
 
 class Spread(NamedTuple):
     """The distribution of a model over GPUs.
 
     Attributes:
-        tensor: GPUs per pipeline stage and context part; None for all available.
-        stages: the number of pipeline stages.
-        contexts: the number of parts into which a prompt's context is split.
+        tensor: The number of GPUs per pipeline stage and context part, or None for all available GPUs.
+        stages: The number of pipeline stages.
+        contexts: The number of parts into which a prompt's context is split.
     """
 
     tensor: int | None
@@ -145,7 +146,7 @@ class Spread(NamedTuple):
         return (self.tensor or 1) * self.stages * self.contexts
 
     def gpus(self, available: int) -> int:
-        """Return how many of the available GPUs it uses."""
+        """Return the number of GPUs that the model uses."""
         return available if self.tensor is None else self.least
 
     def __str__(self) -> str:
@@ -156,11 +157,11 @@ class Spread(NamedTuple):
 
 
 def spread(degree: str, options: Mapping[str, Any]) -> Spread:
-    """Read how a model is spread.
+    """Return how the options distribute a model over GPUs.
 
     Args:
-        degree: of tensor parallelism, or max.
-        options: the engine's. Arguments in vLLM's `engine_args` replace them.
+        degree: The tensor parallel degree, or "max".
+        options: The options of the engine. Arguments in vLLM's `engine_args` override them.
     """
     own = options.get("engine_args")
     given = {**options, **own} if isinstance(own, Mapping) else options

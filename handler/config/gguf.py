@@ -1,7 +1,7 @@
-"""Reads parts of a GGUF file's header.
+"""Reader of parts of a GGUF file's header.
 
-The `gguf` package parses all of it, with 50,000 tokens and their merges, which takes 1.8 s of a 3 s start.
-Format: github.com/ggml-org/ggml, docs/gguf.md, version 2 and 3, little-endian.
+The `gguf` package parses the whole header, with 50,000 tokens and their merges, which takes 1.8 s of a 3 s start.
+The format is described in github.com/ggml-org/ggml, docs/gguf.md. Versions 2 and 3, little-endian, are supported.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from handler.core.text_files import placeholder
 
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
-_MAX_STRING = 1 << 26  # bytes; a chat template has some thousands
-_MAX_NUMBERS = 1 << 12  # of a list: one for each layer, not one for each token
+_MAX_STRING = 1 << 26  # bytes; a chat template has a few thousand
+_MAX_NUMBERS = 1 << 12  # maximum numbers in a list to keep: enough for one per layer, but not for one per token
 _ARCHITECTURE, _TYPE = b"general.architecture", b"general.type"
 _BESIDE: Mapping[object, str] = {kind.encode(): kind for kind in ("mmproj", "adapter", "imatrix")}
 _NEEDED = {_ARCHITECTURE: "model", b"tokenizer.ggml.tokens": "tokenizer"}
@@ -28,14 +28,14 @@ _PARTS, _ALIGNMENT = b"split.count", b"general.alignment"
 _USED = (_ARCHITECTURE, _TYPE, _PARTS, _ALIGNMENT)  # keys whose values are needed
 _BLOCKS = {0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 10: (256, 84)}
 _BLOCKS |= {11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 30: (1, 2)}
-"""Weights in a block, and its bytes, by ggml's number of the type; others are not read by OpenVINO."""
+"""The number of weights in a block and its size in bytes, by ggml's type number. OpenVINO reads no other types."""
 
 
 def context_length(path: Path) -> int | None:
-    """Return the context length, in tokens; None if the file has none.
+    """Return the model's context length in tokens, or None if the file does not contain it.
 
     Raises:
-        ValueError: not a GGUF file of a known version.
+        ValueError: If the file is not a GGUF file of a supported version.
     """
     with path.open("rb") as file:
         _, num_values = _begin(file)
@@ -46,11 +46,11 @@ def context_length(path: Path) -> int | None:
 
 
 class Contents(NamedTuple):
-    """The contents of a file.
+    """The kind of a GGUF file.
 
     Attributes:
-        kind: `model`, or llama.cpp's name for a file that accompanies one: mmproj, adapter, imatrix.
-        parts: files of the model.
+        kind: "model", or llama.cpp's name for a file that accompanies a model: "mmproj", "adapter" or "imatrix".
+        parts: The number of files into which the model is split.
     """
 
     kind: str
@@ -58,10 +58,10 @@ class Contents(NamedTuple):
 
 
 def contents(path: Path) -> Contents:
-    """Read a file's kind and parts from its header.
+    """Return a file's kind and number of parts, from its header.
 
     Raises:
-        ValueError: not a GGUF file of a known version.
+        ValueError: If the file is not a GGUF file of a supported version.
     """
     with path.open("rb") as file:
         _, num_values = _begin(file)
@@ -71,7 +71,7 @@ def contents(path: Path) -> Contents:
 def _contents(values: Mapping[bytes, object]) -> Contents:
     kind, parts = values.get(_TYPE), values.get(_PARTS)
     if values.get(_ARCHITECTURE) == b"clip":
-        kind = b"mmproj"  # early projectors say no more
+        kind = b"mmproj"  # early projectors have no type
     return Contents(_BESIDE.get(kind, "model"), parts if isinstance(parts, int) and parts else 1)
 
 
@@ -80,17 +80,17 @@ def in_parts(parts: int, first: str) -> str:
 
 
 def check_complete(path: Path) -> None:
-    """Check that the file is whole: OpenVINO would read past its end, and crash or take zeros for weights.
+    """Check that a file contains a complete model. OpenVINO would read past its end, and crash or use zeros as weights.
 
     Raises:
-        ValueError: not a GGUF file, one of several parts, or its header describes more than the file contains.
+        ValueError: If the file is not a GGUF file, is not a model, is one of several parts, or is truncated.
     """
     with path.open("rb") as file:
         num_tensors, num_values = _begin(file)
         values = {key: value if key in _USED else None for key, value in _pairs(file, num_values)}
         kind, parts = _contents(values)
         if kind != "model":
-            raise ValueError(f"{path} is not a model, but a file for one ({kind}): name the model's own file")
+            raise ValueError(f"{path} is not a model, but a file for one ({kind}): name the file of the model itself")
         if parts > 1:
             raise ValueError(f"{path} is one of the parts of {in_parts(parts, path.name)}")
         for key, what in _NEEDED.items():
@@ -106,28 +106,31 @@ def check_complete(path: Path) -> None:
 
 
 def _size(shape: Sequence[int], type: int) -> int:
-    """Return the bytes of a tensor: at least one, where the type is unknown."""
+    """Return the size of a tensor in bytes, or a lower bound if its type is unknown."""
     weights, size = _BLOCKS.get(type, (1, 0))
     return max(1, math.prod(shape) // weights * size)
 
 
 def matrix_types(path: Path) -> set[int]:
-    """Return the types of the matrices' weights, as ggml numbers them.
+    """Return the types of all matrices in the file, as ggml's type numbers.
 
     Raises:
-        ValueError: not a GGUF file of a known version.
+        ValueError: If the file is not a GGUF file of a supported version.
     """
     with path.open("rb") as file:
         num_tensors, num_values = _begin(file)
         for _ in _pairs(file, num_values):
-            pass  # the tensors come after them
+            pass  # skip the pairs, which come before the tensors
         return {kind for shape, kind, _ in _tensors(file, num_tensors) if len(shape) > 1}
 
 
 class Header(NamedTuple):
-    """A whole header: the key-value pairs, and the tensors' shapes and types (ggml's numbers).
+    """A complete header.
 
-    A list's value is a list of numbers; None if it has texts, or numbers beyond what layers need.
+    Attributes:
+        values: The key-value pairs. The value is None for a list of strings, and for a list of more numbers than any
+            model has layers.
+        tensors: The shape of each tensor, and ggml's number of its type.
     """
 
     values: Mapping[bytes, object]
@@ -135,13 +138,13 @@ class Header(NamedTuple):
 
 
 def read_header(file: BinaryIO) -> Header:
-    """Read a header.
+    """Read the complete header of a file.
 
     Args:
-        file: with a name for the errors.
+        file: The file. Errors contain its attribute `name`.
 
     Raises:
-        ValueError: not a GGUF file of a known version, or it ends inside its header.
+        ValueError: If the file is not a GGUF file of a supported version, or if it ends inside its header.
     """
     num_tensors, num_values = _begin(file)
     values = dict(_pairs(file, num_values))
@@ -149,10 +152,10 @@ def read_header(file: BinaryIO) -> Header:
 
 
 def first_values(file: BinaryIO) -> Iterator[tuple[bytes, object]]:
-    """Yield the key-value pairs of a file's beginning, until it ends.
+    """Yield the complete key-value pairs in the beginning of a file.
 
     Raises:
-        ValueError: not a GGUF file of a known version.
+        ValueError: If the data is not the beginning of a GGUF file of a supported version.
     """
     _, num_values = _begin(file)
     with contextlib.suppress(ValueError):
@@ -160,13 +163,13 @@ def first_values(file: BinaryIO) -> Iterator[tuple[bytes, object]]:
 
 
 def _pairs(file: BinaryIO, count: int) -> Iterator[tuple[bytes, object]]:
-    """Read the key-value pairs; the value of a list as in `Header`."""
+    """Yield the key-value pairs, with values as in `Header`."""
     for _ in range(count):
         yield _string(file), _value(file, _read(file, "I"))
 
 
 def _tensors(file: BinaryIO, count: int) -> Iterator[tuple[list[int], int, int]]:
-    """Read each tensor's shape, its type and its offset."""
+    """Yield the shape, type and offset of each tensor."""
     for _ in range(count):
         _string(file)
         if (num_dimensions := _read(file, "I")) > _MAX_DIMENSIONS:
@@ -176,7 +179,7 @@ def _tensors(file: BinaryIO, count: int) -> Iterator[tuple[list[int], int, int]]
 
 
 def _begin(file: BinaryIO) -> tuple[int, int]:
-    """Read the start of the header; return the numbers of tensors and of key-value pairs, which follow."""
+    """Read the start of the header, and return the number of tensors and the number of key-value pairs."""
     head = file.read(64)
     if why := placeholder(head):
         raise ValueError(f"{file.name} {why}")
@@ -208,7 +211,7 @@ def _string(file: BinaryIO) -> bytes:
 
 
 def _numbers(file: BinaryIO, code: str, count: int) -> list[object] | None:
-    """Read a list of numbers; None: it is skipped, as it is longer than needed."""
+    """Return a list of numbers, or skip it and return None if it has more than `_MAX_NUMBERS`."""
     here, size = file.tell(), count * struct.calcsize(code)
     if size > file.seek(0, io.SEEK_END) - here:
         raise ValueError(f"{file.name} ends inside its header")

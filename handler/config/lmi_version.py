@@ -1,4 +1,4 @@
-"""LMI's release (`option.lmi_version`), which decides everything that differs between releases."""
+"""LMI's release (`option.lmi_version`), which determines all behavior that differs between releases."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ KEY = "option.lmi_version"
 
 
 class LmiVersion(NamedTuple):
-    """A release of LMI, numbered by its DJL Serving. Compare it with a pair: `config.lmi_version >= (0, 32)`."""
+    """A release of LMI, numbered like its DJL Serving. It can be compared with a tuple such as `(0, 32)`."""
 
     major: int
     minor: int
@@ -23,20 +23,20 @@ OLDEST, NEWEST = LmiVersion(0, 28), LmiVersion(0, 38)
 VERSIONS = tuple(LmiVersion(0, minor) for minor in range(OLDEST.minor, NEWEST.minor + 1))
 
 ASYNC_SINCE, ASYNC_BY_DEFAULT_SINCE = LmiVersion(0, 33), LmiVersion(0, 35)
-"""The releases with an async mode, and those in which it is the mode of a text model where none is chosen."""
+"""The first release with async mode, and the first release in which async mode is a text model's default."""
 
 ASYNC = LmiVersion(0, 36)
-"""The release whose async mode is served if the configuration names only the mode."""
+"""The release to assume if the configuration chooses async mode but no release."""
 
 _RELEASE = re.compile(r"v?(\d+)\.(\d+)(?:\.\d+)?(?:-lmi(\d+))?")  # 0.36, v0.36.0, 0.36.0-lmi27.0.0-cu130
-_NEW_STREAMS = 26  # LMI v26 and v27 still have DJL Serving 0.36, and the rolling batch of later releases
+_NEW_STREAMS = 26  # LMI v26 and v27 have DJL Serving 0.36, but the rolling batch of later releases
 
 
 def read_lmi_version(text: str) -> LmiVersion:
-    """Parse a release, as 0.36 or 0.36.0; 0.3 is what YAML makes of 0.30.
+    """Parse a release such as 0.36 or 0.36.0. 0.3 is read as 0.30, because YAML drops the zero.
 
     Raises:
-        ValueError: there is no such release; the message names those that there are.
+        ValueError: If the release is not supported.
     """
     found = re.fullmatch(r"(\d+)\.(\d+)(\.\d+)?", "0.30" if text == "0.3" else text)
     version = LmiVersion(int(found[1]), int(found[2])) if found and len(text) < 20 else None
@@ -46,9 +46,13 @@ def read_lmi_version(text: str) -> LmiVersion:
 
 
 def release_of(text: str) -> LmiVersion | None:
-    """Return the release of a DJL Serving (`0.36.0`) or of an image's tag (`0.36.0-lmi27.0.0-cu130`), or the nearest.
+    """Return the supported release nearest to a version of DJL Serving or the tag of an image.
 
-    None: the text has no version.
+    Args:
+        text: A version such as 0.36.0 or a tag such as 0.36.0-lmi27.0.0-cu130.
+
+    Returns:
+        The release, or None if the text does not begin with a version.
     """
     found = _RELEASE.match(text)
     if found is None or len(text) > 200:

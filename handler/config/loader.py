@@ -1,6 +1,6 @@
-"""Loader of the configuration: `-o` beats serving.properties, which beats the environment, which beats defaults.
+"""Loader of the configuration. `-o` overrides serving.properties, which overrides the environment.
 
-DJL Serving has the same precedence: the model directory's serving.properties beats `OPTION_*` and `SERVING_*`.
+DJL Serving has the same precedence: the model directory's serving.properties overrides `OPTION_*` and `SERVING_*`.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from handler.core.values import Role
 
 
 class Setting(NamedTuple):
-    """One value as text, and its origin: `serving.properties, line 3` or `environment variable OPTION_X`."""
+    """An option's value as text, and its origin, such as `serving.properties, line 3`."""
 
     key: str
     value: str
@@ -51,10 +51,10 @@ class Setting(NamedTuple):
 
 
 MOST_BYTES = 1 << 20
-"""Bytes of a file of options."""
+"""Maximum size of a serving.properties, in bytes."""
 
 _HANDLERS = {"trtllm": "trtllm", "tensorrt_llm": "trtllm", "vllm": "vllm"}
-"""Words in the names of djl_python's modules, and their engines."""
+"""Parts of the names of djl_python's modules, and the engines that these modules run."""
 
 _OF_JAVA = ("rust", "onnxruntime", "pytorch")
 _POOLS = frozenset(one for task, others in TASKS.items() if task != "text-generation" for one in (task, *others))
@@ -62,7 +62,7 @@ _TRANSLATORS = ("ai.djl.huggingface.translator.TextEmbeddingTranslatorFactory",)
 
 
 def from_file(path: Path) -> Iterator[Setting | Problem]:
-    """Read a Java properties file; the last value of a key counts, as in Java."""
+    """Yield the settings in a Java properties file, in order. A problem is yielded if the file cannot be read."""
     try:
         with path.open("rb") as file:
             data = file.read(MOST_BYTES + 1)
@@ -76,11 +76,11 @@ def from_file(path: Path) -> Iterator[Setting | Problem]:
 
 
 def settings_of(text: str, name: str) -> Iterator[Setting | Problem]:
-    """Read the text of a Java properties file.
+    """Yield the settings and problems in the text of a Java properties file.
 
     Args:
-        text: by `decode_properties`.
-        name: of the file, for origins.
+        text: The text that `decode_properties` returns.
+        name: The name of the file, for origins.
     """
     stream = io.StringIO(text)
     elements = javaproperties.parse(stream)
@@ -92,7 +92,7 @@ def settings_of(text: str, name: str) -> Iterator[Setting | Problem]:
             element = next(elements, None)
         except javaproperties.InvalidUEscapeError as error:
             yield Problem(origin, "", str(error))
-            elements = javaproperties.parse(stream)  # goes on with the next line
+            elements = javaproperties.parse(stream)  # continues at the next line
             continue
         if element is None:
             return
@@ -101,7 +101,7 @@ def settings_of(text: str, name: str) -> Iterator[Setting | Problem]:
 
 
 def _with_repeated(items: Iterable[Setting | Problem]) -> Iterator[Setting | Problem | Note]:
-    """Add a note for each value of a file that a later line replaces by another one."""
+    """Add a note for each value that a later line of the same file replaces with another value."""
     before: dict[str, Setting] = {}
     for item in items:
         yield item
@@ -109,21 +109,21 @@ def _with_repeated(items: Iterable[Setting | Problem]) -> Iterator[Setting | Pro
             earlier = before.setdefault(item.key, item)
             if earlier.value != item.value:
                 line = item.origin.rpartition(", ")[2]
-                yield Note(f"{item.key} ({earlier.origin})", f"{line} sets it again")
+                yield Note(f"{item.key} ({earlier.origin})", f"{line} sets it to another value")
             before[item.key] = item
 
 
 def decode_properties(data: bytes) -> str:
-    """Return the text of a properties file: UTF-8, else ISO 8859-1, as Java's `Properties.load` reads it.
+    """Decode a properties file as UTF-8, or else as ISO 8859-1, like Java's `Properties.load`.
 
-    A continued line is joined with the next ones, which become blank lines: javaproperties takes time quadratic in
-    their number.
+    A continued line is joined with the lines that continue it, which become blank, because javaproperties would need
+    time quadratic in their number.
 
     Raises:
-        ValueError: it is UTF-16.
+        ValueError: If the file is UTF-16.
     """
     lines: list[str] = []
-    parts: list[str] = []  # of a line that goes on
+    parts: list[str] = []  # of a continued line
     for line in _LINE_END.split(text_files.decode(data, otherwise="iso-8859-1")):
         text = line.lstrip(_BLANK)
         if (parts or not text.startswith(("#", "!"))) and (len(line) - len(line.rstrip("\\"))) % 2:
@@ -137,11 +137,11 @@ def decode_properties(data: bytes) -> str:
 
 
 _LINE_END = re.compile(r"\r\n|\r|\n")
-_BLANK = " \t\f"  # what Java skips at the beginning of a line
+_BLANK = " \t\f"  # characters that Java skips at the beginning of a line
 
 
 def from_overrides(overrides: Iterable[str]) -> Iterator[Setting | Problem]:
-    """Read the texts of `-o`."""
+    """Yield the settings of the arguments of `-o`, and a problem for each argument without `=`."""
     for override in overrides:
         key, equals, value = override.partition("=")
         if equals:
@@ -151,7 +151,7 @@ def from_overrides(overrides: Iterable[str]) -> Iterator[Setting | Problem]:
 
 
 def from_environment(environ: Mapping[str, str]) -> Iterator[Setting | Unknown]:
-    """Read `OPTION_X_Y` as option.x_y, `SERVING_X` as the server's x, and the names in `ENVIRONMENT`."""
+    """Yield the settings of `OPTION_*` and `SERVING_*` variables, and of the variables in `ENVIRONMENT`."""
     for name, value in environ.items():
         origin = f"environment variable {name}"
         key = key_of(name)
@@ -161,17 +161,18 @@ def from_environment(environ: Mapping[str, str]) -> Iterator[Setting | Unknown]:
         elif name.startswith(("OPTION_", "SERVING_")):
             yield Setting(key, value, origin)
     for name, key in ENVIRONMENT.items():
-        # As LMI does: `OPTION_*` beats these names.
+        # As in LMI, `OPTION_*` overrides these names.
         option_name = "OPTION_" + key.removeprefix("option.").upper()
         if name in environ and option_name not in environ:
             yield Setting(key, environ[name], f"environment variable {name}")
 
 
 def from_foreign_variables(environ: Mapping[str, str], engine: str) -> Iterator[Setting | Problem | Note]:
-    """Read TGI's, Hugging Face's and AWS's names.
+    """Yield the settings of TGI's, Hugging Face's and AWS's environment variables.
 
     Args:
-        engine: the one that options name; "" if they name none.
+        environ: The environment.
+        engine: The engine that the options name, or "" if they name none.
     """
     for item in translate(environ, engine):
         if not isinstance(item, Own):
@@ -184,10 +185,11 @@ _T = TypeVar("_T")
 
 
 def joined(source: Iterable[_T]) -> list[_T | Setting | Problem | Note]:
-    """Join the dotted names of one source: `option.x.a=1` and `option.x.b.c=2` are `option.x={"a": 1, "b": {"c": 2}}`.
+    """Join the dotted names of a source: `option.x.a=1` and `option.x.b.c=2` are `option.x={"a": 1, "b": {"c": 2}}`.
 
-    As vLLM's FlexibleArgumentParser does (vllm/utils/argparse_utils.py), which takes them after all others: values are
-    JSON or text, a final `+` makes a list of them, lists grow, and an option's own value is replaced.
+    This follows vLLM's FlexibleArgumentParser (vllm/utils/argparse_utils.py), which reads dotted names after all other
+    names. A value is JSON or text, and a list if its name ends with `+`. Lists are appended to each other. The joined
+    object replaces a value of the option itself.
     """
     plain: list[_T | Setting | Problem | Note] = []
     values: dict[str, dict[str, Any]] = {}
@@ -207,7 +209,7 @@ def joined(source: Iterable[_T]) -> list[_T | Setting | Problem | Note]:
         except (ValueError, RecursionError):
             plain.append(Problem(item.origin, root, f"{shown(root)}: nested too deeply"))
     told = [
-        Note(f"{item.key} ({item.origin})", "overridden by its dotted names, as in vLLM")
+        Note(f"{item.key} ({item.origin})", "its dotted names override it, as in vLLM")
         for item in plain
         if isinstance(item, Setting) and item.key in last
     ]
@@ -215,7 +217,7 @@ def joined(source: Iterable[_T]) -> list[_T | Setting | Problem | Note]:
 
 
 def _dotted_names(key: str) -> list[str]:
-    """Split the key of an option's part; [] for any other key."""
+    """Split the dotted name of a part of an option, or return [] for any other key."""
     names = key.removeprefix("option.").removesuffix("+").split(".")
     is_part = key.startswith("option.") and len(names) > 1 and key not in KNOWN
     return names if is_part and find_option(f"option.{names[0]}", "") else []
@@ -233,22 +235,28 @@ def _update(values: dict[str, Any], more: Mapping[str, Any]) -> None:
 
 
 _FORMER_MODEL_ID = "option.s3url"
-"""LMI's earlier name, which it reads where there is no option.model_id."""
+"""LMI's former name for option.model_id, which it still reads if option.model_id is not set."""
 
 
 def as_lmi_reads(
     settings: Iterable[Setting], environ: Mapping[str, str], djl: str, *, java: bool, is_mode_given: bool
 ) -> list[Setting]:
-    """Return the settings, weakest first, with what they mean in LMI, and without the names that this replaces.
+    """Translate settings into those with the same meaning in LMI.
 
-    LMI's release is told by its DJL Serving, else by its async mode, else by variables of AWS's vLLM image. A module of
-    LMI's names the engine. In async mode Java batches nothing, and asks for option.rolling_batch=disable; else
-    batch_size above 1 switches to dynamic batching, whatever option.rolling_batch says, which still names an engine.
+    LMI's release is implied by DJL Serving's version, by async mode, or by variables of AWS's vLLM image. The engine is
+    implied by a module of LMI in option.entryPoint. In async mode, Java does not batch, and needs
+    option.rolling_batch=disable. Otherwise, batch_size above 1 switches to dynamic batching whatever
+    option.rolling_batch is, which then only names an engine.
 
     Args:
-        djl: the version of the DJL Serving that runs the handler; "" if none does.
-        java: that one runs, and reads the names of its modules itself.
-        is_mode_given: the host says which mode Java runs.
+        settings: The settings of all sources, weakest first.
+        environ: The environment.
+        djl: The version of DJL Serving if it runs the handler, or "".
+        java: Whether DJL Serving runs the handler. It then reads the names of its modules itself.
+        is_mode_given: Whether the host has determined the mode in which Java calls the handler.
+
+    Returns:
+        The settings, weakest first. Settings that have been translated are left out.
     """
     settings = list(settings)
     last = {setting.key: setting for setting in settings}
@@ -264,7 +272,7 @@ def as_lmi_reads(
             weak.append(Setting("option.llm_engine", BY_ROLLING_BATCH[named], batch.origin))
     if not java:
         if (own := java_engine(last)) is not None:
-            strong.append(Setting("option.task", "pooling", own.origin))  # so that its files say what it is for
+            strong.append(Setting("option.task", "pooling", own.origin))  # the model's files determine the exact task
             weak.append(Setting("option.async_mode", "false", own.origin))
             replaced |= {own.key, "translatorFactory"}
         module = last.get("option.entryPoint", Setting("", "", ""))
@@ -280,7 +288,7 @@ def as_lmi_reads(
 
 
 def java_engine(last: Mapping[str, Setting]) -> Setting | None:
-    """Return the setting that names an engine of DJL's own for a model that embeds texts or compares them."""
+    """Return the setting that selects DJL's own engine for an embedding or reranking model, or None."""
     named, task = last.get("engine"), last.get("option.task")
     if named is None or named.value.strip().lower() not in _OF_JAVA:
         return None
@@ -290,7 +298,7 @@ def java_engine(last: Mapping[str, Setting]) -> Setting | None:
 
 
 def _async_mode(last: Mapping[str, Setting]) -> Setting | None:
-    """Return the setting that chooses LMI's async mode: option.async_mode, or an async handler's name."""
+    """Return the setting that chooses LMI's async mode (option.async_mode, or an async handler's module), or None."""
     switch, module = last.get("option.async_mode"), last.get("option.entryPoint")
     if switch is not None and switch.value.strip().lower() == "true":
         return switch
@@ -299,7 +307,7 @@ def _async_mode(last: Mapping[str, Setting]) -> Setting | None:
 
 
 def _dynamic_batch(last: Mapping[str, Setting]) -> Setting | None:
-    """Return the setting that asks for batches of more than one, unless option.rolling_batch=disable does so too."""
+    """Return the setting of a batch size above 1, or None if there is none or option.rolling_batch is disable."""
     size, rolling = last.get("batch_size") or last.get("max_dynamic_batch_size"), last.get("option.rolling_batch")
     if size is None or (rolling is not None and rolling.value.strip() == "disable"):
         return None
@@ -307,7 +315,7 @@ def _dynamic_batch(last: Mapping[str, Setting]) -> Setting | None:
 
 
 def _release(mode: Setting | None, environ: Mapping[str, str], djl: str) -> Iterator[Setting]:
-    """Yield settings that imply LMI's release, weakest first; option.lmi_version itself overrides them."""
+    """Yield settings of option.lmi_version that other settings imply, weakest first. The option overrides them."""
     for name in sorted(name for name in environ if name.startswith(SM_VLLM))[:1]:
         yield Setting(lmi_version.KEY, str(lmi_version.ASYNC), f"environment variable {name}")
     if mode is not None:
@@ -317,21 +325,28 @@ def _release(mode: Setting | None, environ: Mapping[str, str], djl: str) -> Iter
 
 
 def _task(last: Mapping[str, Setting]) -> Iterator[Setting]:
-    """Yield vLLM's runner and convert as option.task, which overrides them."""
+    """Yield vLLM's options runner and convert as settings of option.task. The option itself overrides them."""
     for key in ("option.runner", "option.convert"):
         if key in last and (key != "option.convert" or last[key].value.strip() not in ("auto", "none")):
             yield last[key]._replace(key="option.task")
 
 
 def _engine_of(module: str) -> str:
-    """Return the engine that one of LMI's own modules runs; "" for any other."""
+    """Return the engine that one of LMI's own modules runs, or "" for any other module."""
     if not module.startswith("djl_python."):
         return ""
     return next((engine for word, engine in _HANDLERS.items() if word in module), "")
 
 
 def named_engine(settings: Iterable[Setting], auto: str) -> str:
-    """Name the engine before values are checked, as engines may read an option's name differently; "" if unknown."""
+    """Return the name of the engine that settings select, or "" if they do not select a known one.
+
+    The engine must be known before values are checked, because engines may have different options of one name.
+
+    Args:
+        settings: The settings, weakest first.
+        auto: The engine to return if no setting names one.
+    """
     texts = {"option.llm_engine": "auto", "option.rolling_batch": "auto"}
     texts |= {setting.key: setting.value.strip() for setting in settings if setting.key in texts}
     llm_engine, rolling_batch = texts.values()
@@ -343,15 +358,16 @@ def named_engine(settings: Iterable[Setting], auto: str) -> str:
 
 
 _UNKNOWN_OPTIONS = "LMI_UNKNOWN_OPTIONS"
-_STANDS_IN = "echo replaces the engine that has it"
+_STANDS_IN = "echo replaces the engine that supports it"
 
 
 class Reading(NamedTuple):
-    """Values and problems of all sources.
+    """The result of reading all sources.
 
     Attributes:
-        config: has the default in place of a wrong value.
-        engine: "" if the options do not say which.
+        config: The configuration, in which defaults replace invalid values.
+        problems: The problems of all sources and values.
+        engine: The name of the engine, or "" if the options do not determine it.
     """
 
     config: Config
@@ -359,7 +375,7 @@ class Reading(NamedTuple):
     engine: str
 
     def checked(self) -> Config:
-        """Return the configuration, or raise ConfigError with all problems."""
+        """Return the configuration, or raise a ConfigError that contains all problems."""
         if self.problems:
             raise ConfigError(*self.problems)
         return self.config
@@ -380,22 +396,23 @@ def read_config(
     djl: str = "",
     auto: str = "openvino",
 ) -> Reading:
-    """Read every source, check every value, and options against one another. Never raises.
+    """Read all sources and check all values. Nothing is raised: problems are in the result.
 
-    1. Read the sources, weakest first, and join the dotted names of each.
-    2. Add what the settings mean in LMI (`as_lmi_reads`): only now it is known which engine they name.
-    3. Find the option of each setting; of an option's settings the last one counts.
-    4. Parse the values. Where one is wrong, that is a problem, and the default stands in for it.
-    5. Warn of what has no effect, and check options against one another.
+    1. Read the sources, weakest first, and join the dotted names of each source.
+    2. Translate the settings into those with the same meaning in LMI (`as_lmi_reads`). This determines the engine.
+    3. Find the option of each setting. The last setting of an option counts.
+    4. Parse the values. An invalid value is a problem, and the default replaces it.
+    5. Warn of options without effect, and check options against each other.
 
     Args:
-        properties: a serving.properties file.
-        overrides: `key=value` as `-o` takes them, keys as serving.properties writes them.
-        environ: the environment, `os.environ` by default.
-        settings: the host's own; they beat all others. An equal value keeps the origin of the other source.
-        java: DJL Serving's Java side runs, and reads its own keys.
-        djl: the version of that DJL Serving; "" if it is not known.
-        auto: the engine where no option names one; "" if that is not known here.
+        properties: The path of a serving.properties, or None.
+        overrides: Arguments of `-o`, in the form `key=value` with keys as in serving.properties.
+        environ: The environment. The default is `os.environ`.
+        settings: The host's own settings, which override all others. If another source sets the same value, its origin
+            is kept.
+        java: Whether DJL Serving's Java side runs the handler and reads its own keys.
+        djl: The version of DJL Serving, or "" if it is not known.
+        auto: The engine to use if no option names one, or "" if that is not known.
     """
     environ, settings = os.environ if environ is None else environ, list(settings)
     places = _places(properties, overrides, environ, settings)
@@ -441,7 +458,7 @@ def read_config(
 def _places(
     properties: Path | None, overrides: Iterable[str], environ: Mapping[str, str], settings: Iterable[Setting]
 ) -> list[list[Setting | Problem | Note | Unknown]]:
-    """Read each source but the host's own settings, weakest first: later ones win."""
+    """Read all sources except the host's own settings, weakest first. Later sources override earlier ones."""
     own: list[list[Setting | Problem | Note | Unknown]] = [
         [*from_environment(environ)],
         [*(_with_repeated(from_file(properties)) if properties else ())],
@@ -457,11 +474,15 @@ def read_server_config(
     properties: Path | None = None,
     overrides: Iterable[str] = (),
 ) -> Reading:
-    """Read the sources of a server; where no file is named, the model directory's serving.properties, as in DJL.
+    """Read the configuration of an embedded server.
+
+    If no serving.properties is given, the one in the model directory is read, as in DJL.
 
     Args:
-        model, engine: they beat all other sources; None: those decide.
-        properties, overrides: as in `read_config`.
+        model: The model, which overrides all other sources, or None.
+        engine: The engine, which overrides all other sources, or None.
+        properties: The path of a serving.properties, or None.
+        overrides: Arguments of `-o`, in the form `key=value`.
     """
     given = [Setting("option.llm_engine", engine, f"--engine {engine}")] if engine else []
     named = [Setting("option.model_id", model, "the MODEL argument")] if model else []
@@ -494,11 +515,17 @@ def _without_model_py(reading: Reading) -> Reading:
 
 _NO_ENGINE = Setting("option.llm_engine", STAND_IN, "model.py")
 _OF_HANDLES = ("option.predict_timeout", "option.model_loading_timeout", "option.install_requirements")
-"""Options that a server also reads if model.py answers all requests, without an engine."""
+"""The options that a server reads even if model.py answers all requests and no engine is loaded."""
 
 
 def _of_handle_alone(reading: Reading, directory: Path | None, settings: Mapping[str, str]) -> Reading:
-    """Return the settings to read if model.py answers all requests: the others are its own, known or not."""
+    """Return the reading for a model.py that answers all requests. All other options are left to the model.py.
+
+    Args:
+        reading: The reading of all sources without an engine.
+        directory: The model directory.
+        settings: The values of all sources as written, by key.
+    """
     config = replace(
         reading.config,
         model_id=None,
@@ -506,7 +533,7 @@ def _of_handle_alone(reading: Reading, directory: Path | None, settings: Mapping
         directory=directory,
         settings=settings,
         handle_role=Role.ALONE,
-        warnings=("no engine is loaded: the function handle of model.py answers alone (documents: custom-code)",),
+        warnings=("no engine is loaded: the function handle of model.py answers requests (documents: custom-code)",),
     )
     own = [one for one in reading.problems if not one.name.startswith("option.") or one.name in _OF_HANDLES]
     return Reading(config, tuple(own), reading.engine)
@@ -515,7 +542,7 @@ def _of_handle_alone(reading: Reading, directory: Path | None, settings: Mapping
 def _choose(
     sources: Iterable[Setting], settings: Collection[Setting], engine: str, unknown: list[Unknown]
 ) -> dict[str, _Chosen]:
-    """Find the option of each setting, by its key; settings without one are added to `unknown`."""
+    """Return each option that is set with its last setting, by key. Settings of unknown options go into `unknown`."""
     chosen: dict[str, _Chosen] = {}
     for setting in [*sources, *settings]:
         option = find_option(setting.key, engine)
@@ -530,7 +557,11 @@ def _choose(
 
 
 def _of_unknown(unknown: Iterable[Unknown], environ: Mapping[str, str], problems: list[Problem]) -> Iterator[str]:
-    """Warn of unknown names, which LMI drops; those near a known one, and all if a variable says so, are problems."""
+    """Yield a warning about unknown names, which LMI ignores.
+
+    Unknown names that resemble a known name are added to `problems` instead. With LMI_UNKNOWN_OPTIONS=error, all
+    unknown names are.
+    """
     strict, dropped = environ.get(_UNKNOWN_OPTIONS, "warn"), []
     if strict not in ("warn", "error"):
         where = f"environment variable {_UNKNOWN_OPTIONS}"
@@ -543,30 +574,30 @@ def _of_unknown(unknown: Iterable[Unknown], environ: Mapping[str, str], problems
         else:
             dropped.append(one.origin if one.key in one.origin else f"{one.key} ({one.origin})")
     if dropped:
-        yield _without(", ".join(dropped), f"unknown name; {_UNKNOWN_OPTIONS}=error refuses such names")
+        yield _without(", ".join(dropped), f"unknown names; {_UNKNOWN_OPTIONS}=error refuses them")
 
 
 def _idle(
     fields: Mapping[str, Any], engine: str, engine_options: Mapping[str, Any], *, java: bool
 ) -> Iterator[tuple[str, str]]:
-    """Yield common options that have no effect together with the others, and why."""
+    """Yield the common options that have no effect because of other options, and the reason."""
     if fields["rolling_batch"] != "disable":
         if fields["enable_streaming"]:
-            yield "option.enable_streaming", "rolling batch streams if the request asks for it"
+            yield "option.enable_streaming", "rolling batch streams whenever the request asks for it"
         if fields["batch_size"] > 1:
             yield "batch_size", "rolling batch uses option.max_rolling_batch_size"
     if fields["chat_template"] and engine == STAND_IN and "echo_tokenizer" not in engine_options:
         yield "option.chat_template", "echo formats chats itself unless option.echo_tokenizer is set"
     if fields["djl_metrics"] and not java:
-        yield "option.djl_metrics", "the embedded server has its metrics at /metrics"
+        yield "option.djl_metrics", "the embedded server exports its metrics at /metrics"
 
 
 def _without(names: str, why: str) -> str:
-    return f"without effect here: {names}; {why}"
+    return f"ignored: {names}; {why}"
 
 
 def _engine_options(engine: str, chosen: Mapping[str, _Chosen], problems: list[Problem]) -> dict[str, Any]:
-    """Read the engine's options; `engine_args` are the arguments of its own class, checked by name and type."""
+    """Return the values of the engine's options, and check the names and types of the arguments in `engine_args`."""
     own = [option for option in OPTIONS if option.field and engine in option.engines]
     values = {str(option.field): _value(option, engine, chosen, problems) for option in own}
     arguments = [option for option, _ in chosen.values() if option.argument and engine in option.engines]
@@ -583,7 +614,7 @@ def _engine_options(engine: str, chosen: Mapping[str, _Chosen], problems: list[P
 def _without_effect(
     chosen: Collection[_Chosen], engine: str, problems: list[Problem], *, java: bool
 ) -> tuple[str, ...]:
-    """Warn of options without effect here; those of other engines that cannot be ignored are problems."""
+    """Return warnings about options without effect, and add options that only other engines support to `problems`."""
     idle: dict[str, list[str]] = {}
     is_named = named_engine((setting for _, setting in chosen), "")
     by_default = "" if is_named else " by default (option.llm_engine)"
@@ -599,14 +630,12 @@ def _without_effect(
 
 
 def _is_read(option: Option) -> bool:
-    """Return whether an engine has the option."""
+    """Return whether any engine reads the option."""
     return option.field is not None or option.argument
 
 
 def _fate(option: Option, setting: Setting, engine: str, by_default: str) -> tuple[Problem | None, str]:
-    """Return the problem with an option that the engine does not have, and why it has no effect; "" if no reason is
-    given.
-    """
+    """Return the problem with an option that the engine does not support, or None, and why it has no effect, or ""."""
     if not _is_read(option):
         refusal = _refusal(option, setting)
         return (_wrong_value(option, setting, refusal), "") if refusal else (None, option.help)
@@ -615,7 +644,7 @@ def _fate(option: Option, setting: Setting, engine: str, by_default: str) -> tup
     why = (option.idle or (_STANDS_IN if engine == STAND_IN else "")) if engine else ""
     options = [option] if option.argument else KNOWN[option.key]
     refusals = [_refusal(one, setting) for one in options]
-    if all(refusals):  # a wrong value is refused with any engine
+    if all(refusals):  # an invalid value is refused with any engine
         return _wrong_value(option, setting, refusals[0]), why
     if not engine or why:
         return None, why
@@ -633,35 +662,38 @@ def _in_the_place_of_javas(given: Mapping[str, Setting], engine: str) -> Iterato
 
 
 def _lost_in_the_mode(config: Config, *, java: bool) -> Iterator[str]:
-    """Name the options that LMI's async mode ignores, or the mode itself where the release has none."""
+    """Yield warnings about options that LMI's async mode ignores, or about the mode itself if the release lacks it."""
     key = "option.async_mode"
-    if config.async_mode and not config.async_schema and not java:  # whose mode it is all the same
-        yield f"without effect on answers: {key} ({config.where(key)}); LMI {config.lmi_version} has no async mode"
+    if config.async_mode and not config.async_schema and not java:  # Java's async mode does not depend on the release
+        yield f"no effect on responses: {key} ({config.where(key)}); LMI {config.lmi_version} has no async mode"
     if not config.async_schema:
         return
     if config.tgi_compat:
         yield _lost("option.tgi_compat", config)
-    if config.output_formatter in ("json", "jsonlines", "sse"):  # else a formatter of the user's
+    if config.output_formatter in ("json", "jsonlines", "sse"):  # any other name is a user's formatter
         yield _lost("option.output_formatter", config)
 
 
 def _coarser(config: Config) -> Iterator[str]:
-    """Warn that LMI's 8 bits become 4: LMI gives vLLM only the name bitsandbytes, which means 4."""
+    """Yield a warning if 8-bit quantization is requested and vLLM uses 4 bits.
+
+    LMI passes vLLM only the name bitsandbytes, for which vLLM's default is 4 bits.
+    """
     options = config.engine_options
     key = "option.load_in_8bit" if options.get("load_in_8bit") else "option.quantize"
     if options.get("load_in_8bit") or options.get("quantization") == "bitsandbytes8":
         yield (
-            f"{key} ({config.where(key)}): vLLM's bitsandbytes has 4 bits, unless the checkpoint has 8; "
-            "option.quantize=fp8 has 8"
+            f"{key} ({config.where(key)}): vLLM's bitsandbytes uses 4 bits, unless the checkpoint has 8; "
+            "option.quantize=fp8 uses 8"
         )
 
 
 def _lost(key: str, config: Config) -> str:
-    return f"without effect here: {key} ({config.where(key)}); LMI's async mode ignores it (option.async_mode)"
+    return f"ignored: {key} ({config.where(key)}); LMI's async mode ignores it (option.async_mode)"
 
 
 def _value(option: Option, engine: str, chosen: Mapping[str, _Chosen], problems: list[Problem]) -> Any:
-    """Parse an option's value. A wrong one becomes a problem; the default replaces it."""
+    """Return an option's parsed value. If the value is invalid, add a problem and return the default."""
     if option.key not in chosen:
         return option.default_with(engine)
     setting = chosen[option.key].setting
@@ -676,7 +708,7 @@ _COMMENTED = re.compile(r"\s[#!]")
 
 
 def _with_comments_named(problems: Iterable[Problem], chosen: Mapping[str, _Chosen]) -> Iterator[Problem]:
-    """Name comments after the values of a file, once, instead of the problems that they cause."""
+    """Replace the problems that comments after values cause with one problem about such comments."""
     commented = {
         key: setting.origin
         for key, (_, setting) in chosen.items()
@@ -690,12 +722,12 @@ def _with_comments_named(problems: Iterable[Problem], chosen: Mapping[str, _Chos
             yield problem
     if places:
         also = ", ".join(place.rpartition(", ")[2] for place in places[1:])
-        message = "`# ...` after a value belongs to the value in this format: give a comment a line of its own"
+        message = "in this format, `# ...` after a value is part of the value: put comments on separate lines"
         yield Problem(places[0], "", f"{message} (also {also})" if also else message)
 
 
 def _refusal(option: Option, setting: Setting) -> str:
-    """Return why the option does not accept the value; "" if it does."""
+    """Return why the option does not accept the value, or "" if it does."""
     try:
         option.parse(setting.value.strip())
     except ValueError as error:
@@ -704,13 +736,13 @@ def _refusal(option: Option, setting: Setting) -> str:
 
 
 def _wrong_value(option: Option, setting: Setting, why: str) -> Problem:
-    if setting.origin.startswith("-"):  # an argument shows it already
+    if setting.origin.startswith("-"):  # the origin already shows the value
         return Problem(setting.origin, option.key, why)
     return Problem(setting.origin, option.key, f"{shown(f'{setting.key}={setting.value}')}: {why}")
 
 
 def _contradictions(config: Config, wrong: set[str]) -> Iterator[Problem]:
-    """Check options against one another, unless the value of one of them is wrong already."""
+    """Yield the contradictions between options. An option whose value is already known to be wrong is not checked."""
     where = config.where
     if "option.rolling_batch" in wrong:
         return

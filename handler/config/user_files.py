@@ -1,4 +1,4 @@
-"""A user's model.py and requirements.txt next to the model."""
+"""The user's model.py and requirements.txt in the model directory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from handler.core.values import Role
 log = logging.getLogger("handler.launch")
 
 ENGINE_MODULES = ("djl_python.huggingface", "djl_python.tensorrt_llm", "djl_python.lmi_vllm", "djl_python.lmi_trtllm")
-"""Modules whose `handle` is the engine's own answer, with those below them."""
+"""Packages and modules whose function `handle` passes requests to the engine."""
 
 _OWN_ENTRY = "handler.entry"
 _FILE = "model.py"
@@ -35,12 +35,15 @@ _KEY, _ENGINE = "option.entryPoint", "option.llm_engine"
 
 
 def role_of(config: Config, path: Path | None) -> Role:
-    """Decide as LMI does: without an entry point model.py is it, and LMI's handler of vLLM tries the function first.
+    """Return how an embedded server uses the function `handle` of a model.py, by the rules of LMI.
 
-    An engine that the file or the command names by option.llm_engine is available to it like that handler.
+    A model.py is the entry point if option.entryPoint is not set. LMI's handler for vLLM calls the function first, and
+    the engine if the function returns None. The same applies if serving.properties or the command sets
+    option.llm_engine.
 
     Args:
-        path: the file; None if there is none.
+        config: The configuration.
+        path: The path of the model.py, or None if there is none.
     """
     tree = None if path is None else _parsed(path)
     if tree is None or not _has_handle(tree):
@@ -48,27 +51,27 @@ def role_of(config: Config, path: Path | None) -> Role:
     entry = config.settings.get(_KEY, "")
     if entry in ("", _FILE):
         origin = config.origins.get(_ENGINE, "")
-        if _is_aws(config):  # whose image calls no such function
+        if _is_aws(config):  # AWS's vLLM image does not call `handle`
             return Role.NONE
-        if origin and not origin.startswith("environment variable"):  # which an image may set
+        if origin and not origin.startswith("environment variable"):  # an image may set the variable
             return Role.FIRST
         return Role.ENTRY if _names_engine(tree) else Role.ALONE
     return Role.FIRST if entry.startswith(_TRIED_FIRST) and config.lmi_version >= _TRIED_SINCE else Role.NONE
 
 
 def has_own_handle(path: Path) -> bool:
-    """Return whether a file has a function `handle` that is not the engine's own."""
+    """Return whether a file defines a function `handle` that is not one of LMI's own."""
     tree = _parsed(path)
     return tree is not None and _has_handle(tree)
 
 
 def unused_handle(config: Config, path: Path | None) -> str:
-    """Return why a function `handle` of the file is not called; "" if it is called, or there is none."""
+    """Return why the function `handle` of a file is not called, or "" if it is called or does not exist."""
     if path is None or config.handle_role is not Role.NONE or not has_own_handle(path):
         return ""
     entry = config.settings.get(_KEY, "")
     if entry not in ("", _FILE):
-        return f"{path}: handle is not called: {_KEY}={entry} does not call it"
+        return f"{path}: handle is not called, because {_KEY} is {entry}"
     return f"{path}: handle is not called in AWS's vLLM image (SM_VLLM_*)" if _is_aws(config) else ""
 
 
@@ -77,7 +80,7 @@ def _is_aws(config: Config) -> bool:
 
 
 def describe_model_py(path: Path, config: Config) -> str:
-    """Describe the functions of a file, and which of them are called."""
+    """Describe which functions of a model.py are called and which are not."""
     if unused := unused_handle(config, path):
         return unused
     tree = _parsed(path)
@@ -87,8 +90,8 @@ def describe_model_py(path: Path, config: Config) -> str:
         names = [node.name for node in body if isinstance(node, _FUNCTION) and _is_decorated(node, kind)]
         if names:
             what = f"{kind} {', '.join(names)}"
-            found.append(f"{what} (not called beside handle)" if config.handle_role is Role.ALONE else what)
-    return f"{path}: {'; '.join(found) or 'no handle, no formatter'}"
+            found.append(f"{what} (not called, because handle is)" if config.handle_role is Role.ALONE else what)
+    return f"{path}: {'; '.join(found) or 'no handle and no formatters'}"
 
 
 _FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
@@ -101,14 +104,14 @@ def _is_decorated(node: ast.FunctionDef | ast.AsyncFunctionDef, kind: str) -> bo
 def _parsed(path: Path) -> ast.Module | None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the import shows them
+            warnings.simplefilter("ignore")  # the import shows the warnings
             return ast.parse(path.read_bytes(), str(path))
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return None  # the check of its syntax says so
+        return None  # the check of the syntax reports it
 
 
 def _has_handle(tree: ast.Module) -> bool:
-    """Return whether the file has a function of its own under the name; the last binding counts."""
+    """Return whether the last binding of `handle` is the user's own function."""
     own = False
     for node in _statements(tree.body):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and node.name == "handle":
@@ -131,7 +134,7 @@ def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _names_engine(tree: ast.Module) -> bool:
-    """Return whether the file imports one of LMI's handlers, perhaps within a function."""
+    """Return whether a file imports one of LMI's handlers, at the top or inside a function."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import) and any(_is_engines(alias.name) for alias in node.names):
             return True
@@ -146,7 +149,7 @@ def _is_engines(module: str) -> bool:
     return any(module == name or module.startswith(f"{name}.") for name in (*ENGINE_MODULES, _OWN_ENTRY))
 
 
-# -- requirements.txt: packages that are installed before anything of the model's is imported --------------------------
+# -- requirements.txt: packages that are installed before model.py is imported -----------------------------------------
 
 
 KEY = "option.install_requirements"
@@ -159,38 +162,40 @@ _FAILURE = re.compile(r"^\s*(?:ERROR|error|×)[: ]+\s*(.+)$", re.MULTILINE)
 
 _DEFAULTS = {
     "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_INPUT": "1", "PIP_ROOT_USER_ACTION": "ignore",
-    "PIP_RETRIES": "1",  # five, with 15 s each, would delay every start without a network by minutes
+    "PIP_RETRIES": "1",  # the default of five, with 15 s each, would delay a start without network by minutes
     "UV_HTTP_TIMEOUT": "15",
 }  # fmt: skip
 
 
 def requirements_file(directory: Path | None, *, wanted: bool) -> Path | None:
-    """Return the requirements to install at startup; None if there is none, or `option.install_requirements` is false.
+    """Return the requirements.txt to install at startup, or None if there is none or it is not wanted.
 
     Args:
-        directory: the model directory.
-        wanted: the option's value.
+        directory: The model directory, or None.
+        wanted: The value of option.install_requirements.
     """
     file = directory and directory / "requirements.txt"
     return file if file and wanted and file.is_file() else None
 
 
 def install(file: Path, environ: Mapping[str, str] | None = None) -> None:
-    """Install what the file names; wheels may be in `requirements/` next to it. A failure is logged, as in LMI.
+    """Install the packages that a requirements.txt names. As in LMI, a failure is only logged.
 
-    What it names runs code of its own here, as the model directory's model.py does.
+    Wheels may be in the directory `requirements` next to the file. Installing a package may run code, so the file must
+    be trusted as much as model.py.
 
     Args:
-        environ: by default this process's. pip's own variables apply.
+        file: The path of the requirements.txt.
+        environ: The environment of the installer. The default is that of this process. pip's own variables apply.
 
     Raises:
-        ConfigError: `child_processes.stop_all` has ended it.
+        ConfigError: If `child_processes.stop_all` stops the installation.
     """
     log.info("installing %s (%s=false skips this)", file, KEY)
     began, environ = time.monotonic(), os.environ if environ is None else environ
     command = _command(file)
     if command is None:
-        return _failed(file, "there is neither pip nor uv here")
+        return _failed(file, "neither pip nor uv is installed")
     try:
         process = child_processes.run(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**_DEFAULTS, **environ}
@@ -206,7 +211,7 @@ def install(file: Path, environ: Mapping[str, str] | None = None) -> None:
 
 
 def _command(file: Path) -> list[str] | None:
-    """Make the command of pip, or of uv where Python comes without pip; None without both."""
+    """Return the command of pip, or of uv if pip is not installed, or None if neither is installed."""
     wheels = file.parent / "requirements"
     what = ["install", "--quiet", "--requirement", str(file.absolute())]
     what += ["--find-links", str(wheels.absolute())] if wheels.is_dir() else []
@@ -221,10 +226,10 @@ def _failed(file: Path, why: str) -> None:
 
 
 def _reason(output: str, status: int) -> str:
-    """Return what is wrong, in one line: pip's last error says the most."""
+    """Return the reason of a failure on one line: pip's last error, which is the most specific."""
     found = _FAILURE.findall(output)
     said = log_words(found[-1]) if found else f"pip ended with status {status}"
-    if said == "Exception:":  # pip's own traceback follows, whose last line says what it was
+    if said == "Exception:":  # a traceback of pip's follows, whose last line names the exception
         said = log_words(output.rstrip().rpartition("\n")[2])
     if not _UNREACHABLE.search(output):
         return said
@@ -233,7 +238,7 @@ def _reason(output: str, status: int) -> str:
 
 
 def _see_new_packages() -> None:
-    """Let this process import the new packages, also from the user's own directory, which may be new."""
+    """Make new packages importable in this process, including those in a user site directory that is new."""
     importlib.invalidate_caches()
     own = site.getusersitepackages()
     if site.ENABLE_USER_SITE and os.path.isdir(own) and own not in sys.path:

@@ -1,4 +1,4 @@
-"""`python -m handler.container`, the ENTRYPOINT of every image."""
+"""Entry point of `python -m handler.container`, the ENTRYPOINT of every image."""
 
 from handler.container.start import main
 

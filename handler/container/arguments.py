@@ -1,4 +1,4 @@
-"""Command line, environment and model of the container, translated into the handler's own options."""
+"""The container's command line, environment variables and model, translated into the handler's own options."""
 
 from __future__ import annotations
 
@@ -19,15 +19,22 @@ _PORT = 8080
 _BIND = "SAGEMAKER_BIND_TO_PORT"
 
 _SAME = (("HF_MODEL_ID", "OPTION_MODEL_ID"), ("TENSOR_PARALLEL_DEGREE", "OPTION_TENSOR_PARALLEL_DEGREE"))
-"""Pairs of names of one option, of which the handler would take the second."""
+"""Pairs of variables that set the same option. If both are set, the handler uses the second."""
 
 
 _OF_DJL_SERVING = {"-f": "--config-file", "-i": "--install", "-w": "--workflows"}
-"""Flags of DJL Serving (its Arguments.java) that do not work here."""
+"""Flags of DJL Serving (its Arguments.java) that the container does not support."""
 
 
 class Arguments(NamedTuple):
-    """Command line: `options` are texts `key=value`, `port` is the one that SageMaker calls, `check` starts nothing."""
+    """The parsed command line of the container.
+
+    Attributes:
+        port: The port that SageMaker calls.
+        options: Options in the form `key=value`.
+        host: The address to listen on.
+        check: Whether to check the configuration without starting a server.
+    """
 
     port: int
     options: tuple[str, ...] = ()
@@ -37,36 +44,42 @@ class Arguments(NamedTuple):
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        unknown = message.startswith("unrecognized arguments")  # vLLM's and TGI's images take their options so
+        unknown = message.startswith("unrecognized arguments")  # vLLM's and TGI's images accept options as flags
         raise ConfigError(f"{message}: set options with -o option.NAME=VALUE, or OPTION_NAME" if unknown else message)
 
 
 def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments:
-    """Read the words after the image's name: SageMaker says `serve`, users also nothing, `djl-serving` or flags.
+    """Read the arguments after the image's name.
+
+    SageMaker passes `serve`. Users also pass `djl-serving`, only flags, or nothing.
 
     Raises:
-        ConfigError: a command, a flag or the port is wrong.
+        ConfigError: If a command, a flag or the port is invalid.
     """
     parser = _Parser(
         prog="serve",
-        description="Serve the model of SageMaker's model data, or of the environment.",
+        description="Serve the model in SageMaker's model data, or the model that the environment names.",
         allow_abbrev=False,
     )
     parser.add_argument("command", nargs="?")
     parser.add_argument("--engine", help="option.llm_engine")
-    parser.add_argument("--port", help=f"(default: {_BIND}, else {_PORT})")
+    parser.add_argument("--port", help=f"port to listen on (default: {_BIND}, or {_PORT} if it is not set)")
     parser.add_argument("-o", dest="options", action="append", default=[], metavar="KEY=VALUE")
-    parser.add_argument("--check", action="store_true", help="list every problem, and start nothing")
-    parser.add_argument("-m", "--models", nargs="+", default=[], help="as DJL Serving's; its directory is the model's")
-    parser.add_argument("-s", "--model-store", help="as DJL Serving's; the model's directory")
+    parser.add_argument(
+        "--check", action="store_true", help="check the configuration and list every problem, without starting a server"
+    )
+    parser.add_argument(
+        "-m", "--models", nargs="+", default=[], help="DJL Serving's flag; must name the model directory"
+    )
+    parser.add_argument("-s", "--model-store", help="DJL Serving's flag; must be the model directory")
     for short, name in _OF_DJL_SERVING.items():
         parser.add_argument(short, name, nargs="+", help=argparse.SUPPRESS)
     flags = parser.parse_args(argv)
     if flags.command == "train":
-        raise ConfigError("this image serves models; it has no `train`")
+        raise ConfigError("this image only serves models; it cannot `train` them")
     if flags.command not in (None, "serve", "djl-serving"):
         raise ConfigError(
-            f"{flags.command!r} is not a command: run the image with `serve`, with nothing, or with its flags; "
+            f"{flags.command!r} is not a command: run the image with `serve`, with flags, or without arguments; "
             "to run another program in it, use docker run --entrypoint"
         )
     engine = [f"option.llm_engine={flags.engine}"] if flags.engine else []
@@ -80,16 +93,16 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> Arguments
 
 
 def _named(flags: argparse.Namespace, environ: Mapping[str, str]) -> list[str]:
-    """Return the option for the model's name in DJL Serving's flags, which its image also accepts after `serve`.
+    """Return the option for the model name in DJL Serving's flags, which its image also accepts after `serve`.
 
-    A model is `[NAME:VERSION:ENGINE:DEVICES]=URL`, or only a URL.
+    The flag for a model is `[NAME:VERSION:ENGINE:DEVICES]=URL`, or only a URL.
 
     Raises:
-        ConfigError: they ask for another directory, for several models, or for what only DJL Serving does.
+        ConfigError: If a flag names another directory or several models, or is one that only DJL Serving supports.
     """
     for name in _OF_DJL_SERVING.values():
         if getattr(flags, name.strip("-").replace("-", "_")) is not None:
-            raise ConfigError(f"{name}: only DJL Serving has it; set OPTION_* or SERVING_* variables")
+            raise ConfigError(f"{name}: only DJL Serving supports this flag; set OPTION_* or SERVING_* variables")
     home = str(model_path(environ))
     if len(flags.models) > 1:
         raise ConfigError(f"--models {' '.join(flags.models)}: this container serves one model")
@@ -109,19 +122,20 @@ def _check_home(flag: str, given: str, directory: str, home: str) -> None:
 
 
 class Translation(NamedTuple):
-    """An environment in the handler's own names; `lines` are for the log, one a foreign name."""
+    """An environment with the handler's own variables, and a log line for each foreign variable that was translated."""
 
     environ: Mapping[str, str]
     lines: tuple[str, ...]
 
 
 def translated_environment(environ: Mapping[str, str]) -> Translation:
-    """Add the handler's own names for TGI's, Hugging Face's and AWS's; an empty value counts as unset.
+    """Translate TGI's, Hugging Face's and AWS's variables, and add the handler's own variables to the environment.
 
-    What is refused or has no effect, the server says, with all other problems.
+    An empty value counts as unset. Variables that are refused or have no effect are left to the server, which reports
+    them together with all other problems.
 
     Raises:
-        ConfigError: two of the handler's own names of one option have different values.
+        ConfigError: If two of the handler's own variables set the same option to different values.
     """
     result = dict(environ)
     lines: list[str] = []
@@ -130,7 +144,7 @@ def translated_environment(environ: Mapping[str, str]) -> Translation:
         if isinstance(item, Own):
             result[item.name] = item.value
             if item.name in SECRET:
-                del result[item.foreign]  # DJL Serving's log shows HF_* but for HF_TOKEN
+                del result[item.foreign]  # DJL Serving logs every HF_* variable except HF_TOKEN
             lines.append(f"{item.foreign} is understood as {shown(f'{item.name}={item.value}')}")
     pairs = [(weak, result.get(weak, ""), strong, result.get(strong, "")) for weak, strong in _SAME]
     if problems := [contradiction(*pair) for pair in pairs if pair[1] and pair[3] and pair[1] != pair[3]]:
@@ -138,21 +152,22 @@ def translated_environment(environ: Mapping[str, str]) -> Translation:
     return Translation(result, tuple(lines))
 
 
-# -- the model: in /opt/ml/model, else as the environment names it -----------------------------------------------------
+# -- the model: the one in /opt/ml/model, or else the one that the environment names -----------------------------------
 
 
 _CHANNELS = "additional-model-data-sources"
 DEFAULT = "LMI_DEFAULT_MODEL"
-"""Names a model in the image itself; images with the demo model set it."""
+"""Variable for the path of a model inside the image. Images that include the demo model set it."""
 
 
 class ModelSource(NamedTuple):
-    """The model and SageMaker's data.
+    """The model, and the directories that SageMaker has mounted.
 
     Attributes:
-        directory: SageMaker's model data, read only; None if there are none.
-        model_id: value of option.model_id; None if serving.properties in `directory` has it, or for no model.
-        channels: directories of the additional model data sources, by name.
+        directory: The read-only directory of SageMaker's model data, or None if it is empty.
+        model_id: The value for option.model_id, or None if serving.properties in `directory` sets it or no model is
+            needed.
+        channels: The directories of the additional model data sources, by name.
     """
 
     directory: Path | None
@@ -166,13 +181,14 @@ class ModelSource(NamedTuple):
 
 
 def find_model(environ: Mapping[str, str], *, needed: bool = True) -> ModelSource:
-    """Find the model.
+    """Find the model in SageMaker's model data, the environment or the image.
 
     Args:
-        needed: false for an engine without a model.
+        needed: Whether the engine needs a model.
 
     Raises:
-        ConfigError: there is no model, two places name different ones, or the path of one is missing.
+        ConfigError: If there is no model, if the model data and the environment name different models, or if the
+            model's path does not exist.
     """
     root = model_path(environ)
     channels = _channels(root.parent / _CHANNELS)
@@ -182,8 +198,8 @@ def find_model(environ: Mapping[str, str], *, needed: bool = True) -> ModelSourc
     if directory and holds_model(directory):
         if name and Path(name) != directory:
             raise ConfigError(
-                f"{directory} contains a model, but the environment names another, {name}: leave one of them out "
-                "(additional models go into additional model data sources)"
+                f"{directory} contains a model, but the environment names another, {name}: remove one of the two "
+                "(put additional models into additional model data sources)"
             )
         return ModelSource(directory, str(directory), channels)
     if name and directory and Path(name) == directory and (directory / "serving.properties").is_file():
@@ -196,7 +212,7 @@ def find_model(environ: Mapping[str, str], *, needed: bool = True) -> ModelSourc
         raise ConfigError(
             f"{directory} contains no model: no config.json, openvino_model.xml, .gguf file or serving.properties, but "
             f"{', '.join(present[:8])}. If the model is in a subdirectory, set "
-            f"OPTION_MODEL_ID={model_below(directory) or directory / 'NAME'}; archives within the model data are not "
+            f"OPTION_MODEL_ID={model_below(directory) or directory / 'NAME'}; archives inside the model data are not "
             "unpacked"
         )
     if own := _own(environ):
@@ -205,7 +221,7 @@ def find_model(environ: Mapping[str, str], *, needed: bool = True) -> ModelSourc
 
 
 def _own(environ: Mapping[str, str]) -> str | None:
-    """Path of the image's own model; the variable is also set in images without one."""
+    """Return the path of the model inside the image, or None if the file that the variable names does not exist."""
     own = environ.get(DEFAULT)
     return own if own and Path(own).is_file() else None
 
@@ -215,13 +231,13 @@ def _channels(parent: Path) -> dict[str, Path]:
 
 
 def _check(name: str, directory: Path | None, channels: Mapping[str, Path], environ: Mapping[str, str]) -> str:
-    """Check that a path exists; the engine looks up any other name."""
+    """Return the model's name or path, or raise ConfigError if it is an absolute path that does not exist."""
     if name == "demo":
         return _own(environ) or name
     if not os.path.isabs(name) or Path(name).exists():
         return name
     places = [str(path) for path in (directory, *channels.values()) if path]
     raise ConfigError(
-        f"the environment names the model {name}, which is not there; SageMaker brought "
-        f"{', '.join(places) or 'no model data'}"
+        f"the environment names the model {name}, which does not exist; SageMaker's model data: "
+        f"{', '.join(places) or 'none'}"
     )

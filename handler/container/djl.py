@@ -1,4 +1,4 @@
-"""DJL Serving as the container's server: its model directory, configuration, command and environment."""
+"""Functions that prepare DJL Serving as the container's server: its model directory, files, command and environment."""
 
 from __future__ import annotations
 
@@ -24,29 +24,29 @@ log = logging.getLogger("handler.container")
 
 _NOT_LINKED = ("serving.properties", "requirements.txt")
 
-# The default mode (docs/djl.md, Modes): async mode, in which Java does not batch, where it exists. `scheduler` means
-# `auto`, in a word that Java does not interpret.
+# The default mode (docs/djl.md, Modes) is async mode if DJL Serving has it: Java does not batch then. `scheduler` is a
+# synonym of `auto` that Java does not interpret.
 _MODES = {"option.rolling_batch", "option.async_mode", "batch_size"}
 _ASYNC, _ROLLING = ["option.async_mode=true", "option.rolling_batch=disable"], ["option.rolling_batch=scheduler"]
 _ASYNC_SINCE = (0, 33)
 
 S5CMD = Path("/opt/djl/bin/s5cmd")
-"""The program that Java takes where it is there, for models of S3."""
+"""The program with which Java downloads models from S3 if it is installed."""
 
 _DRAFT = "option.speculative_draft_model"
 _ENTRY = "option.entryPoint=handler.entry"
 _IN_ITS_PLACE = ["engine=Python", "option.task=pooling"]
-"""Settings that replace DJL's own engine for embeddings: the model's files tell its task."""
+"""Settings that replace DJL's own engine for embeddings. The exact task is read from the model's files."""
 
 RETRIES = {"SERVING_RETRY_THRESHOLD": "10"}
-"""Worker failures, counted over the whole run, after which DJL Serving gives the model up; 0.30 and later allow 0."""
+"""Worker failures in a whole run after which DJL Serving gives up the model. Since 0.30, its default is 0."""
 
 
 def home(environ: Mapping[str, str]) -> Path:
-    """Find DJL Serving: in `DJL_SERVING_HOME`, else by the `djl-serving` on PATH.
+    """Find the directory of DJL Serving, from `DJL_SERVING_HOME` or from `djl-serving` on PATH.
 
     Raises:
-        ConfigError: this image has none.
+        ConfigError: If DJL Serving is not installed.
     """
     if directory := environ.get("DJL_SERVING_HOME"):
         path = Path(directory)
@@ -54,12 +54,12 @@ def home(environ: Mapping[str, str]) -> Path:
         program = shutil.which("djl-serving", path=environ.get("PATH"))
         path = Path(program).resolve().parent.parent if program else Path()
     if not (path / "bin" / "serving").is_file():
-        raise ConfigError("LMI_FRONT=djl: there is no DJL Serving in this image; LMI_FRONT=embedded needs none")
+        raise ConfigError("LMI_FRONT=djl: DJL Serving is not installed in this image; set LMI_FRONT=embedded instead")
     return path
 
 
 def version(directory: Path) -> tuple[int, ...]:
-    """Read the version from the name of DJL Serving's own jar; () if there is none."""
+    """Return the version in the file name of DJL Serving's own jar, or () if there is no such jar."""
     for jar in sorted((directory / "lib").glob("serving-*.jar")):
         if match := re.match(r"serving-(\d+(?:\.\d+)+)", jar.name):
             return tuple(int(part) for part in match[1].split("."))
@@ -69,19 +69,20 @@ def version(directory: Path) -> tuple[int, ...]:
 def make_model(
     arguments: Arguments, source: ModelSource, environ: Mapping[str, str], target: Path, since: tuple[int, ...]
 ) -> str:
-    """Make a model directory at `target`, as SageMaker's is read-only and does not have Java's settings.
+    """Make a model directory at `target`, because SageMaker's is read-only and lacks the settings that Java needs.
 
-    Files of the model data are linked. serving.properties is copied, with our lines added. requirements.txt is left
-    out: DJL would install it offline and without what it needs itself (`ai.djl.offline`), so it is installed here.
+    The directory has links to the files of the model data, and a copy of serving.properties with the handler's lines
+    added. The packages of requirements.txt are installed here and the file is left out, because DJL would install
+    them offline and without dependencies (`ai.djl.offline`).
 
     Args:
-        since: DJL Serving's version.
+        since: The version of DJL Serving.
 
     Returns:
         The model's name.
 
     Raises:
-        ConfigError: an option is wrong, or there is no such model.
+        ConfigError: If an option is invalid or the model does not exist.
     """
     if target.exists():
         shutil.rmtree(target)
@@ -99,16 +100,16 @@ def make_model(
         lines.append(_ENTRY)
     if source.model_id:
         lines.append(f"option.model_id={_model_id(source.model_id, target.parent / 'weights')}")
-    if named.lower() in ENTRY_POINTS:  # LMI's own, which its image has too, would serve in our place
+    if named.lower() in ENTRY_POINTS:  # otherwise LMI's own handler, which its image also has, would serve
         own = f"{own}\n{_ENTRY}"
-    if (engine := java_engine(given)) is not None:  # which this image may lack
+    if (engine := java_engine(given)) is not None:  # this image may not have that engine
         own = "\n".join([own, *_IN_ITS_PLACE, *([] if given.keys() & _MODES else _ROLLING)])
         log.info("engine=%s is passed to DJL Serving as %s", engine.value.strip(), ", ".join(_IN_ITS_PLACE))
     file.write_text("\n".join([*lines, own, *arguments.options, ""]), encoding="utf-8")
     config = read_config(properties=file, environ=environ, java=True).checked()
     mode: list[str] = []
     if not config.origins.keys() & _MODES:
-        mode = _ASYNC if since >= _ASYNC_SINCE and not config.tgi_compat else _ROLLING  # whose answers are TGI's
+        mode = _ASYNC if since >= _ASYNC_SINCE and not config.tgi_compat else _ROLLING  # async mode has no TGI format
     file.write_text("\n".join([*lines, *mode, own, *arguments.options, *_rolling_batch(config), ""]), encoding="utf-8")
     name = _check(file, environ, asynchronous=mode == _ASYNC)
     if (packages := user_files.requirements_file(source.directory, wanted=config.install_requirements)) is not None:
@@ -124,16 +125,16 @@ def _text(properties: Path) -> str:
 
 
 def _given(file: Path | None, environ: Mapping[str, str]) -> dict[str, Setting]:
-    """Read the user's settings by their keys."""
+    """Return the user's settings in the environment and serving.properties, by key."""
     found = [*from_environment(environ), *(from_file(file) if file else ())]
     return {item.key: item for item in found if isinstance(item, Setting)}
 
 
 def _rolling_batch(config: Config) -> list[str]:
-    """Write the user's rolling batch in words that Java does not interpret.
+    """Return the lines that replace the user's option.rolling_batch with values that Java does not interpret.
 
-    For a model with a config.json, DJL Serving's LmiConfigRecommender turns `auto` into dynamic batching. It runs
-    `trtllm` under MPI, which needs GPUs and mpirun; 0.28 does so for `lmi-dist` too.
+    For a model with a config.json, DJL Serving's LmiConfigRecommender turns `auto` into dynamic batching. Java runs
+    `trtllm` under MPI, which needs GPUs and mpirun. Version 0.28 does the same for `lmi-dist`.
     """
     mode = config.rolling_batch
     if "option.rolling_batch" not in config.origins or mode not in ("auto", "trtllm", "lmi-dist") or not config.engine:
@@ -144,7 +145,7 @@ def _rolling_batch(config: Config) -> list[str]:
 
 
 def make_configuration(target: Path, arguments: Arguments) -> Path:
-    """Write config.properties: both of DJL's interfaces on SageMaker's port, as in LMI's images."""
+    """Write config.properties, which puts both of DJL's interfaces on SageMaker's port, as in LMI's images."""
     file = target / "config.properties"
     address = f"http://{arguments.host}:{arguments.port}"
     file.write_text(f"inference_address={address}\nmanagement_address={address}\n")
@@ -154,16 +155,16 @@ def make_configuration(target: Path, arguments: Arguments) -> Path:
 def command(directory: Path, configuration: Path, name: str, model: Path, *, gpu: bool) -> list[str]:
     """Return the command that serves the model.
 
-    For sessions and adapters DJL Serving asks for GPU 0, unless the command names a device.
+    Without a GPU, the command names the device -1. DJL Serving would otherwise require GPU 0 for sessions and adapters.
     """
     engine = "Python" if gpu else "Python:-1"
     return [str(directory / "bin" / "serving"), "-f", str(configuration), "-m", f"{name}::{engine}=file:{model}"]
 
 
 def environment(directory: Path, environ: Mapping[str, str], scratch: Path) -> dict[str, str]:
-    """Make the environment of Java and its worker; the user's own values win.
+    """Return the environment of Java and its worker, in which the user's own values override ours.
 
-    HF_MODEL_ID is left out: Java would make a second model of it, and our serving.properties has it already.
+    HF_MODEL_ID is left out because Java would load it as a second model. The serving.properties already names it.
     """
     server_home = directory if (directory / "plugins").is_dir() else scratch
     (server_home / "plugins").mkdir(exist_ok=True)  # Java needs the directory, even empty
@@ -177,7 +178,10 @@ def environment(directory: Path, environ: Mapping[str, str], scratch: Path) -> d
 
 
 def _model_id(model: str, weights: Path) -> str:
-    """Return a directory or a hub name. A file is linked into a directory: DJL takes a file's name for the hub's."""
+    """Return a model directory or a name on the hub, as DJL would take the path of a file for a name on the hub.
+
+    If the model is a file, the directory is `weights`, with a link to the file.
+    """
     if model != "demo" and not os.path.isabs(model):
         return model
     path = locate(model).path.resolve()
@@ -190,7 +194,7 @@ def _model_id(model: str, weights: Path) -> str:
 
 
 def _check(file: Path, environ: Mapping[str, str], *, asynchronous: bool) -> str:
-    # Async mode tells Java `disable`, but the handler batches.
+    # In async mode, Java gets `disable`, although the handler batches.
     rolling = [Setting("option.rolling_batch", "auto", "async mode")] if asynchronous else []
     config = read_config(properties=file, environ=environ, settings=rolling, java=True).checked()
     for warning in config.warnings:
@@ -200,10 +204,10 @@ def _check(file: Path, environ: Mapping[str, str], *, asynchronous: bool) -> str
 
 
 def _check_downloads(config: Config, environ: Mapping[str, str]) -> None:
-    """Check that Java, which downloads models of S3, has a program for it: LMI's own, else AWS's on PATH.
+    """Check that a program is installed with which Java can download models from S3.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: If an option names a model on S3, and neither s5cmd nor aws is installed.
     """
     named = {"option.model_id": config.model_id, _DRAFT: config.engine_options.get(_DRAFT.removeprefix("option."))}
     for key, url in named.items():
@@ -211,8 +215,7 @@ def _check_downloads(config: Config, environ: Mapping[str, str]) -> None:
             continue
         if not S5CMD.is_file() and shutil.which("aws", path=environ.get("PATH")) is None:
             raise ConfigError(
-                f"{key}={url}: DJL Serving downloads it by {S5CMD} or by aws, which this image "
-                "does not have; or have SageMaker bring the files: leave the option out, and name the prefix as "
-                "ModelDataSource"
+                f"{key}={url}: DJL Serving needs {S5CMD} or aws to download it, and this image has neither; leave the "
+                "option out, and name the prefix as ModelDataSource for SageMaker to download"
             )
-        log.info("%s=%s is passed to DJL Serving, whose Java side downloads it", key, url)
+        log.info("%s=%s is downloaded by DJL Serving's Java side", key, url)

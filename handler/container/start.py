@@ -1,4 +1,4 @@
-"""Start of the container: from the environment to the server's process."""
+"""The container's main program, which turns arguments and environment into the server's command and runs it."""
 
 from __future__ import annotations
 
@@ -40,11 +40,15 @@ _CACHES = {
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
     "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
 }
-"""Directories that engines write to, below LMI_SCRATCH unless the variable is set; never the model's own."""
+"""Variables for directories that engines write to, and their default directories below LMI_SCRATCH."""
 
 
 class Start(NamedTuple):
-    """A server's command and environment. `supervised` where this process must drain it at SIGTERM."""
+    """A server's command and environment.
+
+    Attributes:
+        supervised: Whether this process must drain the server at SIGTERM, because the server does not drain itself.
+    """
 
     command: list[str]
     environ: Mapping[str, str]
@@ -53,8 +57,8 @@ class Start(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Replace this process by the server, or run the server and return its exit status."""
-    signal.signal(signal.SIGTERM, _exit)  # without a handler the kernel drops it for process 1
+    """Replace this process with the server, or run the server and return its exit status."""
+    signal.signal(signal.SIGTERM, _exit)  # the kernel drops the signal for a process 1 without a handler
     try:
         as_json = set_up({**os.environ, "LMI_LOG_LEVEL": "INFO"})
         start = prepare(sys.argv[1:] if argv is None else argv, os.environ)
@@ -70,20 +74,20 @@ def main(argv: Sequence[str] | None = None) -> int:
             return supervise(start.command, start.environ, start.port)
     if os.getpid() == 1:
         return run_as_init(start.command, start.environ)
-    # A signal that comes now waits until `lmi serve` has its handlers; process 1 would lose it.
+    # A signal that arrives now stays pending until `lmi serve` has installed its handlers.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     os.execve(start.command[0], start.command, dict(start.environ))
 
 
 def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | None = None) -> Start:
-    """Make the server's command; writes only below LMI_SCRATCH, and only for DJL Serving.
+    """Prepare the server's command and environment. For DJL Serving, this writes files below LMI_SCRATCH.
 
     Args:
-        driver: by default read from NVML.
+        driver: The GPU driver. By default, it is read from NVML.
 
     Raises:
-        ConfigError: the server cannot start; with all problems that show before it is started.
-        OSError: the scratch directory cannot be written.
+        ConfigError: If the server cannot start. The error contains all problems that were found.
+        OSError: If the scratch directory cannot be written to.
     """
     problems = Problems()
     arguments, gpus = Arguments(0), DriverCheck("")
@@ -93,7 +97,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
     for option in arguments.options:
         key, _, value = option.partition("=")
         if key.strip() == "option.model_id":
-            environ = {**environ, "OPTION_MODEL_ID": value.strip()}  # which a flag beats
+            environ = {**environ, "OPTION_MODEL_ID": value.strip()}  # a flag overrides the variable
     front = environ.get("LMI_FRONT") or "embedded"
     if front not in FRONTS:
         problems.append(Problem("", "", f"environment variable LMI_FRONT={front}: must be {' or '.join(FRONTS)}"))
@@ -121,7 +125,7 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
             home = djl.home(ready)
         else:
             server = embedded_command(arguments, source)
-    if problems or not server:  # else `lmi serve` tells those of the options
+    if problems or not server:  # otherwise `lmi serve` reports the problems of the options
         reading = read_config(
             properties=source.properties, overrides=arguments.options, environ=translation.environ, java=front == "djl"
         )
@@ -140,10 +144,10 @@ def prepare(argv: Sequence[str], environ: Mapping[str, str], driver: Driver | No
 
 
 def embedded_command(arguments: Arguments, source: ModelSource) -> list[str]:
-    """Make the command of `lmi serve`, which drains by itself at SIGTERM.
+    """Make the command of `lmi serve`, which drains itself at SIGTERM.
 
     Raises:
-        ConfigError: SageMaker's model data have a model.py, but no serving.properties.
+        ConfigError: If SageMaker's model data contain a model.py but neither a model nor a serving.properties.
     """
     options = [part for option in arguments.options for part in ("-o", option)]
     serve = [sys.executable, "-m", "handler", "serve", "--host", arguments.host]
@@ -153,12 +157,12 @@ def embedded_command(arguments: Arguments, source: ModelSource) -> list[str]:
     code = source.directory and source.directory / "model.py"
     if code and code.is_file() and source.model_id != str(source.directory):
         raise ConfigError(f"{code} needs a serving.properties next to it, which may be empty")
-    # Not as an option, which would beat the serving.properties of that directory.
+    # Not as an option, because that would override the serving.properties of the directory.
     return [*serve, source.model_id] if source.model_id else serve
 
 
 def _log(source: ModelSource) -> None:
-    log.info("model: %s", source.model_id or (f"as {source.properties} says" if source.properties else "none"))
+    log.info("model: %s", source.model_id or (f"set in {source.properties}" if source.properties else "none"))
     for name, path in source.channels.items():
         log.info("additional model data: %s in %s", name, path)
 
@@ -169,7 +173,7 @@ def _caches(scratch: Path) -> dict[str, str]:
 
 def _check_caches(environ: Mapping[str, str], source: ModelSource) -> None:
     inside = [
-        f"environment variable {name}={value}: SageMaker's model data cannot be written to"
+        f"environment variable {name}={value}: is inside SageMaker's model data, which are read-only"
         for name in _CACHES
         if (value := environ.get(name)) and source.directory and Path(value).is_relative_to(source.directory)
     ]
@@ -181,8 +185,8 @@ def _exit(sig: int, frame: FrameType | None) -> None:
     os._exit(0)  # an exception in the middle of an import may crash an extension module
 
 
-# -- the Hugging Face token of a secret in Secrets Manager -------------------------------------------------------------
-# DescribeModel shows a model's environment to everybody who may call it, so the environment has the secret's ARN only.
+# -- the Hugging Face token from Secrets Manager -----------------------------------------------------------------------
+# DescribeModel shows a model's environment to everyone who may call it, so the environment has only the secret's ARN.
 
 
 _ARN = "HF_TOKEN_SECRET_ARN"
@@ -192,32 +196,33 @@ _TRUE = ("1", "true", "yes", "on")  # as huggingface_hub reads its own switches
 _SECONDS = 5
 
 _ADVICE = {
-    "AccessDeniedException": ": the execution role needs secretsmanager:GetSecretValue on it (kms:Decrypt on its key)",
-    "ResourceNotFoundException": ": no secret has this name in that account and region",
+    "AccessDeniedException": ": the execution role needs secretsmanager:GetSecretValue on the secret, and kms:Decrypt "
+    "on its key",
+    "ResourceNotFoundException": ": the secret does not exist in that account and region",
     "DecryptionFailure": ": the execution role needs kms:Decrypt on its key",
 }
 
 
 def with_token(environ: Mapping[str, str]) -> Mapping[str, str]:
-    """Add the token to an environment that names a secret.
+    """Return the environment with the Hugging Face token of the secret that HF_TOKEN_SECRET_ARN names, if it is set.
 
     Raises:
-        ConfigError: the secret cannot be fetched, or the token is also set; the message says why.
+        ConfigError: If the secret cannot be fetched, or if HF_TOKEN is also set.
     """
     arn = environ.get(_ARN)
     if not arn:
         return environ
     if environ.get(_TOKEN):
         raise ConfigError(
-            f"{_TOKEN} and {_ARN} are both set: leave out {_TOKEN}, as environment variables are not secret"
+            f"{_TOKEN} and {_ARN} are both set: remove {_TOKEN}, because environment variables are not secret"
         )
     region = _FORM.fullmatch(arn)
     if region is None:
         raise ConfigError(f"{_ARN}={arn}: is not a secret's ARN (arn:aws:secretsmanager:REGION:ACCOUNT:secret:NAME)")
     if environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE:
         raise ConfigError(
-            f"{_ARN} is set, but this container is offline (HF_HUB_OFFLINE): under network isolation there is neither "
-            "Secrets Manager nor a hub. Put the model's files into the model data, and leave the secret out"
+            f"{_ARN} is set, but this container is offline (HF_HUB_OFFLINE) and can reach neither Secrets Manager nor "
+            f"the hub: put the model's files into the model data, and remove {_ARN}"
         )
     return {**environ, _TOKEN: _token(arn, _secret_text(arn, region[1]))}
 
@@ -228,7 +233,7 @@ def _secret_text(arn: str, region: str) -> str:
         from botocore.config import Config
         from botocore.exceptions import BotoCoreError, ClientError
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{_ARN} needs {error.name}, which this image does not have") from None
+        raise ConfigError(f"{_ARN} needs {error.name}, which is not installed in this image") from None
     limits = Config(connect_timeout=_SECONDS, read_timeout=_SECONDS, retries={"total_max_attempts": 3})
     try:
         client = boto3.client("secretsmanager", region_name=region, config=limits)
@@ -238,18 +243,22 @@ def _secret_text(arn: str, region: str) -> str:
         raise ConfigError(f"the secret {arn} cannot be read: {code}{_ADVICE.get(code, '')}") from None
     except BotoCoreError as error:
         raise ConfigError(
-            f"the secret {arn} cannot be read: {type(error).__name__}. Secrets Manager in {region} is out of reach, or "
-            "the container has no role: under network isolation leave the secret out; a VPC without NAT needs an "
+            f"the secret {arn} cannot be read: {type(error).__name__}. Secrets Manager in {region} cannot be reached, "
+            f"or the container has no role. Under network isolation, remove {_ARN}; a VPC without NAT needs an "
             "interface endpoint for secretsmanager"
         ) from None
     if not isinstance(answer.get("SecretString"), str):
-        raise ConfigError(f"the secret {arn} is binary; a token is text")
+        raise ConfigError(f"the secret {arn} is binary: store the token as text")
     return str(answer["SecretString"])
 
 
 def _token(arn: str, text: str) -> str:
-    """Take the text, or of a JSON object its member HF_TOKEN, or its only one. No message shows any of it."""
-    text = text.strip("\ufeff \t\r\n")  # of a file, with its byte order mark
+    """Return the token in a secret's text.
+
+    The text is the token, or a JSON object with the token as its member HF_TOKEN or its only member. Error messages
+    never contain any of the text.
+    """
+    text = text.strip("\ufeff \t\r\n")  # a text from a file may have a byte order mark
     if text.startswith("{"):
         try:
             members = json.loads(text)
@@ -259,5 +268,5 @@ def _token(arn: str, text: str) -> str:
         if not isinstance(text, str) or not text:
             raise ConfigError(f"the secret {arn} is a JSON object without a string {_TOKEN}")
     if not re.fullmatch(r"[!-~]+", text):
-        raise ConfigError(f"the secret {arn} does not contain a token: one word of printable characters")
+        raise ConfigError(f"the secret {arn} is not a token: a token is one word of printable ASCII characters")
     return text

@@ -1,8 +1,9 @@
-"""Supervise a server that does not drain at SIGTERM, as DJL Serving's Java side.
+"""Supervisor of a server that does not drain itself at SIGTERM, such as DJL Serving's Java side.
 
-SageMaker sends SIGTERM and kills after 30 seconds. The server gets the signal when its answers have gone out, and is
-killed before SageMaker would do so. Java does not say which connections wait for an answer, or that its Python worker
-is gone. The kernel says when bytes last came and last went on each connection (sock_diag(7), tcp_info).
+SageMaker sends SIGTERM to the container and kills it after 30 seconds. The supervisor passes the signal on to the
+server when all responses have been sent, and kills the server before SageMaker would. Java does not report which
+connections wait for a response, or that its Python worker has died. So the supervisor asks the kernel when bytes were
+last received and sent on each connection (sock_diag(7), tcp_info).
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from typing import NamedTuple
 
 log = logging.getLogger("handler.container")
 
-DRAIN = 22.0  # seconds for answers to finish
+DRAIN = 22.0  # maximum seconds to wait for responses to finish
 END = 28.0  # seconds after SIGTERM until the server is killed
-_QUIET = 2000  # milliseconds without a byte after which an answer counts as finished
+_QUIET = 2000  # milliseconds without a byte after which a response counts as finished
 _POLL = 2.0  # seconds between checks of the worker
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 
-PATIENCE = 6.0  # seconds without a worker; Java starts another one within two, if at all
-_WORKER = b"djl_python_engine.py"  # also in the command line of an mpirun around it
+PATIENCE = 6.0  # seconds without a worker; if Java starts another worker, it does so within two
+_WORKER = b"djl_python_engine.py"  # also in the command line of mpirun, if that runs the worker
 
 _SOCK_DIAG = 4  # NETLINK_SOCK_DIAG
 _BY_FAMILY = 20  # SOCK_DIAG_BY_FAMILY
@@ -45,15 +46,21 @@ _SENT, _RECEIVED, _BYTES = 44, 52, 128  # in tcp_info: tcpi_last_data_sent, tcpi
 
 
 class Connection(NamedTuple):
-    """Milliseconds since bytes last went to the client (`sent`) and came from it; all bytes that came."""
+    """State of a TCP connection.
+
+    Attributes:
+        sent: Milliseconds since bytes were last sent to the client.
+        received: Milliseconds since bytes were last received from the client.
+        num_bytes: The number of all bytes received.
+    """
 
     sent: int
     received: int
     num_bytes: int
 
     def waits(self, quiet: int) -> bool:
-        """Return whether a request came after the last answer, or the last bytes of one went less than `quiet` ms
-        ago.
+        """Return whether the client is waiting: it has sent a request since the last response, or it was sent bytes of
+        a response less than `quiet` milliseconds ago.
         """
         return self.num_bytes > 0 and (self.received < self.sent or self.sent < quiet)
 
@@ -62,7 +69,7 @@ def connections(port: int) -> list[Connection]:
     """List the open connections to the server on a port.
 
     Raises:
-        OSError: this kernel has no such list.
+        OSError: If this kernel does not report connections.
     """
     return [each for family in (socket.AF_INET, socket.AF_INET6) for each in _of_family(family, port)]
 
@@ -101,14 +108,15 @@ def _tcp_info(attributes: bytes) -> Iterator[Connection]:
 
 
 class WorkerWatch:
-    """Detects that DJL Serving has no Python worker any more.
+    """Detector of the loss of DJL Serving's Python worker.
 
-    In rolling and dynamic batching Java starts no other one. Each request then gets 400 "Backend Python process is
-    stopped.", and /ping stays 200. The same holds for a model that Java has given up (`retry_threshold`).
+    In rolling and dynamic batching, Java does not replace a worker that has died. Each request then gets 400 "Backend
+    Python process is stopped.", and /ping stays 200. The same happens if Java has given up a model
+    (`retry_threshold`).
 
     Args:
-        group: process group of DJL Serving and its workers.
-        patience: seconds without a worker after which it counts as lost.
+        group: The process group of DJL Serving and its workers.
+        patience: The number of seconds without a worker after which the worker counts as lost.
     """
 
     def __init__(self, group: int, patience: float = PATIENCE) -> None:
@@ -117,7 +125,7 @@ class WorkerWatch:
         self._last_seen: float | None = None
 
     def is_lost(self) -> bool:
-        """Return whether there was a worker once, and there has been none for a while."""
+        """Return whether a worker has existed, and none has existed for the last `patience` seconds."""
         now = time.monotonic()
         if _has_worker(self._group):
             self._last_seen = now
@@ -129,7 +137,7 @@ def _has_worker(group: int) -> bool:
 
 
 def _is_worker(process: Path, group: int) -> bool:
-    with contextlib.suppress(OSError):  # it has just ended
+    with contextlib.suppress(OSError):  # the process has just ended
         state, _, its_group = (process / "stat").read_text().rpartition(")")[2].split()[:3]
         return state != "Z" and int(its_group) == group and _WORKER in (process / "cmdline").read_bytes()
     return False
@@ -141,10 +149,13 @@ def _is_worker(process: Path, group: int) -> bool:
 def supervise(
     command: Sequence[str], environ: Mapping[str, str], port: int, *, drain: float = DRAIN, end: float = END
 ) -> int:
-    """Run a server on `port` until it ends, or until a signal to stop; return its exit status, 0 after a signal.
+    """Run a server on `port` until it exits or this process gets SIGTERM or SIGINT.
 
-    The server gets a process group of its own, and is restarted when it has lost its worker. As process 1 of a
-    container this also reaps orphans.
+    The server runs in a separate process group, and is restarted if it loses its worker. Orphaned processes are reaped,
+    because this process may be process 1 of a container.
+
+    Returns:
+        The server's exit status, or 0 after a signal.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     child = _start(command, environ)
@@ -157,12 +168,12 @@ def supervise(
                 return _stop(child, port, signal.Signals(received.si_signo).name, drain, end)
             status = _reap(child)
             if status is None and watch.is_lost():
-                log.error("DJL Serving has lost its worker and starts no new one: restarting DJL Serving")
+                log.error("DJL Serving has lost its worker and has not started a new one: restarting DJL Serving")
                 _kill(child)
                 os.waitpid(child, 0)
                 child = _start(command, environ)
                 watch = WorkerWatch(child)
-        log.error("the server ended by itself with status %d", status)
+        log.error("the server exited unexpectedly with status %d", status)
         return status
     finally:
         _kill(child)
@@ -171,9 +182,9 @@ def supervise(
 
 
 def run_as_init(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a server that drains by itself, as process 1, which must also reap orphans.
+    """Run a server that drains itself, while this process does the duties of process 1: it also reaps orphans.
 
-    Signals are passed on to the server, which starts with them blocked until it has its handlers.
+    Signals are passed on to the server. It starts with the signals blocked until it has installed its handlers.
 
     Returns:
         The server's exit status.
@@ -187,7 +198,7 @@ def run_as_init(command: Sequence[str], environ: Mapping[str, str]) -> int:
         if number == signal.SIGCHLD:
             status = _reap(child)
         else:
-            os.kill(child, number)  # it exists: only `_reap` waits for it
+            os.kill(child, number)  # the process still exists, because only `_reap` waits for it
     return status
 
 
@@ -206,7 +217,7 @@ def _stop(child: int, port: int, name: str, drain: float, end: float) -> int:
     log.info("%s: stopping; answers to finish: %s", name, _waiting(port))
 
     def ended(deadline: float, done: Callable[[], bool]) -> bool:
-        """Wait; true when the server has ended. A second signal ends the wait."""
+        """Wait until `done` or the deadline; return whether the server has exited. A second signal ends the wait."""
         while (left := deadline - time.monotonic()) > 0 and not done():
             received = signal.sigtimedwait(_SIGNALS, min(left, 0.2))
             if received is not None and received.si_signo != signal.SIGCHLD:
@@ -218,25 +229,29 @@ def _stop(child: int, port: int, name: str, drain: float, end: float) -> int:
     if ended(began + drain, lambda: _waiting(port) == 0):
         return 0
     if left := _waiting(port):
-        log.warning("answers that are cut off after %.0f s: %s", time.monotonic() - began, left)
+        log.warning("answers cut off after %.0f s: %s", time.monotonic() - began, left)
     with contextlib.suppress(ProcessLookupError):
         os.kill(child, signal.SIGTERM)
     if not ended(began + end, lambda: False):
-        log.warning("the server did not end within %.0f s; killing it", time.monotonic() - began)
+        log.warning("the server did not exit within %.0f s; killing it", time.monotonic() - began)
     return 0
 
 
 def _waiting(port: int) -> int:
-    """Count the connections that wait for an answer; 0 if the kernel does not list them."""
+    """Return the number of connections that wait for a response, or 0 if the kernel does not report connections."""
     try:
         return sum(connection.waits(_QUIET) for connection in connections(port))
     except OSError as error:
-        log.warning("the kernel does not report connections (%s): answers are not waited for", error)
+        log.warning("the kernel does not report connections (%s): not waiting for answers to finish", error)
         return 0
 
 
 def _reap(child: int) -> int | None:
-    """Reap all ended processes; return the exit status of `child` if it is one, 128 + N after a signal N."""
+    """Reap all exited child processes.
+
+    Returns:
+        The exit status of `child`, 128 + N if signal N killed it, or None if it has not exited.
+    """
     status = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:

@@ -1,1 +1,1 @@
-"""DJL Serving's worker: the one place that knows djl_python and the Java side."""
+"""DJL Serving's Python worker. Only this package depends on djl_python and the Java side."""

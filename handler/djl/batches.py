@@ -1,4 +1,4 @@
-"""Rolling and dynamic batches as DJL steps them, on the worker's own event loop."""
+"""Rolling and dynamic batches, stepped by DJL's calls on the worker's event loop."""
 
 from __future__ import annotations
 
@@ -15,35 +15,40 @@ from handler.serving.task import RequestTask
 log = logging.getLogger("handler.rolling")
 
 _IDLE = 0.03
-"""Seconds that a step waits when no request has output: a new request waits at most this long for its turn.
+"""Maximum seconds that a step waits while no request has output. A new request may wait this long for its first step.
 
-Longer than most engines take for a token: then no step comes back empty, and a new request, which could not join a
-running engine step anyway, waits for little more than that step's end.
+The limit is longer than most engines need for a token, so most steps return output. It delays a new request little,
+because the request could not join the engine's current step anyway.
 """
 
 _BEGIN = 0.1
-"""Seconds that a step waits for its new requests' first output if an empty first piece would fix their status; other
-requests' tokens wait meanwhile.
+"""Maximum seconds that a step waits for the first output of its new requests, if an empty first piece would already
+fix their status. The tokens of other requests are delayed meanwhile.
 """
 
 _SETTLED = 0.005
-"""Seconds after a request is opened in which no whole answer is handed over.
+"""Seconds after the opening of a request during which a complete response is held back.
 
-Java asks whether an answer goes on when it has handed the request over, in about a millisecond. If just then a whole
-one arrives, it is marked as ended before its bytes are there (ChunkedBytesSupplier of 0.25 to 0.36): Java sends
-nothing, and the client waits. It mostly meets refusals.
+About a millisecond after Java has handed over a request, it checks whether the response continues. If a complete
+response arrives at that moment, Java marks it as ended before it has queued the bytes (ChunkedBytesSupplier in 0.25 to
+0.36). Java then sends nothing, and the client keeps waiting. In practice, only refusals are that early.
 """
 
 
 class Item(NamedTuple):
-    """One request as it arrives; header names in lower case."""
+    """A request as it arrives, with header names in lower case."""
 
     body: bytes
     headers: Mapping[str, str]
 
 
 class Piece(NamedTuple):
-    """One request's part of a step: the `first` one begins its answer, the `last` one ends it."""
+    """One request's output of a step.
+
+    Attributes:
+        first: Whether the response begins with this piece.
+        last: Whether the response ends with this piece.
+    """
 
     task: RequestTask
     data: bytes
@@ -54,9 +59,9 @@ class Piece(NamedTuple):
 def open_items(
     model: ServedModel, items: Sequence[Item], on_bytes: Callable[[RequestTask], object]
 ) -> list[RequestTask]:
-    """Open requests; a bug while opening one becomes its answer.
+    """Open a request for each item. An item that cannot be opened because of a bug becomes a refused request.
 
-    DJL's front end turns SageMaker's custom attributes into headers, `route` among them.
+    The header `route` is one of SageMaker's custom attributes, which DJL's front end turns into headers.
     """
     tasks: list[RequestTask] = []
     for item in items:
@@ -68,35 +73,35 @@ def open_items(
 
 
 def in_place_of(task: RequestTask, bug: Exception, model: ServedModel) -> RequestTask:
-    """Return a refusal to replace a request that a bug has ended."""
+    """Close a request that failed because of a bug, and return a refusal to replace it."""
     close(task)
     return model.refused(serving_error(bug))
 
 
 def close(task: RequestTask) -> None:
-    """Close an answered request; a bug there is only logged."""
+    """Close a request that has been answered. An exception is only logged."""
     try:
         task.close()
     except Exception:  # one request must not stop the others
-        log.exception("a bug")
+        log.exception("a request could not be closed because of a bug")
 
 
 def seconds_early(task: RequestTask) -> float:
-    """Return how long an answer must wait if it is whole before any piece was handed over; 0 for others."""
+    """Return the seconds to hold back a response: 0 unless it is complete and none of it has been sent."""
     if not task.finished or task.committed:
         return 0.0
     return max(0.0, task.opened_at + _SETTLED - time.monotonic())
 
 
 def next_piece(task: RequestTask, limit: int | None, *, commits: bool = False) -> Piece:
-    """Take a request's output so far.
+    """Take a request's output so far, as a piece.
 
-    A begun answer ends with a piece without bytes: Java marks an answer as ended before it has queued the last piece,
-    and a front end that asks just then drops that piece (ChunkedBytesSupplier of 0.25 to 0.36).
+    A response of several pieces ends with an empty piece. Java marks a response as ended before it has queued the last
+    piece, and a front end that checks at that moment drops the piece (ChunkedBytesSupplier in 0.25 to 0.36).
 
     Args:
-        limit: bytes of a piece; None is no limit.
-        commits: the Java side begins the answer with the first piece even if it is empty.
+        limit: The maximum number of bytes in a piece, or None for no limit.
+        commits: Whether the Java side begins the response at the first piece even if the piece is empty.
     """
     begun, unsent = task.committed, task.unsent
     if begun and len(unsent) <= 1 and not task.finished:  # nearly always
@@ -113,18 +118,19 @@ def next_piece(task: RequestTask, limit: int | None, *, commits: bool = False) -
 
 
 def _has_word(task: RequestTask) -> bool:
-    """Return whether a request has output, or has ended."""
+    """Return whether a request has output or is finished."""
     return bool(task.unsent) or task.finished
 
 
 class RollingBatch:
-    """Keeps the requests in DJL's order: every call names all live ones, and expects a piece for each.
+    """The requests of a rolling batch, in DJL's order. Each of DJL's calls expects a piece for every live request.
 
-    A request whose last piece is taken is closed: nothing else runs before the call that took it has written it.
+    A request is closed as soon as its last piece is taken, because nothing else runs until the same call has written
+    the piece.
 
     Args:
-        commits_early: the Java side begins an answer with an empty first piece.
-        max_piece: bytes that fit into one piece; None is no limit.
+        commits_early: Whether the Java side begins a response at its first piece even if the piece is empty.
+        max_piece: The maximum number of bytes in a piece, or None for no limit.
     """
 
     def __init__(
@@ -135,34 +141,34 @@ class RollingBatch:
         self._commits_early = commits_early
         self._max_piece = max_piece
         self._tasks: list[RequestTask] = []
-        self._unsettled: list[RequestTask] = []  # of them, those opened a moment ago
+        self._unsettled: list[RequestTask] = []  # tasks whose complete response may have to be held back
 
     @property
     def num_requests(self) -> int:
         return len(self._tasks)
 
     def reset(self) -> None:
-        """Drop all requests: the Java side has forgotten them."""
+        """Drop all requests, because the Java side has dropped them."""
         if self._tasks:
-            log.warning("reset: %d requests are dropped", len(self._tasks))
+            log.warning("DJL Serving reset the rolling batch: dropping %d requests", len(self._tasks))
         for task in self._tasks:
             close(task)
         self._tasks.clear()
         self._unsettled.clear()
 
     def step(self, size: int, new: Mapping[int, Item]) -> list[Piece]:
-        """Run one step of `size` requests; return a piece for each, in order.
+        """Run one step, and return a piece for each request, in order.
 
         Args:
-            size: number of requests on the Java side.
-            new: its new requests, by index: they follow the others.
+            size: The number of requests on the Java side.
+            new: The new requests by index. They come after all earlier requests.
         """
         tasks = self._tasks
         if size != len(tasks) + len(new) or any(index < len(tasks) for index in new):
             return self._disagreement(size, len(new))
         opened: list[RequestTask] = []
         if new:
-            self._loop.poll()  # an engine that died meanwhile must not take them along
+            self._loop.poll()  # so that an engine that has died is noticed before it gets the new requests
             items = [new[index] for index in sorted(new)]
             opened = open_items(self._model, items, self._loop.stop)
             for index, item in enumerate(items):
@@ -187,12 +193,12 @@ class RollingBatch:
         return pieces
 
     def fail(self, size: int, error: ServingError) -> list[Piece]:
-        """End every request with `error`."""
+        """End every request with `error`, and return a piece for each."""
         self.reset()
         return [self._refusal(error) for _ in range(size)]
 
     def fail_one(self, piece: Piece, bug: Exception) -> Piece:
-        """End the request of a piece that cannot be written; return the one to write in its place."""
+        """End the request of a piece that cannot be written, and return a piece to write instead."""
         if not piece.last:
             self._tasks.remove(piece.task)
         return self._failure(piece.task, bug)
@@ -206,11 +212,11 @@ class RollingBatch:
             return Piece(task, task.take(), True, True)
 
     def _wait(self, tasks: Sequence[RequestTask], opened: Sequence[RequestTask]) -> None:
-        """Run the loop until a request has output; if it matters, until each new one has."""
+        """Run the loop until a request has output. If an empty piece fixes the status, wait for all new requests."""
         now = time.monotonic()
         begin, idle = now + _BEGIN, now + _IDLE
         seconds = 0.0 if any(map(_has_word, tasks)) else _IDLE
-        if all(task.begun for task in tasks):  # only the engine has more to say
+        if all(task.begun for task in tasks):  # the next output can only come from the engine
             self._loop.step(self._model.driver, seconds)
         elif seconds:
             self._loop.wait(seconds)
@@ -226,7 +232,7 @@ class RollingBatch:
                 self._loop.wait(idle - now)
 
     def _settle(self, opened: Sequence[RequestTask]) -> None:
-        """Sleep if a new request's answer would come too early for Java. Other requests' tokens queue meanwhile."""
+        """Hold back a complete response to a new request (see `_SETTLED`). Tokens of other requests queue up."""
         latest = time.monotonic() - _SETTLED
         unsettled = [task for task in (*self._unsettled, *opened) if task.opened_at > latest]
         if early := max(map(seconds_early, unsettled), default=0.0):
@@ -234,17 +240,17 @@ class RollingBatch:
         self._unsettled = [task for task in unsettled if not task.finished]
 
     def _disagreement(self, size: int, num_new: int) -> list[Piece]:
-        """Fail all requests rather than guess whose tokens these are."""
-        counts = f"the server has {size} requests, {num_new} of them new; the handler has {len(self._tasks)}"
-        log.error("the numbers of requests disagree: %s; all are ended", counts)
+        """Fail all requests, because tokens could otherwise go to the wrong request."""
+        counts = f"DJL Serving has {size} requests, of which {num_new} are new; the handler has {len(self._tasks)}"
+        log.error("the numbers of requests do not match: %s; all requests fail", counts)
         return self.fail(size, InternalError("the server and its handler disagreed on the requests in flight"))
 
 
 class DynamicBatch:
-    """Answers a whole batch, or one stream, per call.
+    """Dynamic batching: answers a whole batch, or one streaming request, in each of DJL's calls.
 
     Args:
-        seconds: that a call may take (`option.predict_timeout`).
+        seconds: The maximum seconds for a call (`option.predict_timeout`).
     """
 
     def __init__(self, model: ServedModel, loop: WorkerLoop, seconds: float) -> None:
@@ -253,31 +259,35 @@ class DynamicBatch:
         self._seconds = seconds
 
     def run(self, items: Sequence[Item]) -> list[RequestTask]:
-        """Return all requests, finished, in order; those that take too long end with an error."""
+        """Run the requests until all are finished, and return them in order. A request that times out gets an error."""
         tasks = self._open(items)
         self._wait(tasks, lambda: all(task.finished for task in tasks))
         return tasks
 
     def begin(self, item: Item) -> RequestTask:
-        """Return a request whose answer has begun."""
+        """Open a request, wait until its response begins, and return the request."""
         (task,) = self._open([item])
         self._wait([task], lambda: task.begun)
         return task
 
     def next_bytes(self, task: RequestTask) -> tuple[bytes, bool]:
-        """Wait a moment for more of an answer; return it, possibly nothing, and whether that is the end."""
+        """Wait briefly for more of a response.
+
+        Returns:
+            The new bytes, which may be empty, and whether the response is complete.
+        """
         if not task.unsent and not task.finished:
             self._loop.wait(0.1)
         data = task.take()
         return data, task.finished and not task.unsent
 
     def refused(self, error: ServingError) -> bytes:
-        """Return the body of an answer that is `error`."""
+        """Return the body of an error response."""
         with self._model.refused(error) as task:
             return task.take()
 
     def _open(self, items: Sequence[Item]) -> list[RequestTask]:
-        self._loop.poll()  # an engine that died meanwhile must not take them along
+        self._loop.poll()  # so that an engine that has died is noticed before it gets the requests
         tasks = open_items(self._model, items, self._loop.stop)
         for index, item in enumerate(items):
             try:

@@ -1,4 +1,4 @@
-"""The ways in which DJL calls its worker: a step of a rolling batch, a whole batch, or a request of its own (async)."""
+"""The modes in which DJL calls its worker: with steps of a rolling batch, whole batches, or single requests (async)."""
 
 from __future__ import annotations
 
@@ -47,19 +47,20 @@ from handler.scheduler.lora import AdapterCall, read_adapter_call, required
 from handler.serving.model import ServedModel
 from handler.serving.task import RequestTask
 
-# -- DJL's calls about LoRA adapters: read what Java's PyAdapter sends, and change the adapters ------------------------
-# An Input has the properties `name` and `src` (and `pin`), and the management call's query as contents. 0.36 makes the
-# client's answer of the Output's status and message. In async mode it answers 200 without waiting for the worker,
-# unless an error is there first; 0.28 always answers by itself. Then only the log says why a call failed.
+# -- DJL's calls about LoRA adapters -----------------------------------------------------------------------------------
+# Java's PyAdapter sends an Input with the properties `name` and `src` (and `pin`), and the query of the management call
+# as contents. Java 0.36 answers the client with the Output's status and message. In async mode, Java answers 200
+# without waiting for the worker, unless an error has arrived by then. Java 0.28 never waits for the worker. If Java
+# does not wait, only the log says why a call failed.
 
 log = logging.getLogger("handler.djl")
 
 _DONE = {"register": "registered", "update": "updated", "unregister": "unregistered"}
-"""DJL's own handlers' words; `alias` precedes them if SageMaker's user has given the adapter one."""
+"""The verbs of the messages of DJL's own handlers, such as "Adapter NAME registered"."""
 
 
 class AdapterCalls:
-    """Makes changes one after another, in the order of the calls."""
+    """DJL's calls that change LoRA adapters, made one at a time and in order."""
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
@@ -67,13 +68,16 @@ class AdapterCalls:
         self._under_way: dict[asyncio.Future[None], str] = {}  # the adapters' names
 
     async def answer(self, inputs: Input, what: str) -> tuple[str, dict[str, Any]]:
-        """Do what a call asks for; return what was done, in words, and the answer's value.
+        """Register, update or unregister an adapter.
 
         Args:
-            what: register, update or unregister.
+            what: "register", "update" or "unregister".
+
+        Returns:
+            A message that says what was done, and the value of the response.
 
         Raises:
-            ServingError: nothing has changed; the log has it.
+            ServingError: If the call fails. The error is logged, and nothing has changed.
         """
         name = inputs.get_properties().get("name")
         end = asyncio.get_running_loop().create_future()
@@ -89,7 +93,7 @@ class AdapterCalls:
             end.set_result(None)
 
     async def catch_up(self, item: Item) -> None:
-        """Wait for the calls that came before a request and are about an adapter that it may name."""
+        """Wait for unfinished calls about any adapter that a request may name."""
         earlier = [end for end, name in self._under_way.items() if _mentions(item, name)]
         if earlier:
             await asyncio.wait(earlier)
@@ -103,29 +107,28 @@ class AdapterCalls:
         done = f"Adapter {inputs.get_properties().get('alias') or name} {_DONE[what]}"
         value: dict[str, Any] = {"status": done}
         if what == "unregister":
-            with contextlib.suppress(NotFound):  # Java lists it, as it answered a failed registration too early
+            with contextlib.suppress(NotFound):  # Java lists an adapter even if its registration has failed
                 adapters.unregister(name)
         elif what == "update":
             await adapters.update(name, call.src, preload=call.preload)
-        else:  # DJL Serving registers what lies in the model's `adapters/` by itself
+        else:  # DJL Serving itself registers every adapter in the model's `adapters/`
             src, preload = required(call.src, "src"), call.preload is not False
             value["id"] = (await adapters.register(name, src, preload=preload, again=True)).number
         return done, value
 
 
 def _mentions(item: Item, name: str) -> bool:
-    """Return whether a header or a JSON string is this name, which has no character that JSON would escape."""
+    """Return whether an adapter's name is a header's value or a JSON string. JSON escapes no character of a name."""
     return bool(name) and (name in item.headers.values() or f'"{name}"'.encode() in item.body)
 
 
 def _check_caller(inputs: Input) -> None:
-    """Refuse a call that a client made by a header of its own."""
+    """Raise InvalidPayload if the call is a client's request that has selected this function by a header."""
     if is_of_http(inputs.get_properties()):
         raise InvalidPayload("property handler: a request cannot choose the function that answers it")
 
 
 def _read_call(inputs: Input, *, refuse_unknown: bool) -> AdapterCall:
-    """Read a call about an adapter."""
     properties, content = inputs.get_properties(), inputs.get_content()
     values: dict[str, Any] = {
         str(key): bytes(value).decode(errors="replace")
@@ -135,33 +138,35 @@ def _read_call(inputs: Input, *, refuse_unknown: bool) -> AdapterCall:
     values |= {name: properties[name] for name in ("name", "src", "pin") if name in properties}
     call = read_adapter_call(values, refuse_unknown=refuse_unknown)
     if call.ignored:
-        log.warning("an adapter's call: no effect: %s", one_line(", ".join(map(repr, call.ignored))))
+        names = one_line(", ".join(map(repr, call.ignored)))
+        log.warning("a call about an adapter has parameters without effect: %s", names)
     return call
 
 
 _JSON = {"Content-Type": JSON.content_type}
 
 _LOST_STEP = (
-    "a call about an adapter came while requests were under way: DJL's rolling batch has lost its step's answer and "
-    "will restart this worker after option.predict_timeout; with option.async_mode=true such calls are safe"
+    "a call about an adapter arrived while requests were running: DJL's rolling batch has lost the response to a step, "
+    "and will restart this worker after option.predict_timeout; with option.async_mode=true such calls are safe"
 )
-"""Java keeps one future for a connection: of two calls the later one replaces the earlier one's, and gets its answer.
-If we answered both, one answer would be left over, and each later step would get the answer of the step before.
+"""Java keeps one future per connection. A second call replaces the future of the first call, and gets the response to
+the first call. If the worker answered both calls, one response would be left over, and each later step would get the
+response to the step before it.
 """
 
 
 class Mode(Protocol):
-    """Answers DJL's calls."""
+    """A mode of the worker, which answers DJL's calls."""
 
     def answer(self, inputs: Input) -> Output:
-        """Answer requests."""
+        """Answer a call that contains one or more requests, or a step of them."""
 
     def change_adapter(self, inputs: Input, what: str) -> Output:
-        """Answer a call to register, update or unregister (`what`) an adapter."""
+        """Answer a call about an adapter. `what` is "register", "update" or "unregister"."""
 
 
 class Passive:
-    """A rank of an MPI world that is not the first: the engine runs beside rank 0, which answers."""
+    """The mode of the ranks of an MPI world that do nothing. Rank 0 runs the engine and answers."""
 
     def answer(self, inputs: Input) -> Output:
         return Output()
@@ -171,15 +176,15 @@ class Passive:
 
 
 class _Stepped:
-    """A mode in which the worker's event loop runs within DJL's calls."""
+    """Base class of the modes in which the worker's event loop runs within DJL's calls."""
 
     def __init__(self, model: ServedModel, loop: WorkerLoop) -> None:
         self._loop = loop
-        self._seconds = max(0.1, model.config.predict_timeout - 1.0)  # then Java kills the worker
+        self._seconds = max(0.1, model.config.predict_timeout - 1.0)  # Java kills the worker at predict_timeout
         self._adapters = AdapterCalls(model)
 
     def change_adapter(self, inputs: Input, what: str) -> Output:
-        """Wait for the engine; other requests' tokens queue meanwhile."""
+        """Change an adapter, and wait for the engine. The tokens of running requests queue up meanwhile."""
         return _or_refusal(lambda: self._change_adapter(inputs, what))
 
     def _change_adapter(self, inputs: Input, what: str) -> Output:
@@ -194,7 +199,7 @@ class _Stepped:
 
 
 def _or_refusal(answer: Callable[[], Output]) -> Output:
-    """Return the answer, or a refusal if it raises: djl_python and Java would use their own text."""
+    """Return the result of `answer`, or a refusal if it raises, as djl_python and Java would write their own text."""
     try:
         return answer()
     except Exception as error:  # one call must not end the worker
@@ -202,7 +207,7 @@ def _or_refusal(answer: Callable[[], Output]) -> Output:
 
 
 class Rolling(_Stepped):
-    """A call is one step of every live request."""
+    """The mode in which each call is one step of all live requests."""
 
     def __init__(self, model: ServedModel, loop: WorkerLoop, version: DjlVersion) -> None:
         super().__init__(model, loop)
@@ -210,7 +215,7 @@ class Rolling(_Stepped):
         self._writer = PieceWriter(version)
 
     def answer(self, inputs: Input) -> Output:
-        if not is_batch(inputs):  # only a `handler` of the client's own comes past the rolling batch
+        if not is_batch(inputs):  # a client's header `handler` has bypassed the rolling batch
             return refusal(InvalidPayload("property handler: a request cannot choose the function that answers it"))
         properties = inputs.get_properties()
         size = int(properties["batch_size"])
@@ -219,8 +224,8 @@ class Rolling(_Stepped):
                 if properties.get("reset_rollingbatch") == "true":
                     self._batch.reset()
                 return self._sent(self._batch.step(size, batched(inputs)))
-            except Exception as error:  # left to Java, it would fail every client with a text of its own
-                log.exception("a step failed: a bug")
+            except Exception as error:  # Java would fail every request with its own text
+                log.exception("a step of the rolling batch failed because of a bug")
                 return self._sent(self._batch.fail(size, InternalError.of(error)))
 
     def _sent(self, pieces: Sequence[Piece]) -> Sent:
@@ -228,14 +233,14 @@ class Rolling(_Stepped):
 
     def change_adapter(self, inputs: Input, what: str) -> Output:
         answer = super().change_adapter(inputs, what)
-        if self._batch.num_requests:  # Java has a step under way, or is about to
+        if self._batch.num_requests:  # Java is making a step, or is about to
             log.error("%s", _LOST_STEP)
             return Unsent()
         return answer
 
 
 class Dynamic(_Stepped):
-    """A call is a whole batch, answered when all of it is done."""
+    """The mode in which each call is a whole batch, answered when all of its requests are finished."""
 
     def __init__(self, model: ServedModel, loop: WorkerLoop) -> None:
         super().__init__(model, loop)
@@ -255,7 +260,7 @@ class Dynamic(_Stepped):
                 return whole(task)
 
     def _answer_batch(self, inputs: Input) -> Output:
-        """Answer a batch with one status; a failure is reported in its own body."""
+        """Answer a batch. The whole batch has one status, so the failure of a request is only in its body."""
         items = batched(inputs)
         size = int(inputs.get_properties()["batch_size"])
         answers = Output()
@@ -267,7 +272,7 @@ class Dynamic(_Stepped):
         try:
             body = task.take()
             if len(body) > MAX_FIELD:
-                message = f"the answer has {len(body)} bytes; in a batch at most {MAX_FIELD} are possible"
+                message = f"the response has {len(body)} bytes; the maximum in a batch is {MAX_FIELD}"
                 raise GenerationFailed(message)
             return body
         except Exception as error:  # one request must not stop the others
@@ -283,7 +288,7 @@ class Dynamic(_Stepped):
             return whole(task)
 
     def _chunks(self, task: RequestTask) -> Iterator[bytes]:
-        """Yield an answer's chunks; djl_python asks for the next one when the last is written."""
+        """Yield the chunks of a response. djl_python asks for each chunk when it has written the one before."""
         last = False
         with task:
             while not last:
@@ -294,24 +299,24 @@ class Dynamic(_Stepped):
 
 
 class Async:
-    """A call opens a request; the first call's answer never ends, and carries the pieces of all requests.
+    """The async mode, in which each call opens a request. The response to the first call never ends, and contains the
+    output of all requests.
 
-    djl_python puts Outputs into a queue without a limit and takes a switch between threads for each. So one Output has
-    a piece of every request that has bytes, and the next one is made when that is written: output that arrives
-    meanwhile joins it.
+    djl_python has an unlimited queue of Outputs and switches between threads for each Output. So each Output contains
+    pieces of all requests that have bytes, and the next Output is made only when the one before has been written.
     """
 
     def __init__(self, model: ServedModel, version: DjlVersion) -> None:
         self._model = model
         self._adapters = AdapterCalls(model)
         self._writer = PieceWriter(version)
-        self._ids: dict[RequestTask, str] = {}  # DJL's, of all that are not answered to the end
+        self._ids: dict[RequestTask, str] = {}  # DJL's ids of the unfinished requests
         self._with_bytes: dict[RequestTask, None] = {}
-        self._answered: list[RequestTask] = []  # their last pieces are taken, and not written yet
+        self._answered: list[RequestTask] = []  # requests whose last pieces are taken but not yet written
         self._wake_up = asyncio.Event()
 
     async def outputs(self, started: Output) -> AsyncIterator[Output]:
-        """Answer the first call with `started`; then answer all requests."""
+        """Yield `started`, the response to the first call, and then the output of all requests."""
         yield started
         loop = asyncio.get_running_loop()
         while True:
@@ -326,7 +331,7 @@ class Async:
                     close(task)
 
     async def answer(self, inputs: Input) -> AsyncIterator[Output]:
-        """Open a request. It yields no Outputs of its own."""
+        """Open a request, and return an empty iterator, because `outputs` yields the request's output."""
         item = single(inputs)
         await self._adapters.catch_up(item)
         self._open(item)
@@ -336,7 +341,7 @@ class Async:
         try:
             _, value = await self._adapters.answer(inputs, what)
             return output(self._writer.piece(dumps(value), last=True), _JSON)
-        except Exception as bug:  # djl_python's own answer could not be read
+        except Exception as bug:  # Java could not read djl_python's own error response
             error = serving_error(bug)
             answer = FRONT_END.whole(error)
             return output(self._writer.failure(answer, error), {**_JSON, **dict(answer.headers)})
@@ -345,10 +350,10 @@ class Async:
         (task,) = open_items(self._model, [item], self._mark_ready)
         try:
             task.start(item.body)
-        except Exception as bug:  # it must not stop the others
+        except Exception as bug:  # one request must not stop the others
             task = in_place_of(task, bug, self._model)
         self._ids[task] = item.headers.get("request_tracking_id", "")
-        if task.begun:  # refused before it had its id
+        if task.begun:  # refused before its id was set
             self._mark_ready(task)
 
     def _mark_ready(self, task: RequestTask) -> None:
@@ -356,22 +361,22 @@ class Async:
         self._wake_up.set()
 
     def _take_pieces(self) -> bytes:
-        """Take the output of all requests that have some."""
+        """Take the output of all requests that have any."""
         tasks, self._with_bytes = self._with_bytes, {}
         return b"".join(message for task in tasks if self._is_due(task) for message in self._messages(task))
 
     def _is_due(self, task: RequestTask) -> bool:
-        """Return whether its bytes may go now; if not, a timer sends them later."""
+        """Return whether a request's bytes may be sent now. If they may not, set a timer to send them later."""
         early = seconds_early(task)
         if early:
             asyncio.get_running_loop().call_later(early, self._mark_ready, task)
         return not early
 
     def _messages(self, task: RequestTask) -> Iterator[bytes]:
-        """Yield a request's messages; the last one always ends it, as Java would otherwise let the client wait."""
+        """Yield a request's messages. If one cannot be written, end the request, or Java would let the client wait."""
         id = self._ids.get(task)
         if id is None:
-            return  # it is answered
+            return  # the request has been answered
         try:
             while task.unsent or task.finished:
                 piece = next_piece(task, MAX_FIELD, commits=True)

@@ -1,4 +1,4 @@
-"""Load a model from the properties of DJL's first call, and report its requests to DJL Serving as metrics."""
+"""Functions that load the worker's model by the properties of DJL's first call, and report metrics to DJL Serving."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("handler.djl")
 
-_JAVA = "DJL Serving"  # the origin of what Java hands over
+_JAVA = "DJL Serving"  # the origin of settings that Java passes
 
 _ADVICE = frozenset(
     {
@@ -50,55 +50,56 @@ _ADVICE = frozenset(
         "option.tensor_parallel_degree",
     }
 )
-"""Options that DJL Serving's LmiConfigRecommender sets by itself for a model with a config.json, for any engine."""
+"""Options that DJL Serving's LmiConfigRecommender sets for a model with a config.json, whatever the engine."""
 
 _LEFT_TO_JAVA = {"option.rolling_batch": "auto", "option.tensor_parallel_degree": "max"}
 """Values that Java replaces with its own."""
 
 _NO_ASYNC = (
-    "option.async_mode=true has no effect: DJL Serving has async mode since 0.33, and this one calls the handler for a "
-    "batch at a time"
+    "option.async_mode=true has no effect: async mode needs DJL Serving 0.33 or later, and this one calls the handler "
+    "with batches"
 )
 
 _RECOMMENDED_SIZE = "32"
-"""The recommender's option.max_rolling_batch_size. In async mode Java itself has no such limit."""
+"""The recommender's value of option.max_rolling_batch_size. In async mode, Java itself has no such limit."""
 
 _EMBEDDED_ONLY = {"option.tgi_metrics", "option.cloudwatch_metrics_interval"}
-"""Options of metrics that this worker cannot show: it has no HTTP server, and DJL prefixes its log lines."""
+"""Options for metrics that need the embedded server: the worker has no HTTP server, and DJL prefixes its log lines."""
 
 _AT_END = contextlib.AsyncExitStack()
-"""Closed when the event loop ends; a stepped loop only ends with its process."""
+"""Contexts to exit when the event loop ends. In rolling and dynamic batching, the loop only ends with its process."""
 
-_TIME_LIMIT = 900.0  # seconds: DJL never says that a client has left (option.request_time_limit)
+_TIME_LIMIT = 900.0  # seconds, because DJL does not report that a client has disconnected (option.request_time_limit)
 
 
 def is_passive(properties: Mapping[str, Any], version: DjlVersion) -> bool:
-    """Return whether this process is a rank of an MPI world that has nothing to do: the engine runs beside rank 0.
+    """Return whether this process is a rank of an MPI world that does nothing, because the engine belongs to rank 0.
 
-    No rank of a world that `prepare` refuses is.
+    No rank is passive in a world that `prepare` refuses, so that every rank reports the problem.
 
     Args:
-        properties: of the first call.
+        properties: The properties of DJL's first call.
     """
     rank = environment.mpi_world()[1]
     return rank not in ("", "0") and not _is_refused_world(properties, version)
 
 
 def _is_refused_world(properties: Mapping[str, Any], version: DjlVersion) -> bool:
-    """Return whether this Java side would wait for the answers of all ranks and use the last one's."""
+    """Return whether this Java side would wait for the responses of all ranks and use only the last rank's."""
     world = environment.mpi_world()[0]
     return world not in ("", "1") and version.steps_all_ranks and properties.get("rolling_batch") != "trtllm"
 
 
 def prepare(properties: Mapping[str, Any], version: DjlVersion | None, *, djl: str = "") -> tuple[Config, Formatters]:
-    """Read the options and import the model directory's model.py, which runs it.
+    """Read and check the options, and import the model directory's model.py.
 
     Args:
-        version: of the Java side that steps the handler; None: async mode.
-        djl: as in `read_properties`.
+        version: The version of the Java side, or None in async mode.
+        djl: The version of djl_python.
 
     Raises:
-        ConfigError: with all problems: of options, of what this Java side cannot do, the model's files, model.py.
+        ConfigError: If there are problems with the options, the model's files or model.py, or if this Java side does
+            not support an option. The error contains all problems.
     """
     directory = Path(properties["model_dir"])
     wrong = Problems()
@@ -123,46 +124,47 @@ def prepare(properties: Mapping[str, Any], version: DjlVersion | None, *, djl: s
 
 
 def steps_rolling(config: Config, properties: Mapping[str, Any], version: DjlVersion) -> bool:
-    """Return whether Java steps a rolling batch."""
+    """Return whether Java calls the worker with the steps of a rolling batch."""
     return config.rolling_batch != "disable" or (version.always_steps and "rolling_batch" in properties)
 
 
 def _custom_code() -> Iterator[Problem]:
-    """Refuse variables that name handlers of AWS's vLLM image, which only the embedded server calls."""
+    """Yield a problem for each variable that names a handler of AWS's vLLM image, as this worker does not call it."""
     for name, value in environment.custom_code().items():
         if (name, value) != (SCRIPT, "model.py"):
             yield Problem(f"environment variable {name}", name, f"{name}={value[:200]}: {INSTEAD[name]}")
 
 
 def _beyond_java(config: Config, properties: Mapping[str, Any], version: DjlVersion) -> Iterator[Problem]:
-    """Name the options that this Java side does not support: those of an MPI world, and of sessions, whose ids go to
-    clients.
+    """Yield a problem for each option that this Java side does not support: MPI with several ranks, and sessions.
+
+    Sessions need responses with headers, which contain the session's ID.
     """
     if _is_refused_world(properties, version):
         key = "option.mpi_mode"
         yield Problem(
-            "DJL Serving", key, f"{key}: before DJL Serving 0.29 several ranks need option.rolling_batch=trtllm"
+            "DJL Serving", key, f"{key}: several ranks need DJL Serving 0.29 or later, or option.rolling_batch=trtllm"
         )
     why, rolling = "", steps_rolling(config, properties, version)
     if rolling and not version.passes_headers:
-        why = "before DJL Serving 0.28 the answers of a rolling batch have no headers"
+        why = "sessions need DJL Serving 0.28 or later, because earlier releases drop the headers of a rolling batch"
     if not rolling and config.batch_size > 1:
-        why = f"the answers of a dynamic batch share their headers; it needs batch_size=1, not {config.batch_size}"
+        why = f"sessions need batch_size=1, not {config.batch_size}: a dynamic batch has only one set of headers"
     if config.enable_stateful_sessions and why:
         yield config.problem("option.enable_stateful_sessions", "true", why)
 
 
 def own_sessions(config: Config, java: int) -> Config:
-    """Keep sessions in a directory of this DJL Serving, unless the options name one.
+    """Set a directory for sessions that belongs to this DJL Serving, unless option.sessions_path names one.
 
-    Its workers share it, replaced ones too. Java kills workers at its end, so directories whose DJL Serving has ended
-    are removed here.
+    All workers of one DJL Serving share the directory, including workers that replace others. Java kills its workers
+    when it exits, so the directories of processes that no longer run are removed here.
 
     Args:
-        java: its process id.
+        java: The process ID of DJL Serving.
 
     Raises:
-        ConfigError: sessions cannot be stored there.
+        ConfigError: If sessions cannot be stored.
     """
     root = sessions_root(config)
     if root is None or config.sessions_path is not None:
@@ -176,7 +178,7 @@ def own_sessions(config: Config, java: int) -> Config:
 
 
 def _owner(pid: int) -> str:
-    """Return a name that no later process has: the process id and the clock tick of its start (proc(5))."""
+    """Return a directory name that is unique to a process: its ID and the clock tick of its start (proc(5))."""
     try:
         started = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except OSError:
@@ -185,19 +187,19 @@ def _owner(pid: int) -> str:
 
 
 def _namespace() -> int:
-    """Return the namespace of process ids: another container's ids mean nothing here (pid_namespaces(7))."""
+    """Return the PID namespace, because another container's process IDs mean nothing here (pid_namespaces(7))."""
     return os.stat("/proc/self/ns/pid").st_ino
 
 
 async def load(config: Config, formatters: Formatters, directory: Path, *, stepped: bool) -> ServedModel:
-    """Return a model whose engine is ready. It runs as long as this process, which Java ends.
+    """Load the model, wait until its engine is ready, and return it. It runs until Java ends this process.
 
     Args:
-        directory: the model directory.
-        stepped: as in ServedModel.
+        directory: The model directory.
+        stepped: Whether the worker's event loop runs only within DJL's calls.
 
     Raises:
-        ConfigError: something is missing; the message says what to change.
+        ConfigError: If the model cannot be loaded.
     """
 
     times = StartTimes()
@@ -224,20 +226,22 @@ async def _wait_ready(model: ServedModel) -> None:
 
 
 def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: str = "") -> Reading:
-    """Read the options from the model directory's serving.properties and the environment, as the Java side reads them.
+    """Read the options that Java passes, and those of serving.properties and the environment.
 
-    Java hands over all options without their prefix, among properties of its own. So a key that is not one of our
-    options is ignored; if it is in the file, the file's reader refuses it.
+    Java passes all options without their prefix, together with its own properties. So a property that is not one of
+    our options is ignored. If it is in the file, the reader of the file refuses it.
 
     Args:
-        djl: version of the djl_python that runs us, which is LMI's release unless an option names another.
+        properties: The properties of DJL's first call.
+        asynchronous: Whether the worker runs in async mode.
+        djl: The version of djl_python, which is also LMI's release unless an option names another.
     """
     directory = Path(properties["model_dir"])
     file = directory / "serving.properties"
     own_file, environ = file if file.is_file() else None, environment.of_worker()
     problems = Problems()
     if asynchronous and (properties.get("rolling_batch") or "disable") != "disable":
-        message = "option.async_mode=true needs option.rolling_batch=disable: Java would step both ways"
+        message = "option.async_mode=true needs option.rolling_batch=disable: Java would use both modes at once"
         problems.append(Problem("", "option.rolling_batch", message))
     found_by_java = [*from_environment(environ), *(from_file(own_file) if own_file else ())]
     written = {item.key: item.value.strip() for item in found_by_java if isinstance(item, Setting)}
@@ -247,10 +251,10 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: s
     if not asynchronous and config.rolling_batch == "disable":
         config = replace(config, warnings=(*config.warnings, *_lost_rolling_batch(found_by_java)))
     for key in _EMBEDDED_ONLY & config.origins.keys():
-        idle = f"without effect here: {key} ({config.where(key)}); DJL Serving has metrics of its own"
+        idle = f"ignored: {key} ({config.where(key)}); DJL Serving has its own metrics"
         config = replace(config, warnings=(*config.warnings, idle), cloudwatch_metrics_interval=0.0)
     if config.replicas != "1":
-        message = "DJL Serving's workers are the replicas: write minWorkers and maxWorkers (documents: scaling)"
+        message = "under DJL Serving, write minWorkers and maxWorkers instead (documents: scaling)"
         problems.append(config.problem("option.replicas", config.replicas, message))
     if config.request_time_limit is None:
         config = replace(config, request_time_limit=_TIME_LIMIT)
@@ -261,22 +265,22 @@ def read_properties(properties: Mapping[str, Any], *, asynchronous: bool, djl: s
 
 
 def _lost_rolling_batch(found_by_java: Iterable[Setting | Problem]) -> Iterator[str]:
-    """Yield the user's option.rolling_batch=auto if DJL Serving has replaced it with `disable`."""
+    """Yield a warning if DJL Serving has replaced the user's option.rolling_batch=auto with `disable`."""
     key = "option.rolling_batch"
     last = [item for item in found_by_java if isinstance(item, Setting) and item.key == key][-1:]
     for setting in last:
         if setting.value.strip() == _LEFT_TO_JAVA[key]:
             yield (
-                f"DJL Serving turned auto into {key}=disable, which is dynamic batching ({setting.origin}); "
-                f"write {key}=scheduler for a rolling batch"
+                f"DJL Serving replaced {key}=auto ({setting.origin}) with disable, which is dynamic batching; "
+                f"set {key}=scheduler for a rolling batch"
             )
 
 
 def _settings(properties: Mapping[str, Any], written: Mapping[str, str], *, asynchronous: bool) -> list[Setting]:
-    """Return the options that Java hands over; those that it only recommends, if the engine supports them.
+    """Return the options that Java passes. An option that Java only recommends is dropped if it is of no use.
 
     Args:
-        written: the user's own values, by the names that serving.properties and the environment give them.
+        written: The values in serving.properties and the environment, by key.
     """
     settings: dict[str, Setting] = {}
     advice: dict[str, Setting] = {}
@@ -287,12 +291,12 @@ def _settings(properties: Mapping[str, Any], written: Mapping[str, str], *, asyn
         recommended = own in _ADVICE and written.get(own) in (None, _LEFT_TO_JAVA.get(own))
         (advice if recommended else settings)[key] = Setting(key, value, _JAVA)
     mode = advice.pop("option.rolling_batch", None) or settings.get("option.rolling_batch")
-    rolling = mode.value if mode else "disable"  # Java steps a rolling batch only when the property is there
+    rolling = mode.value if mode else "disable"  # Java steps a rolling batch only if the property is set
     named = settings.get("option.llm_engine", Setting("", "auto", "")).value != "auto"
     if asynchronous:
-        rolling = "auto"  # that Java batches nothing does not keep the handler from doing so
+        rolling = "auto"  # the handler batches even though Java does not
     elif "option.rolling_batch" not in settings and rolling != "disable" and (named or rolling not in ROLLING_BATCHES):
-        rolling = "auto"  # Java goes by its image's engine, not by option.llm_engine
+        rolling = "auto"  # Java's value is for the image's engine, not for option.llm_engine
     settings["option.rolling_batch"] = Setting("option.rolling_batch", rolling, _JAVA)
     settings["option.async_mode"] = Setting("option.async_mode", str(asynchronous), _JAVA)
     engine = named_engine(settings.values(), "openvino")
@@ -300,23 +304,23 @@ def _settings(properties: Mapping[str, Any], written: Mapping[str, str], *, asyn
         if _is_of_use(advice[key], engine, settings, asynchronous=asynchronous):
             settings[key] = advice[key]
         else:
-            log.info("DJL Serving's recommendation %s=%s has no effect with %s", key, advice[key].value, engine)
+            log.info("ignoring DJL Serving's recommendation %s=%s for engine %s", key, advice[key].value, engine)
     return list(settings.values())
 
 
 def _is_of_use(advice: Setting, engine: str, settings: Mapping[str, Setting], *, asynchronous: bool) -> bool:
     match advice.key:
-        case "option.tensor_parallel_degree":  # Java counted the GPUs; 0.28 says 0 where there is none
+        case "option.tensor_parallel_degree":  # the number of GPUs; Java 0.28 sets 0 if there is none
             return advice.value != "0" and engine in ENGINES and ENGINES[engine].spreads
         case "option.max_rolling_batch_size":
             return not (asynchronous and advice.value == _RECOMMENDED_SIZE)
         case "option.max_num_tokens":
             return engine == "trtllm" and "option.max_num_batched_tokens" not in settings
-    return False  # one stage is every engine's default
+    return False  # the recommended pipeline parallel degree, 1, is every engine's default
 
 
 def _own_model(directory: Path) -> str:
-    """Return the model next to serving.properties."""
+    """Return the model directory as the value of option.model_id, or raise ConfigError if it contains no model."""
     try:
         model_files.locate(str(directory))
     except ConfigError as error:
@@ -326,27 +330,28 @@ def _own_model(directory: Path) -> str:
     return str(directory)
 
 
-# -- lines of stdout that DJL Serving reads as metrics, for its Prometheus text (`SERVING_PROMETHEUS=true`) ------------
+# -- metrics: lines on stdout that DJL Serving reads and exports to Prometheus (`SERVING_PROMETHEUS=true`) -------------
 
 
 def report_metrics(model: ServedModel, version: DjlVersion) -> None:
-    """Write the figures of each request from now on, if `option.djl_metrics` is set."""
+    """Write the metrics of each request from now on, if `option.djl_metrics` is set."""
     if model.config.djl_metrics:
         model.metrics.recorders.append(MetricLines(model.config.label, version).write)
 
 
 _UNFIT = re.compile(r"[^\w ./-]", re.ASCII)
-"""Characters that a label's value cannot contain: the line's separators, and those outside Java's pattern."""
+"""Characters that a label's value cannot contain: the line's separators, and what Java's pattern excludes."""
 
 
 class MetricLines:
-    """Writes the figures of each request that has ended.
+    """Writer of the metrics of each finished request.
 
-    Tokens are counters. Times are histograms in seconds; before DJL Serving 0.29, gauges of the last value.
+    Numbers of tokens are counters. Times are histograms in seconds. Before DJL Serving 0.29, they are gauges of the
+    last value.
 
     Args:
-        model_name: the label `Model`.
-        stream: by default stdout, which Java reads.
+        model_name: The value of the label `Model`.
+        stream: Where to write the lines. The default is stdout, which Java reads.
     """
 
     def __init__(self, model_name: str, version: DjlVersion, stream: TextIO | None = None) -> None:
@@ -355,15 +360,15 @@ class MetricLines:
         self._stream = stream or sys.stdout
 
     def write(self, request: RequestRecord) -> None:
-        """Write a request's lines at once: other processes have the same stdout."""
+        """Write all lines of a request in one call, because other processes write to the same stdout."""
         tokens = {"LmiPromptTokens": request.num_prompt_tokens, "LmiGeneratedTokens": request.num_tokens}
         lines = [f"{name}.Count:{count}{self._label}" for name, count in tokens.items() if count]
         if request.num_tokens:
             times = {"LmiTimeToFirstTokenSeconds": request.first, "LmiEngineQueueTimeSeconds": request.queue}
-            # Java knows no seconds, and loses a metric with a unit that it does not know.
+            # The unit is None because Java does not know seconds, and drops a metric whose unit it does not know.
             lines += [f"{name}.None:{value:.6f}{self._label}{self._histogram}" for name, value in times.items()]
         try:
             self._stream.write("".join(f"[METRICS]{line}\n" for line in lines))
             self._stream.flush()
-        except (OSError, ValueError) as error:  # a request must not fail for it
-            log.warning("no metrics for DJL Serving: stdout: %s", error)
+        except (OSError, ValueError) as error:  # a request must not fail because of its metrics
+            log.warning("cannot write metrics for DJL Serving to stdout: %s", error)

@@ -1,6 +1,6 @@
-"""DJL's worker protocol: the requests in an Input, and answers as bytes.
+"""DJL's worker protocol, with functions that read requests from an Input and encode responses as bytes.
 
-As ai.djl.python 0.25 to 0.36 writes and reads it; `DjlVersion` holds what differs.
+The protocol is the one of ai.djl.python 0.25 to 0.36. `DjlVersion` contains the differences between versions.
 """
 
 from __future__ import annotations
@@ -23,55 +23,61 @@ from handler.protocols.kernel.errors import FRONT_END, HttpResponse, retry_heade
 from handler.serving.head import QUERY_ADAPTER
 from handler.serving.task import RequestTask, ignored_header
 
-MAX_FIELD = environment.netty_buffer_bytes() // 2  # room for what is around it
-"""Largest field that Java accepts, in bytes; after a larger one it ends the worker with all its requests."""
+MAX_FIELD = environment.netty_buffer_bytes() // 2  # the rest is for the other fields
+"""Maximum size of a field, in bytes. After a larger field, Java ends the worker and all of its requests."""
 
 _OF_HTTP = frozenset(
     {"host", "connection", "content-length", "content-type", "user-agent", "x-request-id", "requestid"}
 )
-"""A client's own properties; in a batch, Java puts its prefix before them."""
+"""Properties that only a client's own headers have. In a batch, Java puts a prefix before the names of headers."""
 
-_RECEIVE_BYTES = 1 << 16  # Python makes room for as many at each call
+_RECEIVE_BYTES = 1 << 16  # Python allocates this many bytes in each call
 
 _COUNT, _INT = struct.Struct(">H"), struct.Struct(">i")
-"""Of fields, and of bytes."""
+"""The encodings of a number of fields and of a number of bytes."""
 
 _WRAP = 1 << 16
-"""Java writes the low 16 bits of a count, and 256 new requests may have 70,000 headers: each of SageMaker's custom
-attributes is one. Java's map of properties is sorted, so that `handler` comes after every `batch_...`: while it is
-missing, this many more follow. Contents are in the order of the requests: while the last one's are missing too.
-A string's length had 16 bits before 0.28: a content's key goes on while no number of bytes comes after it."""
+"""The modulus of the 16-bit numbers in which Java writes larger counts and lengths.
+
+256 new requests may have 70,000 headers, because each of SageMaker's custom attributes is a header. Java sorts its map
+of properties, so `handler` comes after every `batch_...`: as long as `handler` is missing, another 65,536 properties
+follow. Contents are in the order of the requests: as long as those of the last request are missing, more contents
+follow. Before 0.28, the length of a string also had 16 bits: a content's key continues as long as the number after it
+is not a valid number of bytes.
+"""
 
 _BATCH = b"batch_"
 
 _NO_SIZE = 0x09000000
-"""No content has as many bytes; four of a text's are at least that number."""
+"""A number above the size of any content. Four bytes of text, read as a number, are at least this large."""
 
 _FORMS = ("multipart/form-data", "application/x-www-form-urlencoded")
-"""Content types whose fields each become a content; the client chooses their names and number."""
+"""Content types of forms. Each field of a form becomes a content, so the client chooses the names and the number."""
 
-_SOON = 0.5  # seconds in which more of a call comes, where its count leaves open whether any does
+_SOON = 0.5  # seconds to wait for more of a call if its count may have wrapped
 
 
 def is_of_http(properties: Mapping[Any, Any]) -> bool:
-    """Return whether properties are a client's headers, not Java's own."""
+    """Return whether properties are a client's headers instead of Java's own properties."""
     return not _OF_HTTP.isdisjoint(str(name).lower() for name in properties)
 
 
 class DjlVersion(NamedTuple):
-    """The differences between versions; no other code compares versions.
+    """The differences between versions of DJL Serving. No other code compares versions.
 
     Attributes:
-        length: of a string: two bytes before 0.28, four since.
-        json_errors: a piece that is JSON of `data` and `last`, where `data` is JSON with `code` and `error`, sets the
-            request's status and keeps the body; since 0.29 `code` and `error` in the piece's map do, and make the body.
-        commits_early: a first piece without bytes begins the answer, with its status; since 0.29 it is ignored.
-        always_steps: a rolling batch is stepped whenever option.rolling_batch is there, be it `disable`.
-        steps_all_ranks: a step goes to all ranks of an MPI world, and the last one's answer counts, unless
-            option.rolling_batch is `trtllm`.
-        passes_headers: a rolling batch's answers have the headers that the worker gives them.
-        names_requests: the answers of LMI's rolling batch have Java's id of their request in a header `requestId`.
-        metric_types: a [METRICS] line may end with its type: c, g or h, a histogram.
+        length: The encoding of a string's length, which has two bytes before 0.28 and four since.
+        json_errors: Whether a failed piece is a JSON object with `data` and `last`. Its `data` is JSON with `code` and
+            `error`, which set the request's status; it is also the body. Since 0.29, a failed piece is a map with
+            `code` and `error`, from which Java makes the body.
+        commits_early: Whether an empty first piece begins the response and fixes its status. Since 0.29, Java ignores
+            an empty piece.
+        always_steps: Whether Java steps a rolling batch whenever option.rolling_batch is set, even to `disable`.
+        steps_all_ranks: Whether Java sends a step to all ranks of an MPI world and uses the last rank's response. It
+            does not if option.rolling_batch is `trtllm`.
+        passes_headers: Whether the responses of a rolling batch have the headers that the worker sets.
+        names_requests: Whether the responses of LMI's rolling batch have a header `requestId` with Java's request ID.
+        metric_types: Whether a [METRICS] line may end with a type: c (counter), g (gauge) or h (histogram).
     """
 
     length: struct.Struct
@@ -85,7 +91,7 @@ class DjlVersion(NamedTuple):
 
     @property
     def max_piece(self) -> int:
-        """Bytes of a piece in a map of strings."""
+        """The maximum number of bytes in a piece."""
         return 32_000 if self.length.size == 2 else MAX_FIELD
 
     def string(self, text: bytes) -> bytes:
@@ -93,7 +99,7 @@ class DjlVersion(NamedTuple):
 
 
 def installed_version() -> DjlVersion:
-    """Return the version of the djl_python that runs us."""
+    """Return the version of the djl_python package that runs this worker."""
     probe = bytearray()
     Output.write_utf8(probe, "")
     version = tuple(int(part) for part in djl_python.__version__.split("-")[0].split(".")[:2])
@@ -116,37 +122,35 @@ def read_ahead(version: DjlVersion) -> None:
 
 
 class _Message(NamedTuple):
-    """`size` is in bytes."""
-
     properties: dict[str | None, str | None]
     keys: list[str | None]
     values: list[bytearray]
-    size: int
+    size: int  # bytes
 
 
 class Reader:
-    """Receives all available bytes at once; djl_python receives each field of a request separately.
+    """Reader of Inputs that receives all available bytes at once. djl_python receives each field separately.
 
-    A continuing request has three fields and no bytes; 128 of them are 400 system calls a step. While no request joins
-    or leaves, a step's bytes equal those of the step before, and are not parsed.
+    A continuing request has three fields without content, so 128 requests would take 400 system calls per step. As long
+    as no request joins or leaves, the bytes of a step equal those of the step before, and are not parsed again.
 
     Args:
-        length: of a string.
+        length: The encoding of a string's length.
     """
 
     def __init__(self, length: struct.Struct) -> None:
         self._length = length
         self._source: Any = None
-        self._received = bytearray()  # what lies after the last message
+        self._received = bytearray()  # the bytes after the last message
         self._last = _Message({}, [], [], 0)
-        self._bytes_of_last = b""  # empty: they are not kept
-        self._after_form = False  # more contents of the last message may lie there than its count said
+        self._bytes_of_last = b""  # empty if the last message is too large to keep
+        self._after_form = False  # whether the last message may have more contents than its count says
 
     def read(self, inputs: Input, conn: Any) -> None:
-        """Fill an Input from the connection, as its own `read` does.
+        """Read a call from the connection into an Input, in place of the method `read` of the Input.
 
         Raises:
-            ValueError: the connection has ended, or the data is not a call. djl_python ends the worker then.
+            ValueError: If the connection was closed or the data is not a call. djl_python then ends the worker.
         """
         if conn is not self._source:
             self._source, self._received = conn, bytearray()
@@ -155,7 +159,7 @@ class Reader:
             self._receive(1)
         if not (self._bytes_of_last and received.startswith(self._bytes_of_last)):
             message = self._next_message()
-            kept = message.size <= _RECEIVE_BYTES  # a large one would stay in memory until the next one comes
+            kept = message.size <= _RECEIVE_BYTES  # a large message would stay in memory until the next call
             self._bytes_of_last = bytes(received[: message.size]) if kept else b""
             self._last = message if kept else _Message({}, [], [], 0)
         else:
@@ -192,7 +196,7 @@ class Reader:
         return _Message(properties, keys, values, at)
 
     def _contents(self, count: int, at: int, keys: list[str | None], values: list[bytearray]) -> int:
-        """Read `count` contents; return where the next field begins."""
+        """Read `count` contents, and return the position of the next field."""
         for _ in range(count):
             key, size, start = self._key(at)
             at = start + size
@@ -202,7 +206,7 @@ class Reader:
         return at
 
     def _key(self, at: int) -> tuple[str | None, int, int]:
-        """Return a content's key, the number of its value's bytes, and where they begin."""
+        """Return a content's key, and the size and position of its value."""
         length, start = self._number(self._length, at)
         if length < -1:
             length += _WRAP
@@ -213,10 +217,11 @@ class Reader:
         return None if length < 0 else self._received[start : start + length].decode(), size, begin
 
     def _skip_contents(self) -> None:
-        """Skip a form's contents beyond the count.
+        """Skip the contents of a form that exceed its count.
 
-        Java puts no mark between calls. One begins with the number of its properties and the length of a key, which are
-        small; the number is 0 if it was cut, in a batch. A content begins with the length of its key, in four bytes.
+        Java writes no mark between calls. A call begins with the number of its properties (0 if the number has wrapped,
+        which only happens in a batch) and the length of a key, which are both small. A content begins with the length
+        of its key in four bytes.
         """
         while True:
             count, at = self._number(_COUNT, 0)
@@ -228,17 +233,15 @@ class Reader:
 
     @property
     def _short(self) -> bool:
-        """Return whether strings have 16-bit lengths. Such a Java side waits for the answer to each call."""
+        """Return whether strings have 16-bit lengths. Such a Java side waits for the response to each call."""
         return self._length.size == 2
 
     def _has_more(self, at: int) -> bool:
-        """Return whether more than `at` bytes have arrived, or soon arrive: after a whole batch Java sends nothing
-        more.
-        """
+        """Return whether more than `at` bytes arrive within `_SOON`. They do not if the batch is already complete."""
         return len(self._received) > at or bool(select.select([self._source], [], [], _SOON)[0])
 
     def _string(self, at: int) -> tuple[str | None, int]:
-        """Return a string, and where the next field begins."""
+        """Return a string, and the position of the next field."""
         size, start = self._number(self._length, at)
         if size < 0:
             return None, start
@@ -247,7 +250,7 @@ class Reader:
         return self._received[start:end].decode(), end
 
     def _number(self, number: struct.Struct, at: int) -> tuple[int, int]:
-        """Return a number, and where the next field begins."""
+        """Return a number, and the position of the next field."""
         end = at + number.size
         self._receive(end)
         return number.unpack_from(self._received, at)[0], end
@@ -262,7 +265,7 @@ class Reader:
 
 
 def _last_request(properties: Mapping[str | None, str | None]) -> str:
-    """Return how the contents of a batch's last request begin; "" if the call is no batch."""
+    """Return the prefix of the keys of a batch's last request, or "" if the call is not a batch."""
     size = properties.get("batch_size")
     if not size or not size.isdecimal() or is_of_http(properties):
         return ""
@@ -277,18 +280,18 @@ def _is_form(properties: Mapping[str | None, str | None], prefix: str) -> bool:
 
 
 _MAX_REASON = 1000
-"""Characters of an error that becomes an HTTP reason phrase; SageMaker takes 4,096 bytes of headers in all."""
+"""Maximum characters of an HTTP reason phrase. SageMaker accepts at most 4,096 bytes of headers in total."""
 
 _SHORT, _SIZE = struct.Struct(">h"), struct.Struct(">i")
 
-_BATCH_KEY = re.compile(r"batch_(\d{3,})\.(.*)", re.DOTALL)  # from 1,000 on, Java writes as many digits as it needs
+_BATCH_KEY = re.compile(r"batch_(\d{3,})\.(.*)", re.DOTALL)  # more digits from 1,000 on
 
 
 def is_batch(inputs: Input) -> bool:
-    """Return whether Java made this Input of several requests, or is stepping a rolling batch.
+    """Return whether this Input is a batch that Java made, or a step of a rolling batch.
 
-    A request that is alone has its client's headers for properties and its query's names for keys, before its body:
-    they may be called `batch_size` and `batch_000.data`.
+    The properties of a single request are the client's headers, and its keys are the parameters of its query, followed
+    by the body. So a client may use the names `batch_size` and `batch_000.data`.
     """
     properties, keys = inputs.get_properties(), inputs.get_content().get_keys()
     return (
@@ -301,7 +304,7 @@ def is_batch(inputs: Input) -> bool:
 
 
 def single(inputs: Input) -> Item:
-    """Return the only request in an Input; query parameters are next to its body."""
+    """Return the only request in an Input. Its body and its query parameters are separate contents."""
     headers = {str(key).lower(): str(value) for key, value in inputs.get_properties().items()}
     content = inputs.get_content()
     body = content.get("data")
@@ -313,9 +316,9 @@ def single(inputs: Input) -> Item:
 
 
 def batched(inputs: Input) -> dict[int, Item]:
-    """Return a batch's requests that contain anything, by task.
+    """Return the requests of a batch that are not empty, by index.
 
-    In a rolling batch those are the new ones, which have headers and a seed: for others the Java side sends only an
+    In a rolling batch, these are the new requests, which have headers and a seed. For all others, Java sends only an
     empty body.
     """
     content = inputs.get_content()
@@ -340,15 +343,14 @@ def batched(inputs: Input) -> dict[int, Item]:
 
 
 def _text(value: Any) -> str:
-    """Decode a value of the query."""
     return bytes(value).decode("utf-8", "replace")
 
 
 class Sent(Output):  # type: ignore[misc]
-    """Answers that are already in bytes, written at once: djl_python only calls their `send`.
+    """Encoded responses, which are written in one call. djl_python only calls `send`.
 
     Args:
-        then: called when they are written, on the thread that did.
+        then: A callback for when the responses are written. It runs on the thread that has written them.
     """
 
     def __init__(self, data: bytes, then: Callable[[], object] = lambda: None) -> None:
@@ -362,14 +364,14 @@ class Sent(Output):  # type: ignore[misc]
 
 
 class Unsent(Output):  # type: ignore[misc]
-    """An answer that is not sent, as nobody waits for it."""
+    """A response that is not sent, because Java does not expect it."""
 
     def send(self, cl_socket: Any) -> None:
         pass
 
 
 class PieceWriter:
-    """Encodes answers: a map of strings for each piece, and the headers of requests that begin."""
+    """Encoder of responses: a map of strings for each piece, and the headers of responses that begin."""
 
     def __init__(self, version: DjlVersion) -> None:
         string = version.string
@@ -381,10 +383,11 @@ class PieceWriter:
         self._key = string(b"data")
 
     def step(self, pieces: Sequence[Piece], instead: Callable[[Piece, Exception], Piece]) -> bytes:
-        """Return the whole answer to a step.
+        """Return the complete response to a step.
 
         Args:
-            instead: returns the piece to write instead of one that cannot be written.
+            instead: A function that takes a piece that cannot be written and its exception, and returns the piece to
+                write instead.
         """
         headers: list[bytes] = []
         values: list[bytes] = []
@@ -395,7 +398,7 @@ class PieceWriter:
             if piece.first or piece.last:
                 try:
                     own, value = self._edge(index, piece)
-                except Exception as bug:  # one answer must not stop the others
+                except Exception as bug:  # one response must not stop the others
                     own, value = self._edge(index, instead(piece, bug))
                 headers += own
                 values.append(key + size(len(value)) + value)
@@ -406,18 +409,18 @@ class PieceWriter:
         return b"".join((self._start, _SHORT.pack(len(headers)), *headers, _SHORT.pack(len(pieces)), *values))
 
     def _edge(self, index: int, piece: Piece) -> tuple[list[bytes], bytes]:
-        """Return the headers and the value of a piece that begins or ends an answer."""
+        """Return the headers and the value of a piece that begins or ends a response."""
         string, headers = self._version.string, self._headers(piece.task) if piece.first else {}
         own = [string(f"batch_{index}_{name}".encode()) + string(text.encode()) for name, text in headers.items()]
         return own, self.value(piece)
 
     def _headers(self, task: RequestTask) -> dict[str, str]:
-        """Return the headers of an answer in a rolling batch."""
+        """Return the headers of a response in a rolling batch."""
         id = task.header("requestid") if self._version.names_requests else ""
         return {**headers_of(task), **({"requestId": id} if id else {})}
 
     def message(self, piece: Piece, id: str) -> bytes:
-        """Return a whole answer of async mode; `id` is DJL's id of the request."""
+        """Return a message of async mode, which contains one piece. `id` is DJL's ID of the request."""
         headers = {**(headers_of(piece.task) if piece.first else {}), "request_tracking_id": id}
         string, value = self._version.string, self.value(piece)
         properties = [string(name.encode()) + string(text.encode()) for name, text in headers.items()]
@@ -425,7 +428,7 @@ class PieceWriter:
         return b"".join((self._start, _SHORT.pack(len(properties)), *properties, *content))
 
     def value(self, piece: Piece) -> bytes:
-        """Return what Java reads of one request."""
+        """Encode a piece: its output, or the request's failure if the piece is the first."""
         if piece.first and piece.task.error is not None:
             answer = HttpResponse(piece.task.status, piece.task.content_type, piece.data)
             return self.failure(answer, piece.task.error)
@@ -436,19 +439,19 @@ class PieceWriter:
         return b"".join((self._map, self._version.length.pack(len(data)), data, end))
 
     def failure(self, answer: HttpResponse, failed: ServingError) -> bytes:
-        """Return the failure of a request of which nothing was sent, so that it can have its own HTTP status.
+        """Return the failure of a request before any output was sent, so that the failure can set the HTTP status.
 
         Args:
-            failed: why; its message is the reason phrase of dialects whose body has no `error`.
+            failed: The error. Its message is the reason phrase if the body has no `error`.
         """
-        if answer.status < 400:  # some dialects tell errors under 200
+        if answer.status < 400:  # some dialects report errors with status 200
             return self.piece(answer.body, last=True)
         event = answer.body.startswith(b"data:")
         body = answer.body.removeprefix(b"data:").strip() if event else answer.body
         value = json.loads(body)
         error = value.get("error", failed.message)
-        reason = one_line(error["message"] if isinstance(error, dict) else error)  # OpenAI has an object
-        if self._version.json_errors:  # Java looks for the status in the body; the reason phrase is what that says
+        reason = one_line(error["message"] if isinstance(error, dict) else error)  # OpenAI's error is an object
+        if self._version.json_errors:  # Java reads the status and the reason phrase from the body
             as_it_is = "code" in value and reason == error
             text = body.decode() if as_it_is else json.dumps({**value, "code": answer.status, "error": reason})
             return dumps({"data": text, "last": True})
@@ -458,7 +461,7 @@ class PieceWriter:
 
 
 def whole(task: RequestTask) -> Output:
-    """Return all of a finished answer, outside of any batch."""
+    """Return the complete response to a request outside of any batch."""
     message = one_line(task.error.message) if task.error is not None else "OK"
     body, headers, limit = task.take(), headers_of(task), MAX_FIELD
     if len(body) <= limit:
@@ -475,7 +478,7 @@ def streamed(pieces: Iterator[bytes], headers: Mapping[str, str]) -> Output:
 
 
 def refusal(error: ServingError) -> Output:
-    """Return a failure in no dialect."""
+    """Return an error response in the front end's own format."""
     answer, message = FRONT_END.whole(error), one_line(error.message)
     headers = {"Content-Type": answer.content_type, **dict(answer.headers)}
     return output(answer.body, headers, status=answer.status, message=message)
@@ -489,9 +492,9 @@ def output(body: bytes, headers: Mapping[str, str], *, status: int = 200, messag
 
 
 def headers_of(task: RequestTask) -> dict[str, str]:
-    """Return the headers of an answer. Of the dialect's own headers, only those of errors and sessions are kept.
+    """Return the headers of a response. The dialect's own headers are kept only for errors and sessions.
 
-    A request about a session needs no engine.
+    A request about a session is one that has no request for the engine.
     """
     passes = task.error is not None or task.parsed is None or not task.parsed.requests
     own = task.dialect_headers() if passes else ()
@@ -504,5 +507,5 @@ def headers_of(task: RequestTask) -> dict[str, str]:
 
 
 def one_line(message: str) -> str:
-    """Return the message in one line, for an HTTP reason phrase, where a line break would end the head."""
+    """Return the message on one line, for an HTTP reason phrase, where a line break would end the headers."""
     return " ".join(message.split())[:_MAX_REASON]

@@ -1,4 +1,4 @@
-"""The worker that `handler.entry` calls: the first call loads the model, the others are answered by its mode."""
+"""The worker that `handler.entry` calls. The first call loads the model, and the worker's mode answers all others."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ from handler.djl.worker_loop import WorkerLoop
 
 log = logging.getLogger("handler.djl")
 
-_LOOK = 0.5  # seconds between looks at the engine while nobody asks for anything
+_LOOK = 0.5  # seconds between checks of the engine while there are no calls
 
 mode: Mode | Async | None = None
-"""Answers all calls but the first one, which loads it."""
+"""The mode that answers all calls after the first, or None before the first call has loaded it."""
 
 
 def load(inputs: Input) -> Any:
-    """Answer the first call with an Output; in async mode, recognized by a running loop, with an awaitable of one or of
-    an iterator of them.
+    """Load the model, and answer DJL's first call. A running event loop means that DJL calls in async mode.
+
+    Returns:
+        An Output. In async mode, an awaitable of an Output or of an asynchronous iterator of Outputs.
     """
     properties = inputs.get_properties()
     return _load_async(properties) if _is_async() else _load_stepped(properties)
 
 
 def adapters(inputs: Input, what: str) -> Any:
-    """Answer DJL's call to register, update or unregister (`what`) a LoRA adapter."""
+    """Answer DJL's call about a LoRA adapter. `what` is "register", "update" or "unregister"."""
     if mode is not None:
         return mode.change_adapter(inputs, what)
     output = refusal(Unavailable("Model is not ready"))
@@ -59,7 +61,7 @@ def _load_stepped(properties: Mapping[str, Any]) -> Output:
     global mode
     with _start() as answer:
         version = installed_version()
-        read_ahead(version)  # a passive rank gets the same calls
+        read_ahead(version)  # also for a passive rank, which gets the same calls
         if is_passive(properties, version):
             mode = Passive()
             return answer
@@ -74,7 +76,11 @@ def _load_stepped(properties: Mapping[str, Any]) -> Output:
 
 
 async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[Output]:
-    """Load the model on djl_python's own loop, which we must not stop. On success the answer carries all later ones."""
+    """Load the model on djl_python's own event loop, which must not be blocked.
+
+    Returns:
+        An iterator of all later Outputs, or one Output if loading failed.
+    """
     global mode
     with _start() as answer:
         config, formatters = prepare(properties, None, djl=djl_python.__version__)
@@ -88,11 +94,11 @@ async def _load_async(properties: Mapping[str, Any]) -> Output | AsyncIterator[O
 
 @contextlib.contextmanager
 def _start() -> Iterator[Output]:
-    """Yield the first call's answer. A failure becomes its message, which Java shows before it gives up the model."""
+    """Yield the response to the first call, and write any failure into it. Java logs it and gives up the model."""
     answer = Output()
     try:
         yield answer
-    except Exception as error:  # Java is told of it, whatever it is
+    except Exception as error:  # reported to Java
         message = str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
         log.error("cannot start: %s", message, exc_info=not isinstance(error, ConfigError))
         answer.code, answer.message = 500, one_line(message)

@@ -1,4 +1,4 @@
-"""The worker's own event loop: it runs within DJL's calls, and now and then between them."""
+"""The worker's own event loop, which runs within DJL's calls and at intervals between them."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from handler.serving.engine_driver import EngineDriver
 
 T = TypeVar("T")
 
-_PERIOD = 0.1  # seconds; the loop runs as often while the engine is stepped
+_PERIOD = 0.1  # maximum seconds between runs of the loop while the engine is stepped
 
 
 class WorkerLoop:
-    """An event loop that only runs within these methods.
+    """An event loop that runs only within the methods of this class.
 
-    Callers hold the `lock`: `look_after` has a thread of its own. The loop is asyncio's own, as uvloop takes three
-    times as long to start and stop.
+    Callers must hold `lock`, because `look_after` runs the loop on another thread. The loop is asyncio's own, because
+    uvloop takes three times as long to start and stop.
     """
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
         self._loop = asyncio.SelectorEventLoop(self._selector)
-        self._run_at = 0.0  # when it ran last
-        self._until = 0.0  # by the loop's clock
+        self._run_at = 0.0  # when the loop last ran
+        self._until = 0.0  # when the current wait ends, by the loop's clock
         self._timer: asyncio.TimerHandle | None = None
         self._closed = threading.Event()
         self.lock = threading.Lock()
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run the loop until the coroutine has ended; return its result, or raise what it raises."""
+        """Run the loop until the coroutine ends, and return the coroutine's result or raise its exception."""
         task = self._loop.create_task(coroutine)
         task.add_done_callback(self.stop)
         while not task.done():
@@ -41,19 +41,23 @@ class WorkerLoop:
         return task.result()
 
     def poll(self) -> None:
-        """Run what is due, without waiting."""
-        self._loop.stop()  # after one pass
+        """Run the callbacks that are due, without waiting."""
+        self._loop.stop()  # takes effect after one pass
         self._run()
 
     def wait(self, seconds: float) -> None:
-        """Run the loop until it is stopped, for at most `seconds`."""
+        """Run the loop until `stop` is called, for at most `seconds`."""
         self._until = self._loop.time() + seconds
         if self._timer is None or self._timer.when() > self._until:
             self._set_timer()
         self._run()
 
     def wait_until(self, done: Callable[[], bool], seconds: float) -> bool:
-        """Run the loop until `done`, which is checked whenever the loop is stopped. False after `seconds`."""
+        """Run the loop until `done` returns true, for at most `seconds`. `done` is called whenever the loop stops.
+
+        Returns:
+            Whether `done` returned true in time.
+        """
         deadline = time.monotonic() + seconds
         while not done():
             left = deadline - time.monotonic()
@@ -63,11 +67,10 @@ class WorkerLoop:
         return True
 
     def step(self, driver: EngineDriver, seconds: float) -> None:
-        """Wait for the engine for at most `seconds`, and deliver its output; run the loop only if something else is
-        due.
+        """Wait for the engine for at most `seconds`, and deliver its output. The loop runs only if it has other work.
 
-        Starting and stopping asyncio's loop costs as much as the tokens of 20 requests. Timers and callbacks are at
-        most 100 ms late.
+        Starting and stopping asyncio's loop costs as much as the tokens of 20 requests. Timers and callbacks may be up
+        to 100 ms late.
         """
         if driver.fd is None or time.monotonic() > self._run_at + _PERIOD:
             return self.wait(seconds)
@@ -77,11 +80,11 @@ class WorkerLoop:
             self.poll()
 
     def stop(self, cause: object = None) -> None:
-        """End the current run after this pass; used as a callback of whatever is waited for."""
+        """Stop the loop after the current pass. `cause` is ignored, so that this method can be a callback."""
         self._loop.stop()
 
     def close(self) -> None:
-        """Close the loop, and end `look_after`."""
+        """Close the loop, and end the thread of `look_after`."""
         self._closed.set()
         self._loop.close()
 
@@ -95,7 +98,10 @@ class WorkerLoop:
         self._timer = self._loop.call_at(self._until, self._look_at_clock)
 
     def _look_at_clock(self) -> None:
-        """Use one timer for many waits, which mostly end early: a timer for each would cost more."""
+        """Stop the loop if the current wait is over, or else set the timer again.
+
+        All waits share one timer, because most waits end early and a timer for each of them would cost more.
+        """
         self._timer = None
         if self._loop.time() >= self._until:
             self._loop.stop()
@@ -103,9 +109,9 @@ class WorkerLoop:
             self._set_timer()
 
     def look_after(self, period: float) -> None:
-        """Poll every `period` seconds from now on.
+        """Poll the loop every `period` seconds, on another thread.
 
-        So an engine that dies between DJL's calls is restarted before the next request arrives, not after.
+        This restarts an engine that dies between DJL's calls before the next request arrives.
         """
 
         def look() -> None:

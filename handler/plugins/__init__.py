@@ -1,1 +1,1 @@
-"""A user's model.py: decorators, loading, running."""
+"""A user's model.py and other Python files: their decorators, and how they are loaded and run."""

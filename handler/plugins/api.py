@@ -1,4 +1,4 @@
-"""API of a user's model.py (`handler.formatters`): the decorators, and the values that formatters take and return."""
+"""API for a user's model.py (`handler.formatters`): decorators, and the types that formatters receive and return."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Session(NamedTuple):
     """A client's stateful session (docs/sessions.md).
 
     Attributes:
-        directory: for files of the user's own; removed when the session is closed or has expired.
-        expires: in UTC.
+        directory: A directory for the user's own files. It is removed when the session is closed or expires.
+        expires: When the session expires, in UTC.
     """
 
     id: str
@@ -29,7 +29,7 @@ class Session(NamedTuple):
 
 
 class Token:
-    """A token of the answer or of the prompt. `log_prob` is None if the engine gives none."""
+    """A token of the response or of the prompt. `log_prob` is None if the engine does not compute it."""
 
     __slots__ = ("error_msg", "id", "log_prob", "request_id", "special_token", "text")
 
@@ -52,21 +52,21 @@ class Token:
         return f"Token({self.id}, {self.text!r}, {self.log_prob})"
 
     def as_dict(self) -> dict[str, Any]:
-        """Render the token as LMI's answers do."""
+        """Return the token as it appears in LMI's responses."""
         value: dict[str, Any] = {"id": self.id, "text": self.text, "log_prob": self.log_prob}
         return {**value, "special_token": True} if self.special_token else value
 
     def as_tgi_dict(self) -> dict[str, Any]:
-        """Render the token as TGI's answers do."""
+        """Return the token as it appears in TGI's responses."""
         value: dict[str, Any] = {"id": self.id, "text": self.text, "logprob": self.log_prob}
         return {**value, "special": True} if self.special_token else value
 
 
 class Sequence:
-    """One sequence so far; `get_next_token` walks through its tokens once.
+    """The tokens of a sequence so far. `get_next_token` returns each token once.
 
     Args:
-        with_index: `get_next_token` returns the token's index too; false as in LMI up to 0.31.
+        with_index: Whether `get_next_token` also returns the token's index, which it does since LMI 0.32.
     """
 
     def __init__(self, *, with_index: bool = True) -> None:
@@ -80,23 +80,23 @@ class Sequence:
         self._top_taken = 0
 
     def append(self, token: Token, finish_reason: str | None = None) -> None:
-        """Append a token; `finish_reason` marks the last one."""
+        """Append a token. The last token comes with a `finish_reason`."""
         self.tokens.append(token)
         self.cumulative_log_prob += token.log_prob or 0.0
         self.finish_reason = finish_reason
 
     @property
     def num_taken(self) -> int:
-        """Number of tokens that `get_next_token` has returned."""
+        """The number of tokens that `get_next_token` has returned."""
         return self._taken
 
     def has_next_token(self) -> bool:
         return self._taken < len(self.tokens)
 
     def get_next_token(self) -> tuple[Any, ...]:
-        """Return the next token, its index, and whether it is the first and the last one.
+        """Return the next token, its index, whether it is the first token, and whether it is the last.
 
-        Returns (None, 0, False, False) while there is no next token. A file that unpacks three values gets no index.
+        If there is no next token, the result is (None, 0, False, False). Without `with_index`, the index is left out.
         """
         token, *rest = self._next()
         return (token, *rest) if self._with_index else (token, *rest[1:])
@@ -110,14 +110,14 @@ class Sequence:
         return self.tokens[index], index, index == 0, last
 
     def get_last_token(self) -> Token | None:
-        """Return the token that ended the sequence; None before its end."""
+        """Return the last token of a finished sequence, or None if the sequence is not finished."""
         return self.tokens[-1] if self.finish_reason is not None and self.tokens else None
 
     def has_next_top_tokens(self) -> bool:
         return self._top_taken < len(self.top_tokens)
 
     def get_next_top_tokens(self) -> list[Token] | None:
-        """Return the alternatives to the next token; None when there are no more."""
+        """Return the alternatives to the next token, or None if there are no more."""
         if not self.has_next_top_tokens():
             return None
         self._top_taken += 1
@@ -126,13 +126,13 @@ class Sequence:
 
 @dataclass
 class RequestInput:
-    """A client's request. Subclasses may add fields, which the output formatter can read.
+    """A client's request. Subclasses may add fields for the output formatter to read.
 
     Attributes:
-        request_id: set by the handler, unique in the process.
-        parameters: a body's `parameters`; `stream` may be among them.
-        tgi_compat: `option.tgi_compat`, set by the handler.
-        session: the client's, set by the handler; None without one.
+        request_id: A number that is unique in the process. The handler sets it.
+        parameters: The `parameters` of the body, which may include `stream`.
+        tgi_compat: The value of `option.tgi_compat`. The handler sets it.
+        session: The client's session, or None if it has none. The handler sets it.
     """
 
     request_id: int | None = None
@@ -146,7 +146,11 @@ class RequestInput:
 
 @dataclass
 class TextInput(RequestInput):
-    """`input_text` is the prompt, or a list of prompts under dynamic batching."""
+    """A request with a prompt.
+
+    Attributes:
+        input_text: The prompt, or a list of prompts in dynamic batching.
+    """
 
     input_text: Any = None
     input_ids: list[int] | None = None
@@ -163,13 +167,14 @@ class RequestOutput:
 
 @dataclass
 class TextGenerationOutput(RequestOutput):
-    """The answer so far.
+    """The output of a request so far.
 
     Attributes:
-        sequences: by index; several if `n`, `best_of` or `num_beams` requests them.
-        best_sequence_index: the sequence that is the answer; final when `finished`.
-        prompt_tokens_details: the prompt's tokens, if `decoder_input_details` requests them.
-        other_sequences_indices: the other returned sequences, the more probable first; set when `finished`.
+        sequences: The sequences by index. There are several if the request sets `n`, `best_of` or `num_beams`.
+        best_sequence_index: The index of the best sequence, which may change until `finished` is true.
+        prompt_tokens_details: The tokens of the prompt, if the request sets `decoder_input_details`.
+        other_sequences_indices: The indices of the other sequences to return, the most probable first. They are set
+            when `finished` is true.
     """
 
     sequences: dict[int, Sequence] = field(default_factory=dict)
@@ -193,9 +198,9 @@ class TextGenerationOutput(RequestOutput):
 
 
 class Response(dict[str, Any]):
-    """A whole answer as OpenAI's object: its fields and those of its parts are attributes, which may be set.
+    """A complete response in OpenAI's format. It is a dict whose fields, at every level, are also attributes.
 
-    It replaces vLLM's response objects, which have `model_dump` and `model_dump_json`; it is a dict as well.
+    It replaces vLLM's response objects, and also has their methods `model_dump` and `model_dump_json`.
     """
 
     def __init__(self, fields: Mapping[str, Any]) -> None:
@@ -205,7 +210,7 @@ class Response(dict[str, Any]):
         try:
             return self[name]
         except KeyError:
-            raise AttributeError(f"the answer has no field {name!r}") from None
+            raise AttributeError(f"the response has no field {name!r}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
@@ -214,10 +219,10 @@ class Response(dict[str, Any]):
         try:
             del self[name]
         except KeyError:
-            raise AttributeError(f"the answer has no field {name!r}") from None
+            raise AttributeError(f"the response has no field {name!r}") from None
 
     def model_dump(self, *, exclude_none: bool = False, **others: Any) -> dict[str, Any]:
-        """Return plain dicts and lists. pydantic's other arguments have no effect."""
+        """Return the response as plain dicts and lists. The other arguments of pydantic's method are ignored."""
         dumped: dict[str, Any] = _dumped(self, exclude_none)
         return dumped
 
@@ -244,19 +249,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def input_formatter(function: F) -> F:
-    """Mark the function that reads request bodies."""
+    """Mark a function as an input formatter, which reads request bodies."""
     vars(function)["is_input_formatter"] = True
     return function
 
 
 def output_formatter(function: F) -> F:
-    """Mark the function that writes answers."""
+    """Mark a function as an output formatter, which writes responses."""
     vars(function)["is_output_formatter"] = True
     return function
 
 
 class Content(dict[str, bytes]):
-    """The named parts of a body; there is one, `data`."""
+    """The parts of a body by name. The only part is `data`."""
 
     def get_keys(self) -> list[str]:
         return list(self)
@@ -278,12 +283,12 @@ class Content(dict[str, bytes]):
 
 
 class Input:
-    """One request.
+    """A request.
 
     Args:
-        body: its bytes.
-        properties: its HTTP headers, names in lower case.
-        session: the client's; None without one.
+        body: The body of the request.
+        properties: The HTTP headers of the request, with names in lower case.
+        session: The client's session, or None if it has none.
     """
 
     def __init__(
@@ -298,7 +303,7 @@ class Input:
         return self.properties
 
     def get_property(self, key: str) -> Any:
-        """Return a header by its name in any case; None when absent."""
+        """Return the value of a header, or None if it is absent. The case of the name does not matter."""
         wanted = key.lower()
         return next((value for name, value in self.properties.items() if name.lower() == wanted), None)
 
@@ -309,11 +314,11 @@ class Input:
         return key in self.content
 
     def get_as_bytes(self, key: str | None = None) -> Any:
-        """Return a content, by default `data` or else the first one; None if there is none."""
+        """Return a part of the body: by default `data` or else the first part. Return None if the body has no parts."""
         if self.content.is_empty():
             return None
         if key and key not in self.content:
-            raise KeyError(f"there is no content {key!r}")
+            raise KeyError(f"the request has no content {key!r}")
         return self.content[key or ("data" if "data" in self.content else next(iter(self.content)))]
 
     def get_as_string(self, key: str | None = None) -> str:
@@ -337,7 +342,7 @@ class Input:
         return importlib.import_module("PIL.Image").open(io.BytesIO(self.get_as_bytes(key)))
 
     def get_data(self, key: str | None = None) -> Any:
-        """Return the body as its content type says: JSON, an image, numpy's arrays, text, or bytes."""
+        """Return the body, decoded by its content type into JSON, an image, NumPy arrays, text or bytes."""
         media = self.get_property("content-type") or ""
         if media.startswith("application/json"):
             return self.get_as_json(key)

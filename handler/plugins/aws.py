@@ -1,7 +1,7 @@
-"""Handlers and middleware of AWS's vLLM image, from a user's script, found as AWS's package finds them.
+"""Custom handlers and middleware in a user's script, in the form of AWS's vLLM image.
 
-Names are those of model-hosting-container-standards 0.1.16 and 0.1.17. A variable overrides a decorator, which
-overrides a name.
+The names are the same as in the package model-hosting-container-standards, 0.1.16 and 0.1.17. A function that a
+variable names overrides a decorated function, and a decorated function overrides a function found by its name.
 """
 
 from __future__ import annotations
@@ -30,13 +30,15 @@ _SPEC = re.compile(r"([^\s:]+):([^\s:]+)")
 
 
 class Handlers(NamedTuple):
-    """A user's functions that replace the server's or wrap it; None for those that are not defined.
+    """A user's functions that replace the server's own handlers or wrap the server. Each is None if it is not defined.
 
     Attributes:
-        invoke, ping: answer POST /invocations and GET /ping; each takes the request, or nothing.
-        pre, post: called with each request before, and each answer after, the server.
-        pre_post_process, throttle: middleware, a function of request and `call_next` or an ASGI class; the throttle is
-            the outer one.
+        invoke: The handler of POST /invocations, which takes the request or no argument.
+        ping: The handler of GET /ping, which takes the request or no argument.
+        pre: A function to call with each request before the server handles it.
+        post: A function to call with each response of the server.
+        pre_post_process: The inner middleware: a function of the request and `call_next`, or an ASGI class.
+        throttle: The outer middleware, in the same form.
     """
 
     invoke: Callable[..., Any] | None = None
@@ -50,12 +52,12 @@ class Handlers(NamedTuple):
 # -- decorators --------------------------------------------------------------------------------------------------
 
 _decorated: dict[str, Callable[..., Any]] = {}
-"""Functions that decorators have marked since the last `collecting` began."""
+"""The functions that decorators have marked since `collecting` last started."""
 
 
 @contextlib.contextmanager
 def collecting() -> Iterator[Mapping[str, Callable[..., Any]]]:
-    """Collect the functions that decorators mark while the block imports a user's files."""
+    """Collect the functions that decorators mark while a `with` block imports a user's files."""
     STANDARDS.install()
     _decorated.clear()
     found: dict[str, Callable[..., Any]] = {}
@@ -78,7 +80,7 @@ def _takes(kind: str, *, once: bool = False) -> Callable[[Callable[..., Any]], C
 
 def _without_effect(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        log.warning("@%s is for servers and has no effect in a user's script", name)
+        log.warning("@%s has no effect in a user's script: it is only for servers", name)
         return function
 
     return decorate
@@ -86,14 +88,14 @@ def _without_effect(name: str) -> Callable[[Callable[..., Any]], Callable[..., A
 
 def _custom_middleware(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     if name not in ("throttle", "pre_post_process"):
-        raise ValueError(f"custom_middleware({name!r}): known names: throttle, pre_post_process")
+        raise ValueError(f"custom_middleware({name!r}): the name must be throttle or pre_post_process")
     return _takes(name, once=True)
 
 
 def _inject_adapter_id(
     adapter_path: str, append: bool = False, separator: str | None = None
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Make a decorator that puts the adapter of SageMaker's header into the body, at a dotted path."""
+    """Make a decorator that copies the adapter name from SageMaker's header into the body, at a dotted path."""
     if append and separator is None:
         raise ValueError("inject_adapter_id: append needs a separator")
 
@@ -144,19 +146,19 @@ STANDARDS = StandIn(
     },
     first=True,
 )
-"""Replaces AWS's package even if that is installed with vLLM: nothing here reads its registry."""
+"""Stand-in for AWS's package. It replaces an installed package, too, because this server does not read its registry."""
 
 
-# -- which file and function apply -------------------------------------------------------------------------------------
+# -- finding the files and functions -----------------------------------------------------------------------------------
 
 
 def script_of(home: Path, variables: Mapping[str, str]) -> Path:
-    """Return the path of the user's script, whether it exists or not."""
+    """Return the path of the user's script, which may not exist."""
     return home / variables.get(SCRIPT, "model.py")
 
 
 def files_of(home: Path, variables: Mapping[str, str]) -> list[Path]:
-    """Return the files that have handlers, or may have them: the script, and those that variables name."""
+    """Return the existing files that may contain handlers: the script, and the files that variables name."""
     script = script_of(home, variables)
     sources = [match[1] for name in VARIABLES.values() if (match := _SPEC.fullmatch(variables.get(name, "").strip()))]
     paths = dict.fromkeys((script, *(path for source in sources if (path := _file(source, home, script)) is not None)))
@@ -164,10 +166,11 @@ def files_of(home: Path, variables: Mapping[str, str]) -> list[Path]:
 
 
 def check_handlers(home: Path, variables: Mapping[str, str]) -> None:
-    """Check the script and the variables without running anything.
+    """Check the script and the variables without running any user code.
 
     Raises:
-        ConfigError: a file is missing or not Python, a variable names no function, or nothing here calls a name.
+        ConfigError: If a file is missing or is not valid Python, if a variable does not name a function, or if the
+            script uses a name of AWS's package that this server does not support.
     """
     problems = Problems()
     script = script_of(home, variables)
@@ -187,15 +190,16 @@ def check_handlers(home: Path, variables: Mapping[str, str]) -> None:
 def find_handlers(
     home: Path, variables: Mapping[str, str], decorated: Mapping[str, Callable[..., Any]]
 ) -> Handlers | None:
-    """Find the handlers of a user's script, and those that variables name; None without any.
+    """Import the user's script, and return its handlers and those that variables name, or None if there are none.
 
     Args:
-        home: the script's directory.
-        variables: `CUSTOM_…`, of the environment.
-        decorated: functions marked by decorators in other imported files.
+        home: The directory of the script.
+        variables: The environment variables `CUSTOM_…`.
+        decorated: Functions that decorators have marked in other imported files.
 
     Raises:
-        ConfigError: naming file and line, or the variable.
+        ConfigError: If a file cannot be imported or a handler cannot be called. The message names the file and line, or
+            the variable.
     """
     script = script_of(home, variables)
     with collecting() as own:
@@ -210,7 +214,7 @@ def find_handlers(
     around = named if any(named.get(kind) for kind in ("pre_post_process", "pre", "post")) else marked
     if around.get("pre_post_process"):
         handlers["pre_post_process"] = around["pre_post_process"]
-    else:  # the pair of one source
+    else:  # both from the same source
         handlers.update(pre=around.get("pre"), post=around.get("post"))
     found = Handlers(**handlers)
     for kind in ("invoke", "ping"):
@@ -226,21 +230,21 @@ def _check_arguments(kind: str, function: Callable[..., Any] | None) -> None:
         return
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError) as error:  # it is no function, or one of Python's own
+    except (TypeError, ValueError) as error:  # not a function, or a built-in one without a signature
         raise ConfigError(f"custom handler {_name(function)!r} ({kind}): {error}") from None
     needed = [
         one for one in parameters if one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
     ]
     if len(needed) > 1:
         raise ConfigError(
-            f"custom handler {_name(function)!r} ({kind}) takes {len(needed)} arguments; it gets the request"
+            f"custom handler {_name(function)!r} ({kind}) has {len(needed)} arguments; it must take only the request"
         )
 
 
 def _load(variable: str, spec: str, home: Path, script: Path) -> Callable[..., Any] | None:
-    """Load the function that a variable names; None for a path of a route, which AWS's package ignores."""
+    """Load the function that a variable names, or return None for the path of a route, which AWS's package ignores."""
     if _is_route(spec):
-        log.warning("%s=%s: a route's path has no effect, as in AWS's image", variable, spec)
+        log.warning("%s=%s: the path of a route has no effect, as in AWS's image", variable, spec)
         return None
     source, names = _parts(variable, spec)
     path = _file(source, home, script)
@@ -273,7 +277,7 @@ def _parts(variable: str, spec: str) -> tuple[str, str]:
 
 
 def _file(source: str, home: Path, script: Path) -> Path | None:
-    """Return the file that a variable names; None for a module."""
+    """Return the file that a variable names by `file.py` or `model`, or None if the variable names a module."""
     if source == "model":
         return script
     return home / source if source.endswith(".py") else None

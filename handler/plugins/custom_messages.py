@@ -1,4 +1,4 @@
-"""Requests and responses of AWS's custom handlers, as djl_python's Input and Output."""
+"""Readers of requests and replies that call the formatters of a user's model.py (docs/formatters.md)."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ def with_formatter(
     tgi_compat: bool,
     session: Session | None = None,
 ) -> ParsedRequest:
-    """Return the request; its reply calls the user's function if it applies.
+    """Return the request with a reply that calls the user's output formatter, if the formatter applies to the request.
 
     Args:
-        body: the body that `call` was read from.
-        given: the input formatter's own object for the output formatter; None for a new one.
-        tgi_compat: `option.tgi_compat`.
-        session: the client's.
+        call: The parsed request.
+        formatter: The user's output formatter.
+        body: The body from which `call` was parsed.
+        given: The object that the input formatter returned, or None to make a TextInput for the output formatter.
+        tgi_compat: The value of `option.tgi_compat`.
+        session: The client's session, or None if it has none.
     """
     formatted: Reply
     if formatter.style is Style.RESPONSE:
@@ -53,17 +55,17 @@ def with_formatter(
         parameters = {**(body.get("parameters") or {}), "stream": call.streams}
         given = TextInput(input_text=call.requests[0].prompt, parameters=parameters)
     output = TextGenerationOutput(next(_ids), given)
-    with users_objects(formatter), contextlib.suppress(AttributeError, TypeError):  # it may take no attributes
+    with users_objects(formatter), contextlib.suppress(AttributeError, TypeError):  # its attributes may be read-only
         given.request_id, given.tgi_compat = output.request_id, tgi_compat
-        if session is not None:  # else the name may be the user's own
+        if session is not None:  # otherwise, the user may use the name for another purpose
             given.session = session
     return call._replace(reply=CustomReply(call, formatter, output), formatter=formatter.title)
 
 
 class ValueReply(WrappedReply):
-    """An answer whose values a formatter changes before they are framed: a document, or each line of a stream.
+    """A reply that passes its values through a formatter before they are framed.
 
-    Failures stay as they are.
+    The values are a whole document, or each line of a stream. Errors are not passed to the formatter.
     """
 
     def __init__(self, reply: Reply, formatter: OutputFormatter) -> None:
@@ -78,26 +80,26 @@ class ValueReply(WrappedReply):
         return b"".join([self._changed(part) for part in _parts(data, self._framing)])
 
     def _changed(self, part: bytes) -> bytes:
-        """Change a part without its framing; a part that is not JSON is the stream's end."""
+        """Apply the formatter to an unframed part. A part that is not JSON ends the stream and is left as it is."""
         framing = self._framing
         try:
             value = loads(part)
         except ValueError:
             return framing.before + part + framing.after
         changed = [self._apply(one) for one in value] if isinstance(value, list) else self._apply(value)
-        end = b"\n" if framing is JSON and part.endswith(b"\n") else b""  # as LMI's async mode has it
+        end = b"\n" if framing is JSON and part.endswith(b"\n") else b""  # as in LMI's async mode
         try:
             return framing.encode(changed) + end
         except TypeError as error:
             raise failed(self._formatter, "returned something that is not JSON", error) from None
 
     def _apply(self, value: Any) -> Any:
-        """Change a value. A text that is still null is left out: LMI's own examples take its length."""
+        """Apply the formatter to a value. A generated text of null is left out, as LMI's examples take its length."""
         names = list(value) if isinstance(value, dict) and value.get(_TEXT, "") is None else []
         if names:
             del value[_TEXT]
         result = run(self._formatter, value)
-        if names and isinstance(result, dict) and result.keys() >= {*names} - {_TEXT}:  # it is the same line still
+        if names and isinstance(result, dict) and result.keys() >= {*names} - {_TEXT}:  # still the same line
             result = {**{name: result.get(name) for name in names}, **result}
         if result is None:
             raise failed(self._formatter, "returned None; it must return a dict")
@@ -110,20 +112,22 @@ _FRAMINGS = {framing.content_type: framing for framing in (JSON, JSONLINES, SSE)
 
 
 def _parts(data: bytes, framing: Framing) -> list[bytes]:
-    """Return the parts of an answer without their framing: a reply always sends whole parts."""
+    """Split a reply's output into parts without framing. A reply always sends whole parts."""
     if not framing.after:
         return [data] if data else []
     return [part.removeprefix(framing.before) for part in data.split(framing.after)[:-1]]
 
 
 class ResponseReply(WrappedReply):
-    """An answer of LMI's async mode that a formatter writes: a response object, or each chunk of a stream as text.
+    """A reply of LMI's async mode that a formatter writes.
 
-    A result is the whole body, or a chunk, followed by a line break; the stream ends with an empty line.
+    The formatter gets a response object, or each chunk of a stream as text. Its result is the whole body or a chunk,
+    and is followed by a line break. A stream ends with an empty line.
 
     Args:
-        reply: writes OpenAI's document or chunks.
-        call: the request.
+        reply: The reply in OpenAI's format.
+        formatter: The user's output formatter.
+        call: The request.
     """
 
     def __init__(self, reply: Reply, formatter: OutputFormatter, call: ParsedRequest) -> None:
@@ -170,19 +174,19 @@ class ResponseReply(WrappedReply):
 
 
 def broken_off(errors: ErrorFormat, error: ServingError) -> bytes:
-    """Render the dialect's end of a stream that broke off, without the user's code, which might call it a success."""
+    """Return the end of a failed stream in the API's own format, because a user's formatter might report a success."""
     return JSONLINES.encode(errors.tail(error))
 
 
 class CustomReply(Reply):
-    """The answer of an output formatter that takes a TextGenerationOutput, or LMI 0.28's six arguments.
+    """The reply of an output formatter that takes a TextGenerationOutput, or the six arguments of LMI 0.28.
 
-    The formatter runs for each token as it comes; docs/formatters.md states exactly how often.
+    The formatter runs for each token as soon as it is generated. docs/formatters.md lists the exact calls.
 
     Args:
-        call: the request.
-        formatter: the user's function.
-        output: the formatter's argument, still empty.
+        call: The request.
+        formatter: The user's function.
+        output: The argument of the formatter, which is still empty.
     """
 
     def __init__(self, call: ParsedRequest, formatter: OutputFormatter, output: TextGenerationOutput) -> None:
@@ -218,7 +222,7 @@ class CustomReply(Reply):
         return b""
 
     def _add(self, index: int, token: Token, finish: Finish | None) -> None:
-        """Add a token. The formatter runs for the first sequence's tokens, and when all sequences have ended."""
+        """Add a token. Call the formatter if it belongs to the first sequence, or if all sequences are finished now."""
         output = self._output
         sequence = output.sequences[index]
         user_token = _user_token(token)
@@ -247,12 +251,12 @@ class CustomReply(Reply):
         while True:
             num_taken = sequence.num_taken
             self._parts.append(self._check_text(run(self._formatter, output)))
-            # Upstream calls a stream's formatter again until all tokens are taken: for ever, where it takes none.
+            # Upstream calls the formatter of a stream until it has taken all tokens, which never ends if it takes none.
             if not self._streams or not sequence.has_next_token() or sequence.num_taken == num_taken:
                 return
 
     def _call_legacy(self) -> Any:
-        """Call it as LMI 0.28 does: `(token, first_token, last_token, details, generated_text, id)`."""
+        """Call the formatter as LMI 0.28 does: `(token, first_token, last_token, details, generated_text, id)`."""
         output, request = self._output, self._request
         sequence = output.sequences[output.best_sequence_index]
         token, *_, first, last = sequence.get_next_token()
@@ -289,16 +293,16 @@ def _user_token(token: Token) -> UserToken:
     return UserToken(token.id, token.text, token.logprob, token.special or None)
 
 
-# -- read bodies by the input formatter of a user's model.py (docs/formatters.md) --------------------------------------
+# -- the input formatter -----------------------------------------------------------------------------------------------
 
 
 class CustomReader:
-    """Turn a body's bytes into what a dialect parses, by the user's input formatter.
+    """Reader of request bodies that calls the user's input formatter.
 
     Args:
-        formatter: the user's function.
-        decode: turns the body into the decoded payload, for formatters that take it.
-        keywords: the keyword arguments that the formatter may ask for.
+        formatter: The user's function.
+        decode: A function that decodes the body, for formatters that take the decoded payload.
+        keywords: The keyword arguments that a formatter may have.
     """
 
     def __init__(
@@ -315,11 +319,15 @@ class CustomReader:
     def read(
         self, body: bytes, headers: Mapping[str, str], session: Session | None = None
     ) -> tuple[dict[str, Any], Any]:
-        """Return the body for the dialect, and the formatter's own object, None if it returned a dict.
+        """Read a body.
+
+        Returns:
+            The body as a dict for the API's parser, and the object that the formatter returned, or None if that was
+            also a dict.
 
         Raises:
-            FormatterFailed: the formatter failed.
-            InvalidPayload: the formatter takes the decoded payload, and the body is not JSON.
+            FormatterFailed: If the formatter failed.
+            InvalidPayload: If the formatter takes the decoded payload and the body is not JSON.
         """
         formatter = self._formatter
         item = self._decode(body) if formatter.takes_payload else Input(body, headers, session)
@@ -330,7 +338,7 @@ class CustomReader:
         value = run(formatter, item, **keywords)
         with users_objects(formatter):
             read, given = self._read(value)
-        if named is not None:  # LMI reads it before the formatter, which need not keep it
+        if named is not None:  # LMI reads it before it calls the formatter, which may drop it
             read.setdefault("adapters", named)
         return read, given
 
@@ -344,14 +352,14 @@ class CustomReader:
             )
         parameters = getattr(result, "parameters", None)
         value = {"inputs": result.input_text, "parameters": parameters}
-        if isinstance(parameters, dict) and "stream" in parameters:  # where LMI's own reader puts the body's
+        if isinstance(parameters, dict) and "stream" in parameters:  # LMI's own reader copies the body's `stream` there
             value["stream"] = parameters["stream"]
         if adapters := getattr(result, "adapters", None):
             value["adapters"] = adapters
         return self._plain(value), result
 
     def _plain(self, value: dict[str, Any]) -> dict[str, Any]:
-        """Copy the value by way of JSON: the dialect must not meet foreign objects, nor share the user's."""
+        """Copy the value by encoding it as JSON and decoding it, so that it contains no objects of the user's."""
         try:
             text = json.dumps(value, ensure_ascii=False, allow_nan=False)
             text.encode()
@@ -362,10 +370,10 @@ class CustomReader:
 
 
 class FormatterTokenizer:
-    """The `tokenizer` of input formatters.
+    """The argument `tokenizer` of input formatters.
 
     Args:
-        encode: the engine's function; thread-safe.
+        encode: The engine's function for tokenizing. It must be thread-safe.
     """
 
     def __init__(self, encode: Callable[[str], Prompt]) -> None:

@@ -1,7 +1,7 @@
-"""Functions in a user's script that nothing here calls: found without running it, and refused by name.
+"""Static checks of a user's script, which refuse functions that this server does not call and find missing packages.
 
-They are of AWS's vLLM image (the package model-hosting-container-standards 0.1.17), or of LMI's handlers for other
-models than language models.
+The functions belong to AWS's vLLM image (the package model-hosting-container-standards 0.1.17) or to LMI's handlers for
+scikit-learn and XGBoost. The script is parsed but not run.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from handler.plugins.stand_ins import StandIn
 _PACKAGE = "model_hosting_container_standards"
 
 FUNCTIONS = {"custom_sagemaker_invocation_handler": "invoke", "custom_sagemaker_ping_handler": "ping"}
-"""Functions in the script, and what each would answer."""
+"""Functions that AWS's package finds by their names, and the handler that each of them defines."""
 
 _INSTEAD = {"invoke": HANDLERS, "ping": PING}
 
-_BUILT_IN = "leave it out: the server has it built in"
+_BUILT_IN = "remove it: it is built into the server"
+_SESSIONS = "set option.enable_stateful_sessions=true to enable sessions"
 _DECORATORS = {
     "custom_invocation_handler": HANDLERS,
     "register_invocation_handler": HANDLERS,
@@ -34,23 +35,25 @@ _DECORATORS = {
     "inject_adapter_id": _BUILT_IN,
     "register_load_adapter_handler": _BUILT_IN,
     "register_unload_adapter_handler": _BUILT_IN,
-    "stateful_session_manager": "option.enable_stateful_sessions=true has sessions",
-    "register_create_session_handler": "option.enable_stateful_sessions=true has sessions",
-    "register_close_session_handler": "option.enable_stateful_sessions=true has sessions",
+    "stateful_session_manager": _SESSIONS,
+    "register_create_session_handler": _SESSIONS,
+    "register_close_session_handler": _SESSIONS,
     "bootstrap": _BUILT_IN,
 }
-"""Names in the package, and what to write instead."""
+"""Names in AWS's package, and what to use instead."""
 
 
 def refuse_foreign_handlers(path: Path | None, *, called: StandIn | None = None) -> None:
-    """Refuse a script with functions that nothing here calls, without running it.
+    """Check that a script has no functions of AWS's vLLM image that this server does not call. The script is not run.
 
     Args:
-        called: the stand-in for AWS's package if the host calls handlers and middleware; otherwise None.
+        path: The script, or None if there is none.
+        called: The stand-in for AWS's package, or None if this server does not call custom handlers and middleware.
 
     Raises:
-        ConfigError: naming each with its line, and what to write instead.
-        SyntaxError, ValueError: it is not Python.
+        ConfigError: If there are such functions. The message names their lines and what to use instead.
+        SyntaxError: If the script is not valid Python.
+        ValueError: If the script contains null bytes.
     """
     if path is None:
         return
@@ -76,15 +79,15 @@ _SAGEMAKERS = {
     "predict_fn": [["input_data", "model"]],
     "output_fn": [["prediction", "accept"], ["prediction", "response_content_type"]],
 }
-"""Names of functions with their parameters, by which LMI knows them where a file has no decorator."""
+"""Names and parameters by which LMI recognizes functions in a file without decorators."""
 _OTHERS = {"handle", *FUNCTIONS}
 
 
 def refuse_predictors(path: Path, tree: ast.Module) -> None:
-    """Refuse a script for LMI's scikit-learn and XGBoost handlers.
+    """Check that a script is not written for LMI's scikit-learn and XGBoost handlers.
 
     Raises:
-        ConfigError: naming each function with its line.
+        ConfigError: If it is. The message names each function with its line.
     """
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
     marks = [(node, {ast.unparse(one).rpartition(".")[2] for one in node.decorator_list}) for node in functions]
@@ -95,14 +98,14 @@ def refuse_predictors(path: Path, tree: ast.Module) -> None:
         raise ConfigError(
             *(
                 f"{path}, line {node.lineno}: {node.name} is for LMI's scikit-learn and XGBoost handlers and is not "
-                "called here: only language models are served (documents: custom-code)"
+                "called: this server only serves language models (documents: custom-code)"
                 for node in found
             )
         )
 
 
 def _find(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
-    """Yield line, name and remedy of the functions and imports; a module imported whole counts as all of its names."""
+    """Yield the line and name of each function for AWS's package and each import from it, and what to use instead."""
     for node in tree.body:
         for name in _bound(node):
             if name in FUNCTIONS:
@@ -118,7 +121,7 @@ def _find(tree: ast.Module) -> Iterator[tuple[int, str, str]]:
 
 
 def _bound(node: ast.stmt) -> list[str]:
-    """Return the names that a module's statement binds to functions, possibly by assignment or import."""
+    """Return the names that a statement binds by a definition, an assignment or an import."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return [node.name]
     if isinstance(node, ast.Assign):
@@ -135,27 +138,27 @@ def _is_theirs(module: str) -> bool:
     return module.partition(".")[0] == _PACKAGE
 
 
-# -- names of a user's file that are not here: found without running it ------------------------------------------------
+# -- packages and objects that a user's file uses and this environment does not have -----------------------------------
 
 
-VLLMS_OWN = "vLLM's own objects are not here: reach the model by the server's routes (documents: migrating/aws-vllm)"
+VLLMS_OWN = "vLLM's own objects are not available: use the server's routes instead (documents: migrating/aws-vllm)"
 
 
 def missing(path: Path, stand_ins: Sequence[StandIn]) -> list[str]:
-    """Say which packages a file imports that are not installed, and which of vLLM's objects it takes from the request.
+    """Return a message for each missing package that a file imports, and for each of vLLM's objects that it uses.
 
-    An import that the file expects to fail is left out.
+    vLLM's objects are attributes of `request.app.state` in AWS's image. An import that may fail is ignored.
 
     Args:
-        path: a file that compiles.
-        stand_ins: packages that are partly available.
+        path: A file that is valid Python.
+        stand_ins: The stand-ins for packages of which only a part is available.
     """
     tree = ast.parse(path.read_bytes(), str(path))
-    found = {(line, f"{name} is not installed here") for one in stand_ins for line, name in one.lacking(tree)}
+    found = {(line, f"{name} is not installed") for one in stand_ins for line, name in one.lacking(tree)}
     partly = {one.package for one in stand_ins}
     for line, package in _imported(_needed(tree)):
         if package not in partly and not _is_here(package, path.parent):
-            found.add((line, f"{package} is not installed here"))
+            found.add((line, f"{package} is not installed"))
     state = list(_of_state(ast.walk(tree)))
     own = {node.attr for node in state if isinstance(node.ctx, ast.Store)}
     found |= {(node.lineno, f"request.app.state.{node.attr}: {VLLMS_OWN}") for node in state if node.attr not in own}
@@ -163,7 +166,7 @@ def missing(path: Path, stand_ins: Sequence[StandIn]) -> list[str]:
 
 
 def _needed(tree: ast.Module) -> Iterator[ast.AST]:
-    """Yield all nodes but those below a `try` for an import, and below `if TYPE_CHECKING`."""
+    """Yield all nodes except those inside a `try` for an import and those inside `if TYPE_CHECKING`."""
     waiting: list[ast.AST] = [tree]
     while waiting:
         node = waiting.pop()
@@ -195,7 +198,7 @@ def _is_here(package: str, beside: Path) -> bool:
         return True
     try:
         return importlib.util.find_spec(package) is not None
-    except ValueError:  # it was imported in a way of its own
+    except ValueError:  # the package was imported in an unusual way
         return True
 
 

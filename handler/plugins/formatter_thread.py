@@ -1,4 +1,4 @@
-"""Run the functions of a user's model.py on a thread of their own, so that one that hangs blocks no event loop."""
+"""Thread for the functions of a user's model.py, so that a function that hangs does not block the event loop."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from handler.protocols.kernel.reply import WrappedReply
 log = logging.getLogger("handler.formatters")
 
 LIMIT = 10.0
-"""Seconds that a call may take, once it runs."""
+"""Maximum seconds for a call, from the moment it starts to run."""
 
 _TURN = 0.01  # seconds for which one request's deltas are formatted before the next request's turn
 
-_Formatted = list[tuple[int, Delta, bytes, bool]]  # each delta after its request's number, its bytes, whether it ends
+_Formatted = list[tuple[int, Delta, bytes, bool]]
+"""Request number, delta, its bytes, and whether the reply is finished."""
 
 Post = Callable[[Callable[[], None]], object]
-"""Schedules a function on the host's own thread. Thread-safe."""
+"""A thread-safe function that schedules a function on the host's own thread."""
 
 
 class _Job:
@@ -44,11 +45,13 @@ class _Job:
 class FormatterThread:
     """A thread that makes one call at a time, in order of submission, as DJL does.
 
-    A call that takes longer than `limit` seconds fails. Its thread cannot be ended, so it is replaced, and its result
-    is ignored. All threads are daemons, so that none delays the end of the process.
+    A call that takes longer than `limit` seconds fails. Its thread cannot be stopped, so another thread replaces it,
+    and the result of the call is ignored. All threads are daemons, so that they do not delay the exit of the process.
 
     Args:
-        late: the error of a call that takes longer.
+        post: Schedules a function on the host's own thread.
+        limit: The maximum seconds for a call.
+        late: The error to raise for a call that takes longer.
     """
 
     def __init__(self, post: Post, limit: float = LIMIT, *, late: type[ServingError] = FormatterFailed) -> None:
@@ -57,7 +60,7 @@ class FormatterThread:
         self._late = late
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._running: _Job | None = None  # under the lock; a thread that finds another job there was replaced
+        self._running: _Job | None = None  # under the lock; a thread whose job is no longer here has been replaced
         self._closed = threading.Event()
         self._start(self._work)
         self._start(self._watch)
@@ -65,11 +68,11 @@ class FormatterThread:
     def submit(
         self, title: str, function: Callable[..., Any], *arguments: Any, limit: float | None = None
     ) -> Future[Any]:
-        """Run a function; the future gets its result, its exception, or `late` where it takes too long.
+        """Run a function, and return a future for its result. The future's exception is `late` after a timeout.
 
         Args:
-            title: the function's name in that message.
-            limit: seconds; by default the thread's.
+            title: The function's name for the message of a timeout.
+            limit: The maximum seconds for this call. The default is the thread's limit.
         """
         job = _Job(title, function, arguments, self._limit if limit is None else limit)
         self._jobs.put(job)
@@ -79,7 +82,7 @@ class FormatterThread:
         """Run a function as `submit` does, and call `then` with the finished future on the host's own thread."""
 
         def done(future: Future[Any]) -> None:
-            with contextlib.suppress(RuntimeError):  # the event loop is closed
+            with contextlib.suppress(RuntimeError):  # the event loop may be closed
                 self._post(functools.partial(then, future))
 
         self.submit(title, function, *args).add_done_callback(done)
@@ -122,7 +125,7 @@ class FormatterThread:
                 self._running = None
                 self._start(self._work)
             error = self._late(f"{job.title} did not end within {job.limit:g} s")
-            log.error("%s; its thread is replaced", error.message)
+            log.error("%s; replacing its thread", error.message)
             job.future.set_exception(error)
 
 
@@ -131,15 +134,17 @@ def _forget(index: int, delta: Delta) -> None:
 
 
 class ThreadedReply(WrappedReply):
-    """A reply whose `feed` runs on a thread.
+    """A reply that calls the `feed` of another reply, which runs user code, on a separate thread.
 
-    The host hands deltas to `put`. When they are formatted, `deliver` gets each of them on the host's own thread, in
-    order, and `feed` then returns its bytes. Failures go to the reply at once: rendering them runs no user code.
+    The host passes deltas to `put`. When a delta has been formatted on the thread, `deliver` is called with it on the
+    host's own thread, and then `feed` returns its bytes. The order of deltas is kept. Errors are passed to the other
+    reply directly, because rendering them runs no user code.
 
     Args:
-        reply: runs the user's code.
-        title: the name of the user's function, for messages.
-        deliver: takes the request's number within its call, and the delta.
+        reply: The reply that calls the user's function.
+        title: The name of the user's function, for messages.
+        thread: The thread for the user's function.
+        deliver: A function that takes the index of the request within its call, and the delta.
     """
 
     def __init__(
@@ -160,9 +165,9 @@ class ThreadedReply(WrappedReply):
             self._submit()
 
     def close(self) -> None:
-        """Stop delivering."""
+        """Stop the delivery of deltas."""
         self._closed = True
-        self._deliver = _forget  # else the request would stay in memory until a garbage collection
+        self._deliver = _forget  # otherwise, the request would stay in memory until a garbage collection
 
     def feed(self, index: int, delta: Delta) -> bytes:
         if delta.error is None:
@@ -176,7 +181,7 @@ class ThreadedReply(WrappedReply):
         self._thread.run(functools.partial(self._returned, formatted), self._title, self._format, formatted)
 
     def _format(self, formatted: _Formatted) -> None:
-        """Format deltas for one turn, on the thread."""
+        """Format deltas on the thread, for at most one turn."""
         end = time.monotonic() + _TURN
         while self._waiting and not self._closed:
             index, delta = self._waiting.popleft()

@@ -1,4 +1,4 @@
-"""A user's formatters: found in model.py, checked at start, and called for requests."""
+"""Functions that find, check, import and call the formatters of a user's model.py."""
 
 from __future__ import annotations
 import __future__
@@ -30,7 +30,7 @@ from handler.protocols.assistant.tools.parsing import Format
 
 log = logging.getLogger("handler.formatters")
 
-_HAVE = f"what stands in for djl_python has the modules {', '.join(name.partition('.')[2] for name in [*MODULES][1:])}"
+_HAVE = f"its available modules are {', '.join(name.partition('.')[2] for name in [*MODULES][1:])}"
 
 _MAPPINGS = ("dict", "Dict", "Mapping", "MutableMapping")
 _OUTPUTS = ("RequestOutput", "TextGenerationOutput")
@@ -41,17 +41,18 @@ class Style(Enum):
 
     OUTPUT = "TextGenerationOutput -> str"
     LEGACY = "(token, first_token, last_token, details, generated_text, id) -> str, as in LMI 0.28"
-    VALUE = "dict -> dict: what would be sent, before it is framed"
-    RESPONSE = "response -> response, dict or str: OpenAI's document as an object, or a chunk of a stream as text"
+    VALUE = "dict -> dict, with the response before it is framed"
+    RESPONSE = "response -> response, dict or str, with OpenAI's response as an object, or a chunk of a stream as text"
 
 
 class InputFormatter(NamedTuple):
-    """An input formatter.
+    """A function that reads request bodies.
 
     Attributes:
-        takes_payload: it takes the decoded body, not an `Input`.
-        accepts: names of its keyword arguments; None for any.
-        is_annotated: its first argument has a type; without one LMI's async mode gives it the payload.
+        takes_payload: Whether the function takes the decoded body instead of an `Input`.
+        accepts: The names of its keyword arguments, or None if it accepts any.
+        is_annotated: Whether its first argument has a type annotation. If it has none, LMI's async mode passes the
+            decoded body.
     """
 
     name: str
@@ -61,7 +62,7 @@ class InputFormatter(NamedTuple):
     is_annotated: bool = True
 
     def as_in(self, *, asynchronous: bool) -> InputFormatter:
-        """Return the formatter in the form in which a mode calls it."""
+        """Return the formatter for async mode or another mode. LMI's async mode may pass it another argument."""
         return self if self.is_annotated or not asynchronous else self._replace(takes_payload=True)
 
     @property
@@ -70,10 +71,10 @@ class InputFormatter(NamedTuple):
 
 
 class OutputFormatter(NamedTuple):
-    """An output formatter.
+    """A function that writes responses.
 
     Attributes:
-        unpacks_index: `get_next_token` returns the token's index too, as it does since LMI 0.32.
+        unpacks_index: Whether it expects `get_next_token` to return the token's index too, as it does since LMI 0.32.
     """
 
     name: str
@@ -87,12 +88,13 @@ class OutputFormatter(NamedTuple):
 
 
 class Formatters(NamedTuple):
-    """The user's functions that are in use.
+    """The user's functions that the server calls. Each is None if there is none.
 
     Attributes:
-        configs: keyword argument of input formatters.
-        handlers: `Handlers` of AWS's vLLM image; None without any.
-        handle: LMI's `Handle`; None if there is none to call.
+        configs: The keyword argument `configs` of input formatters.
+        handlers: The custom handlers of AWS's vLLM image, as `Handlers`.
+        handle: LMI's function `handle`, as `Handle`.
+        tool_format: The user's own format of tool calls.
     """
 
     input: InputFormatter | None = None
@@ -104,21 +106,23 @@ class Formatters(NamedTuple):
 
 
 class Decorated(NamedTuple):
-    """All formatters of a model.py, by name."""
+    """All formatters that a model.py defines, by name."""
 
     inputs: Mapping[str, InputFormatter]
     outputs: Mapping[str, OutputFormatter]
 
 
 def find_formatters(directory: Path | None, *, module: str = "", handlers: StandIn | None = None) -> Decorated:
-    """Find the decorated functions of the model.py in `directory`; none without such a file.
+    """Import the model.py in `directory`, if it exists, and find its decorated functions.
 
     Args:
-        module: run it under that name, even if it was imported before.
-        handlers: the stand-in for AWS's package if the host calls handlers; None if the file must have none.
+        directory: The model directory, or None.
+        module: The name under which to import the file even if it has been imported before, or "" to import it once.
+        handlers: The stand-in for AWS's package, or None if this server does not call custom handlers.
 
     Raises:
-        ConfigError: naming file and line: it cannot be imported, or a function has no known signature.
+        ConfigError: If the file cannot be imported or a formatter's signature is not supported. The message names the
+            file and line.
     """
     path = model_py(directory)
     if path is None:
@@ -131,7 +135,7 @@ def find_formatters(directory: Path | None, *, module: str = "", handlers: Stand
     if inputs or outputs:
         log.info("%s: input formatters: %s; output formatters: %s", path, *(_names(x) for x in (inputs, outputs)))
     elif not handlers:
-        log.info("%s has no decorated function: nothing of it is used", path)
+        log.info("%s has no decorated functions and is not used", path)
     return Decorated(inputs, outputs)
 
 
@@ -139,7 +143,7 @@ def check_syntax(path: Path | None) -> None:
     """Compile a user's file without running it.
 
     Raises:
-        ConfigError: it is not Python; as in `find_formatters`.
+        ConfigError: If the file is not valid Python. The message names the file and line.
     """
     if path is None:
         return
@@ -152,13 +156,15 @@ def check_syntax(path: Path | None) -> None:
 
 
 def check_model_py(path: Path | None, *, handlers: StandIn | None = None) -> None:
-    """Check the syntax of a model.py, its imports of DJL's package, and that something calls its functions.
+    """Check a model.py without running it: its syntax, its imports from DJL's package, and its functions.
 
     Args:
-        handlers: the stand-in for AWS's package; None if this host calls no handlers.
+        path: The file, or None if there is none.
+        handlers: The stand-in for AWS's package, or None if this server does not call custom handlers.
 
     Raises:
-        ConfigError: as `find_formatters`.
+        ConfigError: If the file is not valid Python, imports a name that is not available, or has a function that this
+            server cannot call. The message names the file and line.
     """
     check_syntax(path)
     if path is None:
@@ -177,10 +183,9 @@ def check_model_py(path: Path | None, *, handlers: StandIn | None = None) -> Non
 
 
 def _bare_formatters(tree: ast.Module) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield empty functions with the signatures of those that are decorated as formatters and nothing else; no user
-    code runs.
+    """Yield the kind of each formatter whose only decorator marks it as one, and an empty function with its signature.
 
-    AWS's package has decorators of the same names, for middleware.
+    No user code runs. AWS's package has decorators of the same names for middleware, which are left out.
     """
     imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
     ours = [one for one in imports if (one.module or "").partition(".")[0] in ("handler", "djl_python")]
@@ -201,7 +206,7 @@ def _bare_formatters(tree: ast.Module) -> Iterator[tuple[str, Callable[..., Any]
 
 
 def model_py(directory: Path | None) -> Path | None:
-    """Return the model.py in `directory`; None without one."""
+    """Return the path of the model.py in `directory`, or None if there is none."""
     path = directory / "model.py" if directory is not None else None
     return path if path is not None and path.is_file() else None
 
@@ -210,17 +215,18 @@ F = TypeVar("F", InputFormatter, OutputFormatter)
 
 
 def choose(formatters: Mapping[str, F], name: str | None, kind: str) -> F | None:
-    """Return the formatter of that name, or the only one; None without any.
+    """Return the formatter of a name, or the only formatter if no name is given, or None if there are no formatters.
 
     Raises:
-        ValueError: no function has that name, or there are several and no name is given.
+        ValueError: If no formatter has the name, or if there are several and no name is given.
     """
     if name is not None and name not in formatters:
         builtin = "json, jsonlines, sse, or " if kind == "output" else ""
-        have = f"it has {_names(formatters)}" if formatters else "there is none"
-        raise ValueError(f"must be {builtin}the name of an @{kind}_formatter function of model.py, and {have}")
+        raise ValueError(
+            f"must be {builtin}the name of an @{kind}_formatter function of model.py, which has {_names(formatters)}"
+        )
     if name is None and len(formatters) > 1:
-        raise ValueError(f"model.py has several {kind} formatters, {_names(formatters)}: one must be chosen")
+        raise ValueError(f"model.py has several {kind} formatters, {_names(formatters)}: choose one of them")
     return formatters[name] if name is not None else next(iter(formatters.values()), None)
 
 
@@ -229,7 +235,7 @@ def _names(formatters: Mapping[str, Any]) -> str:
 
 
 def _find_marked(module: ModuleType, mark: str) -> list[tuple[str, Callable[..., Any]]]:
-    """List the marked functions, each once, even if the module has several names for it."""
+    """Return each marked function once, with the first of its names in the module."""
     marked: dict[int, tuple[str, Callable[..., Any]]] = {}
     for name, value in vars(module).items():
         if callable(value) and getattr(value, mark, False) is True:
@@ -241,12 +247,12 @@ def _find_marked(module: ModuleType, mark: str) -> list[tuple[str, Callable[...,
 
 
 def import_once(path: Path) -> ModuleType:
-    """Return the module of a user's file, importing it unless that was done; ConfigError as in `import_file`."""
+    """Return the module of a user's file, and import it if it has not been imported, as `import_file` does."""
     return _find_imported(path) or import_file(path)
 
 
 def _find_imported(path: Path) -> ModuleType | None:
-    """Return the module of that file if DJL has imported it, whose name for it depends on DJL's version."""
+    """Return the module of a file that has been imported, under any name. DJL's name depends on DJL's version."""
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
         if isinstance(file, str) and Path(file).name == path.name and os.path.exists(file) and path.samefile(file):
@@ -255,7 +261,7 @@ def _find_imported(path: Path) -> ModuleType | None:
 
 
 class _SourceOnly(importlib.machinery.SourceFileLoader):
-    """Compiles the file as it is now: Python's cache only compares length and time in seconds."""
+    """Loader that always compiles the source. Python's cache misses a change within a second that keeps the length."""
 
     def get_code(self, fullname: str) -> CodeType:
         path = self.get_filename(fullname)
@@ -264,14 +270,18 @@ class _SourceOnly(importlib.machinery.SourceFileLoader):
 
 
 def import_file(path: Path, name: str = "") -> ModuleType:
-    """Import a user's file; ConfigError names file and line.
+    """Import a user's file.
 
     Args:
-        name: the module's, replacing an earlier module; by default the file's, or a longer one if that is taken.
+        name: The name of the module, which replaces any earlier module of that name. The default is the name of the
+            file, with a suffix if that name is taken.
+
+    Raises:
+        ConfigError: If the file cannot be imported. The message names the file and line.
     """
     directory = str(path.parent.resolve())
     if directory not in sys.path:
-        sys.path.insert(0, directory)  # as DJL has it: model.py may import what lies beside it
+        sys.path.insert(0, directory)  # as in DJL, so that model.py can import files next to it
     if not name:
         name = path.stem
         if name in sys.modules:
@@ -295,7 +305,7 @@ def _failure(path: Path, error: BaseException) -> ConfigError:
 
 
 def _line(error: BaseException, path: Path) -> int:
-    """Return the line of model.py at which the error passed."""
+    """Return the last line of the file in the error's traceback."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return error.lineno or 1
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
@@ -313,7 +323,9 @@ def _input(name: str, function: Callable[..., Any], path: Path) -> InputFormatte
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
     ]
     if not positional or sum(parameter.default is parameter.empty for parameter in positional) > 1:
-        raise ConfigError(f"{where}: input formatter {name!r} must take one argument, and keywords: (input, **kwargs)")
+        raise ConfigError(
+            f"{where}: input formatter {name!r} must take one argument and keyword arguments: (input, **kwargs)"
+        )
     first = positional[0]
     accepts = None
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
@@ -335,12 +347,14 @@ def _output(name: str, function: Callable[..., Any], path: Path) -> OutputFormat
         style = _style(needed[0])
     else:
         known = "; ".join(style.value for style in Style)
-        raise ConfigError(f"{where}: output formatter {name!r} takes {len(needed)} arguments; there are: {known}")
+        raise ConfigError(
+            f"{where}: output formatter {name!r} takes {len(needed)} arguments; its signature must be one of: {known}"
+        )
     return OutputFormatter(name, function, style, not _unpacks_three(path))
 
 
 def _unpacks_three(path: Path) -> bool:
-    """Return whether a file unpacks three values from `get_next_token`, as LMI's documents do: 0.31 had no more."""
+    """Return whether a file unpacks three values from `get_next_token`, as in LMI up to 0.31 and LMI's documents."""
     return any(
         isinstance(node, ast.Assign)
         and isinstance(node.value, ast.Call)
@@ -352,8 +366,9 @@ def _unpacks_three(path: Path) -> bool:
 
 
 def _style(parameter: inspect.Parameter) -> Style:
-    """Return the style of a function's only argument, by annotation or name. LMI's rolling batch needs the
-    annotation.
+    """Return the style of an output formatter from the annotation or the name of its only argument.
+
+    Without an annotation, LMI's rolling batch would not recognize the style.
     """
     annotated = parameter.annotation is not parameter.empty
     if _is_mapping(parameter) or (parameter.name == "response_data" and not annotated):
@@ -367,7 +382,7 @@ def _signature(name: str, function: Callable[..., Any], path: Path) -> tuple[str
     code = getattr(inspect.unwrap(function), "__code__", None)
     where = f"{path}, line {code.co_firstlineno}" if code is not None else str(path)
     if inspect.iscoroutinefunction(function) or inspect.isgeneratorfunction(function):
-        raise ConfigError(f"{where}: formatter {name!r} must be a plain function, not async, not a generator")
+        raise ConfigError(f"{where}: formatter {name!r} must be a plain function, not async or a generator")
     return where, list(inspect.signature(function).parameters.values())
 
 
@@ -376,7 +391,7 @@ def _is_mapping(parameter: inspect.Parameter) -> bool:
 
 
 def _annotation(parameter: inspect.Parameter) -> str:
-    """Return the bare name of the annotation, which may be a string; "_empty" without one."""
+    """Return the annotation's name without module and parameters, or "_empty" if there is no annotation."""
     annotation = parameter.annotation
     origin = getattr(annotation, "__origin__", annotation)
     text = annotation if isinstance(annotation, str) else getattr(origin, "__name__", "")
@@ -387,22 +402,22 @@ def _annotation(parameter: inspect.Parameter) -> str:
 
 
 def run(formatter: InputFormatter | OutputFormatter, *arguments: Any, **keywords: Any) -> Any:
-    """Call the function.
+    """Call the user's function.
 
     Raises:
-        FormatterFailed: it raised; the log has the place.
+        FormatterFailed: If the function raises. Its traceback is logged.
     """
     with _guard(formatter, "raised"):
         return formatter.function(*arguments, **keywords)
 
 
 def users_objects(formatter: InputFormatter | OutputFormatter) -> contextlib.AbstractContextManager[None]:
-    """Guard the use of objects that the user's function made or may have changed: their attributes may run its code.
+    """Guard the use of objects that the user's function has made or changed, because using them may run user code.
 
     Raises:
-        FormatterFailed: they cannot be used; the log has the place.
+        FormatterFailed: If using the objects raises. The traceback is logged.
     """
-    return _guard(formatter, "left objects that raise")
+    return _guard(formatter, "returned an object that raises")
 
 
 @contextlib.contextmanager
@@ -411,7 +426,7 @@ def _guard(formatter: InputFormatter | OutputFormatter, what: str) -> Iterator[N
         yield
     except FormatterFailed:
         raise
-    except BaseException as error:  # the user's code, whose SystemExit ends its request only
+    except BaseException as error:  # SystemExit in user code must end only its request
         log.exception("%s failed", formatter.title)
         raise failed(formatter, f"{what} {type(error).__name__}", error) from error
 
@@ -419,26 +434,26 @@ def _guard(formatter: InputFormatter | OutputFormatter, what: str) -> Iterator[N
 def failed(
     formatter: InputFormatter | OutputFormatter, what: str, error: BaseException | None = None
 ) -> FormatterFailed:
-    """Build the error; the text of `error`, which may quote the client, is not in its public message."""
+    """Return the error of a formatter. Its public message omits the text of `error`, which may quote the client."""
     return FormatterFailed(f"{formatter.title} {what}", "" if error is None else error_text(error))
 
 
 def kind(value: Any) -> str:
-    """Name the type of a wrong return value."""
+    """Return the type of a wrong return value, for messages."""
     return "None" if value is None else type(value).__name__
 
 
-# -- formatters of LoRA adapters' own: a model.py in an adapter's directory takes the place of the model's -------------
+# -- the formatters of LoRA adapters: a model.py in an adapter's directory replaces the model's own --------------------
 
 
 def load_adapter_formatters(directory: Path, name: str) -> Formatters | None:
-    """Run the model.py in an adapter's directory; return None without one.
+    """Import the model.py in an adapter's directory, and return its formatters, or None if it has none.
 
     Args:
-        name: the adapter's; the module's name is derived from it, as in LMI.
+        name: The name of the adapter. The name of the module is derived from it, as in LMI.
 
     Raises:
-        AdapterFailed: it cannot be used.
+        AdapterFailed: If the model.py cannot be used.
     """
     try:
         found = find_formatters(directory, module="ns_" + name.replace("-", "_").replace(".", "_"))
@@ -449,11 +464,11 @@ def load_adapter_formatters(directory: Path, name: str) -> Formatters | None:
 
 
 class AdapterFormatters:
-    """The formatters of registered adapters, by their directories. Thread-safe.
+    """The formatters of registered adapters, by directory. This class is thread-safe.
 
     Attributes:
-        exist: some adapter has a formatter.
-        read: some adapter has an input formatter.
+        exist: Whether any adapter has a formatter.
+        read: Whether any adapter has an input formatter.
     """
 
     def __init__(self) -> None:
@@ -461,7 +476,7 @@ class AdapterFormatters:
         self.exist = self.read = False
 
     def set(self, path: str, formatters: Formatters | None) -> Formatters | None:
-        """Replace a directory's formatters; return the earlier ones."""
+        """Replace the formatters of a directory, and return its earlier formatters."""
         earlier = self._by_path.pop(path, None)
         if formatters is not None:
             self._by_path[path] = formatters
@@ -469,12 +484,12 @@ class AdapterFormatters:
         return earlier
 
     def keep(self, paths: Collection[str]) -> None:
-        """Forget the formatters of all other directories."""
+        """Remove the formatters of all directories except `paths`."""
         self._by_path = {path: one for path, one in self._by_path.items() if path in paths}
         self._note()
 
     def of(self, adapter: Adapter | None, base: Formatters) -> Formatters:
-        """Return the formatters for a request: the adapter's, or the model's where it has none."""
+        """Return the formatters for a request: those of its adapter, and the model's where the adapter has none."""
         own = None if adapter is None else self._by_path.get(adapter.path)
         if own is None:
             return base

@@ -1,4 +1,4 @@
-"""LMI's `handle` of a user's model.py: its input, and the meaning of its answers (docs/custom-code.md)."""
+"""LMI's function `handle` in a user's model.py: its input, its calls and its results (docs/custom-code.md)."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _OF_THE_CONNECTION = frozenset(
         "transfer-encoding", "upgrade",
     }
 )  # fmt: skip
-"""Headers that the server sets itself, or that belong to the connection."""
+"""Headers that the server sets itself or that belong to the connection."""
 _OUT_OF_MEMORY = ("No available memory for the cache blocks", "CUDA error: out of memory")
 
 
 class Handle(NamedTuple):
-    """The user's function.
+    """The user's function `handle`.
 
     Attributes:
-        properties: of its first call, which has no contents.
-        always: properties of every call.
+        properties: The properties of its first call, which has no contents.
+        always: The properties that every call has.
     """
 
     function: Callable[..., Any]
@@ -60,11 +60,11 @@ class Handle(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """An answer, by DJL's rules.
+    """A response.
 
     Attributes:
-        headers: set by the user, with or without a content type.
-        parts: an iterator, possibly asynchronous, of the rest of a body that comes in parts; None: there is none.
+        headers: The headers that the user has set, which may lack a content type.
+        parts: An iterator or asynchronous iterator of the rest of a streamed body, or None if `body` is complete.
     """
 
     status: int
@@ -74,13 +74,13 @@ class Answer(NamedTuple):
 
 
 class PassOn(NamedTuple):
-    """Passes this body to the engine."""
+    """A result that passes the request to the engine, with `body` in place of the request's body unless it is None."""
 
     body: bytes | None = None
 
 
 class Broken(NamedTuple):
-    """The last part of an answer that broke off."""
+    """The last part of a response that failed midway."""
 
     body: bytes
 
@@ -91,14 +91,17 @@ Result = Answer | PassOn
 def find_handle(
     path: Path, role: Role, options: Mapping[str, str], *, release: tuple[int, int], device: str = "-1"
 ) -> Handle | None:
-    """Return the `handle` of a model.py; None if it is one of LMI's own.
+    """Import a model.py, and return its function `handle`, or None if it has none or imports one of LMI's own.
 
     Args:
-        options: their values as written, by key.
-        release: LMI's release, which decides the wording of failures.
+        path: The path of the model.py.
+        role: What the function is used for.
+        options: The values of all options as the user has written them, by key.
+        release: LMI's release, which determines the text of error responses.
+        device: The device that DJL would assign.
 
     Raises:
-        ConfigError: it cannot be imported or called.
+        ConfigError: If the file cannot be imported or the function cannot be called.
     """
     function = getattr(import_once(path), "handle", None)
     if function is None or _ENGINES_OWN.match(getattr(function, "__module__", None) or ""):
@@ -109,7 +112,7 @@ def find_handle(
         inspect.signature(function).bind(None)
     except TypeError as error:
         raise ConfigError(f"{path}: handle must take one argument, the Input: {error}") from None
-    except ValueError:  # one of Python's own has no signature
+    except ValueError:  # a built-in function without a signature
         pass
     Output.failure = "prediction failure" if release < (0, 31) else "invoke handler failure"
     degree = options.get("option.tensor_parallel_degree", "1")
@@ -124,15 +127,16 @@ def find_handle(
     return Handle(function, role, {**given, **always}, always)
 
 
-# -- the call's Input --------------------------------------------------------------------------------------------------
+# -- the input of a call -----------------------------------------------------------------------------------------------
 
 
 class Call(Input):
-    """The input of a call: one request, the requests of a dynamic batch, or none at startup.
+    """The input of a call: one request, the requests of a dynamic batch, or no request at startup.
 
     Args:
-        contents: the body as `data`, or the fields of a form, and the query parameters.
-        items: the requests of a dynamic batch.
+        contents: The body as `data` or the fields of a form, and the query parameters.
+        properties: The properties of the call.
+        items: The requests of a dynamic batch, or () if there is at most one request.
     """
 
     def __init__(
@@ -153,7 +157,7 @@ class Call(Input):
 
 
 def batch(items: Sequence[Call], always: Mapping[str, Any]) -> Call:
-    """Join the requests of a dynamic batch; a single one stays as it is."""
+    """Join requests into the input of a dynamic batch. A single request is returned unchanged."""
     if len(items) == 1:
         return items[0]
     contents: dict[str, bytes] = {}
@@ -168,18 +172,18 @@ def batch(items: Sequence[Call], always: Mapping[str, Any]) -> Call:
 
 
 def call(handle: Handle, item: Call) -> list[Result]:
-    """Call a plain function, and return the answer to each request of the batch. Raises nothing."""
+    """Call a plain function, and return a result for each request of the batch. Exceptions become error responses."""
     try:
         value = handle.function(item)
         if inspect.isawaitable(value):
             value = asyncio.run(_awaited(value))
         return _results(handle, value, item)
-    except BaseException as error:  # the user's code, whose SystemExit ends its request only
+    except BaseException as error:  # SystemExit in user code must end only its request
         return [failure(handle, error)] * item.get_batch_size()
 
 
 async def call_async(handle: Handle, item: Call) -> Result:
-    """Await a coroutine function, or begin an asynchronous generator. Raises nothing of the user's code."""
+    """Call a coroutine function or start an asynchronous generator. Exceptions of user code become error responses."""
     try:
         value = handle.function(item)
         if inspect.isawaitable(value):
@@ -198,9 +202,9 @@ async def _awaited(value: Any) -> Any:
 
 
 def failure(handle: Handle, error: BaseException) -> Answer:
-    """Return the answer of a call that raised."""
+    """Log the exception of a call, and return its error response."""
     log.error("%s failed", TITLE, exc_info=error)
-    text = error_text(error) or type(error).__name__
+    text = _text(error)
     if handle.role is Role.FIRST:
         return _error(424, f"Custom handler failed: {text}")
     if type(error).__name__ in ("OutOfMemoryError", "MemoryError") or any(one in text for one in _OUT_OF_MEMORY):
@@ -209,14 +213,14 @@ def failure(handle: Handle, error: BaseException) -> Answer:
 
 
 def late(error: ServingError) -> Answer:
-    """Return the answer of a call that timed out or was turned away, as DJL Serving's front end words it."""
+    """Return the response to a call that timed out or was rejected, in the format of DJL Serving's front end."""
     body = {"code": error.status, "type": error.type, "message": error.message}
     headers = (("content-type", "application/json"), *retry_headers(error.status))
     return Answer(error.status, headers, json.dumps(body).encode())
 
 
 def next_part(parts: Iterator[Any]) -> bytes | Broken | None:
-    """Return the next part of a body; None at its end. Raises nothing."""
+    """Return the next part of a body, or None at its end. An exception becomes a `Broken`."""
     try:
         part: bytes = next(parts)
     except StopIteration:
@@ -227,7 +231,7 @@ def next_part(parts: Iterator[Any]) -> bytes | Broken | None:
 
 
 async def next_part_async(parts: AsyncIterator[Any]) -> bytes | Broken | None:
-    """Return the next part of an asynchronous body; None at its end. Raises nothing."""
+    """Return the next part of an asynchronous body, or None at its end. A user's exception becomes a `Broken`."""
     try:
         part: bytes = await anext(parts)
     except StopAsyncIteration:
@@ -240,16 +244,20 @@ async def next_part_async(parts: AsyncIterator[Any]) -> bytes | Broken | None:
 
 
 def _broken(error: BaseException) -> Broken:
-    log.error("%s failed in the middle of its answer", TITLE, exc_info=error)
-    return broken(424, error_text(error) or type(error).__name__)
+    log.error("%s failed in the middle of a response", TITLE, exc_info=error)
+    return broken(424, _text(error))
+
+
+def _text(error: BaseException) -> str:
+    return error_text(error) or type(error).__name__
 
 
 def broken(status: int, text: str) -> Broken:
-    """Return the last part of an answer that breaks off, as LMI ends such streams."""
+    """Return the last part of a response that failed midway, in the format of LMI."""
     return Broken(_error_line(status, text))
 
 
-# -- the answer --------------------------------------------------------------------------------------------------------
+# -- the results of a call ---------------------------------------------------------------------------------------------
 
 
 def _results(handle: Handle, value: Any, item: Call) -> list[Result]:
@@ -267,16 +275,16 @@ def _results(handle: Handle, value: Any, item: Call) -> list[Result]:
 
 
 def _whole(output: Any) -> Answer:
-    """Read an Output that is the whole answer.
+    """Read an Output as a complete response.
 
     Raises:
-        ValueError: it says that more follows.
+        ValueError: If the Output is only a part of a response.
     """
     answer = _answer(output)
     if answer.status < 300 and _last(output) == "false":
         raise ValueError(
-            "the Output is a part, with last=False: handle is called once per request, not once per token as in DJL "
-            "Serving's rolling batch; return the whole answer, or an asynchronous generator of Outputs"
+            "the Output has last=False, but handle is called only once per request, unlike in DJL Serving's rolling "
+            "batch; return the whole response, or an asynchronous generator of Outputs"
         )
     return answer
 
@@ -286,14 +294,14 @@ def _data(item: Input) -> bytes:
 
 
 def _is_output(value: Any) -> bool:
-    """Return whether a value is an Output, ours or the package's."""
+    """Return whether a value is an Output of djl_python or of our stand-in."""
     return all(hasattr(value, name) for name in ("code", "properties", "content", "stream_content"))
 
 
 def _split(output: Any, size: int) -> list[Result]:
-    """Return the answers of a dynamic batch, by the keys of its contents."""
+    """Return the response to each request of a dynamic batch. The keys of the contents name the requests."""
     if output.stream_content is not None:
-        return [_answer(Output().error("A dynamic batch cannot stream: it needs batch_size=1"))] * size
+        return [_answer(Output().error("A dynamic batch cannot be streamed: set batch_size=1"))] * size
     found: dict[int, bytes] = {}
     headers = _headers(output.properties)
     for place in range(output.content.size()):
@@ -312,7 +320,10 @@ def _translation(message: str) -> Answer:
 
 
 def _answer(output: Any) -> Answer:
-    """Read an Output as DJL Serving does: code, properties as headers, and `data` or the first content as body."""
+    """Return an Output as a response, as DJL Serving does.
+
+    The properties are the headers, and the content `data` or else the first content is the body.
+    """
     status, headers = _status(output.code), _headers(output.properties)
     if output.stream_content is not None:
         return Answer(status, headers, parts=_encoded(output))
@@ -340,23 +351,23 @@ def _status(code: Any) -> int:
 
 
 def _headers(properties: Mapping[Any, Any]) -> list[tuple[str, str]]:
-    """Return the properties as headers.
+    """Return properties as headers, without those that the server sets itself.
 
     Raises:
-        ValueError: one is not a valid header.
+        ValueError: If a property is not a valid header.
     """
     headers: dict[str, str] = {}
     for key, given in properties.items():
         name, value = str(key).lower(), str(given)
         if not _NAME.fullmatch(name) or not value.isprintable() or not value.isascii():
-            raise ValueError(f"property {name[:100]!r} cannot be a header")
+            raise ValueError(f"property {name[:100]!r} is not a valid HTTP header")
         if name not in _OF_THE_CONNECTION:
             headers[name] = value.strip()
     return list(headers.items())
 
 
 def _error(status: int, text: str, headers: Sequence[tuple[str, str]] = ()) -> Answer:
-    """Render a failure as Java does when a handler sends one instead of data."""
+    """Return an error response in the format in which Java returns the error of a handler."""
     kept = [header for header in headers if header[0] != "content-type"]
     return Answer(status, [("content-type", "application/json"), *kept], _error_line(status, text).rstrip(b"\n"))
 
@@ -376,14 +387,14 @@ def _encoded(output: Any) -> Iterator[bytes]:
 
 
 async def _begun(outputs: Any) -> Answer:
-    """Wait for the first Output, which has the status, unless it says that it is the last."""
+    """Wait for the first Output, and return a response with its status and headers. More Outputs continue its body."""
     try:
         first = await anext(outputs)
     except StopAsyncIteration:
         return Answer(204)
     answer = _answer(first)
     if answer.parts is not None:
-        raise ValueError("an Output of an asynchronous generator has a stream of its own")
+        raise ValueError("an Output of an asynchronous generator must not contain a stream")
     if answer.status >= 300 or _is_last(first):
         await outputs.aclose()
         return answer
@@ -407,6 +418,6 @@ def _is_last(output: Any) -> bool:
 
 
 def _last(output: Any) -> str:
-    """Return whether a part says that it is the last: "true", "false", or "" if it says nothing."""
+    """Return the field `last` of an encoded part, "true" or "false", or "" if the Output has no such field."""
     fields = binary_fields(_first(output))
     return "" if fields is None else fields.get("last", "").lower()

@@ -1,4 +1,4 @@
-"""A user's own format of tool calls: a Python file with `make_parser(tools)`, `MARKS`, `NOTATION` (docs/models.md)."""
+"""Loader of a user's own parser of tool calls: a file with `make_parser`, `MARKS` and `NOTATION` (docs/models.md)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EVENTS = (str, CallStart, Arguments, CallEnd)
 
 
 class UsersParser:
-    """The parser of one answer. When it fails, that is logged, and the rest of the answer is text."""
+    """A user's parser of one response. If it fails, the error is logged, and the rest of the response is plain text."""
 
     def __init__(self, make: Callable[[Sequence[Tool]], Parser], tools: Sequence[Tool]) -> None:
         self._parser: Parser | None = None
@@ -37,12 +37,12 @@ class UsersParser:
     def _start(self, make: Callable[[Sequence[Tool]], Parser], tools: Sequence[Tool]) -> list[Event]:
         parser = make(tools)
         if not (callable(parser.feed) and callable(parser.flush)):
-            raise TypeError("a parser has methods feed and flush")
+            raise TypeError("make_parser must return an object with the methods feed and flush")
         self._parser = parser
         return []
 
     def _events(self, name: str, call: Callable[[], list[Event]]) -> list[Event] | None:
-        """Call the user's code; return None if it fails."""
+        """Call the user's code, and return its events, or None if it fails."""
         try:
             events = list(call())
             wrong = next((event for event in events if not isinstance(event, _EVENTS)), None)
@@ -50,16 +50,16 @@ class UsersParser:
                 return events
             log.error("option.tool_parser_plugin: %s returned a %s, which is not an event", name, type(wrong).__name__)
         except Exception:
-            log.exception("option.tool_parser_plugin: %s failed; the rest of the answer is text", name)
+            log.exception("option.tool_parser_plugin: %s failed; the rest of the response is plain text", name)
         self._parser = None
         return None
 
 
 def find_tool_parser(given: str, homes: Iterable[Path | None]) -> Path:
-    """Find a user's file in one of the directories.
+    """Find the file of option.tool_parser_plugin in one of the directories.
 
     Raises:
-        ConfigError: it does not exist.
+        ConfigError: If the file does not exist.
     """
     path = next((home / given for home in homes if home is not None and (home / given).is_file()), None)
     if path is None:
@@ -68,10 +68,10 @@ def find_tool_parser(given: str, homes: Iterable[Path | None]) -> Path:
 
 
 def load_tool_format(given: str, homes: Iterable[Path | None]) -> Format:
-    """Load a user's format from a file in one of the directories.
+    """Load a user's format of tool calls from a file in one of the directories.
 
     Raises:
-        ConfigError: it does not exist, cannot be imported, or defines no parser.
+        ConfigError: If the file does not exist, cannot be imported, or does not define a parser.
     """
     module = import_file(find_tool_parser(given, homes))
     try:
@@ -83,7 +83,7 @@ def load_tool_format(given: str, homes: Iterable[Path | None]) -> Format:
 def _format(module: ModuleType) -> Format:
     make, marks = getattr(module, "make_parser", None), getattr(module, "MARKS", ())
     if not callable(make):
-        raise ValueError("has no function make_parser(tools)")
+        raise ValueError("the file must define a function make_parser(tools)")
     if isinstance(marks, str) or not all(isinstance(mark, str) and mark for mark in marks):
         raise ValueError("MARKS must be a list of strings")
     notation = getattr(module, "NOTATION", None)

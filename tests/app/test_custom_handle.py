@@ -124,7 +124,7 @@ def test_the_first_call_has_the_options_and_no_contents(alone: AppServer) -> Non
         "tensor_parallel_degree": 1, "device_id": "-1", "model_dir": first["model_dir"],
     }  # fmt: skip
     assert first == wanted
-    assert "no engine is loaded: the function handle of model.py answers alone" in alone.log
+    assert "no engine is loaded: the function handle of model.py answers requests" in alone.log
     assert "handle of model.py, without an engine" in alone.log
     adapter = http.post(alone.url + "/adapters", params={"name": "a", "src": "/nowhere"})
     assert (adapter.status_code, "handle of model.py answers alone" in adapter.text) == (400, True)
@@ -168,7 +168,8 @@ def test_a_call_gets_body_query_form_headers_and_attributes(alone: AppServer) ->
          b'{\n  "code":424,\n  "message":"prediction failure",\n  "error":"Invalid output type: <class \'dict\'>"\n}'),
         ("code", 207, {"x-mine": "7"}, b"text"),
         ("split", 424, {},
-         b'{\n  "code":424,\n  "message":"prediction failure",\n  "error":"property \'x-mine\' cannot be a header"\n}'),
+         b'{\n  "code":424,\n  "message":"prediction failure",\n'
+         b'  "error":"property \'x-mine\' is not a valid HTTP header"\n}'),
         ("numpy", 200, {}, b'{\n  "array":[\n    1.5\n  ],\n  "one":2\n}'),
         ("lines", 200, {"content-type": "application/jsonlines"}, b'{"outputs": "one"}\n{"outputs": "two"}\n'),
         ("raw", 200, {}, b"onetwo"),
@@ -432,9 +433,9 @@ def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AppServer]:
         ("raise", 424, "application/json", b'{"error":"Custom handler failed: as asked","code":424}'),
         ("hand", 200, None, b'{\n  "by":"hand"\n}'),
         ("map", 200, None, b"mapped"),
-        ("part", 424, "application/json", b'{"error":"Custom handler failed: the Output is a part, with last=False: '
-         b"handle is called once per request, not once per token as in DJL Serving's rolling batch; return the whole "
-         b'answer, or an asynchronous generator of Outputs","code":424}'),
+        ("part", 424, "application/json", b'{"error":"Custom handler failed: the Output has last=False, but handle '
+         b"is called only once per request, unlike in DJL Serving's rolling batch; return the whole response, or an "
+         b'asynchronous generator of Outputs","code":424}'),
         ("chunks", 200, "application/jsonlines", b'{"text": "one"}\n{"text": "two"}\n'),
         ("stream", 200, "application/jsonlines", b"one\ntwo\n"),
         ("break", 200, "application/jsonlines", b'{"text": "one"}\n{"error":"amid","code":424}\n'),
@@ -566,8 +567,8 @@ def test_what_nothing_calls_of_lmis_services_is_refused_by_name(line: str, tmp_p
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("option.entryPoint=djl_python.huggingface\n", "option.entryPoint=djl_python.huggingface does not call it"),
-        ("option.entryPoint=handler.entry\n", "option.entryPoint=handler.entry does not call it"),
+        ("option.entryPoint=djl_python.huggingface\n", "because option.entryPoint is djl_python.huggingface"),
+        ("option.entryPoint=handler.entry\n", "because option.entryPoint is handler.entry"),
     ],
 )
 def test_a_handle_that_lmi_would_not_call_is_named_and_not_called(options: str, words: str, tmp_path: Path) -> None:

@@ -339,7 +339,7 @@ def test_the_state_has_what_a_handler_puts_there_and_nothing_of_vllm(handlers: A
     assert handlers.post({"do": "own state", "value": 3}).json() == 3
     found = handlers.post({"do": "engine"})
     assert found.status_code == 500
-    assert "request.app.state.engine_client: vLLM's own objects are not here" in found.json()["error"]["message"]
+    assert "request.app.state.engine_client: vLLM's own objects are not available" in found.json()["error"]["message"]
     assert f"line {_line_of('state.engine_client')}: request.app.state.engine_client: vLLM's own" in handlers.log
     assert "app.state.mine" not in handlers.log
 

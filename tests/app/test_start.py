@@ -170,7 +170,7 @@ def test_a_check_runs_nothing_of_a_users_files(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_text("no-such-package-of-lmi\n")
     ended = check_serve("--engine", "echo", "--properties", str(tmp_path / "serving.properties"), "--check")
     assert (ended.returncode, ended.stderr) == (0, "")
-    assert f"{tmp_path}/requirements.txt: the start installs what it names" in ended.stdout
+    assert f"{tmp_path}/requirements.txt: not checked; its packages are installed at startup" in ended.stdout
 
 
 def test_a_check_says_what_a_users_files_name_that_is_not_here(tmp_path: Path) -> None:
@@ -186,11 +186,11 @@ def test_a_check_says_what_a_users_files_name_that_is_not_here(tmp_path: Path) -
     )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.splitlines() == [
-        f"{tmp_path}/model.py: no handle, no formatter",
-        f"{tmp_path}/model.py, line 4: no_such_other is not installed here",
-        f"{script}, line 1: fastapi.APIRouter is not installed here",
-        f"{script}, line 2: no_such_package is not installed here",
-        f"{of_adapter}, line 1: no_such_package is not installed here",
+        f"{tmp_path}/model.py: no handle and no formatters",
+        f"{tmp_path}/model.py, line 4: no_such_other is not installed",
+        f"{script}, line 1: fastapi.APIRouter is not installed",
+        f"{script}, line 2: no_such_package is not installed",
+        f"{of_adapter}, line 1: no_such_package is not installed",
         "no problems; engine: echo, option.model_id: not set",
     ]
 
@@ -201,7 +201,7 @@ def test_a_check_says_what_of_model_py_is_called(tmp_path: Path) -> None:
     file.write_text("engine=Python\noption.model_id=org/model\noption.rolling_batch=vllm\n")
     ended = check_serve("--properties", str(file), "--check")
     assert ended.stdout.splitlines() == [
-        "no engine is loaded: the function handle of model.py answers alone (documents: custom-code)",
+        "no engine is loaded: the function handle of model.py answers requests (documents: custom-code)",
         f"{tmp_path}/model.py: handle answers alone: no engine is loaded",
         "no problems; engine: none, option.model_id: not set",
     ]
@@ -247,6 +247,6 @@ def test_without_a_problem_nothing_is_started() -> None:
     ended = check_serve("--engine", "openvino", "--check", OPTION_ECHO_CUES="true")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.splitlines() == [
-        "without effect here: option.echo_cues (environment variable OPTION_ECHO_CUES); only echo reads these words",
+        "ignored: option.echo_cues (environment variable OPTION_ECHO_CUES); only echo reads these words",
         "no problems; engine: openvino, option.model_id: not set",
     ]

@@ -59,7 +59,7 @@ def test_sagemaker_names_the_port() -> None:
 @pytest.mark.parametrize(
     ("argv", "environ", "message"),
     [
-        (["train"], {}, "this image serves models; it has no `train`"),
+        (["train"], {}, "this image only serves models; it cannot `train` them"),
         (["djl-serving", "-s", "/models"], {}, "--model-store /models: the model is in /opt/ml/model"),
         (["djl-serving", "-m", "m::Python=https://example.com/m.zip"], {}, "the model is in /opt/ml/model"),
         (["djl-serving", "-m", f"a=file:{_STORE}", f"b=file:{_STORE}"], {}, "serves one model"),
@@ -68,8 +68,8 @@ def test_sagemaker_names_the_port() -> None:
             {},
             "--models m::Python=/m: the model is in /opt/ml/model",
         ),
-        (["djl-serving", "-f", "/x"], {}, "--config-file: only DJL Serving has it"),
-        (["serve", "--install", "ai.djl:x:1", "ai.djl:y:1"], {}, "--install: only DJL Serving has it"),
+        (["djl-serving", "-f", "/x"], {}, "--config-file: only DJL Serving supports this flag"),
+        (["serve", "--install", "ai.djl:x:1", "ai.djl:y:1"], {}, "--install: only DJL Serving supports this flag"),
         (["serve", "-m", f"test=file:{_STORE}/test/"], {}, f"--models test=file:{_STORE}/test/: the model is in "),
         (["bash"], {}, "'bash' is not a command"),
         (["serve", "--tp-size", "2"], {}, "unrecognized arguments: --tp-size 2: set options with -o option"),

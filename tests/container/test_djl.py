@@ -184,7 +184,7 @@ def test_models_of_s3_are_left_to_java_where_it_can_download_them(
 ) -> None:
     data = model_data(tmp_path, f"option.llm_engine=vllm\n{key}=s3://bucket/llama/\n")
     source = ModelSource(data, None if key == "option.model_id" else "a/b", {})
-    with pytest.raises(ConfigError, match=f"^{key}=s3://bucket/llama/: DJL .* does not have; .* as ModelDataSource"):
+    with pytest.raises(ConfigError, match=f"^{key}=s3://bucket/llama/: DJL .* has neither; .* as ModelDataSource"):
         djl.make_model(NOTHING, source, {"PATH": str(tmp_path)}, target, (0, 36, 0))
     (tmp_path / "aws").touch(0o755)
     djl.make_model(NOTHING, source, {"PATH": str(tmp_path)}, target, (0, 36, 0))

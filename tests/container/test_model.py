@@ -37,7 +37,7 @@ def test_model_data_are_the_model(data: Path, mark: str) -> None:
 def test_two_models_are_refused(data: Path) -> None:
     (data / "config.json").touch()
     with pytest.raises(
-        ConfigError, match="contains a model, but the environment names another, a/b: leave one of them out"
+        ConfigError, match="contains a model, but the environment names another, a/b: remove one of the two"
     ):
         find_model(environment(data, HF_MODEL_ID="a/b"))
 
@@ -56,7 +56,7 @@ def test_additional_sources_are_found_by_their_channels(data: Path) -> None:
     draft.mkdir(parents=True)
     found = find_model(environment(data, OPTION_MODEL_ID=str(draft)))
     assert found == (None, str(draft), {"draft": draft})
-    with pytest.raises(ConfigError, match=r"nowhere, which is not there; SageMaker brought .*/draft"):
+    with pytest.raises(ConfigError, match=r"nowhere, which does not exist; SageMaker's model data: .*/draft"):
         find_model(environment(data, OPTION_MODEL_ID="/nowhere"))
 
 

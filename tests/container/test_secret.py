@@ -67,7 +67,7 @@ def test_what_is_no_token_is_refused_without_showing_it(text: str, request: pyte
 
 
 def test_a_secret_that_is_not_there_is_named() -> None:
-    with pytest.raises(ConfigError, match="ResourceNotFoundException: no secret has this name"):
+    with pytest.raises(ConfigError, match="ResourceNotFoundException: the secret does not exist"):
         with_token({"HF_TOKEN_SECRET_ARN": ARN})
 
 

@@ -65,7 +65,7 @@ def test_a_flag_names_the_model_before_the_environment(tmp_path: Path) -> None:
 
 def test_model_data_are_never_written_to(tmp_path: Path) -> None:
     data = model_data(tmp_path, "option.llm_engine=echo\n")
-    with pytest.raises(ConfigError, match=r"HF_HOME=.*cannot be written to"):
+    with pytest.raises(ConfigError, match=r"HF_HOME=.*is inside SageMaker's model data, which are read-only"):
         prepare([], environment(tmp_path, HF_HOME=str(data / "cache")), DRIVER)
     prepare([], environment(tmp_path), DRIVER)
     assert [entry.name for entry in data.iterdir()] == ["serving.properties"]
@@ -81,7 +81,7 @@ def test_a_model_py_needs_its_properties(tmp_path: Path) -> None:
     ("more", "message"),
     [
         ({"LMI_FRONT": "tomcat"}, "LMI_FRONT=tomcat: must be djl or embedded"),
-        ({"LMI_FRONT": "djl"}, "there is no DJL Serving in this image; LMI_FRONT=embedded needs none"),
+        ({"LMI_FRONT": "djl"}, "DJL Serving is not installed in this image; set LMI_FRONT=embedded instead"),
         ({"CUDA_VERSION": "14.0.0"}, "the driver is too old for it"),
     ],
 )
@@ -102,11 +102,11 @@ def test_all_that_cannot_start_is_refused_at_once(tmp_path: Path, front: str) ->
         "--port=0: must be a number from 1 to 65535",
         "GPUs visible: 1; driver 580.95.05 with CUDA 13.0; CUDA 14.0 in the image: the driver is too old",
         "environment variables SM_NUM_GPUS and TENSOR_PARALLEL_DEGREE contradict each other (4 and 2)",
-        f"environment variable HF_HOME={data / 'cache'}: SageMaker's model data cannot be written to",
+        f"environment variable HF_HOME={data / 'cache'}: is inside SageMaker's model data, which are read-only",
         "environment variable OPTION_MAX_LORAS: option.max_loras=0: must be a whole number of at least 1",
         "serving.properties, line 2: option.dtype=int9: must be one of",
         "serving.properties, line 3: option.enable_streaming=true needs batch_size=1, but batch_size=2",
-        *(["LMI_FRONT=djl: there is no DJL Serving in this image"] if front == "djl" else []),
+        *(["LMI_FRONT=djl: DJL Serving is not installed in this image"] if front == "djl" else []),
     ]
     assert len(texts) == len(wanted), texts
     for text, start in zip(texts, sorted(wanted), strict=True):
@@ -119,7 +119,7 @@ def test_a_refusal_is_one_line_and_status_2(tmp_path: Path) -> None:
         assert found.wait_ended(20) == 2
     assert found.lines[-1].endswith(
         "cannot start: environment variables HF_MODEL_ID and OPTION_MODEL_ID contradict each other (a/b and c/d): "
-        "leave one out\n"
+        "remove one\n"
     )
 
 

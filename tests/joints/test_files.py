@@ -300,8 +300,8 @@ PARTS = {f"m-0000{number}-of-00003.gguf": FIRST if number == 1 else LATER for nu
 @pytest.mark.parametrize(
     ("files", "name", "message"),
     [
-        (PARTS, "", r"holds a model in 3 parts: merge them with `llama-gguf-split --merge m-00001-of-00003\.gguf "),
-        ({**PARTS, "mmproj.gguf": PROJECTOR}, "", "holds a model in 3 parts: merge"),
+        (PARTS, "", r"contains a model in 3 parts: merge them with `llama-gguf-split --merge m-00001-of-00003\.gguf "),
+        ({**PARTS, "mmproj.gguf": PROJECTOR}, "", "contains a model in 3 parts: merge"),
         (PARTS, "m-00001-of-00003.gguf", "is one of the parts of a model in 3 parts: merge"),
         (PARTS, "m-00002-of-00003.gguf", "is one of the parts of a model in 3 parts: merge"),
         ({"m-00002-of-00003.gguf": LATER}, "", "is one of the parts of a model in 3 parts: merge"),
@@ -315,9 +315,9 @@ PARTS = {f"m-0000{number}-of-00003.gguf": FIRST if number == 1 else LATER for nu
         (
             {f"top/{name}": data for name, data in CHECKPOINT.items()},
             "",
-            r"contains no model.*; \S+/top does: name that",
+            r"contains no model.*; \S+/top does: use that directory",
         ),
-        ({"top/q4.gguf": WHOLE, "__MACOSX/top/._q4.gguf": APPLE_DOUBLE}, "", r"/top does: name that"),
+        ({"top/q4.gguf": WHOLE, "__MACOSX/top/._q4.gguf": APPLE_DOUBLE}, "", r"/top does: use that directory"),
     ],
 )
 def test_a_directory_that_is_no_model_says_why(

@@ -123,7 +123,7 @@ def test_a_server_of_its_own_ends_with_the_agent(programs: Path) -> None:
     process.kill()
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == -signal.SIGKILL
-    assert "its log is" in errors
+    assert "it logs to" in errors
     wait_for(lambda: answers(url, key) is None, PATIENCE, "the server goes on")
 
 
@@ -131,8 +131,8 @@ def test_a_server_that_does_not_start(programs: Path) -> None:
     process = launch(programs, "codex", "--engine", "echo", "-o", "option.max_model_len=none")
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2
-    assert "the server ended with status" in errors
-    assert "option.max_model_len" in errors.partition("the server ended")[2]
+    assert "the server exited with status" in errors
+    assert "option.max_model_len" in errors.partition("the server exited")[2]
 
 
 def test_a_small_context_is_told(programs: Path) -> None:
@@ -143,18 +143,21 @@ def test_a_small_context_is_told(programs: Path) -> None:
     assert environment["AIDER_OPENAI_API_KEY"] == "mine"
     _, errors = process.communicate("0\n", timeout=PATIENCE)
     assert process.returncode == 0
-    assert "4096 tokens; an agent needs 32000" in errors
+    assert "4096 tokens, but an agent needs 32000" in errors
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["opencode"], r"OpenCode is not installed \(opencode is not on PATH\): npm install -g opencode-ai"),
-        (["claude", "--print", "--url", "http://127.0.0.1:9"], "no server answers at http://127.0.0.1:9 .*lmi serve"),
-        (["claude", "--print", "--url", "URL"], "answers with status 401; LMI_API_KEY is its key"),
-        (["claude", "--print", "--url", "http://127.0.0.1:8o80"], r"no server answers at http://127.0.0.1:8o80 \("),
-        (["claude", "--print", "--url", "URL/x"], "answers with status 404$"),
-        (["claude", "--print", "--url", "URL", "--name", "other"], "has no model other; it has qwen, model"),
+        (
+            ["claude", "--print", "--url", "http://127.0.0.1:9"],
+            "cannot reach a server at http://127.0.0.1:9 .*lmi serve",
+        ),
+        (["claude", "--print", "--url", "URL"], "returned status 401; set LMI_API_KEY to the server's key"),
+        (["claude", "--print", "--url", "http://127.0.0.1:8o80"], r"cannot reach a server at http://127.0.0.1:8o80 \("),
+        (["claude", "--print", "--url", "URL/x"], "returned status 404$"),
+        (["claude", "--print", "--url", "URL", "--name", "other"], "has no model other; its models are qwen, model"),
     ],
 )
 def test_refusals(

@@ -166,9 +166,9 @@ def test_what_vllms_server_has_and_this_has_not_is_refused_with_the_reason(capsy
     ("model", "said"),
     [
         ("some/model", r"downloads it from the hub; unless .* it is converted once, .*\[convert\]"),
-        ("OpenVINO/model", "downloads it from the hub; not checked here"),
-        ("some/model/file.gguf", "downloads it from the hub; not checked here"),
-        ("nosuch", "asks the hub; not checked here"),
+        ("OpenVINO/model", "downloads it from the hub; not checked"),
+        ("some/model/file.gguf", "downloads it from the hub; not checked"),
+        ("nosuch", "asks the hub; not checked"),
     ],
 )
 def test_check_says_what_a_model_of_the_hub_takes(capsys: pytest.CaptureFixture[str], model: str, said: str) -> None:
@@ -223,7 +223,7 @@ def test_other_shells(shell: str, first: str, capsys: pytest.CaptureFixture[str]
 def test_completion_without_shtab(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "shtab", None)
     assert main(["completion", "bash"]) == 2
-    assert capsys.readouterr().err == f"lmi completion: needs shtab: {install('lmi-handler[cli]')}\n"
+    assert capsys.readouterr().err == f"lmi completion: shtab is not installed: {install('lmi-handler[cli]')}\n"
 
 
 def test_a_pipe_that_closes_is_no_failure() -> None:

@@ -72,7 +72,7 @@ def test_the_caches_are_listed_and_emptied(cache: Path) -> None:
     ]
     assert listed(cache) == every[:2]
     assert models(cache, "rm", "demo", "me/half").returncode == 0
-    assert models(cache).stdout == "no models; lmi models get MODEL fetches one\n"
+    assert models(cache).stdout == "no models; fetch one with `lmi models get MODEL`\n"
 
 
 def test_of_a_link_its_files_stay(cache: Path) -> None:

@@ -35,7 +35,7 @@ def test_a_folder_of_the_users_is_hidden_with_a_warning(tmp_path: Path, files: l
     (tmp_path / "deploy" / files[0]).touch()
     found = run(tmp_path, "from lmi_handler import Predictor; print(Predictor.__module__)")
     assert found.stdout == "deploy.client.predictor\n"
-    told = f"{tmp_path / 'deploy'} cannot be imported: lmi-handler has a package 'deploy' too"
+    told = f"{tmp_path / 'deploy'} cannot be imported: lmi-handler also has a package 'deploy'"
     assert f"<string>:1: UserWarning: {told}" in found.stderr
 
 
@@ -43,5 +43,5 @@ def test_a_package_of_the_users_that_is_imported_is_named(tmp_path: Path) -> Non
     (tmp_path / "deploy").mkdir()
     (tmp_path / "deploy" / "__init__.py").touch()
     found = run(tmp_path, "import deploy; from lmi_handler import Predictor")
-    wanted = f"{tmp_path / 'deploy'} is imported as 'deploy', which is also a package of lmi-handler: rename it"
+    wanted = f"{tmp_path / 'deploy'} has the same name as a package of lmi-handler and has been imported: rename it"
     assert found.stderr.splitlines()[-1] == f"ImportError: {wanted}"

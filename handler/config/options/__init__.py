@@ -1,4 +1,4 @@
-"""Table of all options, from one file a group: common, engines, OpenVINO, vLLM, TensorRT-LLM, OpenAI's API, foreign names."""
+"""The table of all options: those of `tables.py`, and the foreign names in `foreign.json`."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from handler.config.engines import LLM_ENGINES
 from handler.config.options.option import OF_JAVA, Gone, Option, declared
 from handler.config.options.tables import ECHO, GPU, GUIDED, MEDIA, OPENVINO, REMOTE, TRTLLM, VLLM, Options
 
-# -- foreign names: foreign.json has a line a name, which says what becomes of it --------------------------------------
+# -- foreign names: foreign.json has a line for each name, which defines how the name is treated -----------------------
 
 
 class Foreign(NamedTuple):
-    """How a foreign name is treated.
+    """A line of foreign.json, which defines how a foreign option or environment variable is treated.
 
     Attributes:
-        refused: why it stops the start, and what to write instead; "" if it does not.
-        unless: values that ask for nothing, and so are not refused.
-        idle: why it has no effect; of a variable with `same`, for engines that do not have it.
-        same: the handler's own variable for it, or such variables by engine; of LMI's variables the option.
-        convert: how `names.py` makes the own value; "" leaves it as it is.
-        unread: who reads the variable in our place, so that nothing is said of it.
-        heeded: by whom and how, where a host reads the variable itself.
-        instead: of an option that only DJL Serving's Java side reads, what to write without it.
-        aliases: further names.
+        refused: Why the name is refused at startup, and what to use instead. "" if it is not refused.
+        unless: Values that have no effect, and so are not refused.
+        idle: Why the name has no effect. For a variable with `same`, this applies to engines without that option.
+        same: The handler's own variable with the same meaning, or such variables by engine. For LMI's variables, the
+            option.
+        convert: The name of the conversion in `names.py` for the value, or "" if it stays the same.
+        unread: Which other software reads the variable, so that the handler ignores it.
+        heeded: Which host reads the variable itself, and how.
+        instead: What to use instead of an option that only DJL Serving's Java side reads.
+        aliases: Other names of the option.
     """
 
     refused: str = ""
@@ -40,17 +41,17 @@ class Foreign(NamedTuple):
     aliases: tuple[str, ...] = ()
 
     def own(self, engine: str) -> str:
-        """Return the handler's own variable; "" if there is none with this engine."""
+        """Return the handler's own variable with the same meaning, or "" if there is none for this engine."""
         return self.same if isinstance(self.same, str) else self.same.get(engine, "")
 
     @property
     def owns(self) -> Mapping[str, str]:
-        """The handler's own variables by engine; by "" one for all."""
+        """The handler's own variables by engine. The key "" stands for all engines."""
         return ({"": self.same} if self.same else {}) if isinstance(self.same, str) else self.same
 
     @property
     def answer(self) -> str:
-        """Return the effect of the variable here, in words."""
+        """Return a description of the variable's effect, for `lmi options` and the documentation."""
         if self.unread:
             return f"left alone: {self.unread}"
         if self.heeded:
@@ -85,32 +86,33 @@ def _option(key: str, line: Foreign, group: str) -> Option:
     engines = LLM_ENGINES[1:] if group == "lmi" else (group,)
     if not line.refused:
         return Option(key, None, str, None, line.idle, engines=engines)
-    parse = Gone(line.refused, line.unless, argument=group != "trtllm")  # whose releases may still have an argument
+    # Some releases of TensorRT-LLM still have arguments of these names.
+    parse = Gone(line.refused, line.unless, argument=group != "trtllm")
     return Option(key, key.removeprefix("option."), parse, None, f"refused: {line.refused}", engines=engines)
 
 
 _OPTIONS = {group: _read(names) for group, names in _DATA["options"].items()}
 
 ENTRY_POINTS = tuple(name for name in _OPTIONS["java"]["option.entryPoint"].unless if name != "model.py")
-"""Values of option.entryPoint that this handler serves: its own name, and those of LMI's handlers."""
+"""Values of option.entryPoint that this handler serves: its own module, and the modules of LMI's handlers."""
 
 JAVA = tuple(_java(key, line) for key, line in _OPTIONS.pop("java").items())
 """Options that only DJL Serving's Java side reads."""
 
 FOREIGN = tuple(_option(key, line, group) for group, names in _OPTIONS.items() for key, line in names.items())
-"""Options that are refused or have no effect here: of LMI for every engine, and of one engine's own."""
+"""Options of LMI or of a single engine that are refused or have no effect here."""
 
 VARIABLES_OF = {group: _read(names) for group, names in _DATA["variables"].items()}
-"""Environment variables by the product that defines them."""
+"""Foreign environment variables, by the product that defines them."""
 
 ENVIRONMENT = {name: line.own("") for name, line in VARIABLES_OF.pop("lmi").items()}
-"""LMI's variables outside the OPTION_ and SERVING_ patterns, and AWS's of its images, with their options."""
+"""Variables of LMI and of AWS's images that do not begin with OPTION_ or SERVING_, and their options."""
 
 SERVER_ENVIRONMENT = frozenset(_DATA["server_environment"])
-"""SERVING_* names that only DJL Serving's Java side reads; ignored here, as an image may set them."""
+"""Names of SERVING_* variables that only DJL Serving's Java side reads. They are ignored, as images may set them."""
 
 NO_ARGUMENTS = ("allowed_media_domains", "allowed_local_media_path")
-"""Arguments of vLLM's that are options of this server: it fetches what a request names."""
+"""Arguments of vLLM that option.engine_args must not contain, because this server fetches media itself."""
 
 
 __all__ = ["COMMON", "ENVIRONMENT", "KNOWN", "OPTIONS", "SERVER_ENVIRONMENT", "Option"]
@@ -120,7 +122,7 @@ COMMON = declared(Options)
 OPTIONS = (*COMMON, *ECHO, *GUIDED, *MEDIA, *GPU, *OPENVINO, *VLLM, *TRTLLM, *REMOTE, *JAVA, *FOREIGN)
 
 KNOWN: dict[str, list[Option]] = {}
-"""Options by name and alias; two engines may have different options of one name."""
+"""Options by name and alias. Two engines may have different options of the same name."""
 
 for _known in OPTIONS:
     for _name in (_known.key, *_known.aliases):

@@ -1,4 +1,4 @@
-"""Options on the command line: as flags of `lmi serve`, and as text for `lmi options`."""
+"""Options on the command line: the flags of `lmi serve`, and the output of `lmi options`."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ from handler.core.command_line import Parser
 from handler.core.errors import ConfigError
 
 _WIDTH = 120  # columns of paragraphs without a terminal
-_NAMES = 36  # columns of names on a terminal: the meaning of a longer one begins a line of its own
+_NAMES = 36  # columns for names on a terminal; the meaning of a longer name begins on the next line
 
 
 def found(
     words: Sequence[str], engine: str = "", flags: Mapping[str, str] = MappingProxyType({}), width: int | None = None
 ) -> str:
-    """Describe the option of this name; if there is none, list options whose names or meanings contain all the words.
+    """Describe the option with a name, or list the options whose names or meanings contain all of the words.
 
     Args:
-        words: none lists all.
-        flags: of `lmi serve` that are no options, with their meanings; listed with what is found, if they have the words.
-        engine: lists those that it has, with arguments of its own; "" lists those of every engine.
-        width: the terminal's columns, at which text wraps; None: each option has one line.
+        words: The name of an option, or words to search for. Without words, all options are listed.
+        engine: The engine whose options and native arguments are listed, or "" to list the options of all engines.
+        flags: The flags of `lmi serve` that do not set an option, with their meanings. They are also searched.
+        width: The number of columns at which text wraps, or None to write each option on one line.
 
     Raises:
-        ConfigError: neither is there; the message has the nearest name.
+        ConfigError: If nothing is found. The message suggests the nearest name.
     """
     names = [word.strip("-").replace("-", "_") for word in words]
     if not names:
@@ -64,12 +64,12 @@ def found(
 
 
 def table(words: Sequence[str] = (), engine: str = "", width: int | None = None) -> str:
-    """List the options that have an effect here, by engines.
+    """List the options that have an effect, grouped by engines.
 
     Args:
-        words: only those whose names or meanings have all of them.
-        engine: only those that it has, and its own arguments.
-        width: as of `found`.
+        words: Words that the names or meanings of the options must contain.
+        engine: The engine whose options and native arguments are listed, or "" to list the options of all engines.
+        width: The number of columns at which text wraps, or None to write each option on one line.
     """
     listed = [
         option
@@ -124,7 +124,7 @@ def _listed(meanings: Mapping[str, str], width: int | None) -> Iterator[str]:
 
 
 def engines_of(option: Option) -> tuple[str, ...]:
-    """Return the engines that have an option; empty: all."""
+    """Return the engines that support an option, or () if all do."""
     return () if len(option.engines) == len(LLM_ENGINES) - 1 else option.engines
 
 
@@ -136,13 +136,14 @@ def _group(engines: Sequence[str], options: Sequence[Option], width: int | None)
 
 
 def describe(name: str, width: int | None = None) -> str:
-    """Describe an option by any of its names, with or without `option.`, or by its variable or a foreign one.
+    """Describe an option.
 
     Args:
-        width: as of `found`.
+        name: Any name of the option, with or without `option.`, or the name of its own or a foreign variable.
+        width: The number of columns at which text wraps, or None to write each fact on one line.
 
     Raises:
-        ConfigError: there is none; the message has the nearest name.
+        ConfigError: If there is no such option. The message suggests the nearest name.
     """
     paragraphs = _foreign(name, width)
     engines = ("vllm",) if name.startswith(SM_VLLM) else ("", *LLM_ENGINES)
@@ -155,7 +156,7 @@ def describe(name: str, width: int | None = None) -> str:
 
 
 def _foreign(name: str, width: int | None) -> list[str]:
-    """Describe the meaning of a foreign variable here; nothing for one of our own."""
+    """Return paragraphs that describe the effect of a foreign variable, or [] if the name is not foreign."""
     if name in VARIABLES:
         return [f"{name}\n{_line(VARIABLES[name].answer, width)}"]
     if not name.startswith(SM_VLLM):
@@ -163,12 +164,12 @@ def _foreign(name: str, width: int | None) -> list[str]:
     own = key_of(of_vllms_variable(name, "true").name)
     along = {**{key_of(one): value for one, value in ALONG.items()}, lmi_version.KEY: lmi_version.ASYNC}
     others = ", ".join(f"{key}={value}" for key, value in along.items() if key != own)
-    sets = f"sets {own}; like every {SM_VLLM}*, unless an option says otherwise, also"
+    sets = f"sets {own}; like every {SM_VLLM}* variable, it also sets, unless an option does:"
     return [f"{name}\n{_line(sets, width)}\n{_line(others, width)}"]
 
 
 def _keys(name: str) -> list[str]:
-    """Return the names that serving.properties has for it; none for a foreign variable without an option."""
+    """Return the keys of the options that a name or variable sets, or [] for a foreign variable without an option."""
     if name in VARIABLES:
         return [key_of(own) for own in sorted({*VARIABLES[name].owns.values()} - SECRET)]
     if name.startswith(SM_VLLM):
@@ -204,16 +205,16 @@ def _lines(option: Option, width: int | None) -> Iterator[str]:
 
 
 def _type(option: Option) -> str:
-    """Describe the values that the parser accepts, in the words of its error message."""
+    """Return a description of the values that the parser accepts, taken from its error message."""
     try:
         option.parse(",")
     except ValueError as error:
         return str(error).removeprefix("must be ").partition(":")[0]
-    return "a text"
+    return "a string"
 
 
 def default_of(option: Option) -> str:
-    """Return the default as a user writes it, and those of engines that have another; "" if there is none."""
+    """Return the default as a user writes it, followed by engines with other defaults, or "" if there is no default."""
     if option.default is None:
         return ""
     others = "".join(f"; {engine}: {value}" for engine, value in option.by_engine.items())
@@ -225,13 +226,12 @@ def _engines(option: Option) -> str:
         return ""
     if not engines_of(option):
         return "all"
-    others = f"no effect with other engines: {option.idle}" if option.idle else "other engines refuse it"
+    others = f"no effect with other engines: {option.idle}" if option.idle else "refused by other engines"
     return f"{', '.join(option.engines)}; {others}"
 
 
 # -- options as flags of `lmi serve`: `--max-model-len 8192` is `-o option.max_model_len=8192` -------------------------
-# Underscores count as dashes, and `--compilation-config.mode 3` is `-o option.compilation_config.mode=3`: both as in
-# vLLM.
+# As in vLLM, underscores count as dashes, and `--compilation-config.mode 3` is `-o option.compilation_config.mode=3`.
 
 _SHORT = {
     "option.tensor_parallel_size": "-tp",
@@ -244,7 +244,7 @@ _SHORT = {
 }
 """vLLM's short flags."""
 _FORMER_SWITCHES = {"option.disable_log_requests", "option.enable_log_requests", "option.enable_reasoning"}
-"""vLLM's switches that its current lists of arguments no longer have, but existing commands still use."""
+"""Switches of vLLM that existing commands use, but that the current lists of vLLM's arguments no longer contain."""
 _DOTTED = re.compile(r"(--?[A-Za-z][\w-]*)(\.[^=]+)(=?)(.*)", re.DOTALL)
 
 _SHOWN = {
@@ -259,11 +259,11 @@ _SHOWN = {
     "reasoning-parser": "format of the model's reasoning (default: auto)",
     "tool-call-parser": "format of the model's tool calls (default: auto)",
 }
-"""The flags that --help lists; all the others are in `lmi options`."""
+"""The flags that --help lists. `lmi options` lists all others."""
 
 
 class _Flag(argparse.Action):
-    """Adds `key=value` to `options`, as `-o` does: the last value of a key counts."""
+    """Action that appends `key=value` to `options`, as `-o` does."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, values: Any, flag: str | None = None) -> None:
         value = values if isinstance(values, str) else "false" if str(flag).startswith("--no-") else "true"
@@ -271,7 +271,7 @@ class _Flag(argparse.Action):
 
 
 def add_flags(serve: Parser) -> None:
-    """Add a flag for each option, and for each argument of the engines' own."""
+    """Add a flag for each option, and for each native argument of an engine."""
     serve.rewrite = _rewritten
     group = serve.add_argument_group("options", "every option of `lmi options` is also a flag; the most common ones:")
     taken = {*serve._option_string_actions}
@@ -293,7 +293,7 @@ def add_flags(serve: Parser) -> None:
 
 
 def _flag_keys() -> dict[str, bool]:
-    """Return the keys of all options, and whether each is a switch."""
+    """Return the keys of all options and native arguments, and whether each of them is a switch."""
     keys = {
         key: all(one.parse is boolean or "false" in getattr(one.parse, "unless", ()) for one in options)
         for key, options in KNOWN.items()
@@ -307,7 +307,7 @@ def _flag_keys() -> dict[str, bool]:
 
 
 def _rewritten(words: Sequence[str]) -> list[str]:
-    """Replace underscores in flag names with dashes, and rewrite flags with dotted names as `-o`."""
+    """Replace underscores in the names of flags with dashes, and flags with dotted names with `-o`."""
     long = {short: f"--{key.removeprefix('option.')}" for key, short in _SHORT.items()}
     found: list[str] = []
     rest = iter(words)

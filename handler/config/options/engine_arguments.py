@@ -1,6 +1,4 @@
-"""Arguments of an engine's own constructor by name and type: the installed engine's, otherwise those of shipped
-lists.
-"""
+"""Names and types of an engine's native arguments, from the source of the installed engine or from a shipped list."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _CLASSES = {
     "vllm": ("vllm", "engine/arg_utils.py", "EngineArgs"),
     "trtllm": ("tensorrt_llm", "llmapi/llm_args.py", "TorchLlmArgs"),
 }
-"""Package, file in it and class, whose source is read: an import would take seconds and load the GPU's libraries."""
+"""Package, file and class of each engine. The source is parsed, as an import would take seconds and load the GPU."""
 
 _PLAIN = {
     "bool": "bool", "int": "int", "float": "float", "str": "str", "None": "null", "dict": "object", "Dict": "object",
@@ -37,10 +35,10 @@ _WORDS = {
     "float": "a number",
     "list": "a JSON array",
     "object": "a JSON object",
-    "str": "a text",
+    "str": "a string",
     "null": "null",
 }
-"""Types by name. Beside these there is `any`: a class or alias of the engine's, which checks the value itself."""
+"""Types by name. The type `any` stands for a class or alias of the engine, which checks the value itself."""
 
 _OF_JSON = {
     bool: {"bool"},
@@ -54,7 +52,13 @@ _OF_JSON = {
 
 
 class Argument(NamedTuple):
-    """Types of one argument, as in `_WORDS`, and the releases that have it: first and last, "" for the installed one."""
+    """An argument of an engine.
+
+    Attributes:
+        types: The names of the types that it accepts, as in `_WORDS`.
+        first: The first release that has the argument, or "" for an installed engine.
+        last: The last release that has the argument, or "" for an installed engine.
+    """
 
     types: frozenset[str]
     first: str = ""
@@ -62,7 +66,12 @@ class Argument(NamedTuple):
 
 
 class EngineArguments(NamedTuple):
-    """Arguments of one engine; `source` names it with its version."""
+    """The arguments of an engine.
+
+    Attributes:
+        source: The name and version of the engine, or the releases in the shipped list.
+        arguments: The arguments by name.
+    """
 
     source: str
     arguments: Mapping[str, Argument]
@@ -70,7 +79,7 @@ class EngineArguments(NamedTuple):
 
 @cache
 def engine_arguments(engine: str) -> EngineArguments:
-    """Read the arguments of the installed engine, else of the releases in the shipped list; none for other engines."""
+    """Return an engine's native arguments, of the installed version or else of the releases in the shipped list."""
     if engine not in _CLASSES:
         return EngineArguments(engine, {})
     package, file, name = _CLASSES[engine]
@@ -87,10 +96,11 @@ def engine_arguments(engine: str) -> EngineArguments:
 
 @cache
 def shipped(engine: str, part: str = "engine") -> EngineArguments:
-    """Read a shipped list, which `python -m tests.unit.config.engine_arguments` makes of the engine's releases.
+    """Return the arguments in a shipped list, which `python -m tests.unit.config.engine_arguments` generates.
 
     Args:
-        part: `engine`, or `server` for the arguments of vLLM's own HTTP server.
+        engine: The name of the engine.
+        part: "engine", or "server" for the arguments of vLLM's own HTTP server.
     """
     data = _shipped_data(engine)
     found = {key: Argument(frozenset(types.split("|")), *releases) for key, (types, *releases) in data[part].items()}
@@ -98,12 +108,12 @@ def shipped(engine: str, part: str = "engine") -> EngineArguments:
 
 
 def choice(engine: str, name: str) -> Callable[[str], str]:
-    """Make the parser of an argument with a fixed list of values; the installed engine checks them itself."""
+    """Make the parser of an argument with a fixed list of values. If the engine is installed, it checks the value."""
 
     def parse(text: str) -> str:
         values: list[str] = _shipped_data(engine)["choices"][name]
         if text not in values and not _directories(_CLASSES[engine][0]):
-            raise ValueError(f"{shipped(engine).source} have {', '.join(values)}")
+            raise ValueError(f"must be one of {', '.join(values)} ({shipped(engine).source})")
         return text
 
     return parse
@@ -117,13 +127,13 @@ def _shipped_data(engine: str) -> Any:
 def _directories(package: str) -> list[str]:
     try:
         spec = find_spec(package)
-    except ValueError:  # it is imported, and has no source
+    except ValueError:  # the package has been imported and has no source
         return []
     return list(spec.submodule_search_locations or ()) if spec else []
 
 
 def _version(directory: Path) -> str:
-    """Read the version from the package's own file: builds for other devices have other names in pip's metadata."""
+    """Read the version from the package's files, as builds for other devices have other names in pip's metadata."""
     for file in ("_version.py", "version.py"):
         with suppress(OSError):
             if found := re.search(r"""__version__ = (?:version = )?["']([^"']+)""", (directory / file).read_text()):
@@ -135,7 +145,7 @@ def _version(directory: Path) -> str:
 
 
 def read_class(source: str, name: str) -> dict[str, frozenset[str]]:
-    """Read the annotated fields of a class and of its bases in the same source; private ones are left out."""
+    """Return the types of the public annotated fields of a class and of its bases in the same source, by name."""
     classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
     if name not in classes:
         return {}
@@ -180,14 +190,14 @@ def _generic(name: str, parameters: ast.expr) -> set[str]:
             values = [node.value for node in several if isinstance(node, ast.Constant)]
             return {"null" if value is None else type(value).__name__ for value in values}
         case "type" | "Type" | "Callable":
-            return set()  # no text or JSON value is one
+            return set()  # no string or JSON value has such a type
         case "ClassVar":
             return {"ClassVar"}
     return {_PLAIN.get(name, "any")}
 
 
 def parser(types: Collection[str]) -> Callable[[str], Any]:
-    """Make the parser of an argument's text."""
+    """Return a parser for arguments of these types."""
     return partial(_parse, types=frozenset(types))
 
 
@@ -224,10 +234,10 @@ def _item(text: str) -> int | str:
 
 
 def check(value: Any, types: Collection[str]) -> None:
-    """Check a JSON value.
+    """Check the type of a JSON value.
 
     Raises:
-        ValueError: it has another type.
+        ValueError: If the value has none of the types.
     """
     if not fits(value, types):
         raise ValueError(f"must be {_words(types)}")

@@ -1,4 +1,4 @@
-"""Names of options: find one by its name, suggest the nearest, and translate foreign environment variables."""
+"""Functions that find options by name, suggest similar names, and translate foreign environment variables."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from handler.core.errors import Problem
 
 
 def find_option(key: str, engine: str) -> Option | None:
-    """Find the option that an engine means by a name, else another engine's; None if there is none.
+    """Return the option that an engine knows by a name, or else the option of another engine, or None.
 
     Args:
-        engine: "" if unknown.
+        key: The name of the option.
+        engine: The name of the engine, or "" if it is not known.
     """
     options = KNOWN.get(key, [])
     own = [option for option in options if engine in option.engines]
@@ -29,23 +30,23 @@ def find_option(key: str, engine: str) -> Option | None:
 
 
 def _argument(key: str, engine: str) -> Option | None:
-    """Make an option of an argument of the engine's own."""
+    """Return an engine's native argument as an option, or None if the engine has no such argument."""
     name = key.removeprefix("option.")
     found = None if name == key else engine_arguments(engine).arguments.get(name)
     return found and Option(key, None, parser(found.types), None, "", engines=(engine,), argument=True)
 
 
 def option_key(name: str) -> str | None:
-    """Find the key of an option that the handler accepts by DJL's name, which has no prefix."""
+    """Return the key of the option that DJL passes by a name without `option.`, or None if there is no such option."""
     key = next((name for name in (f"option.{name}", name) if name in KNOWN and _is_accepted(KNOWN[name], "")), None)
     if key is None:
         return None
     keys = {option.key for option in KNOWN[key]}
-    return keys.pop() if len(keys) == 1 else key  # two engines' own: find_option knows which
+    return keys.pop() if len(keys) == 1 else key  # options of two engines, between which `find_option` decides
 
 
 def variable(key: str) -> str:
-    """Name the environment variable of an option; "" for one that only serving.properties and `-o` can have."""
+    """Return the environment variable of an option, or "" if only serving.properties and `-o` can set the option."""
     if not key.startswith("option."):
         return f"SERVING_{key.upper()}" if key == key.lower() and "." not in key and key != "engine" else ""
     name = key.removeprefix("option.")
@@ -53,7 +54,7 @@ def variable(key: str) -> str:
 
 
 def key_of(name: str) -> str:
-    """Name the option of one of the handler's variables."""
+    """Return the key of the option that one of the handler's variables sets."""
     if name.startswith("SERVING_"):
         return name.removeprefix("SERVING_").lower()
     if name in ENVIRONMENT:
@@ -67,9 +68,10 @@ class Unknown(NamedTuple):
     """A name that neither the handler nor an engine knows.
 
     Attributes:
-        origin: where it was written.
-        message: contains the nearest accepted names.
-        is_near: whether there is such a name, so that this one is likely misspelt.
+        key: The unknown name.
+        origin: Where the name is set.
+        message: What is wrong, with similar names that would be accepted.
+        is_near: Whether there are similar names, so that this name is probably misspelt.
     """
 
     key: str
@@ -79,7 +81,7 @@ class Unknown(NamedTuple):
 
 
 def unknown_option(key: str, engine: str, origin: str = "") -> Unknown:
-    """Make the problem of an unknown option, with the nearest names that this handler and its engine accept."""
+    """Describe an unknown option, and suggest similar names that the handler and the engine accept."""
     name = key.removeprefix("option.")
     bare = {name.removeprefix("option."): name for name, options in KNOWN.items() if _is_accepted(options, engine)}
     hints = [repr(bare[near]) for near in _nearest(name, bare)]
@@ -92,7 +94,7 @@ def unknown_option(key: str, engine: str, origin: str = "") -> Unknown:
 
 
 def unknown_variable(name: str) -> Unknown:
-    """Make the problem of an unknown variable SERVING_X, with the nearest one."""
+    """Describe an unknown variable SERVING_X, and suggest a similar variable if there is one."""
     key = key_of(name)
     bare = {one for one in KNOWN if not one.startswith("option.")} | SERVER_ENVIRONMENT
     near = (
@@ -109,17 +111,15 @@ def _nearest(name: str, names: Iterable[str]) -> list[str]:
 
 
 def _releases(name: str, engine: str) -> str:
-    """Name the other releases of the engine that have an argument."""
+    """Return the part of a message that names other releases of the engine that have an argument, or ""."""
     other = shipped(engine).arguments.get(name) if engine in NAMES else None
     if other is None:
         return ""
-    return (
-        f": {engine_arguments(engine).source} does not have it; {NAMES[engine]} {other.first} to {other.last} have it"
-    )
+    return f": not in {engine_arguments(engine).source}, only in {NAMES[engine]} {other.first} to {other.last}"
 
 
 def wrong_arguments(values: dict[str, Any], engine: str) -> Iterator[str]:
-    """Check the names and types of option.engine_args."""
+    """Yield a message for each argument in option.engine_args whose name or type is wrong."""
     arguments = engine_arguments(engine)
     for name, value in values.items():
         option = next((one for one in KNOWN.get(f"option.{name}", ()) if engine in one.engines), None)
@@ -148,15 +148,24 @@ def _is_accepted(options: Sequence[Option], engine: str) -> bool:
     )
 
 
-# -- environment variables of TGI, Hugging Face and AWS's vLLM image, translated into the handler's own ----------------
+# -- translation of the environment variables of TGI, Hugging Face and AWS's vLLM image --------------------------------
 
 
 SM_VLLM = "SM_VLLM_"
-"""AWS's vLLM image makes `SM_VLLM_X_Y=V` into `--x-y V` (aws/deep-learning-containers, sagemaker_args.py)."""
+"""Prefix of the variables of AWS's vLLM image, which turns `SM_VLLM_X_Y=V` into `--x-y V`.
+
+Source: aws/deep-learning-containers, sagemaker_args.py.
+"""
 
 
 class Own(NamedTuple):
-    """One of the handler's variables, with the value that a foreign variable gives it."""
+    """A variable of the handler, with the value that a foreign variable sets.
+
+    Attributes:
+        foreign: The name of the foreign variable.
+        name: The name of the handler's variable.
+        value: The value for the handler's variable.
+    """
 
     foreign: str
     name: str
@@ -164,21 +173,19 @@ class Own(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A foreign variable without effect here."""
+    """A foreign variable that has no effect, and the reason."""
 
     foreign: str
     message: str
 
 
 VARIABLES = {name: line for names in VARIABLES_OF.values() for name, line in names.items()}
-"""By name; foreign.json has them."""
+"""The foreign variables of foreign.json, by name."""
 
 SECRET = frozenset({"HF_TOKEN"})
 
 ALONG: Mapping[str, str] = {"OPTION_LLM_ENGINE": "vllm", "OPTION_OPENAI_COMPAT": "true"}
-"""What each `SM_VLLM_*` sets in addition to its own option: the engine, and its /invocations, vLLM's
-/v1/chat/completions.
-"""
+"""What each `SM_VLLM_*` variable sets in addition to its own option: the engine, and the API of /invocations."""
 
 
 def _truth(value: str) -> bool:
@@ -207,20 +214,23 @@ _CONVERSIONS: dict[str, Callable[[str, str], str | None]] = {
     "graphs": _graphs,
     "graph sizes": _graph_sizes,
 }
-"""Convert a foreign value to the handler's for an engine; ValueError for a wrong one, None if nothing is to be set."""
+"""Functions that convert a foreign variable's value for an engine. They return None if the value has no effect, and
+raise ValueError if it is invalid.
+"""
 
 
 def hub_token(environ: Mapping[str, str]) -> str | None:
-    """Return the token for the Hugging Face hub from the first variable that has one, HF_TOKEN first."""
+    """Return the token for the Hugging Face hub: HF_TOKEN, or else the first foreign variable for it that is set."""
     names = ["HF_TOKEN", *(name for name, variable in VARIABLES.items() if variable.same == "HF_TOKEN")]
     return next((value for name in names if (value := environ.get(name))), None)
 
 
 def translate(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note | Problem]:
-    """Translate foreign variables; an empty value counts as unset. Two values of one own variable are a problem.
+    """Translate foreign variables. Two different values for one of the handler's variables are a problem.
 
     Args:
-        engine: the one that options name; "" if they name none; `SM_VLLM_*` then do.
+        environ: The environment, in which an empty value counts as unset.
+        engine: The engine that the options name, or "" if they name none. `SM_VLLM_*` variables then select vLLM.
     """
     given = {name: (name, value) for name, value in environ.items() if value}
     for item in (*_of_vllms_image(environ, engine), *_of_tables(environ, engine)):
@@ -251,12 +261,10 @@ def _of_tables(environ: Mapping[str, str], engine: str) -> Iterator[Own | Note |
 
 
 def contradiction(first: str, value: str, second: str, other: str) -> Problem:
-    """Make the problem of two variables that give one option two values; values of secrets are not shown."""
+    """Return a problem with two variables that set an option to different values. Secret values are not shown."""
     secret = is_secret(f"{first}={value}") or is_secret(f"{second}={other}")
     values = "" if secret else f" ({value} and {other})"
-    return Problem(
-        "", first, f"environment variables {first} and {second} contradict each other{values}: leave one out"
-    )
+    return Problem("", first, f"environment variables {first} and {second} contradict each other{values}: remove one")
 
 
 def _of_vllms_image(environ: Mapping[str, str], engine: str) -> Iterator[Own]:
@@ -271,7 +279,7 @@ def _of_vllms_image(environ: Mapping[str, str], engine: str) -> Iterator[Own]:
 
 
 def of_vllms_variable(name: str, value: str) -> Own:
-    """Return the handler's variable that corresponds to one of AWS's vLLM image."""
+    """Translate a variable of AWS's vLLM image into the handler's variable for the same option."""
     key, value = name.removeprefix(SM_VLLM).lower(), value or "true"
     if key.startswith("no_") and f"option.{key}" not in KNOWN and value.lower() in ("true", "false"):
         key, value = key.removeprefix("no_"), json.dumps(value.lower() == "false")
@@ -282,7 +290,7 @@ def of_vllms_variable(name: str, value: str) -> Own:
 
 
 def _joined(value: str) -> str:
-    """Join a JSON array of strings with commas, as our own options expect it."""
+    """Join a JSON array of strings with commas, as the handler's options expect. Other values stay unchanged."""
     try:
         found = read_json(value) if value.startswith("[") else None
     except ValueError:

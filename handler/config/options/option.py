@@ -1,4 +1,4 @@
-"""An option, and the parsers of its text: each raises ValueError with the values that are allowed."""
+"""Definition of an option, and the parsers of values, which raise ValueError with a description of allowed values."""
 
 from __future__ import annotations
 
@@ -22,19 +22,22 @@ OF_JAVA = "DJL Serving's Java side reads it"
 
 
 class Option(NamedTuple):
-    """One option.
+    """The definition of an option.
 
     Attributes:
-        key: its name in serving.properties.
-        field: its name in `Config`, or with `engines` in `Config.engine_options`; None for a key without
-            effect here, and for an engine's own argument.
-        default: None leaves it to the engine.
-        engines: engines that have it; others refuse to start with it. Empty for an option of all engines.
-        idle: the reason why other engines ignore it; "" if they refuse it.
-        argument: whether it is an argument of the engine's own constructor, by its own name.
-        of_java: DJL Serving's own.
-        harmless: values that ask for nothing, which engines without the option accept.
-        by_engine: defaults of engines where another one is the usual.
+        key: The option's name in serving.properties.
+        field: The option's name in `Config`, or in `Config.engine_options` if it has `engines`. None for an option
+            without effect and for an engine's native argument.
+        parse: The parser of the option's value.
+        default: The default value, or None to leave it to the engine.
+        help: A description of the option, or why it has no effect.
+        aliases: Other names of the option.
+        engines: The engines that support the option, or () if all do. Other engines refuse it unless `idle` is set.
+        idle: Why other engines ignore the option, or "" if they refuse it.
+        argument: Whether the option is an engine's native argument.
+        of_java: Whether only DJL Serving's Java side reads the option.
+        harmless: Values without effect, which engines that do not support the option accept.
+        by_engine: The defaults of engines that have another default.
     """
 
     key: str
@@ -62,7 +65,7 @@ def option(
     prefix: str = "option.",
     by_engine: Mapping[str, _T] = MappingProxyType({}),
 ) -> _T | _D:
-    """Declare an option as a field of a dataclass, which gives it its name and type; the rest is as in `Option`."""
+    """Declare an option as a field of a dataclass. The field's name and type are those of the option."""
     row = Option(prefix, None, parse, default, help, aliases, by_engine=by_engine)
     return cast("_T | _D", field(default=default, metadata={"option": row}))
 
@@ -74,7 +77,7 @@ def declared(table: type) -> tuple[Option, ...]:
 
 
 _MARKS = ("eos", "bos", "pad", "unk", "sep", "cls", "mask", "image", "audio", "video")
-"""Tokens of a vocabulary: `eos_token`. With `per_token`, they are no secrets."""
+"""Names of a vocabulary's tokens, such as `eos_token`. A setting of these names, or of `per_token`, is not a secret."""
 _NO_MARK = "".join(rf"(?<!\b{name})(?<!_{name})" for name in (*_MARKS, "per"))
 _SECRET = re.compile(
     rf"(?i)(\btoken|{_NO_MARK}_token|(\b|_)(api_?keys?|password|secret))[\"']?\s*[:=]|\bhf_[a-z0-9]{{16}}|://[^/\s]*@"
@@ -83,33 +86,33 @@ _SECRET = re.compile(
 _SWITCH = re.compile(r"(?i)^[\w.-]+=\s*(true|false)\s*$")  # smoothquant_per_token=true
 _HOST = re.compile(r"(\*|[a-z0-9_.-]+(:[0-9]+)?|\[[0-9a-f]*:[0-9a-f:.]*\](:[0-9]+)?)")
 _LARGEST_MAX_MEDIA = 1000
-"""The largest number of media of a kind that a request may be allowed."""
+"""The largest number of media of one kind that a request may be allowed to contain."""
 _READABLE = re.compile(r"(\d+)((?:\.\d+)?)([kKmMgGtT])")
 _MOST_SHOWN = 400  # characters
-_MOST_NAME, _MOST_PATH = 255, 4095  # bytes that Linux takes
+_MOST_NAME, _MOST_PATH = 255, 4095  # Linux's limits, in bytes
 
 
 def is_secret(setting: str) -> bool:
-    """Return whether `name=value` contains a key, token or password, also within JSON or a URL."""
+    """Return whether `name=value` contains a key, token or password. It may be inside JSON or a URL."""
     return bool(_SECRET.search(setting)) and not _SWITCH.search(setting)
 
 
 def shown(setting: str) -> str:
-    """Return `name=value` for messages and logs: on one line, without secrets, long values cut."""
+    """Return `name=value` for messages and logs: on one line, without secrets, and truncated if it is long."""
     if is_secret(setting):
         setting = f"{setting.partition('=')[0]}=***"
     return beginning(setting)
 
 
 def beginning(text: str) -> str:
-    """Return the text on one line and truncated, for messages and logs."""
+    """Return text for messages and logs: on one line, and truncated if it is long."""
     if len(text) > _MOST_SHOWN:
         text = f"{text[:_MOST_SHOWN]}..."
     return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 def boolean(text: str) -> bool:
-    """Read the words that LMI's properties take, which are pydantic's (docs.pydantic.dev, "Booleans")."""
+    """Parse a boolean in any of pydantic's forms, which LMI's properties accept (docs.pydantic.dev, "Booleans")."""
     match text.lower():
         case "true" | "t" | "yes" | "y" | "on" | "1":
             return True
@@ -129,7 +132,7 @@ def string(text: str) -> str:
 
 
 def path(text: str) -> str:
-    """Parse a path, or what may stand in its place."""
+    """Parse a path, or a word that an option accepts in place of a path."""
     parts = os.fsencode(string(text)).split(b"/")
     if not text.isprintable() or len(text) > _MOST_PATH or max(map(len, parts)) > _MOST_NAME:
         raise ValueError(
@@ -147,7 +150,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def hosts(text: str) -> tuple[str, ...]:
-    """Parse host names, optionally with ports, separated by commas or as a JSON list; * stands for any."""
+    """Parse host names, optionally with ports, separated by commas or as a JSON list. "*" stands for any host."""
     given = read_json(text) if text.startswith('["') else text.split(",")
     values = [name.strip().lower() if isinstance(name, str) else "" for name in given]
     if not values or not all(_HOST.fullmatch(name) for name in values):
@@ -192,7 +195,7 @@ def number(least: float, most: float = 1e6) -> Callable[[str], float]:
 
 
 def precision(text: str) -> str:
-    """Parse LMI's and vLLM's names for precisions."""
+    """Parse a precision by any of the names that LMI and vLLM accept."""
     names = {"auto": "auto", "fp32": "fp32", "f32": "fp32", "float32": "fp32", "float": "fp32"}
     names |= {"fp16": "fp16", "f16": "fp16", "float16": "fp16", "half": "fp16", "bf16": "bf16", "bfloat16": "bf16"}
     if text.lower() not in names:
@@ -211,10 +214,10 @@ def integer_or(word: str, least: int, most: int | None = None) -> Callable[[str]
 
 
 def read_json(text: str) -> Any:
-    """Read JSON of any type.
+    """Parse a JSON value of any type.
 
     Raises:
-        ValueError: it is not JSON, or is nested too deeply.
+        ValueError: If the text is not JSON or is nested too deeply.
     """
     try:
         return json.loads(text)
@@ -233,10 +236,14 @@ def json_object(text: str) -> dict[str, Any]:
 
 
 def dotted_value(text: str, *, is_list: bool) -> Any:
-    """Read a value by a dotted name: a list of texts, JSON, a number such as 1k (1000), 1K (1024) or 01, else the text.
+    """Parse the value of a dotted name: JSON, a number such as 1k (1000), 1K (1024) or 01, or else a string.
+
+    Args:
+        text: The value.
+        is_list: Whether the value is a list of strings separated by commas.
 
     Raises:
-        ValueError: it is JSON that is nested too deeply.
+        ValueError: If the value is JSON that is nested too deeply.
     """
     if is_list:
         return text.split(",")
@@ -249,17 +256,19 @@ def dotted_value(text: str, *, is_list: bool) -> Any:
     match = _READABLE.fullmatch(text.strip())
     if match is None or (match[2] and match[3].isupper()):
         with contextlib.suppress(ValueError):
-            return int(text)  # 01, +5 and 1_000 are no JSON
+            return int(text)  # 01, +5 and 1_000 are not JSON
         return text
     power = "kmgt".index(match[3].lower()) + 1
     return int(match[1]) * 1024**power if match[3].isupper() else int(float(match[1] + match[2]) * 1000**power)
 
 
 class MediaLimits:
-    """Parser of the numbers of media in a request: {"image": n}, or LMI's image=n. Those of kinds not served must be 0.
+    """Parser of the maximum number of media per request: {"image": n}, or image=n as in LMI.
+
+    The number of unsupported media must be 0.
 
     Attributes:
-        argument: option.engine_args has the same limits.
+        argument: Whether the parser also applies to the same name in option.engine_args.
     """
 
     argument = True
@@ -276,8 +285,9 @@ class MediaLimits:
 
 
 def lora_modules(text: str) -> dict[str, str]:
-    """Read adapters by name in vLLM's forms: `name=path` (several with spaces), a JSON object of name and path, or a list.
+    """Parse adapters in the forms that vLLM accepts, and return their paths by name.
 
+    The forms are `name=path` (several are separated by spaces), a JSON object with name and path, or a list of either.
     Source: vllm/entrypoints/openai/cli_args.py, LoRAParserAction.
     """
     items: Any = text.split()
@@ -302,10 +312,12 @@ def _name_and_path(item: Any) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class Gone:
-    """Parser of an option that is refused; `why` names its replacement. `unless` are values that ask for nothing.
+    """Parser of an option that is refused.
 
     Attributes:
-        argument: whether option.engine_args may not have it either.
+        why: Why the option is refused, and what to use instead.
+        unless: Values without effect, which are accepted.
+        argument: Whether the option is refused in option.engine_args, too.
     """
 
     why: str

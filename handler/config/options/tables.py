@@ -1,4 +1,4 @@
-"""The options: those of all engines, as the fields of `Options`, then those of some, engine by engine."""
+"""The tables of options: first the options of all engines, in `Options`, and then the options of single engines."""
 
 from __future__ import annotations
 
@@ -54,41 +54,41 @@ TOOL_CALL_PARSERS = (
 )
 
 VLLM_REASONING_PARSERS = ("beam", "minicpmv", "muse", "musespark1x", "plamo3")
-"""Names of vLLM 0.33 for reasoning that is not known here."""
+"""vLLM 0.33's names of reasoning formats that are not supported here."""
 
 VLLM_TOOL_CALL_PARSERS = ("beam", "muse", "musespark1x", "plamo3")
-"""Names of vLLM 0.33 for tool calls of forms that are not known here."""
+"""vLLM 0.33's names of tool call formats that are not supported here."""
 
 
 def _parser(known: Collection[str], vllm: Collection[str], remedy: str) -> Callable[[str], str]:
-    """Read the name of a parser; refuse vLLM's others with advice."""
+    """Make a parser for the known names. For vLLM's other names, the error contains a remedy."""
 
     def parse(text: str) -> str:
         if text in vllm:
-            raise ValueError(f"is a format of vLLM's that is not supported here: {remedy}")
+            raise ValueError(f"is a format that only vLLM supports: {remedy}")
         return one_of(*known)(text)
 
     return parse
 
 
 _NO_TOOLS = "leave the option out, and send tools with tool_choice 'required' or a tool's name, or set option.tool_parser_plugin"
-_NO_REASONING = "leave the option out for auto; with none the model's reasoning stays in the text"
+_NO_REASONING = "leave the option out for auto, or write none to leave the model's reasoning in the text"
 
 
 STAND_IN = "echo"
-"""The engine that tries out other engines' configurations: their own options have no effect with it."""
+"""The engine for trying out the configurations of other engines. It ignores the options of other engines."""
 
 BY_ROLLING_BATCH = {"trtllm": "trtllm", "vllm": "vllm", "lmi-dist": "vllm"}
-"""Values of option.rolling_batch that name an engine; LMI itself serves lmi-dist by vLLM."""
+"""Values of option.rolling_batch that name an engine. LMI itself uses vLLM for lmi-dist."""
 
 
 def engine_name(llm_engine: str, rolling_batch: str) -> str:
-    """Name the engine of the two options; "" if they contradict each other."""
+    """Return the engine that the two options select, or "" if they contradict each other."""
     by_batch = BY_ROLLING_BATCH.get(rolling_batch)
     if llm_engine == STAND_IN:
         return llm_engine
     if llm_engine == "auto":
-        return by_batch or "openvino"  # it reads every kind of model
+        return by_batch or "openvino"  # the engine that supports every kind of model
     return llm_engine if by_batch in (None, llm_engine) else ""
 
 
@@ -98,19 +98,19 @@ def _rolling_batch(text: str) -> str:
 
 
 def _true_or_false(text: str) -> bool:
-    """Parse a boolean that Java reads, by Java's rule: everything but `true`, such as 1, is false."""
+    """Parse a boolean that Java also reads. Other forms than true and false are refused: Java takes them for false."""
     if text.lower() not in ("true", "false"):
         raise ValueError("must be true or false")
     return text.lower() == "true"
 
 
 def _streaming(text: str) -> bool:
-    """Parse a boolean; LMI's `huggingface` streams too, and it refuses 1."""
+    """Parse a boolean. LMI's value `huggingface` also means true, and LMI refuses 1."""
     return text.lower() == "huggingface" or _true_or_false(text)
 
 
 def _switch(text: str) -> bool:
-    """Parse a boolean; AWS's images also take 1."""
+    """Parse a boolean. AWS's images also accept 1."""
     return text == "1" or boolean(text)
 
 
@@ -123,7 +123,7 @@ TASKS = {
     "automatic-speech-recognition": ("transcription",),
     "pooling": (),
 }
-"""Tasks with the other names that LMI, vLLM and Hugging Face give them; for those of auto, LMI asks the model."""
+"""Tasks, and their other names in LMI, vLLM and Hugging Face. For the names of auto, the model determines the task."""
 
 
 def _task(text: str) -> str:
@@ -137,50 +137,50 @@ def _pooling(text: str) -> str:
 
 
 def _directory(text: str) -> str:
-    """Parse a directory, or a value that replaces one. A bucket cannot: output grows by lines, under a lock."""
+    """Parse a directory or `off`. A bucket is refused, because output files grow by lines and are locked."""
     if text.startswith("s3://"):
-        raise ValueError("must be off or a directory: a bucket takes whole objects, and answers are written one by one")
+        raise ValueError("must be off or a directory: responses are written one by one, which S3 does not support")
     return path(text)
 
 
 @dataclass(frozen=True)
 class Options:
-    """Options of all engines, a line each: name, type, parser, default, meaning, other names."""
+    """The options of all engines. Each line has the name, type, parser, default, meaning and aliases of an option."""
 
     # fmt: off
     # what is served
     model_id: str | None = option(path, None, "a .gguf file, a model directory, a name on the Hugging Face hub (openvino: also owner/model/file.gguf), s3://bucket/prefix/, or `demo`", "option.model", "option.s3url")
     model_name: str = option(string, "model", "the name in /predictions/{name} and /models", "option.modelName")
     served_model_name: tuple[str, ...] | None = option(names, None, "comma-separated model names that clients may use; answers contain the first; * accepts any name")
-    llm_engine: str = option(one_of(*LLM_ENGINES), "auto", "the engine; auto: the one that option.rolling_batch selects, otherwise openvino")
-    rolling_batch: str = option(_rolling_batch, "auto", "LMI's switch: disable is dynamic batching; trtllm, vllm and lmi-dist (vLLM) choose the engine; scheduler means auto")
+    llm_engine: str = option(one_of(*LLM_ENGINES), "auto", "the engine; auto selects the engine of option.rolling_batch, or else openvino")
+    rolling_batch: str = option(_rolling_batch, "auto", "LMI's switch: disable selects dynamic batching; trtllm, vllm and lmi-dist (vLLM) select the engine; scheduler means auto")
     async_mode: bool | None = option(_true_or_false, None, "/invocations uses the schema of LMI's async mode; wire/async.md lists the defaults")
-    task: str = option(_task, "auto", "text-generation, text-embedding, text-classification, rerank, pooling (embeddings.md lists other names), or automatic-speech-recognition or transcription (audio.md); auto: from the model's configuration", "option.runner", "option.convert")
+    task: str = option(_task, "auto", "text-generation, text-embedding, text-classification, rerank, pooling (embeddings.md lists other names), or automatic-speech-recognition or transcription (audio.md); auto reads it from the model's configuration", "option.runner", "option.convert")
     normalize: bool = option(boolean, True, "normalize embeddings to length 1 unless a request says otherwise", "normalize")
-    pooling: str = option(_pooling, "auto", "how token vectors become an embedding: cls (the first), last or lasttoken, mean, max (not vllm); auto: from the model's files", "pooling")
+    pooling: str = option(_pooling, "auto", "how token vectors become an embedding: cls (the first), last or lasttoken, mean, max (not vllm); auto reads it from the model's files", "pooling")
     dtype: str = option(precision, "auto", "precision of the computation; auto is the engine's choice (CPU: bf16 if available, f32 for GGUF files of up to 1 GiB)", "option.data_type")
-    tensor_parallel_degree: str = option(integer_or("max", 1), "1", "devices for a model, or max; CPU engines use one", "option.tensor_parallel_size")
-    replicas: str = option(integer_or("auto", 1, 256), "1", "number of engine replicas behind one queue (scaling.md); auto: as many as the devices allow")
+    tensor_parallel_degree: str = option(integer_or("max", 1), "1", "number of devices for a model, or max; CPU engines use one", "option.tensor_parallel_size")
+    replicas: str = option(integer_or("auto", 1, 256), "1", "number of engine replicas behind one queue (scaling.md); auto starts as many as the devices allow")
     lmi_version: LmiVersion = option(read_lmi_version, OLDEST, "the release of LMI whose schema and defaults the server follows; other settings change the default (migrating/README.md)")
     # how answers look
-    output_formatter: str | None = option(string, None, "framing of answers to prompts: json, jsonlines or sse; by default json, for streams jsonlines (tgi_compat: sse); or the name of a model.py's output formatter (formatters.md)")
+    output_formatter: str | None = option(string, None, "framing of responses to prompts: json (default), jsonlines (default for streams), sse (default for streams with tgi_compat), or the name of a model.py's output formatter (formatters.md)")
     input_formatter: str | None = option(string, None, "the name of a model.py's input formatter (formatters.md)")
-    tgi_compat: bool = option(boolean, False, "answers in TGI's format")
-    keep_anthropic_lines: bool = option(boolean, False, "keep the lines x-anthropic-...: of a system prompt at /v1/messages; they differ by session, so no prefix would be cached")
+    tgi_compat: bool = option(boolean, False, "write responses in TGI's format")
+    keep_anthropic_lines: bool = option(boolean, False, "keep the lines x-anthropic-... of system prompts at /v1/messages, which differ between sessions and prevent prefix caching")
     openai_compat: bool = option(boolean, False, "answer chats on /invocations as on /v1/chat/completions")
     root_schema: str = option(one_of("tgi", "mindie"), "tgi", "API of the embedded server's route /: tgi or mindie")
-    enable_streaming: bool = option(_streaming, False, "dynamic batching only: answers as {\"outputs\": [...]} lines")
+    enable_streaming: bool = option(_streaming, False, "stream responses in dynamic batching, as lines {\"outputs\": [...]}")
     enable_force_include_usage: bool = option(_switch, False, "end streamed chats and completions with token counts, as with stream_options.include_usage")
     enable_tokenizer_info_endpoint: bool = option(_switch, False, "the embedded server answers vLLM's /tokenizer_info, with tokenizer_config.json and the chat template")
     batch_transform: bool = option(boolean, False, "answer refused requests with status 200, for SageMaker's batch transform (local.md); SAGEMAKER_BATCH sets it")
-    tool_call_parser: str = option(_parser(TOOL_CALL_PARSERS, VLLM_TOOL_CALL_PARSERS, _NO_TOOLS), "auto", "format of tool calls (models.md); none: calls stay in the text")
+    tool_call_parser: str = option(_parser(TOOL_CALL_PARSERS, VLLM_TOOL_CALL_PARSERS, _NO_TOOLS), "auto", "format of tool calls (models.md); none leaves calls in the text")
     tool_parser_plugin: str | None = option(string, None, "a Python file with your own parser of tool calls (models.md)")
-    reasoning_parser: str | None = option(_parser(REASONING_PARSERS, VLLM_REASONING_PARSERS, _NO_REASONING), None, "format of the model's reasoning, by default auto (wire/reasoning.md); none: it stays in the text")
+    reasoning_parser: str | None = option(_parser(REASONING_PARSERS, VLLM_REASONING_PARSERS, _NO_REASONING), None, "format of the model's reasoning, by default auto (wire/reasoning.md); none leaves it in the text")
     trim_answers: bool = option(boolean, False, "remove white space around text and reasoning in chats, messages and responses")
-    chat_template: str | None = option(string, None, "a chat template in place of the model's own: its text, or a file")
+    chat_template: str | None = option(string, None, "a chat template to use instead of the model's own, or the path of a file with one")
     default_chat_template_kwargs: Mapping[str, Any] | None = option(json_object, None, "default arguments of the chat template: {\"enable_thinking\": false}")
-    generation_config: str = option(string, "auto", "default sampling parameters; auto: those of the model's generation_config.json; vllm: none; or a directory with another such file")
-    override_generation_config: Mapping[str, Any] | None = option(json_object, None, "values that replace generation_config.json's: {\"temperature\": 0.6, \"eos_token_id\": 3}; null removes one")
+    generation_config: str = option(string, "auto", "source of default sampling parameters: auto (the model's generation_config.json), vllm (none), or a directory with another such file")
+    override_generation_config: Mapping[str, Any] | None = option(json_object, None, "values that override those in generation_config.json: {\"temperature\": 0.6, \"eos_token_id\": 3}; null removes a value")
     install_requirements: bool = option(boolean, True, "install the model directory's requirements.txt at each start (formatters.md)")
     unknown_parameters: str = option(one_of("report", "refuse"), "report", "unknown parameters of a request: report names them in x-lmi-ignored-parameters, refuse refuses the request")
     # sessions
@@ -196,15 +196,15 @@ class Options:
     responses_total_bytes: int = option(integer(1 << 20, 1 << 42), 1 << 30, "maximum bytes of all stored responses; beyond it, a key that has none to delete gets 503")
     # files and batches (wire/batches.md)
     batches_store: str = option(_directory, "off", "directory of the embedded server's files and batches: off, or a directory (wire/batches.md)")
-    batches_concurrency: int = option(integer(0, 4096), 0, "requests of batches that the engine has at once; 0: half of what it takes")
-    batches_max_open: int = option(integer(1, 10**4), 16, "batches of one API key that have not ended; one more gets 429")
-    batches_max_lines: int = option(integer(1, 10**6), 50_000, "requests of a batch; a longer one fails")
-    batches_max_file_bytes: int = option(integer(1, 1 << 40), 200 << 20, "bytes of an uploaded file; a larger one gets 413")
-    batches_max_bytes: int = option(integer(1 << 20, 1 << 42), 1 << 30, "bytes of one API key's files; above this, uploads get 413 and its batches fail")
-    batches_total_bytes: int = option(integer(1 << 20, 1 << 44), 8 << 30, "bytes of all files; above this, uploads get 503 and batches wait")
+    batches_concurrency: int = option(integer(0, 4096), 0, "maximum number of batch requests in the engine at once; 0 uses half of its capacity")
+    batches_max_open: int = option(integer(1, 10**4), 16, "maximum number of unfinished batches per API key; creating another gets 429")
+    batches_max_lines: int = option(integer(1, 10**6), 50_000, "maximum number of requests in a batch; a longer batch fails")
+    batches_max_file_bytes: int = option(integer(1, 1 << 40), 200 << 20, "maximum bytes of an uploaded file; a larger file gets 413")
+    batches_max_bytes: int = option(integer(1 << 20, 1 << 42), 1 << 30, "maximum bytes of files per API key; beyond it, uploads get 413 and batches fail")
+    batches_total_bytes: int = option(integer(1 << 20, 1 << 44), 8 << 30, "maximum bytes of all files; beyond it, uploads get 503 and batches wait")
     # images (images.md)
     allowed_media_domains: tuple[str, ...] | None = option(hosts, None, "comma-separated hosts from which images and audio clips are fetched (images.md); by default none")
-    allowed_local_media_path: str | None = option(path, None, "a directory whose files requests may name by `file:` URLs; by default none")
+    allowed_local_media_path: str | None = option(path, None, "a directory of files that requests may name by `file:` URLs; by default none")
     max_image_bytes: int = option(integer(1, 1 << 28), 20 << 20, "maximum bytes of a fetched image")
     max_image_pixels: int = option(integer(1, 178_956_970), 1 << 25, "maximum width times height of an image")
     image_fetch_timeout: float = option(number(0.1, 600), 5.0, "maximum seconds to fetch an image")
@@ -214,34 +214,34 @@ class Options:
     audio_fetch_timeout: float = option(number(0.1, 600), 10.0, "maximum seconds to fetch an audio clip")
     # how much at once
     max_rolling_batch_size: int = option(integer(1, 4096), 32, "maximum number of sequences in the engine at once", "option.max_num_seqs", by_engine={"vllm": 256, "trtllm": 256, "openai": 256, "grpc": 256})
-    job_queue_size: int = option(integer(1), 1000, "maximum number of waiting requests; others get 503, 429 or 529, depending on the API", prefix="")
+    job_queue_size: int = option(integer(1), 1000, "maximum number of waiting requests; further requests get 503, 429 or 529, depending on the API", prefix="")
     batch_size: int = option(integer(1, 4096), 1, "dynamic batching: maximum number of requests in a batch", "max_dynamic_batch_size", prefix="")
     max_batch_delay: int = option(integer(0, 3_600_000), 100, "dynamic batching: milliseconds to wait for a full batch", prefix="")
-    max_request_size: int = option(integer(1), 67_108_864, "maximum bytes of a request body; longer ones get 413", prefix="")
+    max_request_size: int = option(integer(1), 67_108_864, "maximum bytes of a request body; longer bodies get 413", prefix="")
     requests_total_bytes: int = option(integer(1 << 20, 1 << 42), 1 << 28, "maximum bytes of all requests in memory, from their bodies to their unread answers; a quarter is reserved for small ones; beyond it, requests get 503, 429 or 529")
     max_model_len: int | None = option(integer(2), None, "maximum tokens of prompt and answer together; by default the model's context length")
     max_input_len: int | None = option(integer(1), None, "maximum tokens of a prompt; by default all that option.max_model_len allows")
     max_num_batched_tokens: int | None = option(integer(16), None, "maximum tokens computed in one engine step (tuning.md); by default 256 on openvino; other engines choose", "option.max_rolling_batch_prefill_tokens")
-    kv_cache_gib: int = option(integer(0), 0, "GiB for the KV cache; 0: the engine decides (vllm on a CPU: 4)")
+    kv_cache_gib: int = option(integer(0), 0, "GiB for the KV cache; 0 lets the engine decide (4 for vllm on a CPU)")
     enable_prefix_caching: bool | None = option(boolean, None, "reuse the KV cache of shared prompt prefixes; by default on with vllm and trtllm", "option.enable_kv_cache_reuse")
     # how long
     predict_timeout: float = option(number(0.1), 120.0, "maximum seconds that a request may wait to start; under DJL also the time limit of a dynamic batch", "option.predictTimeout")
-    request_time_limit: float | None = option(number(0), None, "maximum seconds for a whole request; 0: no limit; by default 900 under DJL Serving, otherwise none")
+    request_time_limit: float | None = option(number(0), None, "maximum seconds for a whole request; 0 disables the limit; by default 900 under DJL Serving, otherwise none")
     model_loading_timeout: float = option(number(1), 240.0, "maximum seconds for the engine to load")
     engine_timeout: float = option(number(0.1), 60.0, "seconds without a step after which the engine counts as hung")
-    event_loop_timeout: float = option(number(0), 30.0, "seconds that the event loop may be blocked before the server aborts; 0: no limit")
+    event_loop_timeout: float = option(number(0), 30.0, "seconds that the event loop may be blocked before the server aborts; 0 disables the limit")
     client_timeout: float = option(number(0.1), 120.0, "maximum seconds for a client to send its body, or to leave its stream unread")
     keep_alive_timeout: float = option(number(1), 75.0, "maximum seconds that a connection may be idle between requests (serving.md)")
     # the rest
-    engine_isolation: str = option(one_of("auto", "process", "thread"), "auto", "where the engine runs; auto: in a separate process, echo in a thread")
+    engine_isolation: str = option(one_of("auto", "process", "thread"), "auto", "where the engine runs: process or thread; auto runs echo in a thread and other engines in a separate process")
     log_prompts: bool = option(boolean, False, "write prompts to the log")
     capture_requests: str | None = option(path, None, "directory where requests and their answers are captured (capture.md); by default none")
     capture_percent: float = option(number(0, 100), 100.0, "percentage of requests to capture, chosen at random")
-    capture_file_mb: int = option(integer(1, 1 << 20), 64, "maximum MiB of a capture file; then the next one begins")
+    capture_file_mb: int = option(integer(1, 1 << 20), 64, "maximum MiB of a capture file; beyond it, a new file begins")
     capture_total_mb: int = option(integer(1, 1 << 30), 1024, "maximum MiB of all capture files; beyond it, the oldest are deleted")
     tgi_metrics: bool = option(boolean, False, "the embedded server's /metrics also uses TGI's names (wire/README.md)")
     djl_metrics: bool = option(boolean, False, "log metrics of each request under DJL Serving (djl.md)")
-    cloudwatch_metrics_interval: float = option(number(0), 0.0, "seconds between metrics for CloudWatch in the embedded server's log (monitoring.md); 0: none")
+    cloudwatch_metrics_interval: float = option(number(0), 0.0, "seconds between metrics for CloudWatch in the embedded server's log (monitoring.md); 0 disables them")
     otlp_traces_endpoint: str | None = option(string, None, "URL that receives OpenTelemetry traces, such as http://localhost:4318/v1/traces (serving.md)")
     # fmt: on
 
@@ -253,9 +253,9 @@ _GPU = ("vllm", "trtllm")
 _GUIDED = ("openvino", *_GPU)
 
 ECHO = (
-    Option("option.echo_tokens_per_second", "echo_tokens_per_second", number(0), 0.0, "maximum tokens per second for each request; 0: no limit", engines=("echo",), idle="only echo limits its speed"),
-    Option("option.echo_tokenizer", "echo_tokenizer", path, None, "a Hugging Face directory, whose tokenizer and template echo uses instead of words", engines=("echo",), idle="other engines use the model's tokenizer"),
-    Option("option.echo_cues", "echo_cues", boolean, False, "the words <raise> <hang> <die> <refuse> make the engine do so (for tests)", engines=("echo",), idle="only echo reads these words"),
+    Option("option.echo_tokens_per_second", "echo_tokens_per_second", number(0), 0.0, "maximum tokens per second for each request; 0 disables the limit", engines=("echo",), idle="only echo limits its speed"),
+    Option("option.echo_tokenizer", "echo_tokenizer", path, None, "a Hugging Face directory with the tokenizer and chat template that echo uses; by default, words are tokens", engines=("echo",), idle="other engines use the model's tokenizer"),
+    Option("option.echo_cues", "echo_cues", boolean, False, "the words <raise>, <hang>, <die> and <refuse> in a prompt make the engine do that (for tests)", engines=("echo",), idle="only echo reads these words"),
 )  # fmt: skip
 
 GUIDED = (
@@ -264,7 +264,7 @@ GUIDED = (
         "guide_timeout",
         number(0, 600),
         5.0,
-        "maximum seconds of CPU time to compile a client's schema, regular expression or grammar; 0: no check (vllm.md)",
+        "maximum seconds of CPU time to compile a client's schema, regular expression or grammar; 0 disables the check (vllm.md)",
         engines=_GUIDED,
     ),
 )
@@ -281,7 +281,7 @@ MEDIA = (
 )
 
 GPU = (
-    Option("option.trust_remote_code", "trust_remote_code", boolean, False, "run code from the model's directory", engines=(*_GPU, "openai", "grpc"), idle="the engine runs no code from a model"),
+    Option("option.trust_remote_code", "trust_remote_code", boolean, False, "run code from the model's directory", engines=(*_GPU, "openai", "grpc"), idle="the engine does not run code from models"),
     Option("option.revision", "revision", string, None, "branch, tag or commit of a model on the Hugging Face hub", engines=LLM_ENGINES[1:], idle="echo has no model"),
     Option("option.pipeline_parallel_degree", "pipeline_parallel_size", integer(1), None, "number of pipeline stages for the model's layers", engines=_GPU, harmless=("1",)),
     Option("option.enable_chunked_prefill", "enable_chunked_prefill", boolean, None, "compute long prompts in chunks, alongside other requests' tokens", engines=_GPU),
@@ -290,19 +290,19 @@ GPU = (
     Option("option.max_loras", "max_loras", integer(1), 4, "maximum number of adapters in one batch", engines=_GPU),
     Option("option.max_cpu_loras", "max_cpu_loras", integer(1), None, "maximum number of adapters kept in host memory", engines=_GPU),
     Option("option.max_lora_rank", "max_lora_rank", integer(1), 16, "maximum rank of an adapter", engines=_GPU),
-    Option("option.guided_decoding_backend", "guided_decoding_backend", string, None, "backend of structured output: vllm auto, xgrammar, guidance, outlines; trtllm xgrammar, llguidance", engines=_GPU),
-    Option("option.chat_template_content_format", "chat_template_content_format", one_of("auto", "string", "openai"), None, "form of a message's content in the chat template: string, or openai's list of parts; auto: as the template needs", engines=_GPU, harmless=("auto", "string")),
+    Option("option.guided_decoding_backend", "guided_decoding_backend", string, None, "backend of structured output: auto, xgrammar, guidance or outlines with vllm; xgrammar or llguidance with trtllm", engines=_GPU),
+    Option("option.chat_template_content_format", "chat_template_content_format", one_of("auto", "string", "openai"), None, "format of a message's content for the chat template: string, or openai for a list of parts; auto detects what the template needs", engines=_GPU, harmless=("auto", "string")),
     Option("option.engine_args", "engine_args", json_object, None, "a JSON object of the engine's arguments, under its own names; they override other options", engines=_GPU),
 )  # fmt: skip
 
 
-# -- options of OpenVINO's engine alone --------------------------------------------------------------------------------
+# -- options of the OpenVINO engine ------------------------------------------------------------------------------------
 
 
 _OPENVINO = ("openvino",)
 
 GROUP_SIZES = (32, 64, 128)
-"""Weights of a row that share a scale and a zero point."""
+"""Numbers of weights in a row that may share a scale and a zero point."""
 
 
 def _group_size(text: str) -> int:
@@ -311,48 +311,48 @@ def _group_size(text: str) -> int:
 
 OPENVINO = (
     Option("option.quantize", "quantization", one_of("int8", "int4"), None, "bits of a checkpoint's weights after conversion: int8 or int4 (own-model.md)", ("option.quantization",), engines=_OPENVINO),
-    Option("option.group_size", "group_size", _group_size, None, "weights that share a scale with option.quantize=int4: 32 (default), 64 or 128, or fewer where that does not divide a matrix's rows", engines=_OPENVINO),
+    Option("option.group_size", "group_size", _group_size, None, "number of weights that share a scale with option.quantize=int4: 32 (default), 64 or 128; smaller if it does not divide a matrix's rows", engines=_OPENVINO),
 )  # fmt: skip
 
 
-# -- LMI's options for vLLM alone; foreign.json has those that vLLM dropped --------------------------------------------
+# -- LMI's options for vLLM; those that vLLM no longer supports are in foreign.json ------------------------------------
 
 
 _VLLM = ("vllm",)
 
 
 def load_format(text: str) -> str:
-    """Parse a format of the weights; vLLM checks its own names."""
+    """Parse a format of the weights. vLLM itself checks the name."""
     if text == "sagemaker_fast_model_loader":
-        raise ValueError("only AWS's builds of vLLM in LMI's images up to v15 have it; leave it out")
+        raise ValueError("is only supported by AWS's builds of vLLM in LMI's images up to v15; leave it out")
     return string(text)
 
 
 def _quantization(text: str) -> str:
-    """Parse a quantization, also by LMI's names; an installed vLLM checks its own."""
+    """Parse a quantization by vLLM's or LMI's name. If vLLM is installed, it checks its own names."""
     if text == "marlin":
         raise ValueError(
-            "vLLM no longer reads checkpoints in Marlin's own format; serve a GPTQ or AWQ one, and leave it out: "
-            "vLLM chooses the kernel"
+            "vLLM no longer reads checkpoints in Marlin's own format; use a GPTQ or AWQ checkpoint and leave the option "
+            "out: vLLM chooses the kernel"
         )
     return text if text in BITSANDBYTES.values() else choice("vllm", "quantization")(text)
 
 
 BITSANDBYTES = {"load_in_4bit": "bitsandbytes4", "load_in_8bit": "bitsandbytes8"}
-"""LMI's options for bitsandbytes, and what each is as a value of option.quantize."""
+"""LMI's options for bitsandbytes, and the value of option.quantize that corresponds to each."""
 
 VLLM = (
     Option("option.guided_decoding", "guided_decoding", boolean, True, "accept structured output from clients (vllm.md)", engines=_VLLM),
     Option("option.gpu_memory_utilization", "gpu_memory_utilization", number(0.01, 1), None, "fraction of GPU memory for weights and KV cache", engines=_VLLM),
-    Option("option.enforce_eager", "enforce_eager", boolean, None, "no CUDA graphs and no compilation: starts sooner, runs slower", engines=_VLLM),
+    Option("option.enforce_eager", "enforce_eager", boolean, None, "use no CUDA graphs or compilation, which starts faster and runs slower", engines=_VLLM),
     Option("option.load_format", "load_format", load_format, None, "format of the weights: auto, safetensors, dummy, runai_streamer, ...", engines=_VLLM),
     Option("option.kv_cache_dtype", "kv_cache_dtype", string, None, "precision of the KV cache: auto, fp8, ...", engines=_VLLM),
     Option("option.block_size", "block_size", integer(1), None, "tokens in a block of the KV cache", engines=_VLLM),
-    Option("option.max_logprobs", "max_logprobs", integer(-1), -1, "maximum number of alternatives per token; -1: no limit", engines=_VLLM),
-    Option("option.tokenizer_mode", "tokenizer_mode", one_of("auto", "hf", "mistral"), None, "vLLM's tokenizer: auto, hf, or mistral, Mistral's own (vllm.md)", engines=_VLLM),
+    Option("option.max_logprobs", "max_logprobs", integer(-1), -1, "maximum number of alternatives per token; -1 disables the limit", engines=_VLLM),
+    Option("option.tokenizer_mode", "tokenizer_mode", one_of("auto", "hf", "mistral"), None, "vLLM's tokenizer: auto, hf, or mistral for Mistral's own (vllm.md)", engines=_VLLM),
     Option("option.quantize", "quantization", _quantization, None, "quantization, if the checkpoint does not name it: awq, gptq, fp8, bitsandbytes, ...", ("option.quantization",), engines=_VLLM),
     Option("option.load_in_4bit", "load_in_4bit", boolean, None, "option.quantize=bitsandbytes, by LMI's name", engines=_VLLM, harmless=("false",)),
-    Option("option.load_in_8bit", "load_in_8bit", boolean, None, "the same; vLLM computes in 4 bits unless the checkpoint has 8", engines=_VLLM, harmless=("false",)),
+    Option("option.load_in_8bit", "load_in_8bit", boolean, None, "option.quantize=bitsandbytes, by LMI's name; vLLM uses 4 bits unless the checkpoint has 8", engines=_VLLM, harmless=("false",)),
     Option("option.cpu_offload_gb_per_gpu", "cpu_offload_gb", number(0), None, "GiB of weights kept in the host's memory, for each GPU", ("option.cpu_offload_gb",), engines=_VLLM),
     Option("option.disable_sliding_window", "disable_sliding_window", boolean, None, "attend to the whole context, even with a sliding-window model", engines=_VLLM),
     Option("option.disable_custom_all_reduce", "disable_custom_all_reduce", boolean, None, "use NCCL between GPUs", engines=_VLLM),
@@ -362,20 +362,20 @@ VLLM = (
     Option("option.speculative_config", "speculative_config", json_object, None, "speculative decoding, under vLLM's names: {\"method\": \"ngram\", \"num_speculative_tokens\": 3, ...}", engines=_VLLM),
     Option("option.speculative_draft_model", "speculative_draft_model", string, None, "a draft model for speculative decoding (LMI)", engines=_VLLM),
     Option("option.num_speculative_tokens", "num_speculative_tokens", integer(1), None, "tokens that the draft model proposes at a time (LMI; default 5)", ("option.speculative_length",), engines=_VLLM),
-    Option("option.draft_model_tp_size", "draft_model_tp_size", integer(1), None, "number of GPUs for the draft model (LMI; by default the model's)", ("option.speculative_draft_tensor_parallel_size",), engines=_VLLM, harmless=("1",)),
+    Option("option.draft_model_tp_size", "draft_model_tp_size", integer(1), None, "number of GPUs for the draft model (LMI); by default as many as for the model", ("option.speculative_draft_tensor_parallel_size",), engines=_VLLM, harmless=("1",)),
     Option("option.lmcache_config_file", "lmcache_config_file", path, None, "LMCache's configuration file (vllm.md); sets LMCACHE_CONFIG_FILE", engines=_VLLM),
-    Option("option.lmcache_auto_config", "lmcache_auto_config", boolean, None, "true: LMCache keeps the KV cache in free memory and disk space (vllm.md)", engines=_VLLM, harmless=("false",)),
+    Option("option.lmcache_auto_config", "lmcache_auto_config", boolean, None, "let LMCache keep the KV cache in free memory and disk space (vllm.md)", engines=_VLLM, harmless=("false",)),
 )  # fmt: skip
 
 
-# -- LMI's options for TensorRT-LLM alone; foreign.json has those of its former TensorRT engines -----------------------
-# `engines/trtllm/arguments.py` turns them into the arguments of `tensorrt_llm.LLM`.
+# -- LMI's options for TensorRT-LLM; those of its former TensorRT engines are in foreign.json --------------------------
+# `engines/trtllm/arguments.py` converts them into the arguments of `tensorrt_llm.LLM`.
 
 _TRTLLM = ("trtllm",)
 
 
 def policy(text: str) -> str:
-    """Parse LMI's lower-case names of the scheduler's policies, or TensorRT-LLM's own."""
+    """Parse a scheduling policy by LMI's lower-case name or TensorRT-LLM's own name."""
     return one_of("MAX_UTILIZATION", "GUARANTEED_NO_EVICT", "STATIC_BATCH")(text.upper())
 
 
@@ -399,16 +399,16 @@ def pytorch(text: str) -> str:
 
 TRTLLM = (
     # lengths and sizes
-    Option("option.max_output_len", "max_output_len", integer(1), None, "maximum tokens of an answer; added to option.max_input_len (then 1024 by default) it gives option.max_model_len", engines=_TRTLLM),
+    Option("option.max_output_len", "max_output_len", integer(1), None, "maximum tokens of a response; option.max_model_len becomes this plus option.max_input_len (then 1024 by default)", engines=_TRTLLM),
     Option("option.max_seq_len", "max_seq_len", integer(2), None, "option.max_model_len by TensorRT-LLM's name", engines=_TRTLLM),
     Option("option.max_num_tokens", "max_num_tokens", integer(16), None, "option.max_num_batched_tokens by TensorRT-LLM's name", engines=_TRTLLM),
     Option("option.max_beam_width", "max_beam_width", integer(1), None, "maximum value of num_beams", engines=_TRTLLM),
     Option("option.stream_interval", "stream_interval", integer(1), None, "engine steps between two messages with a request's tokens", engines=_TRTLLM),
     Option("option.inactivity_timeout", "inactivity_timeout", number(0.1), 60.0, "seconds without progress after which the engine counts as hung (trtllm.md)", engines=_TRTLLM),
     # sampling
-    Option("option.sampler_type", "sampler_type", one_of("auto", "TorchSampler", "TRTLLMSampler"), "auto", "before 1.3: TorchSampler or TRTLLMSampler (trtllm.md); auto: the latter with option.max_beam_width", engines=_TRTLLM),
-    Option("option.gather_generation_logits", "gather_generation_logits", boolean, None, "allow requests for the answer's logits", engines=_TRTLLM),
-    Option("option.disable_flashinfer_sampling", "disable_flashinfer_sampling", boolean, None, "TorchSampler without FlashInfer's kernels", engines=_TRTLLM),
+    Option("option.sampler_type", "sampler_type", one_of("auto", "TorchSampler", "TRTLLMSampler"), "auto", "sampler before TensorRT-LLM 1.3: TorchSampler or TRTLLMSampler (trtllm.md); auto uses TRTLLMSampler with option.max_beam_width", engines=_TRTLLM),
+    Option("option.gather_generation_logits", "gather_generation_logits", boolean, None, "allow requests for the logits of the response", engines=_TRTLLM),
+    Option("option.disable_flashinfer_sampling", "disable_flashinfer_sampling", boolean, None, "use TorchSampler without FlashInfer's kernels", engines=_TRTLLM),
     # the KV cache
     Option("option.kv_cache_free_gpu_mem_fraction", "free_gpu_memory_fraction", number(0, 1), None, "fraction of the GPU memory left after loading that the KV cache may use", ("option.free_gpu_memory_fraction",), engines=_TRTLLM),
     Option("option.tokens_per_block", "tokens_per_block", integer(1), None, "tokens in a block of the KV cache", engines=_TRTLLM),
@@ -425,7 +425,7 @@ TRTLLM = (
     # scheduling and kernels
     Option("option.batch_scheduler_policy", "batch_scheduler_policy", policy, None, "max_utilization, guaranteed_no_evict or static_batch", ("option.capacity_scheduler_policy",), engines=_TRTLLM),
     Option("option.enable_trt_overlap", "enable_overlap_scheduler", boolean, None, "prepare a step while the GPU computes the previous one", ("option.enable_overlap_scheduler",), engines=_TRTLLM),
-    Option("option.use_custom_all_reduce", "use_custom_all_reduce", boolean, None, "false: use NCCL for all-reduce", engines=_TRTLLM),
+    Option("option.use_custom_all_reduce", "use_custom_all_reduce", boolean, None, "use custom kernels for all-reduce; false uses NCCL", engines=_TRTLLM),
     Option("option.allreduce_strategy", "allreduce_strategy", string, None, "all-reduce method: AUTO, NCCL, ONESHOT, TWOSHOT, ...", engines=_TRTLLM),
     Option("option.attn_backend", "attn_backend", string, None, "attention kernels: TRTLLM, FLASHINFER, VANILLA", engines=_TRTLLM),
     Option("option.moe_backend", "moe_backend", string, None, "kernels for mixtures of experts: CUTLASS, TRTLLM, ...", engines=_TRTLLM),
@@ -433,8 +433,8 @@ TRTLLM = (
     Option("option.cuda_graph_batch_sizes", "cuda_graph_batch_sizes", integers, None, "batch sizes to capture, separated by commas", engines=_TRTLLM),
     Option("option.cuda_graph_max_batch_size", "cuda_graph_max_batch_size", integer(1), None, "maximum batch size to capture", engines=_TRTLLM),
     Option("option.cuda_graph_padding_enabled", "cuda_graph_padding", boolean, None, "pad batches to a captured size", engines=_TRTLLM),
-    Option("option.load_format", "load_format", one_of("auto", "dummy"), None, "dummy: random weights, to measure with", engines=_TRTLLM),
-    Option("option.backend", "backend", pytorch, None, "pytorch, the only one", engines=_TRTLLM),
+    Option("option.load_format", "load_format", one_of("auto", "dummy"), None, "auto, or dummy for random weights (for benchmarks)", engines=_TRTLLM),
+    Option("option.backend", "backend", pytorch, None, "the backend; only pytorch is supported", engines=_TRTLLM),
     # several GPUs
     Option("option.pipeline_parallel_size", "trtllm_pipeline_parallel_size", integer(1), None, "option.pipeline_parallel_degree by TensorRT-LLM's name", engines=_TRTLLM),
     Option("option.context_parallel_size", "context_parallel_size", integer(1), None, "number of GPUs that share a long prompt (context parallelism)", engines=_TRTLLM),
@@ -444,14 +444,14 @@ TRTLLM = (
     Option("option.moe_cluster_parallel_size", "moe_cluster_parallel_size", integer(1), None, "number of GPU clusters for the experts", engines=_TRTLLM),
     Option("option.enable_attention_dp", "enable_attention_dp", boolean, None, "split attention by request instead of by head", engines=_TRTLLM),
     # adapters, statistics
-    Option("option.lora_target_modules", "lora_target_modules", names, None, "modules that adapters change, separated by commas; by default those of attention and MLP", engines=_TRTLLM),
+    Option("option.lora_target_modules", "lora_target_modules", names, None, "modules that adapters change, separated by commas; by default the attention and MLP modules", engines=_TRTLLM),
     Option("option.iter_stats_max_iterations", "iter_stats_max_iterations", integer(1), None, "number of steps whose statistics are kept", engines=_TRTLLM),
     Option("option.request_stats_max_iterations", "request_stats_max_iterations", integer(1), None, "number of steps whose request statistics are kept", engines=_TRTLLM),
     Option("option.usage_stats", "usage_stats", boolean, False, "let TensorRT-LLM 1.3 and later report its use to NVIDIA (trtllm.md)", engines=_TRTLLM),
 )  # fmt: skip
 
 
-# -- options of the engines that are servers elsewhere -----------------------------------------------------------------
+# -- options of the engines that use other servers ---------------------------------------------------------------------
 
 
 _OPENAI = ("openai",)
@@ -459,7 +459,7 @@ _GRPC = ("grpc",)
 
 
 def urls(text: str) -> tuple[str, ...]:
-    """Parse addresses separated by commas."""
+    """Parse HTTP URLs separated by commas."""
     found = tuple(name.strip().rstrip("/") for name in text.split(","))
     for url in found:
         parts = urlsplit(url)
@@ -472,7 +472,7 @@ def urls(text: str) -> tuple[str, ...]:
 
 
 def grpc_urls(text: str) -> tuple[str, ...]:
-    """Parse addresses separated by commas."""
+    """Parse gRPC URLs separated by commas."""
     found = tuple(name.strip().rstrip("/") for name in text.split(","))
     for url in found:
         parts = urlsplit(url)
@@ -483,17 +483,17 @@ def grpc_urls(text: str) -> tuple[str, ...]:
 
 
 def words(text: str) -> tuple[str, ...]:
-    """Parse a part of a command line."""
+    """Split a part of a command line into its arguments."""
     return tuple(shlex.split(text))
 
 
 REMOTE = (
-    Option("option.base_url", "base_url", urls, None, "address of the server, such as http://host:8000/v1; several, comma-separated, are replicas (engines-by-url.md)", engines=_OPENAI),
-    Option("option.base_url_kind", "base_url_kind", one_of("auto", "vllm", "dynamo", "lmi"), "auto", "kind of server; auto: read from its /models at startup; lmi: this handler", engines=_OPENAI),
-    Option("option.base_url_model", "base_url_model", string, None, "the model's name there; by default the first in /models", engines=_OPENAI),
-    Option("option.base_url", "base_url", grpc_urls, None, "address of the server, such as grpc://host:50051, or grpcs:// over TLS; several, comma-separated, are replicas (engines-by-url.md)", engines=_GRPC),
-    Option("option.base_url_kind", "base_url_kind", one_of("auto", "vllm", "sglang", "trtllm"), "auto", "the server's gRPC contract; auto: detected at startup", engines=_GRPC),
-    Option("option.engine_python", "engine_python", path, None, "the Python of an environment that has vLLM, SGLang or TensorRT-LLM: starts the server of option.base_url_kind (engines-by-url.md)", engines=_GRPC),
+    Option("option.base_url", "base_url", urls, None, "address of the server, such as http://host:8000/v1; several addresses, separated by commas, are replicas (engines-by-url.md)", engines=_OPENAI),
+    Option("option.base_url_kind", "base_url_kind", one_of("auto", "vllm", "dynamo", "lmi"), "auto", "kind of server; auto reads it from /models at startup; lmi is this handler", engines=_OPENAI),
+    Option("option.base_url_model", "base_url_model", string, None, "the model's name on that server; by default the first in /models", engines=_OPENAI),
+    Option("option.base_url", "base_url", grpc_urls, None, "address of the server, such as grpc://host:50051, or grpcs:// over TLS; several addresses, separated by commas, are replicas (engines-by-url.md)", engines=_GRPC),
+    Option("option.base_url_kind", "base_url_kind", one_of("auto", "vllm", "sglang", "trtllm"), "auto", "the server's gRPC contract; auto detects it at startup", engines=_GRPC),
+    Option("option.engine_python", "engine_python", path, None, "path of the Python of an environment with vLLM, SGLang or TensorRT-LLM, to start the server of option.base_url_kind in it (engines-by-url.md)", engines=_GRPC),
     Option("option.engine_flags", "engine_flags", words, None, "additional flags for that server, such as --gpu-memory-utilization 0.8", engines=_GRPC),
     Option("option.base_url_connect_timeout", "base_url_connect_timeout", number(0.1), 5.0, "maximum seconds to connect", engines=(*_OPENAI, *_GRPC)),
     Option("option.base_url_timeout", "base_url_timeout", number(0.1), 120.0, "maximum seconds without a token before a request fails", engines=(*_OPENAI, *_GRPC)),

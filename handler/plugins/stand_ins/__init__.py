@@ -1,4 +1,4 @@
-"""Stand-ins for packages that a user's files import and this environment does not have: a few modules of each."""
+"""Stand-ins for packages that users' files import but that may not be installed. Each has only a few modules."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from types import ModuleType
 from typing import Any
 
 Modules = Mapping[str, Mapping[str, Any]]
-"""The names of each module, by the module's full name."""
+"""The contents of modules: full name of the module -> name -> value."""
 
 
 class StandIn(MetaPathFinder, Loader):
-    """Finds the modules of one package.
+    """Import hook that provides the modules of one package.
 
     Args:
-        first: take precedence over the package itself; otherwise serve only if the package is not found.
+        modules: The modules to provide.
+        first: Whether the stand-in replaces an installed package. Otherwise, it is used only if the package is not
+            installed.
     """
 
     def __init__(self, modules: Modules, *, first: bool = False) -> None:
@@ -27,12 +29,12 @@ class StandIn(MetaPathFinder, Loader):
         self.package = next(iter(modules)).partition(".")[0]
 
     def install(self) -> None:
-        """Add it to Python's finders; it stays, as functions may import when they are called."""
+        """Add the stand-in to Python's finders. It stays there, because functions may import from it when called."""
         if self not in sys.meta_path and self._is_needed():
             sys.meta_path.insert(0 if self._first else len(sys.meta_path), self)
 
     def uninstall(self) -> None:
-        """Remove it from Python's finders; imported modules stay usable."""
+        """Remove the stand-in from Python's finders. Modules that have been imported remain usable."""
         if self in sys.meta_path:
             sys.meta_path.remove(self)
         for name in self.modules:
@@ -40,7 +42,10 @@ class StandIn(MetaPathFinder, Loader):
                 del sys.modules[name]
 
     def lacking(self, tree: ast.Module) -> Iterator[tuple[int, str]]:
-        """Yield the line and the full name of each import that finds nothing here; none if the package is installed."""
+        """Yield the line and the full name of each import that the stand-in does not provide.
+
+        If the package itself is installed and used, nothing is yielded.
+        """
         if not self._is_needed():
             return
         for node in ast.walk(tree):
@@ -67,7 +72,7 @@ class StandIn(MetaPathFinder, Loader):
             return module in self.modules
         return name in self.modules.get(module, {}) or f"{module}.{name}" in self.modules
 
-    # -- what Python asks ----------------------------------------------------------------------------------------
+    # -- the methods that Python's import system calls -----------------------------------------------------------
 
     def find_spec(self, fullname: str, path: object = None, target: object = None) -> ModuleSpec | None:
         if fullname not in self.modules:

@@ -1,7 +1,7 @@
-"""The part of DJL Serving's Python package that a model.py imports, for servers without DJL.
+"""Stand-in for djl_python, DJL Serving's Python package, with the parts that a model.py imports.
 
-Names, signatures and values are the package's own (shared by 0.29 to 0.36). Parts that need a DJL worker cannot be
-called.
+Names, signatures and values are the same as in the package, 0.29 to 0.36. Functions that need a DJL worker raise
+NotImplementedError.
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ from handler.plugins import api
 from handler.plugins.stand_ins import StandIn
 from handler.plugins.stand_ins.nd_list import from_nd_list, to_nd_list
 
-# Sessions of DJL Serving's Python package: values of a client's, kept in files, for a model.py that makes its own.
-#
-# The server's own sessions (docs/sessions.md) are others: clients open those, and formatters get them with a request.
+# -- sessions that a model.py manages itself ---------------------------------------------------------------------------
+# They are not the server's own sessions (docs/sessions.md), which clients open and formatters receive with a request.
 
 log = logging.getLogger("handler.formatters")
 
@@ -38,10 +37,10 @@ _EXPIRATION = ".expiration_ts"
 
 
 class Session:
-    """Values by name, each in a file of the session's directory.
+    """A session, whose values are stored by name in files of its directory.
 
     Args:
-        expiration_ts: seconds since 1970; None if it is from an earlier start.
+        expiration_ts: When the session expires, in seconds since the epoch, or None to read it from the directory.
     """
 
     def __init__(self, session_id: str, session_root: str, expiration_ts: float | None = None) -> None:
@@ -53,22 +52,22 @@ class Session:
         self._path(key).write_bytes(pickle.dumps(value))
 
     def get(self, key: str, d: Any = None) -> Any:
-        """Return a value; `d` if there is none."""
+        """Return a value, or the default `d` if it is not stored."""
         path = self._path(key)
         return pickle.loads(path.read_bytes()) if path.is_file() else d
 
     def get_as_numpy(self, key: str, shape: Any, dtype: Any = "float32", create: bool = False) -> Any:
-        """Return an array mapped to the file; `create` fills it with zeros."""
+        """Return an array that is mapped to a file. With `create`, the file is replaced by one of zeros."""
         path = self._path(key)
         if create:
             path.write_bytes(b"")
         return importlib.import_module("numpy").memmap(path, dtype=dtype, mode="r+", shape=shape)
 
     def remove(self) -> bool:
-        """Remove the directory.
+        """Remove the session's directory.
 
         Raises:
-            ValueError: there is none.
+            ValueError: If the directory does not exist.
         """
         if not os.path.isdir(self.files_path):
             raise ValueError(f"session directory does not exist: {self.session_id}")
@@ -80,13 +79,13 @@ class Session:
 
 
 class SessionManager:
-    """The sessions below one directory.
+    """Manager of the sessions in one directory.
 
     Args:
-        properties: `sessions_path` and `sessions_expiration` (seconds) are read; both have defaults.
+        properties: The properties of the model, of which `sessions_path` and `sessions_expiration` (seconds) are used.
 
     Raises:
-        PermissionError: another user made the directory, whose files would be executed as pickles.
+        PermissionError: If the directory belongs to another user, whose pickles could run any code.
     """
 
     def __init__(self, properties: Mapping[str, Any]) -> None:
@@ -95,13 +94,13 @@ class SessionManager:
         self.sessions_path = str(properties.get("sessions_path", home / "djl_sessions"))
         os.makedirs(self.sessions_path, mode=0o700, exist_ok=True)
         if os.stat(self.sessions_path).st_uid != os.geteuid():
-            raise PermissionError(f"sessions_path={self.sessions_path}: another user made it")
+            raise PermissionError(f"sessions_path={self.sessions_path}: belongs to another user")
         if properties.get("sessions_s3url"):
-            log.warning("sessions_s3url has no effect here: sessions stay in %s", self.sessions_path)
+            log.warning("sessions_s3url is ignored: sessions are stored in %s", self.sessions_path)
         self.sessions = {id: Session(id, self.sessions_path) for id in os.listdir(self.sessions_path)}
 
     def create_session(self) -> Session:
-        """Open a session, and remove those that have expired."""
+        """Open a session, and remove all sessions that have expired."""
         for session in [one for one in self.sessions.values() if self._is_over(one)]:
             self.close_session(session.session_id)
         session = Session(str(uuid.uuid4()), self.sessions_path, time.time() + self.expiration)
@@ -111,10 +110,10 @@ class SessionManager:
         return session
 
     def get_session(self, session_id: str | None) -> Session | None:
-        """Return an open session; None if none is named, a new one is asked for, or it has expired.
+        """Return an open session, or None if it has expired or if the ID is empty or NEW_SESSION.
 
         Raises:
-            ValueError: there is no such session.
+            ValueError: If the session does not exist.
         """
         if not session_id or session_id == "NEW_SESSION":
             return None
@@ -125,7 +124,7 @@ class SessionManager:
         """Remove a session.
 
         Raises:
-            ValueError: there is no such session.
+            ValueError: If the session does not exist.
         """
         self._named(session_id).remove()
         del self.sessions[session_id]
@@ -140,7 +139,7 @@ class SessionManager:
 
 
 class PairList:
-    """Keys and values in order."""
+    """An ordered list of keys and values."""
 
     def __init__(self) -> None:
         self.keys: list[str | None] = []
@@ -174,7 +173,7 @@ class PairList:
 
 
 def encoded_json(value: Any) -> bytes:
-    """Write JSON as the package does, with dates and numpy's values."""
+    """Encode a value as JSON in the package's format. Dates and NumPy's values are supported."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2, separators=(",", ":"), default=_as_json)
     return text.encode()
 
@@ -192,10 +191,10 @@ def _default_stream_formatter(part: Any) -> bytes:
 
 
 class Output:
-    """An answer of a worker.
+    """A response of a worker.
 
     Attributes:
-        failure: the message of `error` by default, which differs between LMI's releases.
+        failure: The default message of the method `error`, which depends on LMI's release.
     """
 
     failure = "invoke handler failure"
@@ -282,7 +281,7 @@ class Output:
 
 
 def binary_fields(data: bytes) -> dict[str, str] | None:
-    """Decode the result of `Output.binary_encode`; None for any other body."""
+    """Decode a body that `Output.binary_encode` has encoded, or return None for any other body."""
     if not data.startswith(b"\0") or len(data) < 2:
         return None
     place, texts = 2, []
@@ -304,7 +303,7 @@ def _numpy() -> Any:
 def decode(
     inputs: api.Input, content_type: str | None, key: str | None = None, require_csv_headers: bool = True
 ) -> Any:
-    """Read a body by its content type; what is not JSON becomes `{"inputs": …}`."""
+    """Decode a body by its content type. A body that is not JSON becomes `{"inputs": …}`."""
     media = content_type or ""
     if not media:
         return inputs.get_as_json(key) if inputs.get_as_bytes(key) else {"inputs": ""}
@@ -328,7 +327,7 @@ def _decode_csv(text: str, headers: bool) -> Any:
         return _numpy().genfromtxt(io.StringIO(text), delimiter=",")
     first = text.partition("\n")[0].lower()
     if not any(name in first for name in ("question", "context", "inputs")):
-        raise ValueError("CSV needs a line of headers with question, context or inputs")
+        raise ValueError("CSV must begin with a header line that contains question, context or inputs")
     rows = list(csv.DictReader(io.StringIO(text)))
     return {"inputs": [row["inputs"] for row in rows] if rows and "inputs" in rows[0] else rows}
 
@@ -397,7 +396,7 @@ async def handle_streaming_response(
 
 def _needs_djl(name: str) -> Callable[..., NoReturn]:
     def function(*arguments: Any, **keywords: Any) -> NoReturn:
-        raise NotImplementedError(f"{name} needs DJL Serving: this server answers requests itself")
+        raise NotImplementedError(f"{name} is only available under DJL Serving")
 
     function.__name__ = name.rpartition(".")[2]
     return function
@@ -425,7 +424,7 @@ _REQUEST_IO = {
 
 
 class EngineAnswer(Output):
-    """The answer of LMI's own handlers: the server replaces it with the engine's when `handle` returns it."""
+    """The result of LMI's own handlers. If `handle` returns it, the server replaces it with the engine's response."""
 
     def __init__(self, inputs: api.Input) -> None:
         super().__init__()
@@ -435,7 +434,9 @@ class EngineAnswer(Output):
         if name in ("content", "add", "add_as_json", "add_as_string", "stream_content"):
             vars_of = object.__getattribute__(self, "__dict__")
             if "inputs" in vars_of:
-                raise NotImplementedError(f"Output.{name}: the engine answers when handle returns this; {_FORMATTERS}")
+                raise NotImplementedError(
+                    f"Output.{name} is not available: the engine answers after handle has returned; {_FORMATTERS}"
+                )
         return object.__getattribute__(self, name)
 
 
@@ -443,7 +444,7 @@ _FORMATTERS = "write @input_formatter or @output_formatter functions to change r
 
 
 def handle(inputs: api.Input) -> Output | None:
-    """Have the engine answer; the first call, which is empty, loads nothing, as the server has done so."""
+    """Pass the request to the engine. The first call, which is empty, does nothing, as the engine is already loaded."""
     return None if inputs.is_empty() else EngineAnswer(inputs)
 
 
@@ -452,7 +453,7 @@ async def handle_async(inputs: api.Input) -> Output | None:
 
 
 class EngineService:
-    """LMI's own service; the engine behind it is the server's."""
+    """Stand-in for LMI's own services, which passes requests to the server's engine."""
 
     def __init__(self) -> None:
         self.initialized = False
@@ -489,7 +490,7 @@ _HOOKS = frozenset(
         "format_output", "load_model", "get_pipeline", "rolling_batch", "model", "tokenizer", "hf_pipeline",
     }
 )  # fmt: skip
-"""Attributes that users replace in LMI's services, and that nothing here would call or read."""
+"""Attributes of LMI's services that users override. This server would neither call nor read them."""
 
 MODULES: dict[str, dict[str, Any]] = {
     "djl_python": {

@@ -1,8 +1,9 @@
-"""DJL's binary form of a list of arrays (`tensor/ndlist`), for a model.py that has numpy.
+"""DJL's binary format of a list of arrays (`tensor/ndlist`), for a model.py that uses NumPy.
 
-Numbers are big-endian, a text is its length in two bytes and UTF-8. A list is the number of its arrays, then each:
-NDAR, a version, a flag and perhaps a name, a sparse format, the type's name, the dimensions, a letter of layout for
-each, the order of the data's bytes, their number, and the data.
+Numbers are big-endian, and a string is its length in two bytes and its UTF-8. A list is the number of its arrays and
+the arrays. An array is the string NDAR, a version, a flag and, if the flag is set, a name, a sparse format, the name of
+the type, the dimensions, a layout letter for each dimension, the byte order of the data, the size of the data, and the
+data.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ _NPZ = b"PK"
 
 
 def to_nd_list(np_list: Any) -> bytearray:
-    """Encode an array, or a list of them."""
+    """Encode an array or a list of arrays."""
     arrays = np_list if isinstance(np_list, list) else [np_list]
     return bytearray(struct.pack(">i", len(arrays)) + b"".join(map(_encode, arrays)))
 
 
 def from_nd_list(encoded: bytes | bytearray) -> list[Any]:
-    """Decode arrays; those of numpy's npz format too.
+    """Decode a list of arrays, in DJL's format or in NumPy's npz format.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: If the data has neither format.
     """
     numpy = importlib.import_module("numpy")
     if bytes(encoded[:2]) == _NPZ:
@@ -66,11 +67,11 @@ class _Reader:
 
     def array(self, numpy: Any) -> Any:
         if (magic := self._text()) != _MAGIC:
-            raise ValueError(f"not a list of arrays: {_MAGIC} is {magic[:20]!r}")
+            raise ValueError(f"not a list of arrays: expected {_MAGIC}, found {magic[:20]!r}")
         if (version := self.number(">i")) != _VERSION:
-            raise ValueError(f"a list of arrays of version {version}; supported: {_VERSION}")
+            raise ValueError(f"the list of arrays has version {version}; only version {_VERSION} is supported")
         if self.number(">b"):
-            self._text()  # its name
+            self._text()  # the array's name
         self._text()  # the sparse format
         kind = self._text().lower()
         shape = [self.number(">q") for _ in range(self.number(">i"))]
@@ -80,10 +81,10 @@ class _Reader:
         try:
             dtype = numpy.dtype(kind).newbyteorder(order)
         except TypeError:
-            raise ValueError(f"an array of unknown type {kind[:20]!r}") from None
+            raise ValueError(f"an array has the unknown type {kind[:20]!r}") from None
         if min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(data):
-            raise ValueError(f"an array of shape {shape} and type {kind} has {len(data)} bytes")
-        return numpy.frombuffer(data, dtype).reshape(shape).copy()  # which may be changed
+            raise ValueError(f"an array of shape {shape} and type {kind} cannot have {len(data)} bytes")
+        return numpy.frombuffer(data, dtype).reshape(shape).copy()  # a copy, which the user may change
 
     def number(self, format: str) -> int:
         (value,) = struct.unpack(format, self._bytes(struct.calcsize(format)))

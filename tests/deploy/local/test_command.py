@@ -71,7 +71,7 @@ def test_a_wrong_model_ends_it_with_the_container_s_words(tmp_path: Path) -> Non
     local = LocalProcess(str(tmp_path / "none.gguf"))
     assert local.wait() == 5
     assert "lmi deploy: the container ended with status 2" in local.log
-    assert "none.gguf, which is not there" in local.log.partition("Its last lines:")[2]
+    assert "none.gguf, which does not exist" in local.log.partition("Its last lines:")[2]
     assert local.out == ""
 
 

@@ -449,4 +449,4 @@ def test_a_second_word_of_command_is_refused() -> None:
         [*made.arguments[:-1], "train"], env={**os.environ, **made.environment}, capture_output=True, text=True
     )
     assert done.returncode == 2
-    assert "it has no `train`" in done.stderr
+    assert "it cannot `train` them" in done.stderr

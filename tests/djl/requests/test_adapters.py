@@ -307,7 +307,7 @@ def test_a_call_during_a_rolling_batch_loses_the_step_in_java_and_crosses_nothin
             with contextlib.suppress(httpx.HTTPError):  # their clients wait in vain
                 assert stream.result().status_code != 200
         wait_for(lambda: worker not in group_members(server.process.pid), 10, "Java keeps the worker")
-        assert "came while requests were under way" in server.log
+        assert "arrived while requests were running" in server.log
         wait_for(lambda: "Restart python process" in server.log, 10, "Java starts no other worker")
 
 

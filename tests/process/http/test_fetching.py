@@ -189,7 +189,7 @@ def test_hf_model_id_is_the_directory_whose_options_count(tmp_path: Path) -> Non
 def test_a_check_says_what_a_start_downloads(tmp_path: Path, engine: str) -> None:
     ended = run_to_end("--engine", engine, "--check", env={"OPTION_MODEL_ID": "s3://b/a"})
     assert ended.returncode == 0
-    assert ("option.model_id=s3://b/a: the start downloads it" in ended.stdout) is (engine == "openvino")
+    assert ("option.model_id=s3://b/a: not checked; it is downloaded" in ended.stdout) is (engine == "openvino")
 
 
 # -- the embedded server while its model is being converted: it listens, refuses with 503, and can be stopped ----------

@@ -64,7 +64,7 @@ def test_a_class_is_read_from_its_source() -> None:
         ("int", "1.5", "must be a whole number"),
         ("object|null", "[1]", "must be a JSON object or null"),
         ("object", "{a}", "must be a JSON object: "),
-        ("str", "", "must be a text"),
+        ("str", "", "must be a string"),
     ],
 )
 def test_a_text_is_parsed_by_type(types: str, text: str, value: Any) -> None:
@@ -91,7 +91,7 @@ def test_the_installed_engine_is_asked_first(tmp_path: Path, monkeypatch: pytest
         engine_arguments.cache_clear()
     assert config.engine_options["engine_args"] == {"new_thing": 3}
     assert [str(problem) for problem in problems] == [
-        "-o option.seed=1: unknown option 'option.seed': vLLM does not have it; vLLM 0.20 to 0.33 have it; "
+        "-o option.seed=1: unknown option 'option.seed': not in vLLM, only in vLLM 0.20 to 0.33; "
         "`lmi options` lists all options",
         "-o option.new_think=2: unknown option 'option.new_think'; did you mean vLLM's 'option.new_thing'?",
     ]
@@ -110,7 +110,7 @@ def test_the_installed_engine_is_asked_first(tmp_path: Path, monkeypatch: pytest
         ("vllm", ["seed=x"], "must be a whole number"),
         ("vllm", ['engine_args={"sed": 1}'], "'sed' is not an argument of vLLM 0.20 to 0.33; did you mean 'seed'?"),
         ("vllm", ['engine_args={"seed": "1"}'], "'seed': must be a whole number"),
-        ("vllm", ['engine_args={"tokenizer": "x"}'], "'tokenizer': the tokenizer is the one in the model's directory"),
+        ("vllm", ['engine_args={"tokenizer": "x"}'], "'tokenizer': the tokenizer in the model's directory is used"),
         ("trtllm", ["enable_expert_parallel=true"], "option.enable_expert_parallel is for vllm; the engine here is"),
         (
             "openvino",
@@ -153,7 +153,7 @@ def test_a_quantization_is_one_of_vllms_where_it_is_not_installed(monkeypatch: p
 
     monkeypatch.setattr("handler.config.options.engine_arguments._directories", lambda package: [])
     assert [told(value) for value in ("awq", "fp8", "compressed-tensors", "gptq_marlin", "mxfp4")] == [""] * 5
-    assert "option.quantize=static_int8: vLLM 0.20 to 0.33 have " in told("static_int8")
+    assert "option.quantize=static_int8: must be one of " in told("static_int8")
     monkeypatch.setattr("handler.config.options.engine_arguments._directories", lambda package: ["/somewhere"])
     assert told("of_a_plugin") == ""  # which vLLM itself knows
 

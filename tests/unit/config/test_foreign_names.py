@@ -45,7 +45,7 @@ option.enable_reasoning option.skops_trusted_types option.speculative_telemetry
 @in_one_test("name", IGNORED.split())
 def test_a_name_that_lmi_ignores_gets_one_line(name: str) -> None:
     (warning,) = config(f"{name}=1").warnings
-    assert warning.startswith(f"without effect here: {name} (-o {name}=1); ")
+    assert warning.startswith(f"ignored: {name} (-o {name}=1); ")
     assert "  no effect: " in describe(name)
 
 
@@ -58,9 +58,9 @@ def test_names_that_nobody_has_get_one_line_together(tmp_path: Path) -> None:
     environ = {"OPTION_SING": "1", "SERVING_KITCHEN": "x"}
     found = read_config(properties=file, environ=environ, overrides=["option.xyzzy=2"]).checked()
     assert found.warnings == (
-        "without effect here: environment variable SERVING_KITCHEN, option.sing (environment variable OPTION_SING), "
+        "ignored: environment variable SERVING_KITCHEN, option.sing (environment variable OPTION_SING), "
         "adapter_ids (serving.properties, line 1), option.dance (serving.properties, line 2), -o option.xyzzy=2; "
-        "unknown name; LMI_UNKNOWN_OPTIONS=error refuses such names",
+        "unknown names; LMI_UNKNOWN_OPTIONS=error refuses them",
     )
 
 
@@ -124,7 +124,7 @@ def test_a_rolling_batch_still_names_the_engine_of_dynamic_batching() -> None:
 @pytest.mark.parametrize("line", ["option.enable_streaming=true", "batch_size=2"])
 def test_what_belongs_to_dynamic_batching_is_said_to_have_no_effect(line: str) -> None:
     (warning,) = config(line, "option.async_mode=true").warnings[:1]
-    assert warning.startswith(f"without effect here: {line.partition('=')[0]} (-o {line}); rolling batch ")
+    assert warning.startswith(f"ignored: {line.partition('=')[0]} (-o {line}); rolling batch ")
 
 
 @pytest.mark.parametrize("variable", ["SM_VLLM_RUNNER", "OPTION_RUNNER"])
@@ -152,9 +152,9 @@ def test_echo_tries_an_unchanged_file() -> None:
     found = read_config(overrides=["option.llm_engine=echo", *UNCHANGED.split()], environ={})
     assert (found.engine, found.problems) == ("echo", ())
     template, others = found.config.warnings
-    assert template.startswith("without effect here: option.chat_template (")
+    assert template.startswith("ignored: option.chat_template (")
     assert "option.enforce_eager (" in others
-    assert others.endswith("; echo replaces the engine that has it")
+    assert others.endswith("; echo replaces the engine that supports it")
 
 
 @pytest.mark.parametrize("line", ["option.speculative_model=x", "option.gpu_memory_utilization=2"])
@@ -165,7 +165,7 @@ def test_echo_refuses_what_the_engine_would_refuse(line: str) -> None:
 @pytest.mark.parametrize("line", ["option.load_in_8bit=TRUE", "option.quantize=bitsandbytes8"])
 def test_8_bits_of_bitsandbytes_are_4_in_vllm_as_the_log_says(line: str) -> None:
     (warning,) = config(line).warnings
-    assert warning.startswith(f"{line.partition('=')[0]} (-o {line}): vLLM's bitsandbytes has 4 bits")
+    assert warning.startswith(f"{line.partition('=')[0]} (-o {line}): vLLM's bitsandbytes uses 4 bits")
     assert config("option.quantize=bitsandbytes", "option.load_in_8bit=false").warnings == ()
 
 
@@ -178,18 +178,18 @@ def test_8_bits_are_vllms(engine: str) -> None:
 
 def test_checkpoints_in_marlins_own_format_are_refused() -> None:
     (problem,) = read("option.quantize=marlin").problems
-    assert problem.message.startswith("vLLM no longer reads checkpoints in Marlin's own format; serve a GPTQ")
+    assert problem.message.startswith("vLLM no longer reads checkpoints in Marlin's own format; use a GPTQ")
 
 
 def test_the_length_of_drafts_is_nothing_without_an_engine_that_was_built() -> None:
     (warning,) = config("option.max_draft_len=20", engine="trtllm").warnings
-    assert warning.startswith("without effect here: option.max_draft_len (")
+    assert warning.startswith("ignored: option.max_draft_len (")
     assert "speculative_config" in warning
 
 
 def test_a_format_of_weights_that_only_lmis_own_vllm_had_is_refused() -> None:
     (problem,) = read("option.load_format=sagemaker_fast_model_loader").problems
-    assert problem.message.startswith("only AWS's builds of vLLM")
+    assert problem.message.startswith("is only supported by AWS's builds of vLLM")
     assert config("option.load_format=runai_streamer").engine_options["load_format"] == "runai_streamer"
 
 
@@ -226,7 +226,7 @@ def test_lmis_file_of_the_rust_engine_starts() -> None:
 )
 def test_an_engine_of_djls_own_for_anything_else_is_refused(lines: list[str]) -> None:
     problems = [str(problem) for problem in read(*lines, engine="openvino").problems]
-    assert any("DJL's own engines are not served here; write engine=Python" in line for line in problems)
+    assert any("DJL's own engines are not supported; write engine=Python" in line for line in problems)
 
 
 # -- variables of TGI, Hugging Face and AWS's vLLM image, and the settings of LMI's own handlers -----------------------

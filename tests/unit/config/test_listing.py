@@ -24,20 +24,20 @@ from handler.core.errors import ConfigError
             "tgi_compat",
             [
                 "option.tgi_compat",
-                "  meaning:     answers in TGI's format",
+                "  meaning:     write responses in TGI's format",
                 "  type:        true or false",
                 "  default:     false",
                 "  engines:     all",
                 "  environment: OPTION_TGI_COMPAT",
             ],
         ),
-        ("HF_MODEL_ID", ["  type:        a text", "  environment: OPTION_MODEL_ID, HF_MODEL_ID"]),
+        ("HF_MODEL_ID", ["  type:        a string", "  environment: OPTION_MODEL_ID, HF_MODEL_ID"]),
         ("SERVING_BATCH_SIZE", ["  environment: SERVING_BATCH_SIZE", "  other names: max_dynamic_batch_size"]),
         ("OPTION_ECHO_CUES", ["  engines:     echo; no effect with other engines: only echo reads these words"]),
         ("tensor_parallel_degree", ["  type:        a whole number of at least 1, or max"]),
         (
             "option.engine_args",
-            ["  type:        a JSON object", "  engines:     vllm, trtllm; other engines refuse it"],
+            ["  type:        a JSON object", "  engines:     vllm, trtllm; refused by other engines"],
         ),
         (
             "limit_mm_per_prompt",
@@ -45,17 +45,17 @@ from handler.core.errors import ConfigError
         ),
         (
             "load_format",
-            ["  engines:     vllm; other engines refuse it", "  engines:     trtllm; other engines refuse it"],
+            ["  engines:     vllm; refused by other engines", "  engines:     trtllm; refused by other engines"],
         ),
         (
             "option.spec_length",
             ["  refused: use option.speculative_config"],
         ),
-        ("device", ["  refused, except for auto: vLLM takes the device that its build is for"]),
+        ("device", ["  refused, except for auto: vLLM uses the device for which it was built"]),
         ("OPTION_ENTRYPOINT", ["option.entryPoint"]),
         ("PIPELINE_PARALLEL_DEGREE", ["  environment: OPTION_PIPELINE_PARALLEL_DEGREE, PIPELINE_PARALLEL_DEGREE"]),
         # foreign variables
-        ("QUANTIZE", ["QUANTIZE", "  same: `OPTION_QUANTIZE`", "  engines:     vllm; other engines refuse it"]),
+        ("QUANTIZE", ["QUANTIZE", "  same: `OPTION_QUANTIZE`", "  engines:     vllm; refused by other engines"]),
         ("SM_NUM_GPUS", ["  same: `TENSOR_PARALLEL_DEGREE`", "option.tensor_parallel_degree"]),
         (
             "ENABLE_CUDA_GRAPHS",
@@ -68,17 +68,18 @@ from handler.core.errors import ConfigError
         (
             "SM_VLLM_MAX_NUM_SEQS",
             [
-                "  sets option.max_rolling_batch_size; like every SM_VLLM_*, unless an option says otherwise, also",
+                "  sets option.max_rolling_batch_size; "
+                "like every SM_VLLM_* variable, it also sets, unless an option does:",
                 "  option.llm_engine=vllm, option.openai_compat=true, option.lmi_version=0.36",
                 "option.max_rolling_batch_size",
             ],
         ),
         ("SM_VLLM_NO_ENABLE_PREFIX_CACHING", ["option.enable_prefix_caching"]),
-        ("SM_VLLM_SWAP_SPACE", ["  no effect: vLLM's scheduler no longer has it"]),
-        ("option.swap_space", ["  no effect: vLLM's scheduler no longer has it"]),
+        ("SM_VLLM_SWAP_SPACE", ["  no effect: vLLM's scheduler no longer supports it"]),
+        ("option.swap_space", ["  no effect: vLLM's scheduler no longer supports it"]),
         (
             "option.kv_transfer_config",
-            ["  meaning:     an argument of the engine", "  engines:     vllm; other engines refuse it"],
+            ["  meaning:     an argument of the engine", "  engines:     vllm; refused by other engines"],
         ),
         ("option.s3url", ["option.model_id", "  other names: option.model, option.s3url"]),
     ],

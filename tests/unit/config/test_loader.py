@@ -61,7 +61,8 @@ def test_lmis_former_name_of_the_model_gives_way_to_the_present_one(properties: 
 def test_a_value_that_a_later_line_replaces_is_told(properties: Path) -> None:
     properties.write_text("option.dtype=fp16\njob_queue_size=7\noption.dtype=fp32\njob_queue_size=7\n")
     found = config(file=properties)
-    assert found.warnings == ("option.dtype (serving.properties, line 1) has no effect here: line 3 sets it again",)
+    told = "option.dtype (serving.properties, line 1) has no effect here: line 3 sets it to another value"
+    assert found.warnings == (told,)
     assert found.dtype == "fp32"
 
 
@@ -72,8 +73,8 @@ def test_comments_after_values_are_named_once(properties: Path) -> None:
     )
     assert refused(file=properties).splitlines() == [
         "2 problems:",
-        "1. serving.properties, line 1: `# ...` after a value belongs to the value in this format: "
-        "give a comment a line of its own (also line 2, line 3)",
+        "1. serving.properties, line 1: in this format, `# ...` after a value is part of the value: "
+        "put comments on separate lines (also line 2, line 3)",
         "2. serving.properties, line 5: option.tgi_compat=perhaps: must be true or false",
     ]
 
@@ -138,7 +139,7 @@ def test_djls_own_keys_are_accepted_and_said_to_have_no_effect(properties: Path)
     properties.write_text("engine=Python\noption.entryPoint=handler.entry\n")
     (warning,) = config(file=properties).warnings
     assert warning == (
-        "without effect here: engine (serving.properties, line 1), option.entryPoint (serving.properties, line 2); "
+        "ignored: engine (serving.properties, line 1), option.entryPoint (serving.properties, line 2); "
         "DJL Serving's Java side reads it"
     )
 
@@ -149,18 +150,18 @@ def test_djls_own_keys_are_accepted_and_said_to_have_no_effect(properties: Path)
         (["option.async_mode=true", "batch_size=1"], ""),
         (["option.async_mode=true", "batch_size=2"], "rolling batch uses option.max_rolling_batch_size"),
         (["option.enable_streaming=false"], ""),
-        (["option.enable_streaming=true"], "rolling batch streams if the request asks for it"),
+        (["option.enable_streaming=true"], "rolling batch streams whenever the request asks for it"),
         (["option.rolling_batch=disable", "batch_size=2"], ""),
         (["option.chat_template=a.jinja"], "echo formats chats itself unless option.echo_tokenizer is set"),
         (["option.chat_template=a.jinja", "option.echo_tokenizer=demo"], ""),
-        (["option.djl_metrics=true"], "the embedded server has its metrics at /metrics"),
+        (["option.djl_metrics=true"], "the embedded server exports its metrics at /metrics"),
         (["option.djl_metrics=false"], ""),
     ],
 )
 def test_options_without_effect_beside_others_are_said(overrides: list[str], warning: str) -> None:
     warnings = config("option.llm_engine=echo", *overrides).warnings
     assert len(warnings) == bool(warning)
-    assert all(one.startswith("without effect here: ") and one.endswith(warning) for one in warnings)
+    assert all(one.startswith("ignored: ") and one.endswith(warning) for one in warnings)
 
 
 def test_mixed_case_variables_keep_their_case_as_in_djl() -> None:
@@ -244,7 +245,7 @@ def test_what_lmi_s_other_handlers_read_is_refused_with_its_reason(option: str, 
 @in_one_test(
     ("line", "why"),
     [
-        ("option.adapters=adapters", "LoRA adapters are in the model's directory adapters"),
+        ("option.adapters=adapters", "LoRA adapters are loaded from the model's directory adapters"),
         ("option.max_new_tokens=100", "the server reads it from each request's parameters"),
     ],
 )
@@ -290,7 +291,7 @@ def test_tool_call_parsers_are_those_that_there_are() -> None:
 
 @pytest.mark.parametrize("option", ["tool_call_parser", "reasoning_parser"])
 def test_a_parser_of_vllms_that_is_not_here_is_refused_with_a_remedy(option: str) -> None:
-    assert "is a format of vLLM's that is not supported here: leave the option out" in refused(f"option.{option}=muse")
+    assert "is a format that only vLLM supports: leave the option out" in refused(f"option.{option}=muse")
     assert "must be one of auto, " in refused(f"option.{option}=kimi_k9")
 
 
@@ -709,4 +710,4 @@ def test_async_mode_ends_rolling_batch_disable() -> None:
 )
 def test_what_the_mode_does_not_heed_gets_a_warning(overrides: list[str], warning: str) -> None:
     (found,) = read(*overrides).warnings
-    assert re.search(f"without effect.*{warning}", found)
+    assert re.search(f"(ignored|no effect on responses): {warning}", found)

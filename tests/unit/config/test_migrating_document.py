@@ -21,7 +21,7 @@ from tests.docs.pages import fill
 DOCUMENTS = Path(__file__).parents[3] / "docs" / "migrating"
 ENGINES = ("vllm", "trtllm")
 ENGINES_OWN, HAS_NONE = "supported: the engine's own", "refused: the engine has none"
-NEURON = "refused: AWS Neuron is not served"
+NEURON = "refused: AWS Neuron is not supported"
 KINDS = {
     "supported": "Supported",
     "same": "These also have other names",

@@ -119,7 +119,7 @@ def test_a_chat_template_is_a_text_or_a_file(tmp_path: Path) -> None:
     assert found("option.chat_template={% if x %}") == "{% if x %}"
     assert found(f"option.chat_template={tmp_path / 'own.jinja'}") == "{{ messages }}"
     assert found(properties=tmp_path / "serving.properties") == "{{ messages }}"
-    with pytest.raises(ConfigError, match="is neither a template nor a file with one"):
+    with pytest.raises(ConfigError, match="must be a chat template or the path of a file that contains one"):
         found("option.chat_template=none.jinja")
     assert found("option.chat_template={{ x }}", "option.llm_engine=echo") is None  # and a warning says so
     echo = ("option.llm_engine=echo", f"option.echo_tokenizer={tmp_path}")
@@ -192,7 +192,7 @@ def test_where_it_answers_alone_options_are_its_own_and_no_engine_is_checked(tmp
     assert found.config.settings["option.tgi_compt"] == "1"
     assert downloads_of(found.config, found.engine) == {"option.model_id": "s3://bucket/x/"}
     (warning,) = found.config.warnings
-    assert warning.startswith("no engine is loaded: the function handle of model.py answers alone")
+    assert warning.startswith("no engine is loaded: the function handle of model.py answers requests")
     wrong = reading(tmp_path, PLAIN, "option.predict_timeout=soon\nbatch_size=none\n")
     assert [one.name for one in check(wrong, handlers=True)] == ["option.predict_timeout", "batch_size"]
 
@@ -207,12 +207,12 @@ def test_an_entry_point_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
     [
         (PLAIN, "", "handle answers alone: no engine is loaded"),
         (f"@input_formatter\ndef read(i):\n    pass\n{PLAIN}", "",
-         "handle answers alone: no engine is loaded; input_formatter read (not called beside handle)"),
+         "handle answers alone: no engine is loaded; input_formatter read (not called, because handle is)"),
         (f"@a.output_formatter\ndef write(i):\n    pass\n{PLAIN}", VLLM,
          "handle is tried first; what it answers with None goes to the engine; output_formatter write"),
         (PLAIN, "option.entryPoint=handler.entry\n",
-         "handle is not called: option.entryPoint=handler.entry does not call it"),
-        (THEIRS, "", "no handle, no formatter"),
+         "handle is not called, because option.entryPoint is handler.entry"),
+        (THEIRS, "", "no handle and no formatters"),
     ],
 )  # fmt: skip
 def test_the_check_says_what_is_called(text: str, options: str, wanted: str, tmp_path: Path) -> None:

@@ -214,7 +214,7 @@ FREQUENT_ROWS = (
         "true",
         {"vllm.enable_lora": True, "vllm.max_loras": 4, "vllm.max_lora_rank": 16},
     ),
-    Row("option.adapters", "adapters", warning="LoRA adapters are in the model's directory adapters"),
+    Row("option.adapters", "adapters", warning="LoRA adapters are loaded from the model's directory adapters"),
     Row(
         "option.lmcache_config_file",
         "FILE",
@@ -227,7 +227,7 @@ FREQUENT_ROWS = (
         "8192",
         {"max_model_len": 8192, "vllm.max_model_len": 8192},
     ),
-    Row("option.long_lora_scaling_factors", "4.0", warning="vLLM no longer has long LoRA"),
+    Row("option.long_lora_scaling_factors", "4.0", warning="vLLM no longer supports long LoRA"),
     Row("option.quantize", "awq", {"vllm.quantization": "awq"}),
     Row("option.dtype", "fp16", {"dtype": "fp16", "vllm.dtype": "float16"}),
     Row("model_loading_timeout", "1800", warning="LMI reads only option.model_loading_timeout"),

@@ -144,7 +144,7 @@ def test_without_either_that_is_said(
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     install(model / "requirements.txt")
-    assert "there is neither pip nor uv here" in caplog.text
+    assert "neither pip nor uv is installed" in caplog.text
 
 
 def test_a_signal_ends_it(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,7 +267,7 @@ def test_a_bug_in_one_request_of_a_step_fails_that_one_alone(
     assert [text_of(request.answer) for request in (old, good, other)] == [" a b a b", " c d c d", " g h g h"]
     assert {request.status for request in (old, good, other)} == {200}
     assert (b"internal error: RuntimeError" if bug != "close" else b" e f e f") in bad.answer
-    assert [record.message for record in caplog.records].count("a bug") == 1
+    assert ["a bug" in record.message for record in caplog.records].count(True) == 1
     assert bench.model.num_inferences == 0
 
 
@@ -282,7 +282,7 @@ def test_a_bug_in_one_request_of_a_dynamic_batch_fails_that_one_alone(
     one, bad, other = mode.answer(djl_python.Input(properties, bodies)).contents
     assert (b" a b" in one, b" e f" in other) == (True, True)
     assert (b"internal error: RuntimeError" if bug != "close" else b" c d") in bad
-    assert [record.message for record in caplog.records].count("a bug") == 1
+    assert ["a bug" in record.message for record in caplog.records].count(True) == 1
     assert bench.model.num_inferences == 0
 
 
@@ -308,7 +308,7 @@ def test_a_bug_in_one_request_of_async_mode_fails_that_one_alone(
     bench.loop.run(story())
     assert (b" one one" in java.written, b" two two" in java.written) == (True, True)
     assert java.written.count(b"internal error: RuntimeError") == (bug != "close")
-    assert [record.message for record in caplog.records].count("a bug") == 1
+    assert ["a bug" in record.message for record in caplog.records].count(True) == 1
     assert bench.model.num_inferences == 0
 
 
@@ -364,7 +364,7 @@ def test_a_closed_stdout_fails_no_request(caplog: pytest.LogCaptureFixture) -> N
     stream = io.StringIO()
     stream.close()
     MetricLines("m", NEW, stream).write(DONE)
-    assert "no metrics for DJL Serving" in caplog.text
+    assert "cannot write metrics for DJL Serving" in caplog.text
 
 
 def test_the_embedded_server_says_that_it_has_no_use_for_them(tmp_path: Path) -> None:

@@ -178,8 +178,8 @@ def test_auto_that_java_turns_into_dynamic_batching_is_said(tmp_path: Path) -> N
     config = read(tmp_path, auto, rolling_batch="disable")
     assert config.rolling_batch == "disable"
     (warning,) = config.warnings
-    assert warning.startswith("DJL Serving turned auto into option.rolling_batch=disable, which is dynamic batching (")
-    assert "(serving.properties, line 2)" in warning
+    origin = "(serving.properties, line 2)"
+    assert warning.startswith(f"DJL Serving replaced option.rolling_batch=auto {origin} with disable, which is dynamic")
     assert "option.rolling_batch=scheduler" in warning
     assert read(tmp_path, auto, rolling_batch="auto").warnings == ()
     assert read(tmp_path, auto, rolling_batch="disable", asynchronous=True).warnings == ()
@@ -227,9 +227,9 @@ def test_a_start_is_refused_with_all_problems(tmp_path: Path, monkeypatch: pytes
         "serving.properties, line 3: unknown option 'option.max_lora'",
         "serving.properties, line 5: option.rolling_batch=lmi-dist asks for vllm, but option.llm_engine=trtllm "
         "(DJL Serving)",
-        "DJL Serving: option.mpi_mode: before DJL Serving 0.29 several ranks need option.rolling_batch=trtllm",
-        "serving.properties, line 4: option.enable_stateful_sessions=true: before DJL Serving 0.28 the answers of a "
-        "rolling batch have no headers",
+        "DJL Serving: option.mpi_mode: several ranks need DJL Serving 0.29 or later, or option.rolling_batch=trtllm",
+        "serving.properties, line 4: option.enable_stateful_sessions=true: sessions need DJL Serving 0.28 or later, "
+        "because earlier releases drop the headers of a rolling batch",
         f"{tmp_path / 'model.py'}, line 1: ModuleNotFoundError: No module named 'nothing_of_that_name'",
     ]:
         assert line in told
@@ -265,7 +265,7 @@ def test_a_handle_that_java_does_not_call_is_said(
     (tmp_path / "serving.properties").write_text(f"option.entryPoint={entry}\noption.llm_engine=echo\n")
     (tmp_path / "model.py").write_text(text)
     prepare({"model_dir": str(tmp_path), "entryPoint": entry, "llm_engine": "echo"}, None)
-    assert ("model.py: handle is not called: option.entryPoint=handler.entry" in caplog.text) == told
+    assert ("model.py: handle is not called, because option.entryPoint is handler.entry" in caplog.text) == told
 
 
 def test_sessions_of_a_djl_serving_that_has_ended_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,9 +320,9 @@ def test_of_an_mpi_world_one_rank_serves(
     ("properties", "passes_headers", "why"),
     [
         ({"rolling_batch": "auto"}, True, ""),
-        ({"rolling_batch": "auto"}, False, "before DJL Serving 0.28 the answers of a rolling batch have no headers"),
+        ({"rolling_batch": "auto"}, False, "sessions need DJL Serving 0.28 or later"),
         ({}, False, ""),
-        ({"batch_size": "4"}, True, "share their headers; it needs batch_size=1, not 4"),
+        ({"batch_size": "4"}, True, "sessions need batch_size=1, not 4"),
     ],
 )
 def test_sessions_need_answers_with_headers_of_their_own(
@@ -350,7 +350,7 @@ def test_a_java_without_async_mode_is_told_of(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, value: str, warned: bool
 ) -> None:
     prepare({"model_dir": str(tmp_path), "llm_engine": "echo", "async_mode": value}, NEW)
-    assert ("DJL Serving has async mode since 0.33" in caplog.text) == warned
+    assert ("async mode needs DJL Serving 0.33 or later" in caplog.text) == warned
 
 
 # -- the stand-in for the conversion that DJL Serving 0.28 runs when option.rolling_batch=trtllm -----------------------

@@ -170,7 +170,7 @@ def test_all_problems_of_the_code_are_told_at_once(tmp_path: Path) -> None:
         ("", {"CUSTOM_PRE_PROCESS": ".model:f"}, "CUSTOM_PRE_PROCESS=.model:f: TypeError"),
         ("custom_sagemaker_ping_handler = 5\n", {}, "custom handler 'int' .ping.: 5 is not a callable"),
         ("custom_sagemaker_ping_handler = dict\n", {}, "custom handler 'dict' .ping.: no signature found"),
-        ("def custom_sagemaker_ping_handler(a, b): pass\n", {}, "takes 2 arguments; it gets the request"),
+        ("def custom_sagemaker_ping_handler(a, b): pass\n", {}, "has 2 arguments; it must take only the request"),
         ("1 / 0\n", {}, "line 1: ZeroDivisionError"),
         (f"from {AWS}.common.fastapi.middleware import *\n@custom_middleware('x')\ndef f(): ...\n", {}, "line 2"),
         (f"from {AWS}.common.fastapi.middleware import *\n" + "@input_formatter\ndef f(r): ...\n" * 2, {}, "twice"),
@@ -209,4 +209,4 @@ def test_functions_for_other_models_are_refused(text: str, named: list[int], tmp
         check_model_py(tmp_path / "model.py")
     problems = [problem.message for problem in refused.value.problems]
     assert [message.split(", line ")[1].partition(":")[0] for message in problems] == list(map(str, named))
-    assert all("scikit-learn and XGBoost handlers and is not called here" in message for message in problems)
+    assert all("scikit-learn and XGBoost handlers and is not called: this" in message for message in problems)

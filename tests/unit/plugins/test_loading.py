@@ -179,9 +179,9 @@ def test_a_built_in_formatter_by_option_beats_model_py(tmp_path: Path, name: str
     ("text", "option", "wanted"),
     [
         (None, "option.output_formatter=xml", "must be json, jsonlines, sse, or the name of an @output_formatter"),
-        (LEGACY, "option.output_formatter=xml", "and it has write_legacy"),
-        (LEGACY, "option.input_formatter=xml", "and there is none"),
-        (TWO, "", "model.py has several output formatters, write_legacy, other: one must be chosen"),
+        (LEGACY, "option.output_formatter=xml", "of model.py, which has write_legacy"),
+        (LEGACY, "option.input_formatter=xml", "of model.py, which has none"),
+        (TWO, "", "model.py has several output formatters, write_legacy, other: choose one of them"),
         (LEGACY, "option.rolling_batch=disable", "'write_legacy' is for rolling batch"),
     ],
 )
@@ -281,7 +281,7 @@ def test_the_answer_of_a_parser_that_fails_is_text(
     ("text", "said"),
     [
         (None, r"option\.tool_parser_plugin=wrong\.py: there is no such file"),
-        ("x = 1", r"has no function make_parser\(tools\)"),
+        ("x = 1", r"the file must define a function make_parser\(tools\)"),
         ("MARKS = 'a'\ndef make_parser(tools): ...", "MARKS must be a list of strings"),
         ("NOTATION = 'a'\ndef make_parser(tools): ...", "NOTATION must be a Notation"),
         ("x = 1\nimport nothing_of_the_kind", r"wrong\.py, line 2: ModuleNotFoundError"),

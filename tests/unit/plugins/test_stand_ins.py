@@ -79,7 +79,7 @@ def test_what_is_not_there_is_named_by_the_check_and_the_start(line: str, name: 
     properties.write_text("option.llm_engine=echo\n")
     (told,) = [problem.message for problem in check(read_config(properties=properties, environ={}))]
     place = f"{tmp_path}/model.py, line {3 + line.count(chr(10))}"
-    assert told.startswith(f"{place}: {name} is not available without DJL Serving; what stands in")
+    assert told.startswith(f"{place}: {name} is not available without DJL Serving; its available modules are")
     with pytest.raises(ConfigError, match="is not available without DJL Serving"):
         find_formatters(tmp_path)
 
@@ -110,7 +110,7 @@ def test_bodies_are_decoded_by_content_type(media: str | None, body: bytes, want
 
 
 def test_a_csv_without_headers_is_refused() -> None:
-    with pytest.raises(ValueError, match="line of headers"):
+    with pytest.raises(ValueError, match="begin with a header line"):
         module("encode_decode").decode(formatters.Input(b"a,b\n1,2\n"), "text/csv")
 
 
@@ -134,7 +134,7 @@ def test_another_body_is_no_binary_map(data: bytes) -> None:
 
 
 def test_what_needs_djl_says_so() -> None:
-    with pytest.raises(NotImplementedError, match="get_stream_generator needs DJL Serving"):
+    with pytest.raises(NotImplementedError, match="get_stream_generator is only available under DJL Serving"):
         module("streaming_utils").StreamingUtils.get_stream_generator("vllm")
 
 
@@ -143,7 +143,7 @@ def test_lmis_handlers_stand_for_the_engine() -> None:
     for name in ("huggingface", "tensorrt_llm"):
         answer = module(name).handle(request)
         assert answer.inputs is request
-        with pytest.raises(NotImplementedError, match="the engine answers when handle returns this"):
+        with pytest.raises(NotImplementedError, match="the engine answers after handle has returned"):
             answer.content.get("data")
 
 
@@ -212,7 +212,7 @@ def test_an_array_is_the_files_content(tmp_path: Path) -> None:
 
 def test_a_directory_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(PermissionError, match="another user made it"):
+    with pytest.raises(PermissionError, match="belongs to another user"):
         manager(tmp_path)
 
 
@@ -301,16 +301,16 @@ PARTLY = StandIn({"partly": {"here": 1}, "partly.sub": {}})
 
 IMPORTS = {
     "import json, os.path": [],
-    "import no_such": ["no_such is not installed here"],
-    "from no_such.part import name": ["no_such is not installed here"],
-    "def f():\n    import no_such": ["no_such is not installed here"],
+    "import no_such": ["no_such is not installed"],
+    "from no_such.part import name": ["no_such is not installed"],
+    "def f():\n    import no_such": ["no_such is not installed"],
     "from . import no_such": [],
     "import beside, package.part": [],
     "from partly import here, sub": [],
-    "from partly import there": ["partly.there is not installed here"],
+    "from partly import there": ["partly.there is not installed"],
     "try:\n    import no_such\nexcept Exception:\n    no_such = None": [],
     "try:\n    x = 1\n    import no_such\nexcept ImportError:\n    pass": [],
-    "try:\n    x = 1\n    import no_such\nexcept ValueError:\n    pass": ["no_such is not installed here"],
+    "try:\n    x = 1\n    import no_such\nexcept ValueError:\n    pass": ["no_such is not installed"],
     "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import no_such": [],
 }
 
