@@ -99,7 +99,7 @@ ENVELOPE = (
     send("unsupported encoding", 415, "'gzip'", _ASK, {**JSON, "content-encoding": "gzip"}),
     header("session header", 400, "stateful sessions not enabled", X_Amzn_SageMaker_Session_Id="NEW_SESSION"),
     send("session's call", 400, "stateful sessions not enabled", {"requestType": "NEW_SESSION"}),
-    send("session's call with inputs", 400, "has no other fields", {"requestType": "CLOSE", "inputs": "a"}),
+    send("session's call with inputs", 400, "must have no other fields", {"requestType": "CLOSE", "inputs": "a"}),
     header("adapter header", 424, NO_ADAPTERS, X_Amzn_SageMaker_Adapter_Identifier="mine"),
     header("adapter property", 424, NO_ADAPTERS, adapter="mine"),
     header("target model header", 424, "multi-model hosting", X_Amzn_SageMaker_Target_Model="mine"),

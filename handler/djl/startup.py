@@ -364,7 +364,7 @@ class MetricLines:
         tokens = {"LmiPromptTokens": request.num_prompt_tokens, "LmiGeneratedTokens": request.num_tokens}
         lines = [f"{name}.Count:{count}{self._label}" for name, count in tokens.items() if count]
         if request.num_tokens:
-            times = {"LmiTimeToFirstTokenSeconds": request.first, "LmiEngineQueueTimeSeconds": request.queue}
+            times = {"LmiTimeToFirstTokenSeconds": request.first, "LmiEngineQueueTimeSeconds": request.queue or 0.0}
             # The unit is None because Java does not know seconds, and drops a metric whose unit it does not know.
             lines += [f"{name}.None:{value:.6f}{self._label}{self._histogram}" for name, value in times.items()]
         try:

@@ -1,7 +1,7 @@
-"""The embedded server's ASGI application: DJL Serving's routes and those of the other dialects.
+"""The ASGI application of the embedded server, with the routes of DJL Serving and of the other dialects.
 
-Starlette routes and nothing more: its wrappers around `send` would cost each streamed chunk more than everything else
-here.
+It uses Starlette for routing only. Starlette's middleware would wrap `send`, which costs more per streamed chunk than
+everything else here.
 """
 
 from __future__ import annotations
@@ -57,16 +57,16 @@ from handler.serving.user_code import model_formatters
 log = logging.getLogger("handler.server")
 
 _TRANSFORM = 100
-"""Megabytes that batch transform lets all concurrent payloads have together."""
+"""Maximum total megabytes of the payloads that SageMaker's batch transform sends concurrently."""
 
 
 class App:
-    """The application around a served model; it needs our server's extension of ASGI (`http/protocol.py`).
+    """The ASGI application of a served model. It requires the ASGI extension in `http/protocol.py`.
 
     Args:
-        access: who may speak to it.
-        hosts: by which it may be called.
-        handlers: a user's own, in place of the routes and around them.
+        access: API keys and origins that may use the application.
+        hosts: allowed values of the Host header; by default all.
+        handlers: the user's handlers and middleware, which replace routes and run around them.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class App:
         self._custom = CustomCode(handlers, model, self._route) if is_custom else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        assert scope["type"] == "http", "our server runs without lifespan and websockets"
+        assert scope["type"] == "http", "only HTTP requests are supported"
         headers = scope["headers_by_name"] = headers_by_name(scope)
         scope["request_id"] = request_id(headers)
         host = headers.get("host", "")
@@ -123,11 +123,13 @@ class App:
         if self._cors.is_preflight(scope):
             return await self._cors.answer_preflight(scope, send)
         if self._cors.is_forgery(scope):
-            message = "a page of another origin may only send JSON under its own content type (--allow-origin)"
+            message = (
+                "a page of another origin may only send JSON as application/json; --allow-origin removes this limit"
+            )
             return await send_error(scope, send, Forbidden(message))
         admitted = self._keys.admits(scope)
         if scope["path"] == "/invocations" and (path := in_attributes(headers, "route")) is not None:
-            if self._model.routes.has(path):  # adapters are not for those who may only invoke
+            if self._model.routes.has(path):  # a client that may only invoke must not reach routes like /adapters
                 scope["path"] = path
             elif admitted:
                 error = InvalidPayload(f"header {ATTRIBUTES}: {self._model.routes.refusal(path)}")
@@ -141,7 +143,7 @@ class App:
         await self._app_of(scope)(scope, receive, send)
 
     def _app_of(self, scope: Scope) -> ASGIApp:
-        """Find the application of a path: nearly always its own, as the router tries one route after another."""
+        """Return the application for a path. Most are in a dictionary, since the router tries all routes in turn."""
         app = self._exact.get(scope["path"])
         if app is None:
             return self._router
@@ -200,8 +202,8 @@ class App:
         return await send_json(scope, send, 200, versions)
 
     async def _execution_parameters(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Return what batch transform asks for before a job: one record a request, as many at a time as the engine
-        takes.
+        """Answer batch transform, which asks before a job how to send it: one record per request, and as many
+        concurrent requests as the engine accepts.
         """
         concurrent = min(self._model.max_sequences, _TRANSFORM)
         payload = min(6, _TRANSFORM // concurrent)  # 6 is SageMaker's default
@@ -232,17 +234,18 @@ class App:
 def create_app(
     *options: str, model: str | None = None, origins: tuple[str, ...] = (), hosts: tuple[str, ...] = ()
 ) -> MountedApp:
-    """Make the application for any ASGI server: `hypercorn 'handler.http.app:create_app()'`.
+    """Create an application that any ASGI server can run, as in `hypercorn 'handler.http.app:create_app()'`.
 
-    Further options come from the environment (`OPTION_*`), and keys from LMI_API_KEY, as with `lmi serve`.
+    Like `lmi serve`, this also reads options from the environment (`OPTION_*`), and API keys from LMI_API_KEY.
 
     Args:
-        options: `option.NAME=VALUE`, as `lmi serve -o` takes them.
-        model: as the argument of `lmi serve`.
-        origins, hosts: those of `--allow-origin` and `--allow-host`.
+        options: options in the form `option.NAME=VALUE`, as for `lmi serve -o`.
+        model: the model, as for `lmi serve`.
+        origins: allowed origins, as for `--allow-origin`.
+        hosts: allowed hosts, as for `--allow-host`.
 
     Raises:
-        ConfigError: with all problems that show before the model is loaded.
+        ConfigError: the configuration is wrong. The error lists all problems that are found before the model is loaded.
     """
     reading = read_sources(model, overrides=options)
     problems, access = check(reading, handlers=True), OPEN
@@ -253,21 +256,21 @@ def create_app(
 
 
 def users_functions(config: Config) -> Formatters:
-    """Return a user's formatters and handlers; importing them runs them.
+    """Import the user's code, which runs it, and return its formatters and handlers.
 
     Raises:
-        ConfigError: they cannot be used.
+        ConfigError: the user's code cannot be used.
     """
     FASTAPI.install()
-    found = model_formatters(config, handlers=True)  # which installs requirements.txt
+    found = model_formatters(config, handlers=True)  # this also installs requirements.txt
     for told in missing_of(config):
         log.warning("%s", told)
     return found
 
 
 class MountedApp:
-    """The application for any ASGI server: it loads the model when the lifespan starts, and ends it with the
-    lifespan.
+    """An application that any ASGI server can run. It loads the model at the startup event of the lifespan protocol,
+    and closes it at the shutdown event.
     """
 
     def __init__(self, config: Config, access: Access) -> None:
@@ -275,7 +278,7 @@ class MountedApp:
         self._access = access
         self._model: ServedModel | None = None
         self._handlers: Handlers | None = None
-        self._apps: dict[str, App] = {}  # by the server's own address, which decides which hosts are allowed
+        self._apps: dict[str, App] = {}  # by the server's address, which determines the allowed hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -283,7 +286,7 @@ class MountedApp:
         if scope["type"] == "websocket":
             return await send({"type": "websocket.close"})
         if self._model is None:
-            raise RuntimeError("the model is not loaded: the server has to run the lifespan protocol")
+            raise RuntimeError("the model is not loaded: the ASGI server must run the lifespan protocol")
         address = str((scope.get("server") or ("",))[0])
         if address not in self._apps:
             self._apps[address] = App(
@@ -309,7 +312,7 @@ class MountedApp:
                 functions = users_functions(self._config)
                 self._handlers = functions.handlers
                 self._model = await at_end.enter_async_context(running(self._config, functions))
-            except Exception as error:  # servers take one that is raised for a lack of lifespan, and go on
+            except Exception as error:  # servers take a raised exception for a missing lifespan, and go on
                 message = str(error) if isinstance(error, ConfigError) else traceback.format_exc()
                 return await send({"type": "lifespan.startup.failed", "message": message})
             await send({"type": "lifespan.startup.complete"})

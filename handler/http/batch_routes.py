@@ -1,4 +1,4 @@
-"""OpenAI's routes of files and batches (`option.batches_store`). A file is read and sent in parts, and never whole."""
+"""OpenAI's routes for files and batches (`option.batches_store`). Files are received and sent in parts."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from handler.serving.call import FormReader
 from handler.serving.head import media_type, owner_of
 from handler.serving.model import ServedModel
 
-_MOST_WAITING = 64  # calls
-_PART = 1 << 18  # bytes of a file that is sent
-_FORM = 1 << 16  # bytes that a form may have beside its file
+_MOST_WAITING = 64  # maximum number of calls that wait for the store
+_PART = 1 << 18  # bytes of a file to send at once
+_FORM = 1 << 16  # maximum bytes of a form besides its file
 _UPLOAD_SECONDS = 1800.0
-_MOST_FILES = 10_000  # in a list
+_MOST_FILES = 10_000  # maximum number of files in a list
 
 T = TypeVar("T")
 
@@ -72,7 +72,7 @@ class BatchRoutes:
         return json_handler(self._model, checked, ERRORS)
 
     def _one(self, method: Callable[[BatchStore, str, str], Any]) -> Handle:
-        """Answer by a method that takes the owner and the id in the path."""
+        """Return a handler that calls a method of the store with the owner and the id in the path."""
 
         async def answer(scope: Scope, receive: Receive) -> Answered:
             (id,) = scope["path_params"].values()
@@ -81,10 +81,10 @@ class BatchRoutes:
         return self._json(answer)
 
     def _many(self, method: Callable[[BatchStore, str, Page], tuple[list[Any], bool]], *limits: int) -> Handle:
-        """Answer by a method that takes the owner and the page.
+        """Return a handler that calls a method of the store with the owner and the requested page of a list.
 
         Args:
-            limits: as in `read_page`.
+            limits: maximum and default number of items on a page, as for `read_page`.
         """
 
         async def answer(scope: Scope, receive: Receive) -> Answered:
@@ -97,18 +97,18 @@ class BatchRoutes:
     @property
     def _store(self) -> BatchStore:
         if self._model.batches is None:
-            raise NotFound("there are no files and batches here (option.batches_store)")
+            raise NotFound("files and batches are not enabled on this server (option.batches_store)")
         return self._model.batches
 
     async def _call(self, method: Callable[..., T], *arguments: Any) -> T:
         """Call a method of the store.
 
         Raises:
-            ServingError: the method's own; or too many wait.
+            ServingError: the method failed, or too many calls are waiting.
         """
         store = self._store
         if self._num_waiting >= _MOST_WAITING:
-            raise Overloaded(f"{_MOST_WAITING} calls wait for files and batches")
+            raise Overloaded(f"{_MOST_WAITING} calls to routes of files and batches are waiting already")
         self._num_waiting += 1
         try:
             return await store.call(method, store, *arguments)
@@ -130,8 +130,8 @@ class BatchRoutes:
     async def _upload(self, scope: Scope, receive: Receive) -> Answered | None:
         store, headers = self._store, scope["headers_by_name"]
         if media_type(headers) != "multipart/form-data":
-            raise UnsupportedMedia("a file comes as multipart/form-data")
-        scope[GIVEN_UP] = True  # until it has come whole
+            raise UnsupportedMedia("a file must be sent as multipart/form-data")
+        scope[GIVEN_UP] = True  # until the whole body has been received
         length, most = declared_length(scope), self._model.config.batches_max_file_bytes
         if length > most + _FORM:
             raise _too_large(most)
@@ -155,7 +155,7 @@ class BatchRoutes:
                 await store.call(store.drop, id)
 
     async def _receive(self, scope: Scope, receive: Receive, path: Path, most: int) -> dict[str, Any] | None:
-        """Write the file of a form; return the form, or None when the client went away."""
+        """Write the form's file to `path`. Return the form, or None if the client has disconnected."""
         with open(path, "xb", opener=_private) as file:
             form = FormReader(scope["headers_by_name"]["content-type"], _bounded(file, most))
             size, more = 0, True
@@ -194,7 +194,7 @@ class BatchRoutes:
 
 
 async def _disconnected(receive: Receive) -> None:
-    """Return when the client has gone."""
+    """Wait until the client has disconnected."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -212,7 +212,7 @@ def _private(path: str, flags: int) -> int:
 
 
 def _bounded(file: BinaryIO, most: int) -> Callable[[memoryview], None]:
-    """Return a function that writes to a file until it is too large."""
+    """Return a function that writes to a file, and raises TooLarge when the file would exceed `most` bytes."""
 
     def write(data: memoryview) -> None:
         if file.tell() + len(data) > most:

@@ -1,4 +1,4 @@
-"""Call a user's handlers and middleware in place of the server and around it, as AWS's vLLM image and LMI do."""
+"""Handlers and middleware of a user's code, which replace or wrap the server's own as in AWS's vLLM image and LMI."""
 
 from __future__ import annotations
 
@@ -62,12 +62,15 @@ _FORM = "application/x-www-form-urlencoded"
 _MOST_FIELDS = 10_000
 _WITHOUT_BODY = (204, 304)
 _HEADER_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
-_MOST_HELD = 1 << 24  # bytes
+_MOST_HELD = 1 << 24  # maximum bytes of a response to buffer
 _CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 
 
 class HandleRoutes:
-    """An ASGI application: the function on its routes; on others, and for what it passes on, the server's own."""
+    """An ASGI application that calls `handle` of model.py on its routes.
+
+    It passes all other requests, and those that the function passes on, to the server's own application.
+    """
 
     def __init__(self, handle: CustomHandle, model: ServedModel, app: ASGIApp) -> None:
         self._handle, self._model, self._app = handle, model, app
@@ -85,7 +88,7 @@ class HandleRoutes:
         except ServingError as error:
             return await send_error(scope, send, error)
         exchange: AnyExchange = scope["extensions"][EXCHANGE]
-        exchange.send_whole()  # a client that ends its side has gone
+        exchange.send_whole()  # a client that half-closes the connection counts as disconnected
         result = await _unless_gone(self._handle.answer(call), exchange)
         if isinstance(result, PassOn):
             given = body if result.body is None else result.body
@@ -97,7 +100,7 @@ class HandleRoutes:
                 close_parts(result)
 
     def _is_called(self, scope: Scope) -> bool:
-        """Return whether the path is one of the function's, and names this model."""
+        """Return whether the function serves this path, and the path names this model."""
         match = self._paths.fullmatch(scope["path"]) if scope["method"] == "POST" else None
         if match is None or self._model.state in ("loading", "stopping"):
             return False
@@ -105,10 +108,10 @@ class HandleRoutes:
         return name == self._model.config.model_name and version in ([], ["1"])
 
     def _call(self, scope: Scope, body: bytes) -> Call:
-        """Make the function's input: headers as properties; body, form and query as contents.
+        """Create the function's input: headers become its properties; body, form and query its contents.
 
         Raises:
-            ServingError: DJL Serving would refuse it too, or it cannot be read here.
+            ServingError: the request is one that DJL Serving refuses too, or its format is not supported.
         """
         headers = headers_by_name(scope)
         properties = {name: value for name, value in headers.items() if name != ATTRIBUTES}
@@ -122,8 +125,10 @@ class HandleRoutes:
         contents = _fields(scope["query_string"].decode("latin-1"))
         media = headers.get("content-type", "").partition(";")[0].strip().lower()
         if media.startswith("multipart/"):
-            raise UnsupportedMedia(f"{media} is not read for handle of model.py: send a field as the body, or {_FORM}")
-        if media == _FORM and not body.lstrip().startswith((b"{", b"[")):  # JSON of `curl -d`
+            raise UnsupportedMedia(
+                f"content type {media} is not supported by handle of model.py: send one value as the body, or {_FORM}"
+            )
+        if media == _FORM and not body.lstrip().startswith((b"{", b"[")):  # `curl -d` sends JSON as a form
             contents |= _fields(body.decode("latin-1"))
         elif body:
             contents["data"] = body
@@ -139,7 +144,7 @@ def _fields(text: str) -> dict[str, bytes]:
 
 
 async def _unless_gone(work: Coroutine[Any, Any, T], exchange: AnyExchange) -> T | None:
-    """Return the result; None if the client goes before it is there, which cancels the work."""
+    """Return the result of the work. If the client disconnects first, cancel the work and return None."""
     task = asyncio.ensure_future(work)
     task.add_done_callback(lambda _: exchange.wake())
     try:
@@ -153,7 +158,7 @@ async def _unless_gone(work: Coroutine[Any, Any, T], exchange: AnyExchange) -> T
 
 
 async def _send(scope: Scope, send: Send, answer: Answer, exchange: AnyExchange) -> None:
-    """Write an answer as it comes, until the last part or until the client is gone."""
+    """Send a response part by part, until the last part has been sent or the client has disconnected."""
     parts, body = answer.parts, answer.body
     headers = _headers(scope, answer)
     if answer.status in _WITHOUT_BODY:
@@ -173,7 +178,7 @@ def _bytes(part: bytes | Broken) -> bytes:
 
 
 def _headers(scope: Scope, answer: Answer) -> Headers:
-    """Return the function's headers, and those of the server's own that it has not set."""
+    """Return the function's headers, and the server's default headers that the function has not set."""
     given = encoded(answer.headers)
     names = {name for name, _ in given}
     own = [(b"x-request-id", scope["request_id"].encode()), *scope.get(SHARED, ())]
@@ -196,16 +201,16 @@ FASTAPI = StandIn(
         "fastapi.concurrency": {"run_in_threadpool": concurrency.run_in_threadpool},
     }
 )  # fmt: skip
-"""What handlers import of FastAPI: mostly re-exports of Starlette."""
+"""A stand-in for the parts of FastAPI that handlers import, most of which are re-exports of Starlette."""
 
 
 def missing_of(config: Config) -> list[str]:
-    """Name the imports of a user's files that are not available here."""
+    """Return warnings about imports of the user's files that are not available in this server."""
     return [told for path in users_files(config) for told in missing(path, (FASTAPI, STANDARDS, DJL_PYTHON))]
 
 
 class _State(datastructures.State):
-    """`request.app.state`: attributes that a user's code sets; vLLM's own objects are refused by name."""
+    """The state in `request.app.state`, whose attributes the user's code sets. Attributes of vLLM do not exist."""
 
     def __getattr__(self, key: str) -> Any:
         try:
@@ -215,12 +220,12 @@ class _State(datastructures.State):
 
 
 class CustomCode:
-    """An ASGI application: a user's handlers, then the server's own; around both the user's middleware.
+    """An ASGI application with the user's handlers in front of the server's own, and the user's middleware around both.
 
-    A function that raises only ends its own request.
+    An exception in the user's code ends its own request only.
 
     Args:
-        app: the server's routes.
+        app: application of the server's routes.
     """
 
     def __init__(self, handlers: Handlers | None, model: ServedModel, app: ASGIApp) -> None:
@@ -241,7 +246,7 @@ class CustomCode:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with self._model.adapters.counted(), Share(self._model.memory) as memory:  # a stop waits for it
+        with self._model.adapters.counted(), Share(self._model.memory) as memory:  # a graceful stop waits for it
             try:
                 body = await read_body(scope, receive, self._model.config.max_request_size, self._model, memory)
             except ServingError as error:
@@ -259,23 +264,24 @@ class CustomCode:
             log.exception("request %s: custom code failed", id, extra=of_request(id))
             if not framed.begun:
                 await send_error(scope, send, InternalError(f"custom code raised {_shown(error)}"))
-            elif exchange := scope["extensions"].get(EXCHANGE):  # none is left after the answer, as in background tasks
+            elif exchange := scope["extensions"].get(EXCHANGE):  # it is removed after the response: background tasks
                 exchange.drop()
 
 
 class _Framed:
-    """An answer of a user's code, whose Content-Length may be wrong: the server frames what there is.
+    """A sender of a custom response, which corrects the Content-Length that the user's code has set.
 
-    An answer with a length waits for its end, or for its first `_MOST_HELD` bytes; others go as they come.
+    A response with a Content-Length is buffered until its end, or until its first `_MOST_HELD` bytes. Other responses
+    are sent immediately.
 
     Attributes:
-        begun: something has been sent.
+        begun: whether the start of the response has been sent.
     """
 
     def __init__(self, scope: Scope, send: Send) -> None:
         self._scope, self._send = scope, send
         self.begun = False
-        self._start: Message | None = None  # while it waits
+        self._start: Message | None = None  # None if it is not buffered
         self._lengths: list[bytes] = []
         self._parts, self._size = list[bytes](), 0
         self._has_body = scope["method"] != "HEAD"
@@ -302,7 +308,7 @@ class _Framed:
         self._lengths = [value for name, value in headers if name.lower() == b"content-length"]
         framing = (b"content-length", b"transfer-encoding")
         start = {**start, "headers": [header for header in headers if header[0].lower() not in framing]}
-        if start["status"] in (204, 304):  # uvicorn breaks the connection at the body of one
+        if start["status"] in (204, 304):  # uvicorn would close the connection at a body
             self._has_body = False
         if self._has_body and self._lengths:
             self._start = start
@@ -315,35 +321,39 @@ class _Framed:
             start = {**start, "headers": [*start["headers"], (b"content-length", str(length).encode())]}
         await self._send(start)
         if self._has_body and length is None:
-            self._scope["extensions"][EXCHANGE].send_head()  # as Starlette does: its first part may take long
+            self._scope["extensions"][EXCHANGE].send_head()  # as Starlette does, since the first part may take long
 
     def _declared(self) -> int | None:
-        """Return the length that the user's code gives; None if it is not a valid length."""
+        """Return the Content-Length that the user's code has set, or None if it is missing or not valid."""
         (value, *others) = self._lengths or (b"",)
         return int(value) if value.isdigit() and len(value) < 19 and not others else None
 
     def _length(self, size: int, *, ends: bool) -> int | None:
-        """Return the Content-Length of an answer of which `size` bytes are buffered; None if it is not known."""
+        """Return the Content-Length to send when `size` bytes are buffered, or None if it is not known.
+
+        Args:
+            ends: whether the buffered bytes are the whole body.
+        """
         declared = self._declared()
         if declared is not None and (size == declared or (size < declared and not ends)):
             return declared
         id = self._scope["request_id"]
-        log.warning("request %s: custom code's Content-Length is wrong, and not sent", id, extra=of_request(id))
+        log.warning("request %s: custom code's Content-Length is wrong and is not sent", id, extra=of_request(id))
         return size if ends else None
 
 
 def _check_start(start: Message) -> None:
-    """Refuse an impossible status or header, before uvicorn breaks the connection because of it.
+    """Check the status and headers of a response, because uvicorn would close the connection at invalid ones.
 
     Raises:
-        ValueError: the status or a header is impossible.
+        ValueError: the status or a header is not valid.
     """
     status = start["status"]
     if not isinstance(status, int) or not 200 <= status <= 599:
-        raise ValueError(f"status {str(status)[:100]} is not valid for an answer: it must be 200 to 599")
+        raise ValueError(f"response status {str(status)[:100]} is not valid: it must be 200 to 599")
     for name, value in start.get("headers", ()):
         if not _HEADER_NAME.fullmatch(name) or _CONTROL.search(value):
-            raise ValueError(f"{name[:100]!r} cannot be a header with this value")
+            raise ValueError(f"the response header {name[:100]!r} has an invalid name or value")
 
 
 def _is_stream(start: Message) -> bool:
@@ -356,7 +366,7 @@ class _Ended(Exception):
 
 @contextlib.contextmanager
 def _alive() -> Iterator[None]:
-    """Keep `sys.exit()` in the user's code from ending more than its request: a task may not end with it."""
+    """Convert the exceptions of `sys.exit()` and Ctrl-C in the user's code, which would end the whole event loop."""
     try:
         yield
     except (SystemExit, KeyboardInterrupt) as error:
@@ -364,7 +374,7 @@ def _alive() -> Iterator[None]:
 
 
 def _contained(app: ASGIApp) -> ASGIApp:
-    """Return an application that `_alive` guards: middleware runs it in a task of its own."""
+    """Return the application guarded by `_alive`, because middleware runs it in a separate task."""
 
     async def contained(scope: Scope, receive: Receive, send: Send) -> None:
         with _alive():
@@ -374,7 +384,7 @@ def _contained(app: ASGIApp) -> ASGIApp:
 
 
 def _contain_parts(response: Response) -> Response:
-    """Guard the parts of a stream with `_alive` too, which Starlette sends in a task of its own."""
+    """Guard the iterator of a streaming response with `_alive`, because Starlette runs it in a separate task."""
     if isinstance(response, StreamingResponse):
         response.body_iterator = _each(response.body_iterator)
     return response
@@ -387,7 +397,7 @@ async def _each(parts: AsyncIterable[Any]) -> AsyncIterator[Any]:
 
 
 class _Plain:
-    """The server's routes below middleware, which sees each part of an answer: by plain ASGI, without the exchange."""
+    """The server's routes as plain ASGI without the `Exchange` extension, for middleware that reads all parts."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -396,7 +406,7 @@ class _Plain:
         body = await left_of_body(receive)
         if body is None:
             return await _answer_nobody(send)
-        scope["extensions"][EXCHANGE].send_whole()  # as AWS's image: what ends its side has gone
+        scope["extensions"][EXCHANGE].send_whole()  # as in AWS's image, a half-closed connection counts as disconnected
         receive = again(body, receive)
         started = False
 
@@ -417,13 +427,16 @@ class _Plain:
 
 
 async def _answer_nobody(send: Send) -> None:
-    """Give middleware an answer to a client that has disconnected: it takes a missing answer for a failure."""
+    """Send an empty response for a client that has disconnected, because middleware fails without a response."""
     await send({"type": "http.response.start", "status": 499, "headers": []})
     await send({"type": "http.response.body", "body": b""})
 
 
 class _Overrides:
-    """A user's handlers of /invocations and /ping; while the model loads, the server's own answer."""
+    """An ASGI application with the user's handlers of /invocations and /ping.
+
+    While the model is loading, the server's own application serves both routes.
+    """
 
     def __init__(self, handlers: Handlers, model: ServedModel, app: ASGIApp) -> None:
         self._handlers = {("POST", "/invocations"): handlers.invoke, ("GET", "/ping"): handlers.ping}
@@ -434,10 +447,10 @@ class _Overrides:
         handler = self._handlers.get((scope["method"], scope["path"]))
         if handler is None or self._model.state in ("loading", "stopping"):
             return await self._app(scope, receive, send)
-        scope["extensions"][EXCHANGE].send_whole()  # a client that ends its side has gone, as in AWS's image
+        scope["extensions"][EXCHANGE].send_whole()  # as in AWS's image, a half-closed connection counts as disconnected
         own = [(b"x-request-id", scope["request_id"].encode()), *scope.get(SHARED, ())]
 
-        async def send_with_own(message: Message) -> None:  # the response may be one for all requests
+        async def send_with_own(message: Message) -> None:  # a handler may return the same object for all requests
             if message["type"] == "http.response.start":
                 headers = [*message.get("headers", ())]
                 added = [*own, AS_IT_COMES] if _is_stream(message) else own
@@ -450,7 +463,7 @@ class _Overrides:
 
 
 async def _answer(handler: Callable[..., Any], request: Request) -> Response:
-    """Call a handler, and return what it answers as FastAPI does; a failure is an answer that names it."""
+    """Call a handler and convert its result to a response as FastAPI does. An exception becomes an error response."""
     try:
         arguments = (request,) if inspect.signature(handler).parameters else ()
         result = await _called(handler, *arguments)
@@ -468,7 +481,7 @@ async def _answer(handler: Callable[..., Any], request: Request) -> Response:
 
 
 class _Json(JSONResponse):
-    """A value as FastAPI writes it."""
+    """A JSON response, encoded as FastAPI encodes it."""
 
     def render(self, content: Any) -> bytes:
         text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
@@ -476,11 +489,11 @@ class _Json(JSONResponse):
 
 
 def _plain(value: Any) -> Any:
-    """Return what FastAPI's `jsonable_encoder` makes of a value that is not JSON.
+    """Convert a value that is not JSON as FastAPI's `jsonable_encoder` does.
 
     Raises:
-        TypeError: it cannot convert the value.
-        UnicodeDecodeError: of bytes that are not UTF-8.
+        TypeError: the value cannot be converted.
+        UnicodeDecodeError: the value is bytes that are not UTF-8.
     """
     if callable(dump := getattr(value, "model_dump", None)):
         return dump(mode="json")
@@ -504,19 +517,19 @@ def _plain(value: Any) -> Any:
 
 
 def _refused(error: exceptions.HTTPException) -> Response:
-    """Return the answer to FastAPI's HTTPException from the user's code."""
+    """Return the response for an HTTPException that the user's code has raised."""
     with contextlib.suppress(ValueError):
         return _failed(error.detail, HTTPStatus(error.status_code).phrase, error.status_code, error.headers)
-    return _failed(error.detail, "", error.status_code, error.headers)  # a status that has no name
+    return _failed(error.detail, "", error.status_code, error.headers)  # HTTPStatus does not know the status code
 
 
 def _failed(message: Any, kind: str, status: int, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an error in vLLM's form, which AWS's image gives those of handlers too."""
+    """Return an error response in vLLM's format, which AWS's image uses for errors of handlers too."""
     return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": status}}, status, headers)
 
 
 async def _called(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function that may be a coroutine function; a plain one runs on a thread, as FastAPI has it."""
+    """Call a function, and await it if it is a coroutine function. As in FastAPI, other functions run on a thread."""
     with _alive():
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)):  # noqa: B004
             return await function(*arguments)
@@ -525,7 +538,9 @@ async def _called(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _around(pre: Callable[..., Any] | None, post: Callable[..., Any] | None) -> Callable[..., Any]:
-    """Make middleware from functions that run before and after the server; None returned by one changes nothing."""
+    """Return middleware that calls `pre` on the request and `post` on the response. If one of them returns None, its
+    argument is used unchanged.
+    """
 
     async def combined_pre_post_process(request: Request, call_next: RequestResponseEndpoint) -> Response:
         try:
@@ -533,7 +548,7 @@ def _around(pre: Callable[..., Any] | None, post: Callable[..., Any] | None) -> 
                 request = await _called(pre, request) or request
             response = await call_next(request)
             return response if post is None else await _called(post, response) or response
-        except exceptions.HTTPException:  # a status of its own, as AWS's documents have it
+        except exceptions.HTTPException:  # it chooses the response's status, as AWS documents
             raise
         except Exception as error:
             log.exception("custom pre or post processing failed")

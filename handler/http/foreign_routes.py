@@ -1,4 +1,4 @@
-"""Routes of vLLM's, TGI's and Triton's own servers, without inference."""
+"""Routes of the vLLM, TGI and Triton servers other than inference."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ from handler.serving.model import ServedModel
 from handler.serving.task import ignored_header
 
 _BODY = 1 << 20  # bytes
-_TOKENIZER = "PreTrainedTokenizerFast"  # of a tokenizer_config.json that names none
+_TOKENIZER = "PreTrainedTokenizerFast"  # default of `tokenizer_class` in tokenizer_config.json
 
 
 class VllmRoutes:
@@ -67,10 +67,10 @@ class VllmRoutes:
     async def _tokenizer_info(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = self._model.context
         if not context.config.enable_tokenizer_info_endpoint:
-            why = "is served only with option.enable_tokenizer_info_endpoint=true"
+            why = "is available only with option.enable_tokenizer_info_endpoint=true"
             return await send_answer(scope, send, ERRORS.whole(NotFound(f"/tokenizer_info {why}")))
         if not context.tokenizer_config:
-            why = "has nothing to show: the model has no tokenizer_config.json"
+            why = "is not available: the model has no tokenizer_config.json"
             return await send_answer(scope, send, ERRORS.whole(NotFound(f"/tokenizer_info {why}")))
         template = {"chat_template": context.chat_template} if context.chat_template else {}
         value = {"tokenizer_class": _TOKENIZER, **context.tokenizer_config, **template}
@@ -101,11 +101,11 @@ class VllmRoutes:
         return handle
 
     async def _read(self, scope: Scope, receive: Receive) -> Mapping[str, Any] | None:
-        """Read the body; None when the client went away."""
+        """Return the parameters in the body, or None if the client has disconnected."""
         if not self._may_update:
             raise NotFound(
-                f"{scope['path']} is served only with VLLM_ALLOW_RUNTIME_LORA_UPDATING=true in the environment; "
-                "/adapters needs no variable"
+                f"{scope['path']} is available only with VLLM_ALLOW_RUNTIME_LORA_UPDATING=true in the environment; "
+                "/adapters works without this variable"
             )
         self._model.adapters.registry.check()
         body = await read_body(scope, receive, _BODY, self._model)
@@ -124,7 +124,9 @@ class VllmRoutes:
         if not isinstance(src, str) or not src:
             raise InvalidPayload("'lora_path' must be a non-empty string")
         if _flag(body, "is_3d_lora_weight"):
-            raise BadRequest("is_3d_lora_weight=true: the engines here read that from the adapter's files")
+            raise BadRequest(
+                "is_3d_lora_weight=true is not supported: the engines detect this from the adapter's files"
+            )
         if name in self._model.context.model_names:
             raise BadRequest(f"The lora adapter {name!r} conflicts with a served base model.")
         there = any(entry.adapter.name == name for entry in adapters.registry)
@@ -160,7 +162,7 @@ def _flag(body: Mapping[str, Any], name: str) -> bool:
     raise InvalidPayload(f"'{name}' must be true or false, not {show(value)}")
 
 
-# -- TGI's other routes, as text-generation-inference's router has them ------------------------------------------------
+# -- TGI's other routes, as in the router of text-generation-inference -------------------------------------------------
 
 
 class TgiRoutes:
@@ -188,7 +190,7 @@ class TgiRoutes:
     async def _info(self, scope: Scope, receive: Receive, send: Send) -> None:
         config, info = self._model.config, self._model.info
         total = None if info is None else info.max_total_tokens
-        generates = self._model.context.task is Task.GENERATION  # else all tokens are the text's
+        generates = self._model.context.task is Task.GENERATION  # otherwise all tokens belong to the input
         tokens = None if total is None else min(total - generates, config.max_input_len or total)
         value: TgiInfo = {
             "model_id": config.model_id or config.model_name,
@@ -200,7 +202,9 @@ class TgiRoutes:
             "max_input_tokens": tokens,
             "max_total_tokens": total,
             "validation_workers": TOKENIZER_THREADS,
-            "max_client_batch_size": MAX_PROMPTS if generates else MAX_TEXTS,  # of /v1/completions; TGI's take one
+            "max_client_batch_size": MAX_PROMPTS
+            if generates
+            else MAX_TEXTS,  # /v1/completions; TGI's accept one prompt
             "router": "lmi-handler",
             "version": __version__,
             "sha": None,
@@ -210,22 +214,22 @@ class TgiRoutes:
         await send_json(scope, send, 200, value)
 
 
-# -- Triton's: health, metadata, configuration and repository, which its clients call before they generate -------------
+# -- Triton's routes for health, metadata, configuration and repository, which its clients call before inference -------
 
 
 _EXTENSIONS = ["model_repository"]
 
 
 class TritonRoutes:
-    """Routes of Triton's health, metadata, configuration and repository protocols that a server with one model can
-    answer.
+    """Triton's routes for health, metadata, configuration and repository, as far as they apply to a server with one
+    model.
     """
 
     def __init__(self, model: ServedModel) -> None:
         self._model = model
         self._generates = model.context.task is Task.GENERATION
         of_model = {"/ready": self._model_ready}
-        if self._generates:  # else there are no tensors to describe
+        if self._generates:  # other tasks have no tensors to describe
             of_model |= {"": self._metadata, "/config": self._config}
         self.routes = [
             _route("/v2", "GET", self._server),
@@ -292,7 +296,7 @@ class TritonRoutes:
         return model.info.name if model.info else str(model.config.llm_engine)
 
     async def _is_here(self, scope: Scope, send: Send) -> bool:
-        """Return whether a path names the served model; if not, answer so."""
+        """Return whether the path names the served model. If it does not, send an error response."""
         name, version = scope["path_params"]["model"], scope["path_params"].get("version", VERSION)
         own = self._model.config.model_name
         if name == own and version == VERSION:
@@ -310,8 +314,8 @@ async def _send_state(scope: Scope, send: Send, *, fine: bool) -> None:
 
 
 def _described(datatypes: Datatypes) -> list[TritonTensor]:
-    """Describe tensors as in Triton's metadata: all are lists of any length, and a list of one may be sent as its
-    element.
+    """Describe tensors as in Triton's metadata. Each is a list of any length; clients may send a single element instead
+    of a list.
     """
     return [{"name": name, "datatype": datatype, "shape": [-1]} for name, datatype in datatypes.items()]
 

@@ -1,4 +1,4 @@
-"""Routes for inference: read a request, and write its answer until the last byte or until the client is gone."""
+"""The routes for inference: read a request, and send its response until it is complete or the client disconnects."""
 
 from __future__ import annotations
 
@@ -32,27 +32,29 @@ Headers = list[tuple[bytes, bytes]]
 Handle = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 SHARED = "shared_headers"
-"""Where the scope keeps headers that every answer to its request has: cheaper than a wrapper around `send`."""
+"""Key in the scope for headers that every response to the request gets. This is cheaper than a wrapper around `send`.
+"""
 AS_IT_COMES = (b"x-accel-buffering", b"no")
-"""Has nginx pass each part of a stream on at once, and keep the header to itself."""
-KEEP_ALIVE = 15.0  # seconds of silence after which a stream says that it is there, where its dialect does
-_MOST_OF_PATH = 200  # characters in the log
-_MOST_DIGITS = 18  # of a length: more bytes than there are anywhere
+"""Header that makes nginx forward each part of a stream immediately. nginx does not forward the header itself."""
+KEEP_ALIVE = 15.0  # seconds of silence after which a stream sends a keep-alive, if its dialect has one
+_MOST_OF_PATH = 200  # maximum characters of a path in the log
+_MOST_DIGITS = 18  # digits of a Content-Length that are read; no real body is longer
 GIVEN_UP = "body_given_up"
-"""In the scope of a request whose body is not waited for: its answer ends the connection."""
+"""Key in the scope of a request whose remaining body is not read. The connection is closed after the response."""
 
 
 def headers_by_name(scope: Scope) -> dict[str, str]:
-    """Return the request's headers; the first of each name counts."""
+    """Return the request's headers by name. If a name is repeated, its first value counts."""
     return {key.decode("latin-1"): value.decode("latin-1") for key, value in reversed(scope["headers"])}
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A route's handlers, by method, as an ASGI application.
+    """An ASGI application that calls the route's handler for the request's method.
 
     Attributes:
-        errors: how the route refuses other methods, and requests without a key; None: as the server does.
+        handlers: handlers by method.
+        errors: format of the errors for other methods and for requests without an API key, or None for the server's.
     """
 
     handlers: Mapping[str, Handle]
@@ -75,19 +77,21 @@ class Endpoint:
 async def read_body(
     scope: Scope, receive: Receive, limit: int, model: ServedModel, memory: Share | None = None
 ) -> bytes | None:
-    """Read the body; None if the client disconnected.
+    """Return the request's body, or None if the client has disconnected.
 
     Args:
-        limit: bytes that it may have; more are never kept.
-        model: whose stop does not wait for it.
-        memory: of which it takes what the body needs as it comes; None: it is done with soon.
+        limit: maximum bytes of the body.
+        model: model that the request is for. When it is stopped, it does not wait for the body.
+        memory: share of the memory quota that grows as the body is received. If it is None, the share ends with this
+            call, since the caller needs the body only for a short time.
 
     Raises:
-        TooLarge, TooSlow: it breaks a limit.
-        Overloaded: there is no memory for it.
+        TooLarge: the body is larger than `limit`.
+        TooSlow: the body was not received in time.
+        Overloaded: there is not enough memory for the body.
     """
     body = start_now(_read_body(scope, receive, limit, memory or Share(model.memory)))
-    if body.done():  # it came with the head
+    if body.done():  # it was received together with the head
         return body.result()
     seconds = model.config.client_timeout
     try:
@@ -99,7 +103,7 @@ async def read_body(
 
 
 def declared_length(scope: Scope) -> int:
-    """Return the body's length from its header; 0 if there is none."""
+    """Return the value of the Content-Length header, or 0 if the header is missing or invalid."""
     length: str = scope["headers_by_name"].get("content-length", "").lstrip("0")
     return int(length[:_MOST_DIGITS]) if length.isdecimal() else 0
 
@@ -107,7 +111,7 @@ def declared_length(scope: Scope) -> int:
 async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share) -> bytes | None:
     if (length := declared_length(scope)) > limit:
         scope[GIVEN_UP] = True
-        raise TooLarge(f"the body has {length} bytes; at most {limit} (max_request_size)")
+        raise TooLarge(f"the body has {length} bytes; at most {limit} are allowed (max_request_size)")
     parts: list[bytes] = []
     size = 0
     while True:
@@ -123,7 +127,7 @@ async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share) 
             memory.take(BODY_MEMORY * len(part))
         except ServingError:
             parts.clear()
-            memory.give_back()  # at once: it is room for another one
+            memory.give_back()  # immediately, so that another request can use it
             if more:
                 scope[GIVEN_UP] = True
             raise
@@ -133,7 +137,7 @@ async def _read_body(scope: Scope, receive: Receive, limit: int, memory: Share) 
 
 
 def again(body: bytes, receive: Receive) -> Receive:
-    """Return a `receive` that replays a body that was already read, then continues."""
+    """Return a `receive` function that first returns a body that was already read, then calls the original one."""
     messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def receive_again() -> Message:
@@ -143,7 +147,7 @@ def again(body: bytes, receive: Receive) -> Receive:
 
 
 async def left_of_body(receive: Receive) -> bytes | None:
-    """Read the rest of a body after middleware, in the middleware's own task; None if the client has disconnected."""
+    """Return the part of a body that middleware has not read, or None if the client has disconnected."""
     parts = []
     while True:
         message = await receive()
@@ -180,12 +184,12 @@ async def send_json(scope: Scope, send: Send, status: int, value: Any, extra: He
 
 
 async def send_error(scope: Scope, send: Send, error: ServingError) -> None:
-    """Refuse a request that no dialect answers."""
+    """Send an error in the server's own format, for requests that belong to no dialect."""
     await send_refusal(scope, send, SERVER.whole(error))
 
 
 async def send_refusal(scope: Scope, send: Send, answer: HttpResponse, extra: Headers | None = None) -> None:
-    """Send an answer to a request that is no inference, and so has no line of its own in the log: write one."""
+    """Send an error response and log it. Requests for inference have their own log lines and do not need this."""
     fields = {
         "request_id": scope["request_id"],
         "status": answer.status,
@@ -202,11 +206,11 @@ def encoded(headers: Iterable[tuple[str, str]]) -> Headers:
 
 
 _MAX_BACKLOG = 16 << 20
-"""Bytes that are kept for a client that reads too slowly; one that lets more gather is dropped."""
+"""Maximum bytes that are buffered for a client that reads too slowly. A client that needs more is disconnected."""
 
 
 class Source(Protocol):
-    """A request's answer (`serving.task.RequestTask`)."""
+    """The source of a response's bytes, implemented by `serving.task.RequestTask`."""
 
     finished: bool
 
@@ -214,42 +218,44 @@ class Source(Protocol):
 
 
 class StreamChannel(ClientChannel, Protocol):
-    """A way to the socket that is shorter than `send` (`http/protocol.Exchange`).
+    """A shortcut to the socket that is faster than ASGI's `send`, implemented by `http/protocol.Exchange`.
 
     Attributes:
-        is_held: closed, since bytes that come before wait elsewhere.
-        written_at: time of the last chunk, by time.monotonic().
-        num_unread: bytes that were written, and that the socket has not taken yet.
+        is_paused: whether `write_chunk` refuses chunks, for example because earlier bytes have not been sent yet.
+        written_at: time of the last chunk, as returned by time.monotonic().
+        num_unsent: number of bytes that were written but not yet accepted by the socket.
     """
 
-    is_held: bool
+    is_paused: bool
     written_at: float
 
     @property
-    def num_unread(self) -> int: ...
+    def num_unsent(self) -> int: ...
 
     @property
     def wake(self) -> Callable[[], object]:
-        """Wakes the task that waits for the stream's end, to check the writer."""
+        """Return a function that wakes the task that waits for the end of the stream, so that it checks the writer."""
 
-    def open(self) -> None: ...
+    def resume(self) -> None: ...
 
 
 class BodyWriter:
-    """Sends chunks in order: at once while the socket takes them, from a task while the client reads too slowly.
+    """A writer that sends chunks in order: immediately, or from a task while the client reads too slowly.
 
-    ASGI's `send` is a coroutine, but it only waits when the socket is full. So it is stepped by hand, which costs a
-    fraction of waking a task; the first time that it does wait, a task goes on with it, and what comes meanwhile is
-    joined and sent after it. A client that stops reading is ended by the kernel (`http/server.py`).
+    ASGI's `send` is a coroutine, but it waits only when the socket is full. The writer therefore steps the coroutine by
+    hand, which costs a fraction of waking a task. When the coroutine waits, a task finishes it, and then sends the
+    chunks that have been written in the meantime. If a client stops reading, the kernel closes the connection
+    (`http/server.py`).
 
     Args:
-        channel: takes chunks while nothing waits here.
-        hold: told how many bytes are kept for the client now; raises Overloaded where all clients keep too many.
+        channel: connection that accepts chunks while none are buffered in the writer.
+        hold: called with the number of bytes that are buffered for the client. It raises Overloaded if too many bytes
+            are buffered for all clients together.
 
     Attributes:
-        ended: the last chunk has been handed in.
-        overflowed: the client read too slowly.
-        broken: the client cannot be written to any more.
+        ended: whether the last chunk has been written.
+        overflowed: whether the client read too slowly.
+        broken: whether the connection cannot be written to any more.
     """
 
     def __init__(self, send: Send, channel: StreamChannel, hold: Callable[[int], object] = bool) -> None:
@@ -262,12 +268,12 @@ class BodyWriter:
         self.ended = self.overflowed = self.broken = False
 
     def pull(self, source: Source) -> None:
-        """Write a request's output."""
+        """Write the bytes that are available from the source."""
         data, last = source.take(), source.finished
         try:
             if not last and self._channel.write_chunk(data):
                 return
-        except Exception:  # the connection is closed, though nobody has said so
+        except Exception:  # the connection is closed, but this has not been reported yet
             return self._break()
         self.write(data, last=last)
 
@@ -284,14 +290,14 @@ class BodyWriter:
             sending = cast(Coroutine[Any, Any, None], self._send(message))
             waiting = sending.send(None)
         except StopIteration:
-            self._channel.is_held = True
+            self._channel.is_paused = True
             if not last:
-                self._channel.open()
+                self._channel.resume()
             return self._count()
-        except (OSError, RuntimeError):  # the connection is closed, though nobody has said so
+        except (OSError, RuntimeError):  # the connection is closed, but this has not been reported yet
             self._break()
             return
-        self._channel.is_held = True
+        self._channel.is_paused = True
         self._size = len(data)
         self._task = asyncio.ensure_future(self._catch_up(sending, waiting, len(data)))
         self._count()
@@ -302,9 +308,9 @@ class BodyWriter:
             self._count()
 
     def _count(self) -> None:
-        """Count the bytes kept for the client, and drop the client if there are too many."""
+        """Count the bytes that are buffered for the client, and give up the client if there are too many."""
         try:
-            self._hold(self._size + self._channel.num_unread)
+            self._hold(self._size + self._channel.num_unsent)
         except Overloaded:
             self.overflowed = True
         if self.overflowed or self._size > _MAX_BACKLOG:
@@ -312,7 +318,7 @@ class BodyWriter:
             self._break()
 
     def _break(self) -> None:
-        self._channel.is_held = True
+        self._channel.is_paused = True
         self._backlog.clear()
         if not self.broken:
             self.broken = True
@@ -327,26 +333,30 @@ class BodyWriter:
                 self._backlog.clear()
                 await self._send({"type": "http.response.body", "body": data, "more_body": not self.ended})
                 self._note_sent(len(data))
-        except (OSError, RuntimeError):  # the connection was closed meanwhile
+        except (OSError, RuntimeError):  # the connection was closed in the meantime
             self._break()
         finally:
             self._task = None
             if not (self.ended or self.broken):
-                self._channel.open()
+                self._channel.resume()
 
 
 @types.coroutine
 def _go_on(coroutine: Coroutine[Any, Any, None], waiting: Any) -> Generator[Any, Any, None]:
-    """Await a coroutine that was already stepped up to its first wait, `waiting`."""
+    """Await the rest of a coroutine that was already stepped to its first wait.
+
+    Args:
+        waiting: value that the coroutine has yielded at this wait.
+    """
     yield waiting
     yield from coroutine
 
 
 class Inference:
-    """An ASGI application.
+    """An ASGI application for a route that does inference.
 
     Args:
-        dialect: the route's own; None: the configured one.
+        dialect: dialect of the route, or None for the configured one.
     """
 
     def __init__(self, model: ServedModel, dialect: Dialect | None = None) -> None:
@@ -355,12 +365,12 @@ class Inference:
 
     @property
     def dialect(self) -> Dialect:
-        """The dialect of its bodies."""
+        """Return the dialect of the route's requests."""
         return self._dialect or self._model.dialect
 
     @property
     def is_configured(self) -> bool:
-        """Return whether its dialect is the configured one, whose routes take calls about sessions too."""
+        """Return whether the route uses the configured dialect. If so, it also accepts calls that manage sessions."""
         return self._dialect is None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -372,16 +382,16 @@ class Inference:
                     exchange.send_whole()
                 task.start()
                 await _send(scope, send, task, exchange)
-                await exchange.read()  # until then it takes memory
-            elif task.error is not None:  # else the client has gone
+                await exchange.read()  # the response needs memory until then
+            elif task.error is not None:  # otherwise the client has disconnected
                 await send_answer(scope, send, task.take_whole())
 
     def refused(self, error: ServingError, request_id: str) -> HttpResponse:
-        """Return the dialect's answer to a request that was refused before the engine got it; count it."""
+        """Return the dialect's error response to a request that is refused before it is read, and count the request."""
         return self._model.refused(error, self._dialect, id=request_id).take_whole()
 
     def _open(self, scope: Scope, exchange: AnyExchange) -> RequestTask:
-        """Begin a request; it wakes `exchange` when there is something to answer."""
+        """Create the task of a request, which wakes `exchange` when there is something to send."""
         wake = exchange.wake
 
         def on_bytes(task: RequestTask) -> None:
@@ -399,26 +409,26 @@ class Inference:
         return self._model.open(headers, self._dialect, path=path_of(scope), id=id, on_bytes=on_bytes)
 
     async def _parse(self, scope: Scope, receive: Receive, task: RequestTask) -> None:
-        """Read the body and parse it. It is not kept while the answer is sent."""
+        """Read and parse the body. It is not kept in memory while the response is sent."""
         if task.finished:
             return
         try:
             body = await read_body(scope, receive, self._model.config.max_request_size, self._model, task.memory)
             if body is not None:
-                self._model.check_room()  # it may have taken its time
-                await task.parse(body)  # what has come whole is answered, also at SIGTERM
+                self._model.check_room()  # the queue may have filled up while the body was received
+                await task.parse(body)  # from here on the request is answered even after SIGTERM
         except ServingError as error:
             task.refuse(error)
 
 
 def path_of(scope: Scope) -> str:
-    """Return the path of a request, with its query."""
+    """Return the path and query of a request."""
     query = scope["query_string"]
     return f"{scope['path']}?{query.decode('latin-1')}" if query else str(scope["path"])
 
 
 async def _send(scope: Scope, send: Send, task: RequestTask, exchange: AnyExchange) -> None:
-    """Write a request's answer as it comes, until the last byte or until the client is gone."""
+    """Send a request's response as it is generated, until it is complete or the client has disconnected."""
     ignored, sign = encoded(ignored_header(task.ignored).items()), task.keep_alive
     started = False
     written_at = time.monotonic()
@@ -435,7 +445,7 @@ async def _send(scope: Scope, send: Send, task: RequestTask, exchange: AnyExchan
         await exchange.wait(KEEP_ALIVE - silent if sign else None)
     if not task.streams:
         answer = task.take_whole()
-        if started:  # what is refused now is the stream's end
+        if started:  # the error must end the stream
             await send({"type": "http.response.body", "body": task.stream_end()})
         else:
             await send_answer(scope, send, answer, ignored)
@@ -446,16 +456,16 @@ async def _send(scope: Scope, send: Send, task: RequestTask, exchange: AnyExchan
         stream_to(task, writer)
         task.write_tokens_to(exchange)
         await _end_of(writer, exchange, sign)
-        if not exchange.is_over:  # the client cannot be written to any more
+        if not exchange.is_over:  # the connection cannot be written to any more
             if writer.overflowed:
                 id = scope["request_id"]
-                told = "request %s: the connection is closed: its client reads too slowly"
+                told = "request %s: the connection is closed because the client reads too slowly"
                 log.info(told, id, extra=of_request(id))
             exchange.drop()
 
 
 def stream_to(task: RequestTask, writer: BodyWriter) -> None:
-    """Write the task's bytes at the end of the step that makes them, after those already buffered."""
+    """Connect a writer to the task: send the bytes that are available now, then those of each step at its end."""
     task.on_bytes = writer.pull
     writer.pull(task)
 
@@ -466,7 +476,7 @@ async def _start_stream(scope: Scope, send: Send, task: RequestTask, ignored: He
 
 
 async def _end_of(writer: BodyWriter, exchange: AnyExchange, sign: bytes) -> None:
-    """Wait until a stream has ended, or its client is gone; long pauses get keep-alives."""
+    """Wait until a stream has ended or its client has disconnected, and send keep-alives during long pauses."""
     while not (exchange.is_over or writer.broken):
         patience = None
         if sign and not writer.ended:

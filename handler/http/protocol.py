@@ -1,4 +1,4 @@
-"""uvicorn's HTTP protocol, with limits and a clean end for hostile and odd clients, and with an ASGI extension."""
+"""The HTTP protocol of uvicorn, extended by limits against hostile clients, clean ends, and an ASGI extension."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from handler.core.errors import BadRequest, ServingError, Unavailable
 from handler.protocols.kernel.errors import FRONT_END, SERVER, ErrorFormat, retry_headers
 
 EXCHANGE = "lmi.http.exchange"
-"""Name of the ASGI extension: the request's `Exchange`."""
+"""Name of the ASGI extension whose value is the request's `Exchange`."""
 
 
 class Exchange:
-    """A request and its answer: what ASGI does not offer, or only at the cost of a task.
+    """A request and its response, with operations that ASGI does not offer, or only at the cost of a task.
 
     Attributes:
-        wake: a call that ends the current or the next `wait`.
-        send_whole: a call that says that the answer will be sent whole, when it is complete. A client that ends its
-            own side of the connection then counts as gone: it may only have half-closed it, but nothing is written
-            by which that could be found out. Without this call its answer is written to it until a write fails.
-        is_held: `write_chunk` refuses until the next `open`: the answer has not begun, the socket is full, the client
-            has gone, or bytes that come before wait elsewhere.
-        written_at: time of the last chunk, by time.monotonic().
+        wake: function that ends the current or the next `wait`.
+        send_whole: function that announces that the response will be sent only when it is complete. A client that
+            closes its side of the connection then counts as disconnected: it may have half-closed the connection only,
+            but no write would show that. Without this call, the response is sent until a write fails.
+        is_paused: whether `write_chunk` refuses chunks until the next `resume`: the response has not started, the
+            socket is full, the client has disconnected, or earlier bytes have not been sent yet.
+        written_at: time of the last chunk, as returned by time.monotonic().
     """
 
-    __slots__ = ("_cycle", "_flush", "_reads_on", "_transport", "is_held", "send_whole", "wake", "written_at")
+    __slots__ = ("_cycle", "_flush", "_reads_on", "_transport", "is_paused", "send_whole", "wake", "written_at")
 
     def __init__(
         self,
@@ -44,74 +44,77 @@ class Exchange:
         send_whole: Callable[[], None],
     ) -> None:
         self._cycle = cycle
-        self._flush = flush  # what `send` has not written yet
-        self._reads_on = False  # the connection has been read since the body's end
+        self._flush = flush  # writes what `send` has buffered
+        self._reads_on = False  # whether the connection is being read after the end of the body
         self._transport = transport
-        self.is_held = True
+        self.is_paused = True
         self.written_at = 0.0
         self.wake = cycle.message_event.set
         self.send_whole = send_whole
 
     @property
     def is_over(self) -> bool:
-        """Return whether the client has gone, or the answer is complete."""
+        """Return whether the client has disconnected or the response is complete."""
         return self._cycle.disconnected or self._cycle.response_complete
 
     @property
-    def num_unread(self) -> int:
-        """Bytes that were written, and that the socket has not taken yet."""
+    def num_unsent(self) -> int:
+        """Return the number of bytes that were written but not yet accepted by the socket."""
         return self._transport.get_write_buffer_size()
 
     def drop(self) -> None:
-        """Close the connection at once, without the rest of the answer."""
-        self.is_held = True
+        """Close the connection immediately, without sending the rest of the response."""
+        self.is_paused = True
         self._cycle.disconnected = True
         self._transport.abort()
 
-    def open(self) -> None:
-        """Let `write_chunk` write, where an answer has begun, is not complete, and the socket takes more."""
+    def resume(self) -> None:
+        """Allow `write_chunk` again, if the response has started, is not complete, and the socket accepts more."""
         cycle = self._cycle
         self._flush()
-        self.is_held = self.is_over or cycle.flow.write_paused or not cycle.chunked_encoding
+        self.is_paused = self.is_over or cycle.flow.write_paused or not cycle.chunked_encoding
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Return at a `wake`, when the exchange is over, or after some seconds. The body must have been read."""
+        """Wait until `wake` is called, the exchange is over, or `seconds` have passed. The body must have been read."""
         if not self._reads_on:
             self._reads_on = True
-            self._cycle.flow.resume_reading()  # else the client's end would not be noticed
+            self._cycle.flow.resume_reading()  # otherwise the client's disconnect would not be noticed
         await _wait(self._cycle.message_event, seconds)
 
     async def read(self) -> None:
-        """Wait until the client has read the output, except for what fits into buffers, or has disconnected."""
+        """Wait until the client has read the response, except for what fits into buffers, or has disconnected."""
         if self._cycle.flow.write_paused:
             await self._cycle.flow.drain()
 
     def send_head(self) -> None:
-        """Write the head of an answer that has begun, which waits for the first bytes otherwise."""
+        """Write the head of a response that has started. Otherwise the head is written with the first bytes of the
+        body.
+        """
         self._flush()
 
     def write_chunk(self, data: bytes) -> bool:
-        """Write a chunk of a begun, unfinished answer: the hot path, once a token.
+        """Write a chunk of a response. This is the hot path, called once per token.
 
         Returns:
-            False: only `send` can write it now.
+            Whether the chunk was written; if not, it must be sent with `send`.
         """
-        if self.is_held:
+        if self.is_paused:
             return False
-        if data:  # an empty chunk would be the end
+        if data:  # an empty chunk would end the response
             self.written_at = monotonic()
             self._transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
 
 class AsgiExchange:
-    """An exchange only by `receive` and `send`: a task listens for the client's end, and another one sends the chunks.
+    """An exchange for other ASGI servers, which uses `receive` and `send` only.
 
-    `send` takes the place of the server's own. Attributes as in `Exchange`.
+    A task waits for the client's disconnect, and another one sends the chunks. The application must call the exchange's
+    `send` instead of the server's. The attributes are those of `Exchange`.
     """
 
-    is_held = True  # `send` writes everything
-    num_unread = 0  # the server counts them itself
+    is_paused = True  # everything is written with `send`
+    num_unsent = 0  # the server counts unsent bytes itself
 
     def __init__(self, receive: Receive, send: Send, http_version: str) -> None:
         self._receive = receive
@@ -124,35 +127,36 @@ class AsgiExchange:
         self.wake = self._event.set
 
     def send_whole(self) -> None:
-        """Do nothing: whether a client that ended its own side has gone is the server's decision."""
+        """Do nothing, because the server decides whether a half-closed connection counts as disconnected."""
 
     def drop(self) -> None:
-        """Write nothing more. The server closes the connection, and may log that the answer is not complete."""
+        """Stop sending. The server closes the connection, and may log that the response is not complete."""
         self._end()
 
-    def open(self) -> None:
-        """Do nothing: there is no shorter way than `send`."""
+    def resume(self) -> None:
+        """Do nothing, because everything is written with `send`."""
 
     async def read(self) -> None:
-        """Do nothing: `send` has waited, as the server has it."""
+        """Do nothing, because the server's `send` has waited for the client."""
 
     def send_head(self) -> None:
-        """Do nothing: the server decides when it writes."""
+        """Do nothing, because the server decides when it writes the head."""
 
     def write_chunk(self, data: bytes) -> bool:
         return False
 
     async def wait(self, seconds: float | None = None) -> None:
-        """Wait until woken, over or timed out, as `Exchange.wait` does."""
+        """Wait until `wake` is called, the exchange is over, or `seconds` have passed."""
         if self._listener is None:
             self._listener = asyncio.ensure_future(self._listen())
         await _wait(self._event, seconds)
 
     async def send(self, message: Message) -> None:
-        """Send a message of the answer, from a task: `BodyWriter` steps this up to its first wait only.
+        """Send a message of the response. `BodyWriter` steps this coroutine to its first wait, so a task sends the
+        message.
 
         Raises:
-            OSError: the server could not send it.
+            OSError: the server could not send the message.
         """
         await asyncio.sleep(0)
         if self.is_over:
@@ -162,14 +166,14 @@ class AsgiExchange:
             message = {**message, "headers": headers}
         try:
             await self._send(message)
-        except Exception as error:  # each server has its own for a client that has gone
+        except Exception as error:  # servers raise different exceptions after a disconnect
             self._end()
-            raise OSError(f"the ASGI server could not send: {error}") from error
+            raise OSError(f"the ASGI server could not send the response: {error}") from error
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self._end()
 
     def close(self) -> None:
-        """End the request."""
+        """End the exchange after the request."""
         if self._listener is not None:
             self._listener.cancel()
 
@@ -187,7 +191,7 @@ AnyExchange = Exchange | AsgiExchange
 
 
 async def _wait(event: asyncio.Event, seconds: float | None) -> None:
-    """Return when the event is set, or after some seconds, and clear it."""
+    """Wait until the event is set or `seconds` have passed, then clear the event."""
     timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, event.set)
     try:
         await event.wait()
@@ -197,14 +201,14 @@ async def _wait(event: asyncio.Event, seconds: float | None) -> None:
             timer.cancel()
 
 
-HEAD_SECONDS = 60.0  # that request line and headers may take, and a new connection until they come
+HEAD_SECONDS = 60.0  # maximum seconds for request line and headers, from their first byte or from a new connection on
 LINGER_SECONDS = 2.0
-"""Seconds for which unwanted bytes are read and dropped: the rest of a body that was refused, and what comes after
-the last answer. Closing at once would reset the connection, and the client might lose the answer that it got.
+"""Seconds for which unwanted bytes are read and discarded: the rest of a refused body, and bytes after the last
+response. An immediate close would reset the connection, and the client might lose a response that it has not read yet.
 """
-_MAX_HEAD = 1 << 16  # bytes of request line, headers and trailers; SageMaker's are a few hundred
+_MAX_HEAD = 1 << 16  # maximum bytes of request line, headers and trailers; SageMaker sends a few hundred
 MOST_PIPELINED = 128
-"""Requests that may wait behind one on their connection: each of 18 bytes takes kilobytes of memory."""
+"""Maximum number of pipelined requests that wait on a connection. A request of 18 bytes needs kilobytes of memory."""
 
 
 class _HeadTooLarge(BadRequest):
@@ -231,29 +235,29 @@ def _refusal(error: ServingError, errors: ErrorFormat = SERVER) -> bytes:
 
 _INVALID = BadRequest("this is not a valid HTTP request")
 _TOO_LARGE = _HeadTooLarge("the request's headers or trailers are too long")
-_TOO_MANY = _TooManyPipelined(f"more than {MOST_PIPELINED} requests wait on this connection")
+_TOO_MANY = _TooManyPipelined(f"more than {MOST_PIPELINED} requests are waiting on this connection")
 _STOPPING = Unavailable("the server is stopping")
 
 
 class Protocol(HttpToolsProtocol):
-    """One connection.
+    """A connection. It differs from uvicorn's in these points:
 
-    * Request line, headers and trailers have a limit, and trailers are dropped: none of them counts as a header.
-    * An offer to upgrade the protocol is ignored. Java's HttpClient and `curl --http2` offer HTTP/2 with each request.
-    * A client of HTTP/1.0 gets a stream as it comes too, without chunks: the end of the connection ends it.
-    * So many requests may wait behind one; uvicorn takes all that come, and reads on after each answer.
-    * Whatever ends a connection early, the requests before it get their answers, whole and in order.
-    * `timeout_keep_alive_task` is the connection's only timer: for a head, between requests, and at the end.
+    * Request line, headers and trailers are limited in size. Trailers are discarded, and never count as headers.
+    * Offers to upgrade the protocol are ignored. Java's HttpClient and `curl --http2` offer HTTP/2 in every request.
+    * HTTP/1.0 clients can read streams too. They get no chunked encoding; the end of the connection ends the stream.
+    * The number of pipelined requests is limited. uvicorn accepts any number, and reads on after each response.
+    * If a connection must be closed early, earlier requests still get their complete responses, in order.
+    * `timeout_keep_alive_task` is the connection's only timer. It limits heads, idle time and the final close.
     """
 
     _in_head = False
-    _in_body = False  # or in the trailers, of the newest request
+    _in_body = False  # in the body or the trailers of the newest request
     _head_size = 0  # bytes of request line, headers and trailers that were parsed
-    _unparsed = 0  # bytes that came since the parser last had something to say
+    _unparsed = 0  # bytes received since the parser's last callback
     _current: RequestResponseCycle | None = None  # the request that is being answered
-    _last_words: bytes | None = None  # written after the last answer; once set, nothing more is read
-    _eof = False  # the client has ended its side
-    _is_whole = False  # the current answer is (WHOLE)
+    _last_words: bytes | None = None  # written after the last response; when set, nothing more is read
+    _eof = False  # the client has closed its side of the connection
+    _is_whole = False  # the current response will be sent whole (`Exchange.send_whole`)
 
     # -- the connection ------------------------------------------------------------------------------------------
 
@@ -264,12 +268,12 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._unset_keepalive_if_required()
-        if self._current is not None:  # uvicorn tells the newest request, which may wait behind this one
+        if self._current is not None:  # uvicorn notifies only the newest request, which may wait behind this one
             _disconnect(self._current)
         super().connection_lost(exc)
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether to keep the connection open for an answer. TLS closes both sides together."""
+        """Return whether to keep the connection open for a response. TLS closes both directions together."""
         self._eof = True
         if self._current is None or self._is_whole or self.scheme == "https":
             return False
@@ -278,7 +282,7 @@ class Protocol(HttpToolsProtocol):
         return self._current is not None
 
     def shutdown(self) -> None:
-        """End the connection after the answers under way. A body that has not come by now is not waited for."""
+        """Close the connection after the pending responses. A body that is still being received is not awaited."""
         if self._in_body and self._last_words is None:
             self._stop(_refusal(_STOPPING, FRONT_END))
         super().shutdown()
@@ -293,13 +297,13 @@ class Protocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(seconds, then)
 
     def _stop(self, last_words: bytes = b"") -> None:
-        """Read no more requests. Those that came whole are answered; then comes `last_words`, and the end."""
+        """Stop reading. Answer all complete requests, then write `last_words` and close the connection."""
         self._last_words = last_words
-        if self._in_body:  # of the newest request, which will never be whole
+        if self._in_body:  # the newest request will never be complete
             if self.pipeline:
                 self.pipeline.popleft()
             elif self._current is None or self._current.response_started:
-                self._last_words = b""  # it has its answer
+                self._last_words = b""  # the request already has a response
             else:
                 _disconnect(self._current)
                 self._current = None
@@ -318,7 +322,7 @@ class Protocol(HttpToolsProtocol):
         self.flow.resume_reading()
         self._set_timer(LINGER_SECONDS, self.timeout_keep_alive_handler)
 
-    # -- what the client sends -----------------------------------------------------------------------------------
+    # -- bytes from the client -----------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         for start in range(0, len(data), _MAX_HEAD):
@@ -339,8 +343,10 @@ class Protocol(HttpToolsProtocol):
             self._set_timer(HEAD_SECONDS, self.timeout_keep_alive_handler)
 
     def _parse(self, data: bytes) -> None:
-        """The parser cannot be told to ignore an offer to upgrade. It stops after the head, and a new one goes on with
-        the head without the offer: after `Connection: close` the old one would take no more.
+        """Parse bytes, ignoring offers to upgrade the protocol.
+
+        The parser always stops after a head that contains such an offer. A new parser then reads the same head without
+        the offer, because the old one would accept no more data after `Connection: close`.
         """
         while True:
             try:
@@ -350,7 +356,7 @@ class Protocol(HttpToolsProtocol):
                     raise httptools.HttpParserError("CONNECT") from None
                 data = self._head_without_upgrade() + data[offer.args[0] :]
                 self.parser = httptools.HttpRequestParser(self)
-                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
+                self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as in uvicorn
 
     def _head_without_upgrade(self) -> bytes:
         version = self.parser.get_http_version().encode()
@@ -364,7 +370,7 @@ class Protocol(HttpToolsProtocol):
         if self._head_size > _MAX_HEAD:
             raise httptools.HttpParserError("the head is too large")
 
-    # -- what the parser finds in it -----------------------------------------------------------------------------
+    # -- callbacks of the parser ---------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         if len(self.pipeline) == MOST_PIPELINED:
@@ -379,7 +385,7 @@ class Protocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value) + 4)  # with a colon, a space, and the line's end
+        self._count(len(name) + len(value) + 4)  # including colon, space and line end
         if self._in_head:
             super().on_header(name, value)
 
@@ -411,19 +417,19 @@ class Protocol(HttpToolsProtocol):
             return
         self._in_body = False
         super().on_message_complete()
-        if self._current is None:  # it was answered before
+        if self._current is None:  # the request was already answered
             self._set_timer(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
-    # -- answers -------------------------------------------------------------------------------------------------
+    # -- responses -----------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
         is_unread = self._in_body and not self.pipeline
         self._cycle_transport.end()
         if self._current is not None:
-            self._current.scope["extensions"].clear()  # they refer to it, which is a reference cycle
+            self._current.scope["extensions"].clear()  # this breaks a reference cycle
         self._current = self.pipeline[-1][0] if self.pipeline else None
         self._is_whole = False
-        super().on_response_complete()  # starts the next one, or the keep-alive timer
+        super().on_response_complete()  # starts the next request, or the keep-alive timer
         if self._current is not None or self.transport.is_closing():
             return
         if self._last_words is not None:
@@ -432,7 +438,7 @@ class Protocol(HttpToolsProtocol):
             self._set_timer(LINGER_SECONDS, self._stop)
 
     def close_after_answer(self) -> None:
-        """Close after an answer with `connection: close` has been written. Bytes of the body may still come."""
+        """Close the connection after a response with `connection: close`. Bytes of the body may still arrive."""
         if self._in_body and not self.pipeline:
             self._stop()
         else:
@@ -448,18 +454,18 @@ class Protocol(HttpToolsProtocol):
 
 def _hold(cycle: RequestResponseCycle) -> None:
     extensions: dict[str, Any] = cycle.scope["extensions"]
-    if exchange := extensions.get(EXCHANGE):  # none is left after the answer
-        exchange.is_held = True
+    if exchange := extensions.get(EXCHANGE):  # it is removed after the response
+        exchange.is_paused = True
 
 
 class _CycleTransport:
-    """The transport of uvicorn's answers: the connection's, but for the way in which it is closed, and that a
-    head waits for the bytes after it: they are one write.
+    """The transport that uvicorn writes responses to. It buffers a head until the first bytes of the body, to send both
+    in one write, and closes the connection as `Protocol` requires.
     """
 
     def __init__(self, protocol: Protocol) -> None:
         self._protocol = protocol
-        self._head: bytes | None = None  # of the current answer; b"" once it is written
+        self._head: bytes | None = None  # head of the current response; b"" after it has been written
         self.is_closing = protocol.transport.is_closing
 
     def write(self, data: bytes) -> None:
@@ -471,13 +477,13 @@ class _CycleTransport:
         self._protocol.transport.write(data)
 
     def flush(self) -> None:
-        """Write the head, where it waits."""
+        """Write the head if it is buffered."""
         if self._head:
             self._protocol.transport.write(self._head)
             self._head = b""
 
     def end(self) -> None:
-        """End the current answer; the answer to a HEAD request has only a head."""
+        """End the current response. The response to a HEAD request consists of its head only."""
         self.flush()
         self._head = None
 
@@ -489,11 +495,11 @@ class _CycleTransport:
 def _without_chunks(
     cycle: RequestResponseCycle, connection: socket.socket
 ) -> Callable[[Any], Coroutine[Any, Any, None]]:
-    """Return the cycle's `send` for a client that does not support chunked encoding, in which uvicorn would send what
-    has no length.
+    """Return the cycle's `send` for a client without support for chunked encoding.
 
-    uvicorn counts a body without chunks against its Content-Length; where there is none, each part is as long as it is.
-    The connection's end ends such an answer. So a connection that is closed before is reset, whoever closes it.
+    uvicorn would use chunked encoding for a response without Content-Length. Without chunks, it compares the body's
+    size with the Content-Length; the returned function therefore adjusts the expected length with each part. The end of
+    the connection then marks the end of the response, so a connection that is closed earlier must be reset.
     """
     send = cycle.send
     has_length = True

@@ -55,13 +55,13 @@ from handler.serving.task import ignored_header
 from handler.serving.turns import Share
 
 Answered = tuple[Any, Sequence[str]]
-"""The JSON answer, and the names that were ignored."""
+"""The JSON value of a response, and the names of the ignored parameters."""
 
 
 def json_handler(
     model: ServedModel, answer: Callable[[Scope, Receive], Awaitable[Answered | None]], errors: ErrorFormat = SERVER
 ) -> Handle:
-    """Return a handler that sends what `answer` returns, unless that is None: the client has gone."""
+    """Return a handler that sends the result of `answer` as JSON, or nothing if the result is None."""
 
     async def handle(scope: Scope, receive: Receive, send: Send) -> None:
         with model.adapters.counted():
@@ -77,8 +77,9 @@ def json_handler(
 
 
 class ModelRoutes:
-    """Routes that describe models, whose ids may contain slashes. Anthropic's clients, recognized by its header, get
-    Anthropic's objects.
+    """Routes that describe models. Model ids may contain slashes.
+
+    Clients that send Anthropic's version header get responses in Anthropic's format, all others in OpenAI's.
     """
 
     def __init__(self, model: ServedModel) -> None:
@@ -110,7 +111,7 @@ class ModelRoutes:
         return await send_json(scope, send, 200, self._describe(id, ids[id]))
 
     def _ids(self) -> dict[str, str | None]:
-        """Return the names of the model and its adapters, each adapter with the model that it was made for."""
+        """Return the names of the model and of its adapters; the value of an adapter is the name of its base model."""
         config = self._model.config
         own = [*(name for name in config.served_model_name or () if name != "*"), config.model_name]
         if config.async_schema:
@@ -123,7 +124,7 @@ class ModelRoutes:
         return self._model.info.max_total_tokens if self._model.info else None
 
     def _describe(self, id: str, parent: str | None) -> OpenAiModel:
-        """Describe a model; `owned_by` is free text in TGI and vLLM."""
+        """Return OpenAI's description of a model. TGI and vLLM also choose `owned_by` freely."""
         model = self._model
         return {
             "id": id,
@@ -141,13 +142,14 @@ def _is_anthropic(scope: Scope) -> bool:
     return anthropic.VERSION_HEADER in scope["headers_by_name"]
 
 
-# -- routes about LoRA adapters: DJL Serving's (0.34), and SageMaker's calls -------------------------------------------
-# SageMaker registers with a body `{"name", "src", "preload", "pin"}` where DJL has a query; all else is alike.
+# -- routes for LoRA adapters, as in DJL Serving (0.34) and as SageMaker calls them ------------------------------------
+# To register an adapter, SageMaker sends a body `{"name", "src", "preload", "pin"}` where DJL has a query. The rest is
+# the same.
 
 _ALIAS = "x-amzn-sagemaker-adapter-alias"
-"""SageMaker's header with the name that its user knows the adapter by."""
+"""SageMaker's header with the adapter name that its user has chosen."""
 
-_PAGE = 100  # adapters in a list, at most and by default
+_PAGE = 100  # maximum and default number of adapters in a list
 _BODY = 1 << 20  # bytes
 
 
@@ -217,7 +219,7 @@ class AdapterRoutes:
         return _status(scope, name, "unregistered"), tuple(_query(scope))
 
     async def _read_call(self, scope: Scope, receive: Receive) -> AdapterCall | None:
-        """Read a call from the query and the body, either of which may have a name; None if the client disconnected."""
+        """Read the parameters of a call from both query and body. Return None if the client has disconnected."""
         values: dict[str, Any] = dict(_query(scope))
         body = await read_body(scope, receive, _BODY, self._model)
         if body is None:
@@ -225,7 +227,7 @@ class AdapterRoutes:
         if body.strip():
             for name, value in _object(body).items():
                 if values.setdefault(name, value) != value:
-                    raise BadRequest(f"{name} has one value in the query and another in the body")
+                    raise BadRequest(f"{name} has different values in the query and in the body")
         return read_adapter_call(values, refuse_unknown=self._model.config.unknown_parameters == "refuse")
 
 
@@ -243,7 +245,7 @@ def _query(scope: Scope) -> dict[str, str]:
     pairs = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
     values = dict(pairs)
     if len(values) < len(pairs):
-        raise BadRequest("a parameter is given twice in the query")
+        raise BadRequest("the query contains a parameter twice")
     return values
 
 
@@ -269,15 +271,15 @@ def _status(scope: Scope, name: str, done: str) -> AdapterChange:
     return {"status": f"Adapter {scope['headers_by_name'].get(_ALIAS) or name} {done}"}
 
 
-# -- requests of SageMaker's batch transform: each is a line of a file, and so is its answer ---------------------------
-# A job fails, and writes nothing of a file, where one of its requests fails. So a refusal is an answer too, with
-# status 200: the error stands at its line's place, and the other lines keep theirs.
+# -- requests of SageMaker's batch transform: each request and each response is a line of a file -----------------------
+# If one request fails, the whole job fails and writes no output file. Errors that concern only one line are therefore
+# sent with status 200. They become the output of their line, and the other lines are not affected.
 
-_STREAM = "'stream': batch transform has one line for each answer; leave it out, and output_formatter too"
+_STREAM = "'stream': batch transform expects one line per response; omit 'stream' and 'output_formatter'"
 
 
 class Records(Inference):
-    """An ASGI application that replaces `Inference`."""
+    """An ASGI application that replaces `Inference` in batch transform."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange: AnyExchange = scope["extensions"][EXCHANGE]
@@ -285,7 +287,7 @@ class Records(Inference):
         with self._open(scope, exchange) as task:
             await self._parse(scope, receive, task)
             if task.parsed is None and task.error is None:
-                return  # the client has gone
+                return  # the client has disconnected
             if task.parsed is not None and task.parsed.streams:
                 task.refuse(InvalidPayload(_STREAM))
             task.start()
@@ -299,11 +301,11 @@ class Records(Inference):
             await send_answer(scope, send, answer, encoded(ignored_header(task.ignored).items()))
 
 
-# -- stored responses at /v1/responses/{id}: read, list their input, delete. A response is its owner's alone -----------
+# -- stored responses at /v1/responses/{id}: read, list the input, delete. Only their owner can access them ------------
 
 
 StoredAnswer = Callable[[ResponseStore, str, str, QueryParams], Awaitable[Any]]
-"""Takes the store, the owner, the response's id and the query."""
+"""Function that returns the JSON value for a request, given the store, the owner, the response's id and the query."""
 
 
 class ResponseRoutes:
@@ -323,7 +325,7 @@ class ResponseRoutes:
             exchange: AnyExchange = scope["extensions"][EXCHANGE]
             with Share(self._model.memory) as memory:
                 await send_answer(scope, send, await found(scope, memory))
-                await exchange.read()  # until then it takes memory
+                await exchange.read()  # the response needs memory until then
 
         async def found(scope: Scope, memory: Share) -> HttpResponse:
             store, id = self._model.store, scope["path_params"]["response"]
@@ -331,7 +333,7 @@ class ResponseRoutes:
                 if changes:
                     self._model.check_open()
                 if store is None:
-                    raise NotFound("no responses are stored here (option.responses_store)")
+                    raise NotFound("responses are not stored on this server (option.responses_store)")
                 query = QueryParams(scope["query_string"])
                 value = await answer(store, owner_of(scope["headers_by_name"]), id, query)
                 whole = HttpResponse(200, JSON.content_type, dumps(value))
@@ -365,7 +367,7 @@ async def _delete(store: ResponseStore, owner: str, id: str, query: QueryParams)
     return deleted(id)
 
 
-# -- the chat page at `/`, the OpenAPI document and its page. They load nothing from other servers ---------------------
+# -- the chat page at `/`, the OpenAPI document and its page, which load nothing from other servers --------------------
 
 
 _DIRECTORY = Path(__file__).with_name("static")
@@ -382,7 +384,7 @@ _POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "require-trusted-types-for 'script'; trusted-types dompurify"
 )
-"""Fetch nothing from elsewhere, run nothing but our files, and make elements from text only with DOMPurify."""
+"""Content Security Policy: pages load only this server's files, and create elements from text only with DOMPurify."""
 
 _GUARDS: Headers = [
     (b"content-security-policy", _POLICY.encode()),
@@ -395,18 +397,18 @@ ASSETS = {
     for path in sorted(_DIRECTORY.rglob("*"))
     if path.suffix in (".js", ".css", ".svg")
 }
-"""By path, the libraries of `vendor/` included."""
+"""Files of the pages by URL path, including the libraries in `vendor/`."""
 
 OPEN_PATHS = frozenset(("GET", path) for path in ("/", "/docs", *ASSETS))
-"""Paths that need no key: they reveal nothing about the model, and ask for the key that the rest needs."""
+"""Methods and paths that need no API key. The pages reveal nothing about the model, and ask the user for the key."""
 
 
 class PageRoutes:
-    """Routes of the chat page, and of the API's document.
+    """Routes of the chat page and of the OpenAPI document.
 
     Args:
-        routes: all that the server has, for the document; asked when it is first wanted.
-        locked: the server wants a key, and the document says so.
+        routes: function that returns all routes of the server, which the document describes.
+        locked: whether the server requires an API key, which the document then mentions.
     """
 
     def __init__(self, model: ServedModel, routes: Callable[[], Sequence[Route]], *, locked: bool) -> None:
@@ -425,11 +427,11 @@ class PageRoutes:
         return [Route(path, Endpoint({"GET": handler})) for path, handler in handlers.items()]
 
     def beside(self, path: str) -> dict[str, Handle]:
-        """Return what a dialect's route at `path` answers besides its own."""
+        """Return the page's handlers for a path that a dialect uses too, by method."""
         return {"GET": self._root} if path == "/" else {}
 
     async def _root(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The page for browsers, TGI's health for others (TGI's router has it at `/` too)."""
+        """Send the chat page to browsers. Other clients get TGI's health check, which TGI serves at `/` too."""
         vary = (b"vary", b"accept")
         if "text/html" in scope["headers_by_name"].get("accept", "").lower():
             await _send_file(_DIRECTORY / "index.html", scope, receive, send, extra=[vary])
@@ -455,7 +457,7 @@ def _served(route: Route, endpoint: Endpoint) -> DocumentedRoute:
 
 
 async def _send_file(path: Path, scope: Scope, receive: Receive, send: Send, extra: Headers | None = None) -> None:
-    """Send a file, which browsers keep until the server's next start."""
+    """Send a file with an ETag, so that browsers download it again only if it has changed."""
     data, tag = _read(path)
     headers = [*_GUARDS, (b"cache-control", b"no-cache"), (b"etag", tag.encode()), *(extra or [])]
     if scope["headers_by_name"].get("if-none-match") == tag:

@@ -1,4 +1,4 @@
-"""Access to the server: API keys, hosts, and pages of other origins."""
+"""Access control of the server: API keys, allowed hosts, and web pages of other origins."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from handler.serving.head import OWNER, bearer_token, digest_of, owner_by_key
 KEYS_VARIABLE = "LMI_API_KEY"
 ANY_ORIGIN = ANY_HOST = "*"
 
-_KEY = re.compile(r"[!-+\--~]{1,1024}")  # what fits a header, but for the comma, which parts keys in the environment
+_KEY = re.compile(r"[!-+\--~]{1,1024}")  # characters allowed in headers, except the comma, which separates keys
 _HOST = re.compile(r"\*|[a-z0-9_.-]+|[0-9a-f:.]+")  # a name, or an IPv4 or IPv6 address
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(\[[0-9a-f:.]+\]|[^\s/?#@:\[\]]+)(:[0-9]{1,5})?")
 
 
 @dataclass(frozen=True)
 class Access:
-    """Clients that may use the server, and the certificate that it shows them.
+    """Settings that determine which clients may use the server, and its TLS certificate.
 
     Attributes:
-        keys: any of which opens the server; none: it is open. They are not in the repr.
-        origins: of pages that may call it from a browser; `*` is all.
-        hosts: by which it may be called besides those of this machine; `*` is any.
-        certfile, keyfile: PEM files for HTTPS; None: HTTP.
+        keys: API keys, each of which gives access. If empty, no key is needed. The repr does not show them.
+        origins: origins of web pages that may call the server from a browser; `*` allows all.
+        hosts: allowed values of the Host header in addition to those of this machine; `*` allows all.
+        certfile: PEM file with the certificate for HTTPS, or None for HTTP.
+        keyfile: PEM file with the private key, or None if `certfile` contains it.
     """
 
     keys: tuple[str, ...] = field(default=(), repr=False)
@@ -60,26 +61,26 @@ def read_access(
     hosts: Iterable[str] = (),
     environ: MutableMapping[str, str],
 ) -> Access:
-    """Return what the command line and LMI_API_KEY ask for.
+    """Return the access settings from the command line and LMI_API_KEY.
 
-    The variable is taken out of `environ`: the processes that are started later, and a model.py, need not know keys.
+    The variable is removed from `environ`, because later child processes and model.py do not need the keys.
 
     Raises:
-        ConfigError: naming the option or the file that is wrong, and never a key.
+        ConfigError: an option or a file is wrong. The message names it, but never contains a key.
     """
     named = [*keys]
     if any(not _KEY.fullmatch(key) for key in named):
-        raise ConfigError("--api-key: a key is 1 to 1024 visible ASCII characters without commas")
+        raise ConfigError("--api-key: a key must be 1 to 1024 visible ASCII characters without commas")
     if KEYS_VARIABLE in environ:
         found = [key.strip() for key in environ.pop(KEYS_VARIABLE).split(",")]
-        if any(not _KEY.fullmatch(key) for key in found):  # also when it is empty: it was meant to lock something
+        if any(not _KEY.fullmatch(key) for key in found):  # an empty variable is an error too: a key was intended
             raise ConfigError(
                 f"environment variable {KEYS_VARIABLE}: must be keys, separated by commas, each of 1 to 1024 visible "
-                "ASCII characters; unset it for a server without keys"
+                "ASCII characters; unset it to run the server without keys"
             )
         named += found
     if certfile is None and keyfile is not None:
-        raise ConfigError("--ssl-keyfile: needs --ssl-certfile")
+        raise ConfigError("--ssl-keyfile: requires --ssl-certfile")
     if certfile is not None:
         check_certificate(certfile, keyfile)
     return Access(
@@ -94,7 +95,7 @@ def read_access(
 def _origin(text: str) -> str:
     found = text.strip().lower()
     if found != ANY_ORIGIN and not _ORIGIN.fullmatch(found):
-        raise ConfigError(f"--allow-origin {text}: must be * or like https://example.com, with no path")
+        raise ConfigError(f"--allow-origin {text}: must be * or an origin like https://example.com, without a path")
     return found
 
 
@@ -103,18 +104,18 @@ def _host(text: str) -> str:
     if found.startswith("[") and found.endswith("]"):
         found = found[1:-1]
     if not _HOST.fullmatch(found):
-        raise ConfigError(f"--allow-host {text}: must be * or a host like models.example.com, with no port")
+        raise ConfigError(f"--allow-host {text}: must be * or a host like models.example.com, without a port")
     return found
 
 
 def check_certificate(certfile: Path, keyfile: Path | None) -> None:
-    """Try the pair before anything is loaded; uvicorn reads it again when it starts.
+    """Check the certificate and the private key early; uvicorn reads them only after the model's files are prepared.
 
     Args:
-        keyfile: None: the key is in `certfile` too.
+        keyfile: file with the private key, or None if `certfile` contains it.
 
     Raises:
-        ConfigError: naming the file that is wrong.
+        ConfigError: one of the files is wrong; the message names it.
     """
     option, key = ("--ssl-certfile", certfile) if keyfile is None else ("--ssl-keyfile", keyfile)
     for name, path in (("--ssl-certfile", certfile), (option, key)):
@@ -124,16 +125,16 @@ def check_certificate(certfile: Path, keyfile: Path | None) -> None:
             raise ConfigError(f"{name} {path}: {error.strerror}") from None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_verify_locations(certfile)  # reads certificates and nothing else
+        context.load_verify_locations(certfile)  # this reads certificates only
     except ssl.SSLError:
         raise ConfigError(f"--ssl-certfile {certfile}: contains no PEM certificate") from None
     try:
         context.load_cert_chain(certfile, keyfile, password=_no_password)
     except _Encrypted:
-        raise ConfigError(f"{option} {key}: its key is encrypted; give one without a password") from None
+        raise ConfigError(f"{option} {key}: the key is encrypted; use a key without a password") from None
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
-            raise ConfigError(f"{option} {key}: does not belong to the first certificate in {certfile}") from None
+            raise ConfigError(f"{option} {key}: does not match the first certificate in {certfile}") from None
         raise ConfigError(f"{option} {key}: contains no PEM private key ({error.reason})") from None
 
 
@@ -142,41 +143,41 @@ class _Encrypted(Exception):
 
 
 def _no_password() -> str:
-    """Refuse an encrypted key, in place of OpenSSL's prompt on the terminal."""
+    """Raise an error for an encrypted key, instead of OpenSSL's password prompt on the terminal."""
     raise _Encrypted
 
 
-# -- API keys: `Authorization: Bearer KEY`, or Anthropic's `x-api-key: KEY`, on every route but the open ones ----------
+# -- API keys: `Authorization: Bearer KEY` or Anthropic's `x-api-key: KEY`, on all routes except the open ones ---------
 
 
 CHALLENGE = [(b"www-authenticate", b"Bearer")]
 
 
 class Keys:
-    """API keys, compared in constant time: the time of an answer does not reveal how much of a key was right."""
+    """API keys, compared in constant time, so that response times do not reveal how much of a key is correct."""
 
     def __init__(self, keys: Iterable[str]) -> None:
-        self._digests = [digest_of(key) for key in keys]  # of one length: compare_digest tells that of what it gets
+        self._digests = [digest_of(key) for key in keys]  # digests, because compare_digest reveals lengths
 
     def owner(self, authorization: str, api_key: str = "") -> str:
-        """Return the owner of the key in one of the headers' values; "" if there is none. An empty value is none."""
+        """Return the owner of a valid key in the values of the two headers, or "" if neither contains a valid key."""
         given = (api_key.strip(), bearer_token(authorization))
         return next((owner_by_key(key) for key in given if key and self._has(key)), "")
 
     def _has(self, given: str) -> bool:
         digest = digest_of(given)
         found = False
-        for known in self._digests:  # all of them, whatever the first ones say
+        for known in self._digests:  # compare with all of them, even after a match
             found |= hmac.compare_digest(digest, known)
         return found
 
 
 class ApiKeys:
-    """Refuses requests without a key, in the form of the dialect that the route speaks.
+    """A check for API keys, which refuses requests without a valid key in the error format of the route's dialect.
 
     Args:
-        keys: empty: everyone may pass.
-        open_paths: methods and paths that need none.
+        keys: valid keys; if empty, all requests are admitted.
+        open_paths: methods and paths that need no key.
     """
 
     def __init__(self, keys: Sequence[str], open_paths: Iterable[tuple[str, str]]) -> None:
@@ -184,7 +185,7 @@ class ApiKeys:
         self._open = frozenset(open_paths)
 
     def admits(self, scope: Scope) -> bool:
-        """Return whether the request may pass; its key goes no further, neither to a model.py nor to a log."""
+        """Return whether the request is admitted. Remove its key, so that neither model.py nor a log can contain it."""
         if self._keys is None:
             return True
         given = [scope["headers_by_name"].pop(name, "") for name in ("authorization", "x-api-key")]
@@ -194,13 +195,13 @@ class ApiKeys:
         return bool(owner) or (method, scope["path"]) in self._open
 
     async def refuse(self, scope: Scope, send: Send, routes: Sequence[Route]) -> bool:
-        """Answer instead of the route; False if there is no such route, which is not a secret."""
+        """Send an error response instead of the route's. Return False if no route has this path, which is no secret."""
         route = next((route for route in routes if route.matches(scope)[0] is not Match.NONE), None)
         if route is None:
             return False
         error = Unauthorized("this server needs a key: send the header Authorization: Bearer KEY, or x-api-key: KEY")
         handler = route.app.handlers.get(scope["method"]) if isinstance(route.app, Endpoint) else None
-        if isinstance(handler, Inference):  # counted, and in the log
+        if isinstance(handler, Inference):  # this counts and logs the request
             await send_answer(scope, send, handler.refused(error, scope["request_id"]), CHALLENGE)
         else:
             await send_refusal(scope, send, _form([route, *_kin(route, routes)]).whole(error), CHALLENGE)
@@ -208,20 +209,22 @@ class ApiKeys:
 
 
 def _form(routes: Iterable[Route]) -> ErrorFormat:
-    """Return the form of errors of the first route whose dialect has one."""
+    """Return the error format of the first route that has one, or the server's."""
     forms = (route.app.errors for route in routes if isinstance(route.app, Endpoint))
     return next(filter(None, forms), FRONT_END)
 
 
 def _kin(route: Route, routes: Sequence[Route]) -> list[Route]:
-    """Return the routes of the same name: GET /v1/models is refused as POST /v1/chat/completions is."""
+    """Return the routes with the same first path segment, so that GET /v1/models is refused in the same format as
+    POST /v1/chat/completions.
+    """
     family = f"/{route.path.split('/')[1]}/"
     return [one for one in routes if one.path.startswith(family)]
 
 
-# -- hosts: a server without keys on a loopback address answers those that name this machine ---------------------------
-# Otherwise any page could use it by DNS rebinding: the page's own name is made to resolve to 127.0.0.1, and the
-# browser takes the server for the page's origin. The Host header still has the page's name.
+# -- hosts: on a loopback address and without keys, the Host header must name this machine -----------------------------
+# Otherwise any web page could use the server by DNS rebinding: the host name of the page is made to resolve to
+# 127.0.0.1, so that the browser treats the server as the page's origin. The Host header still contains that name.
 
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
@@ -229,10 +232,10 @@ _HOST_HEADER = re.compile(r"(?:\[([^\]]*)\]|([^:]*))(?::[0-9]*)?")
 
 
 class AllowedHosts:
-    """Check of the Host header.
+    """A check of the Host header.
 
     Args:
-        names: in lower case; None: any.
+        names: allowed host names in lower case, or None to allow all.
     """
 
     def __init__(self, names: Iterable[str] | None) -> None:
@@ -240,11 +243,11 @@ class AllowedHosts:
 
     @classmethod
     def of(cls, access: Access, host: str, address: str) -> AllowedHosts:
-        """Make the check of a server.
+        """Return the check for a server.
 
         Args:
-            host: as the command line has it, which is allowed.
-            address: where the socket listens.
+            host: host from the command line, which is always allowed.
+            address: address that the socket listens on.
         """
         is_checked = bool(access.hosts) or (not access.keys and _is_loopback(address))
         if not is_checked or ANY_HOST in access.hosts:
@@ -252,9 +255,7 @@ class AllowedHosts:
         return cls([*_LOCAL, host.lower(), *access.hosts])
 
     def admits(self, header: str) -> bool:
-        """Return whether a request with this Host header is answered. One without the header cannot come from a
-        browser.
-        """
+        """Return whether the Host header is allowed. A missing header is: such a request cannot come from a browser."""
         if self._names is None or not header:
             return True
         name = _name(header)
@@ -264,14 +265,14 @@ class AllowedHosts:
     def refusal(header: str) -> str:
         name = _name(header)[:100]
         return (
-            f"the Host header names {name}, which is not this machine: a web page that uses DNS rebinding sends such "
-            f"requests; to answer them start the server with --allow-host {name}"
+            f"the Host header names {name}, which is not this machine; web pages that use DNS rebinding send such "
+            f"requests. If the name is correct, start the server with --allow-host {name}"
         )
 
 
 def _name(header: str) -> str:
-    """Return the header's name without port, brackets and a final dot (`localhost.` is fully qualified); "" if
-    malformed.
+    """Return the host in a Host header without port, brackets and final dot (`localhost.` is fully qualified). A
+    malformed header is returned unchanged.
     """
     match = _HOST_HEADER.fullmatch(header)
     return (match[1] or match[2] or "").lower().removesuffix(".") if match else header
@@ -284,8 +285,8 @@ def _is_loopback(name: str) -> bool:
         return False
 
 
-# -- CORS: pages of other origins that may call the server; no cookies, ever -------------------------------------------
-# It asks for headers and nothing more, so that a streamed chunk costs what it costs without it (`asgi.SHARED`).
+# -- CORS: web pages of other origins that may call the server, always without cookies ---------------------------------
+# CORS only adds headers to the start of a response (`inference.SHARED`), so streamed chunks cost no more with it.
 
 
 EXPOSED = (
@@ -294,18 +295,18 @@ EXPOSED = (
     "x-inference-time", "x-time-per-token", "x-prompt-tokens", "x-generated-tokens",
     "x-amzn-sagemaker-new-session-id", "x-amzn-sagemaker-session-id", "x-amzn-sagemaker-closed-session-id",
 )  # fmt: skip
-"""Headers of answers that a page may read: ours, TGI's and those of sessions."""
+"""Response headers that a web page may read: the server's own, TGI's, and those of sessions."""
 
 _NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~, -]{0,4096}")
 _READING = ("GET", "HEAD", "OPTIONS")
-_MAX_AGE = b"600"  # seconds that a browser need not ask again
+_MAX_AGE = b"600"  # seconds for which a browser may cache the response to a preflight request
 
 
 class Cors:
-    """Headers for pages of other origins, and answers to their browsers' preflight requests.
+    """The CORS headers for web pages of other origins, and the responses to preflight requests.
 
     Args:
-        origins: that are allowed; empty: CORS is off, and no answer mentions it.
+        origins: allowed origins; if empty, CORS is off, and no response has CORS headers.
     """
 
     def __init__(self, origins: Set[str]) -> None:
@@ -314,7 +315,7 @@ class Cors:
         self._vary: Headers = [] if self._any else [(b"vary", b"origin")]
 
     def prepare(self, scope: Scope) -> None:
-        """Add to every answer to this request whether its origin is allowed."""
+        """Add the CORS headers to all responses to this request."""
         if self._origins:
             scope[SHARED] = self._headers(scope["headers_by_name"].get("origin", ""))
 
@@ -331,9 +332,10 @@ class Cors:
         return self._any or origin.lower() in self._origins
 
     def is_forgery(self, scope: Scope) -> bool:
-        """Return whether a page of another origin had a browser send what needs no preflight: a form's body, or none.
+        """Return whether a web page of another origin sent a form or an empty body, for which browsers need no
+        preflight.
 
-        With JSON's own content type a browser asks first, and is told no.
+        Requests with a JSON content type need a preflight, which the server refuses.
         """
         headers = scope["headers_by_name"]
         origin = headers.get("origin", "")
@@ -343,13 +345,13 @@ class Cors:
         return host != headers.get("host") and "json" not in headers.get("content-type", "").partition(";")[0]
 
     def is_preflight(self, scope: Scope) -> bool:
-        """Return whether the request is a browser's preflight for what a form could not send."""
+        """Return whether the request is a browser's preflight request."""
         headers = scope["headers_by_name"]
         asked = scope["method"] == "OPTIONS" and "origin" in headers and "access-control-request-method" in headers
         return bool(self._origins) and asked
 
     async def answer_preflight(self, scope: Scope, send: Send) -> None:
-        """Allow any method and header to allowed origins: the request itself is checked when it comes."""
+        """Allow all methods and headers if the origin is allowed. The request itself is checked when it arrives."""
         headers: Headers = [(b"x-request-id", scope["request_id"].encode()), *scope[SHARED]]
         let_in = self._lets_in(scope["headers_by_name"]["origin"])
         if let_in:

@@ -1,4 +1,4 @@
-"""Run the server: load the model while a listening socket answers 503, then serve until a signal, and drain."""
+"""The server: it loads the model while the socket already answers 503, serves until a signal, and then drains."""
 
 from __future__ import annotations
 
@@ -37,17 +37,18 @@ from handler.serving.start import StartTimes, running
 
 log = logging.getLogger("handler.server")
 
-# Connections that may arrive at once. Of a full queue the kernel drops them, and the client tries again a second later.
+# Maximum number of connections that wait to be accepted. If the queue is full, the kernel drops new connections, and
+# clients try again after a second.
 BACKLOG = 4096
-_DRAIN = 20.0  # seconds for answers to finish after SIGTERM: SageMaker kills after 30, and ending takes some of those
-_LAST_REQUESTS = 0.1  # seconds for what had come when the last answer went out: each holds at least one look at it
+_DRAIN = 20.0  # seconds for running requests to finish after SIGTERM; SageMaker sends SIGKILL after 30
+_LAST_REQUESTS = 0.1  # seconds for reading requests that arrived before the last response was sent
 
 
-_DESCRIPTORS = 1 << 16  # open files and connections, where the system's hard limit allows so many
+_DESCRIPTORS = 1 << 16  # number of open files and connections to allow, if the system's hard limit is not lower
 
 
 def allow_connections() -> None:
-    """Raise the process's soft limit of open files: a shell's is often 1,024, and each connection is one."""
+    """Raise the soft limit of open files, which is often 1,024 in a shell. Each connection counts as an open file."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _DESCRIPTORS)
     if soft != resource.RLIM_INFINITY and soft < most:
@@ -55,7 +56,11 @@ def allow_connections() -> None:
 
 
 def bind(host: str, port: int, client_timeout: float) -> socket.socket:
-    """A socket to listen on; the kernel ends a connection whose reader takes nothing for `client_timeout` seconds."""
+    """Return a bound socket. The kernel closes connections whose client has not read for `client_timeout` seconds.
+
+    Raises:
+        ConfigError: the server cannot listen on this address.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -70,14 +75,14 @@ def bind(host: str, port: int, client_timeout: float) -> socket.socket:
 
 
 class Server(uvicorn.Server):
-    """uvicorn, but SIGTERM first lets the answers under way finish while new requests get a 503.
+    """The uvicorn server, except that running requests may finish after SIGTERM while new requests get status 503.
 
     Args:
-        access: its certificate makes it HTTPS.
-        keep_alive_timeout: seconds that a connection may be idle between two requests.
-        drain: called once, when the server is asked to stop; new work is refused from then on.
-        busy: how many requests are being answered.
-        give_up: called when they take too long: what is still under way is told so.
+        access: access settings, whose certificate determines whether the server uses HTTPS.
+        keep_alive_timeout: maximum seconds that a connection may be idle between two requests.
+        drain: called once when the server is asked to stop. It makes the application refuse new requests.
+        busy: returns the number of running requests.
+        give_up: called if running requests take too long to finish. It ends them with an error.
     """
 
     def __init__(
@@ -93,7 +98,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                interface="asgi3",  # by default it looks for `async def`
+                interface="asgi3",  # by default, uvicorn requires `async def`
                 http=Protocol,
                 ws="none",
                 lifespan="off",
@@ -102,7 +107,7 @@ class Server(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 backlog=BACKLOG,
-                timeout_keep_alive=keep_alive_timeout,  # type: ignore[arg-type]  # it calls loop.call_later with it
+                timeout_keep_alive=keep_alive_timeout,  # type: ignore[arg-type]  # only passed to loop.call_later
                 timeout_graceful_shutdown=2,
                 ssl_certfile=access.certfile,
                 ssl_keyfile=access.keyfile,
@@ -112,15 +117,15 @@ class Server(uvicorn.Server):
         self._busy = busy
         self._give_up = give_up
         self._deadline: float | None = None
-        self._wake: Callable[[], object] = int  # until there is a loop to wake
+        self._wake: Callable[[], object] = int  # does nothing until the main loop runs
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Leave the handlers alone: `StopSignals` has installed them, and tells `signalled`."""
+        """Install no signal handlers, because `StopSignals` has installed its own, which call `signalled`."""
         yield
 
     async def main_loop(self) -> None:
-        """Wake once a second until the server is stopped; uvicorn's own loop wakes ten times a second."""
+        """Tick once per second until the server is stopped, instead of ten times per second as uvicorn does."""
         due = asyncio.Event()
         loop = asyncio.get_running_loop()
         self._wake = due.set
@@ -131,8 +136,8 @@ class Server(uvicorn.Server):
             timer.cancel()
 
     def signalled(self, number: signal.Signals) -> None:
-        """Drain at the first signal, end what is under way at a second one. The event loop calls it, not a signal
-        handler.
+        """Start to drain at the first signal, and end running requests at the second one. The event loop calls this
+        method, not a signal handler.
         """
         if self._deadline is not None:
             self._deadline = time.monotonic()
@@ -146,14 +151,14 @@ class Server(uvicorn.Server):
         self._wake()
 
     def stop(self) -> None:
-        """Exit at once: nothing is under way that could be finished."""
+        """Exit immediately, because no request is running."""
         self.should_exit = True
         self._wake()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Accept the connections that have come, then no more; answer what they have sent with 503, then close them.
+        """Accept the waiting connections, answer their requests with 503, and close them.
 
-        The kernel resets connections that nobody accepted, and those that are closed with bytes unread.
+        Otherwise the kernel would reset connections that were not accepted, or closed with unread bytes.
         """
         await asyncio.sleep(_LAST_REQUESTS)
         for server in self.servers:
@@ -181,15 +186,15 @@ def serve(
     access: Access = OPEN,
     problems: Iterable[Problem] = (),
 ) -> int:
-    """Serve until a signal; returns the exit status.
+    """Serve until a signal arrives, and return the exit status.
 
     Args:
-        signals: installed.
-        problems: those that are known already; the server does not start with any.
+        signals: installed signal handlers.
+        problems: problems of the configuration that are already known. The server does not start if there are any.
 
     Raises:
-        ConfigError: with all problems: the known ones, those of the address and of model.py; or the model or the
-            engine is not available.
+        ConfigError: the configuration is wrong, the server cannot listen on the address, the user's code cannot be
+            used, or the model or the engine is not available. The error lists all problems found.
     """
     for warning in config.warnings:
         log.info("%s", warning)
@@ -223,7 +228,7 @@ async def _serve(
         give_up=app.give_up,
     )
     signals.listen(server.signalled)
-    listener.listen(BACKLOG)  # before it is said: an engine may be ready sooner than uvicorn
+    listener.listen(BACKLOG)  # uvicorn does so too, but an engine may be ready and announced earlier
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
 
     def announce(spec: Spec) -> None:
@@ -249,7 +254,7 @@ async def _serve(
         progress.stop()
         server.stop()
         if not app.is_open:
-            hosting.cancel()  # nobody waits for the model any more
+            hosting.cancel()  # the model is not needed any more
         await asyncio.wait({hosting})
         try:
             await serving
@@ -266,7 +271,7 @@ async def _host(
     make: Callable[[ServedModel], App],
     serving: asyncio.Future[None],
 ) -> None:
-    """Open the application when the model is loaded, and end with the server.
+    """Run the model until the server ends, and pass all requests to its application.
 
     Raises:
         ConfigError: the model or the engine is not available.
@@ -286,23 +291,23 @@ _EXAMPLES = {
     Task.TRANSCRIPTION: '{"file":"BASE64"}',
     Task.RERANK: '{"query":"pets","texts":["A cat","A car"]}',
 }
-"""A body for /invocations of each task."""
+"""Example of a body for /invocations, by task."""
 
 
 def _greeting(listener: socket.socket, access: Access, task: Task, users: Formatters) -> str:
     host, port = listener.getsockname()[:2]
     at = f"{access.scheme}://{'[' + host + ']' if ':' in host else host}:{port}"
-    near = at.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # all addresses are no address
-    known = "${LMI_API_KEY%%,*}" if os.environ.get("LMI_API_KEY") else "KEY"  # its name, never the key itself
+    near = at.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")  # 0.0.0.0 is not for clients
+    known = "${LMI_API_KEY%%,*}" if os.environ.get("LMI_API_KEY") else "KEY"  # never print the key itself
     key = f' -H "Authorization: Bearer {known}"' if access.keys else ""
     reader = _reader(users)
-    body = f"@body.json  # a body as {reader} reads it" if reader else f"'{_EXAMPLES[task]}'"
+    body = f"@body.json  # in the format that {reader} reads" if reader else f"'{_EXAMPLES[task]}'"
     ask = f"curl -s {near}/invocations -H 'Content-Type: application/json'{key} -d {body}"
     return f"listening on {at}; open {'it' if near == at else near} in a browser, or try:\n  {ask}"
 
 
 def _reader(users: Formatters) -> str:
-    """Name the user's function that reads bodies of /invocations in its own form; empty if there is none."""
+    """Return the name of the user's function that reads bodies of /invocations, or "" if there is none."""
     if users.input is not None:
         return f"the {users.input.title}"
     if users.handle is not None:
@@ -313,7 +318,7 @@ def _reader(users: Formatters) -> str:
 
 
 class StartingApp:
-    """The ASGI application of a server: it refuses every request with 503 until `open` names the real one."""
+    """The ASGI application that answers all requests with 503 until `open` sets the real application."""
 
     def __init__(self, model_name: str) -> None:
         self._model_name = model_name
@@ -322,7 +327,7 @@ class StartingApp:
         self._app: ASGIApp = self._refuse
 
     def open(self, model: ServedModel, app: ASGIApp) -> None:
-        """Hand all later requests to `app`."""
+        """Pass all later requests to `app`."""
         self._model, self._app = model, app
         if self._draining:
             model.drain()
@@ -332,12 +337,12 @@ class StartingApp:
 
     @property
     def is_open(self) -> bool:
-        """Return whether requests go to the real one."""
+        """Return whether requests are passed to the real application."""
         return self._model is not None
 
     @property
     def num_requests(self) -> int:
-        """Requests that are being answered; refusals do not count."""
+        """Return the number of running requests; those answered with 503 do not count."""
         return self._model.num_requests if self._model is not None else 0
 
     def drain(self) -> None:
@@ -361,11 +366,11 @@ class StartingApp:
 
 
 CLEAR = "\r\033[K" if sys.stderr.isatty() else ""
-"""Removes the progress line from a terminal."""
+"""Characters that erase the progress line on a terminal."""
 
 
 class Progress:
-    """The server's present work: seconds count up on a terminal, a log gets a line every ten seconds."""
+    """A progress line of the server's startup. A terminal shows the elapsed seconds; a log gets a line every 10 s."""
 
     def __init__(self) -> None:
         self._task: asyncio.Task[None] | None = None

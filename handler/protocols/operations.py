@@ -255,7 +255,7 @@ _FAILURES: dict[int, Answer] = {
         Conflict("The adapter sql already exists"),
         AdapterFailed("src=adapters/sql: there is no such directory"),
         Unavailable("the engine is not ready: no adapter can be loaded"),
-        NoRoom("there is room for 2 adapters (SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY)"),
+        NoRoom("the limit of 2 adapters is reached (SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY)"),
     )
 }
 """Failures of calls about adapters, by status."""

@@ -1,1 +1,1 @@
-"""Schedules the requests of one engine."""
+"""Scheduling of an engine's requests."""

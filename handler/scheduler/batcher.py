@@ -1,4 +1,4 @@
-"""Batcher of the requests on one engine: synchronous and without I/O of its own; `EngineDriver` calls `step`."""
+"""The batcher of an engine's requests. It is synchronous and does no I/O itself; `EngineDriver` calls its `step`."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from handler.scheduler.lora import AdapterRegistry
 
 log = logging.getLogger("handler.batcher")
 
-_MALFORMED = "request failed in the engine: it returned an id that the tokenizer does not have, or a malformed output"
-_EXPIRY_INTERVAL = 0.25  # seconds between checks for requests past their time, if `step` is called as often
+_MALFORMED = "request failed in the engine: it returned malformed output, or an id that the tokenizer does not have"
+_EXPIRY_INTERVAL = 0.25  # minimum seconds between two checks for expired requests
 
 
 class ClientChannel(Protocol):
     """The part of a client's connection that a fast path writes to."""
 
     def write_chunk(self, data: bytes) -> bool:
-        """Write a chunk at once; return False if that is not possible."""
+        """Write a chunk immediately. Return False if the connection cannot accept it now."""
 
 
 class FastPath:
-    """Encodes the plain tokens of one stream without making a `Delta` of each.
+    """A shortcut that encodes the plain tokens of a stream without creating a `Delta` for each.
 
     Attributes:
-        id: the request's, in the batcher.
-        encode: turns a token into the stream's next bytes.
-        channel: takes lines; None: `keep` gets them.
-        keep: keeps lines that the channel does not take.
-        num_tokens: encoded so far.
+        id: the batcher's id of the request.
+        encode: encodes a token as the next bytes of the stream.
+        channel: connection to write the encoded bytes to, or None if `keep` gets all of them.
+        keep: called with encoded bytes that the channel cannot write immediately.
+        num_tokens: number of tokens encoded so far.
     """
 
     __slots__ = ("channel", "encode", "id", "keep", "num_tokens")
@@ -56,7 +56,7 @@ class FastPath:
 
 @dataclass
 class ActiveRequest:
-    """One accepted request, queued or in the engine."""
+    """An accepted request, either queued or running in the engine."""
 
     id: int
     request: Request
@@ -69,9 +69,10 @@ class ActiveRequest:
 
 
 class RunningRequest:
-    """A request in the engine: one sequence, or a beam search with several.
+    """A running request of the engine: a single sequence, or a beam search with several sequences.
 
-    It has everything that a plain token needs: each further object would be a cache miss per token.
+    The object itself stores everything that a plain token needs, because every further object would cost a cache miss
+    per token.
     """
 
     __slots__ = ("active", "fast_path", "first", "id", "sequences", "single", "special", "texts")
@@ -79,21 +80,26 @@ class RunningRequest:
     def __init__(self, active: ActiveRequest, first: int, sequences: Sequence[SequenceState]) -> None:
         self.active = active
         self.id = active.id
-        self.first = first  # number of its first sequence
-        self.sequences: list[SequenceState | None] = list(sequences)  # None: the sequence has ended
+        self.first = first  # index of the first of `sequences` among the sequences of `active`
+        self.sequences: list[SequenceState | None] = list(sequences)  # None for a sequence that has ended
         self.single = sequences[0]
         self.texts = self.single.texts
         self.special = self.single.special
-        self.fast_path: FastPath | None = None  # of its tokens; None: they come as deltas
+        self.fast_path: FastPath | None = None  # None: all tokens are returned as deltas
 
     def push(self, id: int, logprob: float | None) -> Token:
-        """Add a token to its only sequence."""
+        """Add a token to the request's only sequence."""
         token = self.single.push(id, logprob)
         self.texts = self.single.texts
         return token
 
     def feed(self, output: Output) -> tuple[list[Token], Finish | None, list[Token] | None] | None:
-        """Return an output's tokens, why its sequence ended, and the prompt's tokens; None after the sequence's end."""
+        """Add the engine's output to the sequence that it belongs to.
+
+        Returns:
+            The new tokens; the finish reason, or None if the sequence continues; and the prompt's tokens, or None if
+            the output has no log-probabilities for them. None in place of the tuple if the sequence had already ended.
+        """
         state = self.sequences[output.sequence]
         if state is None:
             return None
@@ -105,103 +111,107 @@ class RunningRequest:
         return tokens, finish, prefill
 
 
-# -- queue of the requests that wait: by priority, then bodies in turn, by arrival; no request starves -----------------
+# -- queue of waiting requests: by priority, then round-robin over bodies, then by arrival; no request starves ---------
 
 
 Item = TypeVar("Item")
 
 MAX_OVERTAKES = 10
-"""Requests in a row that may be taken before the one that has waited longest."""
+"""Maximum number of consecutive requests that may leave the queue before the oldest one."""
 
 
-class _Place(NamedTuple):
+class _Rank(NamedTuple):
     priority: int
     turn: int
-    id: int  # rises with arrival
+    id: int  # increases in order of arrival
 
 
 class RequestQueue(Generic[Item]):
-    """Returns the lowest priority first, and equal ones in order of arrival.
+    """A queue that returns the lowest priority number first, and equal priorities in order of arrival.
 
-    Bodies with several requests take turns: the second request of one comes after the first of all others that wait.
+    Bodies that contain several requests take turns: the second request of a body comes after the first request of every
+    other waiting body.
 
-    After MAX_OVERTAKES requests in a row that did not wait longest comes the one that did, whatever its priority. So
-    the request at place k in order of arrival, from 1, is among the next k * (MAX_OVERTAKES + 1) that are taken.
+    No request starves. After MAX_OVERTAKES consecutive requests that arrived later, the oldest request is returned
+    whatever its priority. The k-th oldest request is therefore among the next k * (MAX_OVERTAKES + 1) that are
+    returned.
     """
 
     def __init__(self) -> None:
-        self._items: dict[int, tuple[_Place, Item]] = {}  # by id, in order of arrival
-        self._order: list[_Place] = []  # sorted
-        self._last_turn = 0  # of what was added last
+        self._items: dict[int, tuple[_Rank, Item]] = {}  # by id, in order of arrival
+        self._order: list[_Rank] = []  # sorted
+        self._last_turn = 0  # turn of the item that was added last
         self._overtakes = 0
 
     def __len__(self) -> int:
         return len(self._items)
 
     def __iter__(self) -> Iterator[Item]:
-        """Iterate in order of arrival."""
+        """Iterate over the items in order of arrival."""
         return (item for _, item in self._items.values())
 
     def add(self, id: int, priority: int, item: Item, *, follows: bool = False) -> None:
-        """Append an item; `id` is above all earlier ones.
+        """Add an item.
 
         Args:
-            follows: it is of the same body as the item that was added before.
+            id: number of the item, higher than all earlier ids.
+            follows: whether the item comes from the same body as the item that was added before it.
         """
         self._last_turn = self._last_turn + 1 if follows else self._next_turn(priority)
-        place = _Place(priority, self._last_turn, id)
-        self._items[id] = place, item
-        bisect.insort(self._order, place)
+        rank = _Rank(priority, self._last_turn, id)
+        self._items[id] = rank, item
+        bisect.insort(self._order, rank)
 
     def _next_turn(self, priority: int) -> int:
-        """Return the lowest turn among the waiting items of a priority."""
+        """Return the lowest turn among the waiting items of a priority, or 0 if no such item waits."""
         index = bisect.bisect_left(self._order, (priority,))
         next_one = self._order[index] if index < len(self._order) else None
         return 0 if next_one is None or next_one.priority != priority else next_one.turn
 
     def first(self) -> Item:
-        """Return the item that `take` would remove."""
+        """Return the next item without removing it."""
         return self._items[self._first_id()][1]
 
     def take(self) -> Item:
-        """Remove the next item."""
+        """Remove and return the next item."""
         id = self._first_id()
         self._overtakes = 0 if id == next(iter(self._items)) else self._overtakes + 1
-        place, item = self._items[id]
-        self._remove(place)
+        rank, item = self._items[id]
+        self._remove(rank)
         return item
 
     def discard(self, id: int) -> None:
-        """Remove an item; unknown ids are ignored."""
+        """Remove an item. Unknown ids are ignored."""
         if id in self._items:
             self._remove(self._items[id][0])
 
     def _first_id(self) -> int:
         return next(iter(self._items)) if self._overtakes >= MAX_OVERTAKES else self._order[0].id
 
-    def _remove(self, place: _Place) -> None:
-        del self._items[place.id]
-        del self._order[bisect.bisect_left(self._order, place)]
+    def _remove(self, rank: _Rank) -> None:
+        del self._items[rank.id]
+        del self._order[bisect.bisect_left(self._order, rank)]
 
 
 class Batcher:
-    """Submit, step, cancel.
+    """A queue of requests in front of an engine, which starts them in order and returns their deltas step by step.
 
-    Ids are unique for the life of the process. Requests wait in a `RequestQueue` until all their sequences fit into the
-    engine. A request's failure ends that request. An engine's failure ends the requests in it; others wait for the next
-    engine.
+    Request ids are unique for the life of the process. A request waits in a `RequestQueue` until the engine has room
+    for all its sequences. If a request fails, only that request ends. If the engine fails, all running requests end,
+    and the queued ones wait for the next engine.
 
     Args:
-        engine: runs the requests.
-        adapters: the model's; by default none.
-        max_active: sequences in the engine at once (`option.max_rolling_batch_size`).
-        max_queued: requests that may wait (`job_queue_size`).
-        queue_timeout: seconds that a request may wait for its first step (`option.predict_timeout`).
-        time_limit: seconds that a request may take from its arrival (`option.request_time_limit`); 0 is no limit.
+        engine: engine that runs the requests.
+        adapters: LoRA adapters of the model; by default there are none.
+        max_active: maximum number of sequences in the engine (`option.max_rolling_batch_size`).
+        max_queued: maximum number of waiting requests (`job_queue_size`).
+        queue_timeout: maximum seconds that a request waits for the engine (`option.predict_timeout`).
+        time_limit: maximum seconds from a request's arrival to its end (`option.request_time_limit`); 0 disables it.
 
     Attributes:
-        num_tokens: that have come so far.
-        fast_paths, lines: the last step's lines, each with the fast path of its tokens; they precede the step's deltas.
+        num_tokens: number of tokens generated so far.
+        fast_paths: fast paths that encoded tokens in the last step.
+        lines: encoded tokens of the last step, one item for each of `fast_paths`. They precede the step's deltas.
     """
 
     def __init__(
@@ -219,7 +229,7 @@ class Batcher:
         self._max_queued = max_queued
         self._queue_timeout = queue_timeout
         self._time_limit = time_limit or math.inf
-        self._expire_at = 0.0  # time of the next check for requests past their time
+        self._expire_at = 0.0  # time of the next check for expired requests
         self.num_tokens = 0
         self.fast_paths: list[FastPath] = []
         self.lines: list[bytes] = []
@@ -237,7 +247,7 @@ class Batcher:
 
     @property
     def ready(self) -> bool:
-        """Return whether the engine takes requests."""
+        """Return whether the engine accepts requests."""
         return self._engine.ready
 
     @property
@@ -246,7 +256,7 @@ class Batcher:
 
     @property
     def num_active(self) -> int:
-        """Number of the engine's requests: sequences and beam searches."""
+        """Return the number of engine requests: single sequences and beam searches."""
         return len(self._in_engine)
 
     @property
@@ -256,21 +266,21 @@ class Batcher:
     def check_room(self) -> None:
         """Raise `Overloaded` if the queue is full."""
         if len(self._queue) >= self._max_queued:
-            raise Overloaded(f"the queue is full: {self._max_queued} requests wait (job_queue_size)")
+            raise Overloaded(f"the queue is full: {self._max_queued} requests are waiting (job_queue_size)")
 
     def submit(
         self, request: Request, prompt: Prompt, started: Callable[[], None] = lambda: None, *, follows: bool = False
     ) -> int:
-        """Accept a request; later steps return its deltas under the returned id.
+        """Accept a request and return its id, which its deltas carry.
 
         Args:
-            started: called when the engine gets the request, perhaps before this returns.
-            follows: another request of the same body was accepted just before, which this one follows into a full
-                queue too.
+            started: called when the engine gets the request, possibly before `submit` returns.
+            follows: whether the previously accepted request comes from the same body. If so, a full queue accepts this
+                request too.
 
         Raises:
             Overloaded: the queue is full.
-            InvalidPayload: its adapter was unregistered since the request was read.
+            InvalidPayload: the request's adapter was unregistered after the request was read.
         """
         if not follows:
             self.check_room()
@@ -283,17 +293,17 @@ class Batcher:
         return active.id
 
     def set_fast_path(self, id: int, fast_path: FastPath) -> None:
-        """Encode the tokens of a running request with one sequence by `fast_path`, unless anything else comes with
-        them.
+        """Encode the plain tokens of a running request with `fast_path`.
 
-        Everything else still comes as deltas. Requests with several sequences, and unknown ids, are left as they are.
+        Other output of the request is still returned as deltas. Requests with several sequences and unknown ids are
+        ignored.
         """
         active = self._running.get(id)
         if active is not None and active.request.sampling.num_sequences == 1:
             self._in_engine[active.keys[0]].fast_path = fast_path
 
     def cancel(self, id: int) -> None:
-        """Forget a request, without a further delta; unknown ids are ignored."""
+        """Cancel a request, which gets no further delta. Unknown ids are ignored."""
         active = self._running.get(id)
         if active is not None:
             self._forget(active)
@@ -302,7 +312,7 @@ class Batcher:
             self._queue.discard(id)
 
     def step(self, timeout: float = 0.0) -> list[Delta]:
-        """Return the deltas of the engine's steps, waiting up to `timeout` seconds for one."""
+        """Return the deltas of all completed engine steps, after waiting up to `timeout` seconds for the first."""
         self.fast_paths.clear()
         self.lines.clear()
         try:
@@ -323,9 +333,9 @@ class Batcher:
         return deltas
 
     def _deliver_columns(self, step: Step, deltas: list[Delta]) -> None:
-        """Deliver one token to each of many sequences; the hot path.
+        """Deliver the tokens in the step's columns, one per sequence. This is the hot path.
 
-        A stream's task sets its fast path after the first token (`RequestTask._open_fast_path`).
+        `RequestTask._open_fast_path` sets the fast path of a stream after the first token.
         """
         in_engine, fast_paths, lines = self._in_engine, self.fast_paths, self.lines
         self.num_tokens += len(step.ids)
@@ -344,7 +354,7 @@ class Batcher:
                 deltas.append(self._malformed(request, error))
                 continue
             if text is None and request.single.stopped:
-                self._engine.cancel(key)  # a stop string, which the engine does not know
+                self._engine.cancel(key)  # the engine does not know of stop strings
                 deltas.append(Delta(request.id, request.first, (token,), Finish.STOP))
                 self._end_sequence(request, key, 0)
                 continue
@@ -354,7 +364,7 @@ class Batcher:
                 continue
             try:
                 lines.append(fast_path.encode(token))
-            except Exception as error:  # one client's answer must not stop the others'
+            except Exception as error:  # one client's response must not stop the others
                 deltas.append(self._unwritten(request, error))
                 continue
             fast_path.num_tokens += 1
@@ -378,7 +388,7 @@ class Batcher:
         if fast_path is not None and finish is None and output.is_plain:
             try:
                 self.lines.append(b"".join(map(fast_path.encode, tokens)))
-            except Exception as error:  # one client's answer must not stop the others'
+            except Exception as error:  # one client's response must not stop the others
                 return deltas.append(self._unwritten(request, error))
             fast_path.num_tokens += len(tokens)
             return self.fast_paths.append(fast_path)
@@ -390,22 +400,22 @@ class Batcher:
         deltas.append(Delta(request.id, sequence, tokens, finish, None, prefill, output.extras))
 
     def _failed(self, id: int, sequence: int, error: ServingError) -> Delta:
-        """End a request that has failed; return its last delta."""
+        """Cancel a failed request and return its last delta."""
         self.cancel(id)
         return Delta(id, sequence, (), Finish.ERROR, error)
 
     def _malformed(self, request: RunningRequest, error: Exception) -> Delta:
-        """End a request for which the engine returned malformed output; return its last delta."""
-        log.error("the engine's output for a request is malformed: %r", error)
+        """Cancel a request for which the engine returned malformed output, and return its last delta."""
+        log.error("the engine returned malformed output for a request: %r", error)
         return self._failed(request.id, request.first, GenerationFailed(_MALFORMED))
 
     def _unwritten(self, request: RunningRequest, error: Exception) -> Delta:
-        """End a request whose line could not be encoded; return its last delta."""
-        log.error("an answer could not be written: a bug", exc_info=error)
+        """Cancel a request whose tokens could not be encoded, and return its last delta."""
+        log.error("a bug in the server: a response could not be encoded", exc_info=error)
         return self._failed(request.id, request.first, InternalError.of(error))
 
     def _admit(self) -> None:
-        """Start waiting requests, in order, as long as they fit into the engine."""
+        """Start waiting requests in order until the engine has no room for the next one."""
         while self._queue:
             first = self._queue.first()
             full = self._in_engine and len(self._in_engine) + first.request.sampling.num_sequences > self._max_active
@@ -418,9 +428,7 @@ class Batcher:
                 self._engine.add(engine_request)
 
     def _engine_requests(self, active: ActiveRequest) -> Iterator[EngineRequest]:
-        """Translate a request for the engine: beams are one engine request; samples are one each, with their own
-        seeds.
-        """
+        """Yield one engine request for a beam search, or one for each sample, with its own seed."""
         request, prompt = active.request, active.prompt
         sampling = request.sampling.with_seed()
         active.unfinished = sampling.num_sequences
@@ -444,7 +452,7 @@ class Batcher:
             del self._running[request.active.id]
 
     def _forget(self, active: ActiveRequest) -> None:
-        """Forget a request, in the engine too."""
+        """Remove a request and cancel its sequences in the engine."""
         self._running.pop(active.id, None)
         for key in active.keys:
             self._engine.cancel(key)
@@ -452,7 +460,7 @@ class Batcher:
 
     def _fail_all(self, error: Exception) -> list[Delta]:
         if not isinstance(error, ServingError):
-            log.exception("the engine raised")
+            log.exception("the engine raised an exception")
             error = engine_failure(error)
         lost = list(self._running.values())
         for active in lost:
@@ -461,11 +469,15 @@ class Batcher:
         return [Delta(active.id, 0, (), Finish.ERROR, error) for active in lost]
 
     def _expire(self, now: float) -> list[Delta]:
-        """Fail requests that waited too long, or took too long."""
+        """Fail requests that have exceeded the queue timeout or the time limit."""
         late = [active for active in self._queue if active.start_by < now]
         overdue = [active for active in self._running.values() if active.end_by < now]
-        not_started = Overloaded(f"waited {self._queue_timeout:g} s for the engine (option.predict_timeout)")
-        not_finished = GenerationFailed(f"not finished within {self._time_limit:g} s (option.request_time_limit)")
+        not_started = Overloaded(
+            f"the request waited {self._queue_timeout:g} s for the engine (option.predict_timeout)"
+        )
+        not_finished = GenerationFailed(
+            f"the request was not finished within {self._time_limit:g} s (option.request_time_limit)"
+        )
         return [self._failed(active.id, 0, not_started) for active in late] + [
             self._failed(active.id, 0, not_finished) for active in overdue
         ]

@@ -1,4 +1,7 @@
-"""The batcher's view of an engine, or of several, which the supervisor and the set of replicas implement; its steps."""
+"""The engine interface that the batcher uses, and an engine wrapper that controls the thinking of reasoning models.
+
+The engine's supervisor and the set of replicas implement the interface.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +14,17 @@ from handler.engines.base import EngineRequest, Output, Step
 
 
 class SteppedEngine(Protocol):
-    """Runs requests. `process/supervisor.py` describes the calls."""
+    """The batcher's interface to an engine or a set of replicas. `process/supervisor.py` describes the calls."""
 
     @property
     def ready(self) -> bool: ...
 
     def admits(self, request: Request, prompt: Prompt) -> bool:
-        """Return whether it takes a request now; the next calls of `add` bring its sequences."""
+        """Return whether the engine accepts a request now. If so, the next calls of `add` pass its sequences."""
 
     def continues(self, key: int) -> bool:
-        """Return whether it takes another part of a request that ran in the last step; the next call of `add`
-        brings it.
+        """Return whether the engine accepts another part of a request that ran in the last step. If so, the next call
+        of `add` passes it.
         """
 
     def add(self, request: EngineRequest) -> None: ...
@@ -31,10 +34,10 @@ class SteppedEngine(Protocol):
 
 
 def join(steps: Sequence[Step]) -> Step:
-    """Join steps that waited together: several tokens of a sequence become one output.
+    """Merge several steps into one. If a sequence has several tokens, they become one output.
 
     Raises:
-        ValueError: a step's columns differ in length.
+        ValueError: the columns of a step differ in length.
     """
     if any(not len(step.keys) == len(step.ids) == len(step.logprobs) for step in steps):
         raise ValueError("a step's columns differ in length")
@@ -51,46 +54,46 @@ def join(steps: Sequence[Step]) -> Step:
             else:
                 ids[key], logprobs[key] = [id], [logprob]
         for output in step.others:
-            if output.key in ids:  # its earlier tokens come first
+            if output.key in ids:  # earlier tokens of the sequence come first
                 earlier = Output(output.key, ids.pop(output.key), logprobs.pop(output.key))
-                if output.is_plain and output.finish is not Finish.ERROR:  # else it brings more than tokens
+                if output.is_plain and output.finish is not Finish.ERROR:  # it contains only tokens
                     all_ids, all_logprobs = [*earlier.ids, *output.ids], [*earlier.logprobs, *output.logprobs]
                     output = output._replace(ids=all_ids, logprobs=all_logprobs)
                 else:
                     others.append(earlier)
             others.append(output)
-    later = {output.key for output in others}  # whose tokens in columns come after these outputs
+    later = {output.key for output in others}  # the tokens in columns of these keys come after the outputs
     others += [Output(key, ids[key], logprobs[key]) for key in ids if len(ids[key]) > 1 or key in later]
     single = [key for key in ids if len(ids[key]) == 1 and key not in later]
     return Step(single, [ids[key][0] for key in single], [logprobs[key][0] for key in single], others)
 
 
-# -- requests in two parts: a thought, then the answer -----------------------------------------------------------------
+# -- requests that run in two parts: the thought, then the answer ------------------------------------------------------
 
 
 _FIRST = 1 << 48  # added to the key of a first part
-_SEEDS = 1 << 32  # between the seeds of the two parts
-_TAIL = 256  # characters of a text's end that hold a mark and what follows it in one token
+_SEEDS = 1 << 32  # difference between the seeds of the two parts
+_TAIL = 256  # last characters of the text, enough for a mark and the rest of the token that it is in
 
 
 class ThinkingEngine:
-    """A `SteppedEngine` whose structured output begins after the thought, and whose thoughts end at their budget.
+    """A `SteppedEngine` that applies structured output after the thought only, and ends thoughts at their token budget.
 
-    The engine gets such a request twice. The first part has no structured output. It is cancelled where the thought
-    ends. The second part's prompt ends with the thought, and has the structured output. So engines need no feature of
-    their own for it, and their prefix cache has most of the second prompt. All other requests go to the engine
-    unchanged.
+    Such a request runs in two parts. The first part generates the thought, without structured output, and is cancelled
+    where the thought ends. The second part generates the answer with structured output; its prompt ends with the
+    thought. Engines therefore need no feature of their own, and most of the second prompt is in their prefix cache. All
+    other requests are passed to the engine unchanged.
 
     Args:
-        engine: runs both parts.
-        vocabulary: the engine's; None if no request has a thought to end.
+        engine: engine that runs both parts.
+        vocabulary: vocabulary of the engine, or None if no request needs its thought ended.
     """
 
     def __init__(self, engine: SteppedEngine, vocabulary: Vocabulary | None) -> None:
         self._engine = engine
         self._vocabulary = vocabulary
         self._first: dict[int, _FirstPart] = {}  # by the engine's key
-        self._late: list[Output] = []  # for the next step
+        self._late: list[Output] = []  # outputs that the next step returns
 
     @property
     def ready(self) -> bool:
@@ -109,7 +112,7 @@ class ThinkingEngine:
         thoughts, budget, rule = sampling.thoughts, sampling.thinking_token_budget, sampling.structured_output
         if thoughts is None or (budget is None and (rule is None or rule.allows_text)):
             return self._engine.add(request)
-        assert self._vocabulary is not None  # such an engine's capabilities have no `thinking_token_budget`
+        assert self._vocabulary is not None  # without one, the engine's capabilities exclude `thinking_token_budget`
         part = _FirstPart(request, thoughts, self._vocabulary)
         if thoughts.is_open and budget == 0 and sampling.max_new_tokens > len(thoughts.closing):
             self._continue(part, _End(thoughts.closing), Output(request.key, (), ()), self._late, fits=True)
@@ -140,7 +143,7 @@ class ThinkingEngine:
         return steps
 
     def _read(self, step: Step) -> Step:
-        """Read the tokens of first parts in a step; leave the others' as they are."""
+        """Process the tokens of first parts in a step, and return all other tokens unchanged."""
         first = self._first
         if first.keys().isdisjoint(step.keys) and not any(output.key in first for output in step.others):
             return step
@@ -160,11 +163,11 @@ class ThinkingEngine:
         return result
 
     def _advance(self, part: _FirstPart, output: Output, others: list[Output]) -> None:
-        """Read a first part's tokens, and begin the second part where the thought ends."""
+        """Process the output of a first part, and start the second part when the thought has ended."""
         key, output = output.key, output._replace(key=part.key)
         try:
             end = None if output.finish is Finish.ERROR else part.feed(output)
-        except IndexError:  # an id that no token has: whoever gets it ends this request, and no other
+        except IndexError:  # not an id of the vocabulary: the batcher then ends this request only
             return others.append(output)
         if end is not None:
             del self._first[key]
@@ -183,8 +186,8 @@ class ThinkingEngine:
         """Start the second part.
 
         Args:
-            output: the last one of the first part.
-            fits: the engine still accepts it; a restarted engine does not.
+            output: last output of the first part.
+            fits: whether the engine still accepts the second part; a restarted engine does not.
         """
         sampling, ids = part.sampling, part.ids
         if end.again:
@@ -198,7 +201,8 @@ class ThinkingEngine:
             if finish is not None:
                 return
         if not fits:
-            others.append(Output(part.key, (), (), Finish.ERROR, error="it was restarted after the thought"))
+            error = "the engine was restarted between the thought and the answer"
+            others.append(Output(part.key, (), (), Finish.ERROR, error=error))
             return
         second = sampling._replace(
             max_new_tokens=sampling.max_new_tokens - len(ids),
@@ -216,9 +220,9 @@ class _End(NamedTuple):
     """The end of a first part.
 
     Attributes:
-        ids: tokens between the kept ones and the second part.
-        num_kept: number of the last output's tokens that are kept.
-        again: nothing is kept, and the answer is generated again: it begins without a thought.
+        ids: ids of the tokens to insert between the kept tokens and the second part.
+        num_kept: number of tokens of the last output that are kept.
+        again: whether to discard all tokens and generate the answer again, because it began without a thought.
     """
 
     ids: Sequence[int] = ()
@@ -227,12 +231,12 @@ class _End(NamedTuple):
 
 
 class _FirstPart:
-    """A request whose thought the engine generates.
+    """The first part of a request, in which the engine generates the thought.
 
     Attributes:
-        ids: generated so far.
-        held: outputs held back while it is open whether the answer begins with a thought.
-        undecided: it is still open whether the answer begins with a thought; nothing is shown until then.
+        ids: ids of the tokens generated so far.
+        held: outputs kept back while `undecided`.
+        undecided: whether it is not known yet if the output begins with a thought. Until then the client gets nothing.
     """
 
     def __init__(self, request: EngineRequest, thoughts: Thoughts, vocabulary: Vocabulary) -> None:
@@ -246,24 +250,24 @@ class _FirstPart:
         self._vocabulary = vocabulary
         self._detokenizer = Detokenizer(vocabulary, skip_special=False)
         self._start = AnswerStart(thoughts)
-        self._tail = ""  # the end of the text
-        self._num_thoughts = 0  # tokens of the thought, without marks
-        self._passes = False  # nothing is looked for any more
+        self._tail = ""  # last characters of the text
+        self._num_thoughts = 0  # number of tokens in the thought, without its marks
+        self._passes = False  # the thought has ended, and its end needs no action
 
     @property
     def undecided(self) -> bool:
         return self._guided and not self._start.is_open
 
     def feed(self, output: Output) -> _End | None:
-        """Add the tokens of an output; return the end where the second part has to begin."""
+        """Add the tokens of an output. Return the part's end if the second part must start now, or None."""
         if self._passes:
             return None
-        if self._is_spent:  # a budget of 0, and no room for a second part
+        if self._is_spent:  # the budget is 0, and there is no room for a second part
             return _End(self._thoughts.closing)
-        # An end token in the thought only ends the thought: the rule says where the answer ends.
+        # An end-of-sequence token in the thought ends the thought only: the answer must follow the structured output.
         ends = self._guided and output.finish is Finish.EOS and (self.undecided or bool(self._thoughts.closing))
         ids = output.ids
-        if ends and ids and ids[-1] in self._vocabulary.special:  # some servers leave it out
+        if ends and ids and ids[-1] in self._vocabulary.special:  # some servers omit the end-of-sequence token
             ids = ids[:-1]
         for index, id in enumerate(ids):
             if (end := self._push(id, index)) is not None or self._passes:
@@ -284,19 +288,19 @@ class _FirstPart:
 
     @property
     def _is_spent(self) -> bool:
-        """Return whether the open thought has used up its token budget."""
+        """Return whether the thought is open and has used up its token budget."""
         budget = self.sampling.thinking_token_budget
         return budget is not None and self._start.is_open and self._num_thoughts >= budget
 
     def _leave(self, id: int, index: int, answer: str) -> _End | None:
-        """End the thought with a token; `answer` is its text after that."""
+        """End the thought with a token. `answer` is the token's text after the end of the thought."""
         if not self._guided:
             self._passes = True
             return None
         if not self._start.is_open:
             return _End(again=True)
         if self._tail[: len(self._tail) - len(answer)].endswith(self._thoughts.calls):
-            return _End(self._thoughts.closing, index)  # a call is no thought, and does not follow the rule
+            return _End(self._thoughts.closing, index)  # a tool call would not follow the structured output
         if not answer:
             self.ids.append(id)
             return _End((), index + 1)
@@ -305,7 +309,7 @@ class _FirstPart:
 
 
 def _replace_end(output: Output, num_kept: int, ids: Sequence[int], finish: Finish | None) -> Output:
-    """Replace an output's last ids. No other tokens were possible: their log-probability is 0."""
+    """Replace all but the first `num_kept` ids of an output. The new tokens are forced: their log-probability is 0."""
     tops = None if output.tops is None else [*output.tops[:num_kept], *[()] * len(ids)]
     logprobs = [*output.logprobs[:num_kept], *[0.0] * len(ids)]
     return output._replace(ids=[*output.ids[:num_kept], *ids], logprobs=logprobs, finish=finish, tops=tops)

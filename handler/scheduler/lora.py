@@ -1,11 +1,11 @@
-"""LoRA adapters: one state machine, from the call that registers an adapter until the engine has dropped it.
+"""LoRA adapters of a model, from their registration until the engine has dropped them.
 
-    state       requests may name it   ends when
-    loading     no, its name is taken  the engine has loaded it: registered; the load failed: forgotten
-    registered  yes                    it is unregistered, or its update is registered: leaving
-    leaving     no, but some still do  no request uses it any more: the engine drops it, forgotten
+    state       new requests may name it      next state
+    loading     no, but its name is reserved  registered when the engine has loaded it; removed if the load failed
+    registered  yes                           leaving when it is unregistered, or when its update is registered
+    leaving     no, older requests use it     removed from the engine when no request uses it any more
 
-A restarted engine has no adapters. Requests carry theirs, and the engine loads them when it needs them.
+A restarted engine has no adapters. Each request carries its adapter, and the engine loads it when it needs it.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ from handler.scheduler.engine import SteppedEngine
 log = logging.getLogger("handler.adapters")
 
 _NAME = re.compile(r"(?!\.+$)[A-Za-z0-9._:@+=~-]{1,256}")
-"""Names go into paths, headers and logs, so they contain no character that needs escaping."""
+"""Allowed names. They appear in paths, headers and logs, so they contain no character that needs escaping."""
 
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Weight files that PEFT's `save_pretrained` writes next to adapter_config.json."""
 
-_OF_MACOS = "__MACOSX"  # beside the files of an archive that macOS has packed
-_MAX_CONFIG = 1 << 20  # bytes of an adapter_config.json; PEFT writes about one thousand
+_OF_MACOS = "__MACOSX"  # directory that macOS adds to archives
+_MAX_CONFIG = 1 << 20  # maximum bytes of an adapter_config.json; PEFT writes about one thousand
 
 
 def check_name(name: str) -> None:
     """Check an adapter's name.
 
     Raises:
-        BadRequest: the name has a character that is not allowed, or a wrong length.
+        BadRequest: the name is too long, or contains a character that is not allowed.
     """
     if not _NAME.fullmatch(name):
         raise BadRequest(f"name={name!r}: must be 1 to 256 letters, digits and . _ : @ + = ~ -, and not only dots")
 
 
 def adapter_path(src: str, base: Path | None) -> Path:
-    """Find the directory that `src` names and check its files; a relative path begins at `base`.
+    """Return the adapter's directory after checking its files. A relative path is resolved against `base`.
 
     Raises:
         BadRequest: `src` is neither a path nor a file URL.
-        AdapterFailed: the directory has no adapter_config.json or no weights, or one of them is broken.
+        AdapterFailed: adapter_config.json or the weights are missing from the directory, or cannot be used.
     """
     directory = _local(src, base)
     try:
@@ -76,7 +76,7 @@ def adapter_path(src: str, base: Path | None) -> Path:
         weights = [file for name in _WEIGHTS if (file := directory / name).exists()]
         if not weights:
             raise AdapterFailed(f"src={src}: contains neither {' nor '.join(_WEIGHTS)}")
-        for file in weights:  # check all: each engine opens another one
+        for file in weights:  # check all of them, since engines differ in which one they open
             _check_regular(src, file)
     except OSError as error:
         raise AdapterFailed(f"src={src}: cannot be read: {error.strerror or error}") from None
@@ -93,10 +93,10 @@ def _local(src: str, base: Path | None) -> Path:
         except ValueError as error:
             raise BadRequest(f"src={src}: {error}") from None
         if url.scheme != "file" or url.netloc not in ("", "localhost") or url.query or url.fragment:
-            raise BadRequest(f"src={src}: adapters are read from directories of this machine: a path, or file:///path")
+            raise BadRequest(f"src={src}: must be a directory on this machine, as a path or as file:///path")
         path = Path(urllib.parse.unquote(url.path))
         if not path.is_absolute():
-            raise BadRequest(f"src={src}: a file URL has an absolute path: file:///path")
+            raise BadRequest(f"src={src}: the path in a file URL must be absolute, as in file:///path")
         return path
     path = Path(src)
     if path.is_absolute():
@@ -121,18 +121,18 @@ def _check_config(src: str, file: Path) -> None:
     except ValueError as error:
         raise AdapterFailed(f"src={src}: {file.name} is not JSON: {error}") from None
     if not isinstance(config, dict):
-        raise AdapterFailed(f"src={src}: {file.name} is not a LoRA adapter's: not a JSON object")
+        raise AdapterFailed(f"src={src}: {file.name} does not describe a LoRA adapter: it is not a JSON object")
     kind = config.get("peft_type", "LORA")
     if kind != "LORA":
-        value = repr(kind[:80]) if isinstance(kind, str) else "no string"  # it may be anything, at any depth
-        raise AdapterFailed(f"src={src}: {file.name} is not a LoRA adapter's (peft_type: {value})")
+        value = repr(kind[:80]) if isinstance(kind, str) else "not a string"  # its repr may have any length
+        raise AdapterFailed(f"src={src}: {file.name} does not describe a LoRA adapter (peft_type: {value})")
 
 
 def _check_regular(src: str, file: Path) -> None:
-    """Check that a file is regular: reading a FIFO or a device may never end.
+    """Check that a file is a regular file, because reading a FIFO or a device may never end.
 
     Raises:
-        AdapterFailed: the file is not regular.
+        AdapterFailed: the file is not a regular file.
         OSError: the file is missing, or its status cannot be read.
     """
     if not stat.S_ISREG(file.stat().st_mode):
@@ -142,12 +142,12 @@ def _check_regular(src: str, file: Path) -> None:
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text[:40]} is not a number in JSON")
+        raise ValueError(f"{text[:40]} is not a valid JSON number")
     return value
 
 
 def adapters_of(directory: Path) -> dict[str, Path]:
-    """List the adapters in a directory by name: one subdirectory each, hidden ones left out.
+    """Return the adapters in the subdirectories of a directory, by name. Hidden subdirectories are skipped.
 
     Raises:
         ConfigError: an adapter cannot be used; the message names it.
@@ -164,7 +164,7 @@ def adapters_of(directory: Path) -> dict[str, Path]:
 
 
 def named_adapters(named: Mapping[str, str], base: Path | None) -> dict[str, Path]:
-    """Find adapters by name and path; a relative path begins at `base`.
+    """Return the directories of adapters by name, after checking them. Relative paths are resolved against `base`.
 
     Raises:
         ConfigError: an adapter cannot be used; the message names it.
@@ -180,26 +180,26 @@ def named_adapters(named: Mapping[str, str], base: Path | None) -> dict[str, Pat
 
 
 def adapters_in(homes: Iterable[Path]) -> dict[str, Path]:
-    """List the adapters of several directories by name, sorted.
+    """Return the adapters in several directories, sorted by name.
 
     Raises:
-        ConfigError: two have the same name.
+        ConfigError: two adapters have the same name, or an adapter cannot be used.
     """
     adapters: dict[str, Path] = {}
     for home in homes:
         for name, path in adapters_of(home).items():
             if (other := adapters.setdefault(name, path)).resolve() != path.resolve():
-                raise ConfigError(f"the adapter {name} is in two places: {other} and {path}")
+                raise ConfigError(f"the adapter {name} exists in two directories: {other} and {path}")
     return dict(sorted(adapters.items()))
 
 
 class Registered(NamedTuple):
-    """An adapter that requests may name.
+    """A registered adapter, which requests may name.
 
     Attributes:
-        adapter: the engine's; an update gives it a new `id`.
-        number: the clients' number: 1, 2, ... in the order of success. Updates keep it; none is used again.
-        preload: whether the engine loaded it when it was registered.
+        adapter: adapter that the engine loads. Each update has a new `id`.
+        number: number that clients see: 1, 2, ... in order of registration. It survives updates and is never reused.
+        preload: whether the engine loaded the adapter at its registration.
     """
 
     adapter: Adapter
@@ -208,31 +208,31 @@ class Registered(NamedTuple):
 
 
 Outcome = Registered | ServingError
-"""Result of a change: the adapter that now has the name, or the reason why nothing has changed."""
+"""Result of a change: the adapter that the name now stands for, or the error if nothing has changed."""
 
 Then = Callable[[Outcome], None]
-"""Receives the outcome of a change."""
+"""Callback for the outcome of a change."""
 
 Change = Callable[[Then], None]
-"""Starts a change."""
+"""Function that starts a change and calls its argument with the outcome."""
 
 
 class _Command(NamedTuple):
-    """A load or a drop that the engine has not answered yet; `then` is None for a drop."""
+    """A command that the engine has not answered yet: a load, or a drop if `then` is None."""
 
     adapter: Adapter
     then: Then | None
 
 
 class AdapterRegistry:
-    """The adapters of one model, in the order of registration.
+    """The adapters of a model, in order of registration.
 
-    `find`, `by_number`, `get`, `check` and `path` may run on any thread, everything else on the batcher's.
+    `find`, `by_number`, `get`, `check` and `path` may be called on any thread, all other methods on the batcher's only.
 
     Args:
-        limit: maximum number of adapters; None: no limit.
-        base: directory where a relative `src` begins.
-        unavailable: the reason why this server has no adapters; "" if it has.
+        limit: maximum number of adapters, or None for no limit.
+        base: directory that a relative `src` is resolved against.
+        unavailable: reason why this server does not support adapters; "" if it supports them.
     """
 
     def __init__(self, limit: int | None = None, base: Path | None = None, unavailable: str = "") -> None:
@@ -245,7 +245,7 @@ class AdapterRegistry:
         self._by_number: dict[int, Registered] = {}
         self._loading: dict[str, Adapter] = {}
         self._leaving: dict[int, Adapter] = {}
-        # A request that was read before its adapter left gets the successor, or is refused where there is none.
+        # A request that was read before its adapter was replaced gets the successor. If there is none, it is refused.
         self._successors: weakref.WeakKeyDictionary[Adapter, Adapter | None] = weakref.WeakKeyDictionary()
         self._commands: dict[int, _Command] = {}  # by the engine's key
         self._engine: SteppedEngine | None = None
@@ -253,11 +253,11 @@ class AdapterRegistry:
         self._requests: Callable[[], Iterable[Request]] = tuple
 
     def bind(self, engine: SteppedEngine, keys: Iterator[int], requests: Callable[[], Iterable[Request]]) -> None:
-        """Set the engine; called once, by the batcher.
+        """Connect the registry to the engine. The batcher calls this once.
 
         Args:
-            keys: gives unused keys of engine commands.
-            requests: lists the requests that wait or run.
+            keys: unused keys for engine commands.
+            requests: returns all queued and running requests.
         """
         self._engine, self._keys, self._requests = engine, keys, requests
 
@@ -275,10 +275,10 @@ class AdapterRegistry:
         return [*self._by_name]
 
     def get(self, name: str) -> Registered:
-        """Look up a name.
+        """Return the adapter with a name.
 
         Raises:
-            NotFound: no adapter has it.
+            NotFound: no adapter has this name.
         """
         entry = self._by_name.get(name)
         if entry is None:
@@ -297,18 +297,18 @@ class AdapterRegistry:
             raise BadRequest(f"LoRA is not enabled: {self._unavailable}")
 
     def path(self, src: str) -> Path:
-        """See `adapter_path`; reads files."""
+        """Return the checked directory of `src`, as `adapter_path` does. This reads files."""
         return adapter_path(src, self.base)
 
     # -- changes -------------------------------------------------------------------------------------------------
 
     def register(self, name: str, path: Path, then: Then, *, preload: bool = True) -> None:
-        """Add an adapter; `then` gets the outcome, except for errors raised here.
+        """Register an adapter. `then` is called with the outcome unless this method raises an error.
 
         Raises:
-            BadRequest: the name is not allowed, or this server has no adapters.
-            Conflict: the name is taken, or another call is changing it.
-            NoRoom: the limit is reached.
+            BadRequest: the name is not allowed, or this server does not support adapters.
+            Conflict: the name is already in use, or another call is changing its adapter.
+            NoRoom: the maximum number of adapters is reached.
             Unavailable: the engine is not ready.
         """
         self.check()
@@ -318,20 +318,23 @@ class AdapterRegistry:
             raise Conflict(f"The adapter {name} already exists")
         num_coming = sum(other not in self._by_name for other in self._loading)
         if self._limit is not None and len(self._by_name) + num_coming >= self._limit:
-            raise NoRoom(f"there is room for {self._limit} adapters (SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY)")
+            raise NoRoom(f"the limit of {self._limit} adapters is reached (SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY)")
         self._load(name, path, preload, then)
 
     def update(self, name: str, then: Then, path: Path | None = None, preload: bool | None = None) -> None:
         """Replace an adapter, or reload changed weights from the same directory.
 
-        Requests in the engine keep the earlier adapter, later ones get the new one.
+        Running requests keep the earlier version of the adapter, and later requests use the new one.
 
         Args:
-            path: by default the earlier adapter's.
-            preload: by default the earlier adapter's.
+            path: directory of the new version; by default that of the earlier version.
+            preload: whether the engine loads the new version now; by default as for the earlier version.
 
         Raises:
-            BadRequest, NotFound, Conflict, Unavailable.
+            BadRequest: this server does not support adapters.
+            NotFound: no adapter has this name.
+            Conflict: another call is changing the adapter.
+            Unavailable: the engine is not ready.
         """
         self.check()
         earlier = self.get(name)
@@ -339,10 +342,12 @@ class AdapterRegistry:
         self._load(name, path or Path(earlier.adapter.path), earlier.preload if preload is None else preload, then)
 
     def unregister(self, name: str) -> None:
-        """Hide an adapter from new requests; the engine drops it after the last request that uses it.
+        """Hide an adapter from new requests. The engine drops it after the last request that uses it.
 
         Raises:
-            BadRequest, NotFound, Conflict.
+            BadRequest: this server does not support adapters.
+            NotFound: no adapter has this name.
+            Conflict: another call is changing the adapter.
         """
         self.check()
         self._check_unchanging(name)
@@ -365,13 +370,13 @@ class AdapterRegistry:
         self._send(_Command(adapter, then))
 
     def _enter(self, adapter: Adapter, *, preload: bool) -> Registered:
-        """Register an adapter: new requests can name it."""
+        """Make an adapter, or its new version, available to new requests."""
         earlier = self._by_name.get(adapter.name)
         number = next(self._numbers) if earlier is None else earlier.number
         entry = self._by_name[adapter.name] = self._by_number[number] = Registered(adapter, number, preload)
         if earlier is not None:
             self._leave(earlier.adapter, adapter)
-        log.info("adapter %s (%d) from %s", adapter.name, number, adapter.path)
+        log.info("adapter %s (number %d) registered from %s", adapter.name, number, adapter.path)
         return entry
 
     def _leave(self, adapter: Adapter, successor: Adapter | None) -> None:
@@ -386,27 +391,27 @@ class AdapterRegistry:
         if command.then is not None:
             adapter = command.adapter
             del self._loading[adapter.name]
-            log.warning("adapter %s from %s: %s", adapter.name, adapter.path, error.public)
+            log.warning("cannot load the adapter %s from %s: %s", adapter.name, adapter.path, error.public)
             command.then(error)
 
-    # -- the batcher's side --------------------------------------------------------------------------------------
+    # -- calls of the batcher ------------------------------------------------------------------------------------
 
     def current(self, request: Request) -> Request:
-        """Return the request with the current version of its adapter, which may have been updated while it waited.
+        """Return the request with the current version of its adapter, which may have been updated in the meantime.
 
         Raises:
-            InvalidPayload: its adapter was unregistered.
+            InvalidPayload: the adapter was unregistered.
         """
         adapter = request.adapter
         if adapter is None or adapter not in self._successors:
             return request
         successor = self._successors[adapter]
         if successor is None:
-            raise InvalidPayload(f"the adapter {adapter.name} was unregistered before the request began")
+            raise InvalidPayload(f"the adapter {adapter.name} was unregistered before the request started")
         return request._replace(adapter=successor)
 
     def take(self, output: Output) -> None:
-        """Process the engine's answer to a load or a drop; ignore any other output."""
+        """Process the engine's response to a load or drop command, and ignore any other output."""
         command = self._commands.pop(output.key, None)
         if command is None:
             return
@@ -422,13 +427,13 @@ class AdapterRegistry:
             self._fail(command, AdapterFailed(reason, detail=output.detail))
 
     def drop_unused(self) -> None:
-        """Have the engine drop leaving adapters that no request uses."""
+        """Drop leaving adapters from the engine if no request uses them any more."""
         for adapter in self._forget_unused():
-            if self._engine is not None and self._engine.ready:  # a restarted engine never had it
+            if self._engine is not None and self._engine.ready:  # an engine that restarts has no adapters to drop
                 self._send(_Command(adapter, None))
 
     def lose_engine(self, error: ServingError) -> None:
-        """End every load with `error`; the next engine loads only the adapters of waiting requests."""
+        """Fail all pending loads with `error`. The next engine loads adapters only when a request needs them."""
         self._forget_unused()
         commands, self._commands = self._commands, {}
         for command in commands.values():
@@ -451,20 +456,29 @@ class AdapterRegistry:
 
 
 class AdapterHome(NamedTuple):
-    """A model's registry, empty at first, and the adapters next to the model, by name."""
+    """The adapter registry of a model, and the adapters to register at startup.
+
+    Attributes:
+        registry: registry of the model, empty at first.
+        at_start: directories of the adapters stored with the model, by name.
+    """
 
     registry: AdapterRegistry
     at_start: Mapping[str, Path] = MappingProxyType({})
 
 
-# -- calls about adapters: the names that DJL's query and SageMaker's body share ---------------------------------------
+# -- calls that change adapters: parameters that DJL's query and SageMaker's body share --------------------------------
 
 
 _KNOWN = {"name", "src", "preload", "pin"}
 
 
 class AdapterCall(NamedTuple):
-    """A call about an adapter; a value is None if it is not given. `ignored` lists its unknown names."""
+    """The parameters of a call that changes an adapter; None for those that are not given.
+
+    Attributes:
+        ignored: names of unknown parameters.
+    """
 
     name: str | None = None
     src: str | None = None
@@ -473,24 +487,24 @@ class AdapterCall(NamedTuple):
 
 
 def read_adapter_call(values: Mapping[str, Any], *, refuse_unknown: bool) -> AdapterCall:
-    """Read a call: `name`, `src`, `preload`, `pin`.
+    """Read the parameters `name`, `src`, `preload` and `pin` of a call.
 
     Raises:
-        BadRequest: a value has a wrong type, a name is unknown, or `pin` is true.
+        BadRequest: a value has the wrong type, a parameter is unknown and unknown ones are refused, or `pin` is true.
     """
     ignored = tuple(name for name in values if name not in _KNOWN)
     if ignored and refuse_unknown:
         raise BadRequest(f"unknown parameter {ignored[0]!r}; known: name, src, preload, pin")
     if _boolean(values, "pin"):
-        raise BadRequest("pin=true: no engine here can pin an adapter in memory")
+        raise BadRequest("pin=true is not supported: the engines cannot pin an adapter in memory")
     return AdapterCall(_text(values, "name"), _text(values, "src"), _boolean(values, "preload"), ignored)
 
 
 def required(value: str | None, name: str) -> str:
-    """Return a required value.
+    """Return the value of a required parameter.
 
     Raises:
-        BadRequest: it is missing.
+        BadRequest: the parameter is missing.
     """
     if value is None:
         raise BadRequest(f"Parameter {name} is required.")

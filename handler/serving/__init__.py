@@ -1,1 +1,1 @@
-"""A served model and its requests in flight, for HTTP and for DJL."""
+"""A served model and its running requests, shared by the HTTP server and DJL."""

@@ -1,4 +1,4 @@
-"""Find the dialect of a request's route; decode, parse and tokenize it without holding up the event loop."""
+"""Admission of requests: find the route's dialect; decode, parse and tokenize without blocking the event loop."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ T = TypeVar("T")
 
 TOKENIZER_THREADS = 2
 MOST_TOKENIZING = 4 * TOKENIZER_THREADS
-"""Maximum number of concurrent requests that only tokenize; those for answers need the same threads."""
-_PARSE_INLINE = 1 << 16  # bytes of a body, from which on it is parsed off the event loop
-_TOKENIZE_INLINE = 1 << 10  # bytes of a body, from which on it is tokenized off the event loop
-_TOKENIZE_STEPPED = 1 << 13  # and off a stepped one, where a thread's result comes a step later
+"""Maximum number of concurrent requests that only tokenize. Requests for inference use the same threads."""
+_PARSE_INLINE = 1 << 16  # bytes; larger bodies are parsed on a thread
+_TOKENIZE_INLINE = 1 << 10  # bytes; larger bodies are tokenized on a thread
+_TOKENIZE_STEPPED = 1 << 13  # the same for a stepped loop, which sees a thread's result only in its next step
 
 INVOKE = ("/invocations", "/predictions/{model}", "/predictions/{model}/{version}", "/models/{model}/invoke")
-"""The configured dialect's routes."""
+"""Routes of the configured dialect."""
 
 
 class InferenceRoutes:
-    """The routes for inference of one model: path templates with `{model}` and `{version}`, each with its dialect.
+    """The routes for inference with one model: path templates that contain `{model}` and `{version}`, and their
+    dialects.
 
     Args:
-        model: the model's name.
-        dialects: the other routes' dialects, by template.
+        model: name of the model.
+        dialects: dialects of the routes besides `INVOKE`, by template.
     """
 
     def __init__(self, model: str, dialects: Mapping[str, Dialect]) -> None:
@@ -52,14 +53,14 @@ class InferenceRoutes:
         self._patterns = [(re.compile(_pattern(template)), dialect) for template, dialect in templates.items()]
 
     def has(self, path: str) -> bool:
-        """Return whether a route for inference matches, whatever model the path names."""
+        """Return whether the path matches a route for inference, whether or not its model is served."""
         return any(pattern.fullmatch(path) for pattern, _ in self._patterns)
 
     def dialect(self, path: str) -> Dialect | None:
-        """Return the dialect of a path; None is the configured one.
+        """Return the dialect of a path, or None for the configured one.
 
         Raises:
-            InvalidPayload: there is no such route.
+            InvalidPayload: no route matches the path.
         """
         for pattern, dialect in self._patterns:
             match = pattern.fullmatch(path)
@@ -68,8 +69,8 @@ class InferenceRoutes:
         raise InvalidPayload(self.refusal(path))
 
     def refusal(self, path: str) -> str:
-        """Return the error for a path that is not a route for inference, with the routes that are."""
-        return f"route={path[:64]} is not a route for inference; these are: {self._names}"
+        """Return the error message for a path that is not a route for inference. It lists all routes."""
+        return f"route={path[:64]} is not a route for inference; available routes: {self._names}"
 
     def _is_served(self, names: Mapping[str, str]) -> bool:
         return names.get("model", self._model) == self._model and names.get("version", "1") == "1"
@@ -80,11 +81,11 @@ def _pattern(template: str) -> str:
 
 
 class Admission:
-    """Decodes, parses and tokenizes requests. Belongs to the event loop's thread, and tokenizes on others.
+    """The decoding, parsing and tokenizing of requests. All methods must be called on the event loop's thread.
 
     Args:
-        rules: for media.
-        stepped: the loop runs in a host's steps only.
+        rules: rules for loading media.
+        stepped: whether the event loop runs only in steps of its host.
     """
 
     def __init__(self, preprocessor: Preprocessor, rules: MediaRules, *, stepped: bool) -> None:
@@ -98,17 +99,17 @@ class Admission:
 
     @functools.cached_property
     def formatters(self) -> FormatterThread:
-        """Return the thread of model.py's and adapters' formatters; it starts with their first call."""
+        """Return the thread that runs the formatters of model.py and of adapters. It is started by the first call."""
         return FormatterThread(self._loop.call_soon_threadsafe)
 
     async def decode(self, body: bytes, head: Head, memory: Share) -> Decoded:
-        """Decode a body; a model.py's input formatter runs on its own thread.
+        """Decode a body. An input formatter of model.py runs on its own thread.
 
         Args:
-            memory: for the body and its decoded value.
+            memory: share of the memory quota for the body and its decoded value.
 
         Raises:
-            ServingError: as `Preprocessor.decode`, or there is no memory for it.
+            ServingError: the body cannot be decoded (see `Preprocessor.decode`), or there is not enough memory.
         """
 
         def decode() -> Decoded:
@@ -121,10 +122,10 @@ class Admission:
         return await self.run(len(body), decode)
 
     async def recall(self, body: Decoded, size: int, head: Head) -> Recalled | None:
-        """Load the stored answers that a body of `size` bytes refers to; None: it refers to none.
+        """Load the stored responses that a body of `size` bytes refers to, or return None if it uses none.
 
         Raises:
-            ServingError: too many wait for them, or its own could not be kept.
+            ServingError: too many requests are waiting for stored responses, or there is no room to store the new one.
         """
         store, dialect = self.preprocessor.store, self.preprocessor.dialect_of(head)
         if store is None or (wanted := await self.run(size, functools.partial(dialect.wanted, body.value))) is None:
@@ -143,30 +144,36 @@ class Admission:
         return await self._end(store.recall(owner, wanted))
 
     async def encode(self, request: Request, size: int, head: Head) -> tuple[Request, Prompt]:
-        """Load the media of a request of a body of `size` bytes, tokenize it, and check its structured output.
+        """Load the media of a request, tokenize its prompt, and check its structured output.
+
+        Args:
+            size: bytes of the request's body.
 
         Raises:
-            ServingError: the prompt does not fit, a medium is not available, or the engine cannot follow the structured
-                output.
+            ServingError: the prompt is too long, a medium cannot be loaded, or the engine does not support the
+                structured output.
         """
         media, reservation = await self._load_media(request, head)
         encoded = await self._tokenizing(self.preprocessor.encode, request, size, media)
         if reservation is not None and (placed := encoded[1].media) is not None:
-            weakref.finalize(placed, reservation.give_back)  # they are copies
+            weakref.finalize(placed, reservation.give_back)  # the prompt has its own copies of the media
         if (trial := self.preprocessor.try_structured_output(request)) is not None:
             check_structured_output(request, await self._end(trial))
         return encoded
 
     async def tokenize(self, request: Request, size: int, head: Head, take: Callable[[Prompt], None]) -> None:
-        """Hand the prompt to `take`, on the thread that tokenized it, however many tokens the model takes.
+        """Tokenize a prompt of any length, and call `take` with it on the same thread.
+
+        Args:
+            size: bytes of the request's body.
 
         Raises:
-            Overloaded: as many as may are being tokenized.
+            Overloaded: too many requests are being tokenized.
             ServingError: the prompt cannot be tokenized.
         """
-        media, _ = await self._load_media(request, head)  # they have limits of their own, and may take long
+        media, _ = await self._load_media(request, head)  # media have their own limits, and may take long to load
         if self._num_tokenizing >= MOST_TOKENIZING:
-            raise Overloaded(f"{MOST_TOKENIZING} requests are being tokenized")
+            raise Overloaded(f"too many requests are being tokenized: {MOST_TOKENIZING}")
         self._num_tokenizing += 1
         try:
             use = functools.partial(self._tokenize_for, take)
@@ -178,7 +185,7 @@ class Admission:
         take(self.preprocessor.tokenize(request, media))
 
     async def _load_media(self, request: Request, head: Head) -> tuple[Sequence[Medium], Reservation | None]:
-        """Load a request's media; when the caller is cancelled, their fetches end."""
+        """Load a request's media. If the caller is cancelled, the downloads are cancelled too."""
         if not request.media:
             return (), None
         return await self._end(self._media.load(request.media, head.owner))
@@ -186,37 +193,46 @@ class Admission:
     async def _tokenizing(
         self, use: Callable[[Request, Sequence[Medium]], T], request: Request, size: int, media: Sequence[Medium]
     ) -> T:
-        """Call `use` on a request of a body of `size` bytes: inline, on a thread, or on one for long texts."""
+        """Call `use` with the request: inline, on a thread, or on a thread for long prompts.
+
+        Args:
+            size: bytes of the request's body.
+        """
         if size < self._tokenize_inline and not media:
             return use(request, media)
         call = functools.partial(use, request, media)
-        size += sum(len(medium.data) for medium in media)  # they are copied
+        size += sum(len(medium.data) for medium in media)  # the media are copied
         return await self._end(self._submit(call, size, apart=is_long(request)))
 
     async def run(self, size: int, use: Callable[[], T]) -> T:
-        """Call `use` on a body of `size` bytes: inline, on a thread, or on one for large bodies."""
+        """Call `use`, which processes a body of `size` bytes: inline, on a thread, or on a thread for large bodies."""
         if size < _PARSE_INLINE:
             return use()
         return await self._end(self._submit(use, size, apart=size >= LARGE))
 
     def write(self, feed: Callable[[], bytes], *, keeps: bool) -> asyncio.Future[bytes] | None:
-        """Write an answer's end on a thread; None if the loop runs in steps, which must not wait long.
+        """Call `feed`, which renders the end of a response, on a thread. Return None if it must be called inline,
+        because the loop runs in steps.
 
         Args:
-            keeps: the answer is stored, which must happen before the client gets it.
+            keeps: whether `feed` also stores the response, which must happen before the client gets it.
         """
         if keeps and self.preprocessor.store is not None:
             return self._end(self.preprocessor.store.write(feed))
         return None if self._stepped else self._end(self._threads.submit(feed, LARGE, slow=True))
 
     def _submit(self, call: Callable[[], T], size: int, *, apart: bool) -> Future[T]:
-        """Make a call on a thread; those for small bodies go first. Long ones have threads of their own."""
+        """Make a call on a thread. Calls for small bodies go first.
+
+        Args:
+            apart: whether the call takes so long that it needs one of the threads for large bodies.
+        """
         if apart:
             return self.preprocessor.large_bodies.submit(size, call)
         return self._threads.submit(call, size, slow=size >= LARGE)
 
     def _end(self, work: Future[T]) -> asyncio.Future[T]:
-        """Return what to await. The loop is named, as it need not be running when a request begins."""
+        """Return an awaitable for the future. The loop is passed, as it may not be running when a request starts."""
         return asyncio.wrap_future(work, loop=self._loop)
 
     def close(self) -> None:

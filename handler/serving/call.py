@@ -1,4 +1,4 @@
-"""Check a request's head, parse its body, and turn its prompts into token ids."""
+"""The preprocessing of requests: check the head, decode and parse the body, and tokenize the prompts."""
 
 from __future__ import annotations
 
@@ -41,20 +41,26 @@ if TYPE_CHECKING:
 
 
 _JSON_LINES = re.compile(r"application/(x-)?(jsonlines|ndjson|jsonl)")
-"""Content types of JSON lines; a request has one line: batch transform sends them so, and LMI reads them so."""
+"""Content types of JSON lines. As in LMI, a request must contain one line; batch transform sends single lines."""
 
 _JSON_TYPES = re.compile(rf"|application/(.+\+)?json|application/x-www-form-urlencoded|{_JSON_LINES.pattern}")
-"""Content types that are read as JSON: none, JSON's names, and the one that curl -d sends."""
+"""Content types that are read as JSON: an empty one, those of JSON, and the one that `curl -d` sends."""
 
 _FORM = "multipart/form-data"
 
 _TARGET_MODEL = "x-amzn-sagemaker-target-model"
 
-MAX_LOGITS = 1 << 20  # numbers in an answer: as JSON some 20 MB, of which SageMaker lets 25 through
+MAX_LOGITS = 1 << 20  # maximum numbers in a response: about 20 MB of JSON; SageMaker's limit is 25 MB
 
 
 class Decoded(NamedTuple):
-    """A decoded body, the result of a model.py, and the session's call, if it is one."""
+    """A decoded body.
+
+    Attributes:
+        value: decoded value, which the dialect parses.
+        given: value that the input formatter of model.py has returned.
+        session_call: NEW_SESSION or CLOSE if the body opens or closes a session, otherwise "".
+    """
 
     value: Any
     given: Any = None
@@ -62,21 +68,21 @@ class Decoded(NamedTuple):
 
 
 class Preprocessor:
-    """Reads and checks requests. Thread-safe.
+    """The reader of requests, which decodes, parses, checks and tokenizes them. Thread-safe.
 
     Args:
-        dialect: that of the bodies, where a route has none of its own.
-        context: what the dialect needs to know of the rest.
-        tokenizer: the engine's.
-        engine_info: the engine's description; None until it is loaded.
-        formatters: a model.py's readers of bodies and writers of answers.
-        validator: checks what clients send; None if nothing has to be checked.
-        sessions: None if they are off.
-        store: keeps answers for later requests; None if nothing is kept.
-        whole: the host sends whole answers only: a batch of DJL's has one content type.
+        dialect: dialect of routes that have none of their own.
+        context: facts about the server that dialects need.
+        tokenizer: tokenizer of the engine's model.
+        engine_info: returns the description of the engine, or None while the engine is loading.
+        formatters: input and output formatters of model.py.
+        validator: checker of structured output, or None if none is needed.
+        sessions: open sessions, or None if sessions are off.
+        store: store of responses for later requests, or None if responses are not stored.
+        whole: whether the host cannot stream. A dynamic batch of DJL has one content type for all its responses.
 
     Attributes:
-        of_adapters: formatters of adapters' own.
+        of_adapters: formatters in the model.py files of adapters.
     """
 
     def __init__(
@@ -111,11 +117,11 @@ class Preprocessor:
         self._whole = whole
 
     def read_head(self, head: Head) -> Head:
-        """Return the head with the values of its headers. Refuse, before the body is read, what no body could
-        correct.
+        """Return the head with the values read from its headers. Errors in headers are raised before the body is read.
 
         Raises:
-            InvalidPayload, UnsupportedMedia: naming the header.
+            InvalidPayload: a header is invalid; the message names it.
+            UnsupportedMedia: the content type or encoding is not supported.
             BadRequest: the session does not exist.
         """
         headers, dialect = head.headers, head.dialect
@@ -146,19 +152,25 @@ class Preprocessor:
         return head.media_type == _FORM and self.dialect_of(head).forms
 
     def input_formatter(self, head: Head) -> str:
-        """Return the title of the input formatter, for messages; "" if none reads the body."""
+        """Return the title of the input formatter for messages, or "" if no formatter reads the body."""
         if head.dialect is not None:
             return ""
         if self.of_adapters.read:
             return "input formatter of an adapter's model.py"
-        formatter = head.formatters.input  # also that of an adapter which has gone since
+        formatter = head.formatters.input  # possibly of an adapter that was unregistered in the meantime
         return "" if formatter is None else formatter.title
 
     def decode(self, body: bytes, head: Head) -> Decoded:
-        """Decode a body; a large one by `large_bodies.submit`. model.py's formatter gets bodies of /invocations only.
+        """Decode a body. An input formatter of model.py reads bodies of /invocations only.
+
+        A large body must be decoded on a thread of `large_bodies`.
 
         Raises:
-            NotJson, TooLarge, Unavailable, FormatterFailed, BadRequest.
+            NotJson: the body is not valid JSON.
+            TooLarge: the body contains too much, or takes too long to decode.
+            Unavailable: the process that decodes large bodies cannot be started.
+            FormatterFailed: the input formatter failed.
+            BadRequest: the body of a call about a session is not valid.
         """
         try:
             return self._decode(body, head)
@@ -166,8 +178,8 @@ class Preprocessor:
             media = head.media_type
             if _JSON_LINES.fullmatch(media) and (num_lines := sum(map(bool, map(bytes.strip, body.splitlines())))) > 1:
                 raise NotJson(
-                    f"{media}: a request has one line of JSON, this body has {num_lines}: send each as a request of "
-                    "its own (batch transform: SplitType=Line, BatchStrategy=SingleRecord)"
+                    f"{media}: a request must be one line of JSON, but this body has {num_lines} lines; send one "
+                    "request per line (in batch transform: SplitType=Line, BatchStrategy=SingleRecord)"
                 ) from None
             raise
 
@@ -186,12 +198,10 @@ class Preprocessor:
         return Decoded(self._read_value(body, head))
 
     def _input_formatter(self, body: bytes, head: Head) -> InputFormatter | None:
-        """Return the formatter that reads a body: the formatter of the adapter that head or body name, or the model's
-        own.
-        """
+        """Return the input formatter for a body: that of the adapter named in the head or the body, or the model's."""
         formatters = head.formatters
         if self.of_adapters.read and head.adapter is None:
-            with contextlib.suppress(ServingError):  # what is not JSON may be for the model's own
+            with contextlib.suppress(ServingError):  # a body that is not JSON may be meant for the model's formatter
                 formatters = self._formatters_of(self._adapter_in(self._read_value(body, head)))
         return self._input_of(formatters)
 
@@ -203,7 +213,7 @@ class Preprocessor:
         return self.of_adapters.of(adapter, self.formatters) if self.of_adapters.exist else self.formatters
 
     def _adapter_in(self, body: Any) -> Adapter | None:
-        """Return the adapter whose formatters a body asks for; None without one. `model` only chooses weights."""
+        """Return the adapter in the body's `adapters`, or None. An adapter named by `model` has no formatters."""
         if not isinstance(body, dict):
             return None
         named = body.get("adapters")
@@ -223,10 +233,11 @@ class Preprocessor:
             self.store.close()
 
     def parse(self, body: Decoded, head: Head, recalled: Recalled | None = None) -> ParsedRequest:
-        """Return the request of a decoded body.
+        """Parse a decoded body.
 
         Args:
-            recalled: the stored answers that it refers to; None: none, and its own is not stored.
+            recalled: stored responses that the body refers to. None if it refers to none and its own is not to be
+                stored.
 
         Raises:
             ServingError: the dialect refuses the body.
@@ -238,11 +249,13 @@ class Preprocessor:
         if recalled is not None and self.store is not None:
             context = replace(context, keeper=self.store.keeper(head.owner), recalled=recalled)
         call = self.dialect_of(head).parse(body.value, context)
-        if call.take_prompt is None:  # every model has a prompt's tokens
+        if call.take_prompt is None:  # models for any task can tokenize a prompt
             for request in call.requests:
                 check_task(request, self.context.task)
         if call.streams and self._whole:
-            raise InvalidPayload("'stream': DJL's dynamic batches are answered whole; streams need rolling batch")
+            raise InvalidPayload(
+                "'stream' is not supported by DJL's dynamic batching; streaming requires rolling batch"
+            )
         if adapter is not None:
             call = call._replace(requests=[_for_adapter(request, adapter) for request in call.requests])
         elif self.of_adapters.exist:
@@ -255,12 +268,15 @@ class Preprocessor:
         return with_formatter(call, formatter, body.value, body.given, tgi_compat=compat, session=session)
 
     def encode(self, request: Request, media: Sequence[Medium] = ()) -> tuple[Request, Prompt]:
-        """Return the rest of the request, with its length settled, and the prompt, truncated as asked and within the
-        limits.
+        """Tokenize a request and check its limits.
+
+        Returns:
+            The request without its prompt, with its final maximum number of new tokens, and the prompt, truncated if
+            the request asks for it.
 
         Raises:
-            InvalidPayload, InvalidParameter: the prompt or a parameter exceeds a limit. Engines would clamp it, or fail
-                later.
+            InvalidPayload: the prompt exceeds a limit. Engines would truncate it silently, or fail later.
+            InvalidParameter: a parameter exceeds a limit.
         """
         if request.pooling is not None:
             return encode_pooled(request, self._tokenizer, self._engine_info(), self.context.config.max_input_len)
@@ -271,10 +287,12 @@ class Preprocessor:
         return self._filled(request, prompt), prompt
 
     def tokenize(self, request: Request, media: Sequence[Medium] = ()) -> Prompt:
-        """Return the prompt's ids and `media`, truncated as asked.
+        """Return the prompt with its token ids and media, truncated if the request asks for it.
 
         Raises:
-            InvalidPayload, InvalidParameter, PromptTooLong: naming the field.
+            InvalidPayload: a field is wrong; the message names it.
+            InvalidParameter: a parameter is wrong; the message names it.
+            PromptTooLong: the prompt is too long to be tokenized.
         """
         if request.pooling is not None:
             return encode_pooled(request, self._tokenizer)[1]
@@ -295,7 +313,7 @@ class Preprocessor:
         return prompt if most is None else prompt._replace(ids=prompt.ids[-most:])
 
     def _room(self, request: Request) -> int | None:
-        """Return how many tokens of a prompt fit next to the answer; None if nothing was ever loaded."""
+        """Return the number of prompt tokens that leave room for the answer, or None if no engine was ever loaded."""
         limit = self._most_tokens()
         if limit is None:
             return None
@@ -303,9 +321,9 @@ class Preprocessor:
         return max(1, min(limit - free, self.context.config.max_input_len or limit))
 
     def try_structured_output(self, request: Request) -> Future[str] | None:
-        """Start a check of the request's structured output; return None if there is nothing to wait for.
+        """Start a check of the request's structured output, or return None if no check is needed.
 
-        `check_structured_output` reads the outcome.
+        The result must be passed to `check_structured_output`.
         """
         output = request.sampling.structured_output
         return None if output is None or self.validator is None else self.validator.check(output)
@@ -322,11 +340,11 @@ class Preprocessor:
         rows += sampling.max_new_tokens * sampling.num_sequences * sampling.return_generation_logits
         if rows * len(vocabulary) > MAX_LOGITS:
             raise InvalidParameter(
-                f"{names.logits}: {rows} rows of {len(vocabulary)} logits are too many for an answer; at most "
-                f"{MAX_LOGITS // len(vocabulary)} by a shorter prompt or a smaller {names.max_new_tokens}"
+                f"{names.logits}: {rows} rows of {len(vocabulary)} logits are too many for one response; at most "
+                f"{MAX_LOGITS // len(vocabulary)} rows are allowed: shorten the prompt or reduce {names.max_new_tokens}"
             )
         info = self._engine_info()
-        if info is None:  # nothing was ever loaded: the host turns requests away
+        if info is None:  # no engine was ever loaded: the host refuses requests
             return
         limit = info.max_total_tokens
         most = min(limit - 1, self.context.config.max_input_len or limit)
@@ -337,7 +355,7 @@ class Preprocessor:
             raise AnswerTooLong(names.max_new_tokens, num_prompt, needed, limit)
 
     def _filled(self, request: Request, prompt: Prompt) -> Request:
-        request = request._replace(messages=(), media=(), tools=())  # the prompt has taken their place
+        request = request._replace(messages=(), media=(), tools=())  # the prompt contains them now
         limit, wanted = self._most_tokens(), request.sampling.max_new_tokens
         if limit is None or wanted <= (left := limit - len(prompt.ids)):
             return request
@@ -349,15 +367,15 @@ class Preprocessor:
 
 
 def _needed(request: Request) -> int:
-    """Return how many tokens must be left for the answer."""
+    """Return the number of tokens that must be left for the answer."""
     wanted = request.sampling.max_new_tokens
     return wanted if request.min_free_tokens is None else min(wanted, request.min_free_tokens)
 
 
 def check_structured_output(request: Request, why: str) -> None:
-    """Raise InvalidParameter with `why`, the result of the check of structured output, unless it is empty."""
+    """Raise InvalidParameter if the check of the structured output has failed for the reason `why`."""
     if why:
-        raise InvalidParameter(f"{request.names.structured_output}: the engine cannot follow it: {why}")
+        raise InvalidParameter(f"{request.names.structured_output}: the engine cannot apply it: {why}")
 
 
 _ROUTES = {
@@ -371,12 +389,12 @@ _KINDS = {"embed": Task.EMBEDDING, "score": Task.RERANK, "classify": Task.CLASSI
 
 
 def check_task(request: Request, task: Task) -> None:
-    """Raise InvalidPayload if the request asks for something that the model does not compute."""
+    """Raise InvalidPayload if the request is for a task other than the model's."""
     generated = Task.TRANSCRIPTION if request.transcribes else Task.GENERATION
     wanted = generated if request.pooling is None else _KINDS[request.pooling.kind]
     if wanted is not task:
         raise InvalidPayload(
-            f"this server is for {task.value} (option.task): it answers {_ROUTES[task]}; this is {wanted.value}"
+            f"this server is for {task.value} (option.task), on {_ROUTES[task]}; this request is for {wanted.value}"
         )
 
 
@@ -384,23 +402,23 @@ def _for_adapter(request: Request, adapter: Adapter) -> Request:
     return request._replace(adapter=merge_adapters(adapter, request.adapter, "the body"))
 
 
-# -- forms (multipart/form-data) of small texts and files, which stay in memory ----------------------------------------
+# -- forms (multipart/form-data) of small texts and files, which are kept in memory ------------------------------------
 
 
-_MOST_PARTS = 64  # OpenAI's routes have some ten
-_MOST_TEXT = 1 << 20  # bytes of a part that is no file
-_MOST_BOUNDARY = 70  # characters: RFC 2046, section 5.1.1
+_MOST_PARTS = 64  # maximum number of parts; OpenAI's routes have about ten
+_MOST_TEXT = 1 << 20  # maximum bytes of a part that is not a file
+_MOST_BOUNDARY = 70  # maximum characters (RFC 2046, section 5.1.1)
 
 
 Parts = dict[str, str | Upload | list[str]]
 
 
 def read_form(body: bytes, content_type: str) -> Parts:
-    """Return the parts by name; of two with a name the last counts, as in JSON. Values of a name with `[]` form a
-    list.
+    """Return the parts of a form by name. If a name is repeated, its last part counts, as in JSON. The parts of a name
+    that ends with `[]` form a list.
 
     Raises:
-        InvalidPayload: the body is no such form, or has too many parts.
+        InvalidPayload: the body is not a valid form, or has too many parts.
     """
     form = FormReader(content_type)
     form.feed(body)
@@ -408,13 +426,13 @@ def read_form(body: bytes, content_type: str) -> Parts:
 
 
 class FormReader:
-    """Reads a form as it comes, and gathers its parts.
+    """An incremental parser of forms, which collects their parts.
 
     Args:
-        write: takes the form's one file in pieces; None: files are parts like others.
+        write: called with the pieces of the form's only file. If it is None, files are collected like other parts.
 
     Raises:
-        InvalidPayload: the content type names no boundary.
+        InvalidPayload: the content type has no valid boundary.
     """
 
     def __init__(self, content_type: str, write: Callable[[memoryview], None] | None = None) -> None:
@@ -422,8 +440,9 @@ class FormReader:
 
         boundary = parse_options_header(content_type)[1].get(b"boundary", b"")
         if not 0 < len(boundary) <= _MOST_BOUNDARY:
-            words = f"needs a boundary of 1 to {_MOST_BOUNDARY} characters"
-            raise InvalidPayload(f"content type multipart/form-data {words}")
+            raise InvalidPayload(
+                f"content type multipart/form-data needs a boundary of 1 to {_MOST_BOUNDARY} characters"
+            )
         self._parser = MultipartParser(boundary, self._callbacks)
         self._parts: Parts = {}
         self._ended = False
@@ -435,10 +454,10 @@ class FormReader:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> None:
-        """Read a piece.
+        """Parse the next piece of the body.
 
         Raises:
-            InvalidPayload: the body is no such form, or has too many parts.
+            InvalidPayload: the body is not a valid form, or has too many parts.
         """
         from python_multipart.exceptions import FormParserError
 
@@ -448,10 +467,10 @@ class FormReader:
             raise _no_form() from None
 
     def end(self) -> Parts:
-        """Return the parts by name, as `read_form`.
+        """Return the parts by name, like `read_form`.
 
         Raises:
-            InvalidPayload: the form breaks off.
+            InvalidPayload: the form is incomplete.
         """
         if not self._ended:
             raise _no_form()
@@ -481,7 +500,7 @@ class FormReader:
         self._field, self._value = bytearray(), bytearray()
 
     def _open(self) -> None:
-        """Choose what takes the part's data."""
+        """Choose the function that receives the part's data."""
         from python_multipart.multipart import parse_options_header
 
         self._options = parse_options_header(self._headers.get(b"content-disposition", b""))[1]
@@ -502,7 +521,7 @@ class FormReader:
             return
         if len(self._data) > _MOST_TEXT:
             raise InvalidPayload(
-                f"{name[:64]!r}: a text field of a form may have {_MOST_TEXT} bytes; send longer ones as a "
+                f"{name[:64]!r} is longer than {_MOST_TEXT} bytes, the limit for text fields of a form; send it as a "
                 "file, with a filename"
             )
         try:
@@ -519,4 +538,4 @@ class FormReader:
 
 
 def _no_form() -> InvalidPayload:
-    return InvalidPayload("the body is not multipart/form-data, or is cut short")
+    return InvalidPayload("the body is not valid multipart/form-data, or is incomplete")

@@ -1,4 +1,4 @@
-"""Check a configuration before anything is fetched, loaded or run; read the model's defaults and response template."""
+"""Checks of a configuration before anything is downloaded or run, and the model's defaults and response template."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ log = logging.getLogger("handler.launch")
 
 
 def check(reading: Reading, directory: Path | None = None, *, handlers: bool = False) -> Problems:
-    """Find all problems that show before anything is loaded, fetched, converted or run.
+    """Return all problems of a configuration that can be found before anything is downloaded, converted, loaded or run.
 
-    Those of the options, the sessions' path, the replicas, the exporter of traces, the syntax of a user's files, the
-    engine, its arguments and files, adapters, the directory of media.
+    This covers the options, the path of sessions, replicas, the exporter of traces, the syntax of the user's files, the
+    engine with its arguments and files, adapters, and the directory of media.
 
     Args:
-        directory: of serving.properties, or where it would be; by default its own.
-        handlers: the host calls handlers and middleware of AWS's vLLM image.
+        directory: directory of serving.properties, even if the file does not exist; by default the configuration's.
+        handlers: whether the host calls handlers and middleware of AWS's vLLM image.
     """
     config, problems = reading.config, Problems(reading.problems)
     traces = functools.partial(find_exporter, config.otlp_traces_endpoint)
@@ -89,7 +89,7 @@ def _check_code(path: Path | None, config: Config) -> None:
 
 def _check_response_template(config: Config) -> None:
     directory = config.engine_options.get("echo_tokenizer") or config.model_id
-    if directory and Path(directory).is_dir():  # or it is fetched
+    if directory and Path(directory).is_dir():  # otherwise it is downloaded later
         response_template(config, Path(directory))
 
 
@@ -99,24 +99,24 @@ def _check_tool_parser(config: Config) -> None:
 
 
 def _with_origin(problem: Problem, config: Config) -> Problem:
-    """Add the origin of the first option that an engine's problem names; where it names none, it is the model's."""
+    """Add the origin of the first option that an engine's problem names, or of the model if it names none."""
     named = [key for key in re.findall(r"option\.\w+", problem.message) if key in config.origins]
     key = named[0] if named else problem.name or "option.model_id"
     return Problem(config.origins.get(key, ""), key, problem.message)
 
 
-# -- the sampling parameters that hold where clients leave them out: those of the model's generation_config.json -------
+# -- default sampling parameters, from the model's generation_config.json ----------------------------------------------
 
 
 _LENGTH = "max_new_tokens"
 
 
 def generation_defaults(config: Config, model: Path | None, able: Capabilities) -> GenerationDefaults:
-    """Read the model's defaults, and log those that apply. One that the engine does not support is left out with a
-    warning.
+    """Read the model's default sampling parameters, and log those that apply. Defaults that the engine does not support
+    are dropped with a warning.
 
     Raises:
-        ConfigError: as `read_defaults`.
+        ConfigError: a default is wrong, or cannot be read.
     """
     values = read_defaults(config, model)
     length = values.pop(_LENGTH, None)
@@ -130,7 +130,7 @@ def generation_defaults(config: Config, model: Path | None, able: Capabilities) 
     if found.shown:
         said = ", ".join(f"{name}={value:g}" for name, value in found.shown.items())
         log.info(
-            "sampling parameters that clients leave out: %s (%s; %s=vllm turns the model's off)",
+            "default sampling parameters: %s (%s; %s=vllm disables the model's defaults)",
             said,
             model_files.origin(config, model),
             model_files.KEY,
@@ -139,10 +139,10 @@ def generation_defaults(config: Config, model: Path | None, able: Capabilities) 
 
 
 def read_defaults(config: Config, model: Path | None) -> dict[str, Any]:
-    """Read the fields of Sampling that generation_config.json and `option.override_generation_config` set.
+    """Read the sampling parameters that generation_config.json and `option.override_generation_config` set.
 
     Raises:
-        ConfigError: with all values that are wrong, or as `model_files.sampling_values`.
+        ConfigError: values are wrong, all of which the error lists; or the file cannot be read.
     """
     values, problems = model_files.sampling_values(config, model), Problems()
     read: dict[str, Any] = {}
@@ -158,40 +158,40 @@ def read_defaults(config: Config, model: Path | None) -> dict[str, Any]:
 
 
 def _unsupported(name: str, value: Any, able: Capabilities) -> str:
-    """Return why the engine does not support a default; "" if it can, or where the value changes nothing."""
+    """Return why the engine does not support a default, or "" if it does or the value has no effect."""
     if value == Sampling._field_defaults[name]:
         return ""
     if why := able.unsupported.get(name):
         return f"the engine does not support it: {why}"
     most = able.limits.get(name)
-    return f"the engine takes at most {most:g}" if most is not None and value > most else ""
+    return f"the engine supports at most {most:g}" if most is not None and value > most else ""
 
 
-# -- the model's own response template, where it reads the answers -----------------------------------------------------
+# -- the model's own response template ---------------------------------------------------------------------------------
 
 
 _OPTIONS = ("option.reasoning_parser", "option.tool_call_parser")
 
 
 def response_template(config: Config, model: Path | None) -> ResponseTemplate | None:
-    """Read the template of the tokenizer's files; None if there is none, or the options leave it out.
+    """Return the response template in the tokenizer's files, or None if there is none or the options do not select it.
 
-    It reads whole answers, so `auto` takes it unless an option names another parser. One that is wrong is left out
-    with a warning there, and refused where an option names it.
+    A template parses complete responses. `auto` therefore selects it unless an option names another parser. With
+    `auto`, an invalid template is ignored with a warning; if an option names it, it is an error.
 
     Args:
-        model: the model's directory or file.
+        model: directory or file of the model.
 
     Raises:
-        ConfigError: an option names it, and it is missing, wrong, does not have that part, or is combined with
-            another parser.
+        ConfigError: an option names the template, but it is missing or invalid, lacks the part that the option selects,
+            or is combined with another parser.
     """
     given = dict(zip(_OPTIONS, (config.reasoning, config.tool_call_parser), strict=True))
     plugin = {"option.tool_parser_plugin": config.tool_parser_plugin} if config.tool_parser_plugin else {}
     named = [key for key, name in given.items() if name == HF.name]
     others = [f"{key}={name}" for key, name in {**given, **plugin}.items() if name not in (AUTO, NONE, HF.name)]
     if named and others:
-        raise _refused(config, named[0], f"reads whole answers, and cannot be combined with {others[0]}")
+        raise _refused(config, named[0], f"parses complete responses, and cannot be combined with {others[0]}")
     if others or set(given.values()) == {NONE}:
         return None
     path = None if model is None else model / "tokenizer_config.json"
@@ -201,7 +201,7 @@ def response_template(config: Config, model: Path | None) -> ResponseTemplate | 
             raise _refused(
                 config,
                 named[0],
-                f"{path or 'the model'} has no response_template; auto reads answers by the chat template",
+                f"{path or 'the model'} has no response_template; auto derives the parsers from the chat template",
             )
         return None
     try:
@@ -209,7 +209,7 @@ def response_template(config: Config, model: Path | None) -> ResponseTemplate | 
     except ValueError as error:
         if named:
             raise _refused(config, named[0], f"{path}: {error}") from None
-        log.warning("%s: %s; answers are read by the chat template", path, error)
+        log.warning("%s: %s; the parsers are derived from the chat template", path, error)
         return None
     lacks = {
         "option.reasoning_parser": (template.reasoning, "thinking"),

@@ -1,4 +1,6 @@
-"""Run LMI's `handle` of a user's model.py on threads of its own, so that nothing it does stops the event loop."""
+"""Calls of the `handle` function in a user's model.py, as in LMI, on separate threads, so that it cannot block the
+loop.
+"""
 
 from __future__ import annotations
 
@@ -40,17 +42,18 @@ T = TypeVar("T")
 
 
 class CustomHandle:
-    """Calls a user's `handle`: a plain function one call at a time, as in a worker of LMI; coroutines concurrently.
+    """The user's `handle` function. A plain function runs one call at a time, as in a worker of LMI; a coroutine
+    function runs calls concurrently.
 
-    A call that takes longer than option.predict_timeout is abandoned, and answered with 503. So is one that would
-    wait behind as many as `job_queue_size`.
+    A call that takes longer than option.predict_timeout is abandoned and answered with status 503. The same status
+    answers a call when `job_queue_size` others are waiting.
     """
 
     def __init__(self, handle: Handle, config: Config) -> None:
         self._handle = handle
         self._start_limit = config.model_loading_timeout
         by_echo = handle.role is not Role.ALONE and config.engine == "echo"
-        self._files = DESCRIPTIONS if by_echo else ()  # of a model on S3: a trial without a model needs no weights
+        self._files = DESCRIPTIONS if by_echo else ()  # files to download from S3: the engine echo needs no weights
         self._runs: _OneByOne | _SideBySide
         if handle.is_async:
             self._runs = _SideBySide(handle, config.predict_timeout, config.job_queue_size)
@@ -64,16 +67,17 @@ class CustomHandle:
         return self._handle.role
 
     def request(self, contents: dict[str, bytes], properties: dict[str, str]) -> Call:
-        """Make the function's input from a request."""
+        """Create the function's input from a request."""
         return Call(contents, {**properties, **self._handle.always})
 
     async def begin(self) -> None:
-        """Make the first call, with an empty input: the function loads what it needs.
+        """Call the function for the first time, with an empty input, so that it loads what it needs.
 
-        A model on S3 is downloaded before, and named by its directory, as by LMI; with the engine echo without weights.
+        As in LMI, a model on S3 is downloaded first, and the function gets its local directory. With the engine echo,
+        the weights are not downloaded.
 
         Raises:
-            ConfigError: it failed, and nothing else can answer; or the model cannot be downloaded.
+            ConfigError: the call failed, and nothing else can answer requests; or the model cannot be downloaded.
         """
         properties = self._handle.properties
         if s3.is_url(url := properties.get("model_id")):
@@ -90,7 +94,7 @@ class CustomHandle:
         close_parts(result)
 
     async def answer(self, item: Call) -> Result:
-        """Return the function's answer; its `parts` must be closed."""
+        """Return the function's response. The caller must close its `parts`."""
         try:
             return await self._runs.answer(item)
         except ServingError as error:
@@ -102,20 +106,24 @@ class CustomHandle:
 
 
 def close_parts(result: Result) -> None:
-    """End an answer that comes in parts."""
+    """Close the parts of a streamed response."""
     if isinstance(result, Answer) and result.parts is not None:
         result.parts.close()
 
 
 class _Parts:
-    """The rest of an answer. `ended` is set when nothing of it runs any more."""
+    """The remaining parts of a streamed response.
+
+    Attributes:
+        ended: set when all parts have been produced, or the parts were closed.
+    """
 
     def __init__(self, parts: Any, runs: _OneByOne | _SideBySide) -> None:
         self._parts, self._runs = parts, runs
         self.ended = asyncio.Event()
 
     async def next(self) -> bytes | Broken | None:
-        """Return the next part; None after the last one."""
+        """Return the next part, or None after the last one."""
         if self.ended.is_set():
             return None
         try:
@@ -128,7 +136,7 @@ class _Parts:
         return part
 
     def close(self) -> None:
-        """End the answer; a function that is computing a part finishes it."""
+        """Close the parts. If the function is computing a part, it finishes that part."""
         if not self.ended.is_set():
             self.ended.set()
             self._runs.end(self._parts)
@@ -141,11 +149,13 @@ class _Waiting:
 
 
 class _OneByOne:
-    """A plain function, on one thread: a call begins when the one before has answered to its last part.
+    """The runner of a plain function, on one thread. A call starts when the previous one has returned its last part.
 
     Args:
-        size: requests in a batch.
-        delay: seconds that the first of a batch waits for the others.
+        limit: maximum seconds of a call.
+        room: maximum number of waiting requests.
+        size: maximum number of requests in a batch.
+        delay: seconds that the first request of a batch waits for others.
     """
 
     def __init__(self, handle: Handle, limit: float, room: int, size: int, delay: float) -> None:
@@ -158,7 +168,7 @@ class _OneByOne:
 
     async def answer(self, item: Call) -> Result:
         if len(self._waiting) >= self._room:
-            raise Overloaded(f"the queue is full: {self._room} requests wait (job_queue_size)")
+            raise Overloaded(f"the queue is full: {self._room} requests are waiting (job_queue_size)")
         waiting = _Waiting(item)
         self._waiting.append(waiting)
         if len(self._waiting) >= self._size:
@@ -168,7 +178,7 @@ class _OneByOne:
         try:
             return await waiting.future
         except asyncio.CancelledError:
-            if waiting.future.done() and not waiting.future.cancelled():  # the answer came in that moment
+            if waiting.future.done() and not waiting.future.cancelled():  # the result arrived at the same moment
                 close_parts(waiting.future.result())
             raise
 
@@ -176,7 +186,7 @@ class _OneByOne:
         """Call the function.
 
         Raises:
-            Unavailable: it takes too long.
+            Unavailable: the call takes too long.
         """
         joined = batch(items, self._handle.always)
         future = self._thread.submit(TITLE, call, self._handle, joined, limit=limit)
@@ -209,7 +219,7 @@ class _OneByOne:
             self._serving = None
 
     async def _gather(self) -> None:
-        """Wait until a batch is full, or for its time."""
+        """Wait until a batch is full or its delay is over."""
         if len(self._waiting) < self._size:
             self._full.clear()
             await asyncio.wait({waiter := asyncio.ensure_future(self._full.wait())}, timeout=self._delay)
@@ -219,7 +229,7 @@ class _OneByOne:
         taken: list[_Waiting] = []
         while self._waiting and len(taken) < self._size:
             waiting = self._waiting.popleft()
-            if not waiting.future.done():  # its client has not gone
+            if not waiting.future.done():  # its client has not disconnected
                 taken.append(waiting)
         return taken
 
@@ -247,18 +257,18 @@ def _close(parts: Any) -> None:
 
 
 class _SideBySide:
-    """A coroutine function, on an event loop of its own thread. A loop that hangs is replaced."""
+    """The runner of a coroutine function, on an event loop in a separate thread. A loop that hangs is replaced."""
 
     def __init__(self, handle: Handle, limit: float, room: int) -> None:
         self._handle, self._limit, self._room = handle, limit, room
         self._loop = _loop_on_thread()
-        self._loops: dict[int, asyncio.AbstractEventLoop] = {}  # of parts, by their identity
+        self._loops: dict[int, asyncio.AbstractEventLoop] = {}  # loops of streamed parts, by the parts' identity
         self._num_open = 0
         self._watching: asyncio.Task[None] | None = None
 
     async def answer(self, item: Call) -> Result:
         if self._num_open >= self._room:
-            raise Overloaded(f"the queue is full: {self._room} requests are open (job_queue_size)")
+            raise Overloaded(f"the queue is full: {self._room} requests are running (job_queue_size)")
         self._num_open += 1
         try:
             (result,) = await self.call([item])
@@ -267,7 +277,11 @@ class _SideBySide:
             self._num_open -= 1
 
     async def call(self, items: list[Call], limit: float | None = None) -> list[Result]:
-        """Call the function with a single request. Raises Unavailable, as `_OneByOne.call` does."""
+        """Call the function with a single request.
+
+        Raises:
+            Unavailable: the call takes too long.
+        """
         loop = self._loop
         result = await self._run(loop, call_async(self._handle, items[0]), limit)
         if isinstance(result, Answer) and result.parts is not None:
@@ -303,7 +317,7 @@ class _SideBySide:
             raise Unavailable(f"{TITLE} did not end within {seconds:g} s") from None
 
     async def _replace_hung(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Replace the loop if it makes no progress for as long as a call may take: its thread cannot be ended."""
+        """Replace the loop, whose thread cannot be stopped, if it makes no progress during the time limit of a call."""
         try:
             alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
             await asyncio.wait_for(asyncio.wrap_future(alive), self._limit)
@@ -334,7 +348,7 @@ def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
 
 
 async def _asynchronous(parts: Any) -> AsyncIterator[bytes]:
-    """Make an asynchronous generator of a plain one, which a coroutine may have returned."""
+    """Convert a plain generator, which a coroutine function may return, to an asynchronous one."""
     for part in parts:
         yield part
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""SQLite databases of data stored for later requests."""
+"""SQLite databases for data that later requests need."""
 
 from __future__ import annotations
 
@@ -8,15 +8,18 @@ from pathlib import Path
 
 
 def open_database(path: Path | None, version: int, tables: str, always: str = "", *, wait: float) -> sqlite3.Connection:
-    """Open a file, which other users cannot read, or memory.
+    """Open a database, either a file that other users cannot read, or in memory.
 
     Args:
-        tables: the statements that make them, for a new file.
-        always: further statements, for any file; they fail in another program's.
-        wait: seconds that another process may hold the file.
+        path: file of the database, or None for memory.
+        version: version of the tables.
+        tables: statements that create the tables of a new database.
+        always: statements to run at each opening. They must fail in a database of another program.
+        wait: maximum seconds to wait while another process locks the file.
 
     Raises:
-        OSError, sqlite3.Error: the file cannot be used, or is none of ours.
+        OSError: the file cannot be created or opened.
+        sqlite3.Error: the file cannot be used, or is not a database of this program.
     """
     if path is not None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -24,11 +27,11 @@ def open_database(path: Path | None, version: int, tables: str, always: str = ""
     database = sqlite3.connect(path or ":memory:", timeout=wait, isolation_level=None, check_same_thread=False)
     try:
         database.execute("PRAGMA foreign_keys = ON")
-        database.execute("PRAGMA secure_delete = ON")  # what is deleted is gone
+        database.execute("PRAGMA secure_delete = ON")  # overwrite deleted data
         database.execute("BEGIN IMMEDIATE")
         (known,) = database.execute("PRAGMA user_version").fetchone()
         if known not in (0, version):
-            raise sqlite3.DatabaseError(f"its tables have version {known}; this release has {version}")
+            raise sqlite3.DatabaseError(f"its tables have version {known}, but this release requires version {version}")
         if not known:
             if database.execute("SELECT 1 FROM sqlite_master").fetchone():
                 raise sqlite3.DatabaseError("it is another program's database")
@@ -43,6 +46,6 @@ def open_database(path: Path | None, version: int, tables: str, always: str = ""
 
 
 def _run(database: sqlite3.Connection, statements: str) -> None:
-    """Run statements in the transaction, which `executescript` would end."""
+    """Run statements within the current transaction, which `executescript` would end."""
     for statement in statements.split(";"):
         database.execute(statement)

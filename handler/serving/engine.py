@@ -1,4 +1,4 @@
-"""Find and fetch the files that a model's engine loads, and start the engine or its replicas."""
+"""The start of a model's engine: find and download its files, and start the engine or its replicas."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ _DRAFT = "speculative_draft_model"
 
 
 def engine_spec(config: Config) -> Spec:
-    """Describe the engine process's engine and configuration; fetch or convert the model's files if needed.
+    """Return the specification of the engine process, after downloading and converting the model's files if needed.
 
     Raises:
-        ConfigError: there is no such engine or model.
+        ConfigError: the engine or the model is not available.
     """
     name = choose_engine(config)
-    served_task(config, name, config.model_id)  # refuses before anything is fetched
+    served_task(config, name, config.model_id)  # raises an error before anything is downloaded
     try:
         model_id = engines.fetch(name, config.model_id, EngineConfig(config))
         config = _with_directories(config, name, model_id)
@@ -51,13 +51,15 @@ def engine_spec(config: Config) -> Spec:
 
 
 def _with_directories(config: Config, engine: str, model_id: str | None) -> Config:
-    """Replace the URLs of models on S3 by their directories, as DJL Serving does: engines and adapters look there."""
+    """Replace the S3 URLs of models with their local directories, where engines and adapters look for files."""
     if s3.is_url(config.model_id):
         config = replace(config, model_id=model_id)
-        if s3.is_download(config.directory):  # of the settings alone, which the model has too
+        if s3.is_download(
+            config.directory
+        ):  # a download of the settings only, which the model's directory contains too
             return _with_draft(replace(config, directory=Path(str(model_id))), engine)
         for path in [path for path in map(Path(str(model_id)).joinpath, _OWN) if path.is_file()]:
-            log.warning("%s of the model on S3 is not read: options and code come from this machine", path.name)
+            log.warning("%s of the model on S3 is ignored: options and code are read from this machine", path.name)
     return _with_draft(config, engine)
 
 
@@ -69,7 +71,7 @@ def _with_draft(config: Config, engine: str) -> Config:
 
 
 def downloads_of(config: Config, engine: str) -> dict[str, str]:
-    """Return the models of S3 that a start downloads, by their options."""
+    """Return the S3 URLs of the models that are downloaded at startup, by option."""
     if config.handle_role is Role.ALONE:
         url = config.settings.get("option.model_id")
         return {"option.model_id": url} if s3.is_url(url) else {}
@@ -80,64 +82,65 @@ def downloads_of(config: Config, engine: str) -> dict[str, str]:
 
 
 def hub_note(config: Config, engine: str) -> str:
-    """Describe the download from the hub at startup, and any conversion; "" if nothing is downloaded."""
+    """Return a note about the download from the hub at startup and the conversion, or "" if nothing is downloaded."""
     model = config.model_id or ""
     if config.handle_role is Role.ALONE or not engines.fetches(engine) or not files.is_hub_reference(model):
         return ""
     if "/" not in model:
         return (
-            f"{model}: is no file or directory here, and most names on the hub are OWNER/MODEL; the start asks the hub"
+            f"{model}: not a file or directory on this machine, and most names on the hub have the form OWNER/MODEL; "
+            "at startup it is looked up on the hub"
         )
     rest = engines.conversion(engine, model)
-    return f"{model}: the start downloads it from the hub{rest and '; ' + rest}"
+    return f"{model}: at startup it is downloaded from the hub{rest and '; ' + rest}"
 
 
 def choose_engine(config: Config) -> str:
-    """Return the name of an engine that is installed and can run the model.
+    """Return the name of the configured engine.
 
     Raises:
-        ConfigError: the engine is not installed, or does not run on so many devices.
+        ConfigError: the engine is not installed, or does not support the number of devices.
     """
     name, problems = config.engine, Problems()
     with problems:
         engines.entry(name)
     if not ENGINES[name].spreads and name != STAND_IN and config.tensor_parallel_degree not in ("1", "max"):
-        chosen = ", and no option names another (option.llm_engine)" if config.llm_engine == "auto" else ""
+        chosen = "; option.llm_engine selects another engine" if config.llm_engine == "auto" else ""
         why = f"the engine {name} runs on one device{chosen}"
         if "engine_python" in config.engine_options:
-            why = "the server of option.engine_python takes it as a flag, in option.engine_flags"
+            why = "pass it to the server of option.engine_python as a flag, in option.engine_flags"
         problems.append(config.problem("option.tensor_parallel_degree", config.tensor_parallel_degree, why))
     problems.check()
     return name
 
 
 def served_task(config: Config, engine: str, model_id: str | None) -> Task:
-    """Find what the model computes.
+    """Return the task of the model.
 
     Args:
-        model_id: that from the options; for a hub's model, the fetched directory, once it exists.
+        model_id: model from the options, or the directory of a model that was downloaded from the hub.
 
     Raises:
-        ConfigError: the engine does not compute that; or as `find_task`.
+        ConfigError: the engine does not support the task, or the task cannot be found.
     """
     task = find_task(config.task, Path(model_id) if model_id else None)
     engines.check_task(engine, task, config.task)
     return task
 
 
-# -- the engines of a model: one, or `option.replicas` of them, each with its own devices or cores ---------------------
+# -- the engine of a model, or its `option.replicas` engines, each with its own devices or cores -----------------------
 
 
 _KEY = "option.replicas"
-_LEAST_PATIENCE = 2.0  # seconds; a step of a slow model takes one
-_SILENT = 0.25  # the part of option.engine_timeout without a step after which requests may move to another replica
+_LEAST_PATIENCE = 2.0  # seconds; a step of a slow model takes one second
+_SILENT = 0.25  # fraction of option.engine_timeout without a step after which requests may move to another replica
 
 
 def start_engine(config: Config, spec: Spec) -> EngineSupervisor | ReplicaSet:
-    """Start the engine, or all its replicas.
+    """Start the engine or all its replicas.
 
     Raises:
-        ConfigError: there are too few devices, or as in check_replicas.
+        ConfigError: there are too few devices, or `check_replicas` has raised an error.
     """
     isolated = engines.entry(spec.engine).isolated
     if config.engine_isolation != "auto":
@@ -162,26 +165,26 @@ def start_engine(config: Config, spec: Spec) -> EngineSupervisor | ReplicaSet:
 
 
 def check_replicas(config: Config) -> None:
-    """Check everything that does not depend on the machine.
+    """Check the options about replicas as far as they do not depend on the machine.
 
     Raises:
-        ConfigError: replicas are to run on threads, or the engine is one by URL.
+        ConfigError: the engine is a server at a URL, or the options run engines on threads.
     """
     if config.replicas != "1" and config.engine and ENGINES[config.engine].remote:
         _refuse(
-            config, "for several servers by URL, list their addresses in option.base_url; leave option.replicas out"
+            config, "to use several servers by URL, list their addresses in option.base_url and omit option.replicas"
         )
     if config.replicas != "1" and config.engine_isolation == "thread":
         where = config.where("option.engine_isolation")
-        _refuse(config, f"replicas are processes, but option.engine_isolation=thread ({where})")
+        _refuse(config, f"replicas run as processes, but option.engine_isolation=thread ({where})")
 
 
 def replica_places(config: Config, devices: Sequence[str], cores: Sequence[int]) -> list[Place]:
-    """Return the devices or cores of each of several replicas, or of those that `auto` finds room for.
+    """Return the devices or cores of each replica. `auto` uses as many replicas as the devices allow.
 
     Args:
-        devices: the GPUs that the engine may use; empty: it runs on the cores.
-        cores: empty if processes cannot be pinned to cores.
+        devices: GPUs that the engine may use; empty if it runs on the processor.
+        cores: cores that the engine may use; empty if processes cannot be pinned to cores.
 
     Raises:
         ConfigError: there are too few devices.
@@ -195,7 +198,7 @@ def replica_places(config: Config, devices: Sequence[str], cores: Sequence[int])
         return [ANYWHERE] if count == 1 else on_devices(devices[: count * each], count)
     count = int(config.replicas)
     if count * model.least > len(devices):
-        _refuse(config, f"with {model} it needs {count * model.least} GPUs; there are {len(devices)}")
+        _refuse(config, f"needs {count * model.least} GPUs with {model}, but there are {len(devices)}")
     return on_devices(devices if model.tensor is None else devices[: count * each], count)
 
 
@@ -204,7 +207,7 @@ def _cores() -> list[int]:
 
 
 def _devices(spec: Spec) -> list[str]:
-    """Name the GPUs; none for an engine that runs on the processor."""
+    """Return the ids of the GPUs, or an empty list for an engine that runs on the processor."""
     return visible_gpus(read_driver(), os.environ) if ENGINES[spec.engine].spreads else []
 
 
@@ -212,7 +215,7 @@ def _refuse(config: Config, why: str) -> None:
     raise ConfigError(config.problem(_KEY, config.replicas, why))
 
 
-# -- read a server's configuration; of a model directory on S3 its serving.properties too ------------------------------
+# -- reading of a server's configuration, including serving.properties in a model directory on S3 ----------------------
 
 
 def read_sources(
@@ -221,16 +224,16 @@ def read_sources(
     properties: Path | None = None,
     overrides: Iterable[str] = (),
 ) -> Reading:
-    """Read the sources of a server that starts, and download options and code of `HF_MODEL_ID=s3://...`.
+    """Read a server's configuration. With `HF_MODEL_ID=s3://...`, also download the model's options and code.
 
-    As in LMI, that variable names the model directory itself, so that its serving.properties and model.py count.
-    `option.model_id` names only the model's files.
+    As in LMI, this variable names a complete model directory, whose serving.properties and model.py are used.
+    `option.model_id` only names the model's files.
 
     Args:
-        model, engine, properties, overrides: as in `read_server_config`.
+        model, engine, properties, overrides: the arguments of `read_server_config`.
 
     Raises:
-        ConfigError: they cannot be downloaded.
+        ConfigError: the options and code cannot be downloaded.
     """
     overrides = list(overrides)
     reading = read_server_config(model, engine, properties, overrides)

@@ -1,4 +1,4 @@
-"""Drive a batcher from an event loop: the engine's messages wake it, and those that waited are joined."""
+"""The driver of a batcher on an event loop, which runs a step whenever the engine has sent messages."""
 
 from __future__ import annotations
 
@@ -18,55 +18,57 @@ log = logging.getLogger("handler.driver")
 
 Sink = Callable[[Delta], None]
 
-_SHORT_STEP = 0.002  # seconds; after a longer one the others have their turn
-_REST = 2.0  # times the step's duration
+_SHORT_STEP = 0.002  # seconds; the driver rests after longer steps
+_REST = 2.0  # length of a rest, in durations of the step
 _MAX_REST = 0.1  # seconds
-_MAX_GAP = 0.05  # seconds from step to step while requests begin
-_TICK = 1.0  # seconds between looks at the clock: hangs, requests that take too long
-_SHORT_TICK = 0.2  # while no engine is ready, or requests wait
+_MAX_GAP = 0.05  # maximum seconds between two steps while new requests start
+_TICK = 1.0  # seconds between two checks for hangs and expired requests
+_SHORT_TICK = 0.2  # the same while no engine is ready or requests are waiting
 
 
 class Notified(Protocol):
-    """A request whose host wants to know of new bytes.
+    """A request whose host is notified of new bytes.
 
     Attributes:
-        notified: its host is told next.
+        notified: whether a notification is pending.
     """
 
     notified: bool
 
     @property
     def on_bytes(self) -> Callable[[Any], object]:
-        """The host's callback; gets the request."""
+        """Return the host's callback, which is called with the request."""
 
 
 class EngineDriver:
-    """All methods belong to the event loop's thread.
+    """The driver of a batcher. All methods must be called on the event loop's thread.
 
-    Two rules give other work its turn:
+    Two rules leave the event loop time for other work:
 
-    * After a long step the driver rests twice as long as the step took, at most 100 ms: new connections, requests and
-      `/ping` come in between.
-    * Where requests began since the last wake-up, the step waits for the loop's next turn, at most until 50 ms after
-      the last step. So all of a burst begins sooner.
+    * After a long step, the driver rests for twice the step's duration, at most 100 ms. In the meantime, the loop
+    handles
+      new connections, requests and `/ping`.
+    * If requests have started since the last wake-up, the step is delayed until the loop's next iteration, at most
+    until
+      50 ms after the last step. All requests of a burst therefore start sooner.
 
-    Engine steps that wait meanwhile are joined, so on a busy host a token costs less.
+    Engine steps that arrive in the meantime are joined, so a token costs less on a busy host.
 
     Args:
-        rests: the loop has others to serve; False if it only runs in a host's calls.
+        rests: whether to rest. False if the loop runs only during calls of its host, and has no other work.
 
     Attributes:
         loop: the event loop.
-        fd: what is watched; None while there is no engine.
-        sinks: receivers of deltas, by the batcher's id.
+        fd: file descriptor that is watched, or None while no engine is running.
+        sinks: callbacks that receive the deltas of a request, by the batcher's id.
     """
 
     def __init__(self, batcher: Batcher, *, rests: bool = True) -> None:
         self._batcher = batcher
         self._rests = rests
-        self._rest: asyncio.TimerHandle | None = None  # while it rests
-        self._requests_began = False  # since the last wake-up, whether that stepped or not
-        self._stepped = 0.0  # when the last wake-up's step ended, by time.monotonic()
+        self._rest: asyncio.TimerHandle | None = None  # timer that ends the current rest
+        self._requests_began = False  # whether requests have started since the last wake-up, with or without a step
+        self._stepped = 0.0  # end of the last step that a wake-up ran, by time.monotonic()
         self.sinks: dict[int, Sink] = {}
         self._notified: list[Notified] = []
         self.loop = asyncio.get_running_loop()
@@ -75,11 +77,11 @@ class EngineDriver:
 
     @property
     def num_tokens(self) -> int:
-        """Number of tokens that have come so far."""
+        """Return the number of tokens generated so far."""
         return self._batcher.num_tokens
 
     def watch(self, fd: int | None) -> None:
-        """Call the driver when `fd` is readable; the engine says which, and None before it closes it."""
+        """Watch a file descriptor, and wake up when it is readable. The engine passes None before it closes it."""
         if self.fd is not None:
             self.loop.remove_reader(self.fd)
         if self._rest is not None:
@@ -88,11 +90,11 @@ class EngineDriver:
         self.fd = fd
         if fd is not None:
             self.loop.add_reader(fd, self._wake_up)
-        else:  # the next one is started by a tick
+        else:  # a tick starts the next engine
             self._tick_in(_SHORT_TICK)
 
     def soon(self, callback: Callable[[], None]) -> None:
-        """Call a function after the loop has served other work; at once if the loop may stop running until then."""
+        """Call a function in the loop's next iteration, or immediately if the loop may stop running before that."""
         if self._rests:
             self.loop.call_soon(callback)
         else:
@@ -107,24 +109,24 @@ class EngineDriver:
         *,
         follows: bool = False,
     ) -> int:
-        """Submit a request; return its id.
+        """Submit a request and return its id.
 
         Args:
-            sink: gets its deltas until the finishing one.
-            started, follows: as in Batcher.submit.
+            sink: called with each delta of the request, up to the finishing one.
+            started, follows: the arguments of `Batcher.submit`.
 
         Raises:
             Overloaded: the queue is full.
-            InvalidPayload: its adapter was dropped since it was parsed.
+            InvalidPayload: the request's adapter was unregistered after the request was parsed.
         """
         id = self._batcher.submit(request, prompt, started, follows=follows)
-        if not self._batcher.num_queued:  # else only a step makes room
+        if not self._batcher.num_queued:  # otherwise the request starts when a step has made room
             self._requests_began = True
         self.sinks[id] = sink
         return id
 
     def set_fast_path(self, fast_path: FastPath) -> None:
-        """Let `fast_path` encode a request's plain tokens; its sink gets everything else."""
+        """Encode the plain tokens of a request with `fast_path`. The sink gets all other output."""
         self._batcher.set_fast_path(fast_path.id, fast_path)
 
     def cancel(self, id: int) -> None:
@@ -132,24 +134,24 @@ class EngineDriver:
             self._batcher.cancel(id)
 
     def notify(self, task: Notified) -> None:
-        """Tell a request's host at the end of this step.
+        """Notify a request's host at the end of this step.
 
-        So all of a step's bytes are written in a row. A write between two computations finds its reader asleep again,
-        and waking it costs more than all that we compute for a token.
+        All bytes of a step are thus written one after the other. Between two computations, a write would find its
+        reader asleep again, and waking the reader costs more than all computation for a token.
         """
         if not task.notified:
             task.notified = True
             self._notified.append(task)
 
     def flush(self) -> None:
-        """Tell the hosts now. A step does so at its end; a notification outside of a step must call it."""
+        """Send the pending notifications. A step does this at its end; it must be called after `notify` elsewhere."""
         tasks, self._notified = self._notified, []
         for task in tasks:
             task.notified = False
             try:
                 task.on_bytes(task)
-            except Exception:  # one client's host must not stop the others'
-                log.exception("bytes could not be handed over: a bug")
+            except Exception:  # one client's host must not stop the others
+                log.exception("a bug in the server: new bytes could not be passed to the client's connection")
 
     def close(self) -> None:
         self.watch(None)
@@ -157,7 +159,7 @@ class EngineDriver:
 
     def _tick(self) -> None:
         try:
-            if self._rest is None:  # else its end does what is due
+            if self._rest is None:  # otherwise the end of the rest runs the next step
                 self._wake_up()
         finally:
             nobody_waits = self._batcher.ready and not self._batcher.num_queued
@@ -168,8 +170,8 @@ class EngineDriver:
         self._timer = self.loop.call_later(seconds, self._tick)
 
     def _wake_up(self) -> None:
-        """Run a step, and pause after a long one. The event loop calls this in each iteration while messages
-        of the engine wait.
+        """Run a step, and rest after a long one. The event loop calls this in each iteration while messages from the
+        engine are waiting.
         """
         began = time.monotonic()
         requests_began, self._requests_began = self._requests_began, False
@@ -183,50 +185,50 @@ class EngineDriver:
             self._rest = self.loop.call_later(min(_REST * took, _MAX_REST), self.watch, self.fd)
 
     def step(self) -> None:
-        """Deliver the engine's messages."""
+        """Run a step of the batcher and deliver its output."""
         deltas = self._batcher.step()
-        self._write_lines()  # before the deltas: a sequence's tokens precede its end
+        self._write_lines()  # before the deltas, because the tokens of a sequence precede its end
         for delta in deltas:
             sink = self.sinks.get(delta.id)
             if sink is None:
                 continue
             try:
                 sink(delta)
-            except Exception as error:  # one client's answer must not stop the others'
+            except Exception as error:  # one client's response must not stop the others
                 self._fail(delta.id, delta.sequence, error)
         self.flush()
 
     def _write_lines(self) -> None:
-        """Write the lines of plain tokens in a row: the hot path, once a token."""
+        """Write the encoded plain tokens. This is the hot path, run once per token."""
         for fast_path, line in zip(self._batcher.fast_paths, self._batcher.lines, strict=True):
             channel = fast_path.channel
             try:
                 if channel is None or not channel.write_chunk(line):
                     fast_path.keep(line)
-            except Exception:  # its connection is closed; whoever writes what is kept finds that out
+            except Exception:  # the connection is closed, which the next regular write will detect
                 fast_path.keep(line)
 
     def _fail(self, id: int, sequence: int, error: Exception) -> None:
-        """End a request whose answer could not be written, and tell its sink."""
-        log.error("an answer could not be written: a bug", exc_info=error)
+        """Cancel a request whose response could not be encoded, and pass the error to its sink."""
+        log.error("a bug in the server: a response could not be encoded", exc_info=error)
         sink = self.sinks.get(id)
         self.cancel(id)
         if sink is not None:
-            with contextlib.suppress(Exception):  # it has been logged, and its request is ended
+            with contextlib.suppress(Exception):  # the error is already logged, and the request is cancelled
                 sink(Delta(id, sequence, (), Finish.ERROR, InternalError.of(error)))
 
 
-# -- dynamic batching as DJL does it: requests wait for a full batch or a short while, then run together ---------------
+# -- dynamic batching as in DJL: requests wait until a batch is full or a short delay is over, then run together -------
 
 
 class DynamicBatcher:
-    """Admits requests one batch at a time.
+    """A gate that admits requests one batch at a time.
 
     Args:
-        size: requests in a batch (`batch_size`).
-        delay: seconds that the first of a batch waits for the others (`max_batch_delay`).
-        max_queued: requests that may wait (`job_queue_size`).
-        timeout: seconds that a request may wait (`option.predict_timeout`).
+        size: maximum number of requests in a batch (`batch_size`).
+        delay: seconds that the first request of a batch waits for others (`max_batch_delay`).
+        max_queued: maximum number of waiting requests (`job_queue_size`).
+        timeout: maximum seconds that a request waits (`option.predict_timeout`).
     """
 
     def __init__(self, size: int, delay: float, max_queued: int, timeout: float = 120.0) -> None:
@@ -243,15 +245,15 @@ class DynamicBatcher:
         return len(self._waiting)
 
     def check_room(self) -> None:
-        """Raise `Overloaded` if another request could not even wait."""
+        """Raise `Overloaded` if the queue is full."""
         if len(self._waiting) >= self._max_queued:
-            raise Overloaded(f"the queue is full: {self._max_queued} requests wait (job_queue_size)")
+            raise Overloaded(f"the queue is full: {self._max_queued} requests are waiting (job_queue_size)")
 
     async def join(self) -> None:
-        """Return when the request's batch begins; `leave` must follow.
+        """Wait until the request's batch starts. The caller must call `leave` when the request has ended.
 
         Raises:
-            Overloaded: the queue is full, or it has waited too long.
+            Overloaded: the queue is full, or the request has waited too long.
         """
         self.check_room()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -260,16 +262,16 @@ class DynamicBatcher:
         try:
             done, _ = await asyncio.wait({turn}, timeout=self._timeout)
         except asyncio.CancelledError:
-            if turn not in self._waiting:  # its batch had begun
+            if turn not in self._waiting:  # the batch had started
                 self.leave()
             self._forget(turn)
             raise
         if not done:
             self._forget(turn)
-            raise Overloaded(f"waited {self._timeout:g} s for a batch (option.predict_timeout)")
+            raise Overloaded(f"the request waited {self._timeout:g} s for a batch (option.predict_timeout)")
 
     def leave(self) -> None:
-        """Note that the request has ended: the next batch may begin when all requests of this one have."""
+        """Note that a request has ended. The next batch starts when all requests of this one have ended."""
         self._num_running -= 1
         self._consider()
 
@@ -280,7 +282,7 @@ class DynamicBatcher:
             self._timer = None
 
     def _consider(self) -> None:
-        """Start a batch if the last one has ended and this one is full; else give it `delay` to fill."""
+        """Start a batch when the previous one has ended and this one is full or its delay is over."""
         if self._num_running or not self._waiting:
             return
         if len(self._waiting) >= self._size:

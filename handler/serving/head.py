@@ -1,4 +1,4 @@
-"""A request's head: the route's dialect, and the values of its headers, read once."""
+"""The head of a request: the dialect of its route, and the values of its headers."""
 
 from __future__ import annotations
 
@@ -17,33 +17,34 @@ from handler.protocols.kernel.dialect import Dialect, ServerContext
 from handler.protocols.kernel.readers import merge_adapters, named_adapter, quote
 
 Headers = Mapping[str, str]
-"""A request's headers, names in lower case."""
+"""Headers of a request, by name in lower case."""
 
 NO_FORMATTERS = Formatters()
 
 OWNER = "?owner"
-"""Pseudo-header in which a host puts the owner of a valid key; no real header has this name."""
+"""Pseudo-header for the owner of a valid key, set by the host. No real header can have this name."""
 
 QUERY_ADAPTER = "?adapter"
-"""Pseudo-header in which a host puts the adapter that the query names; no real header has this name."""
+"""Pseudo-header for the adapter named in the query, set by the host. No real header can have this name."""
 
 ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 
 _ADAPTER = ("x-amzn-sagemaker-adapter-identifier", "adapter")
-"""SageMaker's and DJL's headers that name the LoRA adapter of a request."""
+"""Headers of SageMaker and DJL that name the LoRA adapter of a request."""
 
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
 
 
 class Head(NamedTuple):
-    """Facts about a request that are known before its body. `Preprocessor.read_head` sets what follows `dialect`.
+    """The head of a request. `Preprocessor.read_head` sets the attributes after `dialect`.
 
     Attributes:
-        dialect: the route's own; None is the configured one.
-        media_type: the body's, without its parameters, in lower case; "" if no header gives it.
-        adapter: the LoRA adapter that headers or query name.
-        formatters: the adapter's, or the model's own.
-        session: that the headers name.
+        headers: headers by name in lower case.
+        dialect: dialect of the route, or None for the configured one.
+        media_type: content type in lower case without its parameters, or "" if it is missing.
+        adapter: LoRA adapter named in the headers or the query.
+        formatters: formatters of the adapter, or of the model.
+        session: session named in the headers.
     """
 
     headers: Headers = MappingProxyType({})
@@ -55,7 +56,7 @@ class Head(NamedTuple):
 
     @property
     def owner(self) -> str:
-        """The name of the key's owner, from which the key cannot be derived; "" without a key."""
+        """Return the name of the API key's owner, or "" without a key. The key cannot be derived from the name."""
         return owner_of(self.headers)
 
     @property
@@ -65,7 +66,7 @@ class Head(NamedTuple):
 
 
 def owner_of(headers: Headers) -> str:
-    """Return the owner of a request, by its API key, whether or not the host checks keys; "" if it has none."""
+    """Return the owner of a request's API key, even if the host does not check keys, or "" without a key."""
     if (owner := headers.get(OWNER)) is not None:
         return owner
     key = headers.get("x-api-key", "").strip() or bearer_token(headers.get("authorization", ""))
@@ -73,7 +74,7 @@ def owner_of(headers: Headers) -> str:
 
 
 def owner_by_key(key: str) -> str:
-    """Return the name of a key's owner."""
+    """Return the name that stands for the owner of a key."""
     return digest_of(key).hex()
 
 
@@ -82,13 +83,13 @@ def digest_of(key: str) -> bytes:
 
 
 def bearer_token(authorization: str) -> str:
-    """Return the token of a header `Authorization: Bearer TOKEN`; "" for another one."""
+    """Return the token in the value `Bearer TOKEN` of an Authorization header, or "" for other values."""
     scheme, _, token = authorization.strip().partition(" ")
     return token.strip() if scheme.lower() == "bearer" else ""
 
 
 def request_id(headers: Headers) -> str:
-    """Return DJL's or SageMaker's id, or the client's where it is harmless, else a new one."""
+    """Return the request id set by DJL, SageMaker or the client, or a new id if none is set or valid."""
     for name in ("requestid", "x-amzn-sagemaker-inference-id", "x-request-id"):
         if (given := headers.get(name)) and _REQUEST_ID.fullmatch(id := given.strip()):
             return id
@@ -96,14 +97,14 @@ def request_id(headers: Headers) -> str:
 
 
 def media_type(headers: Headers) -> str:
-    """Return the content type without its parameters, in lower case; "" if there is none."""
+    """Return the content type in lower case without its parameters, or "" if it is missing."""
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
 def in_attributes(headers: Headers, name: str) -> str | None:
-    """Return the value of `name=` in SageMaker's custom attributes; None if they do not have it.
+    """Return the value of `name=` in SageMaker's custom attributes, or None if it is missing.
 
-    DJL's front end reads them itself, and passes them on as headers.
+    DJL's front end reads custom attributes itself, and passes them on as headers.
     """
     attributes = headers.get(ATTRIBUTES)
     match = re.search(rf"(?:^|[\s,;]){name}=([^\s,;]*)", attributes) if attributes else None
@@ -111,10 +112,10 @@ def in_attributes(headers: Headers, name: str) -> str | None:
 
 
 def adapter_of(headers: Headers, context: ServerContext) -> Adapter | None:
-    """Return the adapter that the headers name; None if they name none.
+    """Return the adapter named in the headers or the query, or None.
 
     Raises:
-        InvalidPayload: there is none of that name, or two headers name two.
+        InvalidPayload: the adapter is unknown, or two different adapters are named.
     """
     found = None
     for place, given in _named_adapters(headers):
@@ -129,7 +130,7 @@ def adapter_of(headers: Headers, context: ServerContext) -> Adapter | None:
 
 
 def _named_adapters(headers: Headers) -> Iterator[tuple[str, str | None]]:
-    """Yield each place that may name an adapter, for messages, with its value."""
+    """Yield the title, for messages, and the value of each header and parameter that may name an adapter."""
     for name in _ADAPTER:
         yield f"header {name}", headers.get(name)
     yield "header adapter", in_attributes(headers, "adapter")

@@ -1,4 +1,4 @@
-"""A served model: its state, and the requests that are open."""
+"""A served model, its state, its open requests and its adapters."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ from handler.serving.request_log import RequestLog
 from handler.serving.task import CapturedTask, RequestTask
 from handler.serving.turns import Quota
 
-_SMALL = 1 << 18  # bytes of requests that have a part of the memory to themselves
+_SMALL = 1 << 18  # bytes; a part of the memory is reserved for requests up to this size
 
 
 class ServedModel:
-    """One model on one event loop, which it is made on; it neither owns nor stops the loop.
+    """A model that is served on an event loop. It must be created on the loop, but neither owns nor stops it.
 
     Args:
-        engine: started, perhaps still loading.
-        request_log: requests are written into it; None if they are not captured.
-        batches: files and batches of requests; None if there are none.
-        stepped: the loop runs in a host's steps only. The host batches requests itself where batching is dynamic.
+        engine: started engine, which may still be loading.
+        request_log: log that captures requests, or None if requests are not captured.
+        batches: store of files and batches, or None if batches are off.
+        stepped: whether the event loop runs only in steps of its host. Such a host does dynamic batching itself.
 
     Attributes:
-        driver: for a host that waits for the engine itself.
-        handle: LMI's `handle` of a user's model.py, for hosts that call it; None without one.
+        driver: driver of the batcher, for hosts that wait for the engine themselves.
+        handle: `handle` function of the user's model.py for hosts that call it, or None.
     """
 
     def __init__(
@@ -78,14 +78,14 @@ class ServedModel:
             total - spare,
             spare,
             _SMALL,
-            "all requests together take too much memory (option.requests_total_bytes)",
+            "all requests together need too much memory (option.requests_total_bytes)",
             beside=spare,
         )
         self.draining = self._closing = False
         self.started_at = time.time()
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Done when the engine is ready and has the adapters next to the model; a ConfigError gives the reason of a
-        failure.
+        """Future that is done when the engine is ready and has loaded the adapters next to the model. It raises a
+        ConfigError if that failed.
         """
         self._opening: asyncio.Task[None] | None = None
         self._tasks: weakref.WeakSet[RequestTask] = weakref.WeakSet()
@@ -132,17 +132,18 @@ class ServedModel:
         id: str = "",
         on_bytes: Callable[[RequestTask], object] = lambda task: None,
     ) -> RequestTask:
-        """Begin a request: check its headers, and the room for it. Its body goes to the task's `start`, or `parse`.
+        """Open a request: check its headers, and whether there is room for it.
 
-        Raises nothing: a refusal is the task's answer. A stop waits until the host closes the task.
+        This never raises an error; if the request is refused, the error is the task's response. The body must be passed
+        to the task's `parse` or `start`. A graceful stop waits until the host closes the task.
 
         Args:
-            headers: names in lower case.
-            dialect: that of the route that it came by; None stands for the configured one.
-            route: the path that the request names instead of its own.
-            path: the one that it came by, with the query.
-            id: by default what the headers say, or a new one.
-            on_bytes: as in RequestTask.
+            headers: headers by name in lower case.
+            dialect: dialect of the request's route, or None for the configured one.
+            route: path that the request's headers name in place of its own.
+            path: path of the request with its query.
+            id: id of the request; by default from the headers, or a new one.
+            on_bytes: callback of the task (see `RequestTask`).
         """
         error: ServingError | None = None
         head = Head(headers, dialect)
@@ -167,7 +168,7 @@ class ServedModel:
         return task
 
     def refused(self, error: ServingError, dialect: Dialect | None = None, *, id: str = "-") -> RequestTask:
-        """Return the task of a request that is refused without being opened; it is counted."""
+        """Return the finished task of a request that is refused without being opened, and count the request."""
         task = self._make_task(RequestStats(id, self.metrics), Head(dialect=dialect))
         task.refuse(error)
         return task
@@ -192,17 +193,17 @@ class ServedModel:
         (self._batches or self._batcher).check_room()
 
     def _check_engine(self) -> None:
-        """Raise RouteNotFound if model.py's `handle` answers all requests, without an engine."""
+        """Raise RouteNotFound if no engine is loaded, because `handle` of model.py answers all requests."""
         if self.handle is not None and self.handle.role is Role.ALONE:
-            raise RouteNotFound("no engine is loaded: handle of model.py answers POST /invocations alone")
+            raise RouteNotFound("no engine is loaded: handle of model.py answers only POST /invocations")
 
     # -- state ---------------------------------------------------------------------------------------------------
 
     def start(self, on_state: Callable[[State], None] = lambda state: None) -> None:
-        """Listen to the engine; `on_state` is told of its state, now and at every change.
+        """Connect to the engine, and call `on_state` with its state, now and after every change.
 
-        It counts as ready once the adapters next to the model are loaded, and model.py's handle has been called once;
-        a failure of either closes it.
+        The state is ready only when the adapters next to the model are loaded and `handle` of model.py has been called
+        once. If one of these fails, the state is closed.
         """
 
         def changed(state: State) -> None:
@@ -218,25 +219,25 @@ class ServedModel:
             on_state(state)
 
         if self._validator is not None:
-            self._validator.start()  # beside the engine, which loads: later it would slow the first answer down
+            self._validator.start()  # while the engine is loading: later it would delay the first response
         self._engine.attach(watch=self.driver.watch, on_change=changed, soon=self.driver.soon)
 
     def drain(self) -> None:
-        """Refuse new work from now on; running requests continue."""
+        """Refuse new requests from now on, and let running ones finish."""
         self.draining = True
 
     def give_up(self) -> None:
-        """End running requests with an error that the clients can read."""
+        """End all running requests with an error."""
         for task in list(self._tasks):
             task.fail(Unavailable("the server stopped before the answer was complete"))
 
     def close(self) -> None:
-        """End the engine and the threads; a second call changes nothing."""
+        """Stop the engine and all threads. Further calls have no effect."""
         if self._closing:
             return
         self._closing = True
         self._engine.close()
-        self.driver.close()  # after the engine, whose end starts a timer of it
+        self.driver.close()  # after the engine, whose end starts a timer of the driver
         if self._validator is not None:
             self._validator.close()
         self.admission.close()
@@ -257,7 +258,7 @@ class ServedModel:
 
     @property
     def reason(self) -> str:
-        """The reason why the engine cannot serve, if known, as far as clients may see it; the log has the details."""
+        """Return the reason why the engine cannot serve, if known, without details that only the log may show."""
         return client_words(self._engine.reason, secrets())
 
     @property
@@ -270,7 +271,7 @@ class ServedModel:
 
     @property
     def restarts(self) -> int:
-        """Engines that were lost and started again."""
+        """Return the number of engine restarts."""
         return self._engine.restarts
 
     @property
@@ -279,12 +280,12 @@ class ServedModel:
 
     @property
     def max_sequences(self) -> int:
-        """Return how many sequences all replicas compute at a time."""
+        """Return the maximum number of sequences that all replicas together run concurrently."""
         return self.config.max_rolling_batch_size * max(len(self.replicas), 1)
 
     @contextlib.contextmanager
     def receiving(self) -> Iterator[None]:
-        """Leave an open request out of `num_requests` while its body arrives: after a stop it would be refused."""
+        """Exclude an open request from `num_requests` while its body is received, since a stop need not wait for it."""
         self._num_receiving += 1
         try:
             yield
@@ -293,12 +294,12 @@ class ServedModel:
 
     @property
     def num_requests(self) -> int:
-        """Requests that arrived completely, and whose last bytes are not delivered yet."""
+        """Return the number of requests that were received completely and whose responses are not complete."""
         return len(self._tasks) + self.adapters.num_calls - self._num_receiving
 
     @property
     def num_inferences(self) -> int:
-        """Requests for inference that are open; custom code and calls about adapters do not count."""
+        """Return the number of open requests for inference, without custom code and calls that change adapters."""
         return len(self._tasks)
 
     @property
@@ -310,8 +311,8 @@ class ServedModel:
         return self.opened.done() and self.opened.exception() is None
 
     def check_open(self) -> None:
-        """Raise `Unavailable` while the server stops, or while adapters next to the model load: they get the first
-        numbers.
+        """Raise `Unavailable` while the server is stopping, or while adapters next to the model are loading. Later
+        adapters must not be registered before these, which get the first numbers.
         """
         if self.draining:
             raise Unavailable("the server is stopping")
@@ -333,15 +334,16 @@ class ServedModel:
 
 
 class ServedAdapters:
-    """Changes a model's adapters. A change continues when its awaiter is cancelled.
+    """The adapters of a served model. A change continues even if the caller that awaits it is cancelled.
 
     Args:
-        check_open: raises if the model accepts no changes: it is loading or stopping.
-        formatters: those of the adapters' own, which run on the request path.
+        home: registry of adapters, and the adapters to register at startup.
+        check_open: raises an error while the model is loading or stopping.
+        formatters: formatters in the adapters' own model.py files.
 
     Attributes:
-        registry: the adapters that requests may name now.
-        num_calls: those within `counted`.
+        registry: adapters that requests may name now.
+        num_calls: number of calls that are being processed within `counted`.
     """
 
     def __init__(self, home: AdapterHome, check_open: Callable[[], None], formatters: AdapterFormatters) -> None:
@@ -354,7 +356,7 @@ class ServedAdapters:
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
-        """Count a call while it is read and answered: a stop waits for it."""
+        """Count a call while it is being processed, so that a graceful stop waits for it."""
         self.num_calls += 1
         try:
             yield
@@ -362,15 +364,15 @@ class ServedAdapters:
             self.num_calls -= 1
 
     async def register(self, name: str, src: str, *, preload: bool = True, again: bool = False) -> Registered:
-        """Register an adapter; return when requests may name it.
+        """Register an adapter, and wait until requests may name it.
 
         Args:
-            src: its directory.
-            preload: the engine loads it now; otherwise for its first request.
-            again: the same name from the same directory changes nothing and is no conflict.
+            src: directory of the adapter.
+            preload: whether the engine loads the adapter now, or only for its first request.
+            again: whether to accept an adapter that is already registered with the same name and directory.
 
         Raises:
-            ServingError: nothing has changed.
+            ServingError: the adapter could not be registered, and nothing has changed.
         """
         path = await self._path(src)
         there = self._registered(name, path) if again else None
@@ -378,23 +380,24 @@ class ServedAdapters:
         return there or await self._change(name, register, path)
 
     async def update(self, name: str, src: str | None = None, *, preload: bool | None = None) -> Registered:
-        """Update an adapter; return when requests that name it get the new one.
+        """Update an adapter, and wait until new requests use the new version.
 
         Args:
-            src, preload: by default the earlier one's.
+            src: directory of the new version; by default that of the earlier version.
+            preload: whether the engine loads the new version now; by default as for the earlier version.
 
         Raises:
-            ServingError: nothing has changed.
+            ServingError: the adapter could not be updated, and nothing has changed.
         """
         self._check_open()
         path = await self._path(self.registry.get(name).adapter.path if src is None else src)
         return await self._change(name, functools.partial(self.registry.update, name, path=path, preload=preload), path)
 
     def unregister(self, name: str) -> None:
-        """Drop an adapter; running requests keep it.
+        """Unregister an adapter. Running requests continue to use it.
 
         Raises:
-            ServingError: nothing has changed.
+            ServingError: the adapter could not be unregistered, and nothing has changed.
         """
         self._check_open()
         self.registry.unregister(name)
@@ -402,14 +405,14 @@ class ServedAdapters:
 
     @property
     def at_start(self) -> bool:
-        """Return whether there are adapters next to the model."""
+        """Return whether there are adapters to register at startup."""
         return bool(self._at_start)
 
     async def load_at_start(self) -> None:
-        """Register the adapters next to the model.
+        """Register the adapters for startup.
 
         Raises:
-            ConfigError: one cannot be used.
+            ConfigError: an adapter cannot be used.
         """
         for name, path in self._at_start.items():
             try:
@@ -418,7 +421,7 @@ class ServedAdapters:
                 raise ConfigError(f"the adapter {name} cannot be used: {error.public}") from None
 
     async def _path(self, src: str) -> Path:
-        self._check_open()  # before it reads files, and when it has
+        self._check_open()  # before files are read, and again afterwards
         path = await run_in_daemon_thread(self.registry.path, src)
         self._check_open()
         return path
@@ -428,7 +431,7 @@ class ServedAdapters:
         return next(same, None)
 
     async def _change(self, name: str, begin: Change, path: Path) -> Registered:
-        """Load the adapter's model.py, then its weights."""
+        """Load the adapter's model.py, then call `begin` to load its weights."""
         directory = str(path)
         self._changing.append(directory)
         try:

@@ -1,7 +1,7 @@
-"""Requests and their answers, written into files that `lmi replay` reads: `option.capture_requests`.
+"""The capture of requests and responses in files, which `lmi replay` reads (`option.capture_requests`).
 
-A thread writes them. The event loop passes it existing values, and never waits: requests that the thread cannot keep
-up with are dropped, and counted.
+A thread writes the files. The event loop never waits for it: if the thread cannot keep up, requests are dropped and
+counted.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ log = logging.getLogger("handler")
 
 MIB = 1 << 20
 
-_MOST_WAITING = 64 * MIB  # bytes of bodies and answers that wait to be written
-_END_SECONDS = 5.0  # that the end waits for what is being written
-_PERIOD = 60.0  # seconds between two lines of the log about what is dropped
+_MOST_WAITING = 64 * MIB  # maximum bytes of bodies and responses that wait to be written
+_END_SECONDS = 5.0  # maximum seconds for finishing pending writes at the end
+_PERIOD = 60.0  # minimum seconds between two warnings about dropped requests
 _NAME = "requests-*.jsonl"
-_OVERHEAD = 1024  # bytes that a line has beside body and answer, about
+_OVERHEAD = 1024  # approximate bytes of a line besides the body and the response
 
 
 class Answer(NamedTuple):
-    """An answer: its bytes as they were sent, in pieces."""
+    """A captured response, with the pieces of its body as they were sent."""
 
     status: int
     content_type: str
@@ -43,12 +43,12 @@ class Answer(NamedTuple):
 
 
 class Captured(NamedTuple):
-    """A request that has ended.
+    """A captured request that has ended.
 
     Attributes:
-        at: when it was opened, in seconds since the epoch.
-        headers: names in lower case.
-        answer: None if the client left before its end.
+        at: start time, in seconds since 1970.
+        headers: request headers by name in lower case.
+        answer: the response, or None if the client disconnected before its end.
     """
 
     id: str
@@ -60,19 +60,22 @@ class Captured(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes that it takes."""
+        """Return the approximate number of bytes that the request needs."""
         return len(self.body) + sum(map(len, self.answer.pieces if self.answer else ())) + _OVERHEAD
 
 
 class RequestLog:
-    """Writes requests into files of a directory. The oldest files are deleted when all together are too large.
+    """A writer of requests to files in a directory. It deletes the oldest files when all files together are too large.
 
     Args:
-        percent: of the requests that are written, chosen at random.
-        file_bytes, total_bytes: bounds of a file, and of all of the directory's.
+        directory: directory of the files.
+        percent: percentage of requests to write, chosen at random.
+        file_bytes: maximum bytes of a file.
+        total_bytes: maximum bytes of all files.
 
     Attributes:
-        num_written, num_dropped: requests so far.
+        num_written: number of requests written so far.
+        num_dropped: number of requests dropped so far.
     """
 
     def __init__(self, directory: Path, *, percent: float, file_bytes: int, total_bytes: int) -> None:
@@ -81,17 +84,18 @@ class RequestLog:
         self.num_written = self.num_dropped = 0
         self._told_at = -_PERIOD
         self._waiting: queue.SimpleQueue[Captured | None] = queue.SimpleQueue()
-        self._lock, self._bytes = threading.Lock(), 0  # of those that wait
+        self._lock = threading.Lock()
+        self._bytes = 0  # bytes of the waiting requests
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="request-log", daemon=True)
         self._thread.start()
 
     def chooses(self) -> bool:
-        """Return whether the next request is to be written."""
+        """Return whether the next request should be written, chosen at random."""
         return self._share >= 1 or random.random() < self._share
 
     def put(self, request: Captured) -> None:
-        """Queue a request for writing, unless too many bytes wait already."""
+        """Queue a request for writing, or drop it if too many bytes are already waiting."""
         size = request.size
         with self._lock:
             fits = not self._closed and self._bytes + size <= _MOST_WAITING
@@ -100,10 +104,10 @@ class RequestLog:
         if fits:
             self._waiting.put(request)
         else:
-            self._drop("the disk is too slow for them, or the server is stopping")
+            self._drop("the disk is too slow, or the server is stopping")
 
     def close(self) -> None:
-        """Write what waits, for a moment; a second call changes nothing."""
+        """Finish pending writes, within a time limit, and stop the thread. Further calls have no effect."""
         with self._lock:
             closed, self._closed = self._closed, True
         if closed:
@@ -118,12 +122,12 @@ class RequestLog:
                 if self._files.write(_line(request)):
                     self.num_written += 1
                 else:
-                    self._drop("they are larger than a file may be (option.capture_file_mb)")
+                    self._drop("a request is larger than the maximum size of a file (option.capture_file_mb)")
             except OSError as error:
                 self._drop(error.strerror or str(error))
             except Exception:  # one request must not end the thread
-                log.exception("a request could not be captured: a bug")
-                self._drop("of a bug")
+                log.exception("a bug in the server: a request could not be captured")
+                self._drop("a bug in the server")
             with self._lock:
                 self._bytes -= request.size
         self._files.close()
@@ -135,11 +139,11 @@ class RequestLog:
             if now - told < _PERIOD:
                 return
             self._told_at = now
-        log.warning("requests are not captured, %d so far: %s", self.num_dropped, why)
+        log.warning("requests were not captured, %d so far: %s", self.num_dropped, why)
 
 
 class _Files:
-    """The files: one that is written, and older ones."""
+    """The files of the request log: the current one and older ones."""
 
     def __init__(self, directory: Path, file_bytes: int, total_bytes: int) -> None:
         self._directory, self._file_bytes, self._total_bytes = directory, file_bytes, total_bytes
@@ -147,10 +151,13 @@ class _Files:
         self._size = self._number = 0
 
     def write(self, line: bytes) -> bool:
-        """Write a line, by a single call: a reader finds whole lines only. False: it is too long for any file.
+        """Write a line, if possible with a single system call, so that readers see complete lines only.
+
+        Returns:
+            Whether the line was written. It is not if it is longer than the maximum size of a file.
 
         Raises:
-            OSError: the disk is full, or fails. Then nothing of the line is left in the file.
+            OSError: the disk is full or has failed. No part of the line is left in the file.
         """
         if len(line) > self._file_bytes:
             return False
@@ -174,7 +181,7 @@ class _Files:
             os.close(descriptor)
 
     def _open(self) -> None:
-        """Begin a file, after the oldest ones have made room for it. Their names are in the order of their times."""
+        """Start a new file, and delete the oldest ones if necessary. The files' names sort in order of creation."""
         self.close()
         self._make_room()
         self._number += 1
@@ -195,7 +202,7 @@ class _Files:
 
 
 def _line(request: Captured) -> bytes:
-    """Return a request as a line."""
+    """Return the line of JSON for a request."""
     answer = request.answer
     line: dict[str, Any] = {
         "id": request.id,
@@ -211,7 +218,7 @@ def _line(request: Captured) -> bytes:
 
 
 def _body(body: bytes) -> dict[str, str]:
-    """Return bytes as a string, or as base64 if they are not UTF-8."""
+    """Return the JSON field for a body: a string, or base64 if the body is not UTF-8."""
     try:
         return {"body": body.decode()}
     except UnicodeDecodeError:
@@ -219,10 +226,10 @@ def _body(body: bytes) -> dict[str, str]:
 
 
 def configured_log(config: Config) -> RequestLog | None:
-    """Return the log that the options ask for; None if requests are not captured.
+    """Return the request log as the options configure it, or None if requests are not captured.
 
     Raises:
-        ConfigError: its directory cannot be used.
+        ConfigError: the directory cannot be used, or the size limits contradict each other.
     """
     if config.capture_requests is None:
         return None
@@ -230,9 +237,9 @@ def configured_log(config: Config) -> RequestLog | None:
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not os.access(directory, os.W_OK | os.X_OK):
-            raise PermissionError("it cannot be written")
+            raise PermissionError("it is not writable")
     except OSError as error:
-        told = f"requests cannot be captured there: {error.strerror or error}; must be a directory"
+        told = f"requests cannot be captured in this directory: {error.strerror or error}; must be a directory"
         raise ConfigError(config.problem("option.capture_requests", config.capture_requests, told)) from None
     if config.capture_total_mb < config.capture_file_mb:
         least = f"must be at least option.capture_file_mb={config.capture_file_mb}"

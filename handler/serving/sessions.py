@@ -1,4 +1,4 @@
-"""Stateful sessions: a directory each, opened, found, closed and removed; and the answers to calls about them.
+"""Stateful sessions, each of which has a directory, and the responses to calls that open or close sessions.
 
 Headers, messages, statuses and defaults are those of AWS's model-hosting-container-standards 0.1.16 (docs/sessions.md
 lists the differences).
@@ -36,32 +36,34 @@ from handler.protocols.kernel.reply import PreparedDocument
 log = logging.getLogger("handler")
 
 HEADER = "x-amzn-sagemaker-session-id"
-"""The request header that names the session, in lower case, as hosts pass headers on."""
+"""Request header that names the session, in lower case like all headers that hosts pass on."""
 NEW_SESSION, CLOSE = "NEW_SESSION", "CLOSE"
 
 _OFF = "Invalid payload. stateful sessions not enabled"
 _HOW = "option.enable_stateful_sessions=true enables them"
 _MEMORY, _FOLDER = Path("/dev/shm"), "sagemaker_sessions"
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_PLAIN = re.compile(r"[a-zA-Z0-9_-]{1,256}")  # what SageMaker's API lets through: messages show it without quotes
-_LONGEST_CALL = 1 << 16  # bytes of a body that is searched for `requestType`
-_PERIOD = 10.0  # seconds between two looks for expired sessions
-_END_SECONDS = 5.0  # that the end may take to remove sessions
+_PLAIN = re.compile(r"[a-zA-Z0-9_-]{1,256}")  # ids that SageMaker's API allows; messages show them without quotes
+_LONGEST_CALL = 1 << 16  # maximum bytes of a body that is searched for `requestType`
+_PERIOD = 10.0  # seconds between two searches for expired sessions
+_END_SECONDS = 5.0  # maximum seconds for removing sessions at the end
 
 
 class Sessions:
-    """The sessions below one directory. Thread-safe; processes with the same directory share its sessions.
+    """The sessions in a root directory. Thread-safe; processes with the same root directory share its sessions.
 
-    An id is a random UUID whose first eight hex digits are the second of its expiry, since 1970. So a session's state
-    is only the name of its directory: another worker finds it, and so does the next start after a crash.
+    A session's id is a random UUID whose first eight hex digits are replaced by its expiry time in seconds since 1970.
+    The name of its directory is therefore the session's only state. Other workers can find the session, and so can the
+    server after a crash.
 
     Args:
-        lifetime: of a session, in seconds, from when it is opened.
-        most: sessions that may be open in the directory.
-        clock: returns the seconds since 1970.
+        root: directory that contains the directories of all sessions.
+        lifetime: seconds from the opening of a session to its expiry.
+        most: maximum number of open sessions in the root directory.
+        clock: returns the time in seconds since 1970.
 
     Raises:
-        OSError: the directory cannot be made or written.
+        OSError: the root directory cannot be created or is not writable.
     """
 
     def __init__(self, root: Path, lifetime: int, most: int, clock: Callable[[], float] = time.time) -> None:
@@ -69,8 +71,8 @@ class Sessions:
         self._lifetime = lifetime
         self._most = most
         self._clock = clock
-        self._opened: set[str] = set()  # here, and not removed yet
-        self._closed: queue.SimpleQueue[str] = queue.SimpleQueue()  # to be removed; "" wakes the thread
+        self._opened: set[str] = set()  # opened by this process and not removed yet
+        self._closed: queue.SimpleQueue[str] = queue.SimpleQueue()  # closed ids to remove; "" wakes the thread
         self._ended = False
         self._make_root()
         with tempfile.TemporaryFile(dir=root):
@@ -79,15 +81,15 @@ class Sessions:
         atexit.register(self.end)
 
     def look_after(self) -> None:
-        """Remove closed and expired sessions from now on, on one thread for all sessions."""
+        """Start the thread that removes closed and expired sessions."""
         threading.Thread(target=self._remove_in_time, name="sessions", daemon=True).start()
 
     def open(self) -> Session:
         """Open a session.
 
         Raises:
-            Overloaded: as many as may be are open.
-            ServingError: its directory cannot be made.
+            Overloaded: too many sessions are open.
+            ServingError: the session's directory cannot be created.
         """
         if max(len(self._opened), self._num_directories()) >= self._most:
             raise Overloaded(f"{self._most} sessions are open (option.sessions_max)")
@@ -104,7 +106,7 @@ class Sessions:
         """Return an open session.
 
         Raises:
-            InvalidSession: there is none, or it has expired.
+            InvalidSession: the session does not exist, or has expired.
         """
         if _ID.fullmatch(id) and not self._is_over(id) and (self._root / id).is_dir():
             return self._session(id)
@@ -112,11 +114,11 @@ class Sessions:
         raise InvalidSession(f"Bad request: session not found: {shown}")
 
     def close(self, id: str) -> None:
-        """Close a session. Its directory gets the name of an expired one at once, and is removed soon.
+        """Close a session. Its directory is immediately renamed so that it counts as expired, and is removed soon.
 
         Raises:
-            InvalidSession: there is none, or it has expired.
-            ServingError: its directory cannot be renamed.
+            InvalidSession: the session does not exist, or has expired.
+            ServingError: the session's directory cannot be renamed.
         """
         found, closed = self.find(id), f"{0:08x}{id[8:]}"
         try:
@@ -130,17 +132,18 @@ class Sessions:
         self._closed.put(closed)
 
     def remove_expired(self) -> None:
-        """Remove the directories of closed and expired sessions, of whichever process."""
-        with suppress(OSError):  # without the directory there are none
+        """Remove the directories of closed and expired sessions, including those of other processes."""
+        with suppress(OSError):  # without a root directory there are no sessions
             for name in os.listdir(self._root):
                 if _ID.fullmatch(name) and self._is_over(name):
                     self._remove(name)
-        self._opened -= {id for id in self._opened.copy() if self._is_over(id)}  # another process removes some
+        self._opened -= {id for id in self._opened.copy() if self._is_over(id)}  # other processes remove some of them
 
     def end(self) -> None:
-        """Remove the sessions that this process has opened; a second call changes nothing.
+        """Remove the sessions that this process has opened. Further calls have no effect.
 
-        Sessions that take too long are left: they expire, and the next start with the same directory removes them.
+        If this takes too long, the remaining sessions expire later, and the next start with the same root directory
+        removes them.
         """
         atexit.unregister(self.end)
         self._ended = True
@@ -148,15 +151,15 @@ class Sessions:
         deadline = time.monotonic() + _END_SECONDS
         for id in self._opened.copy():
             if time.monotonic() > deadline:
-                log.warning("%d session directories are left in %s", len(self._opened), self._root)
+                log.warning("%d session directories in %s were not removed in time", len(self._opened), self._root)
                 self._opened.clear()
                 return
             self._remove(id)
 
     def _num_directories(self) -> int:
-        """Count the directories, including other processes'; 0 if the file system does not count them."""
+        """Return the number of session directories of all processes, or 0 if the file system does not count them."""
         try:
-            return max(0, self._root.stat().st_nlink - 2)  # each has a link to its parent
+            return max(0, self._root.stat().st_nlink - 2)  # each subdirectory adds a link to its parent
         except OSError:
             return 0
 
@@ -172,13 +175,13 @@ class Sessions:
     def _remove(self, name: str) -> None:
         path = self._root / name
         try:
-            path.rmdir()  # without files: a tenth of the time
+            path.rmdir()  # for an empty directory, ten times as fast as rmtree
         except OSError:
             shutil.rmtree(path, ignore_errors=True)
         self._opened.discard(name)
 
     def _remove_in_time(self) -> None:
-        """Remove a closed session at once; check all sessions, possibly many, once per period."""
+        """Remove closed sessions immediately, and search all sessions for expired ones once per period."""
         look_at = time.monotonic() + _PERIOD
         while not self._ended:
             try:
@@ -196,10 +199,10 @@ def _expiry(id: str) -> int:
 
 
 def configured_sessions(config: Config) -> Sessions | None:
-    """Return the store of sessions that the options ask for; None if they are off.
+    """Return the sessions as the options configure them, or None if sessions are off.
 
     Raises:
-        ConfigError: their directory cannot be used.
+        ConfigError: the root directory cannot be used.
     """
     root = sessions_root(config)
     if root is None:
@@ -214,43 +217,44 @@ def configured_sessions(config: Config) -> Sessions | None:
 
 
 def sessions_root(config: Config) -> Path | None:
-    """Return the directory of the sessions that the options ask for, which may not exist yet; None if they are off.
+    """Return the root directory of sessions, which may not exist yet, or None if sessions are off.
 
     Raises:
-        ConfigError: it cannot be used, or another user made AWS's default, and could read the ids of sessions there.
+        ConfigError: the directory cannot be used; or AWS's default directory was created by another user, who could
+            read the ids of sessions.
     """
     if not config.stateful_sessions:
         return None
     if config.sessions_path is not None:
         root = Path(config.sessions_path).absolute()
-    else:  # in memory, else among the temporary files
+    else:  # in memory if possible, otherwise with the temporary files
         root = (_MEMORY if os.access(_MEMORY, os.W_OK) else Path(tempfile.gettempdir())) / _FOLDER
         if os.path.lexists(root) and root.lstat().st_uid != os.geteuid():
-            _refuse(config, root, "another user of this machine made it; set option.sessions_path")
+            _refuse(config, root, "it was created by another user of this machine; set option.sessions_path")
             return None
     existing = next(path for path in (root, *root.parents) if os.path.exists(path))
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
-        _refuse(config, root, f"{existing} is not a directory that can be written to")
+        _refuse(config, root, f"{existing} is not a writable directory")
         return None
     return root
 
 
 def _refuse(config: Config, root: Path, why: str) -> None:
-    """Refuse to start if an option asks for sessions; otherwise log that there are none."""
-    problem = config.problem("option.sessions_path", root, f"sessions cannot be stored there: {why}")
+    """Raise an error if an option enables sessions, otherwise log a warning that they are off."""
+    problem = config.problem("option.sessions_path", root, f"sessions cannot be stored in this directory: {why}")
     if config.enable_stateful_sessions or config.sessions_path is not None:
         raise ConfigError(problem)
     log.warning("stateful sessions are off: %s", problem.message)
 
 
-# -- calls -------------------------------------------------------------------------------------------------------
+# -- calls that open or close sessions ---------------------------------------------------------------------------
 
 
 def session_of(sessions: Sessions | None, id: str) -> Session | None:
-    """Return the session that a request's header names; None for NEW_SESSION.
+    """Return the session named in a request's header, or None for NEW_SESSION.
 
     Raises:
-        InvalidSession: it is unknown or has expired, or sessions are off.
+        InvalidSession: the session does not exist or has expired, or sessions are off.
     """
     if sessions is None:
         raise InvalidSession(f"{_OFF}, X-Amzn-SageMaker-Session-Id header not supported; {_HOW}")
@@ -258,36 +262,37 @@ def session_of(sessions: Sessions | None, id: str) -> Session | None:
 
 
 def session_call(body: bytes) -> str:
-    """Return what a body asks for: NEW_SESSION, CLOSE, or "" if it does not concern a session.
+    """Return the `requestType` of a body, which is NEW_SESSION or CLOSE, or "" for all other bodies.
 
     Raises:
-        InvalidSession: it has a `requestType`, and another value of it or other fields.
+        InvalidSession: the body has another `requestType`, or has further fields.
     """
     if len(body) > _LONGEST_CALL or b'"requestType"' not in body:
         return ""
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
-        return ""  # the dialect says what is wrong
+        return ""  # the dialect will report the error
     if not isinstance(value, dict) or "requestType" not in value:
         return ""
     call = value["requestType"]
     if call not in (NEW_SESSION, CLOSE):
         raise InvalidSession(f"requestType={quote(str(call))}: must be {NEW_SESSION} or {CLOSE}")
     if len(value) > 1:
-        raise InvalidSession(f"requestType={call}: a body that opens or closes a session has no other fields")
+        raise InvalidSession(f"requestType={call}: a body that opens or closes a session must have no other fields")
     return str(call)
 
 
 def answer_call(sessions: Sessions | None, call: str, id: str | None, errors: ErrorFormat) -> ParsedRequest:
-    """Open or close a session.
+    """Open or close a session, and return a request that is already answered.
 
     Args:
-        id: that the request's header names, if any.
-        errors: renders a failure before the answer is sent.
+        call: NEW_SESSION or CLOSE.
+        id: session named in the request's header, if any.
+        errors: format of errors for a failure before the response is sent.
 
     Raises:
-        ServingError: sessions are off, the call names no session, or its directory cannot be made.
+        ServingError: sessions are off, no session is named, or the session cannot be opened or closed.
     """
     if sessions is None:
         raise InvalidSession(f"{_OFF}; {_HOW}")

@@ -1,4 +1,4 @@
-"""Run a served model: the start and the end that all hosts share."""
+"""The startup and shutdown of a served model, which all hosts share."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ __all__ = ["ServedModel", "running"]
 log = logging.getLogger("handler.launch")
 
 _DRAIN = 20.0
-"""Seconds for requests to finish when the block has ended."""
+"""Seconds for running requests to finish after the end of the block in `running`."""
 
 _LAST_BYTES = 1.0
-"""Seconds for clients to be told that their requests are given up."""
+"""Seconds for sending errors to clients whose requests are given up."""
 
 _TIDY = 2.0
-"""Seconds for a conversion that was killed to remove what it has written."""
+"""Seconds for a cancelled conversion of a model to remove its files."""
 
 
 def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> ServerContext:
@@ -101,11 +101,11 @@ def server_context(config: Config, spec: Spec, adapters: AdapterRegistry) -> Ser
 
 
 def _source(model_id: str | None) -> str:
-    """Return a model's short name: the last part of its path or address."""
+    """Return a model's short name, which is the last part of its path or URL."""
     return PurePath(DEMO_MEMBER).stem if model_id in (None, DEMO) else PurePath(model_id).name
 
 
-# -- load a served model: start the engine, load the tokenizer, find adapters and a user's model.py --------------------
+# -- loading of a served model: the engine, the tokenizer, adapters and the user's model.py ----------------------------
 
 
 async def load_model(
@@ -116,24 +116,26 @@ async def load_model(
     announce: Callable[[Spec], None] = lambda spec: None,
     stepped: bool = False,
 ) -> ServedModel:
-    """Load all that a host needs; the engine may still be loading when this returns.
+    """Load a model and everything that its host needs. The engine may still be loading afterwards.
 
-    The engine's process ends with the thread that runs this.
+    The engine's process ends when the calling thread ends.
 
     Args:
-        formatters: those of `model_formatters`, which runs a user's code: call it before a server listens.
-        directory: of serving.properties, or where it would be; by default its own.
-        announce: called when the model's files are there, before the engine starts.
-        stepped: as in `ServedModel`.
+        formatters: result of `model_formatters`, which should be called before a server listens, as it runs user code.
+        directory: directory of serving.properties, even if the file does not exist; by default the configuration's.
+        announce: called before the engine starts, when the model's files are on this machine.
+        stepped: whether the event loop runs only in steps of its host.
 
     Raises:
-        ConfigError: a wrong option, or something that is missing; the message says what to change.
+        ConfigError: an option is wrong, or something is missing; the message says what to change.
     """
     environment.name_hub_token()
     tracer = make_tracer(config.otlp_traces_endpoint, config.label)
     spec = await run_in_daemon_thread(engine_spec, config)
     if (write := formatters.output) is not None and (task := spec.config.task) is not Task.GENERATION:
-        raise ConfigError(f"model.py's output formatter {write.name!r} writes generated text; option.task={task.value}")
+        raise ConfigError(
+            f"model.py's output formatter {write.name!r} is for generated text, but option.task={task.value}"
+        )
     adapters = adapter_home(spec.config.options, spec, directory)
     announce(spec)
     sessions, store = configured_sessions(config), configured_store(config)
@@ -156,7 +158,7 @@ async def load_model(
         validator = make_validator(spec, engine)
         dialect = registry.choose(config, context.task)
         whole = stepped and config.rolling_batch == "disable" and not config.enable_streaming
-        info = functools.partial(getattr, engine, "info")  # which the engine has when it is loaded
+        info = functools.partial(getattr, engine, "info")  # None while the engine is loading
         preprocessor = Preprocessor(
             dialect, context, tokenizer, info, formatters, validator, sessions, store, whole=whole
         )
@@ -175,7 +177,9 @@ async def load_model(
 
 
 def make_validator(spec: Spec, engine: Restartable | None = None) -> StructuredOutputValidator | None:
-    """Return the validator of clients' structured output; None if the engine supports none, or none can harm it."""
+    """Return the validator of structured output. Return None if the engine does not support structured output, or if no
+    input can harm it.
+    """
     if (
         spec.config.task is not Task.GENERATION
         or not engines.checks_structured_output(spec.engine)
@@ -194,36 +198,36 @@ def load_tokenizer(spec: Spec) -> Tokenizer:
     """Load the tokenizer of the engine's model.
 
     Raises:
-        ConfigError: it cannot be loaded.
+        ConfigError: the tokenizer cannot be loaded.
     """
     try:
         return engines.load_tokenizer(spec.engine, spec.config)
     except ConfigError:
         raise
-    except Exception as error:  # foreign code reading a foreign file
+    except Exception as error:  # third-party code may raise anything
         raise ConfigError(f"the tokenizer of {spec.config.model} cannot be loaded: {_one_line(error)}") from error
 
 
 def _one_line(error: Exception) -> str:
-    """Return the most informative line: the last one of OpenVINO, after its own source files, the first one of
-    others.
+    """Return the most informative line of an error: the first one, or the last one for OpenVINO's errors, which start
+    with names of source files.
     """
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return lines[-1] if lines[0].startswith(("Check '", "Exception from ")) else lines[0]
 
 
 class StartTimes:
-    """The seconds of a start: until the model's files are on this machine, then until the engine is ready."""
+    """The durations of a startup: until the model's files are on this machine, and until the engine is ready."""
 
     def __init__(self) -> None:
         self._began = self._loading = time.monotonic()
 
     def files_are_here(self) -> None:
-        """Begin the engine's time, where `announce` is called."""
+        """Note that the model's files are on this machine, so that the engine starts now."""
         self._loading = time.monotonic()
 
     def ready(self, model: ServedModel) -> str:
-        """Return the log line of a start that has ended."""
+        """Return the log line for the end of the startup."""
         now = time.monotonic()
         parts = f"files {self._loading - self._began:.1f} s, engine {now - self._loading:.1f} s"
         return f"ready after {now - self._began:.1f} s ({parts}): {_describe(model)}"
@@ -233,7 +237,7 @@ def _describe(model: ServedModel) -> str:
     if model.config.handle_role is Role.ALONE:
         return "handle of model.py, without an engine"
     info, replicas = model.info, model.replicas
-    assert info is not None, "a ready engine has said what it is"
+    assert info is not None, "a ready engine has an `info`"
     count = f"{len(replicas)} replicas of " if replicas else ""
     computes = "" if info.device == "none" else f" on {info.device}, dtype {info.dtype}"  # echo does not
     return f"{count}{info.name} {info.version}{computes}, {info.max_total_tokens} tokens"
@@ -251,19 +255,20 @@ async def running(
     announce: Callable[[Spec], None] = lambda spec: None,
     on_state: Callable[[ServedModel, State], None] = lambda model, state: None,
 ) -> AsyncIterator[ServedModel]:
-    """Load a model on the running loop and start it; end it when the block ends.
+    """Load and start a model on the running event loop, and close it at the end of the block.
 
-    Requests that are open then may finish, unless the host has drained the model itself, or the block raised.
+    At the end of the block, open requests may finish, unless the host has drained the model itself or the block has
+    raised an exception.
 
     Args:
-        formatters: those of `model_formatters`, which runs a user's code: a host that listens calls it before. By
-            default it is called here.
-        directory: of serving.properties, or where it would be; by default its own.
-        stepped: as in `ServedModel`. Such a loop is not watched.
-        signals: the loop handles SIGTERM and SIGINT: the watch of the loop needs to know.
-        wait_ready: begin the block when the engine is ready. False: while it loads, for a host that answers already.
-        announce: called when the model's files are there, before the engine starts.
-        on_state: called with the model and its engine's state, at the start and at every change.
+        formatters: result of `model_formatters`; by default it is called here. A host that listens on a socket should
+            call it earlier, because it runs user code.
+        directory: directory of serving.properties, even if the file does not exist; by default the configuration's.
+        stepped: whether the event loop runs only in steps of its host. Such a loop is not watched for hangs.
+        signals: whether the event loop handles SIGTERM and SIGINT, which matters if it hangs.
+        wait_ready: whether to enter the block only when the engine is ready.
+        announce: called before the engine starts, when the model's files are on this machine.
+        on_state: called with the model and its engine's state, now and after every change.
 
     Raises:
         ConfigError: the model or its engine is not available; the message says what to change.
@@ -288,7 +293,7 @@ async def running(
         at_end.enter_context(cloudwatch.reporting(model.metrics.registry, config.label, interval))
         at_end.callback(model.give_up)
         if wait_ready:
-            await asyncio.wait({model.opened})  # which a cancelled host must not cancel
+            await asyncio.wait({model.opened})  # `wait`, so that cancelling the host does not cancel the future
             model.opened.result()
         async with batches_run(model):
             yield model
@@ -296,7 +301,7 @@ async def running(
 
 
 async def _loaded(load: Coroutine[Any, Any, ServedModel]) -> ServedModel:
-    """Return the model; if the caller was cancelled, end what loading has started."""
+    """Return the loaded model. If the caller is cancelled, stop everything that loading has started."""
     loading = asyncio.ensure_future(load)
     try:
         await asyncio.wait({loading})
@@ -313,8 +318,8 @@ async def _loaded(load: Coroutine[Any, Any, ServedModel]) -> ServedModel:
 
 
 async def _finish(model: ServedModel) -> None:
-    """Refuse new requests, and wait until the open ones are answered."""
-    if not model.draining:  # else the host has waited for them
+    """Refuse new requests, and wait until the open ones have ended."""
+    if not model.draining:  # otherwise the host has already waited
         model.drain()
         await _wait_idle(model, _DRAIN)
     model.give_up()

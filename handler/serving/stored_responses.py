@@ -1,6 +1,6 @@
-"""Answers that are kept for later requests, in memory or in a directory: `option.responses_store`.
+"""The store of responses for later requests, in memory or in a directory (`option.responses_store`).
 
-SQLite stores them in either place, on a thread of its own. Each belongs to the API key of the request that made it.
+SQLite stores the responses on a separate thread. A response belongs to the API key of the request that created it.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ log = logging.getLogger("handler")
 
 T = TypeVar("T")
 
-_PERIOD = 10.0  # seconds between two looks for expired ones
-_END_SECONDS = 5.0  # that the end waits for what is being written
-_MOST_WAITING = 1000  # calls
+_PERIOD = 10.0  # seconds between two searches for expired responses
+_END_SECONDS = 5.0  # maximum seconds for finishing pending writes at the end
+_MOST_WAITING = 1000  # maximum number of waiting calls
 
 _FILE = "responses.sqlite3"
-_VERSION = 1  # of the tables
-BUSY_SECONDS = 5.0  # that another process may hold the file
+_VERSION = 1  # version of the tables
+BUSY_SECONDS = 5.0  # maximum seconds to wait while another process locks the file
 
 _TABLES = """
 CREATE TABLE answers (
@@ -54,7 +54,7 @@ SELECT answer, place, is_output, id, item FROM items LIMIT 0;
 CREATE INDEX IF NOT EXISTS answers_by_owner ON answers (owner, used, size);
 DROP INDEX IF EXISTS answers_by_use;
 """
-"""Queries that fail in another program's file; and indexes that differ from earlier releases'."""
+"""Queries that fail in a database of another program, and changes of indexes since earlier releases."""
 
 _CHAIN = """
 WITH RECURSIVE chain (id, previous, failed, head, size, depth) AS (
@@ -65,7 +65,7 @@ WITH RECURSIVE chain (id, previous, failed, head, size, depth) AS (
     ON one.id = chain.previous WHERE one.owner = :owner AND one.kind = :kind AND one.expires > :now AND depth < :most
 ) SELECT id, previous, failed, size, depth FROM chain ORDER BY depth DESC
 """
-_OVERHEAD = 1024  # bytes that an answer takes beside its JSON, about
+_OVERHEAD = 1024  # approximate bytes of a response in the database besides its JSON
 _HELD = f"SELECT count(*), total(size + {_OVERHEAD}) FROM answers"
 _TOO_MANY = f"""
 DELETE FROM answers WHERE id IN (
@@ -85,7 +85,12 @@ class ItemPage(NamedTuple):
 
 
 class Row(NamedTuple):
-    """An answer to write, as JSON."""
+    """A response to write.
+
+    Attributes:
+        head: JSON of the response without its items.
+        size: total bytes of the head and the items.
+    """
 
     owner: str
     answer: KeptAnswer
@@ -95,21 +100,25 @@ class Row(NamedTuple):
 
 
 class ResponseDatabase:
-    """Answers of all owners; each owner finds its own. Every call may block, and raise sqlite3.Error.
+    """The database of all owners' responses; an owner can access only its own. All methods may block, and raise
+    sqlite3.Error.
 
-    If an owner has too many, its own least recently used ones are deleted: no owner's answers make room for
-    another's. An answer that a request continues counts as used, with all before it.
+    If an owner has too many responses, its least recently used ones are deleted. Responses of other owners are never
+    deleted to make room. When a request continues a response, this counts as a use of the response and of all earlier
+    ones in the conversation.
 
     Args:
-        directory: of the file; None: memory.
-        lifetime: in seconds, from when an answer was last used.
-        most, most_bytes: answers of one owner.
-        total_bytes: of all owners' answers.
-        most_recalled: bytes of a conversation.
-        clock: returns the seconds since 1970.
+        directory: directory of the database file, or None for memory.
+        lifetime: seconds from the last use of a response to its expiry.
+        most: maximum number of responses of an owner.
+        most_bytes: maximum bytes of an owner's responses.
+        total_bytes: maximum bytes of all owners' responses.
+        most_recalled: maximum bytes of a conversation that a request continues.
+        clock: returns the time in seconds since 1970.
 
     Raises:
-        OSError, sqlite3.Error: the file cannot be used.
+        OSError: the file cannot be created or opened.
+        sqlite3.Error: the file cannot be used.
     """
 
     def __init__(
@@ -129,7 +138,7 @@ class ResponseDatabase:
         path = None if directory is None else directory / _FILE
         self._database = open_database(path, _VERSION, _TABLES, _ALWAYS, wait=BUSY_SECONDS)
         self.may_be_full = False
-        """Whether an owner may find no room, as far as known without a query."""
+        """Whether there may be no room for an owner's next response, as known from the last query."""
         self._room("")
 
     def close(self) -> None:
@@ -137,21 +146,21 @@ class ResponseDatabase:
             self._database.close()
 
     def remove_expired(self) -> None:
-        """Delete answers that were not used for its lifetime."""
+        """Delete expired responses."""
         now = (self._clock(),)
         if self._database.execute("SELECT 1 FROM answers WHERE expires <= ? LIMIT 1", now).fetchone():
             with self._writing() as database:
                 database.execute("DELETE FROM answers WHERE expires <= ?", now)
 
     def wait_at_most(self, seconds: float) -> None:
-        """Set how long later calls wait while another process writes."""
+        """Set the maximum seconds that later calls wait while another process writes."""
         self._database.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
 
     def keep(self, row: Row) -> None:
-        """Write an answer, and delete those of its owner that no longer fit.
+        """Write a response, and delete its owner's least recently used responses if there is not enough room.
 
         Raises:
-            Unavailable: all answers together leave no room for it. Nothing is changed then.
+            Unavailable: there is no room for the response. Nothing has changed.
         """
         owner, answer, head, kept, size = row
         now, first = self._clock(), len(answer.given)
@@ -169,7 +178,7 @@ class ResponseDatabase:
                     raise self._full(size)
 
     def check_room(self, owner: str, size: int) -> None:
-        """Raise Unavailable where an answer of this size could not be kept."""
+        """Raise Unavailable if there is no room for a response of this size."""
         self.remove_expired()
         with self._reading():
             _, _, room = self._room(owner)
@@ -177,7 +186,7 @@ class ResponseDatabase:
             raise self._full(size)
 
     def _room(self, owner: str) -> tuple[int, float, float]:
-        """Return the number of an owner's answers, their bytes, and how many bytes they may have."""
+        """Return the number of an owner's responses, their bytes, and the maximum bytes for them."""
         number, held = self._database.execute(f"{_HELD} WHERE owner = ?", (owner,)).fetchone()
         _, total = self._database.execute(_HELD).fetchone()
         self.may_be_full = total > self._total_bytes - self.most_bytes
@@ -186,13 +195,13 @@ class ResponseDatabase:
     def _full(self, size: int) -> Unavailable:
         if size + _OVERHEAD > self.most_bytes:
             return Unavailable(
-                f"{size} bytes are more than an API key's responses may have (option.responses_max_bytes)"
+                f"the response has {size} bytes, more than an API key's responses may have (option.responses_max_bytes)"
             )
-        told = f"all stored responses have {self._total_bytes} bytes"
+        told = f"the stored responses of all API keys have reached {self._total_bytes} bytes"
         return Unavailable(f"{told}, and this API key has none to delete (option.responses_total_bytes)")
 
     def recall(self, owner: str, wanted: Wanted) -> Recalled:
-        """Return the stored answers that a request needs."""
+        """Return the stored responses and items that a request refers to."""
         with self._writing():
             read = self._conversation(owner, wanted) if wanted.previous else _Read()
             if read.state == "found" and wanted.items:
@@ -238,7 +247,7 @@ class ResponseDatabase:
         return _Read(head=head, history=history, size=size)
 
     def _use(self, ids: Sequence[str]) -> None:
-        """Note that answers are used, the later ones later."""
+        """Mark responses as used now, in the given order."""
         now = self._clock()
         new = ((now, now + self._lifetime, id) for id in ids)
         self._database.executemany("UPDATE answers SET used = ?, expires = ? WHERE id = ?", new)
@@ -254,14 +263,14 @@ class ResponseDatabase:
         return None if found is None else found[0]
 
     def response(self, owner: str, id: str) -> dict[str, Any] | None:
-        """Return a response; None if the owner has none of this id."""
+        """Return a response, or None if the owner has no response with this id."""
         with self._reading():
             head = self._head(owner, id)
             output = [] if head is None else self._items(id, output_only=True)
         return None if head is None else {**loads(head), "output": [*map(loads, output)]}
 
     def input_items(self, owner: str, id: str, limit: int, after: str, newest_first: bool) -> ItemPage | None:
-        """Return a page of a response's own input; None if it, or the item before the page, is not there."""
+        """Return a page of a response's input items, or None if the response or the item `after` does not exist."""
         with self._reading():
             rows = self._page(owner, id, limit + 1, after, newest_first)
         return None if rows is None else ItemPage([*map(loads, rows[:limit])], len(rows) > limit)
@@ -280,28 +289,28 @@ class ResponseDatabase:
         return [item for (item,) in self._database.execute(f"{query} ORDER BY place {order} LIMIT ?", [*names, most])]
 
     def delete(self, owner: str, id: str) -> bool:
-        """Delete a response; whether there was one."""
+        """Delete a response, and return whether it existed."""
         with self._writing() as database:
             query = "DELETE FROM answers WHERE id = ? AND owner = ? AND kind = 'response' AND expires > ?"
             return database.execute(query, (id, owner, self._clock())).rowcount > 0
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
-        """Commit everything that the block writes, or nothing. No other process changes what the block reads."""
-        with self._database:  # which commits, or rolls back
+        """Run the block in a write transaction, which excludes other writers and is rolled back after an exception."""
+        with self._database:  # this commits or rolls back
             self._database.execute("BEGIN IMMEDIATE")
             yield self._database
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Let all reads in the block see the database as of its start, whatever other processes delete."""
+        """Run the block in a read transaction, so that it does not see changes by other processes."""
         with self._database:
             self._database.execute("BEGIN")
             yield
 
 
 class _Read(NamedTuple):
-    """The recalled values, as JSON."""
+    """Stored values that a request refers to, as JSON."""
 
     state: State = "found"
     head: bytes = b"{}"
@@ -311,10 +320,10 @@ class _Read(NamedTuple):
 
 
 class ResponseStore:
-    """Stores answers. Calls return at once; the future is done when the store's thread has done them, in order.
+    """The store of responses. Calls return immediately; a thread executes them in order, and then completes the future.
 
     Args:
-        database: no one else uses it from now on; the store closes it.
+        database: database that only the store uses from now on, and closes at the end.
     """
 
     def __init__(self, database: ResponseDatabase) -> None:
@@ -326,34 +335,34 @@ class ResponseStore:
         self._thread.start()
 
     def keeper(self, owner: str) -> OwnersKeeper:
-        """Return the keeper of an owner's answers."""
+        """Return an object that stores an owner's responses."""
         return OwnersKeeper(self, owner)
 
     @property
     def may_be_full(self) -> bool:
-        """Return whether an owner may find no room for an answer; `check_room` queries."""
+        """Return whether there may be no room for a response, without a query. `check_room` makes a query."""
         return self._database.may_be_full
 
     def check_room(self, owner: str, size: int) -> Future[None]:
-        """Check whether an answer of this size can be stored; the future raises Unavailable where it cannot.
+        """Check whether a response of this size can be stored. If not, the future raises Unavailable.
 
         Raises:
-            Overloaded: too many calls wait.
+            Overloaded: too many calls are waiting.
         """
         return self._submit(lambda: self._database.check_room(owner, size))
 
     def recall(self, owner: str, wanted: Wanted) -> Future[Recalled]:
-        """Recall the stored values that a request refers to.
+        """Return the stored responses and items that a request refers to.
 
         Raises:
-            Overloaded: too many calls wait.
+            Overloaded: too many calls are waiting.
         """
         if self._begun(owner, wanted.previous) is not None:
             return _done(Recalled("in_progress"))
         return self._submit(lambda: self._database.recall(owner, wanted))
 
     def response(self, owner: str, id: str) -> Future[dict[str, Any] | None]:
-        """Return a response, also one in progress; None if the owner has none of this id."""
+        """Return a response, which may be in progress, or None if the owner has no response with this id."""
         if (begun := self._begun(owner, id)) is not None:
             return _done({**begun.answer})
         return self._submit(lambda: self._database.response(owner, id))
@@ -361,58 +370,58 @@ class ResponseStore:
     def input_items(
         self, owner: str, id: str, *, limit: int, after: str, newest_first: bool
     ) -> Future[ItemPage | None]:
-        """Return a page of a response's own input; None if the owner has no such response, or it no such item."""
+        """Return a page of a response's input items, or None if the response or the item `after` does not exist."""
         return self._submit(lambda: self._database.input_items(owner, id, limit, after, newest_first))
 
     def delete(self, owner: str, id: str) -> Future[bool]:
-        """Delete a response; whether there was one.
+        """Delete a response, and return whether it existed.
 
         Raises:
-            Conflict: it is in progress.
+            Conflict: the response is in progress.
         """
         if self._begun(owner, id) is not None:
             raise Conflict(f"Response with id '{id}' is in progress; delete it when it has ended.")
         return self._submit(lambda: self._database.delete(owner, id))
 
     def begin(self, owner: str, id: str, answer: Mapping[str, Any]) -> object:
-        """Note an answer in progress, for as long as the returned object exists."""
+        """Register a response in progress. It is registered as long as the returned object exists."""
         one = InProgress(owner, answer)
         self._in_progress[id] = one
         return one
 
     def write(self, feed: Callable[[], T]) -> Future[T]:
-        """Call a reply's `feed`, which stores its answer, so that it is written before the client is told."""
+        """Call a reply's `feed`, which stores the response by calling `keep`, on the store's thread."""
         return self._put(feed)
 
     def keep(self, owner: str, answer: KeptAnswer) -> bool:
-        """Store a finished answer; return whether it was stored. Called within `write`."""
+        """Store a complete response, and return whether it was stored. This must be called within `write`."""
         try:
             head, items = dumps(answer.head), [*answer.given, *kept_items(answer.output)]
             self._database.keep(Row(owner, answer, head, items, len(head) + sum(len(item.json) for item in items)))
-        except (sqlite3.Error, Unavailable) as error:  # a full disk, say
+        except (sqlite3.Error, Unavailable) as error:  # for example a full disk
             log.error("a response could not be stored: %s", error)
             return False
         except Exception:
-            log.exception("a response could not be stored: a bug")
+            log.exception("a bug in the server: a response could not be stored")
             return False
         finally:
             self._in_progress.pop(answer.id, None)
         return True
 
     def close(self) -> None:
-        """Write pending answers, for a short time; a second call changes nothing."""
+        """Finish pending writes, within a time limit, and stop the thread. Further calls have no effect."""
         self._calls.put(None)
         self._thread.join(_END_SECONDS)
 
     def _begun(self, owner: str, id: str) -> InProgress | None:
-        """Return an owner's answer that is in progress."""
+        """Return an owner's response that is in progress, or None."""
         found = self._in_progress.get(id)
         return found if found is not None and found.owner == owner else None
 
     def check_calls(self) -> None:
-        """Raise Overloaded where too many calls wait."""
+        """Raise Overloaded if too many calls are waiting."""
         if self._calls.qsize() >= _MOST_WAITING:
-            raise Overloaded(f"{_MOST_WAITING} calls wait for the stored responses")
+            raise Overloaded(f"too many calls are waiting for the stored responses: {_MOST_WAITING}")
 
     # -- the thread ----------------------------------------------------------------------------------------------
 
@@ -431,8 +440,8 @@ class ResponseStore:
                 self._database.wait_at_most(max(0.0, deadline - time.monotonic()))
                 future.set_result(call())
             except sqlite3.Error as error:
-                log.error("stored responses: %s", error)
-                future.set_exception(Unavailable("the stored responses cannot be read", detail=str(error)))
+                log.error("the stored responses cannot be read or written: %s", error)
+                future.set_exception(Unavailable("the stored responses cannot be read or written", detail=str(error)))
             except Exception as error:
                 future.set_exception(error)
 
@@ -450,13 +459,13 @@ class ResponseStore:
             if call is None:
                 break
             call()
-            del call  # it holds an answer
+            del call  # it refers to a response
         self._database.close()
 
     def _remove_expired(self) -> None:
         try:
             self._database.remove_expired()
-        except sqlite3.Error as error:  # a full disk, say
+        except sqlite3.Error as error:  # for example a full disk
             log.error("expired responses could not be removed: %s", error)
 
 
@@ -467,14 +476,14 @@ def _done(value: T) -> Future[T]:
 
 
 class InProgress:
-    """An answer in progress, known while its reply refers to this object."""
+    """A response in progress. It is registered in the store as long as its reply refers to this object."""
 
     def __init__(self, owner: str, answer: Mapping[str, Any]) -> None:
         self.owner, self.answer = owner, answer
 
 
 class OwnersKeeper(NamedTuple):
-    """Keeps one owner's answers."""
+    """The part of the store that stores one owner's responses."""
 
     store: ResponseStore
     owner: str
@@ -487,10 +496,10 @@ class OwnersKeeper(NamedTuple):
 
 
 def configured_store(config: Config) -> ResponseStore | None:
-    """Return the store that the options ask for; None if nothing is kept.
+    """Return the store as the options configure it, or None if responses are not stored.
 
     Raises:
-        ConfigError: its file cannot be used.
+        ConfigError: the database file cannot be used.
     """
     if not config.stores_responses:
         return None
@@ -507,6 +516,6 @@ def configured_store(config: Config) -> ResponseStore | None:
         )
     except (OSError, sqlite3.Error) as error:
         why = getattr(error, "strerror", None) or error
-        told = f"no responses can be stored there: {why}; must be off, memory or a directory"
+        told = f"responses cannot be stored there: {why}; must be off, memory or a directory"
         raise ConfigError(config.problem("option.responses_store", place, told)) from None
     return ResponseStore(database)

@@ -1,4 +1,4 @@
-"""One request in flight: from its headers to its last byte, or until its client disconnects."""
+"""The task of a running request, from its headers to the last byte of its response, or until its client disconnects."""
 
 from __future__ import annotations
 
@@ -26,49 +26,57 @@ from handler.serving.turns import Quota, Share
 
 
 class RequestMemory(Share):
-    """One request's share of the memory: its body as it arrives, then the decoded value, and unread answers."""
+    """A request's share of the memory quota: first for its body, then for the decoded value and the unsent response."""
 
     _decoded = _repeated = 0
 
     def settle(self, decoded: int, repeated: int) -> None:
-        """Count a decoded body in place of the body, and the parts of it that the answer repeats.
+        """Replace the body's share by that of the decoded body.
+
+        Args:
+            decoded: bytes of the decoded body.
+            repeated: bytes of the body that the response repeats.
 
         Raises:
-            Overloaded: all requests together take too much; `hold` raises it too.
+            Overloaded: all requests together need too much memory.
         """
         self._decoded, self._repeated = decoded, repeated
         self.hold(0)
 
-    def hold(self, num_unread: int) -> None:
-        """Count the bytes of the answer that its client has not read; those that it repeats are counted before."""
-        self.set(self._decoded + max(self._repeated, num_unread))
+    def hold(self, num_unsent: int) -> None:
+        """Set the number of unsent bytes of the response, which include those that `settle` has counted.
+
+        Raises:
+            Overloaded: all requests together need too much memory.
+        """
+        self.set(self._decoded + max(self._repeated, num_unsent))
 
 
 class RequestTask:
-    """Takes a request's deltas, and keeps the bytes of its answer until its host takes them.
+    """The task of a request, which receives its deltas and buffers the bytes of its response until the host sends them.
 
-    A failure becomes the whole answer while nothing has been taken, and the stream's last line afterwards. As a context
-    manager it closes itself at the end.
+    A failure becomes the complete response if no bytes have been sent, and otherwise the last event of the stream. As a
+    context manager, the task closes itself.
 
     Args:
-        on_bytes: called with this task when there is something to take, when the engine begins to answer, and at the
-            end; at the end of the engine's step, once for all that it brought.
-        on_close: called once with this task, when its host has closed it.
-        memory: of all requests.
-        batches: which the request must join before it goes to the engine; None if it need not.
+        on_bytes: called with this task when there are bytes to send, when the engine starts to answer, and when the
+            response is complete, at most once per engine step.
+        on_close: called with this task when the host closes it.
+        memory: memory quota of all requests.
+        batches: gate for dynamic batches that the request must join, or None without dynamic batching.
 
     Attributes:
-        status, content_type: of the answer; settled when `begun`.
-        error: why the whole answer is a failure; None if it is not.
-        unsent: bytes that the host has not taken yet.
-        begun: the engine has answered, or the request was refused.
-        committed: some bytes have been taken, or the host has sent the headers: the status cannot change any more.
-        finished: nothing more comes.
-        closed: the host is done with it.
-        opened_at: by time.monotonic().
-        memory: that the request takes, until it is closed.
-        parsed: None until the body has been parsed.
-        keeps_body: the body stays until the end.
+        status: status of the response, which is final when `begun`.
+        error: error if it is the complete response, otherwise None.
+        unsent: bytes of the response that the host has not taken yet.
+        begun: whether the engine has answered, or the request was refused.
+        committed: whether the status cannot change any more, because the host has sent the headers or taken bytes.
+        finished: whether the response is complete.
+        closed: whether the host has closed the task.
+        opened_at: start time, by time.monotonic().
+        memory: the request's share of the memory quota, until the task is closed.
+        parsed: parsed request, or None until the body has been parsed.
+        keeps_body: whether the body is kept until the task is closed.
     """
 
     keeps_body = False
@@ -97,13 +105,14 @@ class RequestTask:
         self._head = head
         self._batches = batches
         self._background: asyncio.Future[None] | None = None
-        self._in_batch, self._size = False, 0  # of the body
+        self._in_batch = False
+        self._size = 0  # bytes of the body
         self._reply: Reply | None = None
         self._threaded: ThreadedReply | None = None
-        self._ids: list[int] = []  # the batcher's
+        self._ids: list[int] = []  # ids in the batcher
         self._fast_path: FastPath | None = None
         self._channel: ClientChannel | None = None
-        self.notified = False  # the driver's
+        self.notified = False  # set by the driver
         self._content_type = ""
         self._error_headers: Headers = ()
         self.on_bytes = on_bytes
@@ -116,49 +125,53 @@ class RequestTask:
         self.begun = self.committed = self.finished = self.closed = False
         self.opened_at = time.monotonic()
 
-    # -- what the host sends -------------------------------------------------------------------------------------
+    # -- the response that the host sends ------------------------------------------------------------------------
 
     @property
     def content_type(self) -> str:
-        """JSON's until it is known."""
+        """Return the content type of the response, or that of JSON while it is not known."""
         return self._content_type or (JSON if self._reply is None else self._reply).content_type
 
     @property
     def streams(self) -> bool:
-        """Return whether the answer comes in parts. A refusal does not."""
+        """Return whether the response is streamed. A refused request has a single response."""
         return self.parsed is not None and self.parsed.streams and self.error is None
 
     @property
     def ignored(self) -> Sequence[str]:
-        """The ignored parameters."""
+        """Return the names of the ignored parameters."""
         return () if self.parsed is None else self.parsed.ignored
 
     @property
     def keep_alive(self) -> bytes:
-        """Return the bytes that a stream sends after a while of silence; b"" for none."""
+        """Return the bytes to send when a stream has been silent for some time, or b"" if its dialect has none."""
         return b"" if self.parsed is None else self.parsed.keep_alive
 
     def header(self, name: str) -> str:
-        """Return a header of the request; "" if it has none.
+        """Return the value of a request header, or "" if it is missing.
 
         Args:
-            name: in lower case.
+            name: name of the header in lower case.
         """
         return self._head.headers.get(name, "")
 
     def dialect_headers(self) -> Headers:
-        """The dialect's own headers, for the answer that has begun."""
+        """Return the dialect's headers for the response, after it has begun."""
         if self.parsed is None or self.error is not None:
             return self._error_headers
         return self.parsed.headers(None if self.streams else self._stats.timing())
 
     @property
     def retry_after(self) -> float:
-        """Seconds after which a refused client may come again; 0 if unknown."""
+        """Return the number of seconds after which a refused client may try again, or 0 if it is unknown."""
         return self.error.retry_after if isinstance(self.error, Overloaded) else 0.0
 
     def take(self, limit: int | None = None) -> bytes:
-        """Return the bytes to send now, at most `limit` and whole characters; possibly none."""
+        """Return the bytes to send now, possibly none.
+
+        Args:
+            limit: maximum number of bytes. The bytes end at a character boundary.
+        """
         unsent = self.unsent
         if not unsent:
             return b""
@@ -166,7 +179,7 @@ class RequestTask:
         unsent.clear()
         if limit is not None and len(data) > limit:
             end = limit
-            while data[end] & 0xC0 == 0x80:  # amid a character
+            while data[end] & 0xC0 == 0x80:  # within a UTF-8 character
                 end -= 1
             unsent.append(data[end:])
             data = data[:end]
@@ -174,18 +187,18 @@ class RequestTask:
         return data
 
     def take_whole(self) -> HttpResponse:
-        """Return the whole answer of a request that does not stream, or was refused."""
+        """Return the complete response to a request that does not stream, or was refused."""
         return HttpResponse(self.status, self.content_type, self.take(), self.retry_after, self.dialect_headers())
 
     def stream_end(self) -> bytes:
-        """Return the end of a stream whose request was refused when the host had already sent keep-alives."""
-        assert self._reply is not None, "its stream has begun"
+        """Return the end of a stream for a request that was refused after keep-alives had been sent."""
+        assert self._reply is not None, "the stream has begun"
         return self._reply.feed(0, Delta(0, 0, (), Finish.ERROR, self.error))
 
     # -- admission -----------------------------------------------------------------------------------------------
 
     async def parse(self, body: bytes) -> None:
-        """Parse the body; a refusal becomes the answer."""
+        """Parse the body. If it is refused, the error becomes the response."""
         if self.finished:
             return
         value, self._size, admission = None, len(body), self._admission
@@ -201,15 +214,15 @@ class RequestTask:
             parse = functools.partial(admission.preprocessor.parse, decoded, self._head, recalled)
             parsed = await admission.run(self._size, parse)
             self.memory.settle(decoded_size + self.keeps_body * len(body), parsed.num_repeated)
-            if not self.finished:  # the server may have given up meanwhile
+            if not self.finished:  # the server may have given up the request in the meantime
                 self._accept(parsed)
         except Exception as error:  # one client's body must not stop the others
             self.refuse(serving_error(error), value)
 
     def start(self, body: bytes | None = None) -> None:
-        """Parse the body, if that is not done yet, tokenize, join a batch, submit: in the background after a wait.
+        """Parse the body if it is given, tokenize the prompts, join a batch, and submit the request.
 
-        The event loop need not be running.
+        This continues in the background as soon as it has to wait. The event loop need not be running.
         """
         if self.finished:
             return
@@ -217,20 +230,20 @@ class RequestTask:
         try:
             waiting = work.send(None)
         except StopIteration:
-            return  # nothing had to be waited for
+            return  # it did not have to wait
         self._background = self._driver.loop.create_task(Begun(work, waiting))
 
     async def _run(self, body: bytes | None) -> None:
         if body is not None:
             await self.parse(body)
-            del body  # it is not kept while the answer is sent
+            del body  # do not keep it in memory while the response is sent
         if self.parsed is None or self._reply is None or self.finished:
             return
         try:
             take_prompt = self.parsed.take_prompt
             if take_prompt is not None:
                 await self._admission.tokenize(self.parsed.requests[0], self._size, self._head, take_prompt)
-            if take_prompt is not None or not self.parsed.requests:  # the answer needs no engine
+            if take_prompt is not None or not self.parsed.requests:  # the response needs no engine
                 return self._feed_and_flush(0, Delta(0, 0, ()))
             encoded = [
                 await self._admission.encode(request, self._size, self._head) for request in self.parsed.requests
@@ -261,16 +274,16 @@ class RequestTask:
             self._reply = self._threaded
         self._stats.note_accepted(parsed)
 
-    # -- the answer ----------------------------------------------------------------------------------------------
+    # -- rendering of the response -------------------------------------------------------------------------------
 
     def write_tokens_to(self, channel: ClientChannel) -> None:
-        """Write a stream's plain tokens to `channel`; what it does not accept waits in `unsent`."""
+        """Write the plain tokens of a stream to `channel`. Bytes that it does not accept are added to `unsent`."""
         self._channel = channel
         if self._fast_path is not None:
             self._fast_path.channel = channel
 
     def feed(self, index: int, delta: Delta) -> None:
-        """Write one delta of request number `index`. Belongs to the driver's step; most tokens bypass it."""
+        """Render a delta of request number `index`. The driver calls this in its step, except for most plain tokens."""
         stats = self._stats
         stats.num_tokens += len(delta.tokens)
         if not stats.engine_answered:
@@ -283,14 +296,14 @@ class RequestTask:
         self._put(reply, reply.feed(index, delta), delta.finish)
 
     def _write_apart(self, reply: Reply, index: int, delta: Delta) -> asyncio.Future[bytes] | None:
-        """Write an answer's end on a thread if that may take long; None if it is to be done here."""
+        """Render the last delta on a thread if that may take long. Return None if it must be rendered inline."""
         keeps = self.parsed is not None and self.parsed.keeps
         if not (keeps or (delta.error is None and reply.takes_long(delta))):
             return None
         return self._admission.write(functools.partial(reply.feed, index, delta), keeps=keeps)
 
     def _put(self, reply: Reply, data: bytes, finish: Finish | None) -> None:
-        """Keep what the reply has written, and tell the host when the engine's step ends."""
+        """Buffer the rendered bytes, and notify the host at the end of the engine's step."""
         if reply.finished and not self.streams:
             try:
                 self.memory.hold(len(data))
@@ -308,7 +321,7 @@ class RequestTask:
         self._driver.notify(self)
 
     def _finish_writing(self, delta: Delta, writing: asyncio.Future[bytes]) -> None:
-        """Take an answer's end that a thread has written, unless the client has gone meanwhile."""
+        """Process the end of a response that a thread has rendered, unless the client has disconnected."""
         error = None if writing.cancelled() else writing.exception()
         if self.finished or self._reply is None or writing.cancelled():
             return
@@ -321,7 +334,7 @@ class RequestTask:
         self._driver.flush()
 
     def _open_fast_path(self, reply: Reply) -> None:
-        """Let the batcher encode plain tokens from now on, as soon as the reply has an encoder for them."""
+        """Let the batcher encode plain tokens from now on, if the reply has an encoder for them."""
         encode = reply.token_encoder() if len(self._ids) == 1 else None
         if encode is not None:
             self._fast_path = FastPath(self._ids[0], encode, self._channel, self._keep)
@@ -332,24 +345,24 @@ class RequestTask:
         self._driver.notify(self)
 
     def fail(self, error: ServingError) -> None:
-        """End the request with `error`, in the way that the bytes sent so far allow."""
+        """End the request with `error`, which becomes the complete response, or the last event of a begun stream."""
         self._feed_and_flush(0, Delta(0, 0, (), Finish.ERROR, error))
 
     def refuse(self, error: ServingError, body: Any = None) -> None:
-        """Answer with only `error`.
+        """Make `error` the complete response.
 
         Args:
-            body: the decoded body; None if it was not decoded.
+            body: decoded body, or None if it was not decoded.
         """
         if not self.finished:
             self._refuse(error, body)
             self._driver.flush()
 
     def close(self) -> None:
-        """Close the request: its last byte is delivered, or its client has left and nothing more is computed."""
+        """Close the request after its last byte was sent, or cancel it if its client has disconnected."""
         if not self.finished:
             self._end("cancelled")
-            background, self._background = self._background, None  # its traceback names this task: a cycle
+            background, self._background = self._background, None  # its traceback refers to this task: a cycle
             if background is not None:
                 background.cancel()
         if not self.closed:
@@ -364,17 +377,17 @@ class RequestTask:
         self.close()
 
     def _feed_and_flush(self, index: int, delta: Delta) -> None:
-        """Feed a delta outside of the driver's steps."""
+        """Render a delta outside of the driver's steps."""
         if self.finished:
             return
         try:
             self.feed(index, delta)
-        except Exception as error:  # what rendered it has a bug
+        except Exception as error:  # the dialect has a bug
             self.feed(index, Delta(0, 0, (), Finish.ERROR, serving_error(error)))
         self._driver.flush()
 
     def _fail(self, index: int, delta: Delta) -> None:
-        assert delta.error is not None, "a request is fed when it has been parsed"
+        assert delta.error is not None, "only a parsed request gets deltas"
         if self.finished:
             return
         if self._reply is None or not (self.streams and (self.committed or self.unsent)):
@@ -385,7 +398,7 @@ class RequestTask:
         self._put_failure(self._reply.feed(index, delta))
 
     def _put_failure(self, data: bytes) -> None:
-        """End a stream that has failed with what its reply has written."""
+        """End a failed stream with the bytes that its reply has rendered."""
         self._end("failed")
         self._driver.notify(self)
         self.unsent.append(data)
@@ -398,7 +411,7 @@ class RequestTask:
             errors = preprocessor.dialect_of(self._head).errors_of(body, preprocessor.context)
         answer = errors.whole(error)
         self.status, self._content_type, self._error_headers = answer.status, answer.content_type, answer.headers
-        self.error = error.with_traceback(None)  # a traceback names this task: a cycle
+        self.error = error.with_traceback(None)  # a traceback refers to this task: a cycle
         self.unsent[:] = [answer.body]
         self._stats.error = error.public
         failed = "failed" if self._stats.engine_answered and not isinstance(error, RefusedByEngine) else "refused"
@@ -407,7 +420,7 @@ class RequestTask:
         self._driver.notify(self)
 
     def _end(self, outcome: str, finish: Finish | None = None) -> None:
-        """Record the figures; remove its remaining sequences from the engine."""
+        """Record the request's metrics, and remove its remaining sequences from the engine."""
         self.finished = self.begun = True
         fast_path, self._fast_path = self._fast_path, None  # it refers to this task: a cycle
         if fast_path is not None:
@@ -422,10 +435,10 @@ class RequestTask:
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """Return the answer's header that lists ignored parameters.
+    """Return the response header that lists ignored parameters.
 
-    The names are the client's text: quoted, so that they fit a header, and cut to the length that SageMaker passes
-    on.
+    The names are chosen by the client. They are quoted so that they are valid in a header, and the list is cut to the
+    length that SageMaker forwards.
     """
     if not names:
         return {}
@@ -433,16 +446,17 @@ def ignored_header(names: Sequence[str]) -> dict[str, str]:
     return {"x-lmi-ignored-parameters": quoted[:1024]}
 
 
-# -- a request in flight that is captured: its task keeps its body, and the bytes of its answer ------------------------
+# -- captured requests, whose tasks keep the body and all bytes of the response ----------------------------------------
 
 
 class CapturedTask(RequestTask):
-    """Passes its request to the log when it is closed.
+    """The task of a request that is passed to the request log when it is closed.
 
     Args:
-        id: the request's, which a client may use again.
-        path: with the query.
-        more: those of `RequestTask`.
+        log: log that the request is written to.
+        id: id of the request, which clients may use more than once.
+        path: path with its query.
+        more: arguments of `RequestTask`.
     """
 
     keeps_body = True
@@ -462,7 +476,7 @@ class CapturedTask(RequestTask):
         await super().parse(body)
 
     def write_tokens_to(self, channel: ClientChannel) -> None:
-        """Do nothing: a capture needs all tokens, and the fast path would write past it."""
+        """Do nothing. The fast path would bypass the capture, which needs all tokens."""
 
     def _put(self, reply: Reply, data: bytes, finish: Finish | None) -> None:
         if data:

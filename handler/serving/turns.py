@@ -1,4 +1,4 @@
-"""Fair turns for work that costs computing time, and large bodies on threads."""
+"""Fair scheduling of work that needs CPU time, and the decoding of large bodies."""
 
 from __future__ import annotations
 
@@ -33,17 +33,19 @@ from handler.protocols.kernel.body import decode_in_python, decode_text
 
 T = TypeVar("T")
 
-_SWEEP = 64  # waiting, up to which those that nobody wants any more may stay
+_SWEEP = 64  # number of waiting jobs up to which cancelled ones may stay in the queues
 
 
 class Quota:
-    """An amount that all requests share. Thread-safe.
+    """An amount, for example of memory, that all requests share. Thread-safe.
 
     Args:
-        most: for all of them.
-        spare: beyond `most`, for those that take no more than `small` each: large ones cannot shut them out.
-        words: the message for a request that finds too little left.
-        beside: a request may take any amount while all others have taken no more than this; by default never.
+        most: total amount.
+        spare: additional amount for requests that take at most `small`, so that large requests cannot block them.
+        small: maximum amount of a small request.
+        words: error message for a request that cannot get its amount.
+        beside: a request may take any amount while all others together have taken no more than this. By default, it may
+            not.
     """
 
     def __init__(self, most: int, spare: int, small: int, words: str, beside: int = -1) -> None:
@@ -53,10 +55,14 @@ class Quota:
         self.taken = 0
 
     def take(self, amount: int, before: int = 0) -> None:
-        """Take an amount for a request that has taken some `before`.
+        """Take an amount.
+
+        Args:
+            amount: amount to take.
+            before: amount that the request has already taken.
 
         Raises:
-            Overloaded: there is too little left.
+            Overloaded: too little is left.
         """
         with self.lock:
             if self.taken + amount > self.most and not self._has_room(amount, before):
@@ -68,18 +74,18 @@ class Quota:
             self.taken -= amount
 
     def _has_room(self, amount: int, before: int) -> bool:
-        """Return whether there is room beyond `most` for a request that is small, or nearly alone."""
+        """Return whether a request may exceed `most`, because it is small, or because the others have taken little."""
         if before + amount <= self._small and self.taken + amount <= self.most + self._spare:
             return True
         return self.taken - before <= self._beside
 
 
 BODY_MEMORY = 3
-"""Bytes of memory per byte of a body: most decoded bodies need it in addition. So a complete body is read."""
+"""Bytes of memory to reserve per byte of a body while it is received, which is enough to decode most bodies too."""
 
 
 class Share:
-    """One request's share of a quota, until it is given back or nothing refers to it. Thread-safe."""
+    """A request's share of a quota, which is given back at the latest when this object is deleted. Thread-safe."""
 
     def __init__(self, quota: Quota) -> None:
         self._quota, self.size = quota, 0
@@ -91,16 +97,20 @@ class Share:
         self.give_back()
 
     def take(self, amount: int) -> None:
-        """Take an amount. Raises Overloaded if too little is left."""
+        """Increase the share by an amount.
+
+        Raises:
+            Overloaded: too little is left.
+        """
         with self._quota.lock:
             self._quota.take(amount, self.size)
             self.size += amount
 
     def set(self, size: int) -> None:
-        """Grow or shrink to a size.
+        """Set the size of the share.
 
         Raises:
-            Overloaded: as `take`.
+            Overloaded: too little is left.
         """
         with self._quota.lock:
             if size > self.size:
@@ -109,7 +119,7 @@ class Share:
                 self.give_back(self.size - size)
 
     def give_back(self, amount: int | None = None) -> None:
-        """Give back a part, or all."""
+        """Give back an amount, by default the complete share."""
         with self._quota.lock:
             amount = self.size if amount is None else amount
             self.size -= amount
@@ -119,10 +129,13 @@ class Share:
 
 
 class Flow:
-    """One request's use so far, in virtual time.
+    """The state of a request in fair queueing.
 
     Args:
-        owner: of the request; "" for none.
+        owner: owner of the request, or "" without one.
+
+    Attributes:
+        finish: virtual time at which the request's latest work ends.
     """
 
     def __init__(self, owner: Hashable = "") -> None:
@@ -132,7 +145,7 @@ class Flow:
 
 class _Waiting(NamedTuple):
     finish: float
-    number: int  # ties go by arrival
+    number: int  # order of arrival, which decides ties
     start: float
     cost: float
     kind: str
@@ -141,14 +154,14 @@ class _Waiting(NamedTuple):
 
 
 class _Account:
-    """An owner's use, until it has no more work queued or running.
+    """The state of an owner in fair queueing, as long as the owner has waiting or running work.
 
     Attributes:
-        used: in virtual time, including work that has a slot.
-        claimed: the expected cost of work that has a slot, as part of it.
-        now: the virtual time among its requests.
-        num_begun: number of its jobs that have a slot.
-        queues: heaps of waiting work, by kind.
+        used: cost of all work of the owner, including work that is running.
+        claimed: the part of `used` that is the expected cost of running work.
+        now: virtual time among the owner's requests.
+        num_begun: number of running jobs.
+        queues: heaps of waiting jobs, by kind.
     """
 
     def __init__(self) -> None:
@@ -158,14 +171,14 @@ class _Account:
 
 
 class Turns:
-    """A number of slots. Thread-safe.
+    """Slots for concurrent work, which are assigned fairly (start-time fair queueing). Thread-safe.
 
-    Owners take them in turn by the work used so far, and so do the requests of one owner by the work requested: small
-    work never waits for large (start-time fair queueing).
+    The next slot goes to the owner whose work has cost least so far, and among the requests of an owner by the cost of
+    their work. Small jobs therefore never wait for large ones.
 
     Args:
-        slots: at a time.
-        most: returns how many slots one kind of work may have at a time.
+        slots: number of slots.
+        most: returns the maximum number of slots for a kind of work.
     """
 
     def __init__(self, slots: int, most: Callable[[str], int]) -> None:
@@ -178,18 +191,20 @@ class Turns:
         self._closed = False
 
     def enter(self, flow: Flow, cost: float, kind: str, wanted: Future[Any], begin: Callable[[], None]) -> None:
-        """Call `begin` when there is a slot, on any thread. `leave` gives the slot back.
+        """Queue work, and call `begin` on any thread when it gets a slot. The caller must return the slot with `leave`.
 
         Args:
-            flow: of the request.
-            cost: of the work as far as it is known, in any unit; `charge` corrects it.
-            wanted: the work is dropped if this is cancelled before.
+            flow: state of the request.
+            cost: expected cost of the work, in any unit. `charge` corrects it.
+            kind: kind of the work.
+            wanted: if this future is cancelled before the work gets a slot, the work is dropped.
+            begin: starts the work.
         """
         with self._lock:
             closed = self._closed
             if not closed:
                 account = self._accounts.setdefault(flow.owner, _Account())
-                if not account.queues:  # it saves nothing up
+                if not account.queues:  # an idle owner gets no credit for the time without work
                     account.used = max(account.used, self._now)
                 start = max(flow.finish, account.now)
                 flow.finish = start + cost
@@ -204,13 +219,13 @@ class Turns:
         self._grant()
 
     def charge(self, flow: Flow, cost: float) -> None:
-        """Charge a request and its owner for work that has a slot, beyond its cost at the beginning."""
+        """Charge a request and its owner for running work, in addition to its expected cost."""
         with self._lock:
             self._accounts[flow.owner].used += cost
             flow.finish += cost
 
     def leave(self, flow: Flow, cost: float, kind: str) -> None:
-        """Release the slot of work that had some `cost` at its beginning."""
+        """Return the slot of work whose expected cost was `cost`."""
         with self._lock:
             self._free += 1
             self._taken[kind] -= 1
@@ -223,7 +238,7 @@ class Turns:
         self._grant()
 
     def close(self) -> None:
-        """Cancel all waiting work, and any that enters later."""
+        """Cancel all waiting work, and all work that is queued later."""
         with self._lock:
             self._closed = True
             waiting = []
@@ -237,7 +252,7 @@ class Turns:
 
     @contextlib.asynccontextmanager
     async def turn(self, flow: Flow, cost: float, kind: str) -> AsyncIterator[None]:
-        """Wait for a slot and hold it."""
+        """Wait for a slot, and use it during the block."""
         turn: Future[None] = Future()
 
         def begin() -> None:
@@ -251,15 +266,15 @@ class Turns:
             await asyncio.wrap_future(turn)
             yield
         finally:
-            if not turn.cancel():  # it has been granted
+            if not turn.cancel():  # the slot was assigned
                 self.leave(flow, cost, kind)
 
     def _grant(self) -> None:
         while (waiting := self._next()) is not None:
-            waiting.begin()  # without the lock
+            waiting.begin()  # not within the lock
 
     def _next(self) -> _Waiting | None:
-        """Take the first that may have a slot out of the queues."""
+        """Assign a free slot to the next job, and remove the job from its queue. Return None if there is none."""
         with self._lock:
             if not self._free:
                 return None
@@ -270,7 +285,7 @@ class Turns:
             self._pop(account, waiting.kind)
             self._free -= 1
             self._taken[waiting.kind] += 1
-            self._now = max(self._now, account.used - account.claimed)  # else a claim, corrected, leaves others behind
+            self._now = max(self._now, account.used - account.claimed)  # not with claims, which may be corrected later
             account.now = max(account.now, waiting.start)
             account.used += waiting.cost
             account.claimed += waiting.cost
@@ -278,7 +293,7 @@ class Turns:
             return waiting
 
     def _firsts(self) -> Iterator[tuple[_Account, _Waiting]]:
-        """Yield the first of each owner that may have a slot."""
+        """Yield each owner's account with its first job, among the kinds that may use another slot."""
         for owner, account in list(self._accounts.items()):
             for kind in list(account.queues):
                 while (queue := account.queues.get(kind)) and queue[0].wanted.cancelled():
@@ -296,14 +311,14 @@ class Turns:
             del account.queues[kind]
 
     def _forget(self, owner: Hashable) -> None:
-        """Drop an owner's account if it has no more work here."""
+        """Delete an owner's account if it has no work left."""
         account = self._accounts[owner]
         if not account.queues and not account.num_begun:
             del self._accounts[owner]
 
     def _sweep(self) -> None:
-        """Drop all work that is no longer wanted: whenever the number has doubled, so that the amortized cost is
-        small.
+        """Remove cancelled work from the queues. This runs when the number of waiting jobs has doubled, so its
+        amortized cost is small.
         """
         self._num_waiting = 0
         for owner, account in list(self._accounts.items()):
@@ -323,11 +338,12 @@ _QUICK, _SLOW = "quick", "slow"
 
 
 class TurnThreads:
-    """Threads that take requests' work in turn.
+    """A thread pool that schedules calls fairly.
 
     Args:
-        slots: at a time.
-        slow_slots: those of them that may have slow work.
+        slots: number of threads.
+        slow_slots: maximum number of threads for slow calls.
+        name: prefix of the threads' names.
     """
 
     def __init__(self, slots: int, slow_slots: int, name: str) -> None:
@@ -335,12 +351,13 @@ class TurnThreads:
         self._threads = ThreadPoolExecutor(slots, thread_name_prefix=name)
 
     def submit(self, call: Callable[[], T], cost: float, *, slow: bool = False, flow: Flow | None = None) -> Future[T]:
-        """Make a call on a thread. Until it begins, it can be cancelled.
+        """Make a call on a thread. The returned future can be cancelled until the call starts.
 
         Args:
-            cost: of the call as far as it is known, in any unit.
-            slow: it may take long.
-            flow: of a request with several calls, or with an owner.
+            call: function to call.
+            cost: expected cost of the call, in any unit.
+            slow: whether the call may take long.
+            flow: state of the request, needed if it has an owner or several calls.
         """
         future: Future[T] = Future()
         kind, flow = _SLOW if slow else _QUICK, flow or Flow()
@@ -348,11 +365,11 @@ class TurnThreads:
         return future
 
     def charge(self, flow: Flow, cost: float) -> None:
-        """Charge a request's owner for a running call, beyond its initial cost."""
+        """Charge a request and its owner for a running call, in addition to its expected cost."""
         self._turns.charge(flow, cost)
 
     def shutdown(self) -> None:
-        """Cancel the calls that have not begun."""
+        """Cancel all calls that have not started."""
         self._turns.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
 
@@ -366,42 +383,45 @@ class TurnThreads:
 
         try:
             self._threads.submit(work).add_done_callback(lambda done: done.cancelled() and future.cancel())
-        except RuntimeError:  # it has been shut down
+        except RuntimeError:  # the pool has been shut down
             future.cancel()
             self._turns.leave(flow, cost, kind)
 
 
-# -- large request bodies, read in a process of their own --------------------------------------------------------------
-# Parsing JSON holds the GIL until it is done, and so does freeing what came of it: a list of 30 million numbers stops
-# all other requests for seconds. So a copy of a small process parses, checks how much there is, and sends only what is
-# little enough, in parts that take milliseconds each to unpickle.
+# -- large request bodies, which are decoded in a separate process -----------------------------------------------------
+# Parsing JSON and freeing the result both keep the GIL until they are done: a list of 30 million numbers would stop all
+# other requests for seconds. Therefore a fork of a small process parses a large body and checks its amount of data. It
+# sends back only values within the limits, in parts that take milliseconds each to unpickle.
 
-LARGE = 1 << 20  # bytes from which on a body is read here
+LARGE = 1 << 20  # minimum bytes of a body that is decoded in the separate process
 
-MAX_VALUES = 1 << 17  # objects, lists, texts and names of a large body
+MAX_VALUES = 1 << 17  # maximum number of objects, lists, strings and names in a large body
 MAX_NUMBERS = 1 << 21
-MAX_TEXT = 1 << 23  # characters of one text
+MAX_TEXT = 1 << 23  # maximum characters of a string
 
-SECONDS = 20.0  # of computing
-_PATIENCE = 120.0  # seconds by the clock
-_MEMORY = 256 << 20  # bytes, and
-_MEMORY_FACTOR = 12  # for each of the body's
+SECONDS = 20.0  # limit of CPU time for decoding a body
+_PATIENCE = 120.0  # limit of wall-clock seconds
+_MEMORY = 256 << 20  # memory limit of the process, in bytes,
+_MEMORY_FACTOR = 12  # plus this many for each byte of the body
 _NICE = 2
-_THREADS, _SLOW_THREADS = 3, 2  # bodies that are read at a time, and those of them that may take long
-_QUICK_BODY = 1 << 22  # bytes up to which a body takes little time
-MAX_WAITING = 16  # bodies, those being read included; so many more of quick ones
+_THREADS, _SLOW_THREADS = 3, 2  # bodies that are decoded concurrently: in total, and those that may take long
+_QUICK_BODY = 1 << 22  # maximum bytes of a body that is decoded quickly
+MAX_WAITING = 16  # maximum number of bodies that wait or are being decoded; the same number of quick ones in addition
 
-LONG = 1 << 18  # characters of a prompt, or ids
+LONG = 1 << 18  # minimum characters or ids of a long prompt
 
-_SHORT = 64  # characters of a text, and numbers of a list, that are not sent apart
-_PART = 1 << 16  # characters or numbers in a part, about
+_SHORT = 64  # strings and lists of numbers up to this length are pickled with the rest
+_PART = 1 << 16  # approximate number of characters or numbers in a part
 
 _PURPOSE = Purpose("large request bodies", "are read")
 _NUMBERS = {int, float}
 
 
 class LargeBodies:
-    """Reads large bodies, on threads that wait for the process. It is started by the first one. Thread-safe."""
+    """The decoder of large bodies, which uses a separate process and threads that wait for it. Thread-safe.
+
+    The process is started for the first large body.
+    """
 
     def __init__(self) -> None:
         self._process = Sandbox(_make, _PURPOSE)
@@ -409,30 +429,32 @@ class LargeBodies:
         self._waiting = Quota(MAX_WAITING, MAX_WAITING, 1, f"{MAX_WAITING} large request bodies are being read")
 
     def submit(self, size: int, function: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Call a function on one of the threads; those for small bodies go first.
+        """Call a function on one of the threads. Calls for small bodies go first.
 
         Args:
-            size: of the body, in bytes.
+            size: bytes of the body.
+            function: function to call with `arguments`.
 
         Raises:
-            Overloaded: too many wait.
+            Overloaded: too many large bodies are waiting.
         """
         slow = size > _QUICK_BODY
-        self._waiting.take(1, before=1 if slow else 0)  # the spare places are for quick ones
+        self._waiting.take(1, before=1 if slow else 0)  # only quick bodies may use the spare amount
         future = self._threads.submit(partial(function, *arguments), size, slow=slow)
         future.add_done_callback(lambda _: self._waiting.give_back(1))
         return future
 
     def decode(self, body: bytes, *, plain: bool, unique_keys: bool) -> Any:
-        """Decode a body. Call it on one of the threads: the process ends with the thread that started it.
+        """Decode a body. This must be called on one of the threads, because the process ends with the thread that
+        started it.
 
         Args:
-            plain: it is text, the value of `inputs`.
-            unique_keys: as in `body.decode`.
+            plain: whether the body is plain text, which becomes the value of `inputs`.
+            unique_keys: whether repeated keys in an object are an error, as in `body.decode`.
 
         Raises:
-            NotJson: as `body.decode`.
-            TooLarge: it contains too much, or reading it takes too much.
+            NotJson: the body is not valid JSON.
+            TooLarge: the body contains too much, or needs too much time or memory.
             Unavailable: the process cannot be started.
         """
         memory = _MEMORY + _MEMORY_FACTOR * len(body)
@@ -449,31 +471,31 @@ class LargeBodies:
 
     @property
     def pid(self) -> int | None:
-        """The process's id; None if it does not run."""
+        """Return the id of the process, or None if it is not running."""
         return self._process.pid
 
     def close(self) -> None:
-        """End the process."""
+        """Stop the process and the threads."""
         self._process.close()
         self._threads.shutdown()
 
 
 def is_long(request: Request) -> bool:
-    """Return whether tokenizing a prompt keeps a thread busy for so long that others must not wait."""
+    """Return whether a prompt is so long that other requests must not wait until it is tokenized."""
     contents = (message["content"] for message in request.messages)
     return sum(map(_length, (request.prompt, request.pair or "", request.prompt_ids or (), *contents))) >= LONG
 
 
 def _length(content: Sequence[Any]) -> int:
-    """Return the length of a text, of ids, or of a message's parts."""
+    """Return the length of a string, of a sequence of ids, or of a message's text parts."""
     return len(content) if not isinstance(content, list) else sum(len(part.get("text", "")) for part in content)
 
 
-# -- in the process ----------------------------------------------------------------------------------------------
+# -- the code that runs in the process ---------------------------------------------------------------------------
 
 
 class _Form(NamedTuple):
-    """How to read a body: arguments of `LargeBodies.decode`."""
+    """The format of a body, as in the arguments of `LargeBodies.decode`."""
 
     plain: bool
     unique_keys: bool
@@ -484,23 +506,23 @@ def _make() -> Work:
 
 
 def _read(form: _Form, data: memoryview) -> Iterator[Any]:
-    """Yield the parts of the value, and finally its pickle, which refers to them."""
-    gc.disable()  # there is nothing to be found, in millions of objects
-    # By orjson it would take more memory than the limit allows for: it keeps its own tree beside the value.
+    """Decode a body. Yield the parts with long strings and lists, and finally the pickle, which refers to them."""
+    gc.disable()  # it would search millions of objects without finding garbage
+    # orjson would exceed the memory limit, because it builds its own tree in addition to the value.
     value = {"inputs": decode_text(data)} if form.plain else decode_in_python(data, unique_keys=form.unique_keys)
     check_amount(value)
     file = io.BytesIO()
     pickler = _Pickler(file)
     try:
         pickler.dump(value)
-    except RecursionError:  # it takes more of the stack than parsing
+    except RecursionError:  # pickling needs more stack than parsing
         raise NotJson("the body is not valid JSON: nested too deeply") from None
     yield from pickler.parts()
     yield file.getvalue()
 
 
 def check_amount(value: Any) -> None:
-    """Raise TooLarge if a value contains more than can be handled between two tokens of other requests."""
+    """Raise TooLarge if a value contains so much data that processing it would delay other requests."""
     num_values = num_numbers = 0
     pending: list[Any] = [[value]]
     while pending:
@@ -522,7 +544,7 @@ def check_amount(value: Any) -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles a body except for long strings and long lists of numbers, which `parts` sends unpickled."""
+    """A pickler that leaves out long strings and long lists of numbers, which `parts` yields instead."""
 
     def __init__(self, file: io.BytesIO) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
@@ -538,7 +560,7 @@ class _Pickler(pickle.Pickler):
         return len(self._apart) - 1
 
     def parts(self) -> Iterator[list[tuple[int, Any]]]:
-        """Yield the strings and lists in order, a long list in several parts."""
+        """Yield the strings and lists that were left out, in order. A long list is split into several parts."""
         part: list[tuple[int, Any]] = []
         size = 0
         for index, value in enumerate(self._apart):
@@ -554,7 +576,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Restores what `_Pickler` has pickled."""
+    """An unpickler of what `_Pickler` has pickled, which inserts the parts again."""
 
     def __init__(self, data: bytes, parts: list[list[tuple[int, Any]]]) -> None:
         super().__init__(io.BytesIO(data))

@@ -1,4 +1,4 @@
-"""A user's files next to serving.properties or the model: model.py, adapters, a parser of tool calls."""
+"""The user's files next to serving.properties or the model: model.py, adapters, and a parser of tool calls."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ log = logging.getLogger("handler.launch")
 
 
 def model_formatters(config: Config, directory: Path | None = None, *, handlers: bool = False) -> Formatters:
-    """Return the formatters of a model.py, and the parser of tool calls; importing them runs them.
+    """Import the user's code, which runs it, and return its formatters and parser of tool calls.
 
-    Before that, the requirements.txt next to model.py is installed.
+    The requirements.txt next to model.py is installed first.
 
     Args:
-        config: may name the formatters.
-        directory: of model.py; by default next to serving.properties, else in the model's own directory.
-        handlers: the host calls handlers and middleware of AWS's vLLM image, and LMI's handle, too.
+        config: configuration, which may name the formatters.
+        directory: directory of model.py; by default that of serving.properties, or else the model's directory.
+        handlers: whether the host also calls handlers and middleware of AWS's vLLM image, and LMI's `handle`.
 
     Raises:
-        ConfigError: model.py cannot be used, or an option names what it does not have.
+        ConfigError: model.py cannot be used, or an option names a function that it does not contain.
     """
     own = model_py_directory(config) if directory is None else None  # DJL Serving installs requirements.txt itself
     if (file := user_files.requirements_file(own, wanted=config.install_requirements)) is not None:
@@ -54,8 +54,8 @@ def model_formatters(config: Config, directory: Path | None = None, *, handlers:
         raise ConfigError(f"{config.where(key)}: {key}={name}: {error}" if name else f"{error} by {key}") from None
     if write is not None and config.rolling_batch == "disable" and config.handle_role is not Role.ALONE:
         raise ConfigError(
-            f"model.py's output formatter {write.name!r} is for rolling batch, but option.rolling_batch=disable "
-            f"({config.where('option.rolling_batch')}); option.output_formatter=json turns it off"
+            f"model.py's output formatter {write.name!r} requires rolling batch, but option.rolling_batch=disable "
+            f"({config.where('option.rolling_batch')}); option.output_formatter=json disables the formatter"
         )
     plugin = config.tool_parser_plugin and load_tool_format(config.tool_parser_plugin, plugin_directories(config))
     handle = users_handle(config, model_py(directory or own)) if handlers else None
@@ -63,10 +63,10 @@ def model_formatters(config: Config, directory: Path | None = None, *, handlers:
 
 
 def users_handle(config: Config, path: Path | None) -> Handle | None:
-    """Return LMI's `handle` of a model.py where it is called.
+    """Return the `handle` function of model.py as LMI would call it, or None if it is not used.
 
     Raises:
-        ConfigError: it cannot be.
+        ConfigError: the function cannot be called.
     """
     if unused := unused_handle(config, path):
         log.warning("%s", unused)
@@ -77,19 +77,19 @@ def users_handle(config: Config, path: Path | None) -> Handle | None:
 
 
 def model_py_directory(config: Config) -> Path | None:
-    """Return where DJL looks for model.py: next to serving.properties, else in the model's own directory."""
+    """Return the directory in which DJL looks for model.py: that of serving.properties, or else the model's."""
     if config.directory is not None:
         return config.directory
     return Path(config.model_id) if config.model_id and Path(config.model_id).is_dir() else None
 
 
 def handlers_home(config: Config) -> Path:
-    """Return the directory of the script of AWS's vLLM image: model.py's, else SageMaker's model directory."""
+    """Return the directory of the script for AWS's vLLM image: that of model.py, or SageMaker's model directory."""
     return model_py_directory(config) or environment.model_path()
 
 
 def users_files(config: Config) -> list[Path]:
-    """Return the files of the user's code that a host with handlers imports."""
+    """Return the files of the user's code that are imported by a host that calls handlers."""
     own = model_py(model_py_directory(config))
     files = [own, *files_of(handlers_home(config), environment.custom_code())]
     if config.handle_role is not Role.ALONE:
@@ -98,22 +98,23 @@ def users_files(config: Config) -> list[Path]:
 
 
 def plugin_directories(config: Config) -> tuple[Path | None, Path]:
-    """Return where files named by options are: next to serving.properties, else in the working directory."""
+    """Return where to look for files that options name: next to serving.properties, then in the working directory."""
     return config.directory, Path()
 
 
 def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> AdapterHome:
-    """Find the adapters next to the model, in `adapters/`.
+    """Return the model's adapter registry, and the adapters to register at startup.
 
     Args:
-        directory: of serving.properties, or where it would be; by default its own.
+        directory: directory of serving.properties, even if the file does not exist; by default the configuration's.
 
     Raises:
-        ConfigError: one of them cannot be used; or the environment's number of adapters is none.
+        ConfigError: an adapter cannot be used, or the environment variable for the number of adapters is not a number.
     """
     limit = environment.max_adapters()
     if config.handle_role is Role.ALONE:
-        return AdapterHome(AdapterRegistry(limit, unavailable="no engine is loaded: handle of model.py answers alone"))
+        unavailable = "no engine is loaded: handle of model.py answers all requests"
+        return AdapterHome(AdapterRegistry(limit, unavailable=unavailable))
     homes = adapter_directories(config, directory)
     if missing := engines.capabilities(spec.engine, spec.config).no_adapters:
         if config.engine_options.get("lora_modules"):
@@ -125,17 +126,18 @@ def adapter_home(config: Config, spec: Spec, directory: Path | None = None) -> A
 
 
 def adapters_at_start(config: Config, directory: Path | None) -> dict[str, Path]:
-    """Find the adapters that are loaded at startup, by name: those next to the model, and those of option.lora_modules.
+    """Return the adapters to register at startup, by name: those in `adapters/` next to the model, and those of
+    option.lora_modules.
 
     Raises:
-        ConfigError: one of them cannot be used.
+        ConfigError: an adapter cannot be used.
     """
     named = config.engine_options.get("lora_modules") or {}
     return {**adapters_in(adapter_directories(config, directory)), **named_adapters(named, _base(config, directory))}
 
 
 def _base(config: Config, directory: Path | None) -> Path | None:
-    """Return the base directory of adapters' relative paths."""
+    """Return the directory that relative paths of adapters are resolved against."""
     if homes := adapter_directories(config, directory):
         return homes[0]
     first = next((place for place in _places(config, directory) if place.is_dir()), None)

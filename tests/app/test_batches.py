@@ -268,7 +268,7 @@ def test_without_the_option_and_with_a_bucket() -> None:
     with serve("--engine", "echo") as server:
         assert error(call(server, "GET", "files"))[:2] == (
             404,
-            "there are no files and batches here (option.batches_store)",
+            "files and batches are not enabled on this server (option.batches_store)",
         )
     assert "must be off or a directory" in refused_start("--engine", "echo", "-o", "option.batches_store=s3://a/b")
 

@@ -127,7 +127,7 @@ def test_the_first_call_has_the_options_and_no_contents(alone: AppServer) -> Non
     assert "no engine is loaded: the function handle of model.py answers requests" in alone.log
     assert "handle of model.py, without an engine" in alone.log
     adapter = http.post(alone.url + "/adapters", params={"name": "a", "src": "/nowhere"})
-    assert (adapter.status_code, "handle of model.py answers alone" in adapter.text) == (400, True)
+    assert (adapter.status_code, "handle of model.py answers all requests" in adapter.text) == (400, True)
 
 
 def test_a_call_gets_body_query_form_headers_and_attributes(alone: AppServer) -> None:

@@ -121,7 +121,7 @@ LINES = b'{"inputs":"a"}\n\n{"inputs":"b"}\n'
 def test_several_lines_are_refused_by_name(echo_server: LiveServer, path: str) -> None:
     found = http.post(echo_server.url + path, content=LINES, headers={"content-type": "application/x-ndjson"})
     assert 400 <= found.status_code < 500
-    assert "application/x-ndjson: a request has one line of JSON, this body has 2" in found.text
+    assert "application/x-ndjson: a request must be one line of JSON, but this body has 2 lines" in found.text
     assert "BatchStrategy=SingleRecord" in found.text
 
 
@@ -134,7 +134,7 @@ def test_a_large_body_of_several_lines_is_refused_by_name(echo_server: LiveServe
     line = json.dumps({"inputs": "a" * (1 << 20)}).encode()
     headers = {"content-type": "application/jsonlines"}
     found = http.post(echo_server.url + "/invocations", content=line + b"\n" + line, headers=headers)
-    assert "one line of JSON, this body has 2" in found.text
+    assert "one line of JSON, but this body has 2 lines" in found.text
 
 
 def test_batch_transform_is_told_how_to_call(echo_server: LiveServer) -> None:
@@ -531,7 +531,7 @@ def test_a_content_type_that_nobody_reads_is_an_answer_too(server: AppServer) ->
 def test_a_stream_is_refused_by_name(server: AppServer, more: dict[str, Any]) -> None:
     found = ask(server, {**GOOD, **more})
     assert found.status_code == 200
-    assert "'stream': batch transform has one line for each answer" in found.text
+    assert "'stream': batch transform expects one line per response" in found.text
     assert len(found.content.splitlines()) == 1
 
 

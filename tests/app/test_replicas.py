@@ -264,7 +264,7 @@ def test_one_engine_is_as_ever() -> None:
     [
         (["replicas=0"], "must be a whole number of at least 1"),
         (["replicas=many"], "or auto"),
-        (["replicas=2", "engine_isolation=thread"], "option.replicas=2: replicas are processes, but"),
+        (["replicas=2", "engine_isolation=thread"], "option.replicas=2: replicas run as processes, but"),
     ],
 )
 def test_a_wrong_number_is_refused_by_name(options: list[str], wanted: str) -> None:

@@ -178,6 +178,6 @@ def test_a_model_py_keeps_files_of_two_clients_apart(tmp_path: Path) -> None:
 def test_a_path_that_cannot_be_used_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     options = ("-o", "option.enable_stateful_sessions=true", "-o", f"option.sessions_path={tmp_path / 'file'}")
-    assert f"option.sessions_path={tmp_path / 'file'}: sessions cannot be stored there" in refused_start(
+    assert f"option.sessions_path={tmp_path / 'file'}: sessions cannot be stored in this directory" in refused_start(
         "--engine", "echo", *options
     )

@@ -78,8 +78,8 @@ def test_the_start_and_info_say_which_sampling_defaults_hold(tmp_path: Path) -> 
     file = tmp_path / "generation_config.json"
     file.write_text('{"temperature": 0.6, "max_new_tokens": 3, "eos_token_id": 2}')
     with serve("--engine", "echo", "-o", f"option.generation_config={tmp_path}") as server:
-        said = f"sampling parameters that clients leave out: temperature=0.6, max_new_tokens=3 ({file}; "
-        assert said + "option.generation_config=vllm turns the model's off)" in server.log
+        said = f"default sampling parameters: temperature=0.6, max_new_tokens=3 ({file}; "
+        assert said + "option.generation_config=vllm disables the model's defaults)" in server.log
         assert http.get(f"{server.url}/info").json()["default_sampling_params"] == {
             "temperature": 0.6,
             "max_new_tokens": 3,

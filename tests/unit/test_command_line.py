@@ -165,16 +165,17 @@ def test_what_vllms_server_has_and_this_has_not_is_refused_with_the_reason(capsy
 @pytest.mark.parametrize(
     ("model", "said"),
     [
-        ("some/model", r"downloads it from the hub; unless .* it is converted once, .*\[convert\]"),
-        ("OpenVINO/model", "downloads it from the hub; not checked"),
-        ("some/model/file.gguf", "downloads it from the hub; not checked"),
-        ("nosuch", "asks the hub; not checked"),
+        ("some/model", r"is downloaded from the hub; unless .* it is converted once, .*\[convert\]"),
+        ("OpenVINO/model", "is downloaded from the hub; not checked"),
+        ("some/model/file.gguf", "is downloaded from the hub; not checked"),
+        ("nosuch", "is looked up on the hub; not checked"),
     ],
 )
 def test_check_says_what_a_model_of_the_hub_takes(capsys: pytest.CaptureFixture[str], model: str, said: str) -> None:
     assert main(["serve", model, "--engine", "openvino", "--check"]) == 0
-    doubt = "" if "/" in model else "is no file or directory here, and most names on the hub are OWNER/MODEL; "
-    assert re.match(f"{model}: {doubt}the start {said}", capsys.readouterr().out)
+    here = "not a file or directory on this machine, and most names on the hub have the form OWNER/MODEL"
+    doubt = "" if "/" in model else f"{here}; "
+    assert re.match(f"{model}: {doubt}at startup it {said}", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("command", ["serve", "options", "bench", "replay", "conform", "completion"])

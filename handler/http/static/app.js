@@ -1,4 +1,4 @@
-// The chat page: what the user does with the conversation, the parameters and the code.
+// The chat page: the user's actions on the conversation, the parameters and the code.
 
 import * as attachments from "./attachments.js";
 import * as chats from "./chats.js";
@@ -14,16 +14,16 @@ import { reveal, toggle, uncover } from "./sides.js";
 import { colour } from "./syntax.js";
 
 const FINISHED = { length: "cut at max_tokens", stop_sequence: "ended by a stop string" };
-const ON_TOUCH = matchMedia("(pointer: coarse)").matches; // where the focus on a field opens a keyboard
+const ON_TOUCH = matchMedia("(pointer: coarse)").matches; // focusing a field opens the on-screen keyboard
 
 const LANGUAGE = { curl: "sh", boto3: "py", openai: "py", huggingface: "py", javascript: "js" };
-const SAVED = 2000; // milliseconds between two times that a coming answer is kept
-const MAX_TITLE = 60; // characters of the first question
+const SAVED = 2000; // milliseconds between two saves of a streaming answer
+const MAX_TITLE = 60; // maximum characters of a title, taken from the first question
 
 let chat = newChat();
-let running = null; // the AbortController of the answer that is coming
-let queued = null; // the exchange that is asked after it
-let kept = Promise.resolve(); // when all is kept that was to be
+let running = null; // the AbortController of the streaming answer
+let queued = null; // the exchange to ask when that answer has ended
+let kept = Promise.resolve(); // resolved when all pending saves are done
 let sample = "curl";
 
 // -- the request -------------------------------------------------------------------------------------------------
@@ -37,10 +37,10 @@ function body(messages, given = $("p-system").value) {
 const messagesOf = (exchanges) => exchanges.flatMap((exchange) => exchange.messages);
 const messages = () => messagesOf(chat.exchanges);
 
-/** Where requests go, and if they need a key. */
+/** The URL of requests, and whether they need a key. */
 const target = () => ({ base: new URL(".", location.href).href.replace(/\/$/, ""), route: CHAT_ROUTE, locked: server.locked });
 
-/** Files take megabytes: only their beginnings are shown. */
+/** Show only the start of files, which may have megabytes. */
 const shortened = (request) => JSON.parse(JSON.stringify(request, (name, value) => (isFile(name, value) ? `${value.slice(0, 60)}…` : value)));
 
 const isFile = (name, value) => ["url", "data"].includes(name) && typeof value === "string" && value.length > 1000;
@@ -56,7 +56,7 @@ function showSample() {
 const atEnd = () => $("log").scrollHeight - $("log").scrollTop - $("log").clientHeight < 40;
 const scrollToEnd = () => ($("log").scrollTop = $("log").scrollHeight);
 
-/** Change what is shown, and stay at its end, unless the reader has scrolled up. */
+/** Change the conversation, and scroll to its end unless the user has scrolled up. */
 function following(change) {
   const follow = atEnd();
   change();
@@ -67,10 +67,10 @@ function busy(controller) {
   running = controller;
   $("send").hidden = controller !== null;
   $("stop").hidden = controller === null;
-  $("log").setAttribute("aria-busy", String(controller !== null)); // read out when it is whole, not piece by piece
+  $("log").setAttribute("aria-busy", String(controller !== null)); // screen readers then read only the complete answer
 }
 
-/** A question may be asked now; else the field that is wrong says so. */
+/** Return whether a question may be asked now. If not, the invalid field shows why. */
 function ready() {
   if (running) return false;
   if (!$("parameters").checkValidity()) reveal("settings");
@@ -87,7 +87,7 @@ function send(text) {
   ask(new Exchange(text, actions, attachments.taken()));
 }
 
-/** Send a message once the answer that is coming has ended. */
+/** Send a message when the streaming answer has ended. */
 function queue(text) {
   if (queued) return panel.tell("A message is already queued. Cancel it, or wait for the answer to end.");
   const note = element("span", { className: "note" }, "Queued until the answer ends");
@@ -98,7 +98,7 @@ function queue(text) {
   following(() => $("log").append(queued.asked));
 }
 
-/** The queued exchange, which waits no more. */
+/** Remove and return the queued exchange. */
 function dequeued() {
   const exchange = queued;
   queued = null;
@@ -107,7 +107,7 @@ function dequeued() {
   return exchange;
 }
 
-/** Put the queued message back into the field. */
+/** Move the queued message back to the input field. */
 function unqueue() {
   if (!queued) return;
   const { question, media } = dequeued();
@@ -115,7 +115,7 @@ function unqueue() {
   attachments.give(media);
 }
 
-/** Ask an exchange's question, at the end of the chat. */
+/** Ask an exchange's question at the end of the chat. */
 function ask(exchange) {
   exchange.answer = new Answer(following, server.name);
   chat.exchanges.push(exchange);
@@ -123,28 +123,28 @@ function ask(exchange) {
   run(exchange, body([...messages(), ...exchange.opening]));
 }
 
-/** Ask a question again, or another one in its place; what was answered stays as a version. */
+/** Ask a question again, or a new one in its place. The earlier answer is kept as a version. */
 function again(exchange, question = exchange.question) {
   if (!ready()) return;
   cut(exchange);
   ask(exchange.version(question));
 }
 
-/** Let the model write on where the last answer ends. */
+/** Let the model continue the last answer. */
 function proceed(exchange) {
   if (!ready()) return;
   exchange.answer.resume();
   run(exchange, { ...body(messages()), add_generation_prompt: false, continue_final_message: true });
 }
 
-/** Take an exchange out of the chat, with all that follows it. */
+/** Remove an exchange and all later ones from the chat. */
 function cut(exchange) {
   const [, ...later] = chat.exchanges.splice(chat.exchanges.indexOf(exchange));
   exchange.later = later;
   for (const old of [exchange, ...later].flatMap(({ elements }) => elements)) old.remove();
 }
 
-/** Show another version of an exchange, and what followed it. */
+/** Show another version of an exchange, and the exchanges that followed it. */
 function turn(exchange, version) {
   if (running) return;
   cut(exchange);
@@ -158,9 +158,9 @@ function turn(exchange, version) {
   showSample();
 }
 
-/** Send the request, and show the answer in the last exchange. */
+/** Send the request, and show the response in the last exchange. */
 async function run(exchange, request) {
-  const asking = chat; // what is shown may change meanwhile
+  const asking = chat; // the user may open another chat in the meantime
   const { answer } = exchange;
   if (ON_TOUCH) document.activeElement.blur();
   $("log").scrollIntoView({ block: "nearest" });
@@ -198,7 +198,7 @@ async function run(exchange, request) {
   ask(dequeued());
 }
 
-/** What happens before the first token, in words. */
+/** Describe what happens before the first token. */
 function waiting(began) {
   const seconds = Math.floor((performance.now() - began) / 1000);
   const what = server.queued ? `Queued: ${server.queued} ${server.queued === 1 ? "request is" : "requests are"} waiting for the engine` : "Processing the prompt";
@@ -220,7 +220,7 @@ function settle(exchange, failure, figures) {
   showSample();
 }
 
-/** The exchange's answer is all there: say how it went, and what can be done. */
+/** Finish an exchange: show how the request ended, and the possible actions. */
 function end(exchange, failure, note) {
   const { answer } = exchange;
   const retry = button(failure ? "Retry" : "Regenerate", () => again(exchange), failure ? "quiet stop" : "quiet");
@@ -232,13 +232,13 @@ function end(exchange, failure, note) {
   answer.end({ failure, note, actions: [exchange.arrows, retry, ...possible] });
 }
 
-// -- the chats that are kept ------------------------------------------------------------------------------------
+// -- saved chats ------------------------------------------------------------------------------------------------
 
 function newChat() {
   return { id: chats.newId(), title: "", created: Date.now(), updated: Date.now(), revision: 0, system: "", exchanges: [], gone: false };
 }
 
-/** Show no chat, or another one; what is coming for the one that was shown ends. */
+/** Show another chat or an empty one. A streaming answer of the previous chat is stopped. */
 function turnTo(next) {
   running?.abort();
   for (const old of chat.exchanges.flatMap(({ elements }) => elements)) old.remove();
@@ -251,7 +251,7 @@ function turnTo(next) {
   showSample();
 }
 
-/** The address names the chat, so that it is there again after a reload. */
+/** Put the chat's id into the URL, so that a reload shows the chat again. */
 function remember() {
   const named = chat.revision ? `#chat-${chat.id}` : "";
   if (location.hash !== named) window.history.replaceState(null, "", `${location.pathname}${location.search}${named}`);
@@ -260,10 +260,10 @@ function remember() {
 
 const titleOf = ({ exchanges }) => (exchanges[0]?.question ?? "").replace(/\s+/g, " ").trim().slice(0, MAX_TITLE) || "Attachments";
 
-/** A chat as it is kept. */
+/** Return the chat in the format in which it is saved. */
 const saved = ({ gone, ...chat }) => ({ ...chat, title: chat.title || titleOf(chat), exchanges: chat.exchanges.map((each) => each.saved) });
 
-/** Keep a chat as it is now, once what was to be kept before is. */
+/** Save the chat as it is now, after all earlier saves. */
 function keep(keeping) {
   kept = kept.then(async () => {
     if (keeping.gone) return;
@@ -280,30 +280,30 @@ function keep(keeping) {
   return kept;
 }
 
-/** Give an exchange the answer that was kept. */
+/** Restore the saved answer of an exchange. */
 function restored(exchange, answer) {
   exchange.answer = new Answer((change) => change(), answer.model);
   exchange.answer.restore(answer);
   end(exchange, answer.failure || null, answer.note);
 }
 
-/** Null if the chat cannot be read. */
+/** Return a chat, or null if it cannot be read. */
 function rename(id, title) {
   if (id !== chat.id) return chats.rename(id, title);
   chat.title = title;
   return keep(chat);
 }
 
-/** A kept chat; raises an error if it cannot be read. */
+/** Return a saved chat. Throws an error if it cannot be read. */
 async function loaded(id) {
   const found = chats.checked(await chats.load(id));
   return { ...newChat(), ...found, exchanges: found.exchanges.map((each) => Exchange.restored(each, actions)) };
 }
 
-/** Show a kept chat. */
+/** Show a saved chat. */
 async function open(id) {
   if (id === null) {
-    chat.gone = true; // it was deleted: nothing of it is kept again
+    chat.gone = true; // it was deleted, and must not be saved again
     return turnTo(newChat());
   }
   try {
@@ -317,16 +317,16 @@ async function open(id) {
   }
 }
 
-/** Show the chat that the address names. */
+/** Show the chat whose id is in the URL. */
 function openNamed() {
   const id = /^#chat-(\w+)$/.exec(location.hash)?.[1];
   if (id && id !== chat.id) open(id);
 }
 
-/** A chat was changed in another tab, or got another name here. */
+/** Reload a chat after it was changed in another tab or renamed in this one. */
 async function changedElsewhere(id) {
   const edited = $("log").querySelector(".turn.user textarea") !== null;
-  if (id !== chat.id || running || edited) return; // what comes here is kept as a copy
+  if (id !== chat.id || running || edited) return; // the changes in this tab are saved as a copy
   const found = await chats.load(id).catch(() => null);
   if (found && found.revision !== chat.revision && !running && id === chat.id) await open(id);
 }
@@ -348,10 +348,10 @@ function summary(streamed, { began, first, count, finish }) {
 
 // -- copying -----------------------------------------------------------------------------------------------------
 
-/** Tell those who hear the page. */
+/** Announce a message to screen readers. */
 const say = (text) => ($("said").textContent = text);
 
-/** False where the page may not write to the clipboard, as over plain HTTP. */
+/** Copy a text. Return false if the page may not write to the clipboard, as over plain HTTP. */
 async function copied(text) {
   try {
     await navigator.clipboard.writeText(text);
@@ -361,7 +361,7 @@ async function copied(text) {
   }
 }
 
-/** `shown` has the text, for the reader to copy where the page may not. */
+/** Copy a text. If this is not allowed, select it in `shown`, so that the user can copy it. */
 async function copyText(pressed, text, shown) {
   pressed.dataset.label ??= pressed.textContent;
   const done = await copied(text);
@@ -371,7 +371,7 @@ async function copyText(pressed, text, shown) {
   setTimeout(() => (pressed.textContent = pressed.dataset.label), 2000);
 }
 
-/** Copy a chat as a program that asks its last question. */
+/** Copy a chat as a program that sends its last question. */
 async function copyChat(id, client) {
   const { system, exchanges } = id === chat.id ? { system: $("p-system").value, exchanges: chat.exchanges } : await loaded(id);
   const asked = [...messagesOf(exchanges.slice(0, -1)), ...exchanges.at(-1).opening];
@@ -391,7 +391,7 @@ $("log").addEventListener("click", ({ target }) => {
   copyText(target, code.textContent, code);
 });
 
-// -- what the user does ------------------------------------------------------------------------------------------
+// -- the user's actions ------------------------------------------------------------------------------------------
 
 $("form").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -417,7 +417,7 @@ function clear() {
 }
 $("clear").addEventListener("click", clear);
 $("skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the address names the chat
+  event.preventDefault(); // the URL contains the chat's id
   $("prompt").focus();
 });
 $("starters").addEventListener("click", ({ target }) => target.matches("button") && send(target.textContent));

@@ -1,20 +1,20 @@
-// Images and audio clips of a message: chosen, dropped or pasted, where the model takes them.
+// Images and audio clips of a message: chosen, dropped or pasted, if the model accepts them.
 
 import { $, button, element } from "./dom.js";
 import { tell } from "./history.js";
 import { server } from "./server.js";
 
-const MAX_BYTES = 6 * 2 ** 20; // what the server takes in a message
+const MAX_BYTES = 6 * 2 ** 20; // the server's limit for a message
 const TYPES = {
   image: ["image/jpeg", "image/png", "image/webp", "image/gif"],
   audio: ["audio/wav", "audio/x-wav", "audio/mpeg", "audio/flac", "audio/x-flac", "audio/ogg", "audio/opus"],
 };
 const SEVERAL = { image: "images", audio: "audio clips" };
-const SIZE = 72; // pixels, of a picture's longer side
+const SIZE = 72; // pixels of a thumbnail's longer side
 
-let attached = []; // {kind, name, type, data}, as a chat keeps them
+let attached = []; // {kind, name, type, data}, as in saved chats
 
-/** The parts of a message's content. */
+/** Return the parts of a message's content. */
 export const parts = (media) =>
   media.map(({ kind, type, data }) =>
     kind === "image" ? { type: "image_url", image_url: { url: `data:${type};base64,${data}` } } : { type: "input_audio", input_audio: { data } },
@@ -22,7 +22,7 @@ export const parts = (media) =>
 
 const bytes = (data) => Uint8Array.from(atob(data), (character) => character.charCodeAt(0));
 
-/** A picture, drawn here: the page's policy loads images from nowhere else. A clip is its name. */
+/** A thumbnail of an image, drawn on a canvas because the page's policy loads no other images. A clip is shown by name. */
 export function thumbnail({ kind, name, type, data }) {
   if (kind !== "image") return element("span", { className: "clip" }, `♪ ${name}`);
   const canvas = element("canvas", { className: "thumbnail", width: SIZE, height: SIZE, title: name, role: "img", "aria-label": name });
@@ -40,7 +40,7 @@ async function draw(canvas, type, data) {
   image.close();
 }
 
-/** What is attached, which is then attached no more. */
+/** Remove and return the attached files. */
 export function taken() {
   const media = attached;
   attached = [];
@@ -48,7 +48,7 @@ export function taken() {
   return media;
 }
 
-/** Attach again what was taken. */
+/** Attach files again that were removed. */
 export function give(media) {
   attached = [...media, ...attached];
   render();
@@ -56,7 +56,7 @@ export function give(media) {
 
 export const waiting = () => attached.length > 0;
 
-/** Show the button and the drop only where the model takes something. */
+/** Enable the button and dropping only if the model accepts some kind of file. */
 export function offer() {
   const kinds = Object.keys(TYPES).filter((kind) => server.takes.includes(kind));
   $("attach").hidden = kinds.length === 0;
@@ -115,14 +115,14 @@ $("files").addEventListener("change", async () => {
 });
 $("prompt").addEventListener("paste", (event) => {
   const files = [...event.clipboardData.files];
-  if (!files.length || event.clipboardData.types.includes("text/plain")) return; // an office program adds a picture of its text
+  if (!files.length || event.clipboardData.types.includes("text/plain")) return; // office programs add an image of copied text
   event.preventDefault();
   attach(files);
 });
 for (const name of ["dragover", "drop"]) {
   document.addEventListener(name, (event) => {
     if (!event.dataTransfer.types.includes("Files")) return;
-    event.preventDefault(); // else the browser shows the file in the page's place
+    event.preventDefault(); // otherwise the browser would open the file instead of the page
     document.body.classList.toggle("dropping", name === "dragover" && server.takes.length > 1);
     if (name === "drop") attach([...event.dataTransfer.files]);
   });

@@ -1,12 +1,12 @@
-// Chats kept in this browser, in IndexedDB: `heads` for the list and its search, `bodies` for the rest.
+// Chats saved in this browser's IndexedDB: `heads` for the list and its search, `bodies` for the rest.
 
 const NAME = "lmi-chats";
-const MAX_SEARCHED = 20_000; // characters of a chat
+const MAX_SEARCHED = 20_000; // maximum characters of a chat that a search covers
 const channel = "BroadcastChannel" in globalThis ? new BroadcastChannel(NAME) : null;
 
 let opening = null;
 
-/** Why nothing can be kept, in words. */
+/** Describe why chats cannot be saved. */
 export function problem(error) {
   if (error?.name === "QuotaExceededError") return "The browser's storage is full. Export this chat or delete others.";
   return `This browser cannot save chats${error?.message ? `: ${error.message}` : "."}`;
@@ -34,7 +34,7 @@ function database() {
   return opening;
 }
 
-/** Do `work(heads, bodies)` as one transaction; it returns a request, whose result is the answer, or nothing. */
+/** Run `work(heads, bodies)` in a transaction. Return the result of the request that it returns, if any. */
 async function transaction(mode, work) {
   const open = await database();
   return new Promise((resolve, reject) => {
@@ -51,19 +51,19 @@ function head({ id, title, created, updated, revision, exchanges }) {
   return { id, title, created, updated, revision, text: exchanges.flatMap(texts).join("\n").slice(0, MAX_SEARCHED).toLowerCase() };
 }
 
-/** All chats' heads, the last changed first; also those that cannot be read. */
+/** The heads of all chats, the most recently changed first, including unreadable ones. */
 export async function list() {
   const heads = await transaction("readonly", (heads) => heads.getAll());
   return heads.sort((one, other) => (Number(other.updated) || 0) - (Number(one.updated) || 0));
 }
 
-/** Heads whose titles and texts have every word. */
+/** Return the heads whose title or text contains every word. */
 export function search(heads, words) {
   const wanted = words.toLowerCase().split(/\s+/).filter(Boolean);
   return heads.filter(({ title, text }) => wanted.every((word) => `${title}\n${text}`.toLowerCase().includes(word)));
 }
 
-/** A chat as it was kept, undefined if there is none. It may be of any form: `checked` tells. */
+/** A saved chat, or undefined. Its format must be verified with `checked`. */
 export const load = (id) => transaction("readonly", (_, bodies) => bodies.get(id));
 
 const isText = (value) => typeof value === "string";
@@ -81,7 +81,7 @@ function isAnswer(answer) {
   return isListOf(answer.calls, isCall) && isListOf(answer.tokens ?? [], isToken);
 }
 
-/** Also one of the versions, of which null stands for the exchange that has them. */
+/** Check an exchange or one of its versions, where null stands for the exchange itself. */
 function isExchange(exchange) {
   if (!isRecord(exchange) || !(exchange.question === null || isText(exchange.question))) return false;
   const { media, answer, versions = [], later = [] } = exchange;
@@ -90,7 +90,7 @@ function isExchange(exchange) {
   return isListOf(media, isMedium) && isAnswer(answer) && isListOf(versions, isVersion) && own && isListOf(later, isExchange);
 }
 
-/** The chat; raises an error if it is not what `save` keeps. */
+/** Return the chat. Throws an error if it does not have the format that `save` writes. */
 export function checked(chat) {
   if (!chat) throw new Error("This chat no longer exists.");
   const { exchanges } = chat;
@@ -100,8 +100,8 @@ export function checked(chat) {
 }
 
 /**
- * Keep a chat as the revision after `chat.revision`. Where another tab has kept another one meanwhile, this one gets
- * an id of its own, so that neither is lost. Returns the chat as it was kept.
+ * Save a chat as the revision after `chat.revision`. If another tab has saved a newer revision, this chat gets
+ * a new id, so that neither is lost. Returns the saved chat.
  */
 export async function save(chat) {
   let kept = null;
@@ -119,7 +119,7 @@ export async function save(chat) {
   return kept;
 }
 
-/** Give a chat another title; its revision goes on. Returns the new one, null if the chat cannot be read. */
+/** Rename a chat, which increases its revision. Returns the new revision, or null if the chat cannot be read. */
 export async function rename(id, title) {
   const chat = await load(id);
   try {
@@ -130,7 +130,7 @@ export async function rename(id, title) {
   }
 }
 
-/** Returns all that was kept of the chats, for `restore`. */
+/** Delete chats. Returns their saved data, for `restore`. */
 export async function remove(ids) {
   const gone = [];
   await transaction("readwrite", (heads, bodies) => {
@@ -147,7 +147,7 @@ export async function remove(ids) {
   return gone;
 }
 
-/** Keep again what `remove` returned. */
+/** Save the data again that `remove` has returned. */
 export async function restore(gone) {
   await transaction("readwrite", (heads, bodies) => {
     for (const { head, body } of gone) {
@@ -158,7 +158,7 @@ export async function restore(gone) {
   for (const { head, body } of gone) channel?.postMessage({ id: (head ?? body)?.id });
 }
 
-/** `changed(id)` is called when another tab has kept, renamed or deleted a chat. */
+/** Call `changed(id)` when another tab has saved, renamed or deleted a chat. */
 export function listen(changed) {
   channel?.addEventListener("message", ({ data }) => changed(data.id));
 }
@@ -175,13 +175,13 @@ function download(name, type, text) {
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
-/** As they were kept, also those that cannot be read. */
+/** Export the chats as they are saved, including unreadable ones. */
 export const exportJson = (name, chats) =>
   download(name, "application/json", JSON.stringify({ format: "lmi-handler chats", version: 1, chats }, null, 2));
 
 export const exportMarkdown = (chat) => download(chat.title, "text/markdown", markdown(chat));
 
-/** A fence that is longer than all in the text. */
+/** Return a Markdown fence that is longer than all those in the text. */
 function fenced(text, language = "") {
   const fence = "`".repeat(Math.max(3, ...[...text.matchAll(/`+/g)].map(({ 0: run }) => run.length + 1)));
   return `${fence}${language}\n${text}\n${fence}`;

@@ -1,10 +1,10 @@
-// Talks to the server: the key, one answer as it comes, and what went wrong in words.
+// The client of the server: the API key, streamed responses, and error messages.
 
-/** Where chats are asked for: any route that takes `messages`, in LMI's, TGI's or OpenAI's form of answer. */
+/** The route for chats. It may be any route that accepts `messages` and responds as LMI, TGI or OpenAI does. */
 export const CHAT_ROUTE = "v1/chat/completions";
 
-const MAX_REASON = 1000; // characters of an error's body that are shown: a proxy's may be a page
-const KEY = "lmi-api-key"; // in sessionStorage: gone with the tab, and never sent anywhere but here
+const MAX_REASON = 1000; // maximum characters of an error's body to show, since a proxy may send a page
+const KEY = "lmi-api-key"; // in sessionStorage: deleted with the tab, and sent to this server only
 
 export const key = () => sessionStorage.getItem(KEY) ?? "";
 
@@ -13,7 +13,7 @@ export function keep(value) {
   else sessionStorage.removeItem(KEY);
 }
 
-/** What the server refused, or what broke; `message` is for people. */
+/** An error response of the server, or a broken connection. `message` is shown to the user. */
 export class Refusal extends Error {
   constructor(message, status = 0) {
     super(message);
@@ -21,7 +21,7 @@ export class Refusal extends Error {
   }
 }
 
-/** A request with the key, whose answer is a success. */
+/** Send a request with the key. Throws Refusal unless the response is a success. */
 export async function request(path, options = {}) {
   const headers = new Headers(options.headers);
   if (key()) headers.set("Authorization", `Bearer ${key()}`);
@@ -36,7 +36,7 @@ export async function request(path, options = {}) {
   throw new Refusal(reason(await response.text()) || response.statusText || "Refused", response.status);
 }
 
-/** The message in an error's body, in whatever dialect it is, else the body's text; only the beginning of a long one. */
+/** Return the message in an error's body of any dialect, or the start of the body. */
 export function reason(text) {
   const words = messageIn(text) ?? text.trim();
   return words.length > MAX_REASON ? `${words.slice(0, MAX_REASON)} …` : words;
@@ -44,17 +44,17 @@ export function reason(text) {
 
 function messageIn(text) {
   try {
-    const { error, message } = JSON.parse(text.replace(/^data:/, "")); // the event of a stream
+    const { error, message } = JSON.parse(text.replace(/^data:/, "")); // the error may be an event of a stream
     return [error?.message, error, message].find((value) => value && typeof value === "string");
   } catch {
     return undefined;
   }
 }
 
-/** Lines of a stream that hold no value: empty ones, comments, other fields, the end. */
+/** Matches lines of a stream without a value: empty lines, comments, other fields, the end. */
 const WITHOUT_VALUE = /^(?:$|:|event|id|retry|\[DONE\])/;
 
-/** The values of a body that is one JSON document, JSON lines, or server-sent events. */
+/** Yield the values in a body that is a JSON document, JSON lines, or server-sent events. */
 export async function* values(response) {
   const kind = response.headers.get("content-type") ?? "";
   if (kind.startsWith("application/json") && !kind.startsWith("application/jsonlines")) {
@@ -77,7 +77,7 @@ export async function* values(response) {
 
 const likelihood = ({ token, logprob }) => ({ token, logprob });
 
-/** The pieces of a chat's answer: `{text, reasoning, calls, tokens, finish}` each. Aborting `signal` makes the server stop too. */
+/** Yield the pieces of a chat's answer, each `{text, reasoning, calls, tokens, finish}`. Aborting `signal` also stops the server. */
 export async function* stream(body, signal) {
   const response = await request(CHAT_ROUTE, {
     method: "POST",
@@ -90,7 +90,7 @@ export async function* stream(body, signal) {
     for await (const value of values(response)) {
       if (value.error) throw new Refusal(reason(JSON.stringify(value)), value.code ?? 0);
       const choice = value.choices?.[0];
-      if (!choice) continue; // OpenAI's last chunk holds the usage alone
+      if (!choice) continue; // OpenAI's last chunk has only the usage
       const { content, reasoning, reasoning_content, tool_calls } = choice.delta ?? choice.message;
       finish ??= choice.finish_reason;
       const tokens = (choice.logprobs?.content ?? []).map((each) => ({ ...likelihood(each), others: (each.top_logprobs ?? []).map(likelihood) }));

@@ -1,36 +1,36 @@
-// The conversation: its exchanges as elements, and as the messages of the next request.
+// The conversation: its exchanges as elements, and as messages of the next request.
 
 import { button, element } from "./dom.js";
 import { MarkdownView } from "./markdown.js";
 import { tokenView } from "./tokens.js";
 
-/** What is kept of an answer that is still coming. */
+/** The note saved with an answer that is still streaming. */
 const CLOSED = "The page was closed before the answer was complete.";
 
 function pretty(json) {
   try {
     return JSON.stringify(JSON.parse(json), null, 2);
   } catch {
-    return json; // a call that is not complete
+    return json; // the call is incomplete
   }
 }
 
-/** One answer of the model: its thoughts, text and tool calls, as they come. */
+/** A streamed answer of the model: its thoughts, text and tool calls. */
 export class Answer {
-  #thoughts = null; // {box, summary, text, began}, once there are some
-  #calls = new Map(); // by the index that the server gives: {call, title, shown, result}
+  #thoughts = null; // {box, summary, text, began}, or null without thoughts
+  #calls = new Map(); // {call, title, shown, result} by the server's index
   #markdown;
   #frame = 0;
-  #cost = 0; // milliseconds that the last frame took
+  #cost = 0; // milliseconds for rendering the last frame
   #rendered;
-  #seconds; // that the thoughts took, once they have ended
-  #pending = null; // what happens before the first token
-  #ended; // {note, failure}, as it is kept
-  #tokens = []; // with their probabilities, if they were asked for
+  #seconds; // duration of the thoughts, after they have ended
+  #pending = null; // the element that describes what happens before the first token
+  #ended; // {note, failure}, as saved
+  #tokens = []; // with their probabilities, if they were requested
   #shownTokens = null;
-  #foot = []; // the elements below what was answered
+  #foot = []; // the elements below the answer
 
-  /** `rendered` is called before and after each change of what is shown; `model` answers. */
+  /** `rendered` is called before and after each change of the display; `model` is the model's name. */
   constructor(rendered, model = "") {
     this.#rendered = rendered;
     this.model = model;
@@ -39,7 +39,7 @@ export class Answer {
     this.text = element("div", { className: "text" });
     this.#markdown = new MarkdownView(this.text);
     this.element = element("div", { className: "turn assistant busy" }, element("span", { className: "hidden" }, `${model || "Model"}: `), this.text);
-    this.complete = false; // it came to an end, or was stopped, with something in it
+    this.complete = false; // it has ended or was stopped, and is not empty
   }
 
   get content() {
@@ -58,7 +58,7 @@ export class Answer {
     return this.#calls.size > 0;
   }
 
-  /** The answer for the next request, with the results of its calls. */
+  /** The answer as messages of the next request, with the results of its tool calls. */
   get messages() {
     const entries = [...this.#calls.values()];
     const calls = entries.map(({ call }) => ({ ...call, type: "function" }));
@@ -68,7 +68,7 @@ export class Answer {
     return [message, ...results];
   }
 
-  /** The answer as it is kept. */
+  /** The answer in the format in which it is saved. */
   get saved() {
     const calls = [...this.#calls.values()].map(({ call: { id, function: { name, arguments: given } }, result }) => ({
       id, name, arguments: given, result: result.value,
@@ -77,7 +77,7 @@ export class Answer {
     return { content: this.content, reasoning: this.reasoning, seconds: this.#seconds, calls, ...tokens, ...this.#ended, model: this.model };
   }
 
-  /** Show what was kept; `end` follows. */
+  /** Show a saved answer. `end` must be called next. */
   restore({ content, reasoning, seconds, calls, tokens = [] }) {
     this.take({
       text: content,
@@ -89,7 +89,7 @@ export class Answer {
     [...this.#calls.values()].forEach(({ result }, index) => (result.value = calls[index].result));
   }
 
-  /** Say what happens before the first token. */
+  /** Show what happens before the first token. */
   wait(text) {
     this.#pending ??= element("div", { className: "pending" });
     if (!this.#pending.isConnected) this.text.before(this.#pending);
@@ -103,11 +103,11 @@ export class Answer {
     this.#tokens.push(...tokens);
     for (const call of calls) this.#take(call);
     if (!reasoning && (text || calls.length)) this.#thought();
-    this.#frame ||= setTimeout(() => requestAnimationFrame(() => this.#render()), 5 * this.#cost); // a sixth of the time at most
+    this.#frame ||= setTimeout(() => requestAnimationFrame(() => this.#render()), 5 * this.#cost); // rendering takes at most a sixth of the time
   }
 
   #render() {
-    if (!this.#frame) return; // it has ended meanwhile
+    if (!this.#frame) return; // it has ended in the meantime
     this.#frame = 0;
     const began = performance.now();
     this.#rendered(() => this.#markdown.render());
@@ -125,7 +125,7 @@ export class Answer {
     this.#thoughts.text.append(text);
   }
 
-  /** The thoughts have ended. */
+  /** End the thoughts. */
   #thought() {
     const thoughts = this.#thoughts;
     if (!thoughts?.began) return;
@@ -135,7 +135,7 @@ export class Answer {
     thoughts.text.normalize();
   }
 
-  /** A call, or a further piece of one. */
+  /** Add a tool call, or another piece of one. */
   #take({ index = this.#calls.size, id, function: { name = "", arguments: piece = "" } = {} }) {
     let entry = this.#calls.get(index);
     if (!entry) {
@@ -154,7 +154,7 @@ export class Answer {
     entry.shown.textContent = pretty(entry.call.function.arguments);
   }
 
-  /** No more comes. `failure` is the reason if it broke, `note` says how it went, `actions` are buttons. */
+  /** End the answer. `failure` is the reason if it failed, `note` describes how it ended, `actions` are buttons. */
   end({ failure, note, actions }) {
     clearTimeout(this.#frame);
     this.#frame = 0;
@@ -173,7 +173,7 @@ export class Answer {
     });
   }
 
-  /** More comes after the end. */
+  /** Continue the answer after its end. */
   resume() {
     this.#ended = { note: "", failure: CLOSED };
     for (const shown of this.#foot) shown.remove();
@@ -188,7 +188,7 @@ export class Answer {
     this.#showTokens(wanted);
   }
 
-  /** Show the tokens in the place of the text, or the text. */
+  /** Show the tokens instead of the text, or the text again. */
   #showTokens(wanted) {
     this.#shownTokens?.remove();
     this.#shownTokens = wanted ? tokenView(this.#tokens) : null;
@@ -197,11 +197,11 @@ export class Answer {
   }
 }
 
-/** A question and its answer. After tool calls, their results are the question, and `question` is null. */
+/** A question and its answer. After tool calls, their results replace the question, and `question` is null. */
 export class Exchange {
   #actions;
 
-  /** An exchange and its versions as they were kept; `actions.restored` gives each its answer. */
+  /** Restore a saved exchange and its versions. `actions.restored` restores their answers. */
   static restored({ question, media, answer, versions = [], later = [] }, actions) {
     const exchange = new Exchange(question, actions, media);
     exchange.later = later.map((each) => Exchange.restored(each, actions));
@@ -212,15 +212,15 @@ export class Exchange {
   }
 
   /**
-   * `actions.ready()` says if a question may be asked now, `actions.again(exchange, question)` asks another one in its place, `actions.turn(exchange, version)`
+   * `actions.ready()` returns whether a question may be asked now, `actions.again(exchange, question)` asks a new one in its place, `actions.turn(exchange, version)`
    * shows another version.
    */
   constructor(question, actions, media = []) {
     this.question = question;
     this.media = media;
     this.answer = null;
-    this.versions = [this]; // that were asked in this place of the chat, and share this list
-    this.later = []; // what followed, while another version is shown
+    this.versions = [this]; // all exchanges at this position of the chat, which share this list
+    this.later = []; // the later exchanges, while another version is shown
     this.arrows = element("span", { className: "versions" });
     this.#actions = actions;
     this.asked = question === null ? null : element("div", { className: "turn user" });
@@ -241,7 +241,7 @@ export class Exchange {
     return [...this.opening, ...this.answer.messages];
   }
 
-  /** The question's own message. */
+  /** The question as a message. */
   get opening() {
     if (this.question === null) return [];
     const text = this.question ? [{ type: "text", text: this.question }] : [];
@@ -252,7 +252,7 @@ export class Exchange {
     return [this.asked, this.answer?.element].filter(Boolean);
   }
 
-  /** A further version of the exchange, in the place of one that has nothing to show. */
+  /** Return a new version of the exchange, which replaces one without an answer. */
   version(question) {
     const next = new Exchange(question, this.#actions, this.media);
     next.versions = this.versions;
@@ -261,7 +261,7 @@ export class Exchange {
     return next;
   }
 
-  /** Show the way to the other versions, if there are any. */
+  /** Show the buttons for other versions, if there are any. */
   showVersions() {
     const at = this.versions.indexOf(this);
     const arrow = (text, name, version) =>
@@ -271,7 +271,7 @@ export class Exchange {
     this.arrows.replaceChildren(...(this.versions.length > 1 ? [back, `${at + 1} of ${this.versions.length}`, on] : []));
   }
 
-  /** Show the question, with `foot` below it while it is queued, else with a button to edit it. */
+  /** Show the question, with `foot` below it while it is queued, and otherwise with a button to edit it. */
   showQuestion(...foot) {
     if (!this.asked) return;
     this.asked.classList.toggle("queued", foot.length > 0);
@@ -282,7 +282,7 @@ export class Exchange {
     this.asked.replaceChildren(who, ...(this.media.length ? [media] : []), text, below);
   }
 
-  /** The question as a form in its own place. */
+  /** Replace the question by a form for editing it. */
   edit() {
     const begun = this.asked.querySelector("textarea");
     if (begun) return begun.focus();

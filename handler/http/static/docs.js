@@ -1,16 +1,16 @@
-// The API page: renders the OpenAPI document that the server makes of itself, and lets each route be tried.
+// The API page: it shows the server's OpenAPI document, with a form to try each route.
 
 import { keep, key, reason, request } from "./client.js";
 import { $, element as el } from "./dom.js";
 
 let api = null;
 let model = "";
-const GIVEN = { version: () => "1", model: () => model, id: () => model }; // what stands in a path to begin with
+const GIVEN = { version: () => "1", model: () => model, id: () => model }; // initial values of the parameters in a path
 
 const resolve = (schema) => (schema?.$ref ? api.components.schemas[schema.$ref.split("/").pop()] : (schema ?? {}));
 const nameOf = (schema) => schema.$ref?.split("/").pop();
 
-/** A schema in a few words. */
+/** Describe a schema in a few words. */
 function type(schema) {
   if (schema.$ref) return nameOf(schema);
   if ("const" in schema) return JSON.stringify(schema.const);
@@ -40,7 +40,7 @@ function fields(schema) {
   return el("div", scroll, el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows)));
 }
 
-/** Each of the schemas that a body may have, under its name. */
+/** The schemas that a body may have, by name. */
 function shapes(schema) {
   if (!schema || !Object.keys(schema).length) return [];
   return (schema.anyOf ?? [schema]).map((one) =>
@@ -62,7 +62,7 @@ function answers(operation) {
   });
 }
 
-/** A form that sends the request and shows what comes, as it comes. */
+/** Return a form that sends the request and shows the response while it is received. */
 function trial(path, method, item, operation) {
   const id = operation.operationId;
   const contents = operation.requestBody?.content ?? {};
@@ -133,7 +133,7 @@ function render(path, method, item) {
     el("summary", {}, badge, el("code", {}, path), el("span", {}, operation.summary)));
   panel.dataset.words = words(path, method, operation);
   panel.addEventListener("toggle", () => {
-    if (!panel.open || panel.childElementCount > 1) return; // made when it is first wanted
+    if (!panel.open || panel.childElementCount > 1) return; // it is created when the panel is first opened
     const request = shapes(Object.values(operation.requestBody?.content ?? {})[0]?.schema);
     panel.append(el("div", { className: "body" },
       ...(operation.description ? [el("p", {}, operation.description)] : []),
@@ -176,14 +176,14 @@ async function load() {
   search();
 }
 
-/** Every word that a route may be looked for by: its path, sentence and group, and its body's fields. */
+/** The text that a search for a route covers: its path, summary and group, and the fields of its body. */
 function words(path, method, operation) {
   const body = operation.requestBody?.content["application/json"]?.schema;
   const names = (body?.anyOf ?? (body ? [body] : [])).flatMap((shape) => Object.keys(resolve(shape).properties ?? {}));
   return [method, path, operation.summary, operation.description ?? "", ...operation.tags, ...names].join(" ").toLowerCase();
 }
 
-/** Show the routes that have all of the words, and the groups that have any of them. */
+/** Show the routes that contain all words, and the groups with such a route. */
 function search() {
   const wanted = $("query").value.toLowerCase().split(/\s+/).filter(Boolean);
   let found = 0;

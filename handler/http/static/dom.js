@@ -1,8 +1,8 @@
-// Elements: found by id, and made.
+// Helpers that find elements by id and create them.
 
 export const $ = (id) => document.getElementById(id);
 
-/** Make an element with properties, attributes where a name has a dash, and children. */
+/** Create an element with children and properties. A name with a dash is an attribute. */
 export function element(name, properties = {}, ...children) {
   const made = document.createElement(name);
   for (const [key, value] of Object.entries(properties)) {

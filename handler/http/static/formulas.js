@@ -1,11 +1,11 @@
 // Formulas in an answer's Markdown: TeX between dollars or in LaTeX's brackets, shown as MathML by Temml.
 
 const MAX_TEX = 2000; // characters
-const LONG = 60; // characters, from which a formula within a line may be wider than a phone
+const LONG = 60; // characters; longer inline formulas may be wider than a phone
 
 const ANY = `{1,${MAX_TEX}}?`;
 const DISPLAYED = String.raw`(?:\$\$([^$]${ANY})\$\$|\\\[([^]${ANY})\\\])`;
-// A price is no formula: no space within the dollars, and no letter or digit after them.
+// To exclude prices, a formula has no space next to its dollars, and no letter or digit after them.
 const WITHIN = String.raw`(?:\$(?![\s$])((?:\\.|[^\\$\n])${ANY})(?<!\s)\$(?![\w$])|\\\(([^]${ANY})\\\))`;
 
 const BLOCK_DISPLAYED = new RegExp(String.raw`^ {0,3}${DISPLAYED}[ \t]*(?=\n|$)`);
@@ -16,7 +16,7 @@ const OPTIONS = { throwOnError: true, trust: false, strict: false, maxExpand: 10
 const MATHML = "http://www.w3.org/1998/Math/MathML";
 const SAFE = /^(?!on|id$|name$|href$|src$|action|xlink)[a-z-]+$/i;
 
-let waiting = []; // what was rendered before Temml was there
+let waiting = []; // elements rendered before Temml was loaded
 
 function token(type, found, display) {
   return found && { type, raw: found[0], text: (found[1] ?? found[2]).trim(), display };
@@ -24,7 +24,7 @@ function token(type, found, display) {
 
 const shown = (escape) => ({ text, display }) => `<code class="${display ? "tex display" : "tex"}">${escape(text)}</code>`;
 
-/** Extensions of marked; `escape` makes text HTML. */
+/** Extensions of marked. `escape` escapes text for HTML. */
 export const extensions = (escape) => [
   {
     name: "formulaBlock",
@@ -42,13 +42,13 @@ export const extensions = (escape) => [
   },
 ];
 
-/** The MathML of TeX; null if it is wrong, or would make other elements. */
+/** Convert TeX to MathML. Return null if it is invalid, or would create other elements. */
 function mathml(tex, displayMode) {
   const made = document.createElement("span");
   try {
     globalThis.temml.render(tex, made, { ...OPTIONS, displayMode });
   } catch {
-    return null; // not TeX, or more than it may expand to
+    return null; // invalid TeX, or it expands too much
   }
   const all = [...made.querySelectorAll("*")];
   const safe = all.every((node) => node.namespaceURI === MATHML && [...node.attributes].every(({ name }) => SAFE.test(name)));
@@ -61,12 +61,12 @@ function typeset(code) {
   if (!made) return;
   made.className = display ? "formula display" : "formula";
   made.classList.toggle("long", display || code.textContent.length > LONG);
-  if (display) made.tabIndex = 0; // scrolls sideways by the keyboard too
+  if (display) made.tabIndex = 0; // so that the keyboard can scroll it
   if (display) Object.entries({ role: "group", "aria-label": "Formula" }).forEach((pair) => made.setAttribute(...pair));
   code.replaceWith(made);
 }
 
-/** Show the formulas in a part of an answer. */
+/** Render the formulas in a part of an answer. */
 export function formulas(fragment) {
   const found = [...fragment.querySelectorAll("code.tex")];
   if (globalThis.temml) found.forEach(typeset);

@@ -1,4 +1,4 @@
-// The panel of kept chats: a list with a search, and for each chat another name, a file, or its end with a way back.
+// The panel of saved chats: a list with a search, and actions to rename, export and delete a chat, with undo.
 
 import * as chats from "./chats.js";
 import { $, button, element } from "./dom.js";
@@ -11,10 +11,10 @@ let heads = [];
 let shown = null; // the id of the chat that the page shows
 let chosen = null; // the id of the chat whose menu is open
 let timer = 0;
-let told = ""; // the problem that the reader knows, who was offered a file
+let told = ""; // the problem that the user was told about, with the offer to export the chat
 let actions;
 
-/** `actions.open(id)` shows a chat, null for a new one; `rename(id, title)` names it, `copy(id, client)` copies it as code; `changed(id)`: another tab changed it. */
+/** `actions.open(id)` shows a chat, or a new one for null; `rename(id, title)` renames it; `copy(id, client)` copies it as code; `changed(id)` is called after a change in another tab. */
 export function begin(given) {
   actions = given;
   chats.listen(async (id) => {
@@ -29,7 +29,7 @@ export function select(id) {
   render();
 }
 
-/** Say what has happened, with a button for what can be done about it. */
+/** Show a message, with a button for an action. */
 export function tell(text, label, act) {
   clearTimeout(timer);
   const close = () => ($("toast").hidden = true);
@@ -39,7 +39,7 @@ export function tell(text, label, act) {
   timer = setTimeout(close, UNDO);
 }
 
-/** Say why chats cannot be kept, "" once they can; `save` makes a file of the one that was not. */
+/** Show why chats cannot be saved, or "" when they can. `save` exports the chat that was not saved. */
 export function warn(text, save) {
   $("chats-problem").textContent = text;
   $("chats-problem").hidden = !text;
@@ -82,7 +82,7 @@ const entryOf = (id) => [...$("chats").children].find(({ dataset }) => dataset.i
 
 function render() {
   const focused = document.activeElement;
-  if ($("chats").contains(focused) && focused.matches("input")) return; // a name is being written
+  if ($("chats").contains(focused) && focused.matches("input")) return; // the user is renaming a chat
   const found = chats.search(heads, $("chats-search").value);
   const { id } = focused.closest?.("#chats li")?.dataset ?? {};
   $("chats").replaceChildren(...found.map(item));
@@ -105,7 +105,7 @@ function showMenu(id, beside) {
   menu.querySelector("button").focus();
 }
 
-/** Do something with the chosen chat, or with all, and say what went wrong. */
+/** Run an action on the chosen chat or on all chats, and show its error. */
 function onClick(name, act) {
   $(name).addEventListener("click", async () => {
     if ($("chat-menu").contains($(name))) $("chat-menu").hidePopover();
@@ -146,7 +146,7 @@ function renameInPlace(id) {
   field.select();
 }
 
-/** Delete at once; undoing keeps the same chats again. */
+/** Delete chats immediately. Undoing saves them again. */
 async function remove(ids, text) {
   const back = ids.includes(shown) ? shown : null;
   if (back) actions.open(null);

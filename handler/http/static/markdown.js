@@ -1,4 +1,4 @@
-// Renders an answer's Markdown as it grows: finished blocks once, the last block again for each frame.
+// Renders the Markdown of a streaming answer: complete blocks once, the last block again for each frame.
 
 import { element } from "./dom.js";
 import { extensions, formulas } from "./formulas.js";
@@ -8,12 +8,12 @@ import "./vendor/purify.min.js";
 
 const { DOMPurify } = globalThis;
 
-// Characters. A longer block stays plain text: marked's time for emphasis and nesting grows with the square of a block.
+// Characters. Longer blocks stay plain text, because marked's time for emphasis and nesting grows with their square.
 const MAX_BLOCK = 20_000;
 const MAX_CODE = 200_000;
-const MAX_TIME = 2_000; // milliseconds that the page may stand still, for several megabytes or what is made to be slow
+const MAX_TIME = 2_000; // maximum milliseconds for which the page may block, for megabytes of text or input that is slow to parse
 
-/** A text's first block, if it is code between fences: to the closing fence, or to the end. */
+/** Matches a text's first block if it is fenced code, up to the closing fence or the end. */
 const FENCED = /^ {0,3}(`{3,}(?=[^`\n]*(?:\n|$))|~{3,})[^]*?(?:\n {0,3}\1[~`]* *(?=\n|$)|$)/;
 
 const escape = (text) => text.replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`);
@@ -22,7 +22,7 @@ const marked = new Marked({
   gfm: true,
   breaks: true,
   renderer: {
-    html: ({ text }) => escape(text), // an answer's own HTML is shown, never interpreted
+    html: ({ text }) => escape(text), // HTML in an answer is shown as text
     image: ({ href, text }) => `<a href="${escape(href)}">${escape(`[image: ${text || href}]`)}</a>`, // never fetched
   },
 });
@@ -35,14 +35,14 @@ const ALLOWED = {
     "em", "strong", "del", "a", "table", "thead", "tbody", "tr", "th", "td",
   ],
   ALLOWED_ATTR: ["href", "title", "start", "align", "class", "type", "checked", "disabled"],
-  ADD_URI_SAFE_ATTR: ["start", "align", "type"], // no addresses
+  ADD_URI_SAFE_ATTR: ["start", "align", "type"], // these are not URLs
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
   ALLOW_DATA_ATTR: false,
   ALLOW_ARIA_ATTR: false,
   RETURN_DOM_FRAGMENT: true,
 };
 
-/** Put a bar with the language above a `pre`, and a button: `.copy`, to which the page listens. */
+/** Add a bar above a `pre` with the language and a copy button (`.copy`), which the page handles. */
 function codeBlock(pre) {
   const code = pre.querySelector("code") ?? pre;
   const language = /language-(\S+)/.exec(code.className)?.[1] ?? "text";
@@ -50,7 +50,7 @@ function codeBlock(pre) {
   const copy = element("button", { type: "button", className: "quiet copy", "aria-label": "Copy code" }, "Copy");
   const block = element("div", { className: "code-block", dir: "ltr" }, element("div", { className: "bar" }, element("span", {}, language), copy));
   pre.replaceWith(block);
-  Object.assign(pre, { tabIndex: 0, role: "group", ariaLabel: "Code" }); // scrolls sideways by the keyboard too
+  Object.assign(pre, { tabIndex: 0, role: "group", ariaLabel: "Code" }); // so that the keyboard can scroll it
   block.append(pre);
 }
 
@@ -60,7 +60,7 @@ function scrolled(table) {
   box.append(table);
 }
 
-/** Where the first blank line at or after `from` ends; the end of the text, if there is none. */
+/** Return the end of the first blank line at or after `from`, or the end of the text. */
 function blankLine(text, from) {
   const blank = /\n[ \t]*\n/g;
   blank.lastIndex = from;
@@ -69,7 +69,7 @@ function blankLine(text, from) {
 
 const plain = (text) => element("div", { className: "plain" }, text);
 
-/** Marked's tokens as DOM nodes that hold nothing but the elements and attributes of `ALLOWED`. */
+/** Convert marked's tokens to DOM nodes with only the elements and attributes in `ALLOWED`. */
 function nodes(tokens) {
   const fragment = DOMPurify.sanitize(marked.parser(tokens), ALLOWED);
   for (const link of fragment.querySelectorAll("a")) {
@@ -87,14 +87,14 @@ function nodes(tokens) {
   return [...fragment.childNodes].filter((node) => node.textContent.trim() || node.nodeType === Node.ELEMENT_NODE);
 }
 
-/** Shows a text that grows in `element`. `text` is all of it; what is shown follows by `render`. */
+/** Shows a growing text in `element`. `text` is the complete text, which `render` shows. */
 export class MarkdownView {
   #element;
   #text = "";
-  #source = ""; // the text without carriage returns, which marked does not count
-  #start = 0; // of the last block in the source
-  #last = []; // the last block's nodes
-  #language = null; // the last block's, if it is code
+  #source = ""; // the text without carriage returns, as marked counts positions
+  #start = 0; // start of the last block in the source
+  #last = []; // nodes of the last block
+  #language = null; // language of the last block, if it is code
 
   constructor(element) {
     this.#element = element;
@@ -109,7 +109,7 @@ export class MarkdownView {
     this.#source += text.replaceAll("\r", "");
   }
 
-  /** Costs what the text since the last finished block costs. True if the time was too short for all of it. */
+  /** Render the text after the last complete block. Return true if there was not enough time for all of it. */
   render() {
     const began = performance.now();
     let more = true;
@@ -117,7 +117,7 @@ export class MarkdownView {
     return more;
   }
 
-  /** Read no more than `MAX_BLOCK` characters and a block of code. True if it finished some, and there are more. */
+  /** Render at most `MAX_BLOCK` characters and a block of code. Return true if blocks were completed and more text follows. */
   #renderPart() {
     const rest = this.#source.slice(this.#start);
     const code = FENCED.exec(rest)?.[0].length ?? 0;
@@ -133,20 +133,20 @@ export class MarkdownView {
       const length = finished.reduce((sum, token) => sum + token.raw.length, 0);
       if (more && !length) return this.#renderPlain(rest, blankLine(rest, tokens[0].raw.trimEnd().length));
       const grown = this.#growCode(tokens[0]);
-      tokens.splice(0, more ? tokens.length : finished.length); // the next part begins with the last block
+      tokens.splice(0, more ? tokens.length : finished.length); // the next part starts with the last block
       if (grown && finished.length) {
-        this.#last = []; // it stays as it is
+        this.#last = []; // the block is complete
         finished.shift();
       }
       if (!grown || length) this.#replace(nodes(finished), nodes(tokens), tokens[0]?.lang);
       this.#start += length;
       return more;
     } catch {
-      return this.#renderPlain(rest, blankLine(rest, code)); // nested deeper than the parser can go
+      return this.#renderPlain(rest, blankLine(rest, code)); // nested too deeply for the parser
     }
   }
 
-  /** Show all of the text. Render it once more, if it defines links that earlier blocks use. */
+  /** Show the complete text. Render it again if it defines links that earlier blocks use. */
   finish() {
     if (this.render()) this.#replace([], [plain(this.#source.slice(this.#start))]);
     if (this.#start && /^ {0,3}\[[^\]\n]+\]:/m.test(this.#source) && this.#source.length <= MAX_BLOCK) {
@@ -157,25 +157,25 @@ export class MarkdownView {
     }
   }
 
-  /** A code block that grows keeps its nodes: a selection in it lasts, and so does the focus on its button. */
+  /** Append to a growing code block, keeping its nodes so that a selection and the button's focus survive. */
   #growCode(token) {
     const [block] = this.#last;
     const shown = block?.querySelector?.(":scope > pre > code")?.firstChild;
     if (!shown || this.#last.length > 1 || token?.type !== "code" || token.lang !== this.#language) return false;
-    const before = shown.data.slice(0, -1); // without its line end
+    const before = shown.data.slice(0, -1); // without the line end
     if (!token.text.startsWith(before)) return false;
     shown.replaceData(before.length, 1, `${token.text.slice(before.length)}\n`);
     colour(shown.parentNode, token.lang);
     return true;
   }
 
-  /** The length of the plain text that grows, if it is too long to read again. */
+  /** The length of the growing plain text, if it is too long to be parsed again. */
   get #longPlain() {
     const [block] = this.#last;
     return block?.className === "plain" && block.firstChild.length > MAX_BLOCK ? block.firstChild.length : 0;
   }
 
-  /** Show a block that ends at `end` as it is. True if more follows; else it may grow. */
+  /** Show a block that ends at `end` as plain text. Return true if more text follows; otherwise the block may grow. */
   #renderPlain(rest, end) {
     const [block] = this.#last;
     if (end < rest.length) {

@@ -1,6 +1,6 @@
-// What /metrics says, made into the few figures that the page shows.
+// Converts the response of /metrics to the few values that the page shows.
 
-/** Prometheus' text as a map from a line's name, labels included, to its value. */
+/** Parse Prometheus's text format to a map from names with labels to values. */
 export function parse(text) {
   const lines = text.split("\n").filter((line) => line && !line.startsWith("#"));
   return new Map(lines.map((line) => [line.slice(0, line.lastIndexOf(" ")), Number(line.slice(line.lastIndexOf(" ")))]));
@@ -10,7 +10,7 @@ const whole = (count) => count.toLocaleString("en");
 const mean = (found, name) => found.get(`${name}_sum`) / found.get(`${name}_count`);
 const milliseconds = (seconds) => (Number.isFinite(seconds) ? `${(seconds * 1000).toFixed(seconds < 0.1 ? 1 : 0)} ms` : "–");
 
-/** Figures by the ids of their places; `before` is what came `seconds` earlier, if anything did. */
+/** Return the values to show by element id. `before` are the metrics of `seconds` earlier, if any. */
 export function figures(found, before, seconds) {
   const tokens = (map) => map.get("lmi_generated_tokens_total");
   const speed = before ? Math.max(0, tokens(found) - tokens(before)) / seconds : NaN;

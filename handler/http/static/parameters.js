@@ -1,10 +1,10 @@
-// The form of a request's fields: what each is for, presets, and what the form asks for.
+// The form for a request's fields, with their descriptions and presets.
 
 import { $, button, element } from "./dom.js";
 
 const number = (placeholder, min, max, step = "any") => ({ type: "number", placeholder, min, max, step });
 
-/** By name: the field's input, and what it does. */
+/** Input and description of each field, by name. */
 const FIELDS = {
   max_tokens: [number("all that fits", 1, "", 1), "The maximum length of the answer. A token is about three quarters of an English word."],
   temperature: [number("1", 0, 2), "0 always picks the most likely token. Higher values give more varied answers, with more mistakes."],
@@ -16,14 +16,14 @@ const FIELDS = {
   stop: [{ type: "text", placeholder: "none", autocomplete: "off" }, "The answer stops before this text.", "(one string)"],
 };
 
-/** By id: the other fields, as people call them, and what they do. */
+/** Label and description of the other fields, by id. */
 const OTHERS = {
   "p-system": ["System message", "Comes before the chat and tells the model how to answer."],
   "p-more": ["More fields", "Other fields of the request, such as tools or response_format, as a JSON object."],
   "p-stream": ["streaming", "Shows the answer while it is generated instead of all at once at the end."],
 };
 
-/** By name, what a preset fills in; the other fields of `PRESET` are emptied. */
+/** Values of each preset, by name. The other fields in `PRESET` are emptied. */
 const PRESETS = {
   Balanced: { temperature: "0.7", top_p: "0.9" },
   Precise: { temperature: "0" },
@@ -33,11 +33,11 @@ const PRESETS = {
 const PRESET = ["temperature", "top_p", "presence_penalty", "frequency_penalty"];
 const OWN = "Custom";
 
-/** A button that shows what a field is for, on hover, focus or touch. */
+/** Return a button that shows a field's description on hover, focus or touch. */
 export function help(id, name, text) {
   const tip = element("span", { id, className: "tip", role: "tooltip" }, text);
   const labels = { "aria-label": `About ${name}`, "aria-describedby": id };
-  const about = button("?", () => about.focus(), "about", labels); // Safari does not focus what is clicked
+  const about = button("?", () => about.focus(), "about", labels); // Safari does not focus clicked buttons
   about.addEventListener("keydown", (event) => {
     if (event.key !== "Escape") return;
     event.stopPropagation();
@@ -61,12 +61,12 @@ function take(preset) {
   for (const name of PRESET) $(`p-${name}`).value = preset[name] ?? "";
 }
 
-/** Name the preset that the fields have. */
+/** Select the preset that the fields match. */
 function showPreset() {
   $("p-preset").value = Object.keys(PRESETS).find((name) => same(PRESETS[name])) ?? OWN;
 }
 
-/** The fields that the user writes as JSON; the form does not send what is no object. */
+/** Return the fields that the user has entered as JSON. Anything but an object is not sent. */
 function moreFields() {
   const field = $("p-more");
   let value = {};
@@ -81,7 +81,7 @@ function moreFields() {
   return isObject ? value : {};
 }
 
-/** What the form asks for; a field left empty is not sent. */
+/** Return the fields of the request. Empty fields are not sent. */
 export function parameters() {
   const found = {};
   for (const field of $("parameters").elements) {
@@ -99,7 +99,7 @@ for (const [id, [name, text]] of Object.entries(OTHERS)) {
 }
 $("fields").replaceWith(...Object.entries(FIELDS).map(field));
 $("p-preset").append(...[...Object.keys(PRESETS), OWN].map((name) => element("option", {}, name)));
-$("p-preset").lastChild.hidden = true; // it is what the fields say, no choice
+$("p-preset").lastChild.hidden = true; // "Custom" stands for all other values, and cannot be chosen
 $("p-preset").addEventListener("change", () => take(PRESETS[$("p-preset").value] ?? values()));
 $("parameters").addEventListener("input", ({ target }) => target !== $("p-preset") && showPreset());
 $("parameters").addEventListener("submit", (event) => event.preventDefault());

@@ -2,7 +2,7 @@
 
 const quoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`; // for a shell
 
-/** JSON as Python writes it. */
+/** Convert a JSON value to a Python literal. */
 export function python(value, indent = "") {
   if (value === null) return "None";
   if (value === true) return "True";
@@ -55,7 +55,7 @@ const boto3 = ({ route, body }) =>
       : [`print(json.load(response["Body"])["choices"][0]["message"]["content"])`]),
   ].join("\n");
 
-/** The body as arguments of a Python call; a field that the client's method does not have goes into `extra_body`. */
+/** Format the body as arguments of a Python call. Fields that the client's method does not have go into `extra_body`. */
 function keywords(body, known) {
   const entries = Object.entries(body);
   const extra = Object.fromEntries(entries.filter(([name]) => !known.includes(name)));
@@ -131,5 +131,5 @@ const javascript = ({ base, route, locked, body }) =>
       : ["console.log((await response.json()).choices[0].message.content);"]),
   ].join("\n");
 
-/** By the end of the id of the tab that shows it. */
+/** Functions that create the code, by the suffix of the tab's id. */
 export const SAMPLES = { curl, boto3, openai, huggingface, javascript };

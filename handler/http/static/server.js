@@ -1,23 +1,23 @@
-// The server's state in the header and the panels, and the API key that it may want.
+// The server's state in the header and the panels, and the API key that it may require.
 
 import { keep, key, request } from "./client.js";
 import { $, element } from "./dom.js";
 import { figures, parse } from "./metrics.js";
 
-const DEFAULT_NAME = "model"; // of a server that was given none
-const POLL = 1000; // milliseconds between looks at /metrics
+const DEFAULT_NAME = "model"; // name of a model that was not given one
+const POLL = 1000; // milliseconds between two requests of /metrics
 
 /**
- * `takes`: the kinds of a message's parts, `model` is the name that requests have, once it is known, `name` what people call it; `locked`: the server wants a
- * key; `queued`: the requests that wait for its engine.
+ * `takes`: accepted kinds of message parts; `model`: name for requests, if known; `name`: displayed name; `locked`: whether the server requires a
+ * key; `queued`: number of requests that wait for its engine.
  */
 export const server = { model: "", name: "", locked: key() !== "", queued: 0, takes: ["text"] };
 
-let before = null; // the last figures, and when they came
+let before = null; // the last metrics and their time
 let timer = 0;
 let changed = () => {};
 
-/** Begin to look at the server; `onChange` is called when `server` changes. */
+/** Start to poll the server. `onChange` is called when `server` changes. */
 export function watch(onChange) {
   changed = onChange;
   poll();
@@ -28,10 +28,10 @@ function showState(state, text) {
   if ($("state-text").textContent !== text) $("state-text").textContent = text;
 }
 
-/** Look at the server now, and again after a while. */
+/** Poll the server now, and again after some time. */
 export async function poll() {
   clearTimeout(timer);
-  const barred = server.locked && !key(); // nothing is to be had without one
+  const barred = server.locked && !key(); // without a key, all requests would fail
   if (!document.hidden && !$("key-dialog").open && !barred) await look();
   clearTimeout(timer);
   timer = setTimeout(poll, POLL);
@@ -42,7 +42,7 @@ async function look() {
     const found = parse(await (await request("metrics")).text());
     const now = performance.now();
     show(figures(found, before?.found, (now - before?.now) / 1000));
-    if (!before) await describe(); // at the start, and after the server was away
+    if (!before) await describe(); // at the start, and after the server was unreachable
     before = { found, now };
     server.queued = found.get("lmi_queued_requests") ?? 0;
     const ready = found.get("lmi_engine_ready") === 1;
@@ -60,7 +60,7 @@ function show(texts) {
   for (const [id, text] of Object.entries(texts)) if (text !== null && $(id).textContent !== text) $(id).textContent = text;
 }
 
-/** Name the model, its engine, its context, its device and replicas. */
+/** Show the model, its engine, context, device and replicas. */
 async function describe() {
   const [{ modelName }] = (await (await request("models")).json()).models;
   const [[{ models: [details] }], { data }] = await Promise.all(
@@ -72,7 +72,7 @@ async function describe() {
   const called = (id) => (id === DEFAULT_NAME && listed?.root) || id;
   const adapters = data.filter(({ parent }) => parent).map(({ id }) => id);
   const served = data.filter(({ parent }) => !parent).map(({ id }) => id);
-  const chosen = served.length > 1 ? served.filter((id) => id !== DEFAULT_NAME) : served; // names that somebody gave
+  const chosen = served.length > 1 ? served.filter((id) => id !== DEFAULT_NAME) : served; // names that the operator has chosen
   const own = called(chosen[0]);
   show({
     "model-name": own,
@@ -98,7 +98,7 @@ function choose() {
   changed();
 }
 
-/** The server said 401: a key that it did not take is of no more use. */
+/** Handle status 401: forget the refused key. */
 export function lockedOut() {
   const had = key() !== "";
   keep("");
@@ -129,4 +129,4 @@ $("key-form").addEventListener("submit", (event) => {
 $("key-dialog").addEventListener("close", () => poll());
 $("model").addEventListener("change", choose);
 document.addEventListener("visibilitychange", () => document.hidden || poll());
-addEventListener("focus", () => before && describe().catch(poll)); // adapters may have been loaded meanwhile
+addEventListener("focus", () => before && describe().catch(poll)); // adapters may have been loaded in the meantime

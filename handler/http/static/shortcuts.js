@@ -1,10 +1,10 @@
-// The keyboard's shortcuts, and the list of them.
+// The keyboard shortcuts and their list.
 
 import { $, element } from "./dom.js";
 
 const MOD = /Mac|iPhone|iPad/.test(navigator.platform) ? "⌘ " : "Ctrl+";
 
-/** The pressed keys as the list names them. Only letters name Shift: signs need it or not, by the keyboard. */
+/** Return the pressed keys as the list names them. Shift is named for letters only, as signs may need it on some keyboards. */
 function pressed({ key, ctrlKey, metaKey, shiftKey }) {
   const name = key.length === 1 ? key.toUpperCase() : key;
   return `${ctrlKey || metaKey ? MOD : ""}${shiftKey && /^[A-Z]$/.test(name) ? "Shift+" : ""}${name}`;
@@ -12,7 +12,7 @@ function pressed({ key, ctrlKey, metaKey, shiftKey }) {
 
 const isField = (target) => target.matches("input, textarea, select");
 
-/** Do what the keys say, outside of dialogs: `newChat`, `search`, and `fold` for the side with the chats. */
+/** Handle shortcuts outside of dialogs: `newChat`, `search`, and `fold` for the side with the chats. */
 export function shortcuts({ newChat, search, fold }) {
   const list = $("keys");
   const show = () => list.showModal();

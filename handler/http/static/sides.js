@@ -1,8 +1,8 @@
-// The two sides of the chat: the kept chats, and the parameters with the code and the server. Each folds.
+// The two sides of the chat, which can be folded: saved chats, and parameters with code and server.
 
 import { $ } from "./dom.js";
 
-const NARROW = matchMedia("(max-width: 56rem)"); // here a side lies over the chat
+const NARROW = matchMedia("(max-width: 56rem)"); // on narrow screens, a side covers the chat
 const WIDE = matchMedia("(min-width: 80rem)");
 
 const SIDES = ["history", "settings"];
@@ -13,7 +13,7 @@ function set(name, open) {
   $(`${name}-toggle`).setAttribute("aria-expanded", String(open));
 }
 
-/** Fold what lies over the chat. True if something did. */
+/** Fold a side that covers the chat. Return whether one did. */
 export function uncover() {
   const over = NARROW.matches ? SIDES.filter(isOpen) : [];
   for (const name of over) {

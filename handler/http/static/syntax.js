@@ -1,13 +1,13 @@
-// Colours code by CSS highlights: ranges over its text, which stays one node that may grow.
+// Colours code with CSS highlights, which are ranges over its text. The text stays a single node that may grow.
 
 import { tokenizer } from "./vendor/highlight/tokenize.js";
 
 const MAX_CODE = 10_000; // characters
-// In longer runs the languages' patterns take time that grows with the square.
+// The time of the languages' patterns grows with the square of longer runs.
 const LONG_RUN = /\w{250}|\s{250}|.{1000}/;
-const MAX_TIME = 100; // milliseconds: a block that took longer twice in a row is not coloured again; once, the host was busy
+const MAX_TIME = 100; // milliseconds; a block that takes longer twice in a row is not coloured again
 
-/** What a fence may say besides a language's own name. */
+/** Aliases of languages in fences. */
 const ALIASES = {
   bash: ["sh", "shell", "zsh", "console"], c: ["c++", "cpp", "cc", "h", "hpp", "cs", "csharp", "c#"], css: ["scss", "less"],
   diff: ["patch"], docker: ["dockerfile"], go: ["golang"], html: ["htm", "vue", "svelte"], ini: ["cfg", "conf", "properties"],
@@ -17,16 +17,16 @@ const ALIASES = {
 };
 const LANGUAGES = new Map(Object.entries(ALIASES).flatMap(([own, names]) => [own, ...names].map((name) => [name, own])));
 
-/** The colours of style.css by the tokenizer's types. */
+/** Colours in style.css by the tokenizer's types. */
 const KINDS = {
   kwd: "keyword", section: "keyword", str: "string", insert: "string", cmnt: "comment", num: "number", bool: "number",
   func: "function", class: "function", type: "function", var: "variable", deleted: "variable", err: "variable",
 };
 
 const supported = "highlights" in (globalThis.CSS ?? {}) && "StaticRange" in globalThis;
-const loaded = new Map(); // by name: a language's patterns, null where there are none
-const painted = new Map(); // by the element with the code: its ranges, each with its highlight
-const slow = new WeakMap(); // by the element with the code: how often in a row it took too long
+const loaded = new Map(); // patterns of languages by name; null if there are none
+const painted = new Map(); // ranges and their highlights, by the code's element
+const slow = new WeakMap(); // number of consecutive times that colouring took too long, by the code's element
 
 function highlight(kind) {
   const found = CSS.highlights.get(kind) ?? new Highlight();
@@ -39,7 +39,7 @@ function clear(code) {
   painted.delete(code);
 }
 
-/** The patterns of a language, `again` is called once they are there. */
+/** Return the patterns of a language. `again` is called when they have been loaded. */
 function patterns(name, again) {
   if (!loaded.has(name)) {
     loaded.set(name, null);
@@ -48,7 +48,7 @@ function patterns(name, again) {
   return loaded.get(name) ?? [];
 }
 
-/** Colour all of an element's text, which is one node; `language` is what a fence says. */
+/** Colour the text of an element, which is a single node. `language` is taken from the fence. */
 export function colour(code, language) {
   const name = LANGUAGES.get((language ?? "").toLowerCase());
   const node = code.firstChild;

@@ -1,15 +1,15 @@
-// Light, dark, or the system's: before the page is drawn, so that it does not flash.
+// Sets the theme (light, dark or the system's) before the page is drawn, so that it does not flash.
 "use strict";
 
 {
-  const KEY = "lmi-theme"; // in localStorage, once one was chosen
+  const KEY = "lmi-theme"; // in localStorage, after the user has chosen a theme
   const THEMES = ["light", "dark"];
 
   const kept = () => {
     try {
       return localStorage.getItem(KEY);
     } catch {
-      return null; // the browser keeps nothing
+      return null; // the browser does not allow storage
     }
   };
 
@@ -24,7 +24,7 @@
       if (THEMES.includes(theme)) localStorage.setItem(KEY, theme);
       else localStorage.removeItem(KEY);
     } catch {
-      // It holds until the page is closed.
+      // The choice lasts until the page is closed.
     }
   };
 

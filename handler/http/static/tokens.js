@@ -1,8 +1,8 @@
-// An answer's tokens: tinted by their probability, with what the model might have written instead.
+// The tokens of an answer, tinted by their probability, with the alternatives.
 
 import { element } from "./dom.js";
 
-/** The probabilities below which a token is tinted, more for each. */
+/** Probabilities below which a token is tinted, with a stronger tint for each. */
 const LEVELS = [0.9, 0.5, 0.1];
 
 const quoted = (text) => `“${text.replaceAll("\n", "↵")}”`;
@@ -18,7 +18,7 @@ function described({ token, logprob, others }) {
   return `${quoted(token)} ${percent(logprob)}${instead.length ? `; alternatives: ${instead.join(", ")}` : ""}`;
 }
 
-/** Show tokens, `{token, logprob, others}` each. The pointer and the arrow keys choose the one that is described below. */
+/** Show tokens, each `{token, logprob, others}`. The pointer or the arrow keys choose the token that is described below. */
 export function tokenView(tokens) {
   const words = tokens.map(({ token, logprob }) => {
     const level = LEVELS.filter((limit) => Math.exp(logprob) < limit).length;

@@ -1,1 +1,1 @@
-"""Batches of requests in files."""
+"""Batches, whose requests and responses are lines of files."""

@@ -1,6 +1,7 @@
-"""Batches: answer the lines of their files, few at a time and behind all other requests, and write each answer once.
+"""The runner of batches. It runs a few lines at a time, with the lowest priority, and writes each response once.
 
-A lock on a batch's output has one process answer it. Whoever takes it over reads from the output which lines are done.
+A lock on the output files ensures that a single process runs a batch. A process that continues a batch reads from the
+output files which lines are done.
 """
 
 from __future__ import annotations
@@ -51,34 +52,36 @@ log = logging.getLogger("handler")
 OF_THE_LINE = (
     BadRequest, FormatterFailed, InvalidParameter, InvalidPayload, NotFound, TooLarge, TooLong, UnsupportedMedia,
 )  # fmt: skip
-"""What is wrong with a line, however often it is sent. After other failures it may be sent again."""
+"""Errors that are caused by the line itself. After all other errors, the line may be tried again."""
 
-STREAM = "'stream': a line of a batch has one answer; leave it out, and output_formatter too"
+STREAM = "'stream' is not supported in batches, which write one line per response; omit 'stream' and 'output_formatter'"
 
-_LAST = 1 << 64  # a priority behind all that clients can name
-_LOOK_SECONDS = 1.0  # between two looks whether a batch is cancelled, in which its progress is written too
-_IDLE_SECONDS = 10.0  # between two looks for batches that another server has left
-_TRIES = 3  # of a line at which the engine fails
-_MOST_WAIT = 8.0  # seconds that a line waits for an engine that cannot take it
-_MOST_ERRORS = 100  # that a failed batch lists
+_LAST = 1 << 64  # a priority after all those that clients can use
+_LOOK_SECONDS = 1.0  # seconds between saving a batch's progress and checking whether it was cancelled
+_IDLE_SECONDS = 10.0  # seconds between two searches for batches that another server has abandoned
+_TRIES = 3  # maximum attempts for a line if the engine fails
+_MOST_WAIT = 8.0  # maximum seconds between two attempts for a line
+_MOST_ERRORS = 100  # maximum number of errors that a failed batch lists
 
 
 def line_answer(task: RequestTask) -> HttpResponse:
-    """Return a finished task's answer on one line. Line breaks within are JSON's white space."""
+    """Return a finished task's response on one line. Line breaks in it are only white space between JSON tokens."""
     answer = task.take_whole()
     return answer._replace(body=answer.body.rstrip().replace(b"\n", b" "))
 
 
-# -- a batch's files ---------------------------------------------------------------------------------------------
+# -- the files of a batch ----------------------------------------------------------------------------------------
 
 
 class Input:
-    """The lines of a batch's input.
+    """The lines of a batch's input file.
 
     Args:
-        most_bytes: of a line; a longer one is its own error.
-        most_requests: of a batch. Blank lines may be as many; they cost CPU too.
-        decode_large: decodes a large line, on the thread that calls.
+        path: path of the file.
+        endpoint: endpoint that all requests must name.
+        most_bytes: maximum bytes of a line. A longer line gets an error.
+        most_requests: maximum number of requests. The number of blank lines has the same limit, as they cost time too.
+        decode_large: decodes a large line on the calling thread.
     """
 
     def __init__(
@@ -90,7 +93,7 @@ class Input:
         self._too_many = LineError("too_many_tasks", why)
 
     def __iter__(self) -> Iterator[Line]:
-        """Yield each line that is not blank, and the last of too many. It may block."""
+        """Yield all lines that are not blank. If there are too many lines, the last one is an error. This may block."""
         with self._path.open("rb") as file:
             for number in count(1):
                 text = file.readline(self._most + 1)
@@ -117,7 +120,10 @@ class Input:
         return batches.read_line(number, value, self._endpoint)
 
     def check(self) -> tuple[int, list[BatchError]]:
-        """Return the number of lines, and why the batch cannot begin. An error of a single line is no reason."""
+        """Return the number of requests, and the errors because of which the batch cannot start.
+
+        An invalid line is usually not among these errors, since it only gets an error of its own.
+        """
         seen, total, errors = set[bytes](), 0, list[BatchError]()
         for line in self:
             total += 1
@@ -128,7 +134,7 @@ class Input:
                 errors.append(batch_error(*line.error, line.number))
             digest = blake2b((line.custom_id or "").encode("utf-8", "surrogatepass"), digest_size=16).digest()
             if line.custom_id is not None and digest in seen:
-                why = f"The custom_id of this line is that of another: {line.custom_id[:64]}"
+                why = f"This line has the same custom_id as another one: {line.custom_id[:64]}"
                 errors.append(batch_error("duplicate_custom_id", why, "custom_id", line.number))
             seen.add(digest)
             if len(errors) >= _MOST_ERRORS:
@@ -139,15 +145,20 @@ class Input:
 
 
 class Output:
-    """The files that a batch writes: one of answers, one of errors. Thread-safe; all calls may block.
+    """The two output files of a batch, for responses and for errors. Thread-safe; all methods may block.
+
+    Args:
+        answers: path of the file for responses.
+        errors: path of the file for errors.
 
     Attributes:
-        done: the numbers of lines that have an answer.
-        sizes, counts: bytes and lines of the two files.
+        done: numbers of the input lines that have a response or an error.
+        sizes: bytes of the two files.
+        counts: numbers of lines in the two files.
 
     Raises:
-        BlockingIOError: another process writes them.
-        OSError: they cannot be opened.
+        BlockingIOError: another process is running the batch.
+        OSError: the files cannot be opened.
     """
 
     def __init__(self, answers: Path, errors: Path) -> None:
@@ -166,12 +177,12 @@ class Output:
             raise
 
     def _recover(self, index: int) -> None:
-        """Read which lines a file has, and cut off one that was being written when its process ended."""
+        """Read which input lines a file already contains, and remove an incomplete last line."""
         with open(self._files[index], "rb", closefd=False) as reader:
             for text in reader:
                 try:
                     number = batches.line_number(loads(text)["id"]) if text.endswith(b"\n") else 0
-                except ValueError:  # the machine stopped
+                except ValueError:  # the machine stopped while the line was being written
                     number = 0
                 if not number:
                     os.ftruncate(self._files[index], self.sizes[index])
@@ -184,10 +195,15 @@ class Output:
         self.counts[index] += 1
 
     def write(self, number: int, text: bytes, *, failed: bool) -> None:
-        """Write a line's answer, unless it has one.
+        """Write the response to an input line, unless the line already has one.
+
+        Args:
+            number: number of the input line.
+            text: line to write.
+            failed: whether to write to the file for errors.
 
         Raises:
-            OSError: the disk is full, or fails. Nothing of the answer is left then.
+            OSError: the disk is full or has failed. No part of the line is left in the file.
         """
         with self._lock:
             if number in self.done or not self._files:
@@ -203,13 +219,13 @@ class Output:
             self._note(failed, number, len(text))
 
     def sync(self) -> None:
-        """Return when the disk has all that was written."""
+        """Wait until everything has been written to the disk."""
         with self._lock:
             for file in self._files:
                 os.fsync(file)
 
     def close(self) -> None:
-        """Write no more, and let others write."""
+        """Close the files and release their locks. Later writes have no effect."""
         with self._lock:
             for file in self._files:
                 os.close(file)
@@ -220,12 +236,12 @@ class Output:
 
 
 class _Stopped(Exception):
-    """The server stops; the batch is left for the next one."""
+    """The server is stopping, or another server has ended the batch, so this server must not continue it."""
 
 
 @contextlib.asynccontextmanager
 async def batches_run(model: ServedModel) -> AsyncIterator[None]:
-    """Answer batches during the block, where the options ask for it; they stop when the model drains."""
+    """Run batches during the block if the options enable them. They stop when the model is drained."""
     if model.batches is None:
         yield
         return
@@ -238,18 +254,18 @@ async def batches_run(model: ServedModel) -> AsyncIterator[None]:
 
 
 class BatchRunner:
-    """Answers all open batches that no other server answers."""
+    """The runner of all open batches, except those that another server is running."""
 
     def __init__(self, model: ServedModel, store: BatchStore) -> None:
         self.model, self.store = model, store
         self._most = model.config.batches_concurrency or max(1, model.max_sequences // 2)
         self._running: dict[str, asyncio.Task[None]] = {}
-        self._elsewhere = set[str]()  # batches that another server answered when this one last looked
+        self._elsewhere = set[str]()  # batches that another server was running at the last check
         self.held = Held(model.config.requests_total_bytes // (2 * BODY_MEMORY))
-        self.scan = asyncio.Lock()  # one batch's file is read from end to end at a time
+        self.scan = asyncio.Lock()  # only one input file is read from start to end at a time
 
     async def run(self) -> None:
-        """Look for batches until it is cancelled, or the server stops."""
+        """Find and start batches until the task is cancelled or the server stops."""
         await asyncio.wait({self.model.opened})
         cleared_at = time.monotonic()
         try:
@@ -263,9 +279,9 @@ class BatchRunner:
                     for one in await self.store.call(self.store.open_batches, most):
                         self._begin(one)
                 except Unavailable:
-                    pass  # the log tells why
+                    pass  # it is already logged
                 except Exception:
-                    log.exception("batches: a bug")
+                    log.exception("a bug in the server: open batches could not be started")
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(self.store.created.wait(), _IDLE_SECONDS)
                 self.store.created.clear()
@@ -281,7 +297,7 @@ class BatchRunner:
             task.add_done_callback(lambda _: self._running.pop(id))
 
     async def _attend(self, one: OpenBatch) -> None:
-        """Answer a batch, unless another server does. One that cannot go on now is tried again at a later look."""
+        """Run a batch, unless another server does. A batch that cannot continue now is tried again later."""
         id, errors = one.batch["id"], list[BatchError]()
         try:
             paths = [self.store.path(file) for file in output_ids(id)]
@@ -293,26 +309,26 @@ class BatchRunner:
             return
         except (OSError, TooLarge) as error:
             log.error("batch %s: %s", id, error)
-            why = error.message if isinstance(error, TooLarge) else error.strerror or "the disk fails"
+            why = error.message if isinstance(error, TooLarge) else error.strerror or "the disk has failed"
             errors = [batch_error("storage_error", why)]
         except Exception:
-            log.exception("batch %s: a bug", id)
-            errors = [batch_error("internal_error", "The server has a bug; its log has more.")]
+            log.exception("batch %s failed because of a bug in the server", id)
+            errors = [batch_error("internal_error", "The batch failed because of a bug in the server; see its log.")]
         if errors:
-            with contextlib.suppress(Unavailable):  # which the log tells; it is tried again at the next look
+            with contextlib.suppress(Unavailable):  # it is already logged, and the batch is tried again later
                 await self.store.call(self.store.end, id, "failed", {"object": "list", "data": errors})
-        self.store.created.set()  # there is room for another one
+        self.store.created.set()  # another batch can start now
 
     def share(self) -> int:
-        """Return how many lines of a batch may be in flight."""
+        """Return the maximum number of lines of a batch that run concurrently."""
         return max(1, self._most // len(self._running))
 
 
 class Held:
-    """The lines of all batches that are in memory. They are read in turn, while there is room.
+    """The lines of all batches that are in memory. Batches read lines in turn, while there is room.
 
     Args:
-        most: bytes of requests, above which no more are read.
+        most: bytes of lines in memory at which reading pauses.
     """
 
     def __init__(self, most: int) -> None:
@@ -328,7 +344,7 @@ class Held:
 
     @contextlib.contextmanager
     def line(self, line: Line) -> Iterator[None]:
-        """Count a line during the block."""
+        """Count the memory of a line during the block."""
         self._size += len(line.body)
         try:
             yield
@@ -338,7 +354,7 @@ class Held:
 
 
 class _Answering:
-    """One batch that is being answered."""
+    """A batch that is running on this server."""
 
     def __init__(self, runner: BatchRunner, one: OpenBatch, output: Output) -> None:
         self._runner, self._model, self._store, self._output = runner, runner.model, runner.store, output
@@ -347,20 +363,21 @@ class _Answering:
         self._looked_at = 0.0
 
     async def run(self) -> list[BatchError]:
-        """Answer the batch from its current position to its end; return why it has failed.
+        """Run the batch from its current position to its end, and return the errors if it has failed.
 
         Raises:
-            _Stopped: the server stops.
-            OSError, ServingError: the output cannot be written.
+            _Stopped: the server is stopping, or another server has ended the batch.
+            OSError: the output files cannot be written.
+            ServingError: the batch's state cannot be read or written, or there is no room for the output.
         """
         store, config = self._store, self._model.config
         await self._save()
         if self._batch["status"] not in OPEN_STATUSES:
-            return []  # another server has ended it meanwhile
+            return []  # another server has ended the batch in the meantime
         if self._batch["status"] == "cancelling" and self._batch["in_progress_at"] is None:
             await store.call(store.end, self._id, "cancelled")
             return []
-        if self._endpoint not in self._model.routes.dialects:  # of another model, which was here before
+        if self._endpoint not in self._model.routes.dialects:  # the batch was created for an earlier model
             return [batch_error("invalid_endpoint", f"'endpoint' {self._endpoint} is not served", "endpoint")]
         path = store.path(self._batch["input_file_id"])
         most_bytes, most_requests = config.max_request_size, config.batches_max_lines
@@ -385,7 +402,7 @@ class _Answering:
         return []
 
     def _status_left(self) -> str:
-        """Return how a batch ends whose last line is written, and whose server ended then; "" for others."""
+        """Return the final status if all lines were already written when the previous server ended, otherwise ""."""
         if sum(self._output.counts) < self._batch["request_counts"]["total"]:
             return ""
         if self._batch["expired_at"] is not None:
@@ -393,13 +410,13 @@ class _Answering:
         return "cancelled" if self._batch["status"] == "cancelling" else "completed"
 
     async def _save(self, **change: Any) -> None:
-        """Note how far the batch has come, and read whether it is cancelled."""
+        """Save the batch's progress, and read its current state, which may be cancelled."""
         completed, failed = self._output.counts
         change["request_counts"] = {**self._batch["request_counts"], "completed": completed, "failed": failed}
         self._batch = await self._store.call(self._store.advance, self._id, self._output.sizes, change)
 
     def _decode_large(self, text: bytes) -> Any:
-        """Decode a line, after the bodies that wait already."""
+        """Decode a large line on the calling thread, after the large bodies that are already waiting."""
         bodies = self._model.preprocessor.large_bodies
         decode = functools.partial(bodies.decode, text, plain=False, unique_keys=False)
         while True:
@@ -409,17 +426,17 @@ class _Answering:
                 time.sleep(_LOOK_SECONDS)
 
     def _write_rest(self, lines: Input, error: LineError) -> None:
-        """Write an error for each line that is not done."""
+        """Write an error for each remaining line."""
         for line in lines:
             text = batches.not_answered(self._id, line, line.error or error)
             self._output.write(line.number, text, failed=True)
 
     async def _answer(self, lines: Input) -> str:
-        """Return the status that the batch ends with, when it has."""
+        """Run the remaining lines, and return the status with which the batch ends."""
         left = (line for line in lines if line.number not in self._output.done)
         next_line = functools.partial(next, left, None)
         reading: asyncio.Task[Line | None] | None = None
-        tasks = set[asyncio.Task[Any]]()  # lines, and the reading
+        tasks = set[asyncio.Task[Any]]()  # running lines, and `reading`
         ended = False
         try:
             while not (status := await self._status()):
@@ -444,7 +461,9 @@ class _Answering:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _status(self) -> str:
-        """Return the status that the batch must end with now; "" if it continues. Save its progress now and then."""
+        """Return the status with which the batch must end now, or "" if it continues. Also save its progress from time
+        to time.
+        """
         if self._model.draining:
             raise _Stopped
         if self._store.clock() >= self._batch["expires_at"]:
@@ -453,12 +472,12 @@ class _Answering:
             await self._save()
             await self._store.call(self._store.check_room, self._owner)
             self._looked_at = time.monotonic()
-        if self._batch["status"] not in OPEN_STATUSES:  # another server has ended it
+        if self._batch["status"] not in OPEN_STATUSES:  # another server has ended the batch
             raise _Stopped
         return "cancelled" if self._batch["status"] == "cancelling" else ""
 
     async def _line(self, line: Line) -> None:
-        """Answer a line, and write the answer."""
+        """Run a line, and write its response."""
         with self._runner.held.line(line):
             if line.error is not None:
                 text, failed = batches.not_answered(self._id, line, line.error), True
@@ -468,7 +487,7 @@ class _Answering:
             await run_in_daemon_thread(self._output.write, line.number, text, failed=failed)
 
     async def _ask(self, line: Line) -> tuple[HttpResponse, Sequence[str]]:
-        """Return a line's answer, once the engine takes it, and the names that meant nothing."""
+        """Return the response to a line and its ignored parameters. Temporary failures are tried again."""
         wait, tries = 0.5, 0
         while True:
             answer, ignored, error = await self._try(line)

@@ -1,7 +1,7 @@
-"""Files and batches in a directory (`option.batches_store`), which several servers may share.
+"""The store of files and batches in a directory, which several servers may share (`option.batches_store`).
 
-SQLite stores their metadata, and each file's contents are next to it under its id. Each belongs to the API key of the
-request that made it.
+SQLite stores their metadata. The contents of a file are stored next to the database under the file's id. A file or
+batch belongs to the API key of the request that created it.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ T = TypeVar("T")
 
 OPEN_STATUSES = ("validating", "in_progress", "finalizing", "cancelling")
 
-_FILES, _BATCHES = (INPUT, OUTPUT), ("batches",)  # kinds
+_FILES, _BATCHES = (INPUT, OUTPUT), ("batches",)  # values of the column `kind`
 _FILE = "batches.sqlite3"
-_VERSION = 1  # of the table
-_BUSY_SECONDS = 5.0  # that another process may hold the database
-_OVERHEAD = 4096  # bytes that each file and batch takes beside its contents, about
-_MOST_ENDED = 1000  # batches of an owner; of more, the oldest are forgotten
-_FORGOTTEN = 3600.0  # seconds after which an upload that nobody goes on with is removed
-_NEVER = 1e18
+_VERSION = 1  # version of the table
+_BUSY_SECONDS = 5.0  # maximum seconds to wait while another process locks the database
+_OVERHEAD = 4096  # approximate bytes of a file or batch on disk besides its contents
+_MOST_ENDED = 1000  # maximum number of ended batches of an owner; older ones are deleted
+_FORGOTTEN = 3600.0  # seconds after which an incomplete upload is removed
+_NEVER = 1e18  # value of the column `expires`
 
 _TABLE = f"""
 CREATE TABLE objects (
@@ -60,9 +60,9 @@ CREATE TABLE objects (
 CREATE INDEX objects_by_owner ON objects (owner, kind, number, size);
 CREATE INDEX objects_by_expiry ON objects (expires);
 """
-"""Files are of a kind by their purpose; those that are still written have no document. What is open does not expire.
-
-A batch names its input, and the lifetime of its output, in seconds from its end.
+"""The table of files and batches. The kind of a file is its purpose. A file that is still being written has no
+document. An open batch does not expire; its row contains the id of its input file, and the lifetime of its output files
+in seconds from its end.
 """
 
 _TOO_MANY = """
@@ -73,24 +73,27 @@ DELETE FROM objects WHERE id IN (
 
 
 class OpenBatch(NamedTuple):
-    """A batch that has not ended."""
+    """A batch that has not ended, and its owner."""
 
     owner: str
     batch: OpenAiBatch
 
 
 class BatchStore:
-    """Files and batches of all owners; each owner finds its own. Every call but `call` may block, and is thread-safe.
+    """The store of all owners' files and batches; an owner can access only its own. All methods except `call` may
+    block, and are thread-safe.
 
     Args:
-        config: how much it may keep.
-        clock: returns the seconds since 1970.
+        directory: directory of the database and the files.
+        config: configuration, which sets the limits of the store.
+        clock: returns the time in seconds since 1970.
 
     Attributes:
-        created: set when there may be another batch to answer.
+        created: event that is set when another batch may be ready to run.
 
     Raises:
-        OSError, sqlite3.Error: the directory cannot be used.
+        OSError: the directory or the database file cannot be created.
+        sqlite3.Error: the database cannot be used.
     """
 
     def __init__(self, directory: Path, config: Config, clock: Callable[[], float] = time.time) -> None:
@@ -101,16 +104,16 @@ class BatchStore:
         self._database = open_database(directory / _FILE, _VERSION, _TABLE, wait=_BUSY_SECONDS)
 
     async def call(self, method: Callable[..., T], *arguments: Any) -> T:
-        """Call a method on a thread.
+        """Call a method of the store on a thread.
 
         Raises:
-            ServingError: the method's own.
-            Unavailable: the disk fails.
+            ServingError: the method has raised it.
+            Unavailable: the files or the database cannot be read or written.
         """
         try:
             return await run_in_daemon_thread(method, *arguments)
         except (OSError, sqlite3.Error) as error:
-            log.error("files and batches: %s", error)
+            log.error("the files and batches cannot be read or written: %s", error)
             raise Unavailable("the files and batches cannot be read or written", detail=str(error)) from None
 
     def close(self) -> None:
@@ -118,16 +121,17 @@ class BatchStore:
             self._database.close()
 
     def path(self, id: str) -> Path:
-        """Return where a file's contents lie."""
+        """Return the path of a file's contents."""
         return self._directory / id
 
     # -- files ---------------------------------------------------------------------------------------------------
 
     def reserve(self, owner: str, size: int) -> str:
-        """Return the id of a file that is to be written, of at most so many bytes.
+        """Reserve room for a new file of at most `size` bytes, and return its id.
 
         Raises:
-            TooLarge, Unavailable: there is no room for it.
+            TooLarge: the owner has no room for the file.
+            Unavailable: the store has no room for the file.
         """
         id = f"file-{new_secret()}"
         with self._writing():
@@ -136,7 +140,7 @@ class BatchStore:
         return id
 
     def keep(self, id: str, new: NewFile) -> OpenAiFile:
-        """Show a file that has been written."""
+        """Make a file visible after its contents have been written."""
         file = new_file(id, new.name, self.path(id).stat().st_size, self.clock(), new.lifetime)
         with self._writing():
             self._show(file)
@@ -148,24 +152,24 @@ class BatchStore:
             self._remove([id])
 
     def file(self, owner: str, id: str) -> OpenAiFile:
-        """Return a file.
+        """Return the description of a file.
 
         Raises:
-            NotFound: the owner has none of this id.
+            NotFound: the owner has no file with this id.
         """
         file: OpenAiFile = self._find(owner, id, _FILES)
         return file
 
     def open(self, owner: str, id: str) -> tuple[OpenAiFile, BinaryIO]:
-        """Return a file with its contents.
+        """Return the description of a file, and its open contents.
 
         Raises:
-            NotFound: the owner has none of this id.
+            NotFound: the owner has no file with this id.
         """
         file = self.file(owner, id)
         try:
             return file, self.path(id).open("rb")
-        except FileNotFoundError:  # it was deleted a moment ago
+        except FileNotFoundError:  # the file was deleted just now
             raise no_file(id) from None
 
     def files(self, owner: str, page: Page) -> tuple[list[Any], bool]:
@@ -176,8 +180,8 @@ class BatchStore:
         """Delete a file.
 
         Raises:
-            NotFound: the owner has none of this id.
-            Conflict: a batch still reads it.
+            NotFound: the owner has no file with this id.
+            Conflict: the file is the input of an open batch.
         """
         with self._writing():
             self._find(owner, id, _FILES)
@@ -193,9 +197,10 @@ class BatchStore:
         """Create a batch, which `open_batches` then returns.
 
         Raises:
-            InvalidParameter: there is no such input.
-            Overloaded: the owner has as many batches as it may.
-            TooLarge, Unavailable: there is no room for its output.
+            InvalidParameter: the input file does not exist.
+            Overloaded: the owner has too many open batches.
+            TooLarge: the owner has no room for the batch's output.
+            Unavailable: the store has no room for the batch's output.
         """
         batch = new_batch(f"batch_{new_secret()}", asked, self.clock())
         id = batch["id"]
@@ -203,7 +208,7 @@ class BatchStore:
             try:
                 self._find(owner, asked.input, (INPUT,))
             except NotFound:
-                raise Named("input_file_id", asked.input).refused(f"there is no such file of purpose {INPUT}") from None
+                raise Named("input_file_id", asked.input).refused(f"there is no file {INPUT!r} with this id") from None
             query = "SELECT count(*) FROM objects WHERE owner = ? AND kind = ? AND expires = ?"
             (number,) = self._database.execute(query, (owner, *_BATCHES, _NEVER)).fetchone()
             if number >= self._config.batches_max_open:
@@ -220,7 +225,7 @@ class BatchStore:
         """Return a batch.
 
         Raises:
-            NotFound: the owner has none of this id.
+            NotFound: the owner has no batch with this id.
         """
         batch: OpenAiBatch = self._find(owner, id, _BATCHES)
         return batch
@@ -230,11 +235,11 @@ class BatchStore:
         return self._list(owner, page, _BATCHES)
 
     def cancel(self, owner: str, id: str) -> OpenAiBatch:
-        """Ask for a batch's end.
+        """Mark a batch as to be cancelled. Its runner then ends it.
 
         Raises:
-            NotFound: the owner has none of this id.
-            Conflict: it has ended.
+            NotFound: the owner has no batch with this id.
+            Conflict: the batch has already ended.
         """
         with self._writing():
             batch = self.batch(owner, id)
@@ -245,21 +250,22 @@ class BatchStore:
                 self._update(id, document=dumps(batch))
         return batch
 
-    # -- for what runs the batches -------------------------------------------------------------------------------
+    # -- calls of the runner -------------------------------------------------------------------------------------
 
     def open_batches(self, most: int) -> list[OpenBatch]:
-        """Return the batches that have not ended, the oldest first."""
+        """Return the batches that have not ended, at most `most`, and the oldest first."""
         query = "SELECT owner, document FROM objects WHERE kind = ? AND expires = ? ORDER BY number LIMIT ?"
         with self._lock:
             rows = self._database.execute(query, (*_BATCHES, _NEVER, most)).fetchall()
         return [OpenBatch(owner, loads(document)) for owner, document in rows]
 
     def advance(self, id: str, sizes: Sequence[int], change: Mapping[str, Any]) -> OpenAiBatch:
-        """Note how far a batch has come, and return it. One that has ended stays as it is, and one cancelled stays so.
+        """Save the progress of a batch, and return the batch. A batch that has ended is not changed, and one that is
+        being cancelled keeps this status.
 
         Args:
-            sizes: of its output and its error file, in bytes.
-            change: fields of the batch.
+            sizes: bytes of its output file and its error file.
+            change: fields of the batch to change.
         """
         with self._writing():
             batch, _, _ = self._row(id)
@@ -271,7 +277,7 @@ class BatchStore:
         return cast(OpenAiBatch, batch)
 
     def end(self, id: str, status: str, errors: BatchErrors | None = None) -> None:
-        """End a batch that has not ended, and show the files that it has written, unless they are empty."""
+        """End an open batch, and make its output files visible unless they are empty."""
         now, empty = self.clock(), list[str]()
         with self._writing():
             batch, owner, lifetime = self._row(id)
@@ -288,16 +294,18 @@ class BatchStore:
             self._update(id, document=dumps(batch), expires=now + LIFETIME)
             self._database.execute(_TOO_MANY, (owner, *_BATCHES, _NEVER, _MOST_ENDED))
             self._forget(empty)
-        self._unlink(empty)  # now that no one answers the batch again, and looks for them
+        self._unlink(empty)  # only now, because no server can run the batch and open the files any more
 
     def _row(self, id: str) -> tuple[Any, str, int]:
-        """Return a batch, its owner and the lifetime of its output; one that is gone has ended."""
+        """Return a batch, its owner and the lifetime of its output files. A missing batch is returned as one that has
+        ended.
+        """
         query = "SELECT document, owner, lifetime FROM objects WHERE id = ?"
         document, owner, lifetime = self._database.execute(query, (id,)).fetchone() or (b'{"status": "gone"}', "", 0)
         return loads(document), owner, lifetime
 
     def remove_expired(self) -> None:
-        """Remove expired files and batches, except the input of an open batch; and incomplete uploads."""
+        """Remove expired files and batches, and incomplete uploads, but not the input of an open batch."""
         query = """
         SELECT id FROM objects AS one WHERE expires <= ? AND NOT EXISTS (
             SELECT 1 FROM objects WHERE input = one.id AND expires = ?
@@ -308,26 +316,36 @@ class BatchStore:
             self._remove([id for (id,) in found])
 
     def check_room(self, owner: str, size: int = 0) -> None:
-        """Raise TooLarge or Unavailable where there is no room for so many bytes more."""
+        """Check that there is room for `size` more bytes.
+
+        Raises:
+            TooLarge: the owner has no room for them.
+            Unavailable: the store has no room for them.
+        """
         query = f"SELECT total(size + {_OVERHEAD}) FROM objects"
         with self._lock:
             (held,) = self._database.execute(f"{query} WHERE owner = ?", (owner,)).fetchone()
             (total,) = self._database.execute(query).fetchone()
         if held + size > self._config.batches_max_bytes:
             raise TooLarge(
-                f"the files of this API key have {held:.0f} bytes, of {self._config.batches_max_bytes} that they may "
-                "have (option.batches_max_bytes): delete some"
+                f"the files of this API key have {held:.0f} bytes, and the limit is {self._config.batches_max_bytes} "
+                "(option.batches_max_bytes): delete some files"
             )
         if total + size > self._config.batches_total_bytes:
-            raise Unavailable(f"all files have {total:.0f} bytes (option.batches_total_bytes)")
+            raise Unavailable(
+                f"the files of all API keys have {total:.0f} bytes, which leaves no room (option.batches_total_bytes)"
+            )
 
     # -- the database --------------------------------------------------------------------------------------------
 
     def _find(self, owner: str, id: str, kinds: Sequence[str]) -> Any:
-        """Return what an owner has of these kinds.
+        """Return an owner's file or batch.
+
+        Args:
+            kinds: allowed values of the column `kind`.
 
         Raises:
-            NotFound: there is no such.
+            NotFound: the owner has no file or batch of these kinds with this id.
         """
         query = f"SELECT document FROM objects WHERE {_shown(kinds)} AND id = ?"
         with self._lock:
@@ -362,7 +380,7 @@ class BatchStore:
 
     def _remove(self, ids: Sequence[str]) -> None:
         self._forget(ids)
-        self._unlink(ids)  # before it is sure that they are forgotten: what is not is removed when it expires
+        self._unlink(ids)  # before the transaction is committed; if it fails, the rows are removed when they expire
 
     def _forget(self, ids: Sequence[str]) -> None:
         self._database.executemany("DELETE FROM objects WHERE id = ?", [(id,) for id in ids])
@@ -373,28 +391,28 @@ class BatchStore:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Write everything in the block, or nothing. No other process changes what it reads."""
-        with self._lock, self._database:  # which commits, or rolls back
+        """Run the block in a write transaction, which excludes other writers and is rolled back after an exception."""
+        with self._lock, self._database:  # this commits or rolls back
             self._database.execute("BEGIN IMMEDIATE")
             yield
 
 
 def _shown(kinds: Sequence[str]) -> str:
-    """Return the condition for what an owner finds of these kinds."""
+    """Return the SQL condition that selects an owner's visible objects of these kinds."""
     return f"owner = ? AND document IS NOT NULL AND expires > ? AND kind IN ({', '.join('?' * len(kinds))})"
 
 
 def output_ids(batch: str) -> tuple[str, str]:
-    """Return the ids of the files that a batch writes: answers, and errors."""
+    """Return the ids of a batch's output file and error file."""
     secret = batch.removeprefix("batch_")
     return f"file-{secret}-output", f"file-{secret}-errors"
 
 
 def configured_batches(config: Config) -> BatchStore | None:
-    """Return the store that the options ask for; None if there are no batches.
+    """Return the store as the options configure it, or None if batches are off.
 
     Raises:
-        ConfigError: its directory cannot be used.
+        ConfigError: the directory cannot be used.
     """
     place = config.batches_store
     if place == "off":
@@ -403,5 +421,5 @@ def configured_batches(config: Config) -> BatchStore | None:
         return BatchStore(Path(place).absolute(), config)
     except (OSError, sqlite3.Error) as error:
         why = getattr(error, "strerror", None) or error
-        told = f"no files can be kept there: {why}; must be off or a directory"
+        told = f"files cannot be stored there: {why}; must be off or a directory"
         raise ConfigError(config.problem("option.batches_store", place, told)) from None

@@ -1,1 +1,1 @@
-"""Media of requests: fetched from where the options allow it, checked, and decoded off the event loop."""
+"""Images and audio of requests, which are fetched from allowed sources, checked, and decoded in separate processes."""

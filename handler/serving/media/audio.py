@@ -1,4 +1,4 @@
-"""Audio clips: their lengths by their files' headers, and their samples."""
+"""Audio clips: limits, and the length of a clip as its file's header declares it."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ if TYPE_CHECKING:
     from handler.config.config import Config
     from handler.engines.process.sandbox import Work
 
-_CHUNKS = 64  # of a WAV before its samples; a recorder writes some five
-_STREAMED = 0x7FFF_0000  # bytes of samples that programs write where they do not know the number yet, and more
-_TEXTS = (b"TXX", b"COM", b"USL", b"ULT")  # how the frames of ID3v2's texts begin that have a name of their own
+_CHUNKS = 64  # maximum number of chunks in a WAV before its samples; recorders write about five
+_STREAMED = 0x7FFF_0000  # a declared size from here on means that the program did not know the size
+_TEXTS = (b"TXX", b"COM", b"USL", b"ULT")  # first bytes of ID3v2's text frames that have names of their own
 _MOST_TEXTS = 512
 _PAGE = re.compile(b"OggS")
-_MOST_WITHIN = 64  # heads within pages; in sound, the four bytes come by chance once in 4 GB
-_LEAST_RATE, _MOST_RATE = 4_000, 192_000  # Hz: telephones have 8,000, studios 192,000
+_MOST_WITHIN = 64  # maximum number of page headers within pages; by chance, sound contains one in 4 GB
+_LEAST_RATE, _MOST_RATE = 4_000, 192_000  # Hz; telephones use 8,000, studios 192,000
 _MOST_CHANNELS = 8
 _MOST_PER_SECOND = 8 * 48_000
-"""Samples of all channels in a second: the work that a second of a clip may cost."""
+"""Maximum number of samples per second in all channels together, which limits the cost of a second."""
 
 
 def num_samples(size: Sequence[int]) -> int:
-    """Return how many samples a clip has, once it is converted for models: `SAMPLE_RATE`, one channel.
+    """Return the number of samples of a clip after its conversion to one channel and `SAMPLE_RATE`.
 
     Args:
-        size: samples of one channel, their number in a second, and channels, as its file has them.
+        size: samples per channel, sample rate, and number of channels of the file.
 
     Raises:
-        InvalidPayload: such clips are not supported.
+        InvalidPayload: clips with this rate or number of channels are not supported, or the clip is empty.
     """
     length, rate, channels = size
     if not 1 <= channels <= _MOST_CHANNELS:
@@ -42,16 +42,17 @@ def num_samples(size: Sequence[int]) -> int:
         raise InvalidPayload(f"the audio has {rate} samples a second; it must have {_LEAST_RATE} to {_MOST_RATE}")
     if rate * channels > _MOST_PER_SECOND:
         each = f"the audio has {channels} channels of {rate} samples a second"
-        raise InvalidPayload(f"{each}; all channels together may have {_MOST_PER_SECOND}")
+        raise InvalidPayload(f"{each}; the limit for all channels together is {_MOST_PER_SECOND}")
     if not length:
         raise InvalidPayload("the audio has no samples")
     return -(-length * SAMPLE_RATE // rate)
 
 
 def read_size(data: bytes) -> tuple[int, int, int]:
-    """Return length, rate and channels as a WAV or FLAC gives them; zeros where they cannot be found.
+    """Return samples per channel, sample rate, and number of channels from the header of a WAV or FLAC, or zeros if the
+    file has no such header.
 
-    It takes microseconds, whatever the bytes are. A decoder may find another size.
+    This takes only microseconds for any input. The decoder may find a different size.
 
     Raises:
         InvalidPayload: the header contradicts itself or the file.
@@ -68,17 +69,16 @@ def read_size(data: bytes) -> tuple[int, int, int]:
 
 
 def check_tags(file: bytes) -> None:
-    """Raise InvalidPayload where an MP3's tags have very many texts: libmpg123 compares each with all before it."""
+    """Raise InvalidPayload if an MP3 has too many text tags, because libmpg123 compares each with all earlier ones."""
     texts = sum(map(file.count, _TEXTS))
     if texts > _MOST_TEXTS:
-        raise InvalidPayload(f"the audio's tags have {texts} texts; at most {_MOST_TEXTS} are read")
+        raise InvalidPayload(f"the audio's tags have {texts} texts; at most {_MOST_TEXTS} are allowed")
 
 
 def check_pages(file: bytes) -> None:
-    """Raise InvalidPayload where an Ogg's pages contain headers of further pages.
+    """Raise InvalidPayload if many pages of an Ogg file contain headers of further pages.
 
-    Where a checksum is wrong, libogg continues at the next header, and computes that one's checksum over up to 64
-    KiB.
+    At a wrong checksum, libogg continues at the next header, and computes the checksum of up to 64 KiB again.
     """
     end = within = 0
     for found in _PAGE.finditer(file):
@@ -87,7 +87,7 @@ def check_pages(file: bytes) -> None:
             within += 1
             if within > _MOST_WITHIN:
                 raise InvalidPayload(
-                    f"the audio is broken: more than {_MOST_WITHIN} page headers lie within other pages"
+                    f"the audio is broken: more than {_MOST_WITHIN} page headers are inside other pages"
                 )
             continue
         segments = place + 27  # RFC 3533, section 6
@@ -108,7 +108,7 @@ def _wav_size(data: bytes) -> tuple[int, int, int]:
             if len(fields) < 16:
                 break
             channels, rate = int.from_bytes(fields[2:4], "little"), int.from_bytes(fields[4:8], "little")
-            frame = int.from_bytes(fields[12:14], "little")  # bytes of a sample of each channel
+            frame = int.from_bytes(fields[12:14], "little")  # bytes of one sample in all channels
             num_samples((1, rate, channels))
         if name == b"data":
             return _length(length, len(data) - place, frame), rate, channels
@@ -117,7 +117,13 @@ def _wav_size(data: bytes) -> tuple[int, int, int]:
 
 
 def _length(named: int, there: int, frame: int) -> int:
-    """Return how many samples of a channel a WAV has."""
+    """Return the number of samples per channel in a WAV.
+
+    Args:
+        named: bytes of samples that the header declares.
+        there: bytes that follow the header.
+        frame: bytes of one sample in all channels.
+    """
     if not frame:
         raise InvalidPayload("the audio is broken: its header does not say how its samples are encoded")
     if named > there and named < _STREAMED:
@@ -131,7 +137,7 @@ def _rules(config: Config) -> FileRules:
 
 def _samples(size: Size, rules: FileRules) -> int:
     if not any(size):
-        return 0  # an MP3's or Ogg's, which the decoder finds
+        return 0  # the decoder finds the size of an MP3 or Ogg
     samples = num_samples(size)
     if samples > rules.max_units:
         limit = f"at most {rules.max_units // SAMPLE_RATE} s (option.max_audio_seconds)"
@@ -140,7 +146,7 @@ def _samples(size: Size, rules: FileRules) -> int:
 
 
 def _make() -> Work:
-    from handler.serving.media.audio_decoder import decode  # libsndfile, in the process only
+    from handler.serving.media.audio_decoder import decode  # loads libsndfile, only in the sandbox's process
 
     return decode
 

@@ -1,4 +1,4 @@
-"""Decode audio clips by libsndfile, within a sandbox's process, as `image_decoder.py` does images."""
+"""Decoding of audio clips with libsndfile, in a sandbox's process that limits time and memory."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from handler.serving.media.audio import check_pages, check_tags, num_samples
 from handler.serving.media.decoder import LargerThanRead
 
 _HEADS = ((b"RIFF", "WAV"), (b"fLaC", "FLAC"), (b"OggS", "OGG"), (b"ID3", "MP3"), (b"\xff", "MP3"))
-"""First bytes of files, and the format that they must then have. libsndfile's readers of rare formats see no client's
-bytes.
+"""First bytes of supported files, with the format that libsndfile must then detect. Files in other formats are refused
+before libsndfile reads them.
 """
 
 _ENCODINGS = frozenset({
@@ -26,20 +26,20 @@ _ENCODINGS = frozenset({
     "VORBIS", "OPUS", "MPEG_LAYER_III",
 })  # fmt: skip
 
-_BLOCK = 1 << 15  # samples of a channel
+_BLOCK = 1 << 15  # samples per channel to read at once
 
 
 def decode(max_samples: int, data: memoryview) -> Iterator[Any]:
-    """Yield size and digest, as in `Medium`, then the samples in parts.
+    """Yield the size and digest of a clip, as in `Medium`, then its samples in parts.
 
-    Channels are averaged, as vLLM does, and resampled by soxr, as librosa does.
+    Channels are averaged as in vLLM, and resampled with soxr as in librosa.
 
     Args:
-        max_samples: of the result: more are not decoded.
+        max_samples: maximum number of samples after the conversion.
 
     Raises:
-        LargerThanRead: it has more samples; the arguments are its size, as of `read_size`.
-        InvalidPayload: it is not such a clip; the message goes after the field's name.
+        LargerThanRead: the clip has more samples. The arguments are its size, as returned by `read_size`.
+        InvalidPayload: the clip is broken or not supported. The message is meant to follow the field's name.
     """
     content = bytes(data)
     kind = next((kind for head, kind in _HEADS if content.startswith(head)), "")
@@ -70,19 +70,23 @@ def decode(max_samples: int, data: memoryview) -> Iterator[Any]:
 
 
 def _blocks(file: Any) -> Iterator[Any]:
-    """Yield arrays [samples, channels]."""
+    """Yield the samples in arrays of shape [samples, channels]."""
     while len(block := file.read(_BLOCK, dtype="float32", always_2d=True)):
         yield block
 
 
 def _count(file: Any) -> int:
-    """Count the samples of an MP3, whose header may not give their number: libsndfile then guesses."""
+    """Count the samples of an MP3 by decoding it. If its header has no length, libsndfile only guesses it."""
     num_samples((1, file.samplerate, file.channels))
     return sum(map(len, _blocks(file)))
 
 
 def _parts(file: Any, size: tuple[int, int, int], max_samples: int, *, exact: bool) -> Iterator[Any]:
-    """Yield the samples in arrays; `exact` says whether the size is."""
+    """Yield the converted samples in arrays.
+
+    Args:
+        exact: whether `size` is exact, so that the file must have as many samples.
+    """
     length, rate, _ = size
     stream = None if rate == SAMPLE_RATE else soxr.ResampleStream(rate, SAMPLE_RATE, 1, dtype="float32")
     most = length if exact else max_samples * rate // SAMPLE_RATE + 1

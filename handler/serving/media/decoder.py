@@ -1,4 +1,4 @@
-"""The decoder of a kind of media, as the loader calls it."""
+"""The interface between the media loader and the decoders for each kind of media."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ if TYPE_CHECKING:
     from handler.engines.process.sandbox import Work
 
 Size = tuple[int, ...]
-"""Size, digest and data, as in `Medium`."""
+"""Size of a medium: width and height of an image; samples per channel, rate and channels of an audio clip."""
 
 
 class LargerThanRead(Exception):
-    """The medium is larger than its first bytes say; the arguments are its size."""
+    """The medium is larger than its header declares. The arguments are its size."""
 
 
 class FileRules(NamedTuple):
-    """Rules for the files of one kind.
+    """Limits for media files of one kind.
 
     Attributes:
-        max_bytes: of a file.
-        max_units: of a file's content: an image's pixels, an audio clip's samples.
-        seconds: that a fetch may take in total.
+        max_bytes: maximum bytes of a file.
+        max_units: maximum number of pixels in an image, or of samples in an audio clip.
+        seconds: maximum seconds for downloading a file.
     """
 
     max_bytes: int
@@ -32,23 +32,22 @@ class FileRules(NamedTuple):
 
 
 class Decoder(NamedTuple):
-    """The reader of the files of one kind.
+    """The decoder for media files of one kind.
 
-    Costs are in units: an image's pixels, an audio clip's samples, or anything that takes as long to decode as a
-    pixel.
+    The cost of decoding is measured in units, which are the pixels of an image or the samples of an audio clip.
 
     Attributes:
-        rules: returns the rules that the options set.
-        read_size: returns a file's size by its header, within microseconds; zeros if it cannot be found. Raises
-            InvalidPayload where the header is wrong.
-        units: returns those of a size. Raises InvalidPayload where the rules allow no such size.
-        unit_bytes: of decoded data.
-        unit_memory: bytes that decoding takes, besides the file.
-        make: returns, in a sandbox's process, a function that decodes the job's file, of `subject` units at most. It
-            yields size and digest, then the data in parts. It raises LargerThanRead, and InvalidPayload for a broken
-            file.
-        packages: that it needs.
-        extra: of this package, which has them.
+        rules: returns the limits that the options set.
+        read_size: returns the size from a file's header within microseconds, or zeros if the header has none. It raises
+            InvalidPayload if the header is wrong.
+        units: returns the number of units of a size. It raises InvalidPayload if the size exceeds a limit.
+        unit_bytes: bytes of a unit in the decoded data.
+        unit_memory: bytes of memory per unit that decoding needs, in addition to the file.
+        make: returns the decoding function, in a sandbox's process. The function gets the maximum number of units and
+            the file; it yields the size and digest, then the data in parts. It raises LargerThanRead for a larger file,
+            and InvalidPayload for a broken one.
+        packages: Python packages that the decoder needs.
+        extra: extra of this package that installs them.
     """
 
     rules: Callable[[Config], FileRules]

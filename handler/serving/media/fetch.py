@@ -1,4 +1,4 @@
-"""Fetch a medium's file: over HTTP from hosts of an allow-list, or from one directory."""
+"""Fetching of media files, over HTTP from allowed hosts, or from an allowed directory."""
 
 from __future__ import annotations
 
@@ -26,20 +26,21 @@ _NOT_PUBLIC = tuple(
         "224.0.0.0/4", "240.0.0.0/4",
     )
 )  # fmt: skip
-"""IANA's registry of special-purpose IPv4 addresses, and multicast. Python's own list depends on the Python version."""
+"""Special-purpose IPv4 addresses in IANA's registry, and multicast. Python's own list depends on its version."""
 
 _UNICAST = ipaddress.IPv6Network("2000::/3")
-"""IPv6 addresses that IANA assigns; loopback, private, link-local and multicast addresses are outside."""
+"""Global unicast IPv6 addresses that IANA assigns. Loopback, private, link-local and multicast addresses are outside.
+"""
 
 _SPECIAL = tuple(map(ipaddress.IPv6Network, ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20")))
-"""Teredo and other protocols, documentation, 6to4: within `_UNICAST`, from the registry for IPv6."""
+"""Special-purpose addresses within `_UNICAST`, from IANA's registry: Teredo and others, documentation, 6to4."""
 
 _HOLDS_IPV4 = tuple(map(ipaddress.IPv6Network, ("::ffff:0:0/96", "64:ff9b::/96")))
-"""Mapped addresses (RFC 4291), and those of a NAT64 (RFC 6052): the last 32 bits are an IPv4 address."""
+"""Networks whose last 32 bits are an IPv4 address: mapped addresses (RFC 4291) and NAT64 (RFC 6052)."""
 
 
 def is_public(text: str) -> bool:
-    """Return whether an address belongs to the public internet. An IPv6 address may have a zone."""
+    """Return whether an IP address belongs to the public internet. An IPv6 address may have a zone."""
     address = ipaddress.ip_address(text.partition("%")[0])
     if isinstance(address, ipaddress.IPv6Address):
         if any(address in network for network in _HOLDS_IPV4):
@@ -50,25 +51,26 @@ def is_public(text: str) -> bool:
 
 
 def check_address(text: str) -> None:
-    """Raise InvalidPayload unless an address is public."""
+    """Raise InvalidPayload if an IP address is not public."""
     if not is_public(text):
         raise InvalidPayload("its host has an address that is not public")
 
 
 class PublicResolver(AbstractResolver):
-    """Resolves names to public addresses. aiohttp connects to these addresses without resolving again.
+    """A resolver that accepts only names with public addresses. aiohttp connects to the returned addresses without
+    resolving the name again.
 
-    Each look-up has a thread of its own: a slow one delays neither others nor the process's exit.
+    Each lookup runs on its own thread, so that a slow one delays neither other lookups nor the process's exit.
     """
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """Return all addresses of a name.
+        """Return all addresses of a host name.
 
         Raises:
-            InvalidPayload: one of them is not public.
-            OSError: there is none.
+            InvalidPayload: one of the addresses is not public.
+            OSError: the name cannot be resolved.
         """
         found = await run_in_daemon_thread(socket.getaddrinfo, host, port, family, socket.SOCK_STREAM)
         results = [
@@ -98,10 +100,11 @@ _CHUNK = 1 << 16  # bytes
 
 
 class Fetcher:
-    """Fetches over HTTP, on the event loop that made it. No proxy, no cookies, no compression.
+    """An HTTP client for media, without proxies, cookies and compression. It belongs to the event loop that created it.
 
     Args:
-        connections: at a time.
+        rules: rules for media.
+        connections: maximum number of concurrent connections.
     """
 
     def __init__(self, rules: MediaRules, connections: int) -> None:
@@ -118,17 +121,21 @@ class Fetcher:
         )
 
     async def fetch(self, url: str, kind: str) -> bytes:
-        """Return the body of an http or https URLof a medium.
+        """Return the file at an http or https URL.
+
+        Args:
+            kind: kind of the medium.
 
         Raises:
-            InvalidPayload: the rules forbid it, or it could not be fetched; the message goes after the field's name.
+            InvalidPayload: the rules do not allow the URL, or it could not be fetched. The message is meant to follow
+                the field's name.
         """
         seconds = self._rules.files[kind].seconds
         try:
             return await asyncio.wait_for(self._follow(_read_url(url), kind), seconds)
         except asyncio.TimeoutError:
             limit = f"{seconds:g} s (option.{kind}_fetch_timeout)"
-            raise InvalidPayload(f"it could not be fetched in {limit}") from None
+            raise InvalidPayload(f"it could not be fetched within {limit}") from None
         except aiohttp.InvalidURL:
             raise InvalidPayload(_INVALID) from None
         except aiohttp.ClientConnectorCertificateError:
@@ -144,7 +151,7 @@ class Fetcher:
         await self._session.close()
 
     async def _follow(self, url: URL, kind: str) -> bytes:
-        """Get a URL; redirects are followed on the same host."""
+        """Fetch a URL, following redirects on the same host."""
         for _ in range(_MAX_REDIRECTS + 1):
             self._check(url, kind)
             headers = {"Accept": f"{kind}/*"}
@@ -162,7 +169,7 @@ class Fetcher:
         if url.scheme not in _SCHEMES or not host:
             raise InvalidPayload("it must be an http, https, file or data URL")
         if url.raw_user is not None or url.raw_password is not None:
-            raise InvalidPayload("the URL has a user or a password")
+            raise InvalidPayload("the URL must not contain a user or a password")
         if not self._rules.domains:
             raise InvalidPayload(
                 f"{MEDIA[kind]} are not fetched: option.allowed_media_domains is not set; send a data URL"
@@ -170,11 +177,11 @@ class Fetcher:
         name = f"[{host}]" if ":" in host else host
         named = [f"{name}:{url.port}"] + ([name, ANY_HOST] if url.is_default_port() else [])
         if not any(name in self._rules.domains for name in named):
-            raise InvalidPayload("its host is not among option.allowed_media_domains")
-        if ":" in host or host.replace(".", "").isdigit():  # aiohttp takes it for an address, and asks no resolver
+            raise InvalidPayload("its host is not in option.allowed_media_domains")
+        if ":" in host or host.replace(".", "").isdigit():  # aiohttp does not resolve IP addresses
             try:
                 check_address(host)
-            except ValueError:  # 127.1: its older versions connect to what the system reads there
+            except ValueError:  # for example 127.1, which the system resolves for older versions of aiohttp
                 raise InvalidPayload(_INVALID) from None
 
     async def _read(self, response: aiohttp.ClientResponse, kind: str) -> bytes:
@@ -192,13 +199,17 @@ class Fetcher:
 
 
 def read_file(url: str, kind: str, rules: MediaRules) -> bytes:
-    """Return the content of a `file:` URLof a medium; blocking.
+    """Return the content of the file at a `file:` URL. This may block.
+
+    Args:
+        kind: kind of the medium.
 
     Raises:
-        InvalidPayload: it is outside the directory, or cannot be read; the message goes after the field's name.
+        InvalidPayload: the file is outside of the allowed directory, or cannot be read. The message is meant to follow
+            the field's name.
     """
     if rules.directory is None:
-        raise InvalidPayload("files are not read: option.allowed_local_media_path is not set")
+        raise InvalidPayload("file URLs are not allowed: option.allowed_local_media_path is not set")
     read = _read_url(url)
     outside = InvalidPayload("it is not a file below option.allowed_local_media_path")
     if read.raw_host not in (None, "", "localhost"):
@@ -209,11 +220,11 @@ def read_file(url: str, kind: str, rules: MediaRules) -> bytes:
             raise outside
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
-            opened = Path(os.readlink(f"/proc/self/fd/{descriptor}"))  # a folder may have become a link meanwhile
+            opened = Path(os.readlink(f"/proc/self/fd/{descriptor}"))  # a directory may have been replaced by a link
             if rules.directory not in opened.parents or not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise outside
             data = file.read(rules.files[kind].max_bytes + 1)
-    except (OSError, ValueError, RuntimeError):  # RuntimeError: links in a circle, before Python 3.13
+    except (OSError, ValueError, RuntimeError):  # RuntimeError: circular links, before Python 3.13
         raise outside from None
     _check_size(len(data), rules, kind)
     return data

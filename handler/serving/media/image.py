@@ -1,4 +1,4 @@
-"""Images: their sizes by their files' headers, and their pixels."""
+"""Images: limits, and the size of an image as its file's header declares it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ if TYPE_CHECKING:
     from handler.config.config import Config
     from handler.engines.process.sandbox import Work
 
-_SEGMENTS = 256  # of a JPEG before its size; a photo has some ten
+_SEGMENTS = 256  # maximum number of segments in a JPEG before its size; a photo has about ten
 _JPEG_SIZES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
-"""Markers of a frame, whose header has the size (ITU-T T.81, table B.1)."""
+"""Markers of a JPEG's frame headers, which contain the size (ITU-T T.81, table B.1)."""
 ALONE = frozenset((0x01, *range(0xD0, 0xD9)))
-"""Markers without a length."""
+"""Markers of a JPEG that are not followed by a length."""
 
 
 def read_size(data: bytes) -> tuple[int, int]:
-    """Return width and height as a JPEG, PNG, WebP or GIF gives them; (0, 0) where they cannot be found.
+    """Return width and height from the header of a JPEG, PNG, WebP or GIF, or (0, 0) if the file has no such header.
 
-    It takes microseconds, whatever the bytes are. A decoder may find another size.
+    This takes only microseconds for any input. The decoder may find a different size.
     """
     if data[:8] == b"\x89PNG\r\n\x1a\n" and data[12:16] == b"IHDR":
         return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
@@ -48,7 +48,7 @@ def _jpeg_size(data: bytes) -> tuple[int, int]:
 
 
 def _webp_size(head: bytes) -> tuple[int, int]:
-    """Read a WebP's size (RFC 9649)."""
+    """Return the width and height of a WebP (RFC 9649)."""
     match head[8:16]:
         case b"WEBPVP8X":
             return 1 + int.from_bytes(head[24:27], "little"), 1 + int.from_bytes(head[27:30], "little")
@@ -73,7 +73,7 @@ def _pixels(size: Size, rules: FileRules) -> int:
 
 
 def _make() -> Work:
-    from handler.serving.media.image_decoder import decode  # Pillow, in the process only
+    from handler.serving.media.image_decoder import decode  # loads Pillow, only in the sandbox's process
 
     return decode
 

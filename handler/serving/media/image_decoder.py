@@ -1,6 +1,4 @@
-"""Decode images by Pillow, within a sandbox's process: it does not block the server, and limits bound its time and
-memory.
-"""
+"""Decoding of images with Pillow, in a sandbox's process that limits time and memory."""
 
 from __future__ import annotations
 
@@ -18,18 +16,18 @@ from handler.core.errors import InvalidPayload, client_words
 from handler.serving.media.decoder import LargerThanRead
 from handler.serving.media.image import ALONE, read_size
 
-# Ancillary data of image files: what decides no pixel is left out before Pillow sees, inflates and joins it.
-#
-# Pillow bounds some of it, of one chunk at a time, and reads all of it in Python.
+# Ancillary data, which does not affect pixels, is removed from image files before Pillow reads, decompresses and joins
+# it. Pillow itself limits only some of it, and only single chunks, and processes it in Python.
 
-_MAX_EXIF = 1 << 18  # bytes; a JPEG's segment has at most a quarter of that
-_MOST = 1 << 16  # chunks of a PNG, and blocks of a GIF before its first image
-_SEGMENTS, _SCANS = 4096, 500  # of a JPEG: before its first scan, and in all; a photo has some ten of each
+_MAX_EXIF = 1 << 18  # maximum bytes of Exif data; a JPEG's segment has at most a quarter of this
+_MOST = 1 << 16  # maximum number of chunks in a PNG, and of blocks in a GIF before its first image
+_SEGMENTS = 4096  # maximum number of segments in a JPEG before its first scan; a photo has about ten
+_SCANS = 500  # maximum number of scans in a JPEG; a photo has about ten
 
 _PNG = b"\x89PNG\r\n\x1a\n"
 _CHUNKS = frozenset((b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND", b"acTL", b"fcTL", b"fdAT"))
 _UPRIGHT = re.compile(rb"eXIf|iTXtXML:com\.adobe\.xmp\0|(?:tEXt|zTXt|iTXt)Raw profile type exif\0")
-"""First bytes of the chunks that may give the orientation; Pillow reads no others for that."""
+"""First bytes of the PNG chunks from which Pillow reads the orientation."""
 
 _GIF_BLOCK, _GRAPHIC_CONTROL = re.compile(rb"[!,;]"), b"\xf9"
 
@@ -37,14 +35,14 @@ _MARKER = re.compile(rb"\xff([^\x00\xff])")
 _APP0, _APP1, _APP14, _APP15, _COMMENT, _SCAN = 0xE0, 0xE1, 0xEE, 0xEF, 0xFE, 0xDA
 _EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 _APPLICATIONS = {_APP0: (b"JFIF",), _APP1: (_EXIF, _XMP), _APP14: (b"Adobe",)}
-"""Markers of segments that affect colours or orientation, with their first bytes."""
+"""First bytes of the JPEG segments that affect colours or orientation, by marker."""
 
 
 def without_ancillary(data: memoryview) -> bytes | memoryview:
-    """Return an image's file with only the parts that affect its pixels.
+    """Return an image file without the parts that do not affect its pixels.
 
     Raises:
-        InvalidPayload: it has more parts than any image; the message goes after the field's name.
+        InvalidPayload: the file has too many parts. The message is meant to follow the field's name.
     """
     head = bytes(data[:8])
     if head == _PNG:
@@ -53,13 +51,13 @@ def without_ancillary(data: memoryview) -> bytes | memoryview:
         return b"".join(_jpeg(data))
     if head.startswith((b"GIF87a", b"GIF89a")):
         return b"".join(_gif(data))
-    return data  # a WebP's chunks are read in C, and none is compressed
+    return data  # chunks of a WebP are read by C code and not compressed
 
 
 def check_exif(size: int) -> None:
-    """Raise InvalidPayload if the image has more Exif data than is parsed."""
+    """Raise InvalidPayload if the image has too much Exif data."""
     if size > _MAX_EXIF:
-        raise InvalidPayload(f"the image has {size} bytes of Exif; at most {_MAX_EXIF}")
+        raise InvalidPayload(f"the image has {size} bytes of Exif data; at most {_MAX_EXIF} are allowed")
 
 
 def _png(data: memoryview) -> Iterator[memoryview]:
@@ -133,7 +131,7 @@ def _counted(blocks: int) -> int:
     return blocks + 1
 
 
-PIL.Image.MAX_IMAGE_PIXELS = None  # `decode` has a limit of its own
+PIL.Image.MAX_IMAGE_PIXELS = None  # `decode` has its own limit
 
 _FORMATS = [
     plugin.format
@@ -144,23 +142,23 @@ _FORMATS = [
         GifImagePlugin.GifImageFile,
     )
 ]
-"""No others are tried: Pillow's readers of rare formats see no client's bytes."""
+"""Formats that Pillow may try. Its readers of other formats must not process data of clients."""
 
 _BACKGROUND = (255, 255, 255)
 _PART = 1 << 20  # bytes
 
 
 def decode(max_pixels: int, data: memoryview) -> Iterator[Any]:
-    """Yield the size and digest of the first frame, as in `Medium`, then its pixels in parts.
+    """Yield the size and digest of an image's first frame, as in `Medium`, then its pixels in parts.
 
-    It decodes as vLLM does: upright by EXIF, transparent parts on white (vllm/multimodal/image.py).
+    As in vLLM, the image is rotated as its Exif data says, and drawn on a white background (vllm/multimodal/image.py).
 
     Args:
-        max_pixels: width times height: a larger image's pixels are not decoded.
+        max_pixels: maximum number of pixels, which is width times height.
 
     Raises:
-        LargerThanRead: it has more pixels.
-        InvalidPayload: it is not an image of this type; the message goes after the field's name.
+        LargerThanRead: the image has more pixels. The arguments are its size.
+        InvalidPayload: the image is broken or not supported. The message is meant to follow the field's name.
     """
     try:
         image = _open(max_pixels, data)
@@ -168,7 +166,7 @@ def decode(max_pixels: int, data: memoryview) -> Iterator[Any]:
         raise
     except PIL.UnidentifiedImageError:
         raise InvalidPayload("it is not JPEG, PNG, WebP or GIF") from None
-    except Exception as error:  # whatever Pillow's readers raise on a broken file
+    except Exception as error:  # Pillow may raise anything for a broken file
         raise InvalidPayload(f"the image is broken: {client_words(str(error)) or 'it cannot be read'}") from None
     rgb = image.tobytes()
     digest = hashlib.sha256(b"%d %d " % image.size)
@@ -179,12 +177,12 @@ def decode(max_pixels: int, data: memoryview) -> Iterator[Any]:
 
 
 def _open(max_pixels: int, data: memoryview) -> PIL.Image.Image:
-    _check_size(read_size(bytes(data[:30])), max_pixels)  # Pillow allocates a WebP's pixels when it opens one
+    _check_size(read_size(bytes(data[:30])), max_pixels)  # Pillow allocates the pixels of a WebP when it opens it
     with PIL.Image.open(io.BytesIO(without_ancillary(data)), formats=_FORMATS) as file:
         _check_size(file.size, max_pixels)
-        check_exif(len(file.info.get("exif", b"")))  # a WebP's
+        check_exif(len(file.info.get("exif", b"")))  # for a WebP
         upright: PIL.Image.Image = file
-        with contextlib.suppress(Exception):  # a broken EXIF does not spoil the image
+        with contextlib.suppress(Exception):  # broken Exif data is ignored
             upright = ImageOps.exif_transpose(file)
         upright.load()
         return _rgb(upright)

@@ -1,4 +1,4 @@
-"""Load the media of requests: fetches on one thread's event loop, decoding in a process within limits."""
+"""Loading of the media in requests. A thread's event loop fetches them, and sandboxed processes decode them."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ _FETCHING = ("aiohttp",)
 
 
 def missing_packages(kind: str) -> str:
-    """Name the packages to install for serving media of a kind; "" if none is missing."""
+    """Return why media of a kind are not supported because packages are missing, or "" if none is missing."""
     decoder = DECODERS[kind]
     missing = [name for name in (*decoder.packages, *_FETCHING) if importlib.util.find_spec(name) is None]
     if not missing:
         return ""
     how = install(f"lmi-handler[{decoder.extra}]")
-    return f"the server takes text only: {' and '.join(missing)} cannot be imported: {how}"
+    return f"the server accepts text only, because {' and '.join(missing)} cannot be imported: {how}"
 
 
-# -- rules for the media of requests: where they may come from, and how large they may be ------------------------------
+# -- rules for media: allowed sources and sizes ------------------------------------------------------------------------
 
 
 ANY_HOST = "*"
@@ -54,9 +54,10 @@ class MediaRules(NamedTuple):
     """Rules for media, from the options.
 
     Attributes:
-        domains: hosts, each `name` for the usual ports or `name:port`; `*` is any name with the usual ports.
-        directory: of `file:` URLs, without symbolic links; None if files are not allowed.
-        files: by kind.
+        files: limits of the files by kind.
+        domains: allowed hosts, each `name` for the default ports or `name:port`; `*` allows all names with default
+            ports.
+        directory: directory for `file:` URLs, without symbolic links in its path, or None if they are not allowed.
     """
 
     files: Mapping[str, FileRules]
@@ -65,10 +66,10 @@ class MediaRules(NamedTuple):
 
 
 def media_rules(config: Config) -> MediaRules:
-    """Read the rules.
+    """Return the rules from the options.
 
     Raises:
-        ConfigError: there is no such directory.
+        ConfigError: the directory for files does not exist.
     """
     given = config.allowed_local_media_path
     directory = None if given is None else Path(given).resolve()
@@ -80,40 +81,45 @@ def media_rules(config: Config) -> MediaRules:
 
 T = TypeVar("T")
 
-MAX_MEDIA_LOADING = 1024  # of all requests, that are fetched and decoded, or wait for that
-MAX_MEMORY = 1 << 30  # bytes of files and decoded data of all requests, until they end
-_SPARE_MEDIA, _FEW_MEDIA = 1024, 4  # beyond that, for requests with few media
-_SPARE_MEMORY, _LITTLE_MEMORY = 1 << 28, 1 << 25  # bytes beyond that, for requests that need little
+MAX_MEDIA_LOADING = 1024  # media of all requests that are being loaded or wait for it
+MAX_MEMORY = 1 << 30  # bytes of files and decoded data of all requests
+_SPARE_MEDIA, _FEW_MEDIA = 1024, 4  # additional media, for requests with few media
+_SPARE_MEMORY, _LITTLE_MEMORY = 1 << 28, 1 << 25  # additional bytes, for requests that need little memory
 
-FETCHES, _FETCHES_OF_HOST = 128, 32  # files fetched at a time
-_FILES = "file:"  # host of files
+FETCHES, _FETCHES_OF_HOST = 128, 32  # maximum concurrent fetches: in total, and from one host
+_FILES = "file:"  # stands for the host of `file:` URLs
 
-THREADS, _SLOW_THREADS = 3, 2  # media decoded at a time, and those of them that may take long
-_QUICK_UNITS = 1 << 20
-_QUICK_SECONDS, SECONDS = 0.2, 10.0  # of computing for a medium; a photo of _QUICK_UNITS takes 0.03
-_UNITS_PER_SECOND = 1 << 25  # of computing
-_PATIENCE = 60.0  # seconds by the clock
-_MEMORY = 64 << 20  # bytes, beside those of the file and of units
-_BEGIN = 1 / 128  # seconds that it takes to begin and end
-_NICE = 5  # of media that may take long
+THREADS, _SLOW_THREADS = 3, 2  # media that are decoded concurrently: in total, and those that may take long
+_QUICK_UNITS = 1 << 20  # maximum units of a medium that is first decoded with the short time limit
+_QUICK_SECONDS, SECONDS = 0.2, 10.0  # CPU time limits for a medium; a photo of _QUICK_UNITS takes 0.03 s
+_UNITS_PER_SECOND = 1 << 25  # expected units per second of CPU time
+_PATIENCE = 60.0  # limit of wall-clock seconds
+_MEMORY = 64 << 20  # bytes, in addition to those of the file and its units
+_BEGIN = 1 / 128  # seconds for the start and the end of decoding
+_NICE = 5  # niceness of the process for media that may take long
 
 
 class Reservation(Share):
-    """One request's share of the memory for media."""
+    """A request's share of the memory for media."""
 
     def __init__(self, memory: Quota, media: str) -> None:
         super().__init__(memory)
         self._media = media
 
     def take(self, amount: int) -> None:
-        """Reserve memory. Raises Overloaded if too little is free, InvalidPayload if there will never be enough."""
+        """Reserve memory.
+
+        Raises:
+            Overloaded: too little memory is free now.
+            InvalidPayload: the request needs more than the total memory for media.
+        """
         if self.size + amount > (most := self._quota.most):
             raise InvalidPayload(f"the request's {self._media} have more than {most} bytes of files and decoded data")
         super().take(amount)
 
 
 class Load(NamedTuple):
-    """A file to be decoded, with its units."""
+    """A media file to decode, and its number of units."""
 
     kind: str
     file: bytes
@@ -121,28 +127,30 @@ class Load(NamedTuple):
 
     @property
     def data_size(self) -> int:
-        """Bytes of the decoded data."""
+        """Return the bytes of the decoded data."""
         return DECODERS[self.kind].unit_bytes * self.units
 
     @property
     def memory(self) -> int:
-        """Bytes that decoding may take."""
+        """Return the maximum bytes of memory for decoding."""
         return _MEMORY + DECODERS[self.kind].unit_memory * self.units + 2 * len(self.file)
 
 
 class LoadedMedia(NamedTuple):
-    """The media of one request, and their memory."""
+    """The decoded media of a request, and the memory reserved for them."""
 
     media: tuple[Medium, ...]
     reservation: Reservation
 
 
 class MediaLoader:
-    """Fetches and decodes. Its threads start with the first medium, the process of a kind with the first medium of
-    the kind. Thread-safe.
+    """The loader of media, which fetches and decodes them. Thread-safe.
 
-    Owners take turns by the computing time that their media have taken; a request without an owner is its own. All of
-    a request's units are reserved, as the files' headers give them, before any is decoded.
+    Threads are started for the first medium, and a decoding process for the first medium of its kind.
+
+    Owners take turns according to the CPU time that their media have used. A request without an owner counts as an
+    owner of its own. Memory for all media of a request is reserved according to the files' headers before any is
+    decoded.
     """
 
     def __init__(self, rules: MediaRules) -> None:
@@ -162,13 +170,15 @@ class MediaLoader:
         self._closed = False
 
     def load(self, sources: Sequence[MediaSource], owner: str = "") -> Future[LoadedMedia]:
-        """Load the media of a request; cancelling the result ends the fetches.
+        """Load the media of a request. If the returned future is cancelled, the fetches end.
+
+        The future raises Unavailable or InvalidPayload if a medium cannot be loaded. Their messages name the field.
 
         Args:
-            owner: of the request; "" for none.
+            owner: owner of the request, or "" without one.
 
         Raises:
-            Unavailable: too many wait. The result raises it too, and InvalidPayload; both name the field.
+            Unavailable: too many media are being loaded, or the server is stopping.
         """
         with self._lock:
             if self._closed:
@@ -180,7 +190,7 @@ class MediaLoader:
         return future
 
     def close(self) -> None:
-        """End threads and process; loading media are abandoned."""
+        """Stop all threads and processes. Media that are being loaded are abandoned."""
         with self._lock:
             loop, self._loop, self._closed = self._loop, None, True
         for process in self._processes.values():
@@ -213,7 +223,7 @@ class MediaLoader:
     async def _load(self, sources: Sequence[MediaSource], owner: Hashable) -> LoadedMedia:
         task = asyncio.current_task()
         assert task is not None
-        task.add_done_callback(_retrieve)  # a client that has left reads no error
+        task.add_done_callback(_retrieve)  # nobody reads the error if the client has disconnected
         words = several(source.kind for source in sources)
         reservation, fetches, decoding = Reservation(self.memory, words), Flow(owner), Flow(owner)
         try:
@@ -227,7 +237,7 @@ class MediaLoader:
                 _named(source, partial(self._decoded, load, decoding, reservation))
                 for source, load in zip(sources, loads, strict=True)
             )
-            reservation.give_back(sum(len(file) for file in files) - given)  # nothing refers to what was fetched
+            reservation.give_back(sum(len(file) for file in files) - given)  # the fetched files are not used any more
         except BaseException:
             reservation.give_back()
             raise
@@ -242,11 +252,11 @@ class MediaLoader:
                 file = await self._fetch(source)
             reservation.take(len(file))
         if not file:
-            raise InvalidPayload(f"the {source.kind} has no bytes")
+            raise InvalidPayload(f"the {source.kind} is empty")
         return file
 
     async def _fetch(self, source: MediaSource) -> bytes:
-        from handler.serving.media.fetch import Fetcher, read_file  # aiohttp is loaded by the first URL
+        from handler.serving.media.fetch import Fetcher, read_file  # aiohttp is imported only for the first URL
 
         if _host(source.url) == _FILES:
             return await run_in_daemon_thread(read_file, source.url, source.kind, self._rules)
@@ -255,7 +265,7 @@ class MediaLoader:
         return await self._fetcher.fetch(source.url, source.kind)
 
     def _measured(self, source: MediaSource, file: bytes) -> Load:
-        """Measure a medium by its header."""
+        """Read the size of a medium from its header."""
         try:
             return self._load_of(source.kind, file, DECODERS[source.kind].read_size(file))
         except InvalidPayload as error:
@@ -267,15 +277,16 @@ class MediaLoader:
     async def _decoded(self, load: Load, flow: Flow, reservation: Reservation) -> Medium:
         try:
             return await self._in_turn(load, flow)
-        except LargerThanRead as larger:  # as a GIF whose first frame is larger than its screen
+        except LargerThanRead as larger:  # for example a GIF whose first frame is larger than its screen
             found = self._load_of(load.kind, load.file, larger.args)
             reservation.take(found.data_size - load.data_size)
             return await self._in_turn(found, flow)
 
     async def _in_turn(self, load: Load, flow: Flow) -> Medium:
-        """Decode a small medium within little time, so that each turn is short; decode others, and slow ones,
-        separately. Until it is decoded, it is charged the time that its header implies; if that was too little, the
-        maximum.
+        """Decode a medium. A small one is first tried with the short time limit, so that other media wait less.
+
+        While the medium is being decoded, its owner is charged for the time that its size implies, or for the maximum
+        time after a failed first try.
         """
         seconds = _BEGIN + load.units / _UNITS_PER_SECOND
         if load.units <= _QUICK_UNITS:
@@ -285,7 +296,8 @@ class MediaLoader:
         try:
             return await self._turn(load, flow, seconds, slow=True)
         except LimitExceeded:
-            raise InvalidPayload(f"the {load.kind} needs more than {SECONDS:g} s or {load.memory >> 20} MiB") from None
+            limits = f"{SECONDS:g} s or {load.memory >> 20} MiB"
+            raise InvalidPayload(f"the {load.kind} needs more than {limits} to be decoded") from None
 
     async def _turn(self, load: Load, flow: Flow, seconds: float, *, slow: bool) -> Medium:
         limit, nice = (SECONDS, _NICE) if slow else (_QUICK_SECONDS, 0)
@@ -302,7 +314,7 @@ class MediaLoader:
 
 
 async def _together(parts: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run coroutines concurrently; the first that fails ends the others."""
+    """Run coroutines concurrently. If one of them fails, cancel the others."""
     tasks = [asyncio.create_task(part) for part in parts]
     try:
         return await asyncio.gather(*tasks)
@@ -329,31 +341,31 @@ def _host(url: str) -> str:
         return _FILES
     try:
         return urlsplit(url).netloc.lower()
-    except ValueError:  # it is refused when it is fetched
+    except ValueError:  # the fetch will refuse it
         return ""
 
 
-# -- put decoded media into a prompt -----------------------------------------------------------------------------------
+# -- placement of decoded media in a prompt ----------------------------------------------------------------------------
 
 
 def place_media(request: Request, prompt: Prompt, media: Sequence[Medium], tokens: Mapping[str, MediaTokens]) -> Prompt:
-    """Return the prompt with its media, and with as many ids for each as the engine computes.
+    """Return the prompt with its media. Each placeholder is repeated for the number of tokens that the medium needs.
 
     Args:
-        prompt: has one placeholder per medium.
-        media: one for each of the request's sources.
-        tokens: the model's, by kind.
+        prompt: prompt with one placeholder per medium.
+        media: media of the request, in the order of its sources.
+        tokens: media tokens of the model, by kind.
 
     Raises:
-        InvalidPayload: the model does not take these media here.
-        InvalidParameter: the prompt would be cut.
+        InvalidPayload: the model does not accept these media.
+        InvalidParameter: the request asks to truncate the prompt.
     """
     for medium in media:
         if medium.kind not in tokens:
-            raise InvalidPayload(f"'messages': the model takes no {MEDIA[medium.kind]}")
+            raise InvalidPayload(f"'messages': the model does not accept {MEDIA[medium.kind]}")
     if request.truncation is not None:
         kinds = several(medium.kind for medium in media)
-        raise InvalidParameter(f"truncate_prompt_tokens: a prompt with {kinds} is not truncated")
+        raise InvalidParameter(f"truncate_prompt_tokens: a prompt with {kinds} cannot be truncated")
     counts: dict[str, list[int]] = {}
     for source, medium in zip(request.media, media, strict=True):
         try:

@@ -1,1 +1,1 @@
-"""Metrics of a server for Prometheus and CloudWatch; the log line and the trace of each request."""
+"""Metrics of the server for Prometheus and CloudWatch, and the log line and trace of each request."""

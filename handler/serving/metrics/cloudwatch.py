@@ -1,7 +1,8 @@
-"""Lines in CloudWatch's embedded metric format: CloudWatch Logs makes metrics of them, where nothing can be scraped.
+"""Log lines in CloudWatch's embedded metric format, which CloudWatch Logs converts to metrics.
 
-The format: docs.aws.amazon.com, AmazonCloudWatch, "Specification: Embedded metric format". A line must be one whole
-log event, with nothing before the JSON.
+They replace Prometheus where metrics cannot be scraped. The format is described at docs.aws.amazon.com,
+AmazonCloudWatch, "Specification: Embedded metric format". Each line must be a complete log event that starts with the
+JSON.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from handler.serving.metrics.prometheus import OUTCOMES
 log = logging.getLogger("handler.cloudwatch")
 
 NAMESPACE = "LMI"
-_LONGEST_VALUE = 1024  # characters of a dimension's value, which are printable ASCII (CloudWatch's API, `Dimension`)
+_LONGEST_VALUE = 1024  # maximum characters of a dimension's value, all printable ASCII (CloudWatch's API, `Dimension`)
 
 Samples = Mapping[str, float]
-"""Counters by the names of Prometheus' samples, with `{outcome}` if they have one."""
+"""Values by the names of Prometheus's samples, followed by `{outcome}` if a sample has this label."""
 
 _GAUGES = {
     "EngineReady": ("lmi_engine_ready", "None", 1.0),
@@ -37,7 +38,7 @@ _GAUGES = {
     "WaitingRequests": ("vllm:num_requests_waiting", "Count", 1.0),
     "KVCacheUsage": ("vllm:kv_cache_usage_perc", "Percent", 100.0),
 }
-"""CloudWatch's name -> the sample, its unit there, and the factor to that."""
+"""Sample, CloudWatch's unit, and the factor to convert the value to this unit, by CloudWatch's name."""
 
 _COUNTERS = {
     **{f"Requests{outcome.title()}": f"lmi_requests_total{{{outcome}}}" for outcome in OUTCOMES},
@@ -47,18 +48,18 @@ _COUNTERS = {
     "PrefixCacheQueries": "vllm:prefix_cache_queries_total",
     "PrefixCacheHits": "vllm:prefix_cache_hits_total",
 }
-"""Metrics reported as growth in the interval."""
+"""Metrics that are reported as the growth during the interval."""
 
 _MEANS = {
     "TimeToFirstToken": "lmi_time_to_first_token_seconds",
     "InterTokenLatency": "vllm:inter_token_latency_seconds",
     "RequestDuration": "lmi_request_duration_seconds",
 }
-"""Metrics reported as the interval's mean; absent if there were no values."""
+"""Metrics that are reported as the mean during the interval, or omitted if it has no values."""
 
 
 def samples(registry: CollectorRegistry) -> dict[str, float]:
-    """Read the current metrics; of replicas the sum, and of shares the mean."""
+    """Return the current metrics, summed over replicas. Metrics that are fractions are averaged instead."""
     found: defaultdict[str, list[float]] = defaultdict(list)
     for metric in registry.collect():
         for sample in metric.samples:
@@ -69,10 +70,12 @@ def samples(registry: CollectorRegistry) -> dict[str, float]:
 
 
 def document(model_name: str, before: Samples, now: Samples, at: float) -> dict[str, Any]:
-    """Return the JSON of one interval, from `before` to `now`.
+    """Return the JSON value that reports an interval.
 
     Args:
-        at: seconds since 1970.
+        before: samples at the start of the interval.
+        now: samples at its end.
+        at: time of the end, in seconds since 1970.
     """
     values: dict[str, tuple[float, str]] = {}
     for name, (sample, unit, factor) in _GAUGES.items():
@@ -97,7 +100,7 @@ def document(model_name: str, before: Samples, now: Samples, at: float) -> dict[
 
 
 def _growth(sample: str, before: Samples, now: Samples) -> float:
-    """Return the growth since `before`; a restarted engine counts from 0."""
+    """Return the growth of a counter since `before`. A restarted engine starts its counters at 0."""
     grown = now[sample] - before.get(sample, 0.0)
     return grown if grown >= 0 else now[sample]
 
@@ -106,10 +109,11 @@ def _growth(sample: str, before: Samples, now: Samples) -> float:
 def reporting(
     registry: CollectorRegistry, model_name: str, interval: float, stream: TextIO | None = None
 ) -> Iterator[None]:
-    """Write a line every `interval` seconds, and the last one at the end; 0 is never. Writing happens on a thread.
+    """Write a line every `interval` seconds and at the end of the block, on a thread.
 
     Args:
-        stream: by default stdout, where no log record puts words before the JSON.
+        interval: seconds between two lines; 0 disables reporting.
+        stream: by default stdout, to which no log records with prefixes are written.
     """
     if not interval:
         yield
@@ -126,7 +130,7 @@ def reporting(
         yield
     finally:
         ended.set()
-        thread.join(1.0)  # a stream that nobody reads must not keep the server
+        thread.join(1.0)  # a stream that nobody reads must not delay the server's exit
 
 
 def _report(
@@ -140,7 +144,7 @@ def _report(
             stream.write(json.dumps(document(model_name, before, now, time.time())) + "\n")
             stream.flush()
         except (OSError, ValueError):
-            return log.exception("no more metrics for CloudWatch: its stream is closed")
+            return log.exception("no more metrics are sent to CloudWatch: the output stream is closed")
         if last:
             return
         before = now

@@ -1,6 +1,6 @@
-"""Prometheus metrics of a server, served at /metrics.
+"""Prometheus metrics of the server, served at /metrics.
 
-Labels are few: SageMaker turns each combination into a CloudWatch metric.
+There are few labels, because SageMaker creates a CloudWatch metric for each combination of their values.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ log = logging.getLogger("handler.request")
 
 
 class Histogram(Collector):
-    """A histogram with one set of labels. Values are observed on one thread.
+    """A histogram with a single set of label values. Values must be observed on a single thread.
 
     Args:
-        bounds: the upper ones of its buckets but the last, ascending.
-        labels: name -> value.
+        bounds: upper bounds of the buckets in ascending order, without the last one, which is infinite.
+        labels: values of the labels by name.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Histogram(Collector):
         registry.register(self)
 
     def observe(self, value: float, count: int = 1) -> None:
-        """Count a value, `count` times."""
+        """Add a value to the histogram `count` times."""
         self._counts[bisect_left(self._bounds, value)] += count
         self._sum += value * count
 
@@ -67,11 +67,11 @@ class Histogram(Collector):
         yield family
 
 
-# -- metrics by vLLM's names, labels, units and buckets (vllm/v1/metrics/loggers.py and buckets.py, 0.32) --------------
+# -- metrics with vLLM's names, labels, units and buckets (vllm/v1/metrics/loggers.py and buckets.py, 0.32) ------------
 # A value that the engine does not report is not exported.
 
 _LABELS = ("model_name", "engine")
-_FIRST = "0"  # vLLM numbers the engines of a server, as we do replicas; what belongs to none is the first one's
+_FIRST = "0"  # vLLM numbers its engines like replicas; values of the whole server are reported for the first engine
 
 _FIRST_TOKEN = (
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0,
@@ -85,17 +85,22 @@ _QUEUE = (
     1920.0, 7680.0,
 )  # fmt: skip
 _TOKENS = tuple(float(digit * 10**power) for power in range(6) for digit in (1, 2, 5))
-"""vLLM's name for an end at the model's context."""
 
 _REASONS = {"ok": "stop", "cancelled": "abort", "failed": "error"}
-"""A request's outcome -> its `finished_reason`, which is `length` where it was cut off."""
+"""vLLM's `finished_reason` by outcome. It is `length` instead if the answer was cut off at a limit."""
 
 
 class VllmMetrics(Collector):
-    """vLLM's metrics. Attributes:
-    first_token: seconds from a request's acceptance to its first token.
-    inter_token: seconds between tokens. Each of a request's tokens counts with the request's mean: the true
-        distribution would cost time at every token. Sum and count are exact.
+    """Metrics of vLLM.
+
+    Args:
+        queued: returns the number of requests in the queue.
+        engines: returns the number of sequences and the statistics of each engine.
+
+    Attributes:
+        first_token: histogram of seconds from a request's acceptance to its first token.
+        inter_token: histogram of seconds between tokens. Sum and count are exact. All tokens of a request are counted
+            with the request's mean, because measuring each token would cost too much.
     """
 
     def __init__(
@@ -105,12 +110,6 @@ class VllmMetrics(Collector):
         queued: Callable[[], int],
         engines: Callable[[], Sequence[tuple[int, EngineStatistics]]],
     ) -> None:
-        """Register the metrics.
-
-        Args:
-            queued: returns the number of requests in the queue.
-            engines: returns each engine's number of sequences, and its report.
-        """
         self._model_name = model_name
         self._queued, self._engines = queued, engines
         labels = dict(zip(_LABELS, (model_name, _FIRST), strict=True))
@@ -124,7 +123,7 @@ class VllmMetrics(Collector):
         registry.register(self)
         self.inter_token = Histogram(
             "vllm:inter_token_latency_seconds",
-            "Mean time between a request's tokens, counted for each",
+            "Mean time between a request's tokens, counted for each token",
             _INTER_TOKEN,
             registry,
             labels,
@@ -141,7 +140,9 @@ class VllmMetrics(Collector):
         self._ended = dict.fromkeys(("stop", "length", "abort", "error"), 0)
 
     def count(self, request: RequestRecord) -> None:
-        """Count a request that the engine got, at its end."""
+        """Count a request that has ended, unless the engine never got it."""
+        if request.queue is None:
+            return
         self._queue.observe(request.queue)
         self._prompt_tokens.observe(request.num_prompt_tokens)
         self._generated.observe(request.num_tokens)
@@ -150,7 +151,7 @@ class VllmMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         engines = self._engines()
-        waiting = [min(report.num_waiting or 0, num) for num, report in engines]  # the report may be a second old
+        waiting = [min(report.num_waiting or 0, num) for num, report in engines]  # statistics may be a second old
         running = [num - waits for (num, _), waits in zip(engines, waiting, strict=True)]
         waiting[0] += self._queued()
         reports = [report for _, report in engines]
@@ -161,7 +162,7 @@ class VllmMetrics(Collector):
         gauge, counter = GaugeMetricFamily, CounterMetricFamily
         for kind, name, help, values in (
             (gauge, "num_requests_running", "Sequences that the engine is computing", running),
-            (gauge, "num_requests_waiting", "Requests waiting in the queue, or in the engine for room", waiting),
+            (gauge, "num_requests_waiting", "Requests waiting in the queue, or for room in the engine", waiting),
             (gauge, "kv_cache_usage_perc", "Used fraction of the KV cache, 0 to 1", usage),
             (counter, "prefix_cache_queries", "Prompt tokens looked up in the prefix cache", queries),
             (counter, "prefix_cache_hits", "Prompt tokens found in the prefix cache", hits),
@@ -179,7 +180,7 @@ class VllmMetrics(Collector):
         yield ended
 
 
-# -- the metrics of Text Generation Inference that autoscalers read, with its types, units and buckets -----------------
+# -- metrics of Text Generation Inference that autoscalers read, with its types, units and buckets ---------------------
 # Sources: docs/source/reference/metrics.md and router/src/server.rs of huggingface/text-generation-inference 3.
 
 _DURATIONS = tuple(0.0001 * 1.5**power for power in range(1, 36))  # seconds
@@ -192,7 +193,7 @@ class TgiMetrics:
         Gauge("tgi_queue_size", "Current queue size", registry=registry).set_function(queued)
         Gauge("tgi_batch_current_size", "Current batch size", registry=registry).set_function(active)
         self._duration = Histogram(
-            "tgi_request_duration", "Seconds that a successful request took", _DURATIONS, registry
+            "tgi_request_duration", "Duration of successful requests, in seconds", _DURATIONS, registry
         )
 
     def count_opened(self) -> None:
@@ -203,7 +204,7 @@ class TgiMetrics:
         self._duration.observe(seconds)
 
     def counters(self) -> bytes:
-        """Render the counters: their names do not have `_total`, which prometheus_client would add."""
+        """Render the counters, whose names must not end with `_total`, which prometheus_client would append."""
         values = (
             ("tgi_request_count", "Total number of requests", self._num_opened),
             ("tgi_request_success", "Number of successful requests", self._num_ok),
@@ -223,23 +224,23 @@ REPLICA_FAMILIES: tuple[tuple[_Family, str, str, Callable[[ReplicaReport], float
     (CounterMetricFamily, "generated_tokens", "Tokens generated by the replica", lambda replica: replica.num_tokens),
     (CounterMetricFamily, "restarts", "Restarts of the replica after it was lost", lambda replica: replica.restarts),
 )
-"""Metrics of each replica, where there are several."""
+"""Metrics that are exported for each replica if there are several."""
 
 OUTCOMES = ("ok", "refused", "overloaded", "unavailable", "failed", "cancelled")
 
 
 @dataclass(frozen=True)
 class Gauges:
-    """Functions that return a current value; they are called at each look at the metrics.
+    """Functions that return current values. They are called when the metrics are requested.
 
     Attributes:
-        queued: requests that wait for the engine.
-        active: the engine's requests.
-        tokens: tokens generated so far.
-        restarts: engines that were lost and started again.
-        statistics: the engine's own report; None while it has made none.
-        replicas: a report on each engine, where there are several.
-        adapters: names of the registered LoRA adapters.
+        queued: returns the number of requests that wait for the engine.
+        active: returns the number of requests in the engine.
+        tokens: returns the number of tokens generated so far.
+        restarts: returns the number of engine restarts.
+        statistics: returns the statistics of the engine, or None while it has reported none.
+        replicas: returns a report on each replica, or an empty list if there is only one engine.
+        adapters: returns the names of the registered LoRA adapters.
     """
 
     queued: Callable[[], int]
@@ -251,16 +252,14 @@ class Gauges:
     adapters: Callable[[], Sequence[str]] = tuple
 
     def engines(self) -> list[tuple[int, EngineStatistics]]:
-        """Return the sequences and the report of each engine."""
+        """Return the number of sequences and the statistics of each engine."""
         found = [(replica.num_active, replica.statistics) for replica in self.replicas()]
         found = found or [(self.active(), self.statistics())]
         return [(num_active, statistics or EngineStatistics()) for num_active, statistics in found]
 
 
 class _Totals(Collector):
-    """Totals that are read when metrics are requested: updating a Counter at every step would cost as much as a
-    token.
-    """
+    """Totals that are read only when the metrics are requested. Updating a Counter at each step would cost too much."""
 
     def __init__(self, gauges: Gauges) -> None:
         self._gauges = gauges
@@ -278,7 +277,7 @@ class _Totals(Collector):
 
 
 class _Adapters(Collector):
-    """The registered LoRA adapters and their requests; empty if there are none. An unregistered one is dropped."""
+    """Metrics of the registered LoRA adapters. Without adapters, nothing is exported."""
 
     def __init__(self, names: Callable[[], Sequence[str]]) -> None:
         self._names = names
@@ -288,8 +287,8 @@ class _Adapters(Collector):
         if not (names := self._names()):
             return
         for gone in {*self.num_requests} - {*names}:
-            self.num_requests.pop(gone, None)  # two may look at a time
-        yield GaugeMetricFamily("lmi_adapters", "LoRA adapters that are registered", value=len(names))
+            self.num_requests.pop(gone, None)  # metrics may be requested twice at the same time
+        yield GaugeMetricFamily("lmi_adapters", "Registered LoRA adapters", value=len(names))
         family = CounterMetricFamily("lmi_adapter_requests", "Requests with a LoRA adapter", labels=["adapter"])
         for name in names:
             family.add_metric([name], self.num_requests[name])
@@ -297,13 +296,13 @@ class _Adapters(Collector):
 
 
 class _Captured(Collector):
-    """The requests of option.capture_requests."""
+    """The metrics of `option.capture_requests`."""
 
     def __init__(self, counts: Callable[[], tuple[int, int]]) -> None:
         self._counts = counts
 
     def collect(self) -> Iterator[Metric]:
-        text = "Requests of option.capture_requests by outcome: written, or dropped as the disk was slow or full"
+        text = "Requests of option.capture_requests by outcome: written, or dropped because the disk was slow or full"
         family = CounterMetricFamily("lmi_captured_requests", text, labels=["outcome"])
         for outcome, count in zip(("written", "dropped"), self._counts(), strict=True):
             family.add_metric([outcome], count)
@@ -311,15 +310,17 @@ class _Captured(Collector):
 
 
 class Metrics:
-    """A server's own registry, so that two servers in one process (tests) do not conflict.
+    """The metrics of a server, in a registry of its own, so that several servers in a process (as in tests) do not
+    conflict.
 
     Args:
-        model_name: the label of vLLM's metrics.
-        tgi: export TGI's metrics too.
-        tracer: gets a span for each request.
+        model_name: value of the label `model_name` in vLLM's metrics.
+        gauges: functions that return current values.
+        tgi: whether to export TGI's metrics too.
+        tracer: tracer that records each request, or None without tracing.
 
     Attributes:
-        recorders: called with each request that has ended.
+        recorders: functions that are called with the record of each request that has ended.
     """
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
@@ -361,11 +362,15 @@ class Metrics:
         self._tgi = TgiMetrics(registry, gauges.queued, gauges.active) if tgi else None
 
     def show_captured(self, counts: Callable[[], tuple[int, int]]) -> None:
-        """Export how many requests are captured: written, dropped."""
+        """Export the numbers of captured requests.
+
+        Args:
+            counts: returns the numbers of written and of dropped requests.
+        """
         self.registry.register(_Captured(counts))
 
     def count_opened(self) -> None:
-        """Count a request that has arrived; its outcome is not known yet."""
+        """Count a request when it arrives, before its outcome is known."""
         if self._tgi is not None:
             self._tgi.count_opened()
 
@@ -378,7 +383,8 @@ class Metrics:
         """Count a request that has ended, and pass it to the recorders.
 
         Args:
-            adapters: names of the LoRA adapters of its prompts.
+            num_sequences: number of sequences that the request asked for.
+            adapters: names of the LoRA adapters that the request used.
         """
         self._by_outcome[request.outcome].inc()
         self.duration.observe(request.total)
@@ -388,8 +394,7 @@ class Metrics:
             self.per_token.observe(after_first / (num_tokens - 1))
         if (later := num_tokens - num_sequences) > 0:
             self._vllm.inter_token.observe(after_first * num_sequences / later, later)
-        if request.queue:
-            self._vllm.count(request)
+        self._vllm.count(request)
         self._adapters.num_requests.update(adapters)
         if self._tgi is not None and request.outcome == "ok":
             self._tgi.count_success(request.total)
@@ -406,21 +411,23 @@ class Metrics:
             self._tracer.close()
 
 
-# -- one request's times and token counts: they go into the metrics, the log and the trace -----------------------------
+# -- times and token counts of a request, for the metrics, the log and the trace ---------------------------------------
 
 
 class RequestStats:
-    """One request's times and counts; `close` records them once.
+    """The times and token counts of a request. `close` records them in the metrics, the log and the trace.
 
     Args:
-        request_id: as the client knows it.
-        metrics: where they are counted.
-        log_prompts: `option.log_prompts`.
-        headers: the request's, names in lower case.
+        request_id: id of the request, as the client knows it.
+        metrics: metrics in which the request is counted.
+        log_prompts: value of `option.log_prompts`.
+        headers: request headers by name in lower case.
 
     Attributes:
-        engine_answered: a delta has come, even a failure.
-        num_prompt_tokens, num_tokens: so far.
+        engine_answered: whether the engine has returned a delta, even a failure.
+        num_prompt_tokens: number of prompt tokens.
+        num_tokens: number of tokens generated so far.
+        error: error message, or "" without an error.
     """
 
     def __init__(
@@ -437,7 +444,7 @@ class RequestStats:
         self._metrics = metrics
         self._parsed: ParsedRequest | None = None
         self._prompts: Sequence[Any] = ()
-        self._accepted_at = 0.0  # all times are of time.perf_counter()
+        self._accepted_at = 0.0  # this and all other times are by time.perf_counter(); 0 if it has not happened yet
         self._encoded_at = 0.0
         self._started_at = 0.0
         self._first_at = 0.0
@@ -449,23 +456,23 @@ class RequestStats:
         metrics.count_opened()
 
     def note_accepted(self, parsed: ParsedRequest) -> None:
-        """Note that the body has been parsed, which starts the request's time."""
+        """Note that the body has been parsed. The request's times start here."""
         self._parsed = parsed
         if self._log_prompts:
             self._prompts = [request.messages or request.prompt for request in parsed.requests]
         self._accepted_at = time.perf_counter()
 
     def note_encoded(self, parsed: ParsedRequest) -> None:
-        """Note that the prompts are within the model's limits, and kept only as tokens."""
+        """Note that the prompts have been tokenized and are within the model's limits."""
         self._parsed = parsed
         self._encoded_at = time.perf_counter()
 
     def note_started(self) -> None:
-        """Note that the engine got a request."""
+        """Note that the engine has started the request."""
         self._started_at = time.perf_counter()
 
     def note_first(self) -> None:
-        """Note that the first delta has come, even a failure."""
+        """Note that the engine has returned the first delta, even a failure."""
         self.engine_answered = True
         self._first_at = time.perf_counter()
         if self.num_tokens:
@@ -476,7 +483,7 @@ class RequestStats:
         self._metrics.count_first(self._first_at - self._accepted_at)
 
     def timing(self) -> Timing:
-        """Return the times of an answer whose last token has come."""
+        """Return the times of a request whose last token has been generated."""
         return Timing(
             validation=self._encoded_at - self._accepted_at,
             queue=self._started_at - self._encoded_at,
@@ -486,13 +493,13 @@ class RequestStats:
         )
 
     def close(self, outcome: str, finish: Finish | None = None) -> None:
-        """Write the figures down.
+        """Record the request in the metrics, the log and the trace.
 
         Args:
-            outcome: one of OUTCOMES.
-            finish: why the last sequence ended.
+            outcome: one of `OUTCOMES`.
+            finish: finish reason of the last sequence.
         """
-        if self.num_tokens and not self._first_counted:  # its first delta had none
+        if self.num_tokens and not self._first_counted:  # the first delta had no token
             self._count_first()
         record = self._record(outcome, finish)
         requests, ignored = (self._parsed.requests, self._parsed.ignored) if self._parsed is not None else ((), ())
@@ -534,7 +541,7 @@ class RequestStats:
             error=self.error,
             num_prompt_tokens=self.num_prompt_tokens,
             num_tokens=self.num_tokens,
-            queue=self._started_at - self._encoded_at if self._started_at else 0.0,
+            queue=self._started_at - self._encoded_at if self._started_at else None,
             first=self._first_at - self._accepted_at if self.num_tokens else 0.0,
             total=time.perf_counter() - self._accepted_at if self._accepted_at else 0.0,
         )

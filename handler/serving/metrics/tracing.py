@@ -1,4 +1,4 @@
-"""OpenTelemetry: one span a request, exported by OTLP. It is made when the request has ended, off the tokens' path."""
+"""OpenTelemetry traces with one span per request, exported with OTLP. A span is created when its request has ended."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from handler.core.package import install
 log = logging.getLogger("handler.tracing")
 
 _PATIENCE = 2.0  # seconds
-_NAME = "llm_request"  # as vLLM's
+_NAME = "llm_request"  # as in vLLM
 _EXPORTERS = {
     "http/protobuf": "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "grpc": "opentelemetry.exporter.otlp.proto.grpc.trace_exporter",
 }
-"""OTLP's protocols, by their names in OTEL_EXPORTER_OTLP_PROTOCOL."""
+"""Modules of the exporters, by the protocol's name in OTEL_EXPORTER_OTLP_PROTOCOL."""
 
 _EXTRA = "lmi-handler[tracing]"
 
 
 class RequestRecord(NamedTuple):
-    """The record of a request that has ended; times in seconds, 0 if there was none.
+    """The record of a request that has ended.
 
     Attributes:
-        headers: the request's, names in lower case; `traceparent` and `tracestate` name the parent span.
+        headers: request headers by name in lower case. `traceparent` and `tracestate` name the parent span.
         outcome: ok, refused, overloaded, unavailable, failed or cancelled.
-        finish: why the last sequence ended; "" if none has.
-        error: "" for none.
-        queue: time from the tokenized prompt to the engine.
-        first: time to the first token.
-        total: time to the end.
+        finish: finish reason of the last sequence, or "" if no sequence has ended.
+        error: error message, or "" without an error.
+        queue: seconds from tokenizing to the start in the engine, or None if the engine never got the request.
+        first: seconds to the first token, or 0 without a token.
+        total: seconds to the end of the request, or 0 if it was not accepted.
     """
 
     id: str
@@ -47,17 +47,19 @@ class RequestRecord(NamedTuple):
     error: str
     num_prompt_tokens: int
     num_tokens: int
-    queue: float
+    queue: float | None
     first: float
     total: float
 
 
 class Tracer:
-    """Sends spans in batches from a thread of its own; the SDK reads its other settings from `OTEL_*` itself.
+    """A sender of spans, which sends them in batches on a separate thread. The OpenTelemetry SDK reads its other
+    settings from the variables `OTEL_*`.
 
     Args:
-        exporter: OpenTelemetry's, as `find_exporter` returns it.
-        endpoint: its URL; None: the one of OpenTelemetry's own variables.
+        exporter: OpenTelemetry's exporter class, as returned by `find_exporter`.
+        endpoint: URL of the receiver, or None if OpenTelemetry's variables name it.
+        model_name: name of the model in the spans.
     """
 
     def __init__(self, exporter: Any, endpoint: str | None, model_name: str) -> None:
@@ -77,7 +79,7 @@ class Tracer:
         self._error = functools.partial(Status, StatusCode.ERROR)
 
     def record(self, request: RequestRecord) -> None:
-        """Make the span of a request that has just ended."""
+        """Create the span of a request that has just ended."""
         end = time.time_ns()
         context = self._extract(request.headers)
         span = self._tracer.start_span(_NAME, context, self._kind, start_time=end - int(request.total * 1e9))
@@ -88,15 +90,13 @@ class Tracer:
         span.end(end)
 
     def _attributes(self, request: RequestRecord) -> dict[str, str | int | float | list[str]]:
-        """Return the span's attributes: by OpenTelemetry's conventions for generative AI, and by vLLM's names for the
-        times.
-        """
+        """Return the span's attributes, named as in OpenTelemetry's conventions for generative AI, or as in vLLM."""
         values: dict[str, str | int | float | list[str]] = {
             "gen_ai.request.id": request.id,
             "gen_ai.response.model": self._model_name,
             "gen_ai.usage.input_tokens": request.num_prompt_tokens,
             "gen_ai.usage.output_tokens": request.num_tokens,
-            "gen_ai.latency.time_in_queue": request.queue,
+            "gen_ai.latency.time_in_queue": request.queue or 0.0,
             "gen_ai.latency.e2e": request.total,
             "lmi.outcome": request.outcome,
         }
@@ -107,20 +107,20 @@ class Tracer:
         return values
 
     def close(self) -> None:
-        """Send the remaining spans; a receiver that does not answer must not delay the server's exit."""
+        """Send the remaining spans, within a time limit so that a receiver cannot delay the server's exit."""
         ending = threading.Thread(target=self._provider.shutdown, name="tracing", daemon=True)
         ending.start()
         ending.join(_PATIENCE)
 
 
 def find_exporter(endpoint: str | None) -> Any:
-    """Import OpenTelemetry's exporter of the configured protocol; None if nothing asks for traces.
+    """Import OpenTelemetry's exporter for the configured protocol, or return None if traces are not configured.
 
     Args:
-        endpoint: `option.otlp_traces_endpoint`.
+        endpoint: value of `option.otlp_traces_endpoint`.
 
     Raises:
-        ConfigError: the option is set, but a package is missing; or the protocol is not known.
+        ConfigError: the option is set, but a package is missing; or the protocol is unknown.
     """
     if endpoint is None and not environment.exports_traces():
         return None
@@ -133,15 +133,15 @@ def find_exporter(endpoint: str | None) -> Any:
     except ImportError as error:
         if endpoint is not None:
             raise ConfigError(f"option.otlp_traces_endpoint={endpoint}: {error}; {install(_EXTRA)}") from None
-        log.warning("OTEL_* ask for traces, but there are none: %s; %s", error, install(_EXTRA))
+        log.warning("OTEL_* variables configure traces, but traces cannot be sent: %s; %s", error, install(_EXTRA))
         return None
 
 
 def make_tracer(endpoint: str | None, model_name: str) -> Tracer | None:
-    """Return a tracer where the option or OpenTelemetry's own variables name a receiver.
+    """Return a tracer, or None if neither the option nor OpenTelemetry's variables name a receiver.
 
     Raises:
-        ConfigError: as `find_exporter`.
+        ConfigError: the option is set, but a package is missing; or the protocol is unknown.
     """
     exporter = find_exporter(endpoint)
     return None if exporter is None else Tracer(exporter, endpoint, model_name)

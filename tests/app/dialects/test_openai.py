@@ -144,7 +144,7 @@ def test_what_fails_after_such_signs_is_an_event() -> None:
         lines = answer.iter_lines()  # without a name it would be gone at once, and its connection with it
         assert next(lines)
         (event,) = events(server, CHAT, ASK)
-        assert event["error"]["message"].startswith("waited 1 s for the engine")
+        assert event["error"]["message"].startswith("the request waited 1 s for the engine")
 
 
 # -- failures ----------------------------------------------------------------------------------------------------

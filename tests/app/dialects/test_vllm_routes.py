@@ -361,7 +361,7 @@ def test_an_adapter_comes_and_goes_by_vllms_names(lora: LiveServer, tmp_path: Pa
         ({"lora_name": "a"}, "'lora_path' must be a non-empty string"),
         ([], "the body must be a JSON object with 'lora_name'"),
         ({"lora_name": "a", "lora_path": "/nowhere"}, "lora_path=/nowhere: there is no such directory"),
-        ({"lora_name": "a", "lora_path": "s3://b/a"}, "lora_path=s3://b/a: adapters are read from directories"),
+        ({"lora_name": "a", "lora_path": "s3://b/a"}, "lora_path=s3://b/a: must be a directory on this machine"),
         ({"lora_name": "model", "lora_path": "/nowhere"}, "conflicts with a served base model"),
         ({"lora_name": "a", "lora_path": "/nowhere", "load_inplace": 2}, "'load_inplace' must be true or false"),
         ({"lora_name": "a", "lora_path": "/nowhere", "is_3d_lora_weight": True}, "is_3d_lora_weight=true"),

@@ -399,7 +399,7 @@ def _app(log: list[str]) -> Any:
             log.append("gone")
             return
         await send({"type": "http.response.start", "status": 200, "headers": []})
-        scope["extensions"][EXCHANGE].open()
+        scope["extensions"][EXCHANGE].resume()
         for _ in range(3):
             await asyncio.sleep(0.1)
             assert scope["extensions"][EXCHANGE].write_chunk(b"abc")
@@ -570,7 +570,7 @@ def test_a_client_that_closed_behind_its_request_is_noticed_by_a_write() -> None
         async def app(scope: Any, receive: Any, send: Any) -> None:
             nonlocal written
             await send({"type": "http.response.start", "status": 200, "headers": []})
-            scope["extensions"][EXCHANGE].open()
+            scope["extensions"][EXCHANGE].resume()
             while written < 1000 and scope["extensions"][EXCHANGE].write_chunk(b"abc"):
                 written += 1
                 await asyncio.sleep(0.01)

@@ -34,18 +34,18 @@ class Short:
     def __init__(self, *, is_open: bool = True) -> None:
         self.chunks: list[bytes] = []
         self.is_open = is_open
-        self.is_held = True
+        self.is_paused = True
         self.written_at = 0.0
-        self.num_unread = 0
+        self.num_unsent = 0
 
     def wake(self) -> None:
         pass
 
-    def open(self) -> None:
-        self.is_held = not self.is_open
+    def resume(self) -> None:
+        self.is_paused = not self.is_open
 
     def write_chunk(self, data: bytes) -> bool:
-        if self.is_held:
+        if self.is_paused:
             return False
         self.chunks.append(data)
         return True
@@ -117,12 +117,12 @@ def test_the_short_way_is_taken_while_it_is_open_and_never_for_the_end() -> None
         writer = BodyWriter(socket.send, short)
         for chunk in (b"a", b"b"):  # nothing has begun the answer before the first one
             writer.pull(Answer(chunk))
-        short.is_held = True  # as a full socket has it
+        short.is_paused = True  # as a full socket has it
         for chunk in (b"c", b"d"):
             writer.pull(Answer(chunk))
         writer.pull(Answer(b"e", last=True))
         assert (short.chunks, socket.sent) == ([b"b", b"d"], [(b"a", True), (b"c", True), (b"e", False)])
-        assert short.is_held  # nothing comes after the end
+        assert short.is_paused  # nothing comes after the end
 
     asyncio.run(story())
 
@@ -133,7 +133,7 @@ def test_the_short_way_is_closed_while_what_came_before_waits() -> None:
         writer = BodyWriter(socket.send, short)
         socket.room.clear()
         writer.write(b"a")
-        assert short.is_held
+        assert short.is_paused
         writer.pull(Answer(b"b"))
         socket.room.set()
         await settle()
@@ -154,7 +154,7 @@ def test_what_a_client_has_not_read_is_counted_and_given_up_where_all_keep_too_m
                 raise Overloaded("full")
 
         writer = BodyWriter(socket.send, short, hold)
-        short.num_unread = 1  # in the socket's own buffer
+        short.num_unsent = 1  # in the socket's own buffer
         writer.write(b"a")
         socket.room.clear()
         for chunk in (b"bb", b"ccc"):
@@ -184,7 +184,7 @@ def test_a_short_way_that_is_cut_ends_the_writer(monkeypatch: pytest.MonkeyPatch
         writer = BodyWriter(socket.send, short)
         writer.pull(Answer(b"a"))
         assert writer.broken
-        assert short.is_held
+        assert short.is_paused
         writer.pull(Answer(b"b", last=True))
         assert socket.sent == []
 

@@ -95,7 +95,7 @@ CASES: dict[str, tuple[Any, str]] = {
     "an image": (by_url(data_url(image_file())), ".audio_url: it is not WAV, FLAC, MP3 or Ogg"),
     "no URL": (by_url(3), ".audio_url must be a URL"),
     "FTP": (by_url("ftp://a/b.wav"), ".audio_url must be an http, https, file or data URL"),
-    "a private host": (by_url("http://169.254.169.254/a.wav"), ".audio_url: its host is not among"),
+    "a private host": (by_url("http://169.254.169.254/a.wav"), ".audio_url: its host is not in option"),
     "a data URL without base64": (by_url("data:audio/wav,abc"), "a data URL must be data:audio/...;base64,..."),
     "outside of the folder": (by_url("file:///etc/passwd"), "it is not a file below option.allowed_local_media_path"),
     "video": ({"type": "video_url", "video_url": {"url": "http://a/"}}, "reads only text, images and audio clips"),
@@ -248,7 +248,7 @@ def test_wrong_fields(server: LiveServer, name: str) -> None:
 
 
 FILES = {
-    "empty": (b"", "file: the audio has no bytes"),
+    "empty": (b"", "file: the audio is empty"),
     "a text": (b"hello", "file: it is not WAV, FLAC, MP3 or Ogg (Vorbis, Opus)"),
     "8 hours": (flac(8 * 3600 * 16_000), "file: the audio has 28800 s; at most 3 s (option.max_audio_seconds)"),
     "too long": (clip_file(tone(3.5)), "file: the audio has 3.5 s; at most 3 s"),
@@ -276,11 +276,11 @@ NAMED = 'Content-Disposition: form-data; name="a"\r\n\r\n'
 BODIES: dict[str, tuple[bytes, str, str]] = {
     "no boundary": (form(NAMED), "multipart/form-data", "needs a boundary of 1 to 70 characters"),
     "a long boundary": (form(NAMED), f"multipart/form-data; boundary={'x' * 99}", "needs a boundary"),
-    "another boundary": (form(NAMED), "multipart/form-data; boundary=y", "is not multipart/form-data"),
-    "is cut short": (form(NAMED + "abc")[:-9], "multipart/form-data; boundary=x", "is cut short"),
+    "another boundary": (form(NAMED), "multipart/form-data; boundary=y", "is not valid multipart/form-data"),
+    "is cut short": (form(NAMED + "abc")[:-9], "multipart/form-data; boundary=x", "is incomplete"),
     "no name": (form("A: b\r\n\r\nc"), "multipart/form-data; boundary=x", "a part of the form has no name"),
     "many parts": (form(*[NAMED] * 65), "multipart/form-data; boundary=x", "the form has more than 64 parts"),
-    "long headers": (form("A: " + "b" * 9000 + "\r\n\r\n"), "multipart/form-data; boundary=x", "is cut short"),
+    "long headers": (form("A: " + "b" * 9000 + "\r\n\r\n"), "multipart/form-data; boundary=x", "is incomplete"),
     "no file": (form(NAMED + "b"), "multipart/form-data; boundary=x", "'file' is required"),
     "a file without a name": (
         form('Content-Disposition: form-data; name="file"\r\n\r\n%%'), "multipart/form-data; boundary=x",

@@ -156,7 +156,7 @@ def test_a_responses_items(served: tuple[LiveServer, Urls], kind: str) -> None:
             {"type": "input_image", "image_url": data_url(b"<svg/>")}]}]},
          "input[0].content[0].image_url: it is not JPEG, PNG, WebP or GIF"),
         ("/v1/chat/completions", {"truncate_prompt_tokens": 2, "messages": openai(data_url(PNG))},
-         "truncate_prompt_tokens: a prompt with images is not truncated"),
+         "truncate_prompt_tokens: a prompt with images cannot be truncated"),
     ],
 )  # fmt: skip
 def test_each_names_its_own_field(served: tuple[LiveServer, Urls], path: str, body: Any, message: str) -> None:
@@ -187,7 +187,7 @@ def test_models_of_texts_refuse_images_by_name() -> None:
 
 CHAT = "/v1/chat/completions"
 NOT_PUBLIC = "its host has an address that is not public"
-NOT_LISTED = "its host is not among option.allowed_media_domains"
+NOT_LISTED = "its host is not in option.allowed_media_domains"
 OUTSIDE = "it is not a file below option.allowed_local_media_path"
 MANY_PIXELS = r"pixels; at most 1000000 in all \(option.max_image_pixels\)"
 _NAMES = {"inside.example": ["10.1.2.3"], "both.example": ["93.184.216.34", "127.0.0.1"], "six.example": ["::1"]}
@@ -280,7 +280,7 @@ def test_numbers_that_only_the_system_reads_as_an_address(server: LiveServer, ho
         (f"http://{HOST}:22/", NOT_LISTED),
         ("http://example.com:6379/", NOT_LISTED),
         ("https://example.com:80/", NOT_LISTED),
-        ("http://user:word@example.com/", "the URL has a user or a password"),
+        ("http://user:word@example.com/", "the URL must not contain a user or a password"),
         ("http://example.com\\@127.0.0.1/", "it is not a valid URL"),
         ("http://[::1/", "it is not a valid URL"),
         ("http://2130706433/", "it is not a valid URL"),
@@ -341,7 +341,7 @@ def test_a_server_that_takes_too_long(files: FileServer) -> None:
     settings = options(f"option.allowed_media_domains={files.domain}", "option.image_fetch_timeout=0.2")
     with serve("--engine", "echo", *settings) as hasty:
         hasty.wait_ready()
-        assert reason(hasty, files.url("/slow")) == "it could not be fetched in 0.2 s (option.image_fetch_timeout)"
+        assert reason(hasty, files.url("/slow")) == "it could not be fetched within 0.2 s (option.image_fetch_timeout)"
 
 
 NOISE = os.urandom(1 << 12)
@@ -410,7 +410,7 @@ def test_without_options_nothing_is_fetched_or_read(echo_server: LiveServer) -> 
     message = "images are not fetched: option.allowed_media_domains is not set; send a data URL"
     assert reason(echo_server, "https://example.com/a.png") == message
     assert reason(echo_server, "file:///etc/passwd") == (
-        "files are not read: option.allowed_local_media_path is not set"
+        "file URLs are not allowed: option.allowed_local_media_path is not set"
     )
 
 

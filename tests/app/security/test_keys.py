@@ -294,7 +294,7 @@ def test_keys_come_from_both_sources_and_leave_the_environment() -> None:
 
 @in_one_test("key", ["", "with space", "a,b", "\u00e9", "x" * 1025, "line\n"])
 def test_a_key_that_no_header_could_bear(key: str) -> None:
-    with pytest.raises(ConfigError, match="--api-key: a key is 1 to 1024 visible ASCII") as found:
+    with pytest.raises(ConfigError, match="--api-key: a key must be 1 to 1024 visible ASCII") as found:
         read(key)
     assert not key or key not in str(found.value)
 
@@ -381,7 +381,7 @@ def test_what_is_wrong_with_files(files: Files, tmp_path: Path) -> None:
     encrypted = tmp_path / "encrypted.pem"
     encrypted.write_text(_encrypted(files.key))
     cases: list[tuple[Path | None, Path | None, str]] = [
-        (None, files.key, "--ssl-keyfile: needs --ssl-certfile"),
+        (None, files.key, "--ssl-keyfile: requires --ssl-certfile"),
         (nothing, files.key, f"--ssl-certfile {nothing}: No such file"),
         (files.chain, nothing, f"--ssl-keyfile {nothing}: No such file"),
         (tmp_path, files.key, f"--ssl-certfile {tmp_path}: Is a directory"),
@@ -389,8 +389,8 @@ def test_what_is_wrong_with_files(files: Files, tmp_path: Path) -> None:
         (files.key, files.key, f"--ssl-certfile {files.key}: contains no PEM certificate"),
         (files.chain, garbage, f"--ssl-keyfile {garbage}: contains no PEM private key"),
         (files.chain, None, f"--ssl-certfile {files.chain}: contains no PEM private key"),
-        (files.chain, files.other_key, f"--ssl-keyfile {files.other_key}: does not belong to the first certificate"),
-        (files.chain, encrypted, f"--ssl-keyfile {encrypted}: its key is encrypted"),
+        (files.chain, files.other_key, f"--ssl-keyfile {files.other_key}: does not match the first certificate"),
+        (files.chain, encrypted, f"--ssl-keyfile {encrypted}: the key is encrypted"),
     ]
     for certfile, keyfile, message in cases:
         with pytest.raises(ConfigError) as found:
@@ -414,5 +414,5 @@ def test_a_wrong_certificate_stops_the_start_before_anything_is_loaded(files: Fi
         env={**os.environ, **clean_environment()}, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 2
-    assert done.stderr.startswith(f"lmi: --ssl-keyfile {files.other_key}: does not belong")
+    assert done.stderr.startswith(f"lmi: --ssl-keyfile {files.other_key}: does not match")
     assert done.stderr.count("\n") == 1

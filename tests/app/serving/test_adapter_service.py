@@ -198,7 +198,7 @@ def test_adapters_lie_beside_the_properties_and_in_the_models_own_directory(tmp_
 def test_one_name_in_two_places_is_refused(tmp_path: Path) -> None:
     for name in ("properties", "model"):
         write_adapter(tmp_path / name / "adapters" / "a")
-    with pytest.raises(ConfigError, match="the adapter a is in two places"):
+    with pytest.raises(ConfigError, match="the adapter a exists in two directories"):
         home(tmp_path / "properties", tmp_path / "model")
 
 

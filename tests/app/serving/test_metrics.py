@@ -329,6 +329,13 @@ def metrics() -> Metrics:
     return Metrics("m", Gauges(lambda: 2, lambda: 1, lambda: 7, lambda: 0, lambda: None, tuple))
 
 
+def test_a_request_that_the_engine_started_at_once_has_a_queue_time_and_one_that_it_never_got_has_none() -> None:
+    made = metrics()
+    made.count(RequestRecord("id", {}, "ok", "", "", 1, 2, queue=0.0, first=8.0, total=9.0), 1)
+    made.count(RequestRecord("id", {}, "refused", "", "", 0, 0, queue=None, first=0.0, total=0.0), 1)
+    assert samples(made.registry)["vllm:request_queue_time_seconds_count"] == 1
+
+
 def test_an_interval_has_the_growth_of_counters_and_the_means_of_its_requests() -> None:
     made = metrics()
     made.count_first(8.0)

@@ -68,7 +68,7 @@ def test_step_by_step_a_bad_guide_is_refused_by_its_name(checks: StructuredOutpu
     (task,) = bench(checks).dynamic(20).run([item("a", "wrong it has no end")])
     assert task.status == 424
     answer = json.loads(task.take())
-    assert answer["error"] == "parameters.guided_regex: the engine cannot follow it: it has no end"
+    assert answer["error"] == "parameters.guided_regex: the engine cannot apply it: it has no end"
 
 
 def test_a_request_that_is_wrong_anyway_costs_no_trial(checks: StructuredOutputValidator) -> None:

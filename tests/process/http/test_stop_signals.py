@@ -264,7 +264,7 @@ def test_a_hung_formatter_does_not_hold_up_the_end(tmp_path: Path) -> None:
         with pytest.raises(httpx.ReadTimeout):
             http.post(server.url + "/invocations", json=ask("a", bad_input="sleep600"), timeout=0.5)
         server.send_signal(signal.SIGTERM)
-        hint = "-d @body.json  # a body as the input formatter 'read' of model.py reads it\n"
+        hint = "-d @body.json  # in the format that the input formatter 'read' of model.py reads\n"
         wait_for(lambda: hint in server.log, 5, "its example is another body")
         wait_for(lambda: "SIGTERM: stopping" in server.log, 5, "it does not hear the signal")
         server.send_signal(signal.SIGTERM)  # the second signal does not wait for what is under way

@@ -182,7 +182,7 @@ def test_a_built_in_formatter_by_option_beats_model_py(tmp_path: Path, name: str
         (LEGACY, "option.output_formatter=xml", "of model.py, which has write_legacy"),
         (LEGACY, "option.input_formatter=xml", "of model.py, which has none"),
         (TWO, "", "model.py has several output formatters, write_legacy, other: choose one of them"),
-        (LEGACY, "option.rolling_batch=disable", "'write_legacy' is for rolling batch"),
+        (LEGACY, "option.rolling_batch=disable", "'write_legacy' requires rolling batch"),
     ],
 )
 def test_a_wrong_choice_says_what_there_is(tmp_path: Path, text: str | None, option: str, wanted: str) -> None:

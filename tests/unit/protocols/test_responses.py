@@ -185,7 +185,7 @@ def test_a_format_that_the_engine_refuses_is_named(tools: list[Any], choice: Any
     parsed = parse(body(tools=tools, tool_choice=choice), context)
     with pytest.raises(InvalidParameter) as caught:
         check_structured_output(parsed.requests[0], "no")
-    assert str(caught.value) == f"{named}: the engine cannot follow it: no"
+    assert str(caught.value) == f"{named}: the engine cannot apply it: no"
     assert json.loads(parsed.errors.whole(caught.value).body)["error"]["param"] == "tools"
 
 

@@ -127,7 +127,7 @@ def test_what_cannot_be_followed_is_named_as_the_client_has_it(dialect: str, bod
     assert request.sampling.structured_output is not None
     with pytest.raises(InvalidParameter) as caught:
         check_structured_output(request, "no")
-    assert str(caught.value) == f"{wanted}: the engine cannot follow it: no"
+    assert str(caught.value) == f"{wanted}: the engine cannot apply it: no"
     if dialect.startswith("openai"):
         assert json.loads(call.errors.whole(caught.value).body)["error"]["param"] == wanted
 

@@ -176,7 +176,7 @@ def test_room_counts_those_that_are_loading() -> None:
     adapters = Registry(limit=2)
     adapters.add("a")
     load = adapters.begin("b")
-    with pytest.raises(NoRoom, match="room for 2 adapters"):
+    with pytest.raises(NoRoom, match="the limit of 2 adapters is reached"):
         adapters.begin("c")
     adapters.add("a", "/new", update=True)  # takes no room
     adapters.end(load, error="no")
@@ -297,7 +297,7 @@ def _with(name: str, text: str) -> Callable[[Path], object]:
         (_without("adapter_model.safetensors"), "contains neither adapter_model.safetensors nor adapter_model.bin"),
         (_with("adapter_config.json", "{"), "adapter_config.json is not JSON"),
         (_with("adapter_config.json", "\udcff".encode("utf-8", "surrogateescape").decode("latin-1")), "is not JSON"),
-        (_with("adapter_config.json", "[]"), "not a LoRA adapter's"),
+        (_with("adapter_config.json", "[]"), "does not describe a LoRA adapter"),
         (_with("adapter_config.json", '{"peft_type": "IA3"}'), "peft_type: 'IA3'"),
     ],
 )
@@ -313,10 +313,10 @@ def test_what_is_no_adapter_is_refused_saying_why(tmp_path: Path, spoil: Callabl
     [
         ("[" * 500_000, "is nested too deeply"),
         ('{"r": ' * 150_000, "is nested too deeply"),
-        ('{"a": NaN}', "NaN is not a number"),
-        ('{"a": [-Infinity]}', "-Infinity is not a number"),
-        ('{"a": 1e999}', "1e999 is not a number"),
-        ('{"peft_type": ' + "[" * 500 + "]" * 500 + "}", "peft_type: no string"),
+        ('{"a": NaN}', "NaN is not a valid JSON number"),
+        ('{"a": [-Infinity]}', "-Infinity is not a valid JSON number"),
+        ('{"a": 1e999}', "1e999 is not a valid JSON number"),
+        ('{"peft_type": ' + "[" * 500 + "]" * 500 + "}", "peft_type: not a string"),
         ('{"r": 8}' + " " * (1 << 20), "has more than 1048576 bytes"),
     ],
 )

@@ -123,7 +123,7 @@ def test_the_first_bytes_say_the_length() -> None:
 
 NAN = numpy.full(1600, numpy.nan, numpy.float32)
 WRONG: dict[str, tuple[bytes, str, bool]] = {
-    "nothing": (b"", "the audio has no bytes", True),
+    "nothing": (b"", "the audio is empty", True),
     "a text": (b"what is this?", "it is not WAV, FLAC, MP3 or Ogg (Vorbis, Opus)", False),
     "an image": (b"\x89PNG\r\n\x1a\n" + bytes(99), "it is not WAV, FLAC, MP3 or Ogg (Vorbis, Opus)", False),
     "MP4": (b"\0\0\0\x20ftypM4A " + bytes(99), "it is not WAV, FLAC, MP3 or Ogg (Vorbis, Opus)", False),
@@ -134,7 +134,7 @@ WRONG: dict[str, tuple[bytes, str, bool]] = {
     "65,535 channels": (wav(bytes(99), channels=65_535, bits=8), "the audio has 65535 channels", True),
     "192 kHz of 8 channels": (
         wav(bytes(3200), rate=192_000, channels=8),
-        "the audio has 8 channels of 192000 samples a second; all channels together may have 384000", True),
+        "the audio has 8 channels of 192000 samples a second; the limit for all channels together is 384000", True),
     "no rate": (wav(bytes(99), rate=0), "the audio has 0 samples a second; it must have 4000 to 192000", True),
     "4 GHz": (wav(bytes(99), rate=4_000_000_000), "the audio has 4000000000 samples a second", True),
     "no samples": (wav(b""), "the audio has no samples", True),

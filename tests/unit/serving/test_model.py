@@ -284,23 +284,27 @@ def config(*options: str, engine: str = "vllm") -> Config:
         (
             ["replicas=3", "prefill_context_parallel_size=2"],
             FOUR,
-            "with option.tensor_parallel_degree=1 and 2 parts of the context it needs 6 GPUs; there are 4",
+            "needs 6 GPUs with option.tensor_parallel_degree=1 and 2 parts of the context, but there are 4",
         ),
         (["replicas=2", "tensor_parallel_degree=max"], FOUR, ["0,1", "2,3"]),
         (["replicas=auto", "tensor_parallel_degree=3"], FOUR, [None]),
         (["replicas=auto"], ["GPU-a", "GPU-b"], ["GPU-a", "GPU-b"]),
         (["replicas=auto"], [], [None]),
-        (["replicas=5"], FOUR, "option.replicas=5: with option.tensor_parallel_degree=1 it needs 5 GPUs; there are 4"),
+        (["replicas=5"], FOUR, "option.replicas=5: needs 5 GPUs with option.tensor_parallel_degree=1, but there are 4"),
         (
             ["replicas=2", "tensor_parallel_degree=2", "pipeline_parallel_degree=2"],
             FOUR,
-            "with option.tensor_parallel_degree=2 and 2 stages it needs 8 GPUs; there are 4",
+            "needs 8 GPUs with option.tensor_parallel_degree=2 and 2 stages, but there are 4",
         ),
-        (["replicas=2", "engine_isolation=thread"], FOUR, "replicas are processes, but option.engine_isolation=thread"),
+        (
+            ["replicas=2", "engine_isolation=thread"],
+            FOUR,
+            "replicas run as processes, but option.engine_isolation=thread",
+        ),
         (
             ["replicas=2", "llm_engine=openai"],
             FOUR,
-            "list their addresses in option.base_url; leave option.replicas out",
+            "list their addresses in option.base_url and omit option.replicas",
         ),
     ],
 )
@@ -444,7 +448,7 @@ def test_auto_leaves_a_broken_one_out_with_a_warning(tmp_path: Path, caplog: pyt
         assert template_served(tmp_path, BROKEN).response_template is None
     (message,) = caplog.messages
     assert f"{tmp_path / 'tokenizer_config.json'}: response_template.fields.content.open_pattern" in message
-    assert "answers are read by the chat template" in message
+    assert "the parsers are derived from the chat template" in message
 
 
 def test_a_check_finds_it_too(tmp_path: Path) -> None:

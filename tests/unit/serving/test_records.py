@@ -118,7 +118,7 @@ def test_a_slow_disk_holds_nobody_up(
     log.close()
     assert log.num_written + log.num_dropped == 100
     assert len(read(tmp_path)) == log.num_written
-    assert caplog.text.count("requests are not captured, 1 so far: the disk is too slow") == 1
+    assert caplog.text.count("requests were not captured, 1 so far: the disk is too slow") == 1
 
 
 def test_a_full_disk_leaves_whole_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,7 +157,7 @@ def test_it_is_off_by_default_and_refuses_what_it_cannot_use(tmp_path: Path) -> 
 
     assert configured() is None
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match=r"capture_requests=.*file: requests cannot be captured there"):
+    with pytest.raises(ConfigError, match=r"capture_requests=.*file: requests cannot be captured in this directory"):
         configured(f"capture_requests={tmp_path / 'file'}")
     new = tmp_path / "directories" / "new"
     for _ in range(2):  # the second time it is there

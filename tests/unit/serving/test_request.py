@@ -261,8 +261,8 @@ def test_more_logits_than_an_answer_can_hold_are_refused() -> None:
     encode(Request("a", Sampling(max_new_tokens=32, **generation)), even)  # exactly as many
     message = refusal(Request("a", Sampling(max_new_tokens=rows + 1, **generation)))
     assert message == (
-        f"parameters.outputs: {rows + 1} rows of 20000 logits are too many for an answer; at most {rows} "
-        "by a shorter prompt or a smaller parameters.max_new_tokens"
+        f"parameters.outputs: {rows + 1} rows of 20000 logits are too many for one response; at most {rows} "
+        "rows are allowed: shorten the prompt or reduce parameters.max_new_tokens"
     )
     assert f"{2 * rows} rows" in refusal(Request("a", Sampling(max_new_tokens=rows, n=2, **generation)))
     both = Sampling(max_new_tokens=rows, return_context_logits=True, **generation)

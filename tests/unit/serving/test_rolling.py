@@ -91,7 +91,7 @@ def test_lines_of_json_are_read_as_without_djl(media: str) -> None:
     asked = {index: Item(line * (index + 1), {"content-type": media}) for index in range(2)}
     good, bad = bench.finish(bench.batch.step(2, asked))
     assert json.loads(good) == {"generated_text": " a b c"}
-    assert f"{media}: a request has one line of JSON, this body has 2" in bad.decode()
+    assert f"{media}: a request must be one line of JSON, but this body has 2 lines" in bad.decode()
 
 
 @in_one_test(
@@ -462,7 +462,7 @@ def test_every_route_can_be_named() -> None:
 @in_one_test("path", ["", "/ping", "/adapters", "/v2/models/other/generate", "/v2/models/mine", "x"])
 def test_what_is_no_route_for_inference_is_refused(path: str) -> None:
     with pytest.raises(
-        InvalidPayload, match=r"is not a route for inference; these are: /invocations, .*/v1/completions"
+        InvalidPayload, match=r"is not a route for inference; available routes: /invocations, .*/v1/completions"
     ):
         found(path)
 

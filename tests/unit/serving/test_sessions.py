@@ -94,7 +94,7 @@ def test_the_end_does_not_wait_for_very_many(
         store.open()
     monkeypatch.setattr(sessions, "_END_SECONDS", -1)
     store.end()
-    assert caplog.messages == [f"10 session directories are left in {tmp_path}"]
+    assert caplog.messages == [f"10 session directories in {tmp_path} were not removed in time"]
     again = Sessions(tmp_path, 60, 100, lambda: BEGIN * 2)
     assert list(tmp_path.iterdir()) == []
     again.end()
@@ -208,8 +208,8 @@ def _until(done: Callable[[], bool]) -> None:
 @pytest.mark.parametrize(
     ("path", "why"),
     [
-        ("file", "{}/file is not a directory that can be written to"),
-        ("file/x/y", "{}/file is not a directory"),
+        ("file", "{}/file is not a writable directory"),
+        ("file/x/y", "{}/file is not a writable directory"),
         ("", ""),
     ],
 )
@@ -219,7 +219,7 @@ def test_a_path_is_checked_before_it_is_made(tmp_path: Path, path: str, why: str
     on = ["option.enable_stateful_sessions=true", f"option.sessions_path={root}"]
     config = read_config(environ={}, overrides=on).checked()
     if why:
-        told = f"^-o {on[1]}: sessions cannot be stored there: {why.format(tmp_path)}"
+        told = f"^-o {on[1]}: sessions cannot be stored in this directory: {why.format(tmp_path)}"
         with pytest.raises(ConfigError, match=told):
             sessions_root(config)
     else:
@@ -234,7 +234,7 @@ def test_a_default_path_of_another_user_is_refused(tmp_path: Path, monkeypatch: 
     (tmp_path / "sagemaker_sessions").mkdir()
     assert sessions_root(config) is not None
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(ConfigError, match=r"another user of this machine made it; set option.sessions_path"):
+    with pytest.raises(ConfigError, match=r"it was created by another user of this machine; set option.sessions_path"):
         sessions_root(config)
 
 
@@ -256,10 +256,10 @@ def test_where_nobody_asked_for_sessions_an_unusable_directory_switches_them_off
     assert configured_sessions(config) is None
     (told,) = caplog.messages
     assert told.startswith(f"stateful sessions are off: option.sessions_path={tmp_path / 'sagemaker_sessions'}: ")
-    with pytest.raises(ConfigError, match=r"sessions cannot be stored there"):
+    with pytest.raises(ConfigError, match=r"sessions cannot be stored in this directory"):
         configured_sessions(replace(config, enable_stateful_sessions=True))
     long = replace(config, sessions_path=str(tmp_path / ("a" * 300)))
-    with pytest.raises(ConfigError, match=r"sessions cannot be stored there: File name too long"):
+    with pytest.raises(ConfigError, match=r"sessions cannot be stored in this directory: File name too long"):
         configured_sessions(long)
 
 
@@ -348,7 +348,7 @@ def test_which_bodies_are_calls_about_a_session(body: bytes, call: str) -> None:
         ({"requestType": "OPEN"}, "requestType='OPEN': must be NEW_SESSION or CLOSE"),
         ({"requestType": ["CLOSE"]}, "must be NEW_SESSION or CLOSE"),
         ({"requestType": None}, "requestType='None'"),
-        ({"requestType": "CLOSE", "inputs": "a"}, "requestType=CLOSE: a body .* has no other fields"),
+        ({"requestType": "CLOSE", "inputs": "a"}, "requestType=CLOSE: a body .* must have no other fields"),
     ],
 )
 def test_calls_that_are_refused_by_name(body: Any, told: str) -> None:

@@ -261,7 +261,7 @@ def test_calls_that_wait_are_bounded(store: ResponseStore, monkeypatch: pytest.M
     store._submit(gate.wait)
     time.sleep(0.05)
     waiting = [store.response(ANN, "a") for _ in range(3)]
-    with pytest.raises(Overloaded, match="3 calls wait for the stored responses"):
+    with pytest.raises(Overloaded, match="too many calls are waiting for the stored responses: 3"):
         store.response(ANN, "a")
     gate.set()
     assert [one.result(10) for one in waiting] == [None] * 3
@@ -282,7 +282,7 @@ def test_a_full_store_takes_nothing_from_others(place: Path | None) -> None:
     text = "x" * 50_000
     assert keep(store, answer("a", text=text)) == [True]
     assert keep(store, answer("b1"), answer("b2", text=text), owner=BOB) == [True, False]
-    with pytest.raises(Unavailable, match=r"all stored responses have 100000 bytes, .*responses_total_bytes"):
+    with pytest.raises(Unavailable, match=r"all API keys have reached 100000 bytes, .*responses_total_bytes"):
         store.check_room(BOB, 50_000).result(10)
     store.check_room(BOB, 30_000).result(10)
     assert recall(store, "b1", owner=BOB).state == "found", "what does not fit costs its owner nothing"
@@ -395,7 +395,7 @@ def _directory(directory: Path) -> None:
 )
 def test_a_place_that_cannot_be_used_stops_the_start(tmp_path: Path, spoil: Any, why: str) -> None:
     spoil(tmp_path)
-    with pytest.raises(ConfigError, match=rf"option\.responses_store=.*: no responses can be stored there: .*{why}"):
+    with pytest.raises(ConfigError, match=rf"option\.responses_store=.*: responses cannot be stored there: .*{why}"):
         configured_store(Config(responses_store=str(tmp_path)))
 
 
