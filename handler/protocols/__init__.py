@@ -1,1 +1,1 @@
-"""The dialects. README.md next to this file says how to add one."""
+"""The dialects, which parse requests and render answers. README.md explains how to add a dialect."""

@@ -1,4 +1,4 @@
-"""The API as an OpenAPI 3.1 document, built from the server's routes and the dialects' tables and types."""
+"""The OpenAPI 3.1 document, which is built from the server's routes and the dialects' tables and types."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from handler.protocols.kernel.schema import TEXT, Shape, components_of, record, 
 from handler.protocols.operations import GROUPS, INFERENCE, OPERATIONS, PATH_PARAMETERS, Operation, answer_to
 from handler.protocols.registry import dialects, dialects_of
 
-# -- calls about stateful sessions in the API's document (docs/sessions.md) --------------------------------------------
+# -- calls that open or close a stateful session (docs/sessions.md) ----------------------------------------------------
 
 
 SESSION_COMPONENTS: Mapping[str, Shape] = {
     "SessionCall": record(
         {"requestType": {"enum": ["NEW_SESSION", "CLOSE"]}},
-        description="Opens or closes a session; it has no other fields",
+        description="Opens or closes a session. No other fields are allowed",
         additionalProperties=False,
     ),
     **components_of([SessionAnswer]),
@@ -31,26 +31,26 @@ SESSION_PARAMETER: Mapping[str, Any] = {
     "name": "X-Amzn-SageMaker-Session-Id",
     "in": "header",
     "schema": TEXT,
-    "description": "The session of the request; NEW_SESSION in the call that opens one",
+    "description": "The id of the session, or NEW_SESSION in the call that opens one",
 }
-"""The header that all requests for inference may have."""
+"""The header that names a session. It is optional in every request for inference."""
 
 _SESSION_ID = {
-    "description": "The session that was opened, as `ID; Expires=2026-11-22T01:30:39Z` (UTC)",
+    "description": "The new session's id and expiry time (UTC), such as `ID; Expires=2026-11-22T01:30:39Z`",
     "schema": TEXT,
 }
 
 _SESSION_HEADERS: Mapping[str, Shape] = {
     "x-amzn-sagemaker-new-session-id": _SESSION_ID,
     "x-amzn-sagemaker-session-id": _SESSION_ID,
-    "x-amzn-sagemaker-closed-session-id": {"description": "The session that was closed", "schema": TEXT},
+    "x-amzn-sagemaker-closed-session-id": {"description": "The closed session's id", "schema": TEXT},
 }
 
 _SESSION_EXAMPLE = {"result": "Session 6a1f4c2f-0d0c-4c7e-9d5a-3b1e2f4a5c6d created"}
 
 
 def add_session_calls(operation: dict[str, Any]) -> None:
-    """Add the calls about sessions, and their answers, to an operation for inference."""
+    """Add the calls that open or close a session, and their answers, to an operation for inference."""
     answer = operation["responses"]["200"]
     answer["headers"] = {**answer["headers"], **_SESSION_HEADERS}
     _add_body(operation["requestBody"]["content"], "SessionCall", {"requestType": "NEW_SESSION"})
@@ -65,26 +65,29 @@ def _add_body(content: dict[str, Any], name: str, example: Any) -> None:
 
 
 _DESCRIPTION = (
-    "All routes of this server. An error before the first token has an HTTP status of its own; a later one ends the "
+    "All routes of this server. An error before the first token sets the HTTP status. A later error ends the "
     "stream. The header x-lmi-ignored-parameters lists the parameters that the server ignored."
 )
 _HEADERS: Shape = {
-    "x-request-id": {"description": "The request's id: the client's own if it sent one", "schema": TEXT},
+    "x-request-id": {
+        "description": "The request's id, which the client may choose by sending this header",
+        "schema": TEXT,
+    },
     "x-lmi-ignored-parameters": {"description": "The ignored parameters of the request", "schema": TEXT},
 }
-_LOCKED = {"description": "No key, or a wrong one", "headers": {"www-authenticate": {"schema": TEXT}}}
+_LOCKED = {"description": "The API key is missing or wrong", "headers": {"www-authenticate": {"schema": TEXT}}}
 
 
 DESCRIPTIONS: Mapping[str, Description] = {name: dialect.description for name, dialect in dialects().items()}
-"""By the dialect's name."""
+"""Maps the name of a dialect to its description."""
 
 
 class DocumentedRoute(NamedTuple):
-    """A route.
+    """A route of the OpenAPI document.
 
     Attributes:
-        dialect: for inference, the dialect of its bodies.
-        takes_calls: whether it accepts calls about sessions.
+        dialect: The dialect of the route's bodies, or None if the route is not for inference.
+        takes_calls: True if the route also accepts calls that open or close a session.
     """
 
     path: str
@@ -96,12 +99,12 @@ class DocumentedRoute(NamedTuple):
 def document(
     routes: Iterable[DocumentedRoute], context: ServerContext, *, locked: bool, has_sessions: bool = False
 ) -> dict[str, Any]:
-    """Build the document.
+    """Build the OpenAPI document.
 
     Args:
-        context: knows which fields the engine does not support.
-        locked: routes need a key, unless an operation is open.
-        has_sessions: stateful sessions are on.
+        context: The server's context, with the fields that the engine does not support.
+        locked: True if all operations need an API key, except those that are marked as open.
+        has_sessions: True if stateful sessions are enabled.
     """
     paths: dict[str, Any] = {}
     for route in routes:
@@ -131,7 +134,7 @@ def document(
 
 
 def components(context: ServerContext) -> dict[str, Shape]:
-    """Return the schemas of all bodies, by name."""
+    """Return the schemas of all requests and answers by name."""
     types = [
         *(kind for one in DESCRIPTIONS.values() for kind in (one.answer, one.chunk, one.error, one.failure)),
         *(kind for operation in OPERATIONS.values() for _, kind, _ in operation.answers.values()),
@@ -176,7 +179,7 @@ def _operation(route: DocumentedRoute, method: str, locked: bool) -> dict[str, A
 
 
 def _streams(descriptions: Sequence[Description]) -> dict[str, Any]:
-    """Map content types to the schema of each value of a stream."""
+    """Map each content type of a stream to the schema of one value of the stream."""
     content = {}
     for kind in dict.fromkeys(kind for one in descriptions for kind in one.streams):
         values = [(one.chunk, one.failure or one.error) for one in descriptions if kind in one.streams]
@@ -185,7 +188,7 @@ def _streams(descriptions: Sequence[Description]) -> dict[str, Any]:
 
 
 def _inference(path: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
-    """Describe a route that takes any of these dialects."""
+    """Describe a route that accepts the bodies of these dialects."""
     described = [dialect.description for dialect in dialects]
     content = _streams(described)
     if whole := [dialect for dialect in dialects if dialect.description.answer]:
@@ -196,7 +199,7 @@ def _inference(path: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
     if any(one.texts for one in described):
         content["text/plain"] = {"schema": {"type": "string"}}
     titles = ", ".join(one.title for one in described)
-    group, summary = INFERENCE.get(path, (next(iter(GROUPS)), f"Generate by {titles}"))
+    group, summary = INFERENCE.get(path, (next(iter(GROUPS)), "Generate an answer"))
     return {
         "tags": [group],
         "summary": summary,
@@ -213,12 +216,12 @@ def _inference(path: str, dialects: Sequence[Dialect]) -> dict[str, Any]:
         },
         "responses": {
             "200": {
-                "description": "The answer; the schema describes each value of a stream",
+                "description": "The answer. For a stream, the schema describes one value of it",
                 "headers": _HEADERS,
                 "content": content,
             },
             "default": {
-                "description": "A refusal, or a failure before the first token",
+                "description": "The request was refused, or failed before the first token",
                 "content": {
                     "application/json": {"schema": _any_of(_shapes(one.error for one in described))},
                     **_streams([one for one in described if one.refuses_in_frame]),
@@ -234,7 +237,7 @@ def _forms(dialects: Sequence[Dialect]) -> dict[str, Any]:
 
 
 def _shapes(kinds: Iterable[Any]) -> list[Shape]:
-    """Return the schemas of the types, those of a union one by one."""
+    """Return the schemas of the types. A union is split into its members."""
     shapes = [schema_of_type(kind) for kind in kinds]
     return [member for shape in shapes for member in shape.get("anyOf", [shape])]
 

@@ -1,4 +1,4 @@
-"""The routes in the API's document: groups, a sentence each, the answers of those without inference, and examples."""
+"""The data of the OpenAPI document: groups and summaries of routes, examples, and the non-inference routes."""
 
 from __future__ import annotations
 
@@ -78,12 +78,12 @@ from handler.protocols.triton.api import (
 from handler.protocols.vllm.api import ERRORS as VLLM_ERRORS
 from handler.protocols.vllm.api import VllmError, VllmLoad, VllmText, VllmTokens, VllmVersion
 
-# -- answers in the API's document: each dialect reads its own example and answers it, without an engine ---------------
+# -- example answers: each dialect parses its own example and answers it with fixed tokens, without an engine ----------
 
 
 _CONTEXT = ServerContext("echo", task=Task.CLASSIFICATION, labels=("NEGATIVE", "POSITIVE"), no_media={"audio": ""})
 _VECTORS = {"embed": ((0.6, -0.8), (0.8, -0.6), (0.8, 0.6)), "score": ((0.1,), (0.9,)), "classify": ((0.1, 0.9),)}
-"""By the kind of `Pooling`, of each request of a body."""
+"""Maps the kind of `Pooling` to the vectors of the example's requests."""
 
 _CITIES = (Token(7042, " Paris.", -0.4, False), Token(10505, " Rome.", -0.4, False))
 _SPEECH = Token(8502, "Good morning.", -0.4, False)
@@ -92,12 +92,12 @@ _NUM_PROMPT_TOKENS = 12
 
 _ID = re.compile(r'"(\w+[-_])[0-9a-f-]{24,}"')
 _DRAWN = re.compile(r'"(created|created_at|completed_at|seed)":\d+')
-_FIXED = 1760000000  # a time; a seed too
+_FIXED = 1760000000  # replaces times and seeds
 
 
 @functools.cache
 def answer_to(dialect: Dialect) -> Any:
-    """Return the whole answer of a dialect to the example of its description. It is the same at each start."""
+    """Return the dialect's whole answer to its own example request. Ids, times and seeds are fixed."""
     parsed = dialect.parse(dialect.description.example, _CONTEXT)
     if parsed.take_prompt is not None:
         parsed.take_prompt(Prompt("", [0] * _NUM_PROMPT_TOKENS, Vocabulary([b""])))
@@ -105,14 +105,14 @@ def answer_to(dialect: Dialect) -> Any:
     for index, request in enumerate(parsed.requests):
         parsed.reply.start(index, _NUM_PROMPT_TOKENS)
         for delta in _deltas(index, request):
-            if not parsed.reply.finished:  # a document made of the prompt alone ends with the first
+            if not parsed.reply.finished:  # a document that depends only on the prompt ends with the first delta
                 body += parsed.reply.feed(index, delta)
     text = _DRAWN.sub(rf'"\1":{_FIXED}', _ID.sub(r'"\g<1>0"', body.decode()))
     return json.loads(text)
 
 
 def _deltas(index: int, request: Request) -> list[Delta]:
-    """Return the deltas that an engine would give to request number `index`."""
+    """Return the deltas that an engine would yield for the request with this index."""
     if request.pooling is not None:
         return [Delta(1, 0, (), Finish.STOP, extras=Extras(vector=_VECTORS[request.pooling.kind][index]))]
     token = _SPEECH if request.transcribes else _CITIES[index]
@@ -122,18 +122,18 @@ def _deltas(index: int, request: Request) -> list[Delta]:
 
 
 Answer = tuple[str, Any, Any]
-"""Content type, type and example of an answer."""
+"""The content type, the Python type and an example of an answer."""
 
 
 class Operation(NamedTuple):
-    """A route that is not for inference.
+    """An operation that is not for inference.
 
     Attributes:
-        answers: status -> content type, type and example.
-        query: names in the query, with their schemas.
-        body: schema of an optional JSON body.
-        form: schema of a form.
-        open: needs no key.
+        answers: Maps a status to its answer.
+        query: Maps the names of query parameters to their schemas.
+        body: The schema of an optional JSON body.
+        form: The schema of a required form.
+        open: True if the operation needs no API key.
     """
 
     tag: str
@@ -147,27 +147,30 @@ class Operation(NamedTuple):
 
 # -- routes for inference ----------------------------------------------------------------------------------------------
 
-_SHAPED = "Generate an answer, whole or as a stream; the body's fields choose the API"
+_SHAPED = "Generate a whole answer or a stream; the body's fields select the request format"
 _TRITON_WHOLE, _TRITON_STREAM = (
     "Generate a whole answer, as Triton's generate extension does",
     "Generate an answer as a stream of events, as Triton's extension does",
 )
-_OF_VERSION = "; the path with a version"
+_OF_VERSION = "; this path includes the version"
 
 INFERENCE: dict[str, tuple[str, str]] = {
     "/invocations": ("SageMaker and LMI", f"{_SHAPED}. SageMaker calls only this route"),
     "/predictions/{model}": ("SageMaker and LMI", f"{_SHAPED}. DJL Serving's path"),
-    "/predictions/{model}/{version}": ("SageMaker and LMI", f"{_SHAPED}. DJL Serving's path{_OF_VERSION}"),
+    "/predictions/{model}/{version}": ("SageMaker and LMI", f"{_SHAPED}. DJL Serving's path with the version"),
     "/models/{model}/invoke": ("SageMaker and LMI", f"{_SHAPED}. The path of multi-model endpoints"),
-    "/": ("TGI", "Answer at the root path, as TGI, MindIE (option.root_schema) or text-embeddings-inference does"),
+    "/": ("TGI", "Answer as TGI, MindIE (option.root_schema) or text-embeddings-inference does at its root path"),
     "/generate": ("TGI", "Generate a whole answer to `inputs`"),
     "/generate_stream": ("TGI", "Generate an answer to `inputs` as a stream of events"),
-    "/v1/chat/completions": ("OpenAI", "Answer a chat: tools, images, structured output, whole or as a stream"),
+    "/v1/chat/completions": (
+        "OpenAI",
+        "Answer a chat with a whole answer or a stream; supports tools, images and structured output",
+    ),
     "/v1/completions": ("OpenAI", "Continue or score one or more prompts"),
-    "/v1/responses": ("OpenAI", "Answer a request of the Responses API, which agents use"),
+    "/v1/responses": ("OpenAI", "Answer a request of the Responses API"),
     "/v1/responses/input_tokens": ("OpenAI", "Count the tokens of a request to /v1/responses without answering it"),
     "/v1/embeddings": ("OpenAI", "Compute a vector for each text"),
-    "/v1/audio/transcriptions": ("OpenAI", "Transcribe an audio clip in its own language"),
+    "/v1/audio/transcriptions": ("OpenAI", "Transcribe an audio clip in the language that is spoken"),
     "/v1/audio/translations": ("OpenAI", "Translate an audio clip into English text"),
     "/v1/messages": ("Anthropic", "Answer a conversation, as Anthropic's Messages API does"),
     "/v1/messages/count_tokens": ("Anthropic", "Count the tokens of a request to /v1/messages without answering it"),
@@ -175,39 +178,42 @@ INFERENCE: dict[str, tuple[str, str]] = {
     "/v2/models/{model}/generate_stream": ("Triton", _TRITON_STREAM),
     "/v2/models/{model}/versions/{version}/generate": ("Triton", _TRITON_WHOLE + _OF_VERSION),
     "/v2/models/{model}/versions/{version}/generate_stream": ("Triton", _TRITON_STREAM + _OF_VERSION),
-    "/embed": ("Text Embeddings Inference", "Compute a vector for each text, as a bare list"),
-    "/similarity": ("Text Embeddings Inference", "Compare a sentence with others"),
+    "/embed": (
+        "Text Embeddings Inference",
+        "Compute a vector for each text; the answer is a list without other fields",
+    ),
+    "/similarity": ("Text Embeddings Inference", "Compare a sentence with each of several other sentences"),
     "/rerank": ("Text Embeddings Inference", "Rank texts by how well they answer a query"),
     "/predict": ("Text Embeddings Inference", "Label texts, or pairs of texts"),
     "/v1/rerank": ("Cohere", "Rank documents by how well they answer a query; the answer repeats them"),
     "/v2/rerank": ("Cohere", "Rank documents by how well they answer a query; the answer has their indexes"),
     "/score": ("vLLM", "Score pairs of texts"),
-    "/v1/score": ("vLLM", "Score pairs of texts; the path with the version"),
-    "/pooling": ("vLLM", "Compute what the model's pooler returns"),
-    "/classify": ("vLLM", "Label texts, with each label's probability"),
+    "/v1/score": ("vLLM", "Score pairs of texts; this path includes the API's version"),
+    "/pooling": ("vLLM", "Return the output of the model's pooler for each text"),
+    "/classify": ("vLLM", "Label texts; the answer has the probability of each label"),
 }
-"""Path of a route for inference -> its group and its sentence."""
+"""Maps the path of an inference route to its group and its summary."""
 
 GROUPS: dict[str, str] = {
-    "SageMaker and LMI": "LMI's requests, and those of OpenAI, Anthropic and Triton, told apart by the body's fields",
-    "OpenAI": "The routes of OpenAI's SDKs, below /v1",
-    "Anthropic": "The routes of Anthropic's SDKs, below /v1",
+    "SageMaker and LMI": "Requests of LMI, OpenAI, Anthropic and Triton, distinguished by the body's fields",
+    "OpenAI": "The routes that OpenAI's SDKs call, under /v1",
+    "Anthropic": "The routes that Anthropic's SDKs call, under /v1",
     "TGI": "The routes of Hugging Face's Text Generation Inference",
-    "Text Embeddings Inference": "The routes of Hugging Face's server of that name",
-    "Cohere": "The routes of Cohere's client",
-    "Triton": "NVIDIA Triton's generate extension, and its routes about the model",
-    "vLLM": "Routes of vLLM's server that OpenAI's API does not have",
-    "Adapters": "LoRA adapters: register, describe, remove",
-    "State": "Health, the model, and metrics",
+    "Text Embeddings Inference": "The routes of Hugging Face's Text Embeddings Inference",
+    "Cohere": "The routes that Cohere's client calls",
+    "Triton": "NVIDIA Triton's generate extension, and its routes that describe the model",
+    "vLLM": "Routes of vLLM's server that are not part of OpenAI's API",
+    "Adapters": "Registration, description and removal of LoRA adapters",
+    "State": "Health, the model's state, and metrics",
     "Page": "Pages for a browser",
 }
-"""Groups of routes in their order, with what each is."""
+"""Maps the groups of routes to their descriptions, in the order of the document."""
 
 PATH_PARAMETERS: dict[str, str] = {
     "model": "The model's name (option.model_name)",
     "version": "The model's version, always 1",
     "adapter": "The adapter's name",
-    "id": "The model's name or an adapter's",
+    "id": "The name of the model or of an adapter",
     "response": "The id of a stored response",
     "file": "The id of a file",
     "batch": "The id of a batch",
@@ -218,7 +224,7 @@ PATH_PARAMETERS: dict[str, str] = {
 
 
 def _failure(errors: ErrorFormat, kind: Any, error: ServingError) -> Answer:
-    """Return an error in the form of such routes."""
+    """Return the answer that a route gives to an error, in the given error format."""
     return _JSON, kind, errors.body(error)
 
 
@@ -258,7 +264,7 @@ _FAILURES: dict[int, Answer] = {
         NoRoom("the limit of 2 adapters is reached (SAGEMAKER_MAX_NUMBER_OF_ADAPTERS_IN_MEMORY)"),
     )
 }
-"""Failures of calls about adapters, by status."""
+"""Maps a status to an example error of the adapters' routes."""
 
 
 def _adapters(summary: str, kind: Any, example: Any, *failures: int, **request: Any) -> Operation:
@@ -272,7 +278,7 @@ _ADAPTERS: dict[tuple[str, str], Operation] = {
         query={"limit": COUNT, "next_page_token": TEXT},
     ),
     ("POST", "/adapters"): _adapters(
-        "Register an adapter, given in the query or in the body",
+        "Register an adapter; its fields may be in the query or in the body",
         AdapterChange, {"status": "Adapter sql registered", "id": 1}, 400, 409, 424, 503, 507,
         query=_ADAPTER_CALL, body=record({}, _ADAPTER_CALL, example={"name": "sql", "src": "adapters/sql"}),
     ),
@@ -281,7 +287,7 @@ _ADAPTERS: dict[tuple[str, str], Operation] = {
         "Unregister an adapter", AdapterChange, {"status": "Adapter sql unregistered"}, 400, 404, 409
     ),
     ("POST", "/adapters/{adapter}/update"): _adapters(
-        "Reload an adapter, from the same directory or another",
+        "Reload an adapter from its directory, or from another one",
         AdapterChange, {"status": "Adapter sql updated"}, 400, 404, 409, 424, 503,
         query=_ADAPTER_CALL, body=record({}, _ADAPTER_CALL, example={"src": "adapters/sql"}),
     ),
@@ -289,21 +295,21 @@ _ADAPTERS: dict[tuple[str, str], Operation] = {
 
 _OF_SERVER: dict[tuple[str, str], Operation] = {
     ("GET", "/"): Operation(
-        "Page", "Show the chat page to browsers, and report to other clients whether the model can serve, as in TGI",
+        "Page", "Show the chat page to browsers; tell other clients whether the model can serve, as TGI does",
         {200: (_HTML, str, "<!doctype html>"),
          503: (_JSON, TgiError, UNHEALTHY)}, open=True,
     ),
     ("GET", "/docs"): Operation("Page", "Show all routes on a page", {200: (_HTML, str, "<!doctype html>")}, open=True),
     ("GET", "/api-doc/openapi.json"): Operation(
-        "Page", "Describe all routes, as OpenAPI 3.1", {200: (_JSON, dict, {"openapi": "3.1.0"})}
+        "Page", "Return the OpenAPI 3.1 document of all routes", {200: (_JSON, dict, {"openapi": "3.1.0"})}
     ),
     ("GET", "/ping"): Operation(
-        "State", "Report whether the model can serve, as SageMaker and DJL Serving expect",
+        "State", "Report whether the model can serve, in the form that SageMaker and DJL Serving expect",
         {200: (_JSON, ModelState, {"status": "Healthy", "state": "ready"}),
          503: (_JSON, ModelState, {"status": "Unhealthy", "state": "loading"})}, open=True,
     ),
     ("GET", "/models"): Operation(
-        "State", "List the model, as DJL Serving lists its models",
+        "State", "List the model in the form of DJL Serving's list of models",
         {200: (_JSON, Models,
                {"models": [{"modelName": "model", "modelUrl": None, "status": "READY"}]})},
     ),
@@ -313,7 +319,7 @@ _OF_SERVER: dict[tuple[str, str], Operation] = {
          404: _failure(SERVER, FrontEndError, _OTHER_MODEL)},
     ),
     ("GET", "/metrics"): Operation(
-        "State", "Export the metrics, in Prometheus' text format",
+        "State", "Export the metrics in Prometheus's text format",
         {200: (_TEXT, str, "# TYPE lmi_active_sequences gauge\nlmi_active_sequences 0.0\n")},
     ),
     ("GET", "/execution-parameters"): Operation(
@@ -322,19 +328,19 @@ _OF_SERVER: dict[tuple[str, str], Operation] = {
                {"MaxConcurrentTransforms": 32, "BatchStrategy": "SINGLE_RECORD", "MaxPayloadInMB": 3})},
     ),
     ("GET", "/v1/models"): Operation(
-        "OpenAI", "List the model and its adapters; in Anthropic's format with the header anthropic-version",
+        "OpenAI", "List the model and its adapters, in Anthropic's format if the header anthropic-version is sent",
         {200: (_JSON, OpenAiModels | AnthropicModels, {"object": "list", "data": [_MODEL_EXAMPLE]})},
         query={"limit": COUNT, "after_id": TEXT, "before_id": TEXT},
     ),
     ("GET", "/v1/models/{id}"): Operation(
-        "OpenAI", "Describe the model or an adapter; in Anthropic's format with the header anthropic-version",
+        "OpenAI", "Describe the model or an adapter, in Anthropic's format if the header anthropic-version is sent",
         {200: (_JSON, OpenAiModel | AnthropicModel, _MODEL_EXAMPLE),
          404: _failure(OPENAI_ERRORS, OpenAiError | AnthropicError, _OTHER_MODEL)},
     ),
     **_ADAPTERS,
     **{
         (method, "/models/{model}" + path): operation._replace(
-            summary=f"{operation.summary}; DJL Serving's path, which names the model",
+            summary=f"{operation.summary}. DJL Serving's path with the model's name",
             answers={404: _FAILURES[404], **operation.answers},
         )
         for (method, path), operation in _ADAPTERS.items()
@@ -349,7 +355,7 @@ _TOKENIZE_BODIES = (
     record({"prompt": NON_EMPTY}, _OF_TOKENS),
     record({"messages": MESSAGES}, {**_OF_TOKENS, **{name: nullable(shape) for name, shape in _OF_CHATS.items()}}),
 )
-"""vLLM's bodies of /tokenize, which TGI has too."""
+"""The schemas of vLLM's bodies of /tokenize, a route that TGI also has."""
 
 _UNHEALTHY = (_JSON, TgiError, UNHEALTHY)
 _INFO_EXAMPLE: TgiInfo = {
@@ -366,25 +372,25 @@ _OF_TGI: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/health"): Operation(
         "TGI",
-        "Report whether the model can serve, as in TGI",
+        "Report whether the model can serve, in TGI's form",
         {200: (_TEXT, str, ""), 503: _UNHEALTHY},
         open=True,
     ),
     ("POST", "/tokenize"): Operation(
         "TGI",
-        "Tokenize `inputs` with byte offsets, as TGI does, or a `prompt` or `messages`, as vLLM does",
+        "Tokenize `inputs` as TGI does, with byte offsets, or `prompt` or `messages` as vLLM does",
         {200: (_JSON, list[TgiPiece] | VllmTokens, _PIECES_EXAMPLE)},
         body={"anyOf": [ref("TgiGenerateRequest"), *_TOKENIZE_BODIES], "example": {"inputs": "Hello"}},
     ),
     ("POST", "/chat_tokenize"): Operation(
         "TGI",
-        "Apply the chat template, and split the result into tokens",
+        "Apply the chat template and tokenize the result",
         {200: (_JSON, TgiChatPieces, {"tokenize_response": _PIECES_EXAMPLE, "templated_text": "Hello"})},
         body={**ref("OpenAiChatRequest"), "example": {"messages": [{"role": "user", "content": "Hello"}]}},
     ),
 }
 
-# -- stored responses of OpenAI's --------------------------------------------------------------------------------------
+# -- OpenAI's stored responses -----------------------------------------------------------------------------------------
 
 _NO_RESPONSE = _failure(OPENAI_ERRORS, OpenAiError, not_kept("resp_0"))
 _RESPONSE = answer_to(ROUTES["/v1/responses"])
@@ -448,7 +454,7 @@ _OF_BATCHES: Mapping[tuple[str, str], Operation] = {
     ),
     ("GET", "/v1/batches"): _of_batches("List batches", OpenAiBatches, listed([_BATCH], has_more=False), query=_LIST),
     ("POST", "/v1/batches"): _of_batches(
-        "Start a batch: answer the requests of a file", OpenAiBatch, _BATCH,
+        "Start a batch that answers the requests of a file", OpenAiBatch, _BATCH,
         body=record(
             dict.fromkeys(_NEW_BATCH, TEXT),
             {"metadata": {"type": "object"}, "output_expires_after": {"type": "object"}},
@@ -480,12 +486,12 @@ _CONFIG: TritonConfig = {
 
 _OF_TRITONS_MODEL = {
     "": Operation(
-        "Triton", "Describe the model, its inputs and outputs",
+        "Triton", "Describe the model with its inputs and outputs",
         {200: (_JSON, TritonMetadata, {"name": "model", "versions": ["1"], "platform": "openvino", "inputs": [_INPUT],
                                   "outputs": [{**_INPUT, "name": "text_output"}]}), 404: _UNKNOWN_MODEL},
     ),
     "/ready": Operation(
-        "Triton", "Report whether the model can serve, as Triton does", {**_STATE, 404: _UNKNOWN_MODEL}
+        "Triton", "Report whether the model is ready for requests", {**_STATE, 404: _UNKNOWN_MODEL}
     ),
     "/config": Operation(
         "Triton", "Show the model's configuration",
@@ -496,7 +502,7 @@ _OF_TRITONS_MODEL = {
 _OF_TRITON: Mapping[tuple[str, str], Operation] = {
     ("GET", "/v2"): Operation(
         "Triton",
-        "Describe the server, its version and extensions",
+        "Describe the server with its version and extensions",
         {200: (_JSON, TritonServer, {"name": "lmi-handler", "version": __version__, "extensions": ["generate"]})},
     ),
     ("GET", "/v2/health/live"): Operation(
@@ -510,7 +516,7 @@ _OF_TRITON: Mapping[tuple[str, str], Operation] = {
     ),
     **{
         ("GET", f"/v2/models/{{model}}{version}{end}"): operation._replace(summary=operation.summary + by)
-        for version, by in (("", ""), ("/versions/{version}", "; the path with a version"))
+        for version, by in (("", ""), ("/versions/{version}", _OF_VERSION))
         for end, operation in _OF_TRITONS_MODEL.items()
     },
 }
@@ -525,13 +531,13 @@ _DOWN = _failure(VLLM_ERRORS, VllmError, Unavailable("the engine is not ready"))
 _OF_VLLM: Mapping[tuple[str, str], Operation] = {
     ("POST", "/detokenize"): Operation(
         "vLLM",
-        "Turn token ids into text",
+        "Decode token ids into text",
         {200: (_JSON, VllmText, {"prompt": "Hello"}), 400: _REFUSED},
         body=record({"tokens": listing(COUNT)}, {"model": TEXT}, example={"tokens": [28120]}),
     ),
     ("GET", "/version"): Operation(
         "vLLM",
-        "Show vLLM's version if it is the engine, else the server's",
+        "Return vLLM's version if it is the engine, or else the server's version",
         {200: (_JSON, VllmVersion, {"version": "0.33.0"})},
     ),
     ("GET", "/tokenizer_info"): Operation(
@@ -579,4 +585,4 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     **_OF_TRITON,
     **_OF_VLLM,
 }
-"""Method and path -> the operation, for routes that no description of a dialect covers."""
+"""Maps a method and path to its operation, for the routes without inference."""

@@ -1,4 +1,4 @@
-"""The dialects by name and by route. README.md says how to add one."""
+"""The registry of dialects by name and by route. README.md explains how to add a dialect."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ from handler.protocols.vllm.tokenize import TOKENIZE_CHAT
 
 
 class DispatchByField(Dialect):
-    """A route with several dialects. A body with `inputs` belongs to the mode's dialect; otherwise the first known
-    field decides.
+    """A route with several dialects, from which a body's fields select one.
 
-    Null means absent.
+    `inputs` selects the dialect of the server's mode. In a body without `inputs`, the first field of `others` that is
+    present selects the dialect. Fields that are null count as absent.
 
     Args:
-        mode: the dialect of this configuration, which also answers a body that no dialect reads.
-        others: field -> the dialect that it selects.
-        before: fields that decide even if the body has `inputs`. otherwise: the field of the dialect that answers a
-            body that no dialect reads, if not the mode's.
+        mode: The dialect of the server's mode.
+        others: Maps a field to the dialect that it selects.
+        before: The fields of `others` that select a dialect even if the body has `inputs`.
+        otherwise: The field of `others` whose dialect refuses bodies without any known field. By default, `mode` does.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class DispatchByField(Dialect):
 
     @property
     def dialects(self) -> tuple[Dialect, ...]:
-        """All dialects of the route, the mode first."""
+        """All dialects of the route, beginning with the mode's."""
         return self._mode, *self._others.values()
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         return self.dialect_of(body).parse(body, context)
 
     def dialect_of(self, body: Any) -> Dialect:
-        """Return the dialect that a body selects."""
+        """Return the dialect that the body's fields select."""
         if isinstance(body, dict):
             for field, dialect in self._by_field.items():
                 if body.get(field) is not None:
@@ -79,7 +79,10 @@ class DispatchByField(Dialect):
 
 
 class DispatchByOpenAi(DispatchByField):
-    """/invocations in OpenAI's form, as in AWS's vLLM image and TGI: `model` need not name the served model."""
+    """The dialects of /invocations under OpenAI's conventions, as in AWS's vLLM image and in TGI.
+
+    An unknown `model` is ignored, and the server's own model answers.
+    """
 
     def parse(self, body: Any, context: ServerContext) -> ParsedRequest:
         if not (isinstance(body, dict) and _names_no_model(body, context)):
@@ -89,7 +92,7 @@ class DispatchByOpenAi(DispatchByField):
 
 
 def _names_no_model(body: Mapping[str, Any], context: ServerContext) -> bool:
-    """Return whether `model` names neither the model nor an adapter; the dialect checks its type."""
+    """Return whether `model` names neither the model nor an adapter. If its type is wrong, the dialect reports it."""
     try:
         read_model(body, context)
     except ModelNotFound:
@@ -100,7 +103,7 @@ def _names_no_model(body: Mapping[str, Any], context: ServerContext) -> bool:
 
 
 TRITON_MODEL = ("/v2/models/{model}", "/v2/models/{model}/versions/{version}")
-"""The paths of a model in Triton's protocol."""
+"""The paths of the model in Triton's protocol, without and with a version."""
 
 _COMPLETIONS, _TRITON = OpenAiCompletions(), Triton(Route.SHAPE)
 _MESSAGES, _RESPONSES = AnthropicMessages(), OpenAiResponses()
@@ -119,16 +122,16 @@ def _others(chat: Dialect, completions: Dialect) -> dict[str, Dialect]:
 _ASYNC = AsyncPrompt()
 _OTHERS_OF_ASYNC = _others(AsyncChat(), AsyncCompletions())
 _ASYNC_OF_TRTLLM = DispatchByField(_ASYNC, _OTHERS_OF_ASYNC, before=("prompt", "messages"))
-"""LMI's handler of TensorRT-LLM looks for a body's fields in a different order from vLLM's."""
+"""The dialects of LMI's async mode with TensorRT-LLM, whose handler checks the fields in a different order."""
 
 INVOCATIONS: dict[str, Dialect] = {
     **{name: _by_field(mode, Chat(mode)) for name, mode in _MODES.items()},
     _ASYNC.name: DispatchByField(_ASYNC, _OTHERS_OF_ASYNC, before=("prompt",)),
 }
-"""Dialects of /invocations by the mode's name, with LMI's chat."""
+"""Maps the name of a mode to the dialects of /invocations, which include LMI's chat."""
 
 ROOTS: dict[str, Dialect] = {"tgi": Tgi("tgi", array=True, full_text=True), "mindie": Mindie()}
-"""`option.root_schema` -> the dialect of `/`."""
+"""Maps a value of `option.root_schema` to the dialect of `/`."""
 
 ROUTES: dict[str, Dialect] = {
     "/generate": Tgi("tgi_generate", streams=False),
@@ -141,9 +144,9 @@ ROUTES: dict[str, Dialect] = {
     "/v1/messages/count_tokens": AnthropicCount(),
     **{f"{model}/{route.value}": Triton(route) for model in TRITON_MODEL for route in (Route.GENERATE, Route.STREAM)},
 }
-"""The routes for inference of a model that generates, besides / and /invocations, each with its dialect.
+"""Maps the inference routes of a generating model to their dialects, except / and /invocations.
 
-The host checks `{model}` and `{version}`.
+The HTTP host checks `{model}` and `{version}`.
 """
 
 _EMBEDDINGS, _EMBED, _PREDICT = OpenAiEmbeddings(), TeiEmbed(), TeiPredict()
@@ -154,7 +157,7 @@ _RERANK = Rerank("rerank", "Rerank", return_documents=True, truncation=None)
 _RANKS = DispatchByField(TeiRerank(), {"documents": _RERANK})
 
 TOKENIZING = DispatchByField(TGI_TOKENIZE, {"prompt": VLLM_TOKENIZE, "messages": TOKENIZE_CHAT})
-"""Dialects of /tokenize, which TGI and vLLM both have."""
+"""The dialects of /tokenize, a route of both TGI and vLLM."""
 
 POOLED_ROUTES: dict[Task, dict[str, Dialect]] = {
     Task.EMBEDDING: {
@@ -181,7 +184,7 @@ POOLED_ROUTES: dict[Task, dict[str, Dialect]] = {
         "/v1/audio/translations": Translations(),
     },
 }
-"""The routes of models that compute something else from a text or an audio clip."""
+"""Maps each task other than generation to its routes and their dialects."""
 
 POOLED_INVOCATIONS: dict[Task, Dialect] = {
     Task.EMBEDDING: DispatchByField(LmiEmbedding(), {"input": _EMBEDDINGS}),
@@ -189,11 +192,11 @@ POOLED_INVOCATIONS: dict[Task, Dialect] = {
     Task.CLASSIFICATION: _PREDICT,
     Task.TRANSCRIPTION: _TRANSCRIPTIONS,
 }
-"""Dialects of /invocations of those models."""
+"""Maps each task other than generation to the dialect of /invocations."""
 
 
 def dialects() -> dict[str, Dialect]:
-    """Return every dialect by its name, including those selected by a body's field."""
+    """Return all dialects by name, including those that a field of the body selects."""
     pooled = [dialect for by_path in POOLED_ROUTES.values() for dialect in by_path.values()]
     generating = [*_MODES.values(), *ROOTS.values(), *ROUTES.values(), *INVOCATIONS.values()]
     return {
@@ -204,20 +207,20 @@ def dialects() -> dict[str, Dialect]:
 
 
 def dialects_of(dialect: Dialect) -> tuple[Dialect, ...]:
-    """Return the dialects of a route's bodies."""
+    """Return the dialects among which a route's dialect selects, or only the dialect itself."""
     return dialect.dialects if isinstance(dialect, DispatchByField) else (dialect,)
 
 
 def routes(root_schema: str, task: Task = Task.GENERATION) -> dict[str, Dialect]:
-    """Return the routes of a model's task, with `/`."""
+    """Return the inference routes for a task with their dialects, including `/`."""
     return POOLED_ROUTES[task] if task in POOLED_ROUTES else {"/": ROOTS[root_schema], **ROUTES}
 
 
 def choose(config: Config, task: Task = Task.GENERATION) -> Dialect:
     """Choose the dialect of /invocations.
 
-    With `tgi_compat` answers have the form of Hugging Face's containers; with `openai_compat` chats are answered as
-    on /v1/chat/completions. In LMI's async mode the engine trtllm has its own handler.
+    With `tgi_compat`, answers have the form of Hugging Face's containers. With `openai_compat`, chats are answered as
+    on /v1/chat/completions. In LMI's async mode, the engine trtllm has its own dialects.
     """
     tgi_compat, asynchronous = config.tgi_compat, config.async_schema
     if task in POOLED_INVOCATIONS:
@@ -236,17 +239,17 @@ _BY_TEI = DispatchByField(_EMBED, {"input": _EMBEDDINGS})
 # -- paths that are not served -----------------------------------------------------------------------------------
 
 _TEI_PATHS = {
-    "/embed_all": "the engines return one vector for a whole text",
-    "/embed_sparse": "no engine here computes sparse vectors",
-    "/embeddings": "call /v1/embeddings",
-    "/decode": "no route turns ids into text",
-    "/vertex": "send each instance as a body of its own",
+    "/embed_all": "the engines return one vector per text, not per token",
+    "/embed_sparse": "no engine computes sparse vectors",
+    "/embeddings": "call /v1/embeddings instead",
+    "/decode": "token ids cannot be decoded for this task",
+    "/vertex": "send each instance in a separate request",
 }
-"""Other routes of text-embeddings-inference, and why they are not served."""
+"""Maps the other routes of text-embeddings-inference to the reasons why they are not served."""
 
 _REASONS = {
     **_TEI_PATHS,
-    "/v1/responses/compact": "no input is summarized; send it whole, or summarize it by a request of your own",
+    "/v1/responses/compact": "the server does not summarize input; send all of it, or ask the model to summarize it",
 }
 
 _FAMILIES: dict[str, ErrorFormat] = {
@@ -258,15 +261,18 @@ _FAMILIES: dict[str, ErrorFormat] = {
     "/v2": _TRITON.errors,
     **dict.fromkeys(("/embed", "/similarity", "/rerank", "/predict", *_TEI_PATHS), _EMBED.errors),
 }
-"""Prefixes of a dialect's paths, and its form of errors; longer ones first."""
+"""Maps the prefixes of a dialect's paths to its error format. Longer prefixes come first."""
 
 
 PATHS = frozenset(path for path in (*_REASONS, *ROUTES, *chain(*POOLED_ROUTES.values())) if "{" not in path)
-"""Paths that may look like another route's with a parameter (/v1/responses/{id}), served here or not."""
+"""Fixed paths, served or not, that a route with a parameter might match (such as /v1/responses/{id})."""
 
 
 def refuse_path(path: str, task: Task) -> HttpResponse | None:
-    """Return the refusal of a path that is not served, in its dialect's form; None if it belongs to no dialect."""
+    """Return the error response for a path that is not served, or None if the path belongs to no dialect.
+
+    The error has the form of the path's dialect.
+    """
     error = NotFound(f"{path[:64]} is not served here{_why(path, task)}; /docs lists the routes that are")
     for other in (ROUTES, *POOLED_ROUTES.values()):
         if path in other:

@@ -271,7 +271,7 @@ def test_sampling_parameters_that_have_no_effect_are_said_too_and_once_in_the_lo
         for more in ({}, {"stream": True}, {}):
             found = server.post({**body, **more})
             assert found.headers["x-lmi-ignored-parameters"] == "parameters.temperature, parameters.top_p"
-        assert server.log.count("option.lmi_version=0.32 or later samples") == 1
+        assert server.log.count("set option.lmi_version=0.32 or later to sample") == 1
     with serve("--engine", "echo", "-o", "option.lmi_version=0.32") as server:
         assert "x-lmi-ignored-parameters" not in server.post(body).headers
         assert "option.lmi_version" not in server.log

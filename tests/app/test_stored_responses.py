@@ -213,7 +213,7 @@ def test_a_response_that_failed() -> None:
 @pytest.mark.parametrize(
     ("method", "path", "status", "words"),
     [
-        ("GET", "{id}?stream=true", 400, "stream=\"true\": a stored response is not streamed again"),
+        ("GET", "{id}?stream=true", 400, "stream=\"true\": a stored response cannot be streamed"),
         ("GET", "{id}?starting_after=3", 400, "starting_after=\"3\""),
         ("GET", "{id}/input_items?limit=0", 400, "limit=\"0\": must be an integer from 1 to 100"),
         ("GET", "{id}/input_items?limit=101", 400, "limit=\"101\""),
@@ -234,9 +234,13 @@ def test_wrong_calls(server: LiveServer, method: str, path: str, status: int, wo
     [
         ({"input": "a", "previous_response_id": 7}, 400, "previous_response_id=7: must be the id of a response"),
         ({"input": "a", "previous_response_id": "x" * 100_000}, 404, "no such response is stored"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, 404, 'input[0].id="x": no item of this id is stored'),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, 404, 'input[0].id="x": no item with this id is stored'),
         ({"input": [{"type": "item_reference", "id": 7}]}, 400, "'item_reference' is not supported"),
-        ({"input": [{"id": f"i{number}"} for number in range(1001)]}, 400, "refers to 1001 stored items; at most 1000"),
+        (
+            {"input": [{"id": f"i{number}"} for number in range(1001)]},
+            400,
+            "refers to 1001 stored items; the maximum is 1000",
+        ),
         ({"input": "a", "conversation": "c"}, 400, "conversation="),
         ({"input": "a", "background": True}, 400, "background=true"),
     ],

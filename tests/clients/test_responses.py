@@ -103,7 +103,7 @@ def test_a_count(responses: Driver, model_server: LiveServer) -> None:
         (
             {"tools": [{"type": "file_search", "vector_store_ids": ["a"]}]},
             "BadRequestError",
-            "hosted tools run at OpenAI",
+            "hosted tools only run on OpenAI's servers",
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else None,

@@ -1,4 +1,4 @@
-"""The types of Anthropic's answers. Each field of the wire is declared here, for mypy and for the API's document."""
+"""The types of Anthropic's answers. They declare every field on the wire, for mypy and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AnthropicThoughts(TypedDict):
 
 
 class AnthropicUsage(TypedDict):
-    """Token counts; with `output_tokens_details` if reasoning is counted separately."""
+    """Token counts, with `output_tokens_details` if reasoning is counted separately."""
 
     input_tokens: Count
     cache_creation_input_tokens: Count
@@ -46,7 +46,7 @@ class AnthropicModel(TypedDict):
 
 
 class AnthropicModels(TypedDict):
-    """A page of models; `first_id` and `last_id` are the page's; a client asks for the next one after `last_id`."""
+    """A page of models, with the ids of its first and last model. The next page begins after `last_id`."""
 
     data: list[AnthropicModel]
     has_more: bool
@@ -63,7 +63,7 @@ class AnthropicText(TypedDict):
 
 
 class AnthropicThinking(TypedDict):
-    """`signature` is always `SIGNATURE`: nothing is signed here."""
+    """A block of reasoning. `signature` is always `SIGNATURE`, because the server signs nothing."""
 
     type: Literal["thinking"]
     thinking: str
@@ -158,7 +158,7 @@ class AnthropicMessageStop(TypedDict):
 
 
 class AnthropicPing(TypedDict):
-    """A keep-alive event in long pauses."""
+    """An event that keeps a silent stream open."""
 
     type: Literal["ping"]
 
@@ -166,7 +166,7 @@ class AnthropicPing(TypedDict):
 MessageEvent = AnthropicMessageStart | BlockEvent | AnthropicMessageDelta | AnthropicMessageStop | AnthropicPing
 
 
-# -- Anthropic's words for what the readers of a chat name -------------------------------------------------------------
+# -- Anthropic's names for the fields of a chat ------------------------------------------------------------------------
 
 
 _WORDS = (
@@ -181,13 +181,13 @@ _WORDS = (
 
 
 def in_own_words(text: str) -> str:
-    """Name the fields of a chat in a message, or in a list of names, as Anthropic does."""
+    """Replace the names of a chat's fields in an error message or a field name with Anthropic's names."""
     for pattern, own in _WORDS:
         text = pattern.sub(own, text)
     return text
 
 
-# -- Anthropic's errors, `{"type": "error", "error": {"type", "message"}}`, and its statuses ---------------------------
+# -- Anthropic's errors, `{"type": "error", "error": {"type", "message"}}`, with its statuses --------------------------
 # Source: Anthropic's API reference, "Errors".
 
 
@@ -197,7 +197,7 @@ class AnthropicErrorDetails(TypedDict):
 
 
 class AnthropicErrorDetail(TypedDict):
-    """An error; it has `details` if the client can correct the request by them."""
+    """An error, with `details` if the client can use them to correct the request."""
 
     type: str
     message: str
@@ -210,18 +210,18 @@ class AnthropicError(TypedDict):
 
 
 class ThreadsUnsupported(InvalidParameter):
-    """The request leaves its conversation to the server.
+    """The request has a `thread`, but the server does not store conversations.
 
-    Anthropic's client sends the whole conversation, without `thread`, when it reads these `details`.
+    When Anthropic's client receives these `details`, it sends the whole conversation without `thread`.
     """
 
     details: ClassVar[AnthropicErrorDetails] = {"error_code": "thread_unsupported_request", "unsupported": ["thread"]}
 
 
 class ThreadNotFound(NotKept):
-    """The message that a thread continues is not stored here.
+    """The message that a request continues in its thread is not stored.
 
-    Anthropic's client sends the whole conversation, in another thread, when it reads these `details`.
+    When Anthropic's client receives these `details`, it sends the whole conversation in a new thread.
     """
 
     details: ClassVar[AnthropicErrorDetails] = {"error_code": "thread_not_found"}
@@ -231,14 +231,14 @@ _TYPES = {401: "authentication_error", 404: "not_found_error", 413: "request_too
 
 
 class AnthropicErrors(ErrorFormat):
-    """Anthropic's form of errors; 529 means that the client may retry soon."""
+    """Anthropic's form of errors. Status 529 means that the client may retry soon."""
 
     statuses = MappingProxyType({ServingError: 500, Overloaded: 529})
 
     def body(self, error: ServingError) -> AnthropicError:
-        """Render an error as a body, or as a stream's `error` event."""
+        """Return an error as a body, or as the `error` event of a stream."""
         message = in_own_words(error.message)
-        if isinstance(error, PromptTooLong):  # clients look for these words, and shorten the conversation then
+        if isinstance(error, PromptTooLong):  # clients recognize this message and shorten the conversation
             message = f"prompt is too long: {error.given} tokens > {error.most} maximum"
         status = self.status(error)
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
@@ -251,11 +251,11 @@ class AnthropicErrors(ErrorFormat):
 ERRORS = AnthropicErrors()
 
 
-# -- the list of models, for clients that send its header `anthropic-version` ------------------------------------------
+# -- the list of models, for clients that send the header `anthropic-version` ------------------------------------------
 
 
 VERSION_HEADER = "anthropic-version"
-"""Headers that only Anthropic's clients send, with each request."""
+"""The header by which Anthropic's clients are recognized: they send it with every request."""
 
 _LIMIT, _MOST = 20, 1000
 
@@ -264,8 +264,8 @@ def model(id: str, created: float, max_tokens: int | None) -> AnthropicModel:
     """Describe a model.
 
     Args:
-        created: seconds since 1970.
-        max_tokens: of a request; None if that is not known yet.
+        created: The time of creation, in seconds since 1970.
+        max_tokens: The maximum number of tokens in a request, or None if it is not known yet.
     """
     at = datetime.fromtimestamp(int(created), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
@@ -282,14 +282,14 @@ def page(models: Sequence[AnthropicModel], query: Mapping[str, str]) -> Anthropi
     """Return a page of the models.
 
     Args:
-        query: `limit` of the page, and `after_id` or `before_id`, next to which the page is.
+        query: The query parameters `limit`, and `after_id` or `before_id`, which names the model next to the page.
 
     Raises:
-        InvalidParameter: one of them is wrong.
+        InvalidParameter: If one of these parameters is wrong.
     """
     given = query.get("limit", str(_LIMIT))
     if not (given.isascii() and given.isdecimal() and len(given) < 5 and 1 <= int(given) <= _MOST):
-        raise InvalidParameter(f"limit={show(given)}: must be a whole number of at least 1 and at most {_MOST}")
+        raise InvalidParameter(f"limit={show(given)}: must be an integer from 1 to {_MOST}")
     limit, ids = int(given), [one["id"] for one in models]
     if "before_id" in query:
         end = _place(ids, "before_id", query)

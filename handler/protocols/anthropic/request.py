@@ -1,7 +1,7 @@
-"""Anthropic's messages at /v1/messages, and their count at /v1/messages/count_tokens.
+"""Anthropic's messages at /v1/messages, and the count of their tokens at /v1/messages/count_tokens.
 
-A body is translated to that of a chat, which the chat's own readers read.
-Source: Anthropic's API reference, "Messages", and the types of its Python package.
+A body is translated to the body of an OpenAI chat, which `OpenAiChat` then parses.
+Sources: Anthropic's API reference, "Messages", and the types of its Python package.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ EFFORTS = ("low", "medium", "high", "xhigh", "max")
     additionalProperties=False,
 )
 def _output_config(value: Any) -> StructuredOutput | None:
-    """Read `format`, a JSON schema for the whole answer; `read_effort` reads the other name."""
+    """Read `format`, a JSON schema for the whole answer. `read_effort` reads `effort`."""
     if not isinstance(value, dict) or value.keys() - {"format", "effort"}:
         raise ValueError("must be an object with 'format', 'effort' or both")
     if value.get("effort") is not None and value["effort"] not in EFFORTS:
@@ -85,16 +85,16 @@ TABLE = Table(
         "max_tokens": Parameter("max_new_tokens", integer(0)),
         "temperature": CHAT.parameters["temperature"],
         "output_config": Parameter("structured_output", _output_config),
-        "speed": unsupported("there is one speed", "standard"),
-        "compaction": unsupported("conversations are not summarized here"),
-        "container": unsupported("there are no containers"),
+        "speed": unsupported("only the standard speed is available", "standard"),
+        "compaction": unsupported("the server does not summarize conversations"),
+        "container": unsupported("the server has no containers"),
         "mcp_servers": unsupported("tools run on the client", []),
-        "n": unsupported("an answer is one message", 1),
-        "stop": unsupported("write stop_sequences", [], ""),
-        "max_new_tokens": unsupported("write max_tokens"),
-        "max_completion_tokens": unsupported("write max_tokens"),
-        "response_format": unsupported("write output_config.format"),
-        "functions": unsupported("write tools", []),
+        "n": unsupported("an answer has exactly one message", 1),
+        "stop": unsupported("use stop_sequences", [], ""),
+        "max_new_tokens": unsupported("use max_tokens"),
+        "max_completion_tokens": unsupported("use max_tokens"),
+        "response_format": unsupported("use output_config.format"),
+        "functions": unsupported("use tools", []),
     }
 )
 
@@ -110,13 +110,13 @@ NO_EFFECT = frozenset(
         "workspace_id",
     }
 )
-"""Names that Anthropic's clients send and that change no answer here: listed in a header, never refused."""
+"""Fields that Anthropic's clients send and that have no effect here. They are reported as ignored, but not refused."""
 
 ACCEPTED = frozenset({"anthropic_version", "cache_control"})
-"""Names that do not affect an answer, and are not listed: the version of Bedrock's bodies, and a cache's advice."""
+"""Fields that have no effect and are not reported as ignored: the version of Bedrock's bodies, and caching hints."""
 
 
-# -- `system` and `messages` as those of a chat: blocks become text, images, thoughts, calls, results ------------------
+# -- `system` and `messages`, translated to messages of a chat ---------------------------------------------------------
 
 
 _ROLES = ("user", "assistant", "system")
@@ -126,7 +126,7 @@ _BLOCKS: Mapping[str, tuple[str, ...]] = {
     "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
     "system": ("text",),
 }
-"""Role -> the types of its blocks."""
+"""Maps a role to the types of blocks that its messages may have."""
 
 _FIELDS: Mapping[str, frozenset[str]] = {
     "text": frozenset({"type", "text", "cache_control"}),
@@ -136,19 +136,19 @@ _FIELDS: Mapping[str, frozenset[str]] = {
     "tool_use": frozenset({"type", "id", "name", "input", "cache_control", "caller"}),
     "tool_result": frozenset({"type", "tool_use_id", "content", "cache_control"}),
 }
-"""Type of a block -> its names that are read, or that by their meaning have no effect."""
+"""Maps a block's type to its known fields, some of which have no effect by their meaning."""
 
 _WHY: Mapping[str, str] = {
     "image": only_in("image"),
     "document": "send its text in a block of type 'text'",
     "search_result": "send its text in a block of type 'text'",
-    "container_upload": "there are no containers",
+    "container_upload": "the server has no containers",
     "tool_reference": "tool search is not available",
 }
 
 
 _HEADER_LINE = re.compile(r"^x-anthropic-[^:\n]*:.*\n?", re.MULTILINE)
-"""A line that Claude Code writes into its system prompt for Anthropic's servers: it differs by session."""
+"""Matches a line of Claude Code's system prompt that is meant for Anthropic's servers and differs in each session."""
 
 _BLOCK = record({"type": {"enum": [*_FIELDS]}})
 _CONTENT: Shape = {"anyOf": [TEXT, listing(_BLOCK, minItems=1)]}
@@ -156,14 +156,14 @@ MESSAGES: Mapping[str, Shape] = {
     "messages": listing(record({"role": {"enum": [*_ROLES]}, "content": _CONTENT}), minItems=1),
     "system": nullable(_CONTENT),
 }
-"""What `MessagesReader` reads."""
+"""The schemas of the fields that `MessagesReader` reads."""
 
 
 class MessagesReader(TurnsReader):
-    """Reads one request's messages.
+    """The reader of one request's messages, which translates them to messages of a chat.
 
     Attributes:
-        continues: the answer continues the last message.
+        continues: True if the answer continues the last message.
     """
 
     def __init__(self, context: ServerContext) -> None:
@@ -172,10 +172,10 @@ class MessagesReader(TurnsReader):
         self._calls: dict[str, str] = {}  # id -> the tool's name
 
     def read(self, body: Mapping[str, Any]) -> None:
-        """Read `system`, the messages of the thread before, and `messages`.
+        """Read `system`, the earlier messages of the thread, and `messages`.
 
         Raises:
-            InvalidPayload: naming the wrong block and what would be right; it quotes no content.
+            InvalidPayload: If a block is wrong. The message names the block and what is allowed, without its content.
         """
         if body.get("system") is not None:
             self._read_content("system", body["system"], "system")
@@ -192,16 +192,16 @@ class MessagesReader(TurnsReader):
             self._note("messages[]", message, frozenset({"role", "content"}))
             self._read_content(message["role"], message.get("content"), f"{at}.content")
         if not self.chat:
-            raise InvalidPayload("'messages' must contain more than x-anthropic-… lines")
+            raise InvalidPayload("'messages' must not consist of x-anthropic-… lines only")
         join_turns(self.chat)
         self.continues = self.chat[-1]["role"] == "assistant"
         if self.continues and ("tool_calls" in self.chat[-1] or not self.chat[-1]["content"].strip()):
             raise InvalidPayload(
-                f"messages[{index}]: the answer continues its text, so it must have some, and no tool_use"
+                f"messages[{index}]: the answer continues this message, so it must have text and no tool_use"
             )
 
     def clear_thinking(self, kept: int | None) -> None:
-        """Remove thoughts, except those of the last `kept` messages that have any; None keeps all."""
+        """Remove the reasoning from all messages except the last `kept` ones that have any. None keeps all of it."""
         thoughts = [message for message in self.chat if "reasoning_content" in message]
         for message in thoughts[: len(thoughts) - kept] if kept is not None and kept < len(thoughts) else ():
             del message["reasoning_content"]
@@ -226,7 +226,7 @@ class MessagesReader(TurnsReader):
             add_to_turn(self.chat, role, content=self._read_image(block, at))
         elif kind == "thinking":
             add_to_turn(self.chat, role, reasoning_content=string_at(block.get("thinking"), f"{at}.thinking"))
-        elif kind == "redacted_thinking":  # only Anthropic can read it
+        elif kind == "redacted_thinking":  # only Anthropic can decrypt it
             add_to_turn(self.chat, role)
             self.unknown["messages[].content[].redacted_thinking"] = None
         elif kind == "tool_use":
@@ -235,7 +235,7 @@ class MessagesReader(TurnsReader):
             self.chat.append(self._read_result(block, at))
 
     def _add_text(self, role: str, text: str) -> None:
-        """Add a text; remove from `system` the lines for Anthropic's servers, which would differ in every prompt."""
+        """Add a text. In `system`, remove the lines for Anthropic's servers, which would make every prompt differ."""
         if role == "system" and not self._context.config.keep_anthropic_lines:
             shorter = _HEADER_LINE.sub("", text)
             if text and not shorter:
@@ -266,7 +266,7 @@ class MessagesReader(TurnsReader):
     def _read_result(self, block: Mapping[str, Any], at: str) -> dict[str, Any]:
         id, content = string_at(block.get("tool_use_id"), f"{at}.tool_use_id"), block.get("content")
         if id not in self._calls:
-            raise InvalidPayload(f"{at}.tool_use_id={show(id)}: no tool_use before it has this id")
+            raise InvalidPayload(f"{at}.tool_use_id={show(id)}: no earlier tool_use has this id")
         if isinstance(content, list):
             texts = []
             for index, part in enumerate(content):
@@ -291,7 +291,7 @@ def block_type(block: Any, at: str, known: tuple[str, ...]) -> str:
     """Return a block's type.
 
     Raises:
-        InvalidPayload: it is not in `known`.
+        InvalidPayload: If the type is missing or not in `known`.
     """
     kind = block.get("type") if isinstance(block, dict) else None
     allowed = " or ".join(filter(None, (", ".join(known[:-1]), known[-1])))
@@ -299,15 +299,17 @@ def block_type(block: Any, at: str, known: tuple[str, ...]) -> str:
         raise InvalidPayload(f"{at} must be an object with a 'type' that is {allowed}")
     if kind not in known:
         server = kind.startswith("server_tool_use") or kind.endswith("_tool_result")
-        why = _WHY.get(kind, "server tools run at Anthropic" if server else f"it must be {allowed}")
+        why = _WHY.get(
+            kind, "server tools only run on Anthropic's servers" if server else f"the type must be {allowed}"
+        )
         raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: {why}")
     return kind
 
 
-# -- Anthropic's `thinking` and `output_config.effort`, as arguments of the model's chat template ----------------------
+# -- `thinking` and `output_config.effort`, translated to arguments of the model's chat template -----------------------
 
 
-_DISPLAYS = (None, "summarized", "updates", "omitted")  # all but the last show the thought as it is
+_DISPLAYS = (None, "summarized", "updates", "omitted")  # all except the last show the whole reasoning
 
 _ENABLED = {"enabled": True, "adaptive": None, "disabled": False}
 _THINKING_FIELDS: Mapping[str, Shape] = {
@@ -319,19 +321,19 @@ THINKING: Mapping[str, Shape] = {
     "thinking": nullable({**record(_THINKING_FIELDS), "required": ["type"], "additionalProperties": False}),
     "context_management": nullable(record({}, {"edits": listing({"type": "object"})}, additionalProperties=False)),
 }
-"""What `read_thinking` and `read_thoughts_kept` read."""
+"""The schemas of the fields that `read_thinking` and `read_thoughts_kept` read."""
 
 _THINKING = re.compile(r"\{%[^%]*(?<![.\w'\"])thinking\b")
-"""A template that reads a variable `thinking`."""
+"""Matches a chat template that reads a variable `thinking`."""
 
 
 class Thinking(NamedTuple):
-    """`thinking`.
+    """The parsed field `thinking`.
 
     Attributes:
-        enabled: None leaves it to the model's template.
-        budget: tokens of thoughts.
-        show: thinking blocks have a text.
+        enabled: True if the model should reason, or None if its chat template decides.
+        budget: The maximum number of reasoning tokens, or None if there is no limit.
+        show: True if thinking blocks contain the reasoning.
     """
 
     enabled: bool | None = None
@@ -339,8 +341,9 @@ class Thinking(NamedTuple):
     show: bool = True
 
     def template_arguments(self, context: ServerContext) -> tuple[dict[str, bool], list[str]]:
-        """Return the template's switch for reasoning, and the names that have no effect: without a switch, only
-        models of known families reason, and always as they do.
+        """Return the chat template's arguments that switch reasoning on or off, and the fields that have no effect.
+
+        If the template has no switch, models of known families always reason, and other models never do.
         """
         unheeded = ["thinking.budget_tokens"] if self.budget != self.token_budget(context) else []
         if self.enabled is None:
@@ -354,7 +357,7 @@ class Thinking(NamedTuple):
         return {}, [*unheeded, "thinking"] if thinks is not self.enabled else unheeded
 
     def token_budget(self, context: ServerContext) -> int | None:
-        """Return the budget if the engine and the model's family support it."""
+        """Return the budget, or None if the engine or the model's family does not support one."""
         family = reasoning_family(context)
         lacks = "thinking_token_budget" in context.unsupported or context.vocabulary is None
         return None if lacks or family is None or not family.closing else self.budget
@@ -364,7 +367,7 @@ def read_thinking(value: Any) -> Thinking:
     """Read `thinking`.
 
     Raises:
-        InvalidParameter: naming what would be right.
+        InvalidParameter: If it is wrong. The message says what is allowed.
     """
     given = Named("thinking", value)
     if value is None:
@@ -383,10 +386,13 @@ def read_thinking(value: Any) -> Thinking:
 
 
 def read_thoughts_kept(value: Any) -> int | None:
-    """Read `context_management`; return how many of the last messages with thoughts keep them, None for all.
+    """Read `context_management`.
+
+    Returns:
+        The number of messages with reasoning, counted from the end, that keep it, or None if all do.
 
     Raises:
-        InvalidParameter: an edit is not one that clears reasoning.
+        InvalidParameter: If it is wrong, or has an edit that does not clear reasoning.
     """
     given = Named("context_management", value)
     edits = [] if value is None else value.get("edits", []) if isinstance(value, dict) else None
@@ -400,7 +406,7 @@ def read_thoughts_kept(value: Any) -> int | None:
     for edit in edits:
         if edit.get("type") != "clear_thinking_20251015" or edit.keys() - {"type", "keep"}:
             raise given.refused(
-                "is not supported: the only edit here is clear_thinking_20251015; send only the messages to keep"
+                "is not supported: the only available edit is clear_thinking_20251015; send only the messages to keep"
             )
         match edit.get("keep") or {"type": "thinking_turns", "value": 1}:
             case "all" | {"type": "all"}:
@@ -413,16 +419,16 @@ def read_thoughts_kept(value: Any) -> int | None:
 
 
 def read_effort(body: Mapping[str, Any]) -> Any:
-    """Return `output_config.effort`, which the parameters' table checks."""
+    """Return `output_config.effort`. `TABLE` checks its value."""
     config = body.get("output_config")
     return config.get("effort") if isinstance(config, dict) else None
 
 
-# -- Anthropic's `tools` and `tool_choice` as those of a chat ----------------------------------------------------------
+# -- `tools` and `tool_choice`, translated to those of a chat ----------------------------------------------------------
 
 
 _SERVER = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
-"""Prefixes of the types of tools that run at Anthropic."""
+"""The prefixes of types of tools that run on Anthropic's servers."""
 
 _NEUTRAL: Mapping[str, Any] = {
     "allowed_callers": ["direct"],
@@ -430,7 +436,7 @@ _NEUTRAL: Mapping[str, Any] = {
     "eager_input_streaming": False,
     "input_examples": [],
 }
-"""Names of a tool with their neutral values; another value has no effect, and is listed."""
+"""Maps fields of a tool to their neutral values. Other values have no effect and are reported as ignored."""
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -452,14 +458,14 @@ TOOLS: Mapping[str, Shape] = {
     "tools": nullable(listing({**record(_TOOL), "required": ["name", "input_schema"]}, maxItems=MAX_TOOLS)),
     "tool_choice": nullable({**record(_CHOICE), "required": ["type"], "additionalProperties": False}),
 }
-"""What `read_tools` and `read_choice` read."""
+"""The schemas of the fields that `read_tools` and `read_choice` read."""
 
 
 def read_tools(value: Any) -> Any:
-    """Return the tools in the chat's form, whose reader checks names and schemas.
+    """Return the tools in the form of a chat. The chat's reader checks their names and schemas.
 
     Raises:
-        InvalidParameter: a tool is not the client's own.
+        InvalidParameter: If a tool does not run on the client, or its form is wrong.
     """
     if not isinstance(value, list):
         return value
@@ -472,7 +478,9 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
     kind = tool.get("type")
     if kind not in (None, "custom"):
         if isinstance(kind, str) and kind.startswith(_SERVER):
-            raise InvalidParameter(f"{at}.type={show(kind)}: is not supported: server tools run at Anthropic")
+            raise InvalidParameter(
+                f"{at}.type={show(kind)}: is not supported: server tools only run on Anthropic's servers"
+            )
         raise InvalidParameter(f"{at}.type={show(kind)}: is not supported: send name, description and input_schema")
     if not isinstance(tool.get("input_schema"), dict):
         raise InvalidParameter(f"{at}.input_schema: must be a JSON schema, which is an object")
@@ -484,10 +492,10 @@ def _tool(tool: Any, at: str) -> dict[str, Any]:
 
 
 def read_choice(value: Any, tools: Any) -> dict[str, Any]:
-    """Return `tool_choice` and `parallel_tool_calls` of a chat.
+    """Return `tool_choice` and `parallel_tool_calls` in the form of a chat.
 
     Raises:
-        InvalidParameter: naming the problem.
+        InvalidParameter: If the choice is wrong. The message says why.
     """
     if value is None:
         return {}
@@ -509,27 +517,28 @@ def read_choice(value: Any, tools: Any) -> dict[str, Any]:
 
 _OF_CHAT = {name: OpenAiChat.fields[name] for name in ("model", "stream")}
 _SAME = TABLE.parameters.keys() | _OF_CHAT.keys()
-"""Names that the chat reads as they are."""
+"""The fields that are passed to the chat unchanged."""
 
 FIELDS: Mapping[str, Shape] = {**MESSAGES, **_OF_CHAT, **TOOLS, **THINKING}
 
 PING = encode({"type": "ping"})
-"""What a stream sends when it has been silent for a while."""
+"""The event that keeps a silent stream open."""
 
 _TRANSLATED = ("chat_template_kwargs", "reasoning_effort", "continue_final_message", "thinking_token_budget")
-"""The chat's names that a body's own are translated to, besides those of every chat."""
+"""The chat's parameters that are set from other fields of Anthropic's body."""
 
 
 def _body(*required: str) -> RequestShape:
-    """Make the schema of a body, with `thread` if answers are stored."""
+    """Return a function that builds the schema of a body. It has `thread` if the server stores answers."""
     kept = request_shape({**FIELDS, "thread": THREAD}, TABLE, *required)
     others = request_shape(FIELDS, TABLE, *required)
     return lambda context: (kept if context.config.stores_responses else others)(context)
 
 
 class AnthropicMessages(OpenAiDialect):
-    """Anthropic's messages. It samples unless `temperature` is 0. Tokens beyond the model's context are cut off, and
-    the answer says so.
+    """Anthropic's messages. It samples unless `temperature` is 0.
+
+    If the answer does not fit into the model's context, it is cut off there, and the stop reason says so.
     """
 
     name = "anthropic_messages"
@@ -580,7 +589,7 @@ class AnthropicMessages(OpenAiDialect):
 
 
 class AnthropicCount(AnthropicMessages):
-    """Counts the tokens of the same prompt; fields that affect the answer are checked and have no effect."""
+    """Anthropic's token count. Fields that affect only an answer are checked, but have no effect."""
 
     name = "anthropic_count"
     description = Description(
@@ -601,10 +610,10 @@ class AnthropicCount(AnthropicMessages):
 
 
 class _Chat(OpenAiChat):
-    """One translated body.
+    """The chat dialect that parses the translated body of one request.
 
     Args:
-        keeping: stores the answer; None if it belongs to no thread.
+        keeping: Stores the answer in its thread. None if the answer belongs to no thread.
     """
 
     errors = ERRORS
@@ -625,7 +634,7 @@ class _Chat(OpenAiChat):
         )
         streams = chat.framing is not JSON
         reply: Reply = MessageStream(settings) if streams else MessageDocument(settings)
-        if sampling.max_new_tokens == 0:  # the prompt's prefix goes to the engine's cache
+        if sampling.max_new_tokens == 0:  # the prompt is only put into the engine's prefix cache
             request = request._replace(sampling=Sampling(max_new_tokens=1), read_prompt=None)
             reply = PromptOnly(reply)
         sign, keeps = PING if streams else b"", self._keeping is not None

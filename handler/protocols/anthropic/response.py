@@ -1,4 +1,4 @@
-"""Anthropic's answers from tokens: a message, as a whole or as events; and the threads that keep them."""
+"""The rendering of tokens as Anthropic's messages, whole or as events, and their storage in threads."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ from handler.protocols.kernel.readers import Named
 from handler.protocols.kernel.reply import WholeReply
 from handler.protocols.kernel.schema import TEXT, Shape, nullable, record
 
-# -- threads: conversations that the server keeps (option.responses_store), by the types of Anthropic's package 2.12 ---
+# -- threads: conversations that the server stores (option.responses_store), as in Anthropic's package 2.12 ------------
 
 
 _OWN = ("system", "tools")
-"""Fields that a thread gets when it is created, and keeps."""
+"""The fields that are set when a thread is created and cannot change later."""
 
 THREAD: Shape = nullable(record({"type": {"enum": ["create", "continue"]}}, {"previous_message_id": TEXT}))
-"""What `continued` reads."""
+"""The schema of `thread`, which `continued` reads."""
 
 
 def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
-    """Return the stored messages that a body refers to; `continued` reports errors in it."""
+    """Return which stored messages a body needs. `continued` reports errors in the body."""
     thread = body.get("thread") if isinstance(body, dict) else None
     if not isinstance(thread, dict):
         return None
@@ -52,13 +52,12 @@ def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
 
 
 def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, Any]:
-    """Complete a body with the fields that its thread was created with; the messages before are in
-    `context.recalled`.
+    """Return the body with the fields that its thread was created with. `context.recalled` has the earlier messages.
 
     Raises:
-        ThreadsUnsupported: answers are not stored.
-        ThreadNotFound: the previous message is not stored.
-        InvalidParameter: `thread` is wrong, or the body sets a field of its thread.
+        ThreadsUnsupported: If the server does not store answers.
+        ThreadNotFound: If the previous message is not stored.
+        InvalidParameter: If `thread` is wrong, or the body changes a field that belongs to the thread.
     """
     if (value := body.get("thread")) is None:
         return body
@@ -71,49 +70,51 @@ def continued(body: Mapping[str, Any], context: ServerContext) -> Mapping[str, A
         raise thread.refused("must be an object with a 'type' that is create or continue")
     names = {"type"} if value["type"] == "create" else {"type", "previous_message_id"}
     if value.keys() != names or not isinstance(value.get("previous_message_id", ""), str):
-        raise thread.refused("continue needs 'previous_message_id', a string; create takes no other field")
+        raise thread.refused("continue requires 'previous_message_id' as a string; create allows no other field")
     if value["type"] == "create":
         return body
     previous, state = Named("thread.previous_message_id", value["previous_message_id"]), context.recalled.state
     if state == "too_long":
-        raise too_long(previous, "the messages before", context.config.max_request_size)
+        raise too_long(previous, "the thread's earlier messages", context.config.max_request_size)
     if state != "found" or not previous.value:
-        raise ThreadNotFound(f"{previous}: this message, or one before it, is not stored; send all messages")
+        raise ThreadNotFound(f"{previous}: this message or an earlier one is not stored; send all messages")
     for name in _OWN:
         if body.get(name) is not None:
-            raise InvalidParameter(f"{name}: cannot change within a thread; leave it out, or create another thread")
+            raise InvalidParameter(f"{name}: cannot be changed within a thread; leave it out, or create another thread")
     return {**body, **context.recalled.head}
 
 
 class ThreadKeeping:
-    """Keeps the answer of one request in a thread."""
+    """The storage of the answer to one request in its thread."""
 
     def __init__(self, keeping: Keeping, head: Mapping[str, Any]) -> None:
         self._keeping, self._head = keeping, head
 
     def end(self, id: str, content: Sequence[Block]) -> None:
-        """Keep the message, which has ended. It blocks.
+        """Store the complete message. This blocks.
 
         Raises:
-            Unavailable: it could not be kept, so the thread cannot be gone on with.
+            Unavailable: If the message could not be stored, so that no request can continue it.
         """
         if not self._keeping.end(id, self._head, [{"role": "assistant", "content": content}] if content else []):
-            raise Unavailable("the message could not be stored in its thread; send it again, or all messages")
+            raise Unavailable(
+                "the message could not be stored in its thread; send the request again, or send all messages"
+            )
 
 
 def make_keeping(body: Mapping[str, Any], context: ServerContext) -> ThreadKeeping | None:
-    """Return what keeps the answer to a body that was read; None if it is in no thread."""
+    """Return the object that stores the answer to a parsed body, or None if the body belongs to no thread."""
     thread = body.get("thread")
     if thread is None or context.keeper is None:
         return None
     previous = thread.get("previous_message_id", "")
     head = {} if previous else {name: body[name] for name in _OWN if body.get(name) is not None}
-    *given, _ = kept_items([*body["messages"], head])  # the head as well can be written
+    *given, _ = kept_items([*body["messages"], head])  # also checks that the head can be encoded
     return ThreadKeeping(Keeping(context.keeper, "thread", previous, given), head)
 
 
 SIGNATURE = "lmi"
-"""The signature of every thinking block. Clients only send back reasoning that has one; it is not checked."""
+"""The signature of every thinking block. Clients only send back reasoning with a signature; the server ignores it."""
 
 
 def tool_use_id() -> str:
@@ -121,19 +122,19 @@ def tool_use_id() -> str:
 
 
 class Blocks:
-    """Turns events into the start, the pieces and the stop of each block, in order.
+    """The content blocks of one message, as events: the start, deltas and stop of each block, in order.
 
-    A text of only white space is not a block if there are other blocks.
+    Text of only white space becomes a block only if there are no other blocks.
 
     Args:
-        stops: the client's stop strings. Each is left out of the text that it ends; the engine sends it.
-        show_thoughts: thinking blocks contain text.
-        single: keep the first call only.
+        stops: The client's stop strings. The engine sends them, and they are removed from the end of the text.
+        show_thoughts: True if thinking blocks contain the reasoning.
+        single: True to keep only the first tool call.
 
     Attributes:
-        num_calls: those that have begun.
-        broken: one of them is incomplete.
-        index: of the block that is open, or was last.
+        num_calls: The number of tool calls so far.
+        broken: True if a tool call is incomplete.
+        index: The index of the last block.
     """
 
     def __init__(self, stops: Sequence[str] = (), *, show_thoughts: bool = True, single: bool = False) -> None:
@@ -149,7 +150,7 @@ class Blocks:
 
     @property
     def called(self) -> bool:
-        """Return whether there are calls that the client may execute: all are complete."""
+        """Return whether there are tool calls and all of them are complete, so that the client may execute them."""
         return self.num_calls > 0 and not self.broken
 
     def feed(self, events: Iterable[Event]) -> list[BlockEvent]:
@@ -164,7 +165,7 @@ class Blocks:
         return found
 
     def end(self) -> list[BlockEvent]:
-        """Return the rest of the last block, and its stop."""
+        """Return the remaining events, which end the last block."""
         found: list[BlockEvent] = []
         self._end_text(found)
         if (space := self._space) and self.index < 0:
@@ -203,7 +204,7 @@ class Blocks:
             self._close(found)
 
     def _end_text(self, found: list[BlockEvent]) -> None:
-        """Release the text that might have begun a stop string; none spans two blocks."""
+        """Add the text that was held back as a possible stop string. Stop strings do not span two blocks."""
         if self._stops and not self._matcher.matched:
             self._text(self._matcher.flush(), found)
             self._matcher = StopMatcher(self._stops)
@@ -227,8 +228,9 @@ class Blocks:
 
 
 def gather(events: Iterable[BlockEvent]) -> list[Block]:
-    """Join a stream's events into the blocks of a whole answer. A call whose arguments are not an object becomes
-    text.
+    """Join a stream's events into the content blocks of a whole answer.
+
+    A tool call whose arguments are not a JSON object becomes a text block.
     """
     content: list[Any] = []
     pieces: dict[str, list[str]] = {}
@@ -255,14 +257,14 @@ def encode(event: MessageEvent) -> bytes:
 
 
 class Settings(NamedTuple):
-    """The settings on which an answer's form depends.
+    """The settings for rendering an answer.
 
     Attributes:
-        form: says how the chat's answers are read.
-        max_tokens: the client's own limit; an earlier end by length is the model's.
-        stops: the client's stop strings. The engine leaves them in the text.
-        show_thoughts: thinking blocks contain text.
-        keeping: stores the answer; None if it belongs to no thread.
+        form: How the model's answer is parsed.
+        max_tokens: The client's limit of new tokens. If an answer ends by length before it, the context is full.
+        stops: The client's stop strings. The engine leaves them in the text.
+        show_thoughts: True if thinking blocks contain the reasoning.
+        keeping: Stores the answer in its thread. None if the answer belongs to no thread.
     """
 
     id: str
@@ -280,7 +282,8 @@ class Settings(NamedTuple):
         """Return the stop reason of an answer.
 
         Args:
-            text: the answer's text, or its end.
+            text: The answer's text, or at least the end of it, which may be a stop string.
+            called: True if the answer has tool calls that the client may execute.
         """
         reason: StopReason = "tool_use" if called else "end_turn"
         stopped_by = None
@@ -292,7 +295,7 @@ class Settings(NamedTuple):
         return {"stop_reason": reason, "stop_sequence": stopped_by}
 
     def message(self, num_prompt_tokens: int, num_cached_tokens: int = 0) -> AnthropicMessage:
-        """Make a message as sent at the start: without content and stop reason."""
+        """Return the message as it is when a stream starts, without content and stop reason."""
         return {
             "id": self.id,
             "type": "message",
@@ -307,9 +310,7 @@ class Settings(NamedTuple):
     def usage(
         self, num_prompt_tokens: int, num_cached_tokens: int, num_tokens: int, num_thoughts: int = 0
     ) -> AnthropicUsage:
-        """Count the tokens. Tokens found in the engine's prefix cache are counted separately; tokens written to it
-        are not.
-        """
+        """Return the token counts. Prompt tokens from the engine's prefix cache are counted separately."""
         counts: AnthropicUsage = {
             "input_tokens": num_prompt_tokens - num_cached_tokens,
             "cache_creation_input_tokens": 0,
@@ -322,8 +323,9 @@ class Settings(NamedTuple):
 
 
 class MessageStream(BlockStream):
-    """Writes a message as a stream: `message_start`, the events of each block, `message_delta`, `message_stop`. A
-    token of text is an event.
+    """A message as a stream: `message_start`, the events of each block, `message_delta` and `message_stop`.
+
+    Each token of text is a separate event.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -331,10 +333,10 @@ class MessageStream(BlockStream):
         self._settings = settings
         self._blocks = settings.blocks()
         self._is_plain = settings.form.is_text and not settings.stops and settings.keeping is None
-        self._kept: list[BlockEvent] = []  # all, where the answer is kept
-        self._text_event: bytes | None = None  # the template of a delta of text, while a block of text is open
+        self._kept: list[BlockEvent] = []  # all events, if the answer is stored
+        self._text_event: bytes | None = None  # the template of a text delta, while a text block is open
         self._longest_stop = max(map(len, settings.stops), default=0)
-        self._tail = ""  # the end of the text, as long as a stop string may be
+        self._tail = ""  # the end of the text, as long as the longest stop string
 
     def _broken_off(self, error: ServingError) -> bytes:
         return named_event(self._errors.tail(error))
@@ -370,7 +372,7 @@ class MessageStream(BlockStream):
             self._text_event = None
         elif self._text_event is not None and event["type"] == "content_block_delta":
             delta = event["delta"]
-            assert delta["type"] == "text_delta", "a block of text gets text"
+            assert delta["type"] == "text_delta", "a text block only gets text deltas"
             return self._text_event % JSON_TEXTS[delta["text"]]
         return encode(event)
 
@@ -389,7 +391,7 @@ class MessageStream(BlockStream):
 
 
 class MessageDocument(WholeReply):
-    """Writes a whole message."""
+    """A whole message."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(1)

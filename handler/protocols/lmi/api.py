@@ -1,4 +1,4 @@
-"""The types of LMI's answers. Each field of the wire is declared here, for mypy and for the API's document."""
+"""The types of LMI's answers. They declare every field on the wire, for mypy and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class LmiSequence(LmiTops):
 
 
 class LmiDetails(LmiTops):
-    """The details of an answer; those in a stream's last line have no `tokens`."""
+    """The details of an answer. They have no `tokens` in the last line of a stream."""
 
     finish_reason: FinishReason
     generated_tokens: Count
@@ -57,7 +57,7 @@ class LmiAnswer(TypedDict):
 
 
 class LmiLine(TypedDict):
-    """A line of a stream. The last one has `generated_text` and, on demand, `details`."""
+    """A line of a stream. Only the last line has `generated_text` and, on request, `details`."""
 
     token: LmiToken
     top_tokens: NotRequired[list[LmiToken]]
@@ -74,7 +74,7 @@ class BatchText(TypedDict):
 
 
 class BatchLine(TypedDict):
-    """A line of a stream."""
+    """A line of a dynamic batch's stream, with one text per prompt."""
 
     outputs: list[str]
 
@@ -89,9 +89,7 @@ class AsyncToken(TypedDict):
 
 
 class AsyncDetails(TypedDict):
-    """The details of an answer: on request, `prefill` has the prompt's tokens except the first; `seed` is the
-    request's.
-    """
+    """The details of an answer. `prefill` has the prompt's tokens except the first, or is empty unless requested."""
 
     finish_reason: AsyncFinishReason
     generated_tokens: Count
@@ -113,7 +111,7 @@ class AsyncStreamDetails(TypedDict):
 
 
 class AsyncLine(TypedDict):
-    """A line of a stream; the last one has `generated_text` and, on request, `details`."""
+    """A line of a stream. `generated_text` is null before the last line. `details` is also null unless requested."""
 
     index: Count
     token: AsyncToken
@@ -133,7 +131,7 @@ class LmiMessage(MessageParts):
 
 
 class LmiMessagePart(TypedDict, total=False):
-    """A piece of a stream; the first one has the role."""
+    """A part of a streamed message. The first part has the role."""
 
     content: str
     reasoning: str
@@ -171,7 +169,7 @@ class LmiChatChunk(StreamUsage):
     choices: list[LmiChatPart]
 
 
-# -- LMI's errors: of the payload, of the model, or of the server; and those of its other modes ------------------------
+# -- errors of LMI's modes ---------------------------------------------------------------------------------------------
 
 
 class LmiPayloadError(TypedDict):
@@ -187,14 +185,14 @@ class LmiFailedDetails(TypedDict):
 
 
 class LmiFailure(LmiPayloadError):
-    """The body of a whole answer when the model fails."""
+    """The body that replaces a whole answer if the model fails."""
 
     generated_text: str
     details: LmiFailedDetails
 
 
 class LmiFailedLine(LmiFailure):
-    """The last line of a stream that failed."""
+    """The last line of a failed stream."""
 
     token: LmiToken
 
@@ -219,7 +217,7 @@ class AsyncFailure(TypedDict):
 
 
 class AsyncFailedLine(TypedDict):
-    """The last line of a stream that failed, in the form of vLLM's errors."""
+    """The last line of a failed stream, in the form of vLLM's errors."""
 
     error: AsyncFailure
 
@@ -231,14 +229,14 @@ class LmiErrors(FrontEndErrors):
     """Errors of LMI's rolling batch.
 
     Args:
-        framing: of the answer that the request asks for; a failure of the model is framed in the same way.
+        framing: The framing of the requested answer. If the model fails, the error has the same framing.
     """
 
     def __init__(self, framing: Framing = JSON) -> None:
         self._framing = framing
 
     def framed(self, framing: Framing) -> LmiErrors:
-        """Return the errors of a request that asks for this framing."""
+        """Return the error format for a request that asks for this framing."""
         return LmiErrors(framing)
 
     def body(self, error: ServingError) -> LmiError:
@@ -282,7 +280,7 @@ class BatchErrors(FrontEndErrors):
 
 
 class AsyncErrors(FrontEndErrors):
-    """Errors of LMI's async mode: vLLM's status for a prompt that is too long, else the worker's."""
+    """Errors of LMI's async mode, with the worker's statuses. A prompt that is too long gets status 400, as in vLLM."""
 
     statuses = MappingProxyType({InvalidPayload: 424, InvalidParameter: 424, InvalidSession: 424, TooLong: 400})
 
@@ -293,7 +291,7 @@ class AsyncErrors(FrontEndErrors):
             return refusal
         message = error.message
         if isinstance(error, InvalidPayload | InvalidParameter | InvalidSession):
-            message = f"Input parsing failed: {message.removeprefix('Bad request: ')}"  # which is AWS's beginning
+            message = f"Input parsing failed: {message.removeprefix('Bad request: ')}"  # AWS's own prefix
         return {"error": message, "code": status}
 
     def tail(self, error: ServingError) -> AsyncFailedLine:
@@ -301,13 +299,13 @@ class AsyncErrors(FrontEndErrors):
 
 
 class AsyncPromptErrors(AsyncErrors):
-    """Errors of requests with `inputs`: LMI answers 424 also if a prompt is too long."""
+    """Errors of requests with `inputs` in async mode. A prompt that is too long also gets status 424."""
 
     statuses = MappingProxyType({**AsyncErrors.statuses, TooLong: 424})
 
 
 _OF_THE_WORKER = frozenset({400, 404, 424})
-"""Statuses of async mode that the front end passes on; it writes the others itself."""
+"""Statuses of async mode for which the worker writes the body. The front end writes the bodies of other statuses."""
 
 
 class EmbeddingErrors(FrontEndErrors):

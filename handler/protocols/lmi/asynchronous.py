@@ -1,7 +1,7 @@
-"""LMI's async mode (option.async_mode): `inputs` in LMI's schema, `prompt` and `messages` as vLLM's documents.
+"""LMI's async mode (option.async_mode). `inputs` follows LMI's schema; `prompt` and `messages` follow vLLM's.
 
-Source: djl_python.lmi_vllm of DJL Serving 0.33 and later. The parameters of `inputs` are LMI's own, and those of vLLM's
-completions (docs/wire/async.md).
+Source: djl_python.lmi_vllm of DJL Serving 0.33 and later. A body with `inputs` accepts LMI's parameters and those of
+vLLM's completions (docs/wire/async.md).
 """
 
 from __future__ import annotations
@@ -48,8 +48,8 @@ from handler.protocols.lmi.request import (
     read_field,
     read_parameters_field,
     read_stream,
-    without_beaten,
     without_foreign,
+    without_overridden,
 )
 from handler.protocols.lmi.response import DocumentReply, StreamEnd, StreamReply, WholeOutput, line_template
 from handler.protocols.openai.chat import CHAT_EXAMPLE, OpenAiChat, ParsedChat
@@ -67,7 +67,7 @@ from handler.protocols.openai.request import (
 
 
 class AsyncFormat:
-    """The values of LMI's async mode; see `ResponseFormat`. It shows one sequence, no alternatives or tensors."""
+    """The answer format of LMI's async mode: one sequence, without alternatives or output tensors."""
 
     special_in_text = True
 
@@ -111,7 +111,7 @@ class AsyncFormat:
 
 
 class AsyncStream(StreamReply):
-    """A stream of lines, then an empty line each for vLLM's counts and end mark, which LMI drops."""
+    """A stream of lines that ends with two empty lines, which LMI sends instead of vLLM's token counts and [DONE]."""
 
     def _end(self) -> bytes:
         return b"\n\n"
@@ -126,7 +126,7 @@ def _tokens(tokens: Iterable[Token]) -> list[AsyncToken]:
 
 
 def _seed(request: Request) -> int | None:
-    """Return the seed of the request, as a signed number as vLLM reads it; None if it has none."""
+    """Return the request's seed as the signed integer that vLLM uses, or None if the request has no seed."""
     return request.sampling.signed_seed
 
 
@@ -137,12 +137,13 @@ _MAX_NEW_TOKENS = 30
 
 _ERRORS = AsyncErrors()
 _EVENTS = JSONLINES._replace(end=b"\n")
-"""vLLM's events as lines: with an empty line instead of its [DONE]."""
+"""The framing of vLLM's events as JSON lines. An empty line replaces [DONE]."""
 
 _UNSHOWN = ("n", "top_n_tokens", "logprobs")
-"""Counts that ask vLLM for values that LMI's answer drops: more than one choice, alternatives to a token."""
+"""Parameters that ask vLLM for values that LMI leaves out of its answers: further choices, and alternatives to tokens.
+"""
 
-_BEATEN = {
+_OVERRIDDEN = {
     "max_new_tokens": "max_tokens",
     "truncate": "truncate_prompt_tokens",
     "return_full_text": "echo",
@@ -150,7 +151,7 @@ _BEATEN = {
     "stop_sequences": "stop",
     "decoder_input_details": "prompt_logprobs",
 }
-"""LMI's names, each with vLLM's, which overrides it if both are given."""
+"""Maps LMI's parameter names to vLLM's. vLLM's name overrides LMI's if both are given."""
 
 _LMIS = {
     **{
@@ -172,10 +173,10 @@ TABLE = Table(
 )
 
 REQUEST_NAMES = {name: read for name, read in REQUEST_FIELDS.items() if name != "output_formatter"}
-"""Names under `parameters` that are not in the table."""
+"""The fields of `parameters` that are not in `TABLE`."""
 
 FIELDS: Mapping[str, Shape] = {
-    "prompt": NULL,  # or the body would be a completion
+    "prompt": NULL,  # a body with a prompt is a completion
     "inputs": texts_shape(1),
     "parameters": {"type": ["object", "null"], "description": "null means absent"},
     "stream": nullable(FLAG),
@@ -190,26 +191,23 @@ _relax_parameters = relaxed_by(
 
 
 def read_served(body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-    """Read the name for the answer, and the LoRA adapter that `adapters` or `model` name; the first overrides
-    `model`.
-    """
+    """Read the model's name for the answer, and the LoRA adapter. `adapters` overrides `model`."""
     (named,) = read_adapters(body, 1, context)
     return read_model(body, context, served_name(context.config), named)
 
 
 def served_name(config: Config) -> str:
-    """Return the name of the model itself, as LMI's answers have it."""
+    """Return the base model's name in LMI's answers."""
     return next((name for name in config.served_model_name or () if name != "*"), MODEL_NAME)
 
 
 def _body(context: ServerContext) -> Shape:
-    """Return the schema of a body with `inputs`."""
     known = {**shapes_of(TABLE.parameters, context), **request_fields(REQUEST_NAMES)}
     return record({"inputs": FIELDS["inputs"]}, {**FIELDS, "parameters": {**FIELDS["parameters"], "properties": known}})
 
 
 class AsyncPrompt(Dialect):
-    """A prompt in LMI's schema. It samples unless `do_sample` is false or `temperature` is 0."""
+    """The dialect of `inputs` in async mode. It samples unless `do_sample` is false or `temperature` is 0."""
 
     name = "lmi_async"
     errors = AsyncPromptErrors()
@@ -230,7 +228,7 @@ class AsyncPrompt(Dialect):
         if not isinstance(body, dict) or body.get("inputs") is None:
             raise InvalidPayload("the body must be a JSON object with 'inputs', 'prompt' or 'messages'")
         body = _relax(body)
-        given, beaten = without_beaten(_relax_parameters(read_parameters_field(body)), _BEATEN)
+        given, overridden = without_overridden(_relax_parameters(read_parameters_field(body)), _OVERRIDDEN)
         model, adapter = read_served(body, context)
         stream = read_stream(body)
         streams = bool(read_field(given, "stream") if stream is None else stream)
@@ -250,7 +248,7 @@ class AsyncPrompt(Dialect):
         def as_openai() -> Reply:
             return completion_of(request, Head(*identity("cmpl"), model, context.fingerprint), streams=streams)
 
-        names = [*_ignored(body, given, context), *beaten, *ignored(parameters)]
+        names = [*_ignored(body, given, context), *overridden, *ignored(parameters)]
         return ParsedRequest((request,), reply, self.errors, names, streams, of_tokens=True, as_openai=as_openai)
 
 
@@ -282,12 +280,12 @@ def _read_prompt(inputs: Any) -> Text:
     try:
         (prompt,) = read_texts(inputs, "inputs", 1, "prompts")
     except TooManyTexts as error:
-        raise InvalidPayload(f"{error.message}; a body with 'prompt' instead of 'inputs' takes several") from None
+        raise InvalidPayload(f"{error.message}; to send several prompts, use 'prompt' instead of 'inputs'") from None
     return prompt
 
 
 def _ignored(body: Mapping[str, Any], given: Mapping[str, Any], context: ServerContext) -> list[str]:
-    """List the names without effect: unknown ones, and those whose effect LMI's answer does not show."""
+    """List the fields without effect: unknown ones, and those that ask for values that LMI's answers leave out."""
     unshown = [name for name in _UNSHOWN if given.get(name) not in (None, 0, 1)]
     if given.get("decoder_input_details") and not given.get("details"):
         unshown.append("decoder_input_details")
@@ -299,7 +297,7 @@ def _ignored(body: Mapping[str, Any], given: Mapping[str, Any], context: ServerC
 
 
 def _names(parameters: ParsedParameters) -> FieldNames:
-    """Return the client's names of the fields that later checks refuse."""
+    """Return the names that the client used for the fields that later checks may refuse."""
     names, default = parameters.names, FieldNames()
     return default._replace(
         max_new_tokens=names.get("max_new_tokens", default.max_new_tokens),
@@ -309,7 +307,7 @@ def _names(parameters: ParsedParameters) -> FieldNames:
 
 
 class _AsyncOpenAi(OpenAiDialect):
-    """OpenAI's conventions in LMI's async mode: lines instead of events, and adapters also by `adapters`."""
+    """Base of OpenAI's dialects in async mode. Streams are JSON lines, and `adapters` may also name an adapter."""
 
     errors = _ERRORS
     whole: Framing = JSON_LINE
@@ -320,11 +318,11 @@ class _AsyncOpenAi(OpenAiDialect):
 
 
 class AsyncChat(_AsyncOpenAi, OpenAiChat):
-    """vLLM's chat as LMI's async mode answers it: streams are lines, without [DONE]."""
+    """vLLM's chat completions in LMI's async mode. Streams are JSON lines without [DONE]."""
 
     name = "lmi_async_chat"
     table = without_foreign(CHAT)
-    fields: Mapping[str, Shape] = {**OpenAiChat.fields, **ADAPTERS, "inputs": NULL}  # or the body would be no chat
+    fields: Mapping[str, Shape] = {**OpenAiChat.fields, **ADAPTERS, "inputs": NULL}  # `inputs` makes it a prompt
     refusal = False
     description = OpenAiChat.description._replace(
         title="LMI async chat",
@@ -340,14 +338,14 @@ class AsyncChat(_AsyncOpenAi, OpenAiChat):
         parsed = noting_foreign(super().parse(body, context), context)
         if body.get("inputs") is None:
             return parsed
-        return parsed._replace(ignored=[*parsed.ignored, "inputs"])  # of TensorRT-LLM, whose chats may have them
+        return parsed._replace(ignored=[*parsed.ignored, "inputs"])  # TensorRT-LLM's handler reads it as a chat
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
         return _as_openai(super().answer(chat))
 
 
 class AsyncCompletions(_AsyncOpenAi, OpenAiCompletions):
-    """vLLM's completions as LMI's async mode answers them."""
+    """vLLM's completions in LMI's async mode."""
 
     name = "lmi_async_completions"
     table = without_foreign(COMPLETIONS)
@@ -367,5 +365,5 @@ class AsyncCompletions(_AsyncOpenAi, OpenAiCompletions):
 
 
 def _as_openai(request: ParsedRequest) -> ParsedRequest:
-    """Mark the reply as OpenAI's, which a user's output formatter may accept."""
+    """Mark the reply as one in OpenAI's form, so that a user's output formatter can process it."""
     return request._replace(as_openai=lambda: request.reply)

@@ -1,6 +1,7 @@
-"""LMI's chat completions: any inference body with `messages` (docs.djl.ai, "Chat Completions API Schema").
+"""LMI's chat completions, for every inference body with `messages`.
 
-Requests are OpenAI's. Answers are OpenAI's, with LMI's differences.
+Requests and answers follow OpenAI's API, with LMI's differences in the answers.
+Source: docs.djl.ai, "Chat Completions API Schema".
 """
 
 from __future__ import annotations
@@ -67,7 +68,11 @@ class ChatDocument(openai.ChatDocument):
 
 
 def _choice(answer: ReadAnswer, no_content: str | None) -> LmiChatChoice:
-    """Return a choice; `no_content` is its content if there is no text: not null next to a named function's call."""
+    """Render a choice.
+
+    Args:
+        no_content: The content of a choice without text: "" if `tool_choice` names a function, or else None.
+    """
     content = no_content if answer.content is None else answer.content
     return {
         "index": answer.number,
@@ -86,13 +91,13 @@ _EVENTS_SINCE = (0, 37)  # LMI v26
 
 
 class Chat(OpenAiChat):
-    """The chat dialect that accompanies a mode, whose errors it shares.
+    """The chat dialect of an LMI mode. It shares the mode's errors.
 
-    It samples unless `temperature` is 0. By default an answer has 30 tokens; since LMI 0.32 it may fill the context.
+    It samples unless `temperature` is 0. The default limit of an answer is 30 tokens, and since LMI 0.32 the context.
     """
 
     table = TABLE
-    fields: Mapping[str, Shape] = {**OpenAiChat.fields, **ADAPTERS, "inputs": NULL}  # or the body would be no chat
+    fields: Mapping[str, Shape] = {**OpenAiChat.fields, **ADAPTERS, "inputs": NULL}  # `inputs` makes it a prompt
     format = LmiChatFormat
     refusal = False
 
@@ -115,7 +120,7 @@ class Chat(OpenAiChat):
         return noting_foreign(super().parse(body, context), context)
 
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-        """Read the LoRA adapter: `adapters`, or `model` if that names one. Any other name is allowed."""
+        """Read the LoRA adapter from `adapters`, or from `model` if it names one. Ignore other values of `model`."""
         (adapter,) = read_adapters(body, 1, context)
         name = body.get("model")
         if isinstance(name, str) and not context.no_adapters:
@@ -123,14 +128,14 @@ class Chat(OpenAiChat):
         return context.model_names[0] if adapter is None else adapter.name, adapter
 
     def generation(self, context: ServerContext) -> GenerationDefaults:
-        """Return the model's defaults, which LMI's chats use since 0.32; its `inputs` never do."""
+        """Return the model's sampling defaults. LMI uses them in chats since 0.32, but never for `inputs`."""
         return context.generation if _are_vllms(context) else NO_DEFAULTS
 
     def max_new_tokens(self, context: ServerContext) -> int | None:
         return None if _are_vllms(context) else 30
 
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
-        """Choose the framing: only the client's `stream` makes a stream. `option.output_formatter` is for prompts."""
+        """Choose the framing by the client's `stream`. `option.output_formatter` has no effect on chats."""
         stream, usage = read_stream(body, context)
         framing = SSE_DONE if context.config.lmi_version >= _EVENTS_SINCE else JSONLINES
         return framing if stream else JSON, usage
@@ -139,7 +144,7 @@ class Chat(OpenAiChat):
         requests, num_sequences = (chat.request,), chat.request.sampling.n
 
         def as_openai() -> Reply:
-            """Make a reply in OpenAI's form, with the model's name, which LMI's answers do not have."""
+            """Return the reply in OpenAI's form. Unlike LMI's answers, it has the model's name."""
             return super(Chat, self).answer(chat).reply
 
         if chat.framing is JSON:
@@ -150,5 +155,5 @@ class Chat(OpenAiChat):
 
 
 def _are_vllms(context: ServerContext) -> bool:
-    """Return whether LMI has vLLM read its chats: for TensorRT-LLM, it reads them itself in every release."""
+    """Return whether vLLM parses the chats in LMI. With TensorRT-LLM, LMI parses them itself in every release."""
     return context.config.lmi_version >= _VLLMS_SINCE and context.engine != "trtllm"

@@ -1,6 +1,6 @@
-"""LMI's requests with `inputs`: rolling batch, dynamic batch, embeddings.
+"""LMI's requests with `inputs`, for rolling batch, dynamic batch and embeddings.
 
-Source: docs.djl.ai, "LMI handlers Inference API Schema"; the fields: docs/wire/lmi.md.
+Source: docs.djl.ai, "LMI handlers Inference API Schema". docs/wire/lmi.md documents the fields.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ from handler.protocols.openai.request import FOREIGN, Head, identity
 from handler.protocols.tei.request import EMBED, TeiEmbed, TeiError, TeiVectors, nested_request
 
 TABLE = Table({**PARAMETERS, **TENSORS, "outputs": Parameter(SEVERAL, read_outputs)}, "parameters.")
-"""All names under `parameters` that `read_all` reads."""
+"""All fields of `parameters` that `read_all` reads."""
 
 FIELDS: Mapping[str, Shape] = {
     "inputs": nullable({**TEXT, "minLength": 1}),
@@ -77,7 +77,7 @@ FIELDS: Mapping[str, Shape] = {
     "stream": nullable(FLAG),
     **ADAPTERS,
 }
-"""The body's fields; dynamic batch's `inputs` may be a list."""
+"""The body's top-level fields. In dynamic batch, `inputs` may also be a list."""
 _KNOWN = TABLE.parameters.keys() | REQUEST_FIELDS.keys()
 _FORMATTER = "output_formatter"
 _relax = relaxed_by(PYTHON, FIELDS)
@@ -99,7 +99,7 @@ def read_object(body: Any) -> Mapping[str, Any]:
 
 
 def relaxed(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Convert the numbers and flags of a body of rolling or dynamic batch, as LMI does."""
+    """Convert the numbers and flags of a rolling-batch or dynamic-batch body to their types, as LMI does."""
     parameters = body.get("parameters")
     return {**_relax(body), "parameters": _relax_parameters(parameters)} if parameters else _relax(body)
 
@@ -113,21 +113,28 @@ def read_parameters_field(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return parameters
 
 
-def without_beaten(parameters: Mapping[str, Any], beaten: Mapping[str, str]) -> tuple[Mapping[str, Any], list[str]]:
-    """Return the parameters without the names that another one overrides, and those of them whose values differ.
+def without_overridden(
+    parameters: Mapping[str, Any], overridden: Mapping[str, str]
+) -> tuple[Mapping[str, Any], list[str]]:
+    """Remove the parameters that other given parameters override.
 
     Args:
-        beaten: names, each with the one that overrides it in LMI.
+        overridden: Maps a parameter's name to the name that overrides it in LMI.
+
+    Returns:
+        The other parameters, and the removed names whose values differ from the overriding values.
     """
-    lost = [name for name, by in beaten.items() if parameters.get(name) is not None and parameters.get(by) is not None]
+    lost = [
+        name for name, by in overridden.items() if parameters.get(name) is not None and parameters.get(by) is not None
+    ]
     if not lost:
         return parameters, []
     kept = {name: value for name, value in parameters.items() if name not in lost}
-    return kept, [f"parameters.{name}" for name in lost if parameters[name] != parameters[beaten[name]]]
+    return kept, [f"parameters.{name}" for name in lost if parameters[name] != parameters[overridden[name]]]
 
 
 def read_field(parameters: Mapping[str, Any], name: str) -> Any:
-    """Read a field of `parameters` that is not a sampling parameter; None if it is absent."""
+    """Read a field of `parameters` that is not a sampling parameter. Return None if it is absent."""
     value = parameters.get(name)
     if value is None:
         return None
@@ -135,7 +142,7 @@ def read_field(parameters: Mapping[str, Any], name: str) -> Any:
 
 
 def read_stream(body: Mapping[str, Any]) -> bool | None:
-    """Read the body's own `stream`; None when absent."""
+    """Read the body's top-level `stream`. Return None if it is absent."""
     stream = body.get("stream")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidPayload("'stream' must be true or false")
@@ -143,7 +150,11 @@ def read_stream(body: Mapping[str, Any]) -> bool | None:
 
 
 def wants_stream(body: Mapping[str, Any], streaming: bool | None) -> bool:
-    """Return whether a body of rolling or dynamic batch asks for a stream; GptManager's `streaming` must agree."""
+    """Return whether a rolling-batch or dynamic-batch body asks for a stream.
+
+    Raises:
+        InvalidParameter: If GptManager's parameter `streaming` contradicts `stream`.
+    """
     stream = read_stream(body)
     if streaming is not None and stream is not None and streaming != stream:
         raise InvalidParameter(f"parameters.streaming={show(streaming)} contradicts 'stream'")
@@ -151,42 +162,43 @@ def wants_stream(body: Mapping[str, Any], streaming: bool | None) -> bool:
 
 
 def unknown_names(body: Mapping[str, Any], parameters: Mapping[str, Any], context: ServerContext) -> list[str]:
-    """List the unknown names in the body."""
+    """List the body's unknown fields, and the fields that have no effect."""
     names = [name for name in body if name not in FIELDS]
     names += [f"parameters.{name}" for name in parameters if name not in _KNOWN]
     if parameters.get(_FORMATTER) is not None and read_field(parameters, _FORMATTER) is None:
         names.append(f"parameters.{_FORMATTER}")
-    if read_field(parameters, "stream") and not body.get("stream"):  # the body's own replaces it
+    if read_field(parameters, "stream") and not body.get("stream"):  # only the top-level `stream` is read
         names.append("parameters.stream")
     return report_unknown(names, body, context)
 
 
-# -- whether a prompt of LMI's is sampled, and which of its parameters greedy decoding ignores -------------------------
+# -- when LMI samples, and which parameters greedy decoding ignores ----------------------------------------------------
 
 
 _INFERRED_SINCE = (0, 32)
 
-_IDLE = {
+_NEUTRAL = {
     **{field: {SAMPLING_DEFAULTS[field]} for field in SAMPLED},
-    "temperature": {0},  # 1, the default, asks for sampling
+    "temperature": {0},  # sending 1, the default, asks for sampling
     "top_k": {0, 1},
     "top_p": {0, 1},
 }
-"""Values by field that select only the most likely token, or that have no effect."""
+"""Maps sampling parameters to the values that select the most likely token or have no effect."""
 
-_IDLE_IF_SAID = {**_IDLE, "temperature": {0, 1}, "top_k": {0, 1, 50}}
-"""The same with `do_sample` false, where LMI's and transformers' defaults do not sample either."""
+_NEUTRAL_IF_GREEDY = {**_NEUTRAL, "temperature": {0, 1}, "top_k": {0, 1, 50}}
+"""The values without effect if `do_sample` is false, which include the defaults of LMI and transformers."""
 
 _NOTICE = (
-    "requests have sampling parameters without do_sample, and so are decoded greedily, as in LMI before 0.32: "
-    "option.lmi_version=0.32 or later samples when a temperature is set. The header x-lmi-ignored-parameters "
-    "names them (documents: migrating/README)"
+    "requests with sampling parameters but without do_sample are decoded greedily, as in LMI before 0.32; "
+    "set option.lmi_version=0.32 or later to sample when a temperature is set. The header x-lmi-ignored-parameters "
+    "lists the ignored parameters (documents: migrating/README)"
 )
 
 
 def inferred(parameters: Mapping[str, Any], context: ServerContext) -> Mapping[str, Any]:
-    """Return the default of `do_sample` in the rolling batch: since 0.32 a temperature implies sampling, nothing else
-    does; not with TensorRT-LLM, as in LMI, nor with beams.
+    """Return the default of `do_sample` in rolling batch, or {} if LMI infers none.
+
+    Since LMI 0.32, only a temperature other than 0 implies sampling. With TensorRT-LLM or beams, LMI infers nothing.
     """
     if context.config.lmi_version < _INFERRED_SINCE or context.engine == "trtllm":
         return {}
@@ -196,75 +208,75 @@ def inferred(parameters: Mapping[str, Any], context: ServerContext) -> Mapping[s
 
 
 def ignored(parsed: ParsedParameters) -> list[str]:
-    """List the client's names of the sampling parameters that have no effect, as decoding is greedy."""
+    """List the sampling parameters that have no effect because decoding is greedy, under the client's names."""
     if parsed.sampling.do_sample:
         return []
-    given, idle = parsed.names.items(), _IDLE_IF_SAID if "do_sample" in parsed.names else _IDLE
+    given, idle = parsed.names.items(), _NEUTRAL_IF_GREEDY if "do_sample" in parsed.names else _NEUTRAL
     return [name for field, name in given if field in SAMPLED and getattr(parsed.sampling, field) not in idle[field]]
 
 
 def give_notice(names: Sequence[str], parameters: Mapping[str, Any], context: ServerContext) -> None:
-    """Log once that a later release of LMI would sample, because parameters are ignored.
+    """Log once that sampling parameters are ignored, and that a later release of LMI would sample.
 
     Args:
-        names: those that `ignored` lists.
-        parameters: the client's, in the rolling batch.
+        names: The parameters that `ignored` lists.
+        parameters: The client's `parameters` in a rolling-batch request.
     """
     if names and parameters.get("do_sample") is None and context.config.lmi_version < _INFERRED_SINCE:
         context.notices.once(_NOTICE)
 
 
 _NO_LISTS_SINCE = (0, 30)
-"""Until this release, LMI reads a list of one prompt as that prompt, and a longer one makes it mix up clients."""
+"""Before this release, LMI reads a list of one prompt as that prompt, and mixes up clients' answers to longer lists."""
 
 
-_BEATEN = {"stop": "stop_sequences", "logprobs": "top_n_tokens"}
-_BEATEN_OF_TRTLLM = {"stop_sequences": "stop"}
-"""Names of one parameter, each with the one that overrides it in LMI (djl_python/rolling_batch)."""
+_OVERRIDDEN = {"stop": "stop_sequences", "logprobs": "top_n_tokens"}
+_OVERRIDDEN_OF_TRTLLM = {"stop_sequences": "stop"}
+"""Maps a parameter's name to the synonym that overrides it in LMI (djl_python/rolling_batch)."""
 
 
 class ParsedPrompt(NamedTuple):
-    """One prompt with its parameters.
+    """A parsed prompt with its parameters.
 
     Attributes:
-        streaming: GptManager's; None when absent.
-        ignored: names of sampling parameters that have no effect, as decoding is greedy.
-        beaten: names of parameters that another one overrides.
+        streaming: GptManager's parameter `streaming`, or None if it is absent.
+        ignored: The sampling parameters that have no effect because decoding is greedy.
+        overridden: The parameters that another parameter overrides.
     """
 
     request: Request
     outputs: OutputTensors | None
     streaming: bool | None
     ignored: list[str]
-    beaten: list[str]
+    overridden: list[str]
 
 
 def lmi_request(inputs: Shape) -> RequestShape:
-    """Make the schema of a body; `inputs` is that of its prompt."""
+    """Return a function that builds the schema of a body. `inputs` is the schema of the prompt."""
 
     def shape(context: ServerContext) -> Shape:
         known = {**parameters(TABLE.parameters, context), **request_fields()}
-        told = {**nullable(inputs), "description": "May be absent if parameters.input_ids replaces it"}
+        told = {**nullable(inputs), "description": "May be omitted if parameters.input_ids is given"}
         return record({}, {**FIELDS, "inputs": told, "parameters": {**FIELDS["parameters"], "properties": known}})
 
     return shape
 
 
 EXAMPLE = {"inputs": "The capital of France is", "parameters": {"max_new_tokens": 8, "details": True}}
-"""A body of any dialect with `inputs`, for the API's document."""
+"""The OpenAPI document's example body for all dialects with `inputs`."""
 
 
 class Lmi(Dialect):
-    """The dialect of LMI's rolling batch: one object, or a line per token with the details in the last one.
+    """LMI's rolling-batch dialect. It answers with one object, or with a stream of one line per token.
 
-    Subclasses have another format (`tgi/response.py`), not another flow.
+    Subclasses change the format of the answers (`tgi/response.py`), not the flow.
     """
 
     name = "lmi"
     errors = LmiErrors()
     format: ResponseFormat = LmiFormat()
     stream_framing = JSONLINES
-    defaults: Mapping[str, Any] = {}  # Sampling fields
+    defaults: Mapping[str, Any] = {}  # fields of Sampling
     details_default = False
     description = Description(
         title="LMI",
@@ -287,24 +299,24 @@ class Lmi(Dialect):
             (prompt,) = prompt
         if isinstance(prompt, list):
             raise InvalidPayload(
-                "'inputs' must be one string under rolling batch; send one request a prompt, "
+                "'inputs' must be one string under rolling batch; send one request per prompt, "
                 "or use dynamic batching (option.rolling_batch=disable)"
             )
         if prompt is not None and (not isinstance(prompt, str) or not prompt):
             raise InvalidPayload("'inputs' must be a non-empty string")
         (adapter,) = read_adapters(body, 1, context)
-        request, outputs, streaming, greedy, beaten = self.parse_prompt(
+        request, outputs, streaming, greedy, overridden = self.parse_prompt(
             prompt, parameters, context, adapter, defaults=inferred(parameters, context)
         )
         stream = wants_stream(body, streaming)
         framing = self._framing(parameters, context, stream)
         give_notice(greedy, parameters, context)
-        names = [*unknown_names(body, parameters, context), *beaten, *greedy]
+        names = [*unknown_names(body, parameters, context), *overridden, *greedy]
         streams, errors = framing is not JSON, self.errors.framed(framing)
         if streams and request.sampling.num_sequences > 1:
             raise InvalidParameter(
                 "parameters.n, best_of and num_beams must be 1 when streaming: only whole answers can contain "
-                "more; a body with 'prompt' instead of 'inputs' streams n choices side by side"
+                "several sequences; to stream n choices, send 'prompt' instead of 'inputs'"
             )
 
         reply: Reply
@@ -349,17 +361,19 @@ class Lmi(Dialect):
         *,
         defaults: Mapping[str, Any] = MappingProxyType({}),
     ) -> ParsedPrompt:
-        """Read one prompt with its `parameters`.
+        """Read a prompt with its `parameters`.
 
         Args:
-            prompt: None if the parameter `input_ids` replaces it.
-            adapter: the adapter that the body names outside the parameters.
-            defaults: Sampling fields whose default differs in this mode.
+            prompt: The prompt, or None if the parameter `input_ids` replaces it.
+            adapter: The adapter that the body names outside `parameters`.
+            defaults: The fields of Sampling whose defaults differ in this mode.
 
         Raises:
-            InvalidParameter, InvalidPayload: naming what is wrong.
+            InvalidParameter, InvalidPayload: If the prompt or a parameter is wrong. The message names it.
         """
-        parameters, beaten = without_beaten(parameters, _BEATEN_OF_TRTLLM if context.engine == "trtllm" else _BEATEN)
+        parameters, overridden = without_overridden(
+            parameters, _OVERRIDDEN_OF_TRTLLM if context.engine == "trtllm" else _OVERRIDDEN
+        )
         flags = {name: read_field(parameters, name) for name in ("details", "return_full_text", "truncate")}
         engines = context.sampling_defaults if parameters.get("do_sample") else {}
         parsed = read_all(parameters, context, defaults={**engines, **self.defaults, **defaults}, table=TABLE)
@@ -372,7 +386,7 @@ class Lmi(Dialect):
             prompt=_prompt(prompt, ids, context),
             sampling=sampling,
             truncation=keep_last(flags["truncate"]),
-            # Several sequences, alternatives, prompt tokens stand in the details: asking for them asks for those.
+            # Several sequences, alternatives and prompt tokens are only shown in the details, so they imply details.
             details=details or sampling.num_sequences > 1 or sampling.prompt_logprobs or sampling.top_logprobs > 0,
             full_text=bool(flags["return_full_text"]),
             prompt_ids=ids,
@@ -381,14 +395,14 @@ class Lmi(Dialect):
             eos_token_id=end_id,
             names=_names(parsed),
         )
-        return ParsedPrompt(request, _select_tensors(parsed), others.get("stream"), ignored(parsed), beaten)
+        return ParsedPrompt(request, _select_tensors(parsed), others.get("stream"), ignored(parsed), overridden)
 
 
 T = TypeVar("T")
 
 
 def _readable(read: Callable[[], T]) -> T | None:
-    """Return what `read` returns, or None if it refuses the request."""
+    """Return the result of `read`, or None if it refuses the request."""
     try:
         return read()
     except (ServingError, ValueError):
@@ -400,19 +414,22 @@ def _is_one_text(prompt: Any) -> bool:
 
 
 def _prompt(prompt: str | None, ids: Sequence[int] | None, context: ServerContext) -> str:
-    """Return the prompt's text. Ids become the text of their tokens, special tokens included."""
+    """Return the prompt's text. Token ids are decoded, including special tokens."""
     if ids is None:
-        assert prompt is not None, "a body without either is refused by read_object()"
+        assert prompt is not None, "read_object() refuses a body without 'inputs' and input_ids"
         return prompt
     if prompt is not None:
-        raise InvalidParameter(f"parameters.input_ids={show(ids)}: contradicts 'inputs'; send one of them")
-    assert context.vocabulary is not None, "ids are refused without one"
+        raise InvalidParameter(f"parameters.input_ids={show(ids)}: contradicts 'inputs'; send only one of them")
+    assert context.vocabulary is not None, "token ids are refused without a vocabulary"
     return context.vocabulary.decode(ids)
 
 
 def _use_end_id(sampling: Sampling, end_id: int | None, parameters: Mapping[str, Any]) -> tuple[Sampling, int | None]:
-    """Make `end_id` a stop token instead of the model's own end token. Also return the id: an end by it is shown as
-    EOS, unless the client lists it as a stop token.
+    """Add `end_id` to the stop tokens. It replaces the model's own end token.
+
+    Returns:
+        The sampling parameters, and the token id to report as EOS. The id is None if the client lists it as a stop
+        token, or sends no `end_id`.
     """
     if end_id is None or end_id in sampling.stop_token_ids:
         return sampling, None
@@ -422,7 +439,6 @@ def _use_end_id(sampling: Sampling, end_id: int | None, parameters: Mapping[str,
 
 
 def _select_tensors(parameters: ParsedParameters) -> OutputTensors | None:
-    """Select the output tensors."""
     sampling, others = parameters.sampling, parameters.others
     tensor_names = others.get("outputs", ())
     flags = {
@@ -438,7 +454,7 @@ def _select_tensors(parameters: ParsedParameters) -> OutputTensors | None:
 
 
 def _names(parameters: ParsedParameters) -> FieldNames:
-    """Return the client's names of the fields that later checks refuse."""
+    """Return the names that the client used for the fields that later checks may refuse."""
     names, default = parameters.names, LMI_NAMES
     return FieldNames(
         prompt=names.get("prompt_ids", default.prompt),
@@ -451,43 +467,44 @@ def _names(parameters: ParsedParameters) -> FieldNames:
     )
 
 
-# -- names of LMI's `inputs` in bodies with `messages` or `prompt` -----------------------------------------------------
-# vLLM drops what it does not know, and LMI's documented input formatters add `parameters` to every body.
+# -- LMI's parameter names in bodies with `messages` or `prompt` -------------------------------------------------------
+# vLLM ignores unknown fields, and LMI's documented input formatters add `parameters` to every body.
 
 
 _FOREIGN_NOTICE = (
-    "{} has no effect in bodies with messages or prompt, as in LMI: their parameters are at the top level under "
-    "vLLM's names. The header x-lmi-ignored-parameters names it (documents: wire/openai)"
+    "{} has no effect in bodies with messages or prompt, as in LMI; send parameters at the top level under vLLM's "
+    "names. The header x-lmi-ignored-parameters lists it (documents: wire/openai)"
 )
 
 
 def without_foreign(table: Table) -> Table:
-    """Return the table without the names that OpenAI's routes refuse; they become unknown ones."""
+    """Return the table without the names that OpenAI's routes refuse, so that they count as unknown."""
     return Table({name: one for name, one in table.parameters.items() if name not in FOREIGN}, table.prefix)
 
 
 def noting_foreign(request: ParsedRequest, context: ServerContext) -> ParsedRequest:
-    """Return the request; log once for each such name that it was ignored."""
+    """Return the request unchanged. Log once for each ignored name of `FOREIGN` that it has no effect."""
     for name in FOREIGN.keys() & {*request.ignored}:
         context.notices.once(_FOREIGN_NOTICE.format(name))
     return request
 
 
 # -- dynamic batch -----------------------------------------------------------------------------------------------------
-# A prompt or a list of them, answered by a list of texts in the same order.
+# A body has one prompt or a list of prompts. The answer is a list of texts in the same order.
 
-_LMI = Lmi()  # one request of a batch is LMI's
+_LMI = Lmi()  # parses each prompt
 _IN_ATTRIBUTES = "in X-Amzn-SageMaker-Custom-Attributes"
-_NOT_HERE = f"is only available with rolling batch; route=/generate {_IN_ATTRIBUTES} has TGI's details"
+_NOT_HERE = f"only available with rolling batch; for TGI's details, send route=/generate {_IN_ATTRIBUTES}"
 
 
 _WITH_PROMPTS_SINCE = (0, 29)
-"""LMI 0.28's code also had them, but not its documented schema, which is the one served here."""
+"""The first release whose documented schema has prompts in the texts. LMI 0.28 already had them, but undocumented."""
 
 
 class DynamicBatch(Dialect):
-    """LMI's dynamic batch. Each prompt of a list is a separate request with the same parameters. The answer waits for
-    all of them.
+    """LMI's dynamic-batch dialect. Each prompt of a list becomes a separate request with the same parameters.
+
+    A whole answer is sent when all these requests have ended.
     """
 
     name = "dynamic_batch"
@@ -514,15 +531,16 @@ class DynamicBatch(Dialect):
         inputs = body.get("inputs")
         prompts = [inputs] if inputs is None or isinstance(inputs, str) else inputs
         if inputs is not None and not _are_prompts(prompts):
-            raise InvalidPayload("'inputs' must be a non-empty string or a non-empty list of them")
+            raise InvalidPayload("'inputs' must be a non-empty string or a non-empty list of such strings")
         most = context.config.max_rolling_batch_size
         if len(prompts) > most:
-            raise InvalidPayload(f"'inputs' has {len(prompts)} prompts; at most {most} (max_rolling_batch_size)")
+            limit = f"the maximum is {most} (max_rolling_batch_size)"
+            raise InvalidPayload(f"'inputs' has {len(prompts)} prompts; {limit}")
         for name in ("details", "decoder_input_details"):
             if parameters.get(name) not in (None, False):
                 raise InvalidParameter(f"parameters.{name}: {_NOT_HERE}")
         ignored = unknown_names(body, parameters, context)
-        if read_field(parameters, "output_formatter") is not None:  # unknown ones are among the unknown names
+        if read_field(parameters, "output_formatter") is not None:  # an unknown formatter is already in the list
             ignored.append("parameters.output_formatter")
         adapters = read_adapters(body, len(prompts), context)
         parsed = [
@@ -531,15 +549,15 @@ class DynamicBatch(Dialect):
         ]
         full = _has_prompts(parameters, context)
         requests = [item.request._replace(full_text=full) for item in parsed]
-        ignored += [*parsed[0].beaten, *parsed[0].ignored]
+        ignored += [*parsed[0].overridden, *parsed[0].ignored]
         if wants_stream(body, parsed[0].streaming) and not context.config.enable_streaming:
             ignored += _asking_for_stream(body, parameters)
         if requests[0].sampling.prompt_logprobs:
             raise InvalidParameter(f"parameters.prompt_logprobs=1: {_NOT_HERE}")
         if requests[0].sampling.top_logprobs:
-            raise InvalidParameter(f"parameters.logprobs and top_n_tokens: {_NOT_HERE}")
+            raise InvalidParameter(f"parameters.logprobs and parameters.top_n_tokens: {_NOT_HERE}")
         if parsed[0].outputs is not None:
-            raise InvalidParameter("parameters.outputs and return_...: are only available with rolling batch")
+            raise InvalidParameter("parameters.outputs and parameters.return_...: only available with rolling batch")
         if requests[0].sampling.num_sequences > 1:
             raise InvalidParameter(
                 "parameters.n, best_of and num_beams must be 1: an answer contains one text per prompt"
@@ -550,14 +568,14 @@ class DynamicBatch(Dialect):
 
 
 def _has_prompts(parameters: Mapping[str, Any], context: ServerContext) -> bool:
-    """Return whether texts begin with their prompts: by default whole ones do since LMI 0.29."""
+    """Return whether each text begins with its prompt. By default, the texts of whole answers do since LMI 0.29."""
     said = read_field(parameters, "return_full_text")
     config = context.config
     return config.lmi_version >= _WITH_PROMPTS_SINCE and not config.enable_streaming if said is None else bool(said)
 
 
 def _asking_for_stream(body: Mapping[str, Any], parameters: Mapping[str, Any]) -> list[str]:
-    """List the names that ask for a stream. LMI does not stream them: only option.enable_streaming streams."""
+    """List the fields that ask for a stream. As in LMI, only option.enable_streaming enables streams."""
     inner = ["parameters.streaming"] if parameters.get("streaming") else []
     return ["stream", *inner] if body.get("stream") else inner
 
@@ -567,18 +585,18 @@ def _are_prompts(value: Any) -> bool:
 
 
 # -- embeddings --------------------------------------------------------------------------------------------------------
-# At /invocations: the vector of one text, or those of a list. Source: docs.djl.ai, "LMI Text Embedding User Guide".
-# Hugging Face's container for SageMaker has TEI's bodies there: one with a field of TEI's own gets TEI's answer, as
-# /embed does. Where a list is sent, both answers are the same. LMI's async mode, which embeds texts since LMI v25,
-# always answers with a list of vectors.
+# /invocations answers one text with its vector, and a list with a list of vectors. Source: docs.djl.ai, "LMI Text
+# Embedding User Guide". Hugging Face's container for SageMaker accepts TEI's bodies on this path: a body with a field
+# that only TEI has gets TEI's answer, as on /embed. For a list, both answers are the same. LMI's async mode embeds
+# texts since LMI v25, and always answers with a list of vectors.
 
 _TEI = TeiEmbed()
 _ASYNC_ERRORS = AsyncErrors()
-_EMBEDS_ASYNC_SINCE = (0, 36)  # LMI v25. Its releases with DJL Serving 0.36 before that embed nothing in async mode.
+_EMBEDS_ASYNC_SINCE = (0, 36)  # LMI v25; earlier LMI releases with DJL Serving 0.36 do not embed in async mode
 
 
 class LmiEmbedding(TeiEmbed):
-    """LMI's embeddings. LMI has only `inputs`; TEI's parameters may also be under `parameters`."""
+    """LMI's embeddings. LMI itself only has `inputs`. TEI's parameters are also accepted under `parameters`."""
 
     name = "lmi_embedding"
     errors: ErrorFormat = EmbeddingErrors()

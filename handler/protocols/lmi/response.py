@@ -1,4 +1,4 @@
-"""LMI's answers from tokens: lines of a stream, whole answers."""
+"""The rendering of tokens as LMI's answers, whole or as the lines of a stream."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from handler.protocols.lmi.api import (
 
 @functools.lru_cache
 def line_template(chunk: Callable[[Token, int], Any], framing: Framing, slots: Token) -> bytes:
-    """Return the template of the lines that `chunk` renders; the index may have the first slot."""
+    """Return the template of the lines that `chunk` renders. Its first slot may be the token's index."""
     return template(framing.encode(chunk(slots, NUMBER)))
 
 
@@ -35,7 +35,8 @@ class StreamEnd(NamedTuple):
     """The data for `details` in the last line of a stream.
 
     Attributes:
-        tops: the alternatives to each token; empty if the request wants none.
+        prefill: The prompt's tokens, or None if the request does not ask for them.
+        tops: The alternatives to each token. The list is empty if the request does not ask for them.
     """
 
     request: Request
@@ -47,7 +48,7 @@ class StreamEnd(NamedTuple):
 
 
 class WholeOutput(NamedTuple):
-    """The `details` of a whole answer; the best sequence first."""
+    """The data for `details` of a whole answer."""
 
     request: Request
     best: SequenceOutput
@@ -56,10 +57,10 @@ class WholeOutput(NamedTuple):
 
 
 class ResponseFormat(Protocol):
-    """The format of a dialect's answers (`lmi.response.LmiFormat`, `tgi.response.TgiFormat`).
+    """The format of a dialect's answers, such as `LmiFormat` or `TgiFormat`.
 
     Attributes:
-        special_in_text: the whole text includes the texts of special tokens.
+        special_in_text: True if the whole text includes the texts of special tokens.
     """
 
     special_in_text: bool
@@ -67,20 +68,20 @@ class ResponseFormat(Protocol):
     def chunk(
         self, token: Token, index: int, *, tops: bool = False, outputs: TensorValues | None = None
     ) -> Mapping[str, object]:
-        """Render a line of a stream that is not the last.
+        """Render a line of a stream, except the last one.
 
         Args:
-            tops: the line includes the alternatives to its token.
+            tops: True to include the alternatives to the token.
         """
 
     def token_encoder(self, framing: Framing, texts: list[str]) -> TokenEncoder:
-        """Return an encoder of the chunks with only a token: the hot path, once a token.
+        """Return an encoder for lines that contain only a token. The encoder is the hot path and runs once per token.
 
-        It adds each token's part of the whole text to `texts`, so that the token's index is their number.
+        It appends each token's part of the whole text to `texts`. The length of `texts` is then the token's index.
         """
 
     def last_chunk(self, chunk: Any, text: str, end: StreamEnd | None) -> Mapping[str, object]:
-        """Make the last line of a stream from its chunk, with details if `end` is given."""
+        """Render the last line of a stream: the chunk with the whole text, and with details if `end` is given."""
 
     def document(self, text: str, output: WholeOutput | None, outputs: TensorValues | None = None) -> object:
         """Render a whole answer, with details if `output` is given."""
@@ -101,12 +102,12 @@ class StreamReply(TokenStream):
         self._format = format
         self._request = request
         self._special_in_text = format.special_in_text
-        self._texts: list[str] = []  # a token's each
+        self._texts: list[str] = []  # one text per token
         self._prefill: Sequence[Token] | None = None
         self._outputs = None if outputs is None else Lines(outputs)
         self._with_tops = request.sampling.top_logprobs > 0
         self._tops: list[Sequence[Token]] = []
-        self._bare = self._outputs is None and not self._with_tops  # a line is its token alone
+        self._bare = self._outputs is None and not self._with_tops  # a line contains only a token
         self._token_encoder: TokenEncoder | None = None
 
     def takes_long(self, delta: Delta) -> bool:
@@ -149,12 +150,12 @@ class StreamReply(TokenStream):
             self._tops.append(token.top)
 
     def _values(self, token: Token) -> TensorValues | None:
-        """Return the output tensors of a token's line."""
+        """Return the output tensors for the line of a token, or None if the request asks for none."""
         return None if self._outputs is None else self._outputs.line(token)
 
 
 class DocumentReply(WholeReply):
-    """The whole answer of LMI and TGI."""
+    """A whole answer in LMI's or TGI's format."""
 
     def __init__(
         self,
@@ -182,7 +183,7 @@ class DocumentReply(WholeReply):
         return self._format.document(text, output, self._tensors(best, *others))
 
     def _score(self, sequence: SequenceOutput) -> float:
-        """Return the score that ranks a sequence."""
+        """Return the score by which sequences are ranked."""
         return sequence.logprob
 
     def _tensors(self, *sequences: SequenceOutput) -> TensorValues | None:
@@ -197,7 +198,7 @@ _SPECIAL_SLOTS = TOKEN_SLOTS._replace(special=True)
 
 
 class LmiFormat:
-    """LMI's values; see `ResponseFormat`."""
+    """LMI's answer format."""
 
     special_in_text = True
 
@@ -291,7 +292,7 @@ class LmiFormat:
 
 
 class BatchDocument(WholeReply):
-    """A text for each prompt."""
+    """The whole answer to a dynamic batch, with one text per prompt."""
 
     def __init__(self, requests: list[Request]) -> None:
         super().__init__(len(requests))
@@ -313,9 +314,9 @@ _LINE = template(JSONLINES.encode(_line))
 
 
 class BatchStream(TokenStream):
-    """Writes lines that have the next token of each prompt, or "" if the prompt's answer has ended.
+    """The stream of a dynamic batch. Each line has the next token of every prompt, or "" if the prompt has ended.
 
-    Prompts need not advance together, so a token waits until its line has a token of every prompt.
+    Prompts may advance at different speeds, so a token waits until its line has a token of every other prompt.
     """
 
     def __init__(self, requests: list[Request], errors: ErrorFormat) -> None:
@@ -341,7 +342,7 @@ class BatchStream(TokenStream):
         self._waiting[place].append(before + token.text)
 
     def _lines(self) -> bytes:
-        """Take the lines for which every prompt has its token, or has ended."""
+        """Remove and encode the complete lines, for which every prompt has a token or has ended."""
         lines = []
         while any(self._waiting) and all(map(any, zip(self._waiting, self._ended, strict=True))):
             line: BatchLine = {"outputs": [texts.popleft() if texts else "" for texts in self._waiting]}

@@ -1,4 +1,4 @@
-"""The types of OpenAI's answers. Each field of the wire is declared here, for mypy and for the API's document."""
+"""The types of OpenAI's answers. They declare every field on the wire, for mypy and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -33,8 +33,10 @@ class PromptDetails(TypedDict):
 
 
 class TokenUsage(TypedDict):
-    """Token counts; with details of the answer if reasoning is separated from the text, and of the prompt if part of
-    it was cached.
+    """Token counts.
+
+    `completion_tokens_details` is present if reasoning is separated from the text, and `prompt_tokens_details` if a
+    part of the prompt was cached.
     """
 
     prompt_tokens: Count
@@ -58,7 +60,7 @@ class AnswerHead(OpenAiAnswer):
 
 
 class StreamUsage(TypedDict, total=False):
-    """Token counts, on request; null in earlier chunks."""
+    """The token counts of a stream, on request. They may be null in all chunks except the last."""
 
     usage: TokenUsage | None
 
@@ -77,7 +79,7 @@ class ChosenLogprob(TokenLogprob):
 
 
 class ChatLogprobs(TypedDict):
-    """Log-probabilities of a chat; in OpenAI's dialect with `refusal`."""
+    """The log-probabilities of a chat's answer. Only OpenAI's dialect has `refusal`."""
 
     content: list[ChosenLogprob]
     refusal: NotRequired[None]
@@ -100,7 +102,7 @@ class FunctionCallPart(TypedDict, total=False):
 
 
 class ToolCallPart(TypedDict):
-    """A piece of a call in a stream; the first of a call has `id`, `type` and the function's name."""
+    """A part of a streamed tool call. The first part has `id`, `type` and the function's name."""
 
     index: Count
     function: FunctionCallPart
@@ -109,7 +111,7 @@ class ToolCallPart(TypedDict):
 
 
 class MessageParts(TypedDict, total=False):
-    """Parts of a message besides its text."""
+    """The parts of a message other than its text."""
 
     reasoning: str
     reasoning_content: str
@@ -159,7 +161,7 @@ class OpenAiChatChunk(OpenAiAnswer, StreamUsage):
 
 
 class TextLogprobs(TypedDict):
-    """Columns with an item for each token."""
+    """The log-probabilities of a text completion, as lists with one item per token."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -202,7 +204,7 @@ class PromptUsage(TypedDict):
 
 
 class Embedding(TypedDict):
-    """A text's vector; base64 encodes little-endian numbers of 32 bits."""
+    """The vector of a text, as a list or as the base64 of little-endian numbers of 32 bits."""
 
     object: Literal["embedding"]
     index: Count
@@ -232,7 +234,7 @@ class Transcription(TypedDict):
 
 
 class TranscriptionSegment(TypedDict):
-    """`avg_logprob` is null if the engine has no log-probabilities; no engine reports `no_speech_prob`."""
+    """A segment of a transcript. `avg_logprob` is null if the engine reports no log-probabilities."""
 
     id: Count
     seek: Count
@@ -261,14 +263,14 @@ class VerboseTranscription(TypedDict):
 
 
 class TranscriptDelta(TypedDict):
-    """An event of a transcript's stream."""
+    """An event of a streamed transcript, with the next part of the text."""
 
     type: Literal["transcript.text.delta"]
     delta: str
 
 
 class TranscriptDone(TypedDict):
-    """The last event of a transcript's stream."""
+    """The last event of a streamed transcript, with the whole text."""
 
     type: Literal["transcript.text.done"]
     text: str
@@ -281,8 +283,8 @@ class TranscriptDone(TypedDict):
 class OpenAiModel(TypedDict):
     """The model or an adapter.
 
-    `root` is the last part of the model's path or address, `parent` an adapter's base model, and `input_modalities`
-    what messages may have.
+    `root` is the last part of the model's path or URI, `parent` is the base model of an adapter, and
+    `input_modalities` lists what messages may contain.
     """
 
     id: str
@@ -300,11 +302,11 @@ class OpenAiModels(TypedDict):
     data: list[OpenAiModel]
 
 
-# -- lists that come in pages ------------------------------------------------------------------------------------
+# -- pages of lists ----------------------------------------------------------------------------------------------------
 
 
 class Listing(TypedDict):
-    """A page of a list's `data`; `first_id` and `last_id` are those of the page, "" where it is empty."""
+    """A page of a list. `first_id` and `last_id` are the ids of its first and last item, or "" if it is empty."""
 
     object: Literal["list"]
     first_id: str
@@ -313,7 +315,7 @@ class Listing(TypedDict):
 
 
 class Page(NamedTuple):
-    """The query of a request for a list. Only lists of files read `purpose`; "" means all."""
+    """The query of a request for a page of a list. Only lists of files use `purpose`. "" means all purposes."""
 
     limit: int
     after: str
@@ -322,10 +324,10 @@ class Page(NamedTuple):
 
 
 def read_page(query: Mapping[str, str], most: int = 100, default: int = 20) -> Page:
-    """Read a list's query: `limit`, `after`, `order` and `purpose`.
+    """Read the query of a request for a list: `limit`, `after`, `order` and `purpose`.
 
     Raises:
-        InvalidParameter: naming the field.
+        InvalidParameter: If a parameter is wrong. The message names it.
     """
     limit, order = query.get("limit", str(default)), query.get("order", "desc")
     if not (re.fullmatch(r"[0-9]{1,6}", limit) and 1 <= int(limit) <= most):
@@ -365,7 +367,7 @@ class DeletedFile(TypedDict):
 
 
 class BatchError(TypedDict):
-    """Why a batch has failed; `line` is that of its input."""
+    """The reason why a batch failed. `line` is the number of the wrong line in its input."""
 
     code: str
     message: str
@@ -390,7 +392,7 @@ _STATUSES = (
 
 
 class OpenAiBatch(TypedDict):
-    """A batch. A time is null until the batch has come so far, and so are the ids of files that it has written."""
+    """A batch. Times are null until the event has happened. Ids of output files are null until the files exist."""
 
     id: str
     object: Literal["batch"]
@@ -418,7 +420,7 @@ class OpenAiBatches(Listing):
     data: list[OpenAiBatch]
 
 
-# -- errors, `{"error": {"message", "type", "param", "code"}}`, and the statuses that clients know ---------------------
+# -- errors, `{"error": {"message", "type", "param", "code"}}`, with OpenAI's statuses ---------------------------------
 
 
 class OpenAiErrorFields(TypedDict):
@@ -435,17 +437,17 @@ class OpenAiError(TypedDict):
 _INVALID = "invalid_request_error"
 
 _NAME = re.compile(r"'([\w.\[\]]+)'|([\w.\[\]]+)[=:]|((?:messages|tools)\[\d+\][\w.\[\]]*)")
-"""The field at the start of a message: 'NAME', NAME=VALUE, NAME: or messages[0].content."""
+"""Matches the field at the start of an error message: 'NAME', NAME=VALUE, NAME: or messages[0].content."""
 
 
 def field_of(message: str) -> str | None:
-    """Return the field that a message starts with."""
+    """Return the field at the start of an error message, or None if the message names no field there."""
     match = _NAME.match(message)
     return next(filter(None, match.groups())) if match else None
 
 
 class OpenAiErrors(ErrorFormat):
-    """OpenAI's form of errors; its clients choose their exception by the status."""
+    """OpenAI's form of errors. OpenAI's clients choose the exception to raise according to the status."""
 
     statuses = MappingProxyType({ServingError: 500, Overloaded: 429})
 

@@ -1,4 +1,4 @@
-"""OpenAI's /v1/audio/transcriptions and /v1/audio/translations: forms with a file, as its clients send them, or JSON.
+"""OpenAI's /v1/audio/transcriptions and /v1/audio/translations, which accept forms and JSON bodies.
 
 Sources: OpenAI's API reference, "Create transcription"; vllm/entrypoints/speech_to_text/transcription/protocol.py.
 """
@@ -37,14 +37,16 @@ from handler.protocols.openai.request import MODEL, OpenAiDialect, streaming
 
 _TIME = re.compile(r"<\|(\d{1,2}\.\d\d)\|>")
 _UNKNOWN = Heard(0.0, 0.0, "")
-_FRAME = 0.01  # seconds: Whisper's own unit of `seek`
+_FRAME = 0.01  # seconds; Whisper's unit for `seek`
 
 
 class Segment(NamedTuple):
-    """A part of a transcript, with its seconds in the clip.
+    """A segment of a transcript. Times are seconds from the beginning of the clip.
 
     Attributes:
-        piece: start of the piece of the clip that it is from.
+        piece: The start of the piece of the clip that contains the segment.
+        start: The start of the segment.
+        end: The end of the segment.
     """
 
     piece: float
@@ -58,10 +60,11 @@ class Segment(NamedTuple):
 
 
 def segments(tokens: Sequence[Token], pieces: Sequence[tuple[int, Heard]]) -> Iterator[Segment]:
-    """Split a transcript at its timestamp tokens. Times never decrease, nor exceed the clip's end.
+    """Split a transcript at its timestamp tokens. Times never decrease, and do not exceed the end of the clip.
 
     Args:
-        pieces: of the clip, each with the number of the tokens before it.
+        tokens: The tokens of the transcript.
+        pieces: The pieces of the clip, each with the number of tokens before it.
     """
     ends = [*pieces, (len(tokens), _UNKNOWN)]
     for (first, heard), (last, _) in pairwise(ends):
@@ -83,12 +86,12 @@ def _of_piece(tokens: Sequence[Token], heard: Heard) -> Iterator[Segment]:
 
 
 class TranscriptReply(WholeReply):
-    """A whole answer.
+    """A transcript as a whole answer.
 
     Args:
-        form: the response_format.
-        task: transcribe or translate.
-        temperature: as asked.
+        form: The response_format.
+        task: Whisper's task: transcribe or translate.
+        temperature: The requested temperature.
     """
 
     def __init__(self, form: str, task: str, temperature: float) -> None:
@@ -174,7 +177,7 @@ def _vtt(reply: TranscriptReply) -> str:
 
 
 def _line(text: str) -> str:
-    """Return the text on one line: an empty line would end it."""
+    """Return the text without line breaks, because an empty line would end the subtitle."""
     return " ".join(text.split())
 
 
@@ -185,16 +188,16 @@ def _clock(seconds: float, point: str) -> str:
 
 
 _WRITERS: Mapping[str, Callable[[TranscriptReply], str]] = {"text": lambda reply: reply.text, "srt": _srt, "vtt": _vtt}
-"""Formats other than JSON."""
+"""Maps response formats other than JSON to the functions that write them."""
 
 
 class TranscriptStream(TokenStream):
-    """OpenAI's events. The texts of the deltas, joined, equal the text of the last event."""
+    """A transcript as OpenAI's events. The text of the last event is the concatenation of all deltas."""
 
     def __init__(self, errors: ErrorFormat) -> None:
         super().__init__(errors, SSE_DONE)
         self._texts: list[str] = []
-        self._spaces: list[str] = []  # after the text so far: they are shown once more text comes
+        self._spaces: list[str] = []  # the white space after the last text, sent when more text follows
 
     def _token(self, place: int, token: Token) -> bytes:
         text = "" if token.special else token.text
@@ -219,15 +222,15 @@ class TranscriptStream(TokenStream):
 
 _TIMED = frozenset({"verbose_json", "srt", "vtt"})
 _FORMATS = ("json", "text", *sorted(_TIMED))
-_NO_WORDS = "the engine gives the times of segments; write segment"
-_SECONDS, _TOKENS = 30, 448  # of one of Whisper's windows
+_NO_WORDS = "the engine only reports the times of segments; use segment"
+_SECONDS, _TOKENS = 30, 448  # the length of Whisper's window, and its maximum of tokens
 _MOST_PROMPT = 1 << 14  # characters
 
 
 @accepts(enum=[*_FORMATS])
 def _response_format(value: Any) -> str:
     if value == "diarized_json":
-        raise ValueError("is not supported: Whisper does not tell speakers apart")
+        raise ValueError("is not supported: Whisper does not distinguish speakers")
     if value not in _FORMATS:
         raise ValueError(f"must be {', '.join(_FORMATS[:-1])} or {_FORMATS[-1]}")
     return str(value)
@@ -239,14 +242,14 @@ def _granularities(value: Any) -> bool:
     if "word" in named:
         raise ValueError(f"is not supported: {_NO_WORDS}")
     if any(one != "segment" for one in named):
-        raise ValueError("must be a list with segment")
+        raise ValueError("must be segment, or a list that has only segment")
     return bool(named)
 
 
 @accepts(type="string", maxLength=32)
 def _language(value: Any) -> str:
     if not isinstance(value, str) or len(value) > 32:
-        raise ValueError("must be the language's code, such as en")
+        raise ValueError("must be the code of a language, such as en")
     return value.lower()
 
 
@@ -274,14 +277,14 @@ def _table(**more: Parameter) -> Table:
 
 
 _SILENCE = "UklGRjQAAABXQVZFZm10IBAAAAABAAEAQB8AAIA+AAACABAAZGF0YRAAAAAAAAAAAAAAAAAAAAAAAAAA"
-"""A WAV of one millisecond."""
+"""A WAV file of one millisecond, in base64."""
 
 
 class Transcriptions(OpenAiDialect):
-    """Transcribes a clip.
+    """The dialect that transcribes an audio clip.
 
     Attributes:
-        task: Whisper's.
+        task: Whisper's task: transcribe or translate.
     """
 
     name, task = "openai_transcriptions", "transcribe"
@@ -289,10 +292,10 @@ class Transcriptions(OpenAiDialect):
     needed = "a form or a JSON object with 'file'"
     table = _table(
         language=Parameter("language", _language),
-        chunking_strategy=unsupported("clips are cut into pieces of 30 s", "auto"),
+        chunking_strategy=unsupported("clips are always split into pieces of 30 s", "auto"),
     )
     fields: Mapping[str, Shape] = {
-        "file": {**TEXT, "description": "The audio: a file in a form, or base64 in JSON"},
+        "file": {**TEXT, "description": "The audio clip, as a file in a form or as base64 in JSON"},
         **MODEL,
     }
     description = Description(
@@ -320,7 +323,7 @@ class Transcriptions(OpenAiDialect):
             max_new_tokens=windows * _TOKENS,
             do_sample=temperature > 0,
             temperature=temperature or 1.0,
-            skip_special_tokens=not timed,  # times are such tokens
+            skip_special_tokens=not timed,  # timestamps are special tokens
         )
         request = Request(
             "",
@@ -339,10 +342,12 @@ class Transcriptions(OpenAiDialect):
 
 
 class Translations(Transcriptions):
-    """Translates a clip into English."""
+    """The dialect that translates an audio clip into English."""
 
     name, task = "openai_translations", "translate"
-    table = _table(language=Parameter("language", _language), to_language=unsupported("it is English", "en"))
+    table = _table(
+        language=Parameter("language", _language), to_language=unsupported("the answer is always in English", "en")
+    )
     description = Transcriptions.description._replace(
         title="OpenAI translation",
         request="OpenAiTranslationRequest",
@@ -351,25 +356,25 @@ class Translations(Transcriptions):
 
 
 def _form(others: Mapping[str, Any]) -> tuple[str, bool]:
-    """Return the response_format, and whether it has times."""
+    """Return the response_format, and whether it has timestamps."""
     form = others.get("format", "json")
     if others.get("granularities") and form != "verbose_json":
         raise InvalidParameter("timestamp_granularities: needs response_format=verbose_json")
     if others.get("stream") and form in _TIMED:
-        raise InvalidParameter(f"response_format={form}: a stream has no timestamps; write json, or leave stream out")
+        raise InvalidParameter(f"response_format={form}: a stream has no timestamps; use json, or leave out stream")
     return form, form in _TIMED
 
 
 def _read_file(value: Any, context: ServerContext) -> MediaSource:
     if value is None or value == "":
-        raise InvalidPayload("'file' is required: the audio, as a form's file, or in base64 in JSON")
-    if reason := context.no_media.get("audio", "the engine reads text only"):
+        raise InvalidPayload("'file' is required: send the audio clip as a file in a form, or as base64 in JSON")
+    if reason := context.no_media.get("audio", "the engine accepts only text"):
         raise InvalidPayload(f"'file' is not supported: {reason}")
     source = read_base64("audio", value, "file") if isinstance(value, str) else None
     if source is None and isinstance(value, Upload):
         source = MediaSource("audio", value.data, "", "file")
     if source is None:
-        raise InvalidPayload("'file' must be a form's file, or a string of base64")
+        raise InvalidPayload("'file' must be a file in a form, or a base64 string")
     if (size := len(source.data or b"")) > (most := context.config.max_audio_bytes):
-        raise InvalidPayload(f"'file' has {size} bytes; at most {most} (option.max_audio_bytes)")
+        raise InvalidPayload(f"'file' has {size} bytes; the maximum is {most} (option.max_audio_bytes)")
     return source

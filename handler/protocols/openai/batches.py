@@ -1,4 +1,4 @@
-"""OpenAI's files and batches: what their calls say, and the lines of a batch's input and output.
+"""OpenAI's files and batches: their requests and objects, and the lines of a batch's input and output.
 
 Sources: OpenAI's API reference, "Files" and "Batch"; the types of its Python client, 3.52.
 """
@@ -19,11 +19,11 @@ from handler.protocols.kernel.readers import Named, integer, metadata, string
 from handler.protocols.openai.api import BatchError, DeletedFile, OpenAiBatch, OpenAiFile
 
 INPUT, OUTPUT = "batch", "batch_output"
-"""The purposes of files: input that a client uploads, and output that a batch writes."""
+"""The purposes of files: batch input that a client uploads, and output that a batch writes."""
 
 DAY = 86_400  # seconds
 LIFETIME = 30 * DAY
-"""Seconds that a file is kept unless its client asks for less, and a batch after its end: OpenAI's of batch files."""
+"""The default and maximum lifetime of files in seconds, as for OpenAI's batch files. Ended batches are kept as long."""
 
 _LEAST_LIFETIME = 3600
 _MOST_NAME = 255  # characters of a file's name
@@ -37,7 +37,7 @@ _SECONDS = integer(_LEAST_LIFETIME, LIFETIME)
 
 
 class NewFile(NamedTuple):
-    """A file that is uploaded; `lifetime` is in seconds."""
+    """The parsed upload of a file. `lifetime` is in seconds."""
 
     name: str
     lifetime: int
@@ -48,11 +48,11 @@ def read_file(form: Mapping[str, Any], context: ServerContext) -> NewFile:
     """Read the form of POST /v1/files.
 
     Raises:
-        InvalidPayload, InvalidParameter: naming the field.
+        InvalidPayload, InvalidParameter: If a field is missing or wrong. The message names it.
     """
     file, purpose = form.get("file"), form.get("purpose")
     if not isinstance(file, Upload):
-        raise InvalidPayload("'file' must be a file of the form, with a filename")
+        raise InvalidPayload("'file' must be a file with a filename, uploaded in the form")
     if purpose != INPUT:
         raise Named("purpose", purpose).refused(f"must be {INPUT}: files are only stored for batches")
     anchor, seconds = (form.get(f"expires_after[{name}]") for name in ("anchor", "seconds"))
@@ -66,7 +66,13 @@ def read_file(form: Mapping[str, Any], context: ServerContext) -> NewFile:
 
 
 class NewBatch(NamedTuple):
-    """A batch that is created; `window` and `lifetime` (of its output) are in seconds."""
+    """The parsed request that creates a batch.
+
+    Attributes:
+        input: The id of the input file.
+        window: The completion window, in seconds.
+        lifetime: The time for which output files are kept, in seconds.
+    """
 
     input: str
     endpoint: str
@@ -84,10 +90,10 @@ def read_batch(body: Any, endpoints: Collection[str], context: ServerContext) ->
     """Read the body of POST /v1/batches.
 
     Args:
-        endpoints: the routes that batches may call.
+        endpoints: The routes that batches may call.
 
     Raises:
-        InvalidPayload, InvalidParameter: naming the field.
+        InvalidPayload, InvalidParameter: If a field is missing or wrong. The message names it.
     """
     if not isinstance(body, dict):
         raise InvalidPayload("the body must be a JSON object with 'input_file_id', 'endpoint' and 'completion_window'")
@@ -100,7 +106,9 @@ def read_batch(body: Any, endpoints: Collection[str], context: ServerContext) ->
     match = _WINDOW.fullmatch(window)
     seconds = int(match[1]) * _UNITS[match[2]] if match else 0
     if not 0 < seconds <= LIFETIME:
-        raise Named("completion_window", window).refused("must be like 24h: minutes, hours or days, up to 30d")
+        raise Named("completion_window", window).refused(
+            "must be a number of minutes (m), hours (h) or days (d), such as 24h, of at most 30d"
+        )
     if (pairs := body.get("metadata")) is not None:
         Named("metadata", pairs).read(metadata)
     expires = body.get("output_expires_after")
@@ -110,9 +118,9 @@ def read_batch(body: Any, endpoints: Collection[str], context: ServerContext) ->
 
 
 def _read_lifetime(name: str, value: Any) -> int:
-    """Read when a file expires: `{"anchor": "created_at", "seconds": …}`."""
+    """Read a file's expiry, `{"anchor": "created_at", "seconds": …}`. Return its seconds."""
     if not isinstance(value, dict) or value.get("anchor") != "created_at":
-        raise Named(name, value).refused("must have 'anchor' created_at, and 'seconds'")
+        raise Named(name, value).refused("must be an object with 'anchor': 'created_at' and 'seconds'")
     return Named(f"{name}.seconds", value.get("seconds")).read(_SECONDS)
 
 
@@ -173,7 +181,7 @@ def new_batch(id: str, asked: NewBatch, now: float) -> OpenAiBatch:
 
 
 class LineError(NamedTuple):
-    """Why a line was not answered: OpenAI's code for it, in words, and the field."""
+    """The reason why a line has no answer, with OpenAI's error code. `param` names the wrong field, if any."""
 
     code: str
     message: str
@@ -188,10 +196,10 @@ class Line(NamedTuple):
     """A line of a batch's input.
 
     Attributes:
-        number: from 1.
-        custom_id: None if it has none.
-        body: the request's, as JSON; b"" if there is an error.
-        error: why it cannot be a request.
+        number: The line's number, beginning with 1.
+        custom_id: The client's id of the request, or None if the line has no valid one.
+        body: The request's body as JSON, or b"" if there is an error.
+        error: The reason why the line is not a valid request, or None if it is valid.
     """
 
     number: int
@@ -207,7 +215,7 @@ MISMATCH = "url_mismatch"
 
 
 def read_line(number: int, value: Any, endpoint: str) -> Line:
-    """Return a line of a batch for an endpoint."""
+    """Return the parsed line of a batch whose requests are for `endpoint`."""
     if not isinstance(value, dict):
         return Line(number, None, error=NOT_JSON)
     custom_id, url, body = value.get("custom_id"), value.get("url"), value.get("body")
@@ -227,7 +235,7 @@ def read_line(number: int, value: Any, endpoint: str) -> Line:
 
 
 def line_id(batch: str, number: int) -> str:
-    """Return the id of a line's answer, which contains the line's number."""
+    """Return the id of the answer to a line. `line_number` finds the line's number in it."""
     return f"batch_req_{batch.removeprefix('batch_')}_{number}"
 
 
@@ -236,10 +244,10 @@ def line_number(id: str) -> int:
 
 
 def answered(batch: str, line: Line, answer: HttpResponse, ignored: Sequence[str] = ()) -> bytes:
-    """Return the line of the output for a request that was answered, or refused by its route.
+    """Return the output line for a request that its route answered or refused.
 
     Args:
-        ignored: names in the request that meant nothing.
+        ignored: The fields of the request that had no effect.
     """
     id = line_id(batch, line.number)
     body = answer.body if "json" in answer.content_type else dumps(answer.body.decode())
@@ -250,7 +258,7 @@ def answered(batch: str, line: Line, answer: HttpResponse, ignored: Sequence[str
 
 
 def not_answered(batch: str, line: Line, error: LineError) -> bytes:
-    """Return the line of the error file for a request that was not sent."""
+    """Return the error file's line for a request that was not sent to its route."""
     value = {"code": error.code, "message": error.message, **({"param": error.param} if error.param else {})}
     id = line_id(batch, line.number)
     return dumps({"id": id, "custom_id": line.custom_id, "response": None, "error": value}) + b"\n"

@@ -55,10 +55,12 @@ from handler.protocols.openai.request import (
 
 
 class Logprobs(NamedTuple):
-    """The log-probabilities in an answer: of the chosen tokens, and of their alternatives.
+    """The log-probabilities that an answer shows.
 
     Attributes:
-        refusal: OpenAI's field `refusal` accompanies them.
+        chosen: True to show the log-probabilities of the chosen tokens.
+        alternatives: True to also show alternatives to them.
+        refusal: True to add OpenAI's field `refusal`.
     """
 
     chosen: bool = False
@@ -72,7 +74,7 @@ class Logprobs(NamedTuple):
         return {"content": content, "refusal": None} if self.refusal else {"content": content}
 
     def _token(self, token: Token) -> ChosenLogprob:
-        """Render one token. An engine without alternatives reports the chosen token as the only one, as LMI does."""
+        """Render one token. If the engine reports no alternatives, the chosen token is the only one, as in LMI."""
         own = _logprob(token)
         tops = ([_logprob(alternative) for alternative in token.top] or [own]) if self.alternatives else []
         return {"token": own["token"], "logprob": own["logprob"], "bytes": own["bytes"], "top_logprobs": tops}
@@ -86,8 +88,9 @@ class ChatFormat(NamedTuple):
     """The options of a chat's answers.
 
     Attributes:
-        form: how the answers are read; with a named tool OpenAI reports `stop` as the reason.
-        every_role: put the role and `tool_calls` into every part, as TGI's clients expect. thoughts: show reasoning.
+        form: How the model's answers are parsed.
+        every_role: True to put the role and `tool_calls` into every chunk, as TGI's clients expect.
+        thoughts: True to show the reasoning.
     """
 
     logprobs: Logprobs
@@ -100,11 +103,13 @@ class ChatFormat(NamedTuple):
         return bool(self.form.tools.name)
 
     def reason(self, finish: Finish | None, *, called: bool, broken: bool = False) -> str | None:
-        """Return the client's word for why an answer ended.
+        """Return the finish reason for the client, or None if the answer has not ended.
+
+        If the request names the tool to call, OpenAI reports `stop` instead of `tool_calls`.
 
         Args:
-            called: it has calls.
-            broken: not all of them are complete, so that the reason must not suggest it.
+            called: True if the answer has tool calls.
+            broken: True if a call is incomplete, so that the reason must not say that the calls can be executed.
         """
         reason = REASONS[finish]
         if not called or reason != "stop":
@@ -114,7 +119,7 @@ class ChatFormat(NamedTuple):
         return "stop" if self.named else "tool_calls"
 
     def selects(self, event: Event) -> bool:
-        """Return whether the client gets an event."""
+        """Return whether an event is shown to the client."""
         if isinstance(event, str):
             return True
         if isinstance(event, Reasoning):
@@ -132,10 +137,10 @@ class ChatChoice(Choice):
     def __init__(self, index: int) -> None:
         super().__init__(index)
         self.reader: AnswerReader | None = None
-        self.thought_event: bytes | None = None  # as `text_event`, of a thought
+        self.thought_event: bytes | None = None  # the template of a chunk with only reasoning
         self.called = False
-        self.broken = False  # a call is not whole
-        self.waiting: list[Token] = []  # whose text is held back, for their log-probabilities
+        self.broken = False  # True if a tool call is incomplete
+        self.waiting: list[Token] = []  # tokens whose text and log-probabilities are not sent yet
 
 
 class ChatStream(Stream[ChatChoice]):
@@ -226,7 +231,7 @@ class ChatStream(Stream[ChatChoice]):
         return delta
 
     def _message_delta(self, choice: ChatChoice, events: Iterable[Event]) -> OpenAiMessagePart:
-        """Build the `delta` for a parser's events; empty for none."""
+        """Build the `delta` for events of the parser. It is empty if there are no events to show."""
         delta: OpenAiMessagePart = {}
         calls: dict[int, ToolCallPart] = {}
         for event in filter(self._format.selects, events):
@@ -258,10 +263,12 @@ class ChatStream(Stream[ChatChoice]):
 
 
 class ReadAnswer(NamedTuple):
-    """One sequence's answer.
+    """The parsed answer of one sequence.
 
     Attributes:
-        content: None if there is no text besides `parts`.
+        number: The index of the choice.
+        content: The text, or None if there is only reasoning or tool calls.
+        reason: The finish reason for the client.
     """
 
     number: int
@@ -272,7 +279,7 @@ class ReadAnswer(NamedTuple):
 
 
 class ChatDocument(WholeAnswer):
-    """The whole answer; choices are in the order of their seeds."""
+    """A whole answer. The choices are in the order of their seeds."""
 
     def __init__(self, head: Head, format: ChatFormat, num_sequences: int, framing: Framing = JSON) -> None:
         super().__init__(head, 1, num_sequences, framing)
@@ -294,7 +301,7 @@ class ChatDocument(WholeAnswer):
         }
 
     def _answers(self) -> list[ReadAnswer]:
-        """Read the answers; this also counts their reasoning tokens."""
+        """Parse the answers of all sequences, and count their reasoning tokens."""
         return [self._read(sequence) for sequence in self._sequences]
 
     def _read(self, sequence: SequenceOutput) -> ReadAnswer:
@@ -314,7 +321,7 @@ class ChatDocument(WholeAnswer):
 
 
 def _gather(events: Sequence[Event]) -> tuple[str | None, MessageParts]:
-    """Return the text, None if there is only reasoning or calls, and these in the form of a whole answer."""
+    """Return the text and the other parts of a message. The text is None if there is only reasoning or tool calls."""
     content: list[str] = []
     thoughts: list[str] = []
     functions: dict[int, FunctionCall] = {}
@@ -339,11 +346,11 @@ def _gather(events: Sequence[Event]) -> tuple[str | None, MessageParts]:
 
 
 class ParsedChat(NamedTuple):
-    """A parsed body, for the reply that renders its answer.
+    """The parsed body of a chat, from which the reply is made.
 
     Attributes:
-        framing: of the answer; the dialect's `whole` for a whole one.
-        ignored: as in `ParsedRequest`.
+        framing: The framing of the answer. If it is the dialect's `whole`, the answer is not streamed.
+        ignored: The fields that have no effect.
     """
 
     request: Request
@@ -355,10 +362,10 @@ class ParsedChat(NamedTuple):
 
 
 def counted(chat: ParsedChat, errors: ErrorFormat, document: Callable[[int], Mapping[str, Any]]) -> ParsedRequest:
-    """Answer with only the number of the prompt's tokens.
+    """Return a request that is answered with the number of the prompt's tokens.
 
     Args:
-        document: makes the answer.
+        document: Makes the answer from the number of tokens.
     """
 
     def render(prompt: Prompt) -> list[bytes]:
@@ -369,11 +376,11 @@ def counted(chat: ParsedChat, errors: ErrorFormat, document: Callable[[int], Map
 
 
 CHAT_EXAMPLE = {"messages": [{"role": "user", "content": "Name the capital of France."}], "max_tokens": 16}
-"""A body of any dialect of chats, for the API's document."""
+"""The OpenAPI document's example body for all dialects of chats, without `model`."""
 
 
 _ANSWER_RULES = ("response_format", "text", "output_config")
-"""The APIs' own names for structured output, which may be combined with a required call."""
+"""The fields for structured output in the APIs that allow it together with a required tool call."""
 
 
 class OpenAiChat(OpenAiDialect):
@@ -382,8 +389,9 @@ class OpenAiChat(OpenAiDialect):
     Subclasses change the fields and the format (`lmi/chat.py`), not the flow.
 
     Attributes:
-        whole, stream: the framings of whole answers and of streams.
-        refusal: `logprobs` has this field, as in OpenAI's API.
+        whole: The framing of whole answers.
+        stream: The framing of streams.
+        refusal: True if `logprobs` in answers has the field `refusal`, as in OpenAI's API.
     """
 
     name = "openai_chat"
@@ -444,20 +452,20 @@ class OpenAiChat(OpenAiDialect):
         return self.answer(ParsedChat(request, head, format, framing, usage, ignored))
 
     def generation(self, context: ServerContext) -> GenerationDefaults:
-        """Return the values of parameters that the client leaves out."""
+        """Return the defaults of parameters that the client leaves out."""
         return context.generation
 
     def max_new_tokens(self, context: ServerContext) -> int | None:
-        """Return the default limit of an answer's tokens; None: the model's own default, else it fills the context."""
+        """Return the default limit of new tokens. None means the model's own default, or the rest of the context."""
         return None
 
     def read_framing(self, body: Mapping[str, Any], context: ServerContext) -> tuple[Framing, Usage]:
-        """Read `stream` and `stream_options`."""
+        """Read `stream` and `stream_options`. Return the framing of the answer, and when to report token counts."""
         stream, usage = read_stream(body, context)
         return self.stream if stream else self.whole, usage
 
     def answer(self, chat: ParsedChat) -> ParsedRequest:
-        """Return the request with the reply that renders its answer."""
+        """Return the parsed request with a reply in this dialect's form."""
         requests, num_sequences = (chat.request,), chat.request.sampling.n
         if chat.framing is self.whole:
             document = ChatDocument(chat.head, chat.format, num_sequences, chat.framing)
@@ -468,9 +476,11 @@ class OpenAiChat(OpenAiDialect):
     def _read_parameters(
         self, body: Mapping[str, Any], tools: Tools, context: ServerContext
     ) -> tuple[ParsedParameters, Tools]:
-        """Read the parameters, and combine their structured output with that of the tools."""
+        """Read the parameters. Combine the requested structured output with the grammar for tool calls."""
         rule, table = tools.structured_output, self.table
-        if rule is not None and not rule.allows_text:  # each answer is a call: a rule for others sets nothing
+        if (
+            rule is not None and not rule.allows_text
+        ):  # every answer is a tool call, so a format for texts has no effect
             others = {name: Parameter("", one.read) for name, one in table.parameters.items() if name in _ANSWER_RULES}
             ruled = Parameter("structured_output", lambda value: rule)
             table = Table({**table.parameters, **others, "tool_choice": ruled})

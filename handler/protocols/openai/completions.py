@@ -1,4 +1,4 @@
-"""OpenAI's routes of plain texts: completions, with vLLM's and TGI's additions, and embeddings."""
+"""OpenAI's text completions and embeddings, with vLLM's and TGI's additions."""
 
 from __future__ import annotations
 
@@ -58,10 +58,10 @@ class TextFormat(NamedTuple):
     """The options of text completions.
 
     Attributes:
-        logprobs: the number of alternatives to each token; None: no log-probabilities.
-        prompts: the text before each request's choices; "" unless `echo` asks for it.
-        num_returned: choices of each request.
-        token_ids: each choice has the ids of its new tokens, as vLLM's.
+        logprobs: The number of alternatives to each token, or None for no log-probabilities.
+        prompts: The text before the choices of each request: its prompt with `echo`, or else "".
+        num_returned: The number of choices for each request.
+        token_ids: True if each choice has the ids of its new tokens, as in vLLM.
     """
 
     logprobs: int | None
@@ -70,9 +70,13 @@ class TextFormat(NamedTuple):
     token_ids: bool = False
 
     def columns(self, prefill: Sequence[Token], tokens: Sequence[Token], at: int) -> TextLogprobs | None:
-        """Render log-probabilities as columns; the text begins at character `at`.
+        """Render log-probabilities as columns, or return None if they are not requested.
 
-        The prompt's first token has neither a probability nor alternatives.
+        The prompt's first token has neither a log-probability nor alternatives.
+
+        Args:
+            prefill: The prompt's tokens, if they are shown.
+            at: The offset of the first token in the choice's text, in characters.
         """
         if self.logprobs is None:
             return None
@@ -90,13 +94,11 @@ class TextFormat(NamedTuple):
         }
 
     def ids(self, tokens: Sequence[Token]) -> TokenIds:
-        """Render a choice's new ids, if requested."""
+        """Return the field with the ids of a choice's new tokens, or {} if it is not requested."""
         return {"token_ids": [token.id for token in tokens if token.id >= 0]} if self.token_ids else {}
 
     def _top(self, token: Token) -> dict[str, float | None]:
-        """Map the texts of alternatives and the chosen token to log-probabilities; of equal texts the most likely
-        one.
-        """
+        """Map the texts of a token and its alternatives to log-probabilities. The first of equal texts counts."""
         logprobs: dict[str, float | None] = {}
         for alternative in (*token.top, token):
             logprobs.setdefault(alternative.text, alternative.logprob)
@@ -109,8 +111,8 @@ class TextChoice(Choice):
     def __init__(self, index: int, prompt: str) -> None:
         super().__init__(index)
         self.prompt = prompt
-        self.at = 0  # characters shown
-        self.prefill: Sequence[Token] = ()  # the prompt's tokens, which its first part shows
+        self.at = 0  # the number of characters sent
+        self.prefill: Sequence[Token] = ()  # the prompt's tokens, for the first chunk
 
 
 class TextStream(Stream[TextChoice]):
@@ -158,7 +160,7 @@ class TextStream(Stream[TextChoice]):
 
 
 class TextDocument(WholeAnswer):
-    """The whole answer: the choices of each prompt in turn. `best_of` ranks them by mean log-probability."""
+    """A whole answer with the choices of each prompt in turn. `best_of` ranks them by mean log-probability."""
 
     def __init__(self, head: Head, format: TextFormat, num_sequences: int, framing: Framing = JSON) -> None:
         super().__init__(head, len(format.prompts), num_sequences, framing)
@@ -194,9 +196,9 @@ class TextDocument(WholeAnswer):
 
 
 def completion_of(request: Request, head: Head, *, streams: bool) -> Reply:
-    """Return the reply that answers one prompt as a text completion, whatever the dialect of the prompt.
+    """Return a reply that answers a prompt of any dialect as a text completion.
 
-    It has log-probabilities if the prompt asks for `details`, and repeats the prompt if that asks for the full text.
+    It has log-probabilities if the request asks for `details`, and the prompt if the request asks for the full text.
     """
     sampling = request.sampling
     format = TextFormat(1 if request.details else None, [request.text_before], sampling.n)
@@ -206,11 +208,11 @@ def completion_of(request: Request, head: Head, *, streams: bool) -> Reply:
 
 
 MAX_PROMPTS = 256
-MAX_SEQUENCES = 1024  # of all prompts together: more would hold the engine for one client
+MAX_SEQUENCES = 1024  # of all prompts together; with more, one client would block the engine
 
-_MAX_TOKENS = 16  # OpenAI's and vLLM's default
+_MAX_TOKENS = 16  # the default of OpenAI and vLLM
 COMPLETION_EXAMPLE = {"prompt": "The capital of France is", "max_tokens": 8}
-"""A body of any dialect of completions, for the API's document."""
+"""The OpenAPI document's example body for all dialects of completions, without `model`."""
 
 
 class OpenAiCompletions(OpenAiDialect):
@@ -219,7 +221,8 @@ class OpenAiCompletions(OpenAiDialect):
     Subclasses change the fields and the framings (`lmi/asynchronous.py`), not the flow.
 
     Attributes:
-        whole, stream: the framings of whole answers and of streams.
+        whole: The framing of whole answers.
+        stream: The framing of streams.
     """
 
     name = "openai_completions"
@@ -244,7 +247,7 @@ class OpenAiCompletions(OpenAiDialect):
         prompts = read_texts(body.get("prompt"), "prompt", MAX_PROMPTS, "prompts")
         stream, usage = read_stream(body, context)
         prompt_only = body.get("max_tokens") == 0
-        # A new token's alternatives are not wanted where no token is shown.
+        # Without new tokens, the engine need not support alternatives to them.
         able = _with_support_for(context, "top_logprobs") if prompt_only else context
         parameters = read_sampled(
             body, able, generation=context.generation, max_new_tokens=_MAX_TOKENS, table=self.table
@@ -255,12 +258,12 @@ class OpenAiCompletions(OpenAiDialect):
         _check(sampling, stream, prompt_only=prompt_only, echo=echo, scored=echo and logprobs is not None)
         if len(prompts) * sampling.num_sequences > MAX_SEQUENCES:
             most = MAX_SEQUENCES // len(prompts)
-            raise InvalidParameter(f"n={sampling.num_sequences}: with {len(prompts)} prompts at most {most}")
+            raise InvalidParameter(f"n={sampling.num_sequences}: must be at most {most} with {len(prompts)} prompts")
         ranked = sampling.best_of > sampling.n
         sampling = sampling._replace(logprobs=logprobs is not None or ranked)
         if echo and logprobs is not None:
             sampling = _with_prompt_logprobs(sampling, logprobs, context)
-        if prompt_only:  # the engines generate one token at least
+        if prompt_only:  # the engines generate at least one token
             sampling = sampling._replace(max_new_tokens=1, logprobs=False, top_logprobs=0)
         requests = tuple(
             Request(
@@ -291,26 +294,30 @@ class OpenAiCompletions(OpenAiDialect):
 
 
 def _check(sampling: Sampling, stream: bool, *, prompt_only: bool, echo: bool, scored: bool) -> None:
-    """Refuse options that a stream cannot rank or order, and `max_tokens` 0 without echo."""
+    """Refuse options that cannot be streamed, and options that contradict `max_tokens=0`."""
     n, best_of = sampling.n, sampling.best_of
     if stream and best_of > n:
-        raise InvalidParameter(f"best_of={best_of}: must be n={n} when streaming: the best is known at the end")
+        raise InvalidParameter(
+            f"best_of={best_of}: must be n={n} when streaming, because the best answer is only known at the end"
+        )
     if stream and scored and n > 1:
         raise InvalidParameter(f"n={n}: must be 1 when streaming with echo and logprobs")
     if prompt_only:
         if not echo:
-            raise InvalidParameter("max_tokens=0: needs echo=true: there would be no answer")
+            raise InvalidParameter("max_tokens=0: needs echo=true, because the answer would be empty")
         for name, value in {"n": n, "best_of": best_of}.items():
             if value > 1:
-                raise InvalidParameter(f"{name}={value}: must be 1 with max_tokens=0: the answer is the prompt")
+                raise InvalidParameter(
+                    f"{name}={value}: must be 1 with max_tokens=0, because the answer is only the prompt"
+                )
 
 
 def _with_prompt_logprobs(sampling: Sampling, logprobs: int, context: ServerContext) -> Sampling:
-    """Ask for the log-probabilities of the prompt's tokens, with as many alternatives."""
+    """Ask for the log-probabilities of the prompt's tokens, with the same number of alternatives."""
     if why := context.unsupported.get("prompt_logprobs"):
-        raise InvalidParameter(f"echo=true: with logprobs the engine {context.engine} does not support it: {why}")
+        raise InvalidParameter(f"echo=true: the engine {context.engine} does not support it with logprobs: {why}")
     if logprobs and (why := context.unsupported.get("prompt_top_logprobs")):
-        raise InvalidParameter(f"logprobs={logprobs}: with echo the engine {context.engine} does not support it: {why}")
+        raise InvalidParameter(f"logprobs={logprobs}: the engine {context.engine} does not support it with echo: {why}")
     return sampling._replace(prompt_logprobs=True, prompt_top_logprobs=logprobs)
 
 
@@ -331,7 +338,7 @@ def _encoding_format(value: Any) -> str:
 
 
 class OpenAiEmbeddings(OpenAiDialect):
-    """OpenAI's embeddings: a vector of length 1 for each text of `input`."""
+    """OpenAI's embeddings, which answer with a vector of length 1 for each text of `input`."""
 
     name = "openai_embeddings"
     needed = "a JSON object with 'input'"
@@ -340,11 +347,11 @@ class OpenAiEmbeddings(OpenAiDialect):
             "dimensions": Parameter("dimensions", integer(1)),
             "encoding_format": Parameter("encoding_format", _encoding_format),
             **VLLM_POOLING,
-            "add_special_tokens": unsupported("send token ids for a text without them", True),
-            "embed_dtype": unsupported("numbers have 32 bits", "float32"),
+            "add_special_tokens": unsupported("send token ids for a text without special tokens", True),
+            "embed_dtype": unsupported("numbers always have 32 bits", "float32"),
             "endianness": unsupported("base64 is little-endian, as in OpenAI's API", "little", "native"),
             "messages": unsupported("send texts as input", []),
-            "normalize": unsupported("write use_activation"),
+            "normalize": unsupported("use use_activation"),
         }
     )
     fields: Mapping[str, Shape] = {"input": texts_shape(), **MODEL}
@@ -385,5 +392,5 @@ class OpenAiEmbeddings(OpenAiDialect):
 
 
 def base64_of(vector: Sequence[float]) -> str:
-    """Encode a vector as OpenAI does: its numbers of 32 bits, little-endian."""
+    """Encode a vector in base64 as OpenAI does, with little-endian numbers of 32 bits."""
     return base64.b64encode(struct.pack(f"<{len(vector)}f", *vector)).decode()

@@ -1,4 +1,4 @@
-"""OpenAI's conventions, which several dialects share: reading bodies; chunks and documents of choices."""
+"""OpenAI's conventions, which several dialects share: the parsing of bodies, and answers made of choices."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ REASONS: Mapping[Finish | None, str | None] = {
 
 
 class Head(NamedTuple):
-    """The fields of an answer that are the same in all of its chunks."""
+    """The fields that are the same in all chunks of an answer."""
 
     id: str
     created: int
@@ -76,15 +76,17 @@ class Head(NamedTuple):
 
 
 def identity(prefix: str) -> tuple[str, int]:
-    """Return a new id, and the time of the request."""
+    """Return a new id for an answer, and the current time in seconds since 1970."""
     return f"{prefix}-{new_digits()}", int(time.time())
 
 
 class Usage(NamedTuple):
-    """`stream_options`: report token counts at a stream's end, or in every chunk.
+    """When a stream reports token counts (`stream_options`).
 
     Attributes:
-        null: chunks without a count have `"usage": null`, as TGI's chats always do.
+        at_end: True to report them in a last chunk.
+        always: True to report them in every chunk.
+        null: True if chunks without counts have `"usage": null`, as TGI's chats always do.
     """
 
     at_end: bool = False
@@ -95,11 +97,11 @@ class Usage(NamedTuple):
 def usage(
     num_prompt_tokens: int, num_tokens: int, num_thoughts: int | None = None, num_cached_tokens: int = 0
 ) -> TokenUsage:
-    """Return the counts.
+    """Return the token counts of an answer.
 
     Args:
-        num_thoughts: the tokens of thoughts; None if reasoning is not separated.
-        num_cached_tokens: tokens of the prompts found in the engine's cache, if it reports them.
+        num_thoughts: The number of reasoning tokens, or None if reasoning is not separated from the text.
+        num_cached_tokens: The number of prompt tokens in the engine's cache, or 0 if the engine does not report it.
     """
     counts: TokenUsage = {
         "prompt_tokens": num_prompt_tokens,
@@ -119,8 +121,8 @@ _COUNTS: TokenUsage = {"prompt_tokens": NUMBER, "completion_tokens": NUMBER, "to
 class Choice:
     """The state of one choice in a stream.
 
-    `text_event` is the template of a chunk with only text, or of its part if chunks have counts. It is None until the
-    choice has begun, and if more than the text changes.
+    `text_event` is the template of chunks in which only the text changes, or of the choice's part of such a chunk if
+    chunks have token counts. It is None before the first chunk, and if other fields change as well.
     """
 
     __slots__ = ("begun", "index", "text_event")
@@ -135,12 +137,12 @@ C = TypeVar("C", bound=Choice)
 
 
 class Stream(TokenStream, Generic[C]):
-    """A stream with a chunk per token, each of one choice; then `usage` on request, and `[DONE]`.
+    """A stream with one chunk per token, followed by a chunk with token counts if requested, and `[DONE]`.
 
     Subclasses render a choice's part of a chunk.
 
     Args:
-        choices: those of each request in turn.
+        choices: The choices of the first request, then those of the second one, and so on.
     """
 
     def __init__(
@@ -158,7 +160,7 @@ class Stream(TokenStream, Generic[C]):
         self._usage = wanted
         counts: StreamUsage = {"usage": _COUNTS if wanted.always else None} if wanted.always or wanted.null else {}
         self._event = template(framing.encode(self._value([SLOT], counts)))
-        self._is_text = not wanted.always  # a token's text alone makes its chunk, by `Choice.text_event`
+        self._is_text = not wanted.always  # True if `Choice.text_event` is a whole chunk
 
     def _token(self, place: int, token: Token) -> bytes:
         choice = self._choices[place]
@@ -171,7 +173,7 @@ class Stream(TokenStream, Generic[C]):
         return b"" if part is None else self._chunk(JSON.encode(part))
 
     def _begin(self, choice: C, place: int, token: Token) -> bytes:
-        """Encode the chunk of a token, and find out whether later ones differ only in their text."""
+        """Encode the first chunk of a choice. Set its template if later chunks differ only in their text."""
         part = self._part(choice, token, None)
         if part is None:
             return b""
@@ -187,28 +189,28 @@ class Stream(TokenStream, Generic[C]):
         return self._chunk(data) if self._usage.always else data
 
     def _value(self, choices: list[Any], counts: StreamUsage) -> Mapping[str, object]:
-        """Render a chunk."""
+        """Return the value of a chunk with these choices and token counts."""
         raise NotImplementedError
 
     @property
     def _is_plain(self) -> bool:
-        """Return whether parts with text differ only in the text."""
+        """Return whether all chunks with text differ only in the text."""
         raise NotImplementedError
 
     def _text_part(self, choice: C, text: str) -> Mapping[str, Any]:
-        """Render the part of a choice that has only text."""
+        """Return a choice's part of a chunk that has only text."""
         raise NotImplementedError
 
     def _part(self, choice: C, token: Token, finish: Finish | None) -> Mapping[str, Any] | None:
-        """Render a choice's part of a chunk; None if there is nothing to send yet.
+        """Return a choice's part of a chunk, or None if there is nothing to send yet.
 
         Args:
-            finish: why the choice ends with the token.
+            finish: The reason why the choice ends with this token, or None if it continues.
         """
         raise NotImplementedError
 
     def _chunk(self, part: bytes) -> bytes:
-        """Put a choice's part into a chunk."""
+        """Insert a choice's encoded part into the template of a chunk."""
         if not self._usage.always:
             return self._event % part
         num_prompt_tokens, num_tokens = self._num_prompt_tokens, self._num_tokens
@@ -222,7 +224,7 @@ class Stream(TokenStream, Generic[C]):
         return chunk + self._framing.end
 
     def _count_thoughts(self) -> int | None:
-        """Count the tokens of thoughts; None if reasoning is not separated."""
+        """Return the number of reasoning tokens, or None if reasoning is not separated from the text."""
         return None
 
 
@@ -230,7 +232,7 @@ class WholeAnswer(WholeReply):
     """A whole answer as one object, which subclasses render.
 
     Args:
-        num_sequences: sequences of each request.
+        num_sequences: The number of sequences of each request.
     """
 
     def __init__(self, head: Head, num_requests: int, num_sequences: int, framing: Framing = JSON) -> None:
@@ -245,7 +247,7 @@ class WholeAnswer(WholeReply):
         return self._sequences[index * self._each + delta.sequence]
 
     def _usage(self, num_thoughts: int | None = None) -> TokenUsage:
-        """Return the counts; `num_thoughts` as in `usage`."""
+        """Return the token counts. `num_thoughts` is None if reasoning is not separated from the text."""
         num_tokens = sum(sequence.num_tokens for sequence in self._sequences)
         num_cached_tokens = sum(first.extras.num_cached_tokens or 0 for first in self._sequences[:: self._each])
         return usage(self._num_prompt_tokens, num_tokens, num_thoughts, num_cached_tokens)
@@ -253,14 +255,14 @@ class WholeAnswer(WholeReply):
 
 @accepts(type="integer", minimum=0, maximum=MAX_TOP_TOKENS)
 def top_logprobs(value: Any, context: ServerContext) -> int:
-    """Read the count. Without alternatives in the engine, 1 asks for the chosen token only, as in LMI."""
+    """Read the number of alternatives. If the engine reports none, 1 means only the chosen token, as in LMI."""
     count = integer(0, MAX_TOP_TOKENS)(value)
     return 0 if count == 1 and "top_logprobs" in context.unsupported else count
 
 
 @accepts(type="object", required=["type"], properties={"type": {"type": "string"}})
 def _format(value: Any) -> StructuredOutput | None:
-    """Read OpenAI's `response_format`, or TGI's with `value`, which huggingface_hub's client sends."""
+    """Read `response_format` in OpenAI's form, or in TGI's form with `value`, which huggingface_hub's client sends."""
     return tgi_grammar(value) if isinstance(value, dict) and "value" in value else response_format(value)
 
 
@@ -275,8 +277,8 @@ _STRUCTURED_OUTPUT_READERS = {
 
 @accepts(type="object", properties={name: {} for name in _STRUCTURED_OUTPUT_READERS})
 def structured_outputs(value: Any) -> StructuredOutput | None:
-    """Read vLLM's `structured_outputs`, an object with exactly one name."""
-    wanted = f"must be an object with one of {', '.join(_STRUCTURED_OUTPUT_READERS)}"
+    """Read vLLM's `structured_outputs`, an object with exactly one field."""
+    wanted = f"must be an object with exactly one of {', '.join(_STRUCTURED_OUTPUT_READERS)}"
     given = {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else {}
     if len(given) != 1 or not given.keys() <= _STRUCTURED_OUTPUT_READERS.keys():
         raise ValueError(wanted)
@@ -286,13 +288,13 @@ def structured_outputs(value: Any) -> StructuredOutput | None:
 
 @accepts(type="integer", minimum=-(1 << 63), maximum=(1 << 64) - 1)
 def _seed(value: Any) -> int:
-    """Read a signed seed, as OpenAI and vLLM have it."""
+    """Read a seed, which may be negative, as in OpenAI and vLLM. Return it as an unsigned integer of 64 bits."""
     return integer(-(1 << 63), (1 << 64) - 1)(value) % (1 << 64)
 
 
 @accepts(type="integer", minimum=-1)
 def _budget(value: Any) -> int | None:
-    """Read vLLM's `thinking_token_budget` (vllm/sampling_params.py); -1 is no limit."""
+    """Read vLLM's `thinking_token_budget` (vllm/sampling_params.py). Return None for -1, which means no limit."""
     budget = integer(-1)(value)
     return budget if budget >= 0 else None
 
@@ -300,33 +302,33 @@ def _budget(value: Any) -> int | None:
 _OF_VLLM: Mapping[str, Parameter] = {
     "truncate_prompt_tokens": Parameter("truncate", most_tokens),
     "structured_outputs": Parameter("structured_output", structured_outputs),
-    "use_beam_search": unsupported("there is no beam search on this route", False),
-    "prompt_logprobs": unsupported("ask for echo with logprobs on /v1/completions", [], {}),
+    "use_beam_search": unsupported("beam search is not available on this route", False),
+    "prompt_logprobs": unsupported("use echo with logprobs on /v1/completions", [], {}),
     "allowed_token_ids": unsupported("the engines have no such parameter", [], {}),
-    "return_tokens_as_token_ids": unsupported("tokens are shown as text", False),
-    "return_token_ids": unsupported("tokens are shown as text", False),
+    "return_tokens_as_token_ids": unsupported("tokens are returned as text", False),
+    "return_token_ids": unsupported("tokens are returned as text", False),
     "logits_processors": unsupported("requests cannot contain code", [], {}),
 }
 
 FOREIGN: Mapping[str, Parameter] = {
-    "parameters": unsupported("write its names at the top level", {}),
-    "max_new_tokens": unsupported("write max_tokens"),
-    "max_output_tokens": unsupported("write max_tokens"),
-    "min_new_tokens": unsupported("write min_tokens", 0),
-    "min_length": unsupported("write min_tokens", 0),
-    "stop_sequences": unsupported("write stop", [], ""),
-    "ignore_eos_token": unsupported("write ignore_eos", False),
-    "do_sample": unsupported("write temperature=0", True),
-    "bad_sequences": unsupported("write bad_words", [], ""),
-    "num_return_sequences": unsupported("write n", 1),
-    "random_seed": unsupported("write seed"),
-    "truncate": unsupported("write truncate_prompt_tokens"),
-    "top_n_tokens": unsupported("write logprobs", 0),
-    "grammar": unsupported("write response_format"),
-    "adapter_id": unsupported("write the adapter's name as model", ""),
-    "adapters": unsupported("write the adapter's name as model", "", []),
+    "parameters": unsupported("send the parameters at the top level", {}),
+    "max_new_tokens": unsupported("use max_tokens"),
+    "max_output_tokens": unsupported("use max_tokens"),
+    "min_new_tokens": unsupported("use min_tokens", 0),
+    "min_length": unsupported("use min_tokens", 0),
+    "stop_sequences": unsupported("use stop", [], ""),
+    "ignore_eos_token": unsupported("use ignore_eos", False),
+    "do_sample": unsupported("use temperature=0", True),
+    "bad_sequences": unsupported("use bad_words", [], ""),
+    "num_return_sequences": unsupported("use n", 1),
+    "random_seed": unsupported("use seed"),
+    "truncate": unsupported("use truncate_prompt_tokens"),
+    "top_n_tokens": unsupported("use logprobs", 0),
+    "grammar": unsupported("use response_format"),
+    "adapter_id": unsupported("send the adapter's name as model", ""),
+    "adapters": unsupported("send the adapter's name as model", "", []),
 }
-"""Names of LMI, of TGI and of OpenAI's Responses API with a clear meaning: ignoring them would change the answer."""
+"""Parameters of LMI, TGI and OpenAI's Responses API. They are refused, as ignoring them would change the answer."""
 
 _BOTH = {
     **named("openai"),
@@ -343,14 +345,14 @@ CHAT = Table(
     {
         **_BOTH,
         "max_completion_tokens": PARAMETERS["max_new_tokens"],
-        "functions": unsupported("it has become `tools`", [], {}),
-        "function_call": unsupported("it has become `tool_choice`", [], {}),
+        "functions": unsupported("use tools", [], {}),
+        "function_call": unsupported("use tool_choice", [], {}),
         "modalities": unsupported("answers are text", ["text"]),
         "audio": unsupported("answers are text", [], {}),
         "web_search_options": unsupported("web search is not available", [], {}),
         "echo": unsupported("an answer does not repeat messages", False),
-        "add_special_tokens": unsupported("the chat template has them all", False),
-        "chat_template": unsupported("write option.chat_template", [], {}),
+        "add_special_tokens": unsupported("the chat template adds all special tokens", False),
+        "chat_template": unsupported("set option.chat_template", [], {}),
         **{name: Parameter(name, read) for name, read in TEMPLATE_READERS.items()},
         "include_reasoning": Parameter("include_reasoning", boolean),
         "thinking_token_budget": Parameter("thinking_token_budget", _budget),
@@ -366,8 +368,8 @@ COMPLETIONS = Table(
         "echo": Parameter("echo", boolean),
         "return_token_ids": Parameter("return_token_ids", boolean),
         "suffix": unsupported("the engines only continue a prompt", ""),
-        "prompt_embeds": unsupported("a prompt is text or token ids", []),
-        "add_special_tokens": unsupported("send token ids for a prompt without them", True),
+        "prompt_embeds": unsupported("a prompt must be text or token ids", []),
+        "add_special_tokens": unsupported("send token ids for a prompt without special tokens", True),
     }
 )
 
@@ -378,34 +380,34 @@ HARMLESS = frozenset(
         "tool_prompt", "cache_salt",
     }
 )  # fmt: skip
-"""Names that clients of OpenAI, vLLM or TGI send and that change no answer: listed in a header, never refused."""
+"""Fields that clients of OpenAI, vLLM or TGI send without effect. They are reported as ignored, but not refused."""
 
-_UNNAMED = ("tgi", "dummy")  # names that clients of TGI send by default
+_UNNAMED = ("tgi", "dummy")  # names of models that TGI's clients send by default
 _ADDRESS = re.compile("https?://[^/]", re.IGNORECASE)
-"""@huggingface/inference sends the server's address when it was given no model."""
+"""Matches a server's address, which @huggingface/inference sends as the model if it was given no model."""
 
 
 MODEL: Mapping[str, Shape] = {
     "model": {
         **nullable(TEXT),
-        "description": "The name of the model or of an adapter; an empty text or an HTTP address means the model",
+        "description": "The name of the model or of an adapter. An empty string or an HTTP address means the model",
     }
 }
-"""What `read_model` reads."""
+"""The schema of the field that `read_model` reads."""
 
 
 def read_model(
     body: Mapping[str, Any], context: ServerContext, own: str = "", adapter: Adapter | None = None
 ) -> tuple[str, Adapter | None]:
-    """Read `model`: the name in the answer, and the adapter of that name. An http address is the model itself.
+    """Read `model`. Return the model's name for the answer, and the adapter if `model` names one.
 
     Args:
-        own: the model's name in answers to bodies that name none; "" for `context.own_name`.
-        adapter: the adapter that the request names elsewhere, which overrides `model`; None for that of the headers.
+        own: The model's name in answers if the body has no `model`, or "" for `context.own_name`.
+        adapter: The adapter that another field names, which overrides `model`, or None for the headers' adapter.
 
     Raises:
-        ModelNotFound: neither the model nor an adapter has that name.
-        InvalidPayload: `model` names another adapter than the request does elsewhere.
+        ModelNotFound: If neither the model nor an adapter has this name.
+        InvalidPayload: If `model` names a different adapter than another field or a header does.
     """
     own = own or context.own_name
     names = (own, *context.model_names)
@@ -425,7 +427,7 @@ def read_model(
 
 
 def _read_name(body: Mapping[str, Any]) -> str:
-    """Read the text of `model`; "" if it is absent."""
+    """Return the value of `model`, or "" if it is absent."""
     given = body.get("model")
     if given is None or given == "":
         return ""
@@ -434,7 +436,7 @@ def _read_name(body: Mapping[str, Any]) -> str:
     except ValueError as error:
         raise InvalidParameter(f"model: {error}") from None
     if len(name) > MAX_NAME:  # each chunk repeats it
-        raise InvalidParameter(f"model: has {len(name)} characters; at most {MAX_NAME}")
+        raise InvalidParameter(f"model: has {len(name)} characters; the maximum is {MAX_NAME}")
     return name
 
 
@@ -443,12 +445,12 @@ def _find(name: str, context: ServerContext) -> Adapter | None:
 
 
 _STREAM_OPTIONS = ("include_usage", "continuous_usage_stats", "include_obfuscation")
-"""`include_obfuscation` has no effect: this server pads no chunk."""
+"""The known fields of `stream_options`. `include_obfuscation` has no effect, because chunks are never padded."""
 
 
 def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
-    """Return the client's names of the fields that later checks refuse."""
-    ruled = parameters.sampling.structured_output is not None  # without a name by the tools' schemas
+    """Return the names that the client used for the fields that later checks may refuse."""
+    ruled = parameters.sampling.structured_output is not None  # if no field asks for it, the tools do
     structured_output = parameters.names.get("structured_output", "tools" if ruled else "response_format")
     if structured_output == "tool_choice":
         structured_output = "tools"
@@ -463,7 +465,7 @@ def names(prompt: str, parameters: ParsedParameters) -> FieldNames:
 
 
 def read_stream(body: Mapping[str, Any], context: ServerContext) -> tuple[bool, Usage]:
-    """Read `stream` and `stream_options`."""
+    """Read `stream` and `stream_options`. Return whether to stream, and when to report token counts."""
     stream, options = body.get("stream"), body.get("stream_options")
     if stream is not None and not isinstance(stream, bool):
         raise InvalidParameter(f"stream={show(stream)}: must be true or false")
@@ -485,13 +487,13 @@ def read_usage(options: Any, *, force: bool = False) -> Usage:
     """Read `stream_options`.
 
     Args:
-        force: send counts at the end whatever the options are.
+        force: True to report token counts at the end regardless of the options.
     """
     if not isinstance(options, dict):
         raise ValueError("must be an object")
     for name, value in options.items():
         if name not in _STREAM_OPTIONS:
-            raise ValueError(f"{name[:64]!r} is not known")
+            raise ValueError(f"{name[:64]!r} is unknown; the options are {', '.join(_STREAM_OPTIONS)}")
         if value is not None and not isinstance(value, bool):
             raise ValueError(f"{name!r} must be true or false")
     at_end = force or bool(options.get("include_usage"))
@@ -499,7 +501,7 @@ def read_usage(options: Any, *, force: bool = False) -> Usage:
 
 
 STREAM: Mapping[str, Shape] = {"stream": nullable(FLAG), "stream_options": nullable(schema_of_reader(read_usage))}
-"""What `read_stream` reads."""
+"""The schemas of the fields that `read_stream` reads."""
 
 
 def streaming(
@@ -509,20 +511,20 @@ def streaming(
     ignored: Sequence[str],
     framing: Framing = SSE_DONE,
 ) -> ParsedRequest:
-    """Return the request of a stream. Only server-sent events have comments, which keep a connection open."""
+    """Return a parsed request for a stream. If events are sent, comments keep a silent connection open."""
     keep_alive = KEEP_ALIVE if framing.content_type == SSE_DONE.content_type else b""
     return ParsedRequest(requests, reply, errors, ignored, streams=True, keep_alive=keep_alive)
 
 
 class OpenAiDialect(Dialect):
-    """A dialect with OpenAI's conventions: parameters and `model` at the top level, read as laxly as vLLM does.
+    """Base of dialects with OpenAI's conventions: all fields are at the top level, and types are converted as in vLLM.
 
     Attributes:
-        table: the fields that set parameters.
-        fields: the others, with their values.
-        needed: a description of a valid body.
-        harmless: names that change no answer; empty: those in HARMLESS that are not read.
-        accepted: names that are read elsewhere, or that have no meaning.
+        table: The fields that set parameters.
+        fields: The other fields that are read, with their schemas.
+        needed: A description of a valid body for error messages.
+        harmless: The fields that are reported as ignored. If it is empty, they are the unread fields of `HARMLESS`.
+        accepted: Further fields that are neither refused nor reported as ignored.
     """
 
     errors: ErrorFormat = ERRORS
@@ -539,24 +541,24 @@ class OpenAiDialect(Dialect):
 
     @abstractmethod
     def read(self, body: Mapping[str, Any], context: ServerContext) -> ParsedRequest:
-        """Read a body whose numbers and flags have been converted."""
+        """Parse a body whose numbers and flags have been converted to their types."""
 
     def read_model(self, body: Mapping[str, Any], context: ServerContext) -> tuple[str, Adapter | None]:
-        """Read the model's name for the answer, and the LoRA adapter."""
+        """Return the model's name for the answer, and the LoRA adapter if the request names one."""
         return read_model(body, context)
 
     def ignored(self, body: Mapping[str, Any], context: ServerContext, *unknown: str) -> list[str]:
-        """List the names without effect: unknown ones, with others as in `unknown`, and the harmless ones."""
+        """List the fields without effect: the unknown ones, those given as `unknown`, and the harmless ones."""
         return [*self.unknown(body, context, *unknown), *self.no_effect(body)]
 
     def unknown(self, body: Mapping[str, Any], context: ServerContext, *others: str) -> list[str]:
-        """List the unknown names, with others; null means absent."""
+        """List the body's unknown fields, followed by `others`. Fields that are null count as absent."""
         known, harmless = self._known(), self._harmless()
         names = [key for key, value in body.items() if value is not None and key not in known and key not in harmless]
         return report_unknown([*names, *others], body, context)
 
     def no_effect(self, body: Mapping[str, Any]) -> list[str]:
-        """List the harmless names that the body has a value for."""
+        """List the body's harmless fields. Fields that are null count as absent."""
         harmless = self._harmless()
         return [name for name, value in body.items() if value is not None and name in harmless]
 

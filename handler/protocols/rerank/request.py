@@ -30,11 +30,14 @@ from handler.protocols.kernel.texts import (
 from handler.protocols.openai.api import OpenAiErrors
 from handler.protocols.openai.request import MODEL, OpenAiDialect
 
-# -- what goes out: answers and errors ---------------------------------------------------------------------------------
+# -- answers -----------------------------------------------------------------------------------------------------------
 
 
 class RankedDocument(TypedDict):
-    """One of the ranked documents, the best first; with `text`, and the fields of a document that was an object."""
+    """A ranked document. Results begin with the best document.
+
+    `document` has the text as `text`, and all other fields if the document was sent as an object.
+    """
 
     index: Count
     relevance_score: float | None
@@ -47,7 +50,7 @@ class RerankUsage(TypedDict):
 
 
 class RerankAnswer(TypedDict):
-    """Cohere's `id` and `results`; vLLM's `model` and `usage`."""
+    """The answer, with `id` and `results` as in Cohere's API, and `model` and `usage` as in vLLM's."""
 
     id: str
     model: str
@@ -55,7 +58,7 @@ class RerankAnswer(TypedDict):
     usage: RerankUsage
 
 
-# -- Cohere's errors: `{"message"}` under OpenAI's statuses ------------------------------------------------------------
+# -- Cohere's errors, `{"message"}`, with OpenAI's statuses ------------------------------------------------------------
 
 
 class RerankError(TypedDict):
@@ -74,10 +77,10 @@ ERRORS = RerankErrors()
 
 @accepts(type="integer", minimum=0)
 def _max_tokens_per_doc(value: Any, context: ServerContext) -> None:
-    """Refuse a limit of a document's tokens below the model's own, which applies anyway. 0 is no limit, as in vLLM."""
+    """Refuse a limit of tokens per document that is below the model's own limit. 0 means no limit, as in vLLM."""
     tokens, most = integer(0)(value), context.most_tokens()
     if tokens and most is not None and tokens < most:
-        raise ValueError(f"is not supported below the model's own limit, {most}; write truncate_prompt_tokens")
+        raise ValueError(f"must not be below the model's limit of {most} tokens; use truncate_prompt_tokens instead")
 
 
 TABLE = Table(
@@ -85,18 +88,18 @@ TABLE = Table(
         "top_n": Parameter("top_n", integer(0)),
         "return_documents": Parameter("return_documents", boolean),
         "max_tokens_per_doc": Parameter("", _max_tokens_per_doc, informed=True),
-        "rank_fields": unsupported("documents are ranked by their field text", ["text"]),
+        "rank_fields": unsupported("documents are ranked by their field text only", ["text"]),
         "max_chunks_per_doc": unsupported("a document is scored as a whole", 1),
         "relevant_spans": unsupported("a document is scored as a whole"),
         **VLLM_POOLING,
-        "max_tokens_per_query": unsupported("write truncate_prompt_tokens", 0),
-        "instruction": unsupported("write it into the query", ""),
-        "chat_template_kwargs": unsupported("pairs have no chat template", {}),
-        "raw_scores": unsupported("write use_activation=false", False),
-        "return_text": unsupported("write return_documents"),
+        "max_tokens_per_query": unsupported("use truncate_prompt_tokens", 0),
+        "instruction": unsupported("add it to the query", ""),
+        "chat_template_kwargs": unsupported("no chat template is applied to queries and documents", {}),
+        "raw_scores": unsupported("send use_activation=false", False),
+        "return_text": unsupported("use return_documents"),
     }
 )
-"""The fields of all three, by name."""
+"""The parameters of Cohere, vLLM and Jina AI."""
 
 FIELDS: Mapping[str, Shape] = {
     "query": NON_EMPTY,
@@ -115,12 +118,12 @@ _DESCRIPTION = Description(
 
 
 class Rerank(OpenAiDialect):
-    """Ranks documents by their relevance to the query.
+    """The dialect that ranks documents by their relevance to a query.
 
     Args:
-        title: of the version.
-        return_documents: the default; true in vLLM and Jina, false in Cohere's version 2.
-        truncation: the default for a pair with too many tokens; Cohere's version 2 truncates documents.
+        title: The dialect's title in the OpenAPI document.
+        return_documents: The default of this field, which is true in vLLM and Jina AI, and false in Cohere's version 2.
+        truncation: How to truncate pairs that are too long, or None to refuse them. Cohere's version 2 truncates them.
     """
 
     errors = ERRORS
@@ -167,7 +170,7 @@ class Rerank(OpenAiDialect):
 
 
 def _read_documents(value: Any) -> list[dict[str, Any]]:
-    """Read documents, each a text or an object with `text`."""
+    """Read the documents. Return each as an object with `text`."""
     wanted = "must be a list of strings, or of objects with 'text'"
     items = read_list([value] if isinstance(value, str) else value, "documents", wanted, noun="documents")
     documents = [item if isinstance(item, dict) else {"text": item} for item in items]
@@ -178,7 +181,13 @@ def _read_documents(value: Any) -> list[dict[str, Any]]:
 
 
 def _encode(documents: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Encode documents for the answer now: on the event loop later, it would take long, and it may contain anything."""
+    """Encode the documents for the answer.
+
+    This happens while the request is parsed, because large documents would block the event loop later.
+
+    Raises:
+        InvalidPayload: If a document cannot be encoded.
+    """
     try:
         return [encoded(document, depth=3) for document in documents]
     except TypeError as error:

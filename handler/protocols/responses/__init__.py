@@ -1,1 +1,1 @@
-"""OpenAI's Responses API, as a client of the chat's readers."""
+"""OpenAI's Responses API, built on the readers of OpenAI's chats."""

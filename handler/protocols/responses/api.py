@@ -1,5 +1,6 @@
-"""The types of OpenAI's responses, for mypy and the API's document; and the parameters of the routes of stored
-responses.
+"""The types of OpenAI's responses, and the query parameters of the routes of stored responses.
+
+The types declare every field on the wire, for mypy and the OpenAPI document.
 """
 
 from __future__ import annotations
@@ -238,7 +239,7 @@ OpenAiResponseEvent = ResponseEvent | ItemEvent | PartEvent | Delta | Done
 
 
 class ResponseTokens(TypedDict):
-    """The number of tokens in the prompt of a request."""
+    """The number of tokens in a request's prompt."""
 
     object: Literal["response.input_tokens"]
     input_tokens: Count
@@ -260,16 +261,22 @@ class ResponseItems(Listing):
 
 
 def not_kept(id: str) -> NotKept:
-    """Return the error for a response that its owner does not have."""
+    """Return the error for a response that is not stored for the client."""
     return NotKept(f"Response with id '{id[:128]}' not found.")
 
 
 def check_retrieval(query: Mapping[str, str]) -> None:
-    """Raise InvalidParameter where the query of GET asks for more than the stored response."""
+    """Check the query of a GET request for a stored response.
+
+    Raises:
+        InvalidParameter: If the query asks for a stream.
+    """
     if query.get("stream", "false").lower() not in ("false", "0", ""):
-        raise Named("stream", query["stream"]).refused("a stored response is not streamed again; leave it out")
+        raise Named("stream", query["stream"]).refused("a stored response cannot be streamed; leave out stream")
     if query.get("starting_after"):
-        raise Named("starting_after", query["starting_after"]).refused("a stored response is not streamed again")
+        raise Named("starting_after", query["starting_after"]).refused(
+            "a stored response cannot be streamed; leave out starting_after"
+        )
 
 
 def deleted(id: str) -> DeletedResponse:

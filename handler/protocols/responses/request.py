@@ -1,8 +1,8 @@
-"""OpenAI's responses at /v1/responses, and their count at /v1/responses/input_tokens.
+"""OpenAI's responses at /v1/responses, and the count of their tokens at /v1/responses/input_tokens.
 
-A body is translated to that of a chat, which the chat's own readers read. A response is stored if the server stores
-any and the body does not decline: `request.py`. Source: OpenAI's API reference, "Responses", and the types of its
-Python package.
+A body is translated to the body of an OpenAI chat, which `OpenAiChat` then parses. A response is stored if
+option.responses_store is set and the body does not have `store=false`.
+Sources: OpenAI's API reference, "Responses", and the types of its Python package.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ from handler.protocols.responses.response import (
     without_strict,
 )
 
-_KEPT = "nothing is kept between requests, which several instances may answer: send all items as input"
+_SEND_ALL = "send all items as input"
 
 
 @accepts(type="object", properties={"format": {"type": ["object", "null"]}, "verbosity": {}})
 def _text(value: Any) -> StructuredOutput | None:
-    """Read `text`: a `format` in the Responses API's form. `verbosity` has no effect."""
+    """Read `text`. Its `format` is in the form of the Responses API, and its `verbosity` has no effect."""
     if not isinstance(value, dict) or value.keys() - {"format", "verbosity"}:
         raise ValueError("must be an object with 'format', 'verbosity' or both")
     format = value.get("format")
@@ -92,7 +92,7 @@ _INCLUDED = (
     "web_search_call.results", "web_search_call.action.sources", "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
 )  # fmt: skip
-"""Values that `include` may name; they are included anyway if they exist: nothing is encrypted or left out here."""
+"""The known values of `include`. They have no effect, because responses always include all available data."""
 
 
 @accepts(type="array", items={"enum": [*_INCLUDED]})
@@ -100,7 +100,7 @@ def _include(value: Any) -> None:
     if not isinstance(value, list) or any(name not in _INCLUDED for name in value if name != _LOGPROBS):
         raise ValueError(f"must be a list of {', '.join(_INCLUDED)}")
     if _LOGPROBS in value:
-        raise ValueError(f"{_LOGPROBS!r} is not supported: ask for logprobs on /v1/chat/completions")
+        raise ValueError(f"{_LOGPROBS!r} is not supported: use logprobs on /v1/chat/completions")
 
 
 _ID = 64  # characters
@@ -117,23 +117,25 @@ TABLE = Table(
         **named("responses"),
         "temperature": CHAT.parameters["temperature"],
         "text": Parameter("structured_output", _text),
-        "previous_response_id": unsupported(f"{_KEPT} (option.responses_store)"),
-        "conversation": unsupported(_KEPT),
-        "context_management": unsupported("the input is not cut or summarized", []),
-        "prompt": unsupported("no prompts are kept here"),
-        "store": unsupported("nothing is kept (option.responses_store); send store=false, or leave it out", False),
-        "background": unsupported("an answer comes with its request", False),
-        "truncation": unsupported("the input is not cut", "disabled"),
-        "top_logprobs": unsupported("ask for them on /v1/chat/completions", 0),
+        "previous_response_id": unsupported(f"responses are not stored (option.responses_store); {_SEND_ALL}"),
+        "conversation": unsupported(f"conversations are not stored; {_SEND_ALL}"),
+        "context_management": unsupported("the input is never truncated or summarized", []),
+        "prompt": unsupported("the server does not store prompts"),
+        "store": unsupported(
+            "responses are not stored (option.responses_store); send store=false, or leave out store", False
+        ),
+        "background": unsupported("a response is only generated while the client waits for it", False),
+        "truncation": unsupported("the input is never truncated", "disabled"),
+        "top_logprobs": unsupported("use top_logprobs on /v1/chat/completions", 0),
         "include": Parameter("", _include),
         "max_tool_calls": Parameter("", integer(1)),
         "metadata": Parameter("", metadata),
         **{name: Parameter("", _identifier) for name in ("prompt_cache_key", "safety_identifier", "user")},
         "service_tier": Parameter("", string),
-        "max_tokens": unsupported("write max_output_tokens"),
-        "max_completion_tokens": unsupported("write max_output_tokens"),
-        "response_format": unsupported("write text.format"),
-        "n": unsupported("there is one response", 1),
+        "max_tokens": unsupported("use max_output_tokens"),
+        "max_completion_tokens": unsupported("use max_output_tokens"),
+        "response_format": unsupported("use text.format"),
+        "n": unsupported("a request has exactly one response", 1),
         "stop": unsupported("the Responses API has no such field", [], ""),
     }
 )
@@ -144,10 +146,10 @@ NO_EFFECT = frozenset(
         "prompt_cache_retention", "safety_identifier", "service_tier", "stream_options", "user",
     }
 )  # fmt: skip
-"""Names that clients send and that change no answer here: listed in a header, never refused."""
+"""Fields that clients send and that have no effect here. They are reported as ignored, but not refused."""
 
 
-# -- a response's `instructions` and `input` as the messages of a chat -------------------------------------------------
+# -- `instructions` and `input`, translated to messages of a chat ------------------------------------------------------
 
 
 _ROLES = ("user", "assistant", "system", "developer")
@@ -159,13 +161,13 @@ _ITEMS = {
     "custom_tool_call_output": {"type", "id", "call_id", "output", "status", "name", "namespace", "caller"},
     "reasoning": {"type", "id", "summary", "content", "status", "encrypted_content"},
 }
-"""Type of an item -> its names that are read, or have no effect by what they mean."""
+"""Maps an item's type to its known fields, some of which have no effect by their meaning."""
 
 _PREFIXES = {
     "message": "msg", "function_call": "fc", "function_call_output": "fco", "custom_tool_call": "ctc",
     "custom_tool_call_output": "ctco", "reasoning": "rs",
 }  # fmt: skip
-"""Type of an item -> how its id begins."""
+"""Maps an item's type to the prefix of its id."""
 
 INPUT: Mapping[str, Shape] = {
     "input": {
@@ -176,19 +178,19 @@ INPUT: Mapping[str, Shape] = {
     },
     "instructions": nullable(TEXT),
 }
-"""What `InputReader` reads."""
+"""The schemas of the fields that `InputReader` reads."""
 
 
 def full_name(namespace: Any, name: str) -> str:
-    """Return the name under which the prompt shows a tool."""
+    """Return a tool's name in the prompt, which includes the namespace if there is one."""
     return f"{namespace}.{name}" if isinstance(namespace, str) and namespace else name
 
 
 class InputReader(TurnsReader):
-    """Reads one request's input.
+    """The reader of one request's input, which translates it to messages of a chat.
 
     Attributes:
-        items: those of `input`, with references resolved.
+        items: The items of `input`, with references replaced by the stored items.
     """
 
     def __init__(self, context: ServerContext) -> None:
@@ -198,10 +200,10 @@ class InputReader(TurnsReader):
         self._calls: set[str] = set()
 
     def read(self, body: Mapping[str, Any]) -> None:
-        """Read `instructions`, the items of the responses before, and `input`.
+        """Read `instructions`, the items of previous responses, and `input`.
 
         Raises:
-            InvalidPayload: naming the wrong item and what would be right; it quotes no content.
+            InvalidPayload: If an item is wrong. The message names the item and what is allowed, without its content.
         """
         instructions, given = body.get("instructions"), body.get("input")
         if instructions is not None:
@@ -219,20 +221,21 @@ class InputReader(TurnsReader):
             self._item(self._resolved(item, f"input[{index}]"), f"input[{index}]")
         self._add_shown()
         if not self.chat:
-            raise InvalidPayload("'input' has nothing that the model reads")
+            raise InvalidPayload("'input' must contain at least one item that is part of the prompt")
         join_turns(self.chat)
 
     def _resolved(self, item: Any, at: str) -> Any:
-        """Return the item that a reference names; any other as it is.
+        """Return the stored item if `item` is a reference, or else `item` unchanged.
 
         Raises:
-            NotKept: there is none.
+            NotKept: If the stored item does not exist.
         """
         if self._context.keeper is not None and (id := referenced(item)) is not None:
             item = self._context.recalled.items.get(id)
             if item is None:
                 why = (
-                    "no item of this id is stored: it has expired, was deleted, or came with store=false; send the item"
+                    "no item with this id is stored: it has expired, was deleted, or was created with store=false; "
+                    "send the item itself"
                 )
                 raise NotKept(f"{at}.id={show(id)}: {why}", "input")
         self.items.append(item)
@@ -244,11 +247,11 @@ class InputReader(TurnsReader):
             raise InvalidPayload(f"{at} must be an object with 'type', or with 'role' and 'content'")
         if kind == "item_reference":
             raise InvalidPayload(
-                f"{at}: 'item_reference' is not supported: nothing is kept (option.responses_store); send the item, as "
-                "with store=false"
+                f"{at}: 'item_reference' is not supported: responses are not stored (option.responses_store); "
+                "send the item itself"
             )
         if kind not in _ITEMS:
-            raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: it must be {' or '.join(_ITEMS)}")
+            raise InvalidPayload(f"{at}: {kind[:64]!r} is not supported: the type must be {' or '.join(_ITEMS)}")
         self.unknown |= {f"input[].{name}": None for name in item.keys() - _ITEMS[kind] if item[name] is not None}
         if kind.endswith("_output"):
             return self._output(item, at)
@@ -269,24 +272,24 @@ class InputReader(TurnsReader):
 
     def _reasoning(self, item: Mapping[str, Any], at: str) -> None:
         parts = item.get("content") or item.get("summary") or []
-        if not parts and item.get("encrypted_content"):  # only OpenAI can read it
+        if not parts and item.get("encrypted_content"):  # only OpenAI can decrypt it
             self.unknown["input[].encrypted_content"] = None
         if parts:
             add_to_turn(self.chat, "assistant", reasoning_content=self._text(parts, f"{at}.content"))
 
     def _output(self, item: Mapping[str, Any], at: str) -> None:
-        """Read the output of a call. Its images follow the adjacent outputs."""
+        """Read the output of a tool call. Its images are added to the chat after all adjacent outputs."""
         id = string_at(item.get("call_id"), f"{at}.call_id")
         if id not in self._calls:
             call = item["type"].removesuffix("_output")
-            raise InvalidPayload(f"{at}.call_id={show(id)}: no {call} before it has this id")
+            raise InvalidPayload(f"{at}.call_id={show(id)}: no earlier {call} has this id")
         parts = self._parts.read(item.get("output"), f"{at}.output", media=True)
         output = "\n".join([part for part in parts if isinstance(part, str)])
         self._shown += [part for part in parts if isinstance(part, MediaSource)]
         self.chat.append({"role": "tool", "tool_call_id": id, "content": output})
 
     def _text(self, content: Any, at: str) -> str:
-        """Read a string, or parts of text, joined with newlines."""
+        """Read a string or a list of text parts. Return their text, joined with newlines."""
         return "\n".join([part for part in self._parts.read(content, at, media=False) if isinstance(part, str)])
 
     def _call(self, item: Mapping[str, Any], at: str) -> dict[str, Any]:
@@ -294,21 +297,21 @@ class InputReader(TurnsReader):
         id, text = string_at(item.get("call_id"), f"{at}.call_id"), string_at(item.get(field), f"{at}.{field}")
         name = full_name(item.get("namespace"), string_at(item.get("name"), f"{at}.name"))
         if len(text) > MAX_ARGUMENTS:
-            raise InvalidPayload(f"{at}.{field} has {len(text)} characters; at most {MAX_ARGUMENTS}")
+            raise InvalidPayload(f"{at}.{field} has {len(text)} characters; the maximum is {MAX_ARGUMENTS}")
         value = {field: text} if field == "input" else read_arguments(text, "input[].arguments", self.unknown)
         self._calls.add(id)
         return {"id": id, "type": "function", "function": {"name": name, "arguments": value}}
 
 
 def referenced(item: Any) -> str | None:
-    """Return the id of the item that a reference names; None if it is not a reference."""
+    """Return the id in an item reference, or None if the item is not a reference."""
     if not isinstance(item, dict) or (item.get("type") or _implied_type(item)) != "item_reference":
         return None
     return item["id"] if isinstance(item.get("id"), str) else None
 
 
 def with_ids(items: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return items in their stored form: each with an id, a message's text as a part."""
+    """Return items in the form in which they are stored: with ids, and with the text of messages as parts."""
     return [_with_id(item) for item in items]
 
 
@@ -323,20 +326,20 @@ def _with_id(item: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_half_a_call(item: Any) -> bool:
-    """Return whether an item is an incomplete call, at which its response was cut off."""
+    """Return whether an item is an incomplete tool call, at which its response was cut off."""
     return item["type"] in ("function_call", "custom_tool_call") and item.get("status") == "incomplete"
 
 
 def _implied_type(item: Mapping[str, Any]) -> str:
-    """Return the type of an item that names none: a reference has nothing but an id."""
+    """Return the type of an item without `type`. It is a reference if it has only an id, or else a message."""
     return "item_reference" if "id" in item and item.keys() <= {"id", "type"} else "message"
 
 
-# -- a response's `tools` and `tool_choice` as those of a chat ---------------------------------------------------------
+# -- `tools` and `tool_choice`, translated to those of a chat ----------------------------------------------------------
 
 
 _HOSTED = ("web_search", "file_search", "code_interpreter", "image_generation", "mcp", "computer", "tool_search")
-"""How the types of tools begin that run at OpenAI."""
+"""The prefixes of types of tools that run on OpenAI's servers."""
 
 _TOOL_FIELDS: Mapping[str, Shape] = {
     "type": {"enum": ["function", "namespace", CUSTOM, *SKIPPED]},
@@ -350,18 +353,19 @@ TOOLS: Mapping[str, Shape] = {
     "tools": nullable(listing({**record(_TOOL_FIELDS), "required": ["type"]})),
     "tool_choice": TOOL_FIELDS["tool_choice"],
 }
-"""What `ToolsReader` and `read_choice` read."""
+"""The schemas of the fields that `ToolsReader` and `read_choice` read."""
 
 
 class ToolsReader:
-    """Reads one request's tools.
+    """The reader of one request's tools, which translates them to tools of a chat.
 
     Attributes:
-        tools: in the chat's form, whose reader checks names and schemas; as given where it is no list.
-        origins: of those that have a namespace or are custom, by their names in the prompt.
-        ignored: why tools are left out, as the header `x-lmi-ignored-parameters` says it.
-        left_out: those reasons, by the names that custom tools would have in the prompt.
-        formats: names of custom tools whose text has to follow an expression.
+        tools: The tools in the form of a chat, or the unchanged field if it is not a list. The chat's reader checks
+            names and schemas.
+        origins: Maps a tool's name in the prompt to its declaration, for custom tools and tools of a namespace.
+        ignored: The reasons for leaving out tools, as fields for `x-lmi-ignored-parameters`.
+        left_out: Maps the names of custom tools that are left out to these reasons.
+        formats: The names of custom tools whose text has to match a regular expression.
     """
 
     def __init__(self) -> None:
@@ -372,10 +376,10 @@ class ToolsReader:
         self.formats: list[str] = []
 
     def read(self, value: Any) -> None:
-        """Read the tools; a namespace's get its name as a prefix.
+        """Read the tools. Names of tools in a namespace get the namespace as a prefix.
 
         Raises:
-            InvalidParameter: a tool is not a function.
+            InvalidParameter: If a tool is neither a function nor a custom tool, or its form is wrong.
         """
         self.tools = value if not isinstance(value, list) else []
         if isinstance(value, list):
@@ -397,7 +401,7 @@ class ToolsReader:
             return
         if kind not in ("function", CUSTOM):
             hosted = isinstance(kind, str) and kind.startswith(_HOSTED)
-            why = "hosted tools run at OpenAI" if hosted else "it must be a function"
+            why = "hosted tools only run on OpenAI's servers" if hosted else f"the type must be function or {CUSTOM}"
             raise InvalidParameter(f"{at}.type={show(kind)}: is not supported: {why}")
         name = tool.get("name")
         if (namespace or kind == CUSTOM) and isinstance(name, str):
@@ -413,7 +417,9 @@ class ToolsReader:
         self.tools.append({"type": "function", "function": {**others, **function}})
 
     def named(self, request: Request, choice: Any) -> Request:
-        """Name the custom tools in the engine's refusal, if only their formats can cause it.
+        """Return the request with the custom tools to name if the engine refuses its structured output.
+
+        They are named if no schema of another tool can be the reason.
 
         Args:
             choice: `tool_choice` in the form of a chat.
@@ -434,10 +440,10 @@ class ToolsReader:
 
 
 def _of_custom(format: Any, at: str) -> dict[str, Any]:
-    """Return the parameters of the function that replaces a custom tool, with its text as `input`.
+    """Return the parameters of the function that replaces a custom tool. Its only parameter `input` is the tool's text.
 
     Raises:
-        InvalidParameter: the format is neither text nor a regex grammar.
+        InvalidParameter: If the format is neither text nor a regular expression.
     """
     text: dict[str, Any] = {"type": "string"}
     match format:
@@ -447,17 +453,17 @@ def _of_custom(format: Any, at: str) -> dict[str, Any]:
             text["pattern"] = f"^(?:{expression})$"
         case _:
             raise InvalidParameter(
-                f"{at}: must be 'type': 'text', or 'grammar' with 'syntax': 'regex' and 'definition'"
+                f"{at}: must have 'type': 'text', or 'type': 'grammar' with 'syntax': 'regex' and 'definition'"
             )
     schema = {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
     return {"parameters": schema, "strict": "pattern" in text}
 
 
 def read_choice(value: Any, reader: ToolsReader) -> Any:
-    """Return `tool_choice` of a chat.
+    """Return `tool_choice` in the form of a chat.
 
     Raises:
-        InvalidParameter: it names no tool, one that is left out, or is of another kind.
+        InvalidParameter: If its form is wrong, or it names an unknown tool or one that is left out.
     """
     if not isinstance(value, dict):
         return value
@@ -466,16 +472,17 @@ def read_choice(value: Any, reader: ToolsReader) -> Any:
         return _allowed(value, known)
     name = _name(value)
     if name not in known and (why := reader.left_out.get(name)):
-        raise Named("tool_choice", value).refused(f"{name} is left out, as {why} is not supported")
+        raise Named("tool_choice", value).refused(f"{name} is left out, because {why} is not supported")
     if value.get("type") not in ("function", CUSTOM) or name not in known:
         raise Named("tool_choice", value).refused(
-            "must be none, auto, required, a 'function' or 'custom' with a 'name' in tools, or 'allowed_tools'"
+            "must be none, auto, required, or an object with 'type': 'allowed_tools', or with 'type': 'function' or "
+            "'custom' and the 'name' of one of the tools"
         )
     return {"type": "function", "function": {"name": name}}
 
 
 def _allowed(value: Mapping[str, Any], known: Sequence[str]) -> Any:
-    """Return the allowed tools in the form of a chat, whose reader checks them; skipped custom tools are not known."""
+    """Return the allowed tools in the form of a chat, except those that are left out. The chat's reader checks them."""
     tools = value.get("tools")
     if isinstance(tools, list):
         kept = [tool for tool in without_skipped(tools) if not _is_custom(tool) or _name(tool) in known]
@@ -496,41 +503,41 @@ def _name(tool: Mapping[str, Any]) -> str:
     return full_name(tool.get("namespace"), str(tool.get("name")))
 
 
-# -- responses that are kept: `store`, `previous_response_id` and references to items ----------------------------------
+# -- stored responses: `store`, `previous_response_id` and references to items -----------------------------------------
 
 
 KEPT = ("store", "previous_response_id")
-"""A body's names that are refused where nothing is kept."""
+"""The fields that are only supported if responses are stored."""
 
 MAX_REFERENCES = 1000
-"""References to items in a request."""
+"""The maximum number of item references in a request."""
 
 
 def read_wanted(body: Any, *, keeps: bool) -> Wanted | None:
-    """Return the stored responses that a body refers to; `parse` reports its errors.
+    """Return which stored responses and items a body needs. `parse` reports other errors in the body.
 
     Args:
-        keeps: its own answer is stored, unless it says otherwise.
+        keeps: True if the response is to be stored, unless the body has `store=false`.
 
     Raises:
-        InvalidPayload: it has too many references.
+        InvalidPayload: If the body has too many references.
     """
     if not isinstance(body, dict):
         return None
     previous, given = body.get("previous_response_id"), body.get("input")
     items = dict.fromkeys(filter(None, map(referenced, given))) if isinstance(given, list) else {}
     if len(items) > MAX_REFERENCES:
-        raise InvalidPayload(f"'input' refers to {len(items)} stored items; at most {MAX_REFERENCES}")
+        raise InvalidPayload(f"'input' refers to {len(items)} stored items; the maximum is {MAX_REFERENCES}")
     return Wanted(
         "response", keeps and body.get("store") is not False, previous if isinstance(previous, str) else "", [*items]
     )
 
 
 def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
-    """Read `store` and `previous_response_id`; return whether the response is to be kept.
+    """Read `store` and `previous_response_id`. Return whether the response is to be stored.
 
     Raises:
-        ServingError: the response before cannot be gone on from.
+        ServingError: If the previous response cannot be continued.
     """
     if context.keeper is None:
         return False
@@ -542,16 +549,18 @@ def read_kept(body: Mapping[str, Any], context: ServerContext) -> bool:
         raise previous.refused("must be the id of a response")
     state = context.recalled.state
     if state == "missing":
-        raise NotKept(f"{previous}: no such response is stored: it has expired, or was deleted or not stored", KEPT[1])
+        raise NotKept(
+            f"{previous}: no such response is stored: it has expired, was deleted, or was never stored", KEPT[1]
+        )
     if state == "broken":
-        raise NotKept(f"{previous}: a response before it is not stored any more; send all items as input", KEPT[1])
+        raise NotKept(f"{previous}: an earlier response is no longer stored; {_SEND_ALL}", KEPT[1])
     if state == "in_progress":
-        raise previous.refused("this response is still in progress; continue after it has ended")
+        raise previous.refused("this response is still in progress; wait until it has ended")
     if state == "failed":
         raise previous.refused("this response failed; continue from the one before it")
     if state == "too_long":
         field = previous if previous.value else "input"
-        raise too_long(field, "the stored items that it names", context.config.max_request_size)
+        raise too_long(field, "the stored items that it refers to", context.config.max_request_size)
     return store.value is not False
 
 
@@ -559,7 +568,7 @@ def make_keeping(keeper: Keeper, head: ResponseHead, items: Sequence[Any]) -> Ke
     """Return the object that stores a response.
 
     Args:
-        items: those of its request, which were read.
+        items: The input items of the request.
     """
     return Keeping(keeper, "response", head["previous_response_id"] or "", kept_items(with_ids(items)))
 
@@ -568,11 +577,11 @@ def make_keeping(keeper: Keeper, head: ResponseHead, items: Sequence[Any]) -> Ke
 
 
 _OWN = {"messages": "input", "reasoning_effort": "reasoning.effort"}
-"""The chat's names of parameters that have another name here."""
+"""Maps the chat's names of fields to their names in the Responses API, where they differ."""
 
 _OF_CHAT = {name: OpenAiChat.fields[name] for name in ("model", "stream", "parallel_tool_calls")}
 _SAME = (TABLE.parameters.keys() - _OWN.keys()) | _OF_CHAT.keys()
-"""Names that the chat reads as they are."""
+"""The fields that are passed to the chat unchanged."""
 
 _WORDS = {"].function.": "].", "reasoning_effort": "reasoning.effort", "messages[].reasoning": "input[].reasoning"}
 _REASONING: Mapping[str, Shape] = {"effort": {"enum": [*EFFORTS, None]}, "summary": {}, "generate_summary": {}}
@@ -584,13 +593,13 @@ FIELDS: Mapping[str, Shape] = {
     "reasoning": nullable(record({}, _REASONING, additionalProperties=False)),
 }
 _UNHEEDED = "tools[].function.strict"
-"""How the chat's reader says that nothing enforces the tools' schemas."""
+"""The field that the chat's reader reports as ignored if nothing enforces the tools' schemas."""
 
 _WITHOUT_STORE = request_shape(FIELDS, TABLE, "input")
 
 
 def _body(context: ServerContext) -> Shape:
-    """Return the schema of a body, with the fields that are only read if responses are stored."""
+    """Return the schema of a body. It includes the fields of stored responses if the server stores responses."""
     shape = _WITHOUT_STORE(context)
     if not context.config.stores_responses:
         return shape
@@ -600,7 +609,7 @@ def _body(context: ServerContext) -> Shape:
 
 
 class OpenAiResponses(OpenAiDialect):
-    """It samples unless `temperature` is 0. An answer without a limit fills the model's context."""
+    """OpenAI's responses. It samples unless `temperature` is 0. By default, only the context limits an answer."""
 
     name = "openai_responses"
     needed = "a JSON object with 'input'"
@@ -625,7 +634,7 @@ class OpenAiResponses(OpenAiDialect):
     def _translate(self, body: Mapping[str, Any], context: ServerContext, chat: type[_Chat]) -> ParsedRequest:
         for name, own in _OWN.items():
             if body.get(name) is not None:
-                raise InvalidParameter(f"{name}: is not supported: write {own}")
+                raise InvalidParameter(f"{name}: is not supported: use {own}")
         keeps = read_kept(body, context) and chat is _Chat
         reader, tools, effort = InputReader(context), ToolsReader(), _effort(body)
         reader.read(body)
@@ -633,7 +642,7 @@ class OpenAiResponses(OpenAiDialect):
         translated = {
             **{name: body[name] for name in _SAME if name in body and not (context.keeper and name in KEPT)},
             "messages": reader.chat,
-            "tools": (tools.tools or None) if tools.ignored else tools.tools,  # none but skipped ones: no tools
+            "tools": (tools.tools or None) if tools.ignored else tools.tools,  # no tools if all are left out
             "tool_choice": (choice := read_choice(body.get("tool_choice"), tools)),
             "reasoning_effort": effort,
         }
@@ -651,11 +660,11 @@ class OpenAiResponses(OpenAiDialect):
 
 
 class ResponsesCount(OpenAiResponses):
-    """The tokens of the same prompt; what shapes an answer is checked and has no effect."""
+    """OpenAI's token count. Fields that affect only an answer are checked, but have no effect."""
 
     name = "openai_responses_count"
     description = Description(
-        title="OpenAI response's token count",
+        title="OpenAI response token count",
         request="OpenAiResponsesCountRequest",
         request_shape=_body,
         error=OpenAiError,
@@ -671,12 +680,12 @@ class ResponsesCount(OpenAiResponses):
 
 
 class _Chat(OpenAiChat):
-    """One translated body.
+    """The chat dialect that parses the translated body of one request.
 
     Args:
-        head: the request's fields that a response repeats.
-        origins: of tools, by their names in the prompt.
-        keeping: stores the response; None if it is not stored.
+        head: The fields of the request that the response repeats.
+        origins: Maps a tool's name in the prompt to its declaration.
+        keeping: Stores the response, or None if it is not stored.
     """
 
     table = Table(
@@ -706,7 +715,7 @@ class _Chat(OpenAiChat):
             parsed, times = ParsedRequest(requests, ResponseDocument(settings), self.errors, chat.ignored), 1
         else:
             parsed, times = streaming(requests, ResponseStream(settings), self.errors, chat.ignored), NUM_STATES
-        repeated_size = (1 + times) * len(JSON.encode(head))  # and once until then
+        repeated_size = (1 + times) * len(JSON.encode(head))  # one copy is kept until the reply is rendered
         return parsed._replace(keeps=self._keeping is not None, num_repeated=repeated_size)
 
 
@@ -718,7 +727,7 @@ class _CountedChat(_Chat):
 
 
 def _effort(body: Mapping[str, Any]) -> Any:
-    """Read `reasoning`; return its effort, which the chat's table checks."""
+    """Read `reasoning`. Return its effort."""
     reasoning = body.get("reasoning")
     if reasoning is None:
         return None
@@ -730,7 +739,7 @@ def _effort(body: Mapping[str, Any]) -> Any:
 
 
 def _in_own_words(text: str) -> str:
-    """Name the fields of a chat in a message, or in a list of names, as the Responses API does."""
+    """Replace the names of a chat's fields in an error message or a field name with those of the Responses API."""
     for name, own in _WORDS.items():
         text = text.replace(name, own)
     return text

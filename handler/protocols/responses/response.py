@@ -1,4 +1,4 @@
-"""OpenAI's responses from tokens: as a whole, or as events with a running number."""
+"""The rendering of tokens as OpenAI's responses, whole or as numbered events."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def new_id(prefix: str) -> str:
 
 
 def secret_id(prefix: str) -> str:
-    """Return the id of a stored object, which can be read by it."""
+    """Return an id for a stored object. It cannot be guessed, because anyone who knows it can read the object."""
     return f"{prefix}_{new_secret()}"
 
 
 class Origin(NamedTuple):
-    """How the client declared a tool of the prompt: as a function, or a custom tool, which takes text."""
+    """The namespace and name under which the client declared a tool. A custom tool accepts text instead of JSON."""
 
     namespace: str
     name: str
@@ -54,18 +54,20 @@ class Origin(NamedTuple):
 
 
 class Items:
-    """Builds one answer's items, in order. Only white space is not a message if there are other items.
+    """The output items of one response, which are built from parsed events in order.
+
+    Text of only white space becomes a message only if there are no other items.
 
     Args:
-        origins: by a tool's name in the prompt; others are functions of that name.
-        most_calls: how many are left in, the first ones; None: all.
-        secret: the items' ids cannot be guessed.
+        origins: Maps a tool's name in the prompt to its declaration. Other names are functions.
+        most_calls: The number of tool calls to keep, from the beginning, or None to keep all.
+        secret: True if ids of items must not be guessable, because the items are stored.
 
     Attributes:
-        output: the items so far; the last one may be open.
-        open: the last item, while it is open.
-        parts: the pieces of its text.
-        broken: a call is not whole.
+        output: The items so far. The last one may be open.
+        open: The last item while it is open, or None.
+        parts: The parts of the open item's text.
+        broken: True if a tool call is incomplete.
     """
 
     def __init__(self, origins: Mapping[str, Origin], most_calls: int | None = None, *, secret: bool = False) -> None:
@@ -76,12 +78,12 @@ class Items:
         self._numbers = 0
         self.output: list[ResponseItem] = []
         self.open: ResponseItem | None = None
-        self._delta: Any = {}  # of the open item, without text
+        self._delta: Any = {}  # the delta event of the open item, without text
         self.parts: list[str] = []
         self.broken = False
 
     def number(self) -> int:
-        """Return the number of the next event."""
+        """Return the sequence number of the next event."""
         self._numbers += 1
         return self._numbers - 1
 
@@ -100,7 +102,7 @@ class Items:
                 self._begin(self._call(self._origins.get(event.name, Origin("", event.name))), found)
             elif isinstance(event, Arguments):
                 if self.open is not None and self.open["type"] == "custom_tool_call":
-                    self.parts.append(event.text)  # a JSON object with the text, which is told at its end
+                    self.parts.append(event.text)  # JSON around the text, which is sent at the end
                 else:
                     self._add(event.text, found)
             else:
@@ -109,7 +111,7 @@ class Items:
         return found
 
     def end(self, *, complete: bool) -> list[OpenAiResponseEvent]:
-        """Return the events of the last item's end."""
+        """Return the events that end the last item."""
         found: list[OpenAiResponseEvent] = []
         if self._space and not self.output:
             space = self._space
@@ -119,7 +121,7 @@ class Items:
         return found
 
     def delta(self, text: str, number: int) -> Delta:
-        """Return a delta of the open item."""
+        """Return an event with the next part of the open item's text."""
         return cast(Delta, {**self._delta, "sequence_number": number, "delta": text})
 
     def _of_item(self, item: ResponseItem, kind: Literal["delta", "done"], number: int, **fields: Any) -> Any:
@@ -128,7 +130,7 @@ class Items:
         return {"type": name, "sequence_number": number, **self._place(item), **fields}
 
     def _place(self, item: ResponseItem) -> CallPlace | TextPlace:
-        """Return where an event about the content of the open item belongs."""
+        """Return the fields that locate an event's content: the item, its index, and the index of its part."""
         place: CallPlace = {"item_id": item["id"], "output_index": len(self.output) - 1}
         return {**place, "content_index": 0} if item["type"] in _WITH_PARTS else place
 
@@ -151,11 +153,11 @@ class Items:
             found.append(self._of_output("content_part.added", **self._place(item), part=_part(item, "")))
 
     def _of_output(self, name: str, **fields: Any) -> Any:
-        """Return an event about an item, or about a part of it."""
+        """Return the next event, about an item or one of its parts."""
         return {"type": f"response.{name}", "sequence_number": self.number(), **fields}
 
     def _add(self, text: str, found: list[OpenAiResponseEvent]) -> None:
-        assert self.open is not None, "text is of an item"
+        assert self.open is not None, "text always belongs to an open item"
         self.parts.append(text)
         found.append(self.delta(text, self.number()))
 
@@ -169,10 +171,10 @@ class Items:
         self.open = None
 
     def _finish(self, item: ResponseItem, text: str, found: list[OpenAiResponseEvent]) -> None:
-        """Put an item's whole text into it."""
+        """Put the whole text into an item, and add the events that end its content."""
         if item["type"] == "function_call":
             item["arguments"] = text
-            if item["status"] == "completed":  # clients take the event for a call to make
+            if item["status"] == "completed":  # clients execute the call when they get the event
                 found.append(self._of_item(item, "done", self.number(), name=item["name"], arguments=text))
         elif item["type"] == "custom_tool_call":
             text = item["input"] = _custom_input(text)
@@ -218,7 +220,7 @@ class Items:
 
 
 def _custom_input(arguments: str) -> str:
-    """Return the text of a custom tool's call; all that the model wrote where it wrote something else."""
+    """Return the text from a custom tool's arguments, or the unchanged arguments if they have an unexpected form."""
     try:
         value = loads(arguments)
     except ValueError:
@@ -233,7 +235,7 @@ _CONTENTS = {
     "custom_tool_call": "custom_tool_call_input",
     "function_call": "function_call_arguments",
 }
-"""An item's type, and its content in the names of events."""
+"""Maps an item's type to the name of its content in the types of events."""
 
 _WITH_PARTS = ("message", "reasoning")
 
@@ -245,7 +247,7 @@ def _part(item: ResponseItem, text: str) -> Any:
 
 
 def _beside(item: ResponseItem) -> dict[str, Any]:
-    """Return the other fields of a message's text."""
+    """Return the fields that accompany the text of an item."""
     return {"logprobs": []} if item["type"] == "message" else {}
 
 
@@ -258,16 +260,17 @@ _STATES: Mapping[Status, ResponseState] = {
 
 
 NUM_STATES = 3
-"""Events of a stream that contain the whole response."""
+"""The number of events in a stream that contain the whole response."""
 
 
 class Settings(NamedTuple):
-    """The settings on which an answer's form depends.
+    """The settings for rendering a response.
 
     Attributes:
-        head: the fields of a response that do not change.
-        origins: of tools, by their names in the prompt.
-        keeping: keeps the response; None if it is not kept.
+        head: The fields of the response that do not change.
+        form: How the model's answer is parsed.
+        origins: Maps a tool's name in the prompt to its declaration.
+        keeping: Stores the response, or None if it is not stored.
     """
 
     head: ResponseStart
@@ -288,7 +291,12 @@ class Settings(NamedTuple):
         usage: ResponseUsage | None = None,
         error: ResponseFailure | None = None,
     ) -> OpenAiResponse:
-        """Return a response; without `finish` it is in progress. With a `broken` call it is incomplete."""
+        """Return the response.
+
+        Args:
+            finish: The reason why the answer ended, or None if the response is in progress.
+            broken: True if a tool call is incomplete. The response is then incomplete, too.
+        """
         ended: Status = "incomplete" if broken else "completed"
         others: Mapping[Finish | None, Status] = {
             None: "in_progress",
@@ -307,7 +315,7 @@ class Settings(NamedTuple):
         }
 
     def kept(self, response: OpenAiResponse) -> OpenAiResponse:
-        """Keep a response that has ended, where it is to be kept; return it, saying `store` false where it is not."""
+        """Store an ended response if requested. Return the response, with `store` false if it could not be stored."""
         if self.keeping is None:
             return response
         head = {name: value for name, value in response.items() if name != "output"}
@@ -330,13 +338,13 @@ def usage(num_prompt_tokens: int, num_cached_tokens: int, num_tokens: int, num_t
 
 
 class ResponseStream(BlockStream):
-    """`response.created`, `response.in_progress`, the events of each item, and how the response ended."""
+    """A response as a stream: `response.created`, `response.in_progress`, the items' events, and the last state."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(ERRORS, settings.form)
         self._settings = settings
         self._items = settings.items()
-        self._text_event: bytes | None = None  # the template of a delta of text, while a message is open
+        self._text_event: bytes | None = None  # the template of a text delta, while a message is open
 
     def token_encoder(self) -> TokenEncoder | None:
         return None if self._text_event is None or not self._settings.form.is_text else self._text_token
@@ -351,7 +359,7 @@ class ResponseStream(BlockStream):
         return rest + self._encode([self._told(response)])
 
     def _told(self, response: OpenAiResponse, kind: ResponseState | None = None) -> ResponseEvent:
-        """Return the event with a response's state."""
+        """Return an event that contains the whole response. By default, its type is the response's status."""
         return {
             "type": kind or _STATES[response["status"]],
             "sequence_number": self._items.number(),
@@ -368,7 +376,7 @@ class ResponseStream(BlockStream):
         return self._encode(self._items.feed([token.text] if self._reader is None else self._reader.feed(token)))
 
     def _text_token(self, token: Token) -> bytes:
-        """Encode a token of an answer that is only text, within a message."""
+        """Encode a token within a message, if the answer is only text."""
         self._num_tokens += token.id >= 0
         self._items.parts.append(token.text)
         return self._text(token.text, self._items.number())
@@ -418,26 +426,26 @@ class ResponseDocument(WholeReply):
         return self._settings.kept(response)
 
 
-# -- what a response repeats of its request ----------------------------------------------------------------------------
+# -- the fields of the request that a response repeats -----------------------------------------------------------------
 
 
 CUSTOM = "custom"
-"""The type of tools that take a text."""
+"""The type of tools that accept text instead of JSON."""
 
 SKIPPED = (
     "web_search", "web_search_2025_08_26", "web_search_preview", "web_search_preview_2025_03_11",
 )  # fmt: skip
-"""Types of tools that neither the prompt nor the response has; Codex sends them with its functions."""
+"""Types of tools that are left out of the prompt and of the response. Codex sends them with its functions."""
 
 _SAMPLING = {"temperature": 1.0, "top_p": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 def read_head(body: Mapping[str, Any], generation: GenerationDefaults, *, store: bool = False) -> ResponseHead:
-    """Return the request's fields that a response repeats.
+    """Return the fields of the request that its response repeats.
 
     Args:
-        generation: the model's own defaults.
-        store: the response is stored.
+        generation: The model's default parameters.
+        store: True if the response is stored.
     """
     reasoning = body.get("reasoning") or {}
     parallel, text = body.get("parallel_tool_calls"), body.get("text")
@@ -473,14 +481,14 @@ def read_head(body: Mapping[str, Any], generation: GenerationDefaults, *, store:
 
 
 def encode_head(head: ResponseHead) -> ResponseHead:
-    """Encode the repeated fields once for all events of a stream; numbers and null stay as they are.
+    """Encode the repeated fields once for all events of a stream. Numbers and null stay unchanged.
 
     Raises:
-        InvalidPayload: it can be read, but not written.
+        InvalidPayload: If a field cannot be encoded.
     """
     written: dict[str, Any] = {}
     for name, value in head.items():
-        try:  # as deep as in an event: orjson writes fewer levels than it reads
+        try:  # nested as deeply as in an event, because orjson writes fewer levels than it reads
             written[name] = value if isinstance(value, int | float | None) else encoded(value, depth=4)
         except TypeError as error:
             raise InvalidPayload(f"'{name}' cannot be repeated in the response: {error}") from None
@@ -488,7 +496,7 @@ def encode_head(head: ResponseHead) -> ResponseHead:
 
 
 def without_strict(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return tools whose schemas nothing enforces."""
+    """Return the tools with `strict` false, because nothing enforces their schemas."""
     return [_without_strict(tool) for tool in tools]
 
 
@@ -499,20 +507,20 @@ def _without_strict(tool: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_skipped(tools: list[Any]) -> list[Any]:
-    """Return the tools that the response repeats, or that a choice may name."""
+    """Return the tools that are not left out. The response repeats them, and a choice may name them."""
     return [tool for tool in tools if not isinstance(tool, dict) or not skipped(tool)]
 
 
 def skipped(tool: Mapping[str, Any]) -> str:
-    """Return the reason to leave a tool out, as named in `x-lmi-ignored-parameters`; "" for others."""
+    """Return why a tool is left out, as a field for `x-lmi-ignored-parameters`, or "" if the tool is kept."""
     kind, format = tool.get("type"), tool.get("format")
     if kind == CUSTOM and isinstance(format, dict) and format.get("syntax") == "lark":
-        return "tools[].format.syntax=lark"  # no engine's structured output reads it
+        return "tools[].format.syntax=lark"  # no engine supports it
     return f"tools[].type={kind}" if kind in SKIPPED else ""
 
 
 def _tool(tool: Any) -> Any:
-    """Return a tool with all fields of a response's; the tools' reader reports its errors."""
+    """Return a tool with all fields that a response has. Errors are left to `ToolsReader`."""
     if not isinstance(tool, dict):
         return tool
     if isinstance(tool.get("tools"), list):

@@ -32,15 +32,15 @@ from handler.protocols.kernel.texts import (
     truncation_side,
 )
 
-# -- what goes out: answers and errors ---------------------------------------------------------------------------------
+# -- answers -----------------------------------------------------------------------------------------------------------
 
 
 TeiVectors = list[list[float]]
-"""A vector for each text, of one text too."""
+"""A list of one vector per text, even for a single text."""
 
 
 class TeiRank(TypedDict):
-    """One of the ranked texts, the best first."""
+    """A ranked text. Results begin with the best text."""
 
     index: Count
     text: NotRequired[str]
@@ -48,13 +48,13 @@ class TeiRank(TypedDict):
 
 
 class TeiPrediction(TypedDict):
-    """One of a text's labels, the most likely first."""
+    """A label of a text with its score. Results begin with the most likely label."""
 
     score: float | None
     label: str
 
 
-# -- TEI's errors: statuses and `error_type` (text-embeddings-inference 1, router/src/http) ----------------------------
+# -- TEI's errors, with its statuses and `error_type` (text-embeddings-inference 1, router/src/http) -------------------
 
 
 TeiErrorType = Annotated[str, ("enum", ("Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"))]
@@ -66,7 +66,7 @@ class TeiError(TypedDict):
 
 
 class TeiErrors(ErrorFormat):
-    """The messages are this server's own."""
+    """TEI's form of errors, with this server's own messages."""
 
     statuses = MappingProxyType(
         {
@@ -107,7 +107,7 @@ EMBED = Table(
         "prompt_name": _PROMPT_NAME,
         "normalize": Parameter("normalize", boolean),
         "dimensions": Parameter("dimensions", integer(1)),
-        "encoding_format": unsupported("/v1/embeddings has it", "float"),
+        "encoding_format": unsupported("use /v1/embeddings", "float"),
     }
 )
 RERANK = Table(
@@ -128,7 +128,7 @@ _PAIR: Shape = listing(NON_EMPTY, minItems=1, maxItems=2)
 
 
 def nested_request(fields: Mapping[str, Shape], table: Table) -> RequestShape:
-    """Make the schema of a body with its parameters under `parameters`."""
+    """Return a function that builds the schema of a body whose parameters are under `parameters`."""
 
     def shape(context: ServerContext) -> Shape:
         more = {**record({}, parameters(table.parameters, context)), **fields["parameters"]}
@@ -138,11 +138,11 @@ def nested_request(fields: Mapping[str, Shape], table: Table) -> RequestShape:
 
 
 class Tei(Dialect):
-    """One of TEI's routes. Too many tokens are refused unless `truncate` is true, as by TEI's own defaults.
+    """Base of TEI's dialects. Texts with too many tokens are refused unless `truncate` is true, as TEI does by default.
 
     Attributes:
-        table: the fields that set parameters.
-        fields: the others, with what they take.
+        table: The fields that set parameters.
+        fields: The other fields, with their schemas.
     """
 
     errors: ErrorFormat = ERRORS
@@ -164,7 +164,7 @@ class Tei(Dialect):
     def parameters(
         self, given: Mapping[str, Any], context: ServerContext
     ) -> tuple[Mapping[str, Any], Truncation | None]:
-        """Read the table's parameters, and how texts are cut."""
+        """Return the parameters of the table, and how to truncate texts."""
         others = read_all(given, context, defaults={}, table=self.table).others
         return others, Truncation(side=others.get("side", "right")) if others.get("truncate") else None
 
@@ -179,7 +179,7 @@ class Tei(Dialect):
 
 
 class TeiSimilarity(Tei):
-    """The cosine of the angle between a sentence and each of several."""
+    """The dialect of /similarity, which compares a sentence with others by the cosine of their vectors."""
 
     name = "tei_similarity"
     table = SIMILARITY
@@ -218,7 +218,10 @@ _SIMILARITY = TeiSimilarity()
 
 
 class TeiEmbed(Tei):
-    """Vectors; or where `inputs` is an object, what /similarity answers, as TEI's / under TASK=sentence-similarity."""
+    """The dialect of /embed, which answers with vectors.
+
+    If `inputs` is an object, it answers as /similarity does, like TEI's `/` with TASK=sentence-similarity.
+    """
 
     name = "tei_embed"
     table = EMBED
@@ -241,7 +244,7 @@ class TeiEmbed(Tei):
         return self.parsed(self.requests(body.get("inputs"), body, context), lambda vectors, _: vectors, json_of)
 
     def requests(self, inputs: Any, given: Mapping[str, Any], context: ServerContext) -> list[Request]:
-        """Read the texts and the parameters `given`; return a request for each text."""
+        """Return one request per text of `inputs`, with the parameters `given`."""
         others, truncation = self.parameters(given, context)
         texts = read_texts(inputs, "inputs")
         if (name := others.get("prompt_name")) is not None:
@@ -252,7 +255,7 @@ class TeiEmbed(Tei):
 
 
 class TeiRerank(Tei):
-    """The texts by their scores, between 0 and 1 unless `raw_scores` is true."""
+    """The dialect of /rerank, which ranks texts by their scores. Scores are from 0 to 1 unless `raw_scores` is true."""
 
     name = "tei_rerank"
     table = RERANK
@@ -284,7 +287,7 @@ class TeiRerank(Tei):
 
 
 class TeiPredict(Tei):
-    """The labels of a text, or of several, by their probabilities."""
+    """The dialect of /predict, which answers with the labels of one or more texts and their probabilities."""
 
     name = "tei_predict"
     table = PREDICT
@@ -315,7 +318,7 @@ class TeiPredict(Tei):
 
 
 def _read_inputs(value: Any) -> tuple[list[tuple[str, str | None]], bool]:
-    """Read a text or a pair, or a list of those, each in a list of its own; say whether it is one."""
+    """Return the texts and pairs of `inputs`, and whether `inputs` is a list of them."""
     if not isinstance(value, list) or not value or not isinstance(value[0], list):
         return [_pair(value, "inputs")], False
     items = read_list(value, "inputs", _INPUTS)
@@ -323,7 +326,7 @@ def _read_inputs(value: Any) -> tuple[list[tuple[str, str | None]], bool]:
 
 
 def _pair(item: Any, name: str) -> tuple[str, str | None]:
-    """Read a text, or a list of one or of two that belong together."""
+    """Read a text, or a list of one or two texts. Return the first text, and the second or None."""
     if isinstance(item, list) and 1 <= len(item) <= 2:
         first, *second = (read_string(text, name) for text in item)
         return first, second[0] if second else None
@@ -339,7 +342,7 @@ def _predictions(scores: Sequence[float], labels: Sequence[str]) -> list[TeiPred
 
 
 def _headers(requests: Sequence[Request], timing: Timing | None) -> Headers:
-    """Return TEI's headers: times in whole milliseconds."""
+    """Return TEI's headers. Times are whole milliseconds."""
     characters = sum(len(request.prompt) + len(request.pair or "") for request in requests)
     known = [("x-compute-characters", str(characters))]
     if timing is None:

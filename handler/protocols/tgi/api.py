@@ -1,4 +1,4 @@
-"""The types of TGI's and MindIE's answers. Each field of the wire is declared here, for the API's document too."""
+"""The types of TGI's and MindIE's answers. They declare every field on the wire, for mypy and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class _TgiDetails(TypedDict):
 
 
 class TgiOutput(_TgiDetails):
-    """One sequence's."""
+    """The details of one sequence."""
 
     prefill: list[TgiPromptToken]
     tokens: list[TgiToken]
@@ -67,11 +67,11 @@ class TgiOthers(TypedDict, total=False):
 
 
 class TgiDetails(TgiOutput, TgiTops, TgiOthers):
-    """Details of a whole answer."""
+    """The details of a whole answer."""
 
 
 class TgiCompatDetails(TgiDetails):
-    """Details of an answer with TGI_COMPAT, where LMI adds `inputs`."""
+    """The details of a whole answer with TGI_COMPAT, to which LMI adds `inputs`."""
 
     inputs: str
 
@@ -82,13 +82,13 @@ class TgiStreamDetails(_TgiDetails):
 
 
 class TgiInputs(TypedDict, total=False):
-    """A prompt of at most 64 KiB."""
+    """The prompt, which is only present if it has at most 64 KiB."""
 
     inputs: str
 
 
 class TgiCompatStreamDetails(TgiStreamDetails, TgiTops, TgiInputs):
-    """TGI_COMPAT has LMI's names too."""
+    """The details in a stream with TGI_COMPAT, to which LMI adds `top_tokens` and `inputs`."""
 
 
 class TgiAnswer(TypedDict):
@@ -101,7 +101,7 @@ TgiList = Annotated[list[TgiAnswer], ("minItems", 1), ("maxItems", 1)]
 
 
 class TgiBeside(TypedDict, total=False):
-    """Fields of an event in addition to its token, on request."""
+    """Further fields of an event, on request."""
 
     top_tokens: list[TgiToken]
     outputs: TensorValues
@@ -136,7 +136,7 @@ class TgiInfo(TypedDict):
 
 
 class TgiPiece(TypedDict):
-    """A token, with its place in the text's bytes."""
+    """A token with its range in the prompt: from `start` up to `stop`, in bytes."""
 
     id: Count
     text: str
@@ -176,11 +176,11 @@ class MindieEvent(TypedDict):
     details: MindieDetails | None
 
 
-# -- TGI's errors: statuses, messages, `error_type` (text-generation-inference 3, router/src/server.rs) ----------------
+# -- TGI's errors, with its statuses, messages and `error_type` (text-generation-inference 3, router/src/server.rs) ----
 
 
 class TgiError(TypedDict):
-    """An error; TGI_COMPAT adds `code`."""
+    """The body of an error, with `code` only in TGI_COMPAT."""
 
     error: str
     error_type: str
@@ -192,11 +192,11 @@ class MindieError(TypedDict):
 
 
 SLICE = 1024
-"""New tokens that TGI 3 checks against the model's limit. Of a larger number it generates as many as fit."""
+"""The maximum number of new tokens for which TGI 3 requires room in the context. Of more, it generates what fits."""
 
 
 class WrongType(InvalidPayload):
-    """A wrong JSON type, or a missing field. The message begins with the field's path."""
+    """A field has a wrong JSON type or is missing. The message begins with the field's path."""
 
     @property
     def public(self) -> str:
@@ -204,7 +204,7 @@ class WrongType(InvalidPayload):
 
 
 class OutOfRange(InvalidParameter):
-    """A value out of range, in TGI's words."""
+    """A value is out of range. The message is TGI's."""
 
     @property
     def public(self) -> str:
@@ -212,15 +212,15 @@ class OutOfRange(InvalidParameter):
 
 
 UNHEALTHY: TgiError = {"error": "unhealthy", "error_type": "healthcheck"}
-"""The body of a health check that fails."""
+"""The body of a failed health check."""
 
 
 class Failure(NamedTuple):
-    """The rendering of an error.
+    """An error as TGI renders it.
 
     Attributes:
-        in_stream: a request for a stream gets it as an event under status 200, as in TGI. Otherwise TGI fails before it
-            reads what the client asks for.
+        in_stream: True if a request for a stream gets the error as an event with status 200. It is False if TGI finds
+            the error before it reads whether the client asks for a stream.
     """
 
     status: int
@@ -233,9 +233,9 @@ class TgiErrors(ErrorFormat):
     """TGI's errors.
 
     Args:
-        streams: the request is for a stream.
-        request: the request, as far as it was read.
-        has_begun: whether a whole answer has.
+        streams: True if the request is for a stream.
+        request: The parsed request, or None if it is not parsed yet.
+        has_begun: Returns whether a whole answer already has tokens.
     """
 
     statuses = MappingProxyType(
@@ -266,7 +266,7 @@ class TgiErrors(ErrorFormat):
         return {"error": failure.error, "error_type": failure.error_type}
 
     def _failure(self, error: ServingError, *, begun: bool = False) -> Failure:
-        """Render an error as TGI does; where TGI answers plain text, return its text."""
+        """Return the error as TGI renders it. For errors that TGI answers in plain text, `error` is that text."""
         status = self.status(error)
         match error:
             case NotJson():
@@ -282,7 +282,7 @@ class TgiErrors(ErrorFormat):
                 return Failure(status, f"Input validation error: {error.message}", "validation")
             case Overloaded():
                 return Failure(status, "Model is overloaded", "overloaded")
-            case Unavailable() if begun:  # the server stops
+            case Unavailable() if begun:  # the server is stopping
                 return Failure(500, "Incomplete generation", "incomplete_generation")
             case Unavailable():
                 return Failure(status, error.message, "healthcheck", False)
@@ -294,14 +294,17 @@ class TgiErrors(ErrorFormat):
 
 
 class MindieErrors(TgiErrors):
-    """Only the message, with its real status if nothing has been sent."""
+    """MindIE's errors, whose bodies have only a message."""
 
     def _value(self, failure: Failure) -> MindieError:
         return {"error": failure.error}
 
 
 def _too_long(error: PromptTooLong | AnswerTooLong, request: Request | None) -> str:
-    """Describe the excess. TGI checks the sum first; a request without a limit takes the rest after the prompt."""
+    """Return TGI's message for a prompt or an answer that is too long.
+
+    TGI checks the sum of both first. Without a limit of new tokens, it only checks the prompt.
+    """
     most = error.most
     if isinstance(error, PromptTooLong):
         most += 1

@@ -1,4 +1,4 @@
-"""MindIE's text and stream inference at `/`, which imitates TGI 0.9.4 and has answers of its own.
+"""MindIE's inference at `/`, with requests like those of TGI 0.9.4 and answers in MindIE's own format.
 
 Source: Huawei's MindIE Service documentation, the TGI-compatible interface of `POST /`.
 """
@@ -38,13 +38,13 @@ from handler.protocols.tgi.response import finish_shown
 MAX_CHARACTERS = 512 << 10
 
 _LACKING = ("best_of", "frequency_penalty", "top_n_tokens", "grammar")
-"""TGI's parameters that MindIE does not have."""
+"""The parameters of TGI that MindIE does not have."""
 
 _NOT_LIMITED: Mapping[str, Mapping[str, Any]] = {
     "typical_p": {"type": "number"},
     "stop": {"type": "array", "items": {"type": "string"}},
 }
-"""Schemas of the parameters that MindIE takes without TGI's range."""
+"""The schemas of the parameters that MindIE accepts without TGI's limits."""
 
 KINDS: Mapping[str, Kind] = {
     name: kind._replace(null=True, schema=_NOT_LIMITED.get(name, kind.schema))
@@ -65,11 +65,11 @@ TABLE = Table(
 )
 
 _WITHOUT_EFFECT = {"typical_p": 1.0, "watermark": False}
-"""MindIE accepts these without effect. Values other than these defaults are listed in the answer's header."""
+"""Parameters that MindIE accepts without effect, and their defaults. Other values are reported as ignored."""
 
 
 class Mindie(Dialect):
-    """One object, or events. Null means absent everywhere, as in MindIE's own example."""
+    """MindIE's dialect. A field that is null counts as absent, as in MindIE's own example."""
 
     name = "mindie"
     errors = MindieErrors()
@@ -160,7 +160,7 @@ def _tokens(tokens: Sequence[Token]) -> list[MindieToken]:
 
 
 def _check_limits(read: Body, context: ServerContext) -> None:
-    """Check MindIE's ranges."""
+    """Check the ranges of the body's fields, as MindIE does."""
     given = read.parameters
     no_prefill = not (read.stream and given.get("decoder_input_details"))
     require(no_prefill, "`decoder_input_details` == true is not supported when streaming tokens")
@@ -179,7 +179,7 @@ def _check_limits(read: Body, context: ServerContext) -> None:
 def _request(read: Body, context: ServerContext) -> Request:
     given = {name: value for name, value in read.parameters.items() if (name, value) != ("adapter_id", "None")}
     parameters = read_all(given, context, defaults={**TGI_DEFAULTS, "max_new_tokens": 20}, table=TABLE)
-    seed = parameters.sampling.seed or random.randrange(1, 1 << 53)  # every answer names one
+    seed = parameters.sampling.seed or random.randrange(1, 1 << 53)  # MindIE's answers always have a seed
     return Request(
         prompt=read.inputs,
         sampling=parameters.sampling._replace(seed=seed),

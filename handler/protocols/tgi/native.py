@@ -1,4 +1,4 @@
-"""TGI's own routes `/`, `/generate` and `/generate_stream`, as text-generation-inference 3 has them."""
+"""TGI's own routes `/`, `/generate`, `/generate_stream`, `/tokenize` and `/chat_tokenize`, as in TGI 3."""
 
 from __future__ import annotations
 
@@ -43,22 +43,23 @@ from handler.protocols.tgi.api import (
 )
 from handler.protocols.tgi.response import TgiFormat, finish_shown, seed_of
 
-# -- TGI's request: JSON types as its library serde reports them, then ranges in its order -----------------------------
-# Source: text-generation-inference 3, router/src/lib.rs and validation.rs. MindIE's `mindie.py` uses the same pieces.
+# -- TGI's request: JSON types are checked as its library serde does, then ranges in TGI's order -----------------------
+# Source: text-generation-inference 3, router/src/lib.rs and validation.rs. `mindie.py` uses the same functions.
 
 MAX_BEST_OF, MAX_STOPS, MAX_TOP_TOKENS = 2, 4, 5
-"""The defaults of TGI's launcher."""
+"""The default limits of TGI's launcher."""
 
 
 class Kind(NamedTuple):
-    """A JSON type.
+    """The JSON type of a field.
 
     Attributes:
-        name: serde's name for it.
-        schema: its JSON Schema, with the range of a parameter.
-        null: null means absent.
-        integral: report an integer that does not fit as a wrong value, not as a wrong type.
-        items: the type of a list's items.
+        name: Serde's name for the type.
+        fits: Returns whether a value has the type.
+        schema: The field's JSON schema, with its range.
+        null: True if null counts as absent.
+        integral: True if an integer outside the type's range is reported as a wrong value, not as a wrong type.
+        items: The type of a list's items.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Kind(NamedTuple):
     items: Kind | None = None
 
     def within(self, **range: Any) -> Kind:
-        """Add the range of a parameter to the schema."""
+        """Return a copy of the type whose schema has the range of a parameter."""
         return self._replace(schema={**self.schema, **range})
 
 
@@ -119,10 +120,10 @@ TOP_LEVEL: Mapping[str, Kind] = {"inputs": _STRING._replace(null=False), "parame
 
 
 class Body(NamedTuple):
-    """A body of the right types, without nulls.
+    """A body whose types have been checked, without nulls.
 
     Attributes:
-        has_parameters: TGI samples by default where `parameters` is absent.
+        has_parameters: False if `parameters` is absent. TGI then samples by default.
     """
 
     inputs: str
@@ -134,10 +135,10 @@ class Body(NamedTuple):
 def read_body(
     body: Any, top_level: Mapping[str, Kind] = TOP_LEVEL, parameters: Mapping[str, Kind] = PARAMETERS
 ) -> Body:
-    """Read the body's fields.
+    """Check the types of the body's fields and return the body.
 
     Raises:
-        WrongType: naming the first field of a wrong type, or the missing `inputs`.
+        WrongType: If a field has a wrong type, or `inputs` is missing. The message names the first such field.
     """
     _check("the body", body, _OBJECT)
     fields = _read_fields(body, top_level, "")
@@ -186,7 +187,7 @@ def _describe(value: Any, kind: Kind) -> str:
 
 
 def unknown(body: Mapping[str, Any], context: ServerContext, parameters: Mapping[str, Kind] = PARAMETERS) -> list[str]:
-    """List the names that no table knows."""
+    """List the body's unknown fields."""
     names = [name for name in body if name not in TOP_LEVEL]
     names += [f"parameters.{name}" for name in body.get("parameters") or {} if name not in parameters]
     return report_unknown(names, body, context)
@@ -201,10 +202,10 @@ def require(right: bool, otherwise: str) -> None:
 
 
 def check_limits(body: Body, context: ServerContext, *, stream: bool) -> None:
-    """Check TGI's ranges in its order.
+    """Check the ranges of the body's fields in TGI's order.
 
     Raises:
-        OutOfRange: in TGI's words.
+        OutOfRange: If a value is out of range. The message is TGI's.
     """
     given = body.parameters
     best_of, do_sample = given.get("best_of", 1), given.get("do_sample", not body.has_parameters)
@@ -244,7 +245,7 @@ def check_sampling(given: Mapping[str, Any]) -> None:
 
 
 def check_truncate(given: Mapping[str, Any], context: ServerContext) -> None:
-    """Check that the prompt leaves room for one token."""
+    """Check that `truncate` leaves room for one new token."""
     truncate, total = given.get("truncate", 1), context.most_tokens()
     most = (1 << 32) if total is None else total - 1
     text = "`truncate` must be strictly positive and less than"
@@ -258,17 +259,17 @@ TABLE = Table(
     },
     "parameters.",
 )
-"""The parameters that shape the answer, once their types and ranges have passed TGI's checks."""
+"""The parameters that are read after TGI's own checks of types and ranges."""
 
 TGI_DEFAULTS = {"include_stop": True, "skip_special_tokens": False}
-"""Tokens show special tokens, and stop strings match them; the whole text has none."""
+"""TGI's defaults. Special tokens are listed and can match stop strings, but are not part of the whole text."""
 
 
 _SHAPING = ("temperature", "top_k", "top_p", "typical_p")
 
 
 class Document(DocumentReply):
-    """A whole answer. `best_of` returns the sequence with the highest mean log-probability."""
+    """A whole answer. With `best_of`, it is the sequence with the highest mean log-probability."""
 
     def _score(self, sequence: SequenceOutput) -> float:
         return sequence.mean_logprob
@@ -278,7 +279,7 @@ class Document(DocumentReply):
 
 
 _SETS = {"grammar": "structured_output", "top_n_tokens": "top_logprobs", "decoder_input_details": "prompt_logprobs"}
-"""TGI's name -> the Sampling field, where they differ."""
+"""Maps TGI's parameter names to fields of Sampling, where the names differ."""
 
 
 def _shapes(kinds: Mapping[str, Kind], context: ServerContext) -> dict[str, Shape]:
@@ -294,7 +295,11 @@ def _shapes(kinds: Mapping[str, Kind], context: ServerContext) -> dict[str, Shap
 def body_shape(
     top_level: Mapping[str, Kind], kinds: Mapping[str, Kind], context: ServerContext, **inputs: int
 ) -> Shape:
-    """Return the schema of a body; `inputs` are its bounds."""
+    """Return the schema of a body.
+
+    Args:
+        inputs: Additional keywords of the schema of `inputs`, such as `maxLength`.
+    """
     fields = _shapes(top_level, context)
     text = {**fields.pop("inputs"), "minLength": 1, **inputs}
     return record(
@@ -312,12 +317,12 @@ _DESCRIPTION = Description(
 
 
 class Tgi(TgiFormat, Dialect):
-    """One of TGI's routes.
+    """The dialect of a TGI route that generates text.
 
     Args:
-        array: a whole answer is the only element of an array.
-        streams: None lets the body decide.
-        full_text: the text begins with the prompt by default.
+        array: True if a whole answer is wrapped in an array.
+        streams: Whether the route streams. If it is None, the body's `stream` decides.
+        full_text: True if the text begins with the prompt by default.
     """
 
     special_in_text = False
@@ -347,7 +352,7 @@ class Tgi(TgiFormat, Dialect):
         request = self._request(read, given, context)
         ignored = [*unknown(body, context), *lacking]
         if read.stream and not stream:
-            ignored.append("stream")  # this route does not look at it
+            ignored.append("stream")  # this route does not read it
         own_headers = headers(request, context)
         if stream:
             errors = TgiErrors(streams=True, request=request)
@@ -411,10 +416,13 @@ class Tgi(TgiFormat, Dialect):
 
 
 def _sampling_inferred(read: Body, context: ServerContext) -> tuple[dict[str, Any], list[str]]:
-    """Return the parameters with `do_sample` as TGI's shards decide it: whatever shapes the distribution samples.
+    """Set `do_sample` as TGI's shards do: each parameter that shapes the distribution turns sampling on.
 
-    They do so even if `do_sample` is false, and clients send it like that with `typical_p` (LangChain). Where nobody
-    asks for samples in so many words, shapes that the engine lacks are left out, and their names returned.
+    This applies even if `do_sample` is false, as LangChain sends it together with `typical_p`. If the client does not
+    explicitly ask for sampling, the parameters that the engine does not support are removed.
+
+    Returns:
+        The parameters, and the names of the removed ones.
     """
     given = {name: value for name, value in read.parameters.items() if (name, value) != ("best_of", 0)}
     asked = given.get("do_sample", not read.has_parameters) or given.get("best_of", 1) > 1
@@ -427,7 +435,7 @@ def _sampling_inferred(read: Body, context: ServerContext) -> tuple[dict[str, An
 
 
 def headers(request: Request, context: ServerContext) -> Callable[[Timing | None], Headers]:
-    """Return TGI's headers: times in whole milliseconds, but `x-compute-time` in seconds."""
+    """Return a function that makes TGI's headers. Times are whole milliseconds, but `x-compute-time` is in seconds."""
     start = [("x-compute-type", context.engine), ("x-compute-characters", str(len(request.prompt)))]
 
     def of(timing: Timing | None) -> Headers:
@@ -452,19 +460,19 @@ def _times(timing: Timing) -> Headers:
     ]
 
 
-# -- TGI's /tokenize and /chat_tokenize: a prompt's tokens, with their places in its text ------------------------------
+# -- TGI's /tokenize and /chat_tokenize: the tokens of a prompt with their positions in its text -----------------------
 
 
 _TOKENIZE_SHAPING = ("add_special_tokens", "chat_template", *READERS)
-"""What changes a chat's prompt, as in OpenAI's chat."""
+"""Parameters that change the prompt of a chat, as on /v1/chat/completions."""
 
 _NO_EFFECT = HARMLESS | {"model", "stream", "stream_options", "tool_choice", "parallel_tool_calls"}
 _NO_EFFECT |= CHAT.parameters.keys() - {*_TOKENIZE_SHAPING, "truncate_prompt_tokens"}
-"""What does not change it."""
+"""Fields that do not change the prompt of a chat."""
 
 
 class _TgiTokenize(Dialect):
-    """Of a generate body only `inputs` counts; as in TGI, `truncate` has no effect."""
+    """The dialect of /tokenize. It accepts the bodies of /generate, but reads only `inputs`, as TGI does."""
 
     name = "tgi_tokenize"
     unique_keys = True
@@ -479,7 +487,7 @@ class _TgiTokenize(Dialect):
 
 
 class _TgiChatTokenize(_TgiTokenize):
-    """A chat as /v1/chat/completions lays it out."""
+    """The dialect of /chat_tokenize. It renders a chat into the same prompt as /v1/chat/completions."""
 
     name = "tgi_chat_tokenize"
 
@@ -487,7 +495,7 @@ class _TgiChatTokenize(_TgiTokenize):
         if not isinstance(body, dict) or "messages" not in body:
             raise WrongType("missing field `messages`")
         if body.get("tools"):
-            raise OutOfRange("`tools` are not rendered by this route")  # they would change the text
+            raise OutOfRange("`tools` are not rendered by this route")  # ignoring them would change the prompt
         given = {name: value for name, value in body.items() if value is not None and name not in ("messages", "tools")}
         options = {name: _read(name, given.pop(name)) for name in _TOKENIZE_SHAPING if name in given}
         text_only = replace(context, no_media=dict.fromkeys(MEDIA, "this route renders text only"))
@@ -515,16 +523,16 @@ def _read(name: str, value: Any) -> Any:
 
 
 def _chat_tokens(prompt: Prompt) -> Iterator[bytes]:
-    """Yield an object's JSON, in parts."""
+    """Yield the parts of the JSON answer of /chat_tokenize."""
     yield b'{"tokenize_response":'
     yield from _tokens(prompt)
     yield b',"templated_text":' + JSON.encode(prompt.text) + b"}"
 
 
 def _tokens(prompt: Prompt) -> Iterator[bytes]:
-    """Return a list's JSON, in parts: each token with its place in the text, in bytes.
+    """Yield the parts of a JSON list of tokens, each with its range of bytes in the prompt.
 
-    A token that has no such place has no text and (0, 0).
+    If the ranges are unknown, tokens have no text and the range (0, 0).
     """
     data = prompt.text.encode()
     places = zip(prompt.ids, spans(prompt) or [(0, 0)] * len(prompt.ids), strict=True)

@@ -1,4 +1,4 @@
-"""TGI's format: tokens and events with every key present, as the strict client text_generation 0.7 parses them."""
+"""TGI's answer format. Every key is always present, because the strict client text_generation 0.7 requires it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SLOTS = TOKEN_SLOTS._replace(special=SLOT)
 
 
 class TgiFormat:
-    """Tokens and events in TGI's format; null where a key has no value."""
+    """Base of the answer formats with TGI's tokens and events. Keys without a value are null."""
 
     special_in_text: bool
 
@@ -78,7 +78,7 @@ class TgiFormat:
         return {**chunk, "generated_text": text, "details": None if end is None else self._stream_details(end)}
 
     def _stream_details(self, end: StreamEnd) -> TgiStreamDetails:
-        """Render details without the prompt: aiohttp's clients read lines of at most 128 KiB."""
+        """Render details without the prompt, because aiohttp's clients read lines of at most 128 KiB."""
         details: TgiStreamDetails = {
             "finish_reason": self._finish(end.request, end.finish, end.num_tokens),
             "generated_tokens": end.num_tokens,
@@ -94,21 +94,21 @@ class TgiFormat:
 
 
 def seed_of(request: Request, index: int = 0) -> int | None:
-    """Return the seed that reproduces sequence number `index`; None without sampling."""
+    """Return the seed that reproduces the sequence with this index, or None if it is not sampled."""
     return request.sampling.seed_of(index) if request.sampling.do_sample else None
 
 
 def finish_shown(request: Request, finish: Finish, num_tokens: int) -> Finish:
-    """Return the reason for the client: in TGI the last token allowed always ends an answer by length."""
+    """Return TGI's finish reason, which is `length` for every answer with the maximum number of tokens."""
     return Finish.LENGTH if not request.fill_context and num_tokens >= request.sampling.max_new_tokens else finish
 
 
-# -- TGI_COMPAT: LMI's requests, answered in TGI's format, which the strict client text_generation 0.7 parses ----------
+# -- TGI_COMPAT: LMI's requests, answered in TGI's format --------------------------------------------------------------
 
 
 class TgiCompatErrors(LmiErrors):
     def framed(self, framing: Framing) -> TgiCompatErrors:
-        """Under an error's status TGI's clients read nothing but a JSON object, for streams too."""
+        """Return the same format, because TGI's clients expect errors as JSON objects even if they ask for a stream."""
         return self
 
     def body(self, error: ServingError) -> Any:
@@ -119,11 +119,13 @@ class TgiCompatErrors(LmiErrors):
 
 
 _MAX_INPUTS = 1 << 16
-"""Bytes of JSON: aiohttp, with which TGI's asynchronous clients read, refuses lines above 128 KiB in older versions."""
+"""The maximum size of a prompt in details, in bytes of JSON. TGI's asynchronous clients use aiohttp, whose older
+versions refuse lines above 128 KiB.
+"""
 
 
 class TgiCompatFormat(TgiFormat):
-    """One array, or server-sent events. Stop strings stay in the text, as in TGI."""
+    """The format of TGI_COMPAT: an array with one answer, or server-sent events. Stop strings stay in the text."""
 
     special_in_text = True
 
@@ -136,7 +138,7 @@ class TgiCompatFormat(TgiFormat):
         return [answer]
 
     def _stream_details(self, end: StreamEnd) -> TgiCompatStreamDetails:
-        """Return LMI's details. A prompt is left out whose line some of TGI's clients would not read."""
+        """Render TGI's details with LMI's `inputs`, which is left out if it is too long for TGI's clients."""
         tops: TgiTops = {"top_tokens": [self.tokens(top) for top in end.tops]} if end.tops else {}
         prompt = end.request.prompt
         inputs: TgiInputs = {"inputs": prompt} if len(dumps(prompt)) <= _MAX_INPUTS else {}
@@ -169,7 +171,7 @@ class TgiCompatFormat(TgiFormat):
 
 
 class TgiCompat(Lmi):
-    """LMI's flow. Details are on by default, as in LMI's own compatibility mode."""
+    """The dialect of TGI_COMPAT. It returns details by default, as LMI's own compatibility mode does."""
 
     name = "tgi_compat"
     errors = TgiCompatErrors()

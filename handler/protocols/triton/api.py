@@ -1,4 +1,4 @@
-"""The types of Triton's answers. Each field of the wire is declared here, for the API's document too."""
+"""The types of Triton's answers. They declare every field on the wire, for mypy and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from handler.protocols.kernel.errors import ErrorFormat, HttpResponse
 from handler.protocols.kernel.schema import Count, NotRequired
 
 Numbers = float | list[float | None]
-"""A tensor of one element is that element; others are flat lists."""
+"""A tensor with one element is written as a number, other tensors as flat lists."""
 
 Texts = str | None | list[str | None]
 Counts = Count | list[Count]
@@ -45,7 +45,7 @@ class TritonTensors(TypedDict, total=False):
 
 
 class TritonExtras(TypedDict, total=False):
-    """TensorRT-LLM's further fields, on request."""
+    """Further fields of TensorRT-LLM, on request."""
 
     finish_reason: Texts
     cumulative_logprob: Numbers
@@ -67,7 +67,7 @@ class TritonServer(TypedDict):
 
 
 class TritonState(TypedDict):
-    """Of a model, in the repository's index."""
+    """The state of a model in the index of the model repository."""
 
     name: str
     version: str
@@ -110,7 +110,7 @@ class TritonConfig(TypedDict):
     model_transaction_policy: TransactionPolicy
 
 
-# -- Triton's errors: `{"error"}` under few statuses -------------------------------------------------------------------
+# -- Triton's errors, `{"error"}`, with its statuses -------------------------------------------------------------------
 
 
 class TritonError(TypedDict):
@@ -121,7 +121,7 @@ EVENTS = SSE._replace(content_type="text/event-stream; charset=utf-8")
 
 
 class OneResponse(InvalidPayload):
-    """`/generate` was asked for a stream. Triton answers it with status 200, because a response came."""
+    """A request for a stream was sent to `/generate`. As in Triton, the status is 200."""
 
     status = 200
 
@@ -133,10 +133,10 @@ class OneResponse(InvalidPayload):
 
 
 class TritonErrors(ErrorFormat):
-    """Triton has 500 for values of a wrong type and for bodies that are not JSON; its own document says 400.
+    """Triton's errors. As Triton documents, the status is 400, even where Triton itself answers 500 (invalid JSON).
 
     Args:
-        events: a failure of the model is an event.
+        events: True to send a failure of the model as an event.
     """
 
     statuses = MappingProxyType({ServingError: 400, UnsupportedMedia: 400, TooLarge: 400})
@@ -170,4 +170,4 @@ def _not_found(error: NotFound) -> str:
         return f"Request for unknown model: '{error.name}' is not found{error.served}"
     if error.version.isascii() and error.version.isdecimal():
         return f"Request for unknown model: '{error.name}' version {error.version} is not found"
-    return "Not Found"  # Triton's routes have versions of digits only
+    return "Not Found"  # Triton's routes only match versions of digits

@@ -1,6 +1,6 @@
-"""Requests of Triton's generate extension, as its TensorRT-LLM models take them.
+"""Requests of Triton's generate extension, with the inputs of its TensorRT-LLM models.
 
-Source: Triton's docs/protocol/extension_generate.md; its src/http_server.cc for the words of refusals.
+Sources: Triton's docs/protocol/extension_generate.md, and its src/http_server.cc for error messages.
 """
 
 from __future__ import annotations
@@ -51,14 +51,13 @@ from handler.protocols.triton.api import (
 )
 from handler.protocols.triton.response import ResponseOptions, ResponseReply, StreamReply
 
-# The inputs of Triton's generate extension: the names of TensorRT-LLM's Triton backend, and the fields that they set.
-#
-# They are those of its models `ensemble`, `tensorrt_llm_bls` and `llmapi` (`sampling_param_...`, `streaming`), and
-# those of vLLM's backend (triton-inference-server/vllm_backend, src/utils), with its sampling parameters.
+# The inputs are those of TensorRT-LLM's models `ensemble`, `tensorrt_llm_bls` and `llmapi` (`sampling_param_...`,
+# `streaming`), and those of vLLM's backend (triton-inference-server/vllm_backend, src/utils) with its sampling
+# parameters.
 
 
 class Input(NamedTuple):
-    """One input: Triton's datatype, and the parameter."""
+    """An input of the model, with Triton's datatype."""
 
     datatype: str
     parameter: Parameter
@@ -69,24 +68,24 @@ class Input(NamedTuple):
 
 @accepts(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}])
 def _words(value: Any) -> tuple[str, ...]:
-    """Read a string or a list of them. Empty strings are dropped, as TensorRT-LLM's examples send them."""
+    """Read a string or a list of strings. Empty strings are ignored, because TensorRT-LLM's examples send them."""
     items = [value] if isinstance(value, str) else value
     return strings([item for item in items if item != ""] if isinstance(items, list) else items)
 
 
 @accepts(anyOf=[{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"const": False}])
 def _stop(value: Any) -> tuple[str, ...] | None:
-    """Read vLLM's stop strings, or TensorRT-LLM's flag that cancels an earlier request."""
+    """Read vLLM's stop strings. Refuse TensorRT-LLM's flag `stop`, which cancels an earlier request."""
     if isinstance(value, bool):
         if value:
-            raise ValueError("is not supported: a request is cancelled by closing its connection")
+            raise ValueError("is not supported; to cancel a request, close its connection")
         return None
     return _words(value)
 
 
 @accepts(anyOf=one_of({"type": "number", "minimum": 0, "maximum": 1}))
 def _top_p(value: Any) -> float:
-    return single(number(0, 1))(value) or 1.0  # TensorRT-LLM's 0 is off
+    return single(number(0, 1))(value) or 1.0  # 0 disables it in TensorRT-LLM
 
 
 @accepts(anyOf=one_of({"type": "string"}))
@@ -96,19 +95,19 @@ def _adapter_name(value: Any, context: ServerContext) -> Adapter | None:
 
 @accepts(type=["string", "object"])
 def _structured_outputs(value: Any) -> StructuredOutput | None:
-    """Read vLLM's `structured_outputs`, which its backend takes as JSON text."""
+    """Read vLLM's `structured_outputs`. Its Triton backend accepts it as JSON text."""
     try:
         value = loads(value) if isinstance(value, str) else value
     except ValueError:
-        raise ValueError("must be the JSON text of an object") from None
+        raise ValueError("must be a JSON object in a string") from None
     if isinstance(value, dict):
-        value = {name: item for name, item in value.items() if name != "backend"}  # as vLLM's backend drops it
+        value = {name: item for name, item in value.items() if name != "backend"}  # vLLM's backend ignores it
     return structured_outputs(value)
 
 
 def _any_json(value: Any) -> StructuredOutput:
     if value != "":
-        raise ValueError("must be left out with guided_decoding_guide_type=json, which is any JSON object")
+        raise ValueError("must be left out with guided_decoding_guide_type=json, which allows any JSON object")
     return StructuredOutput("json_object", "")
 
 
@@ -118,18 +117,18 @@ _GUIDE_READERS: Mapping[str, Callable[[Any], StructuredOutput]] = {
     "regex": regex,
     "ebnf_grammar": grammar,
 }
-"""guided_decoding_guide_type -> the reader of its value."""
+"""Maps guided_decoding_guide_type to the reader of guided_decoding_guide."""
 
 
 @accepts(anyOf=[{"type": ["string", "object"]}, {"type": "array", "minItems": 1, "maxItems": 1}])
 def _guide(value: Mapping[str, Any]) -> StructuredOutput:
-    """Read `{type: guide}`, which `join_guide` makes of two inputs."""
+    """Read `{type: guide}`, the form into which `join_guide` joins the two inputs."""
     ((kind, content),) = value.items()
     return _GUIDE_READERS[kind](content)
 
 
 def _never(datatype: str, why: str) -> Input:
-    """Accept the input only when it is empty."""
+    """Return an input that is refused unless it is empty, 0 or false."""
     return Input(datatype, unsupported(why, "", [], [""], 0, [0], False, [False]))
 
 
@@ -140,10 +139,10 @@ def _same(datatype: str, name: str) -> Input:
 # -- the table ---------------------------------------------------------------------------------------------------
 
 _FLAG = single(boolean)
-_EMBEDDINGS = "no engine here takes prompt embeddings with a request"
-_MEDIA = "prompts are text only"
-_BIAS = "words are biased by their tokens; send logit_bias to /invocations"
-_METRICS = "the engines report no such figures per request; /metrics has the server's"
+_EMBEDDINGS = "the engines do not accept prompt embeddings"
+_MEDIA = "prompts must be text"
+_BIAS = "only tokens can be biased; send logit_bias to /invocations"
+_METRICS = "the engines do not report these metrics per request; see /metrics"
 
 PROMPT = "text_input"
 
@@ -194,7 +193,7 @@ INPUTS: Mapping[str, Input] = {
     "skip_special_tokens": _same("BOOL", "skip_special_tokens"),
     "structured_outputs": Input("BYTES", Parameter("structured_output", _structured_outputs)),
     "guided_decoding": Input("BYTES", Parameter("structured_output", _structured_outputs)),
-    # the llmapi model's
+    # inputs of the llmapi model
     "streaming": Input("BOOL", Parameter("stream", _FLAG)),
     "sampling_param_max_tokens": _same("INT32", "max_new_tokens"),
     "sampling_param_temperature": _same("FP32", "temperature"),
@@ -207,7 +206,7 @@ INPUTS: Mapping[str, Input] = {
     "sampling_param_frequency_penalty": _same("FP32", "frequency_penalty"),
     "sampling_param_exclude_input_from_output": Input("BOOL", Parameter("exclude_prompt", _FLAG)),
     # refused
-    "decoder_text_input": _never("BYTES", "there are no encoder-decoder models"),
+    "decoder_text_input": _never("BYTES", "encoder-decoder models are not supported"),
     "image_input": _never("FP16", _MEDIA),
     "image_bytes_input": _never("UINT8", _MEDIA),
     "image_url_input": _never("BYTES", _MEDIA),
@@ -219,34 +218,36 @@ INPUTS: Mapping[str, Input] = {
     "embedding_bias_weights": _never("FP32", _BIAS),
     "lora_weights": Input("FP16", TENSORS["lora_weights"]),
     "lora_config": Input("INT32", TENSORS["lora_config"]),
-    "lora_path": _never("BYTES", "register the adapter, then name it by lora_name or lora_task_id"),
-    "return_stop_reason": _never("BOOL", "the stop word that ended an answer is not reported; see finish_reason"),
+    "lora_path": _never("BYTES", "register the adapter, then send lora_name or lora_task_id"),
+    "return_stop_reason": _never(
+        "BOOL", "the stop word that ended an answer is not reported; use return_finish_reason"
+    ),
     "return_perf_metrics": _never("BOOL", _METRICS),
     "return_kv_cache_reuse_stats": _never("BOOL", _METRICS),
     "sampling_param_return_perf_metrics": _never("BOOL", _METRICS),
 }
-"""All inputs but the prompt; fields that are not in Sampling go to `ParsedParameters.others`."""
+"""All inputs except the prompt. Parameters that are not fields of Sampling go to `ParsedParameters.others`."""
 
 TABLE = Table({name: input.parameter for name, input in INPUTS.items()})
 
 LLMAPI = ("sampling_param_", "streaming")
-"""The prefixes of the llmapi model's names. Its answers leave the prompt out by default."""
+"""The prefixes of the llmapi model's inputs. By default, its answers leave out the prompt."""
 
 
 # -- texts -------------------------------------------------------------------------------------------------------
 
 _FLAGS = {"true": True, "True": True, "false": False, "False": False}
 TEXTS: Mapping[str, Callable[[str], Any]] = {"INT32": int, "UINT64": int, "FP32": float, "BOOL": _FLAGS.__getitem__}
-"""Datatype -> the reader of a value's text."""
+"""Maps a datatype to the function that converts a string to a value."""
 
 
 def from_text(name: str, value: Any) -> Any:
-    """Return the number or the flag that an input's text is, as vLLM's backend reads it; another value as it is."""
+    """Convert an input's string to its number or flag, as vLLM's backend does. Return other values unchanged."""
     read = TEXTS.get(INPUTS[name].datatype) if isinstance(value, str) and name in INPUTS else None
     try:
         return value if read is None else read(value)
     except (ValueError, KeyError):
-        return value  # which the parameter's reader refuses
+        return value  # the parameter's reader refuses it
 
 
 # -- rules between inputs ----------------------------------------------------------------------------------------
@@ -258,13 +259,13 @@ _SAMPLING = "sampling_parameters"
 
 
 def join_sampling(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Replace all other parameters with `sampling_parameters`, as vLLM's backend does.
+    """Replace all other sampling parameters with those in `sampling_parameters`, as vLLM's backend does.
 
     Returns:
-        the inputs, and the names that have no effect.
+        The inputs, and the names that have no effect.
 
     Raises:
-        InvalidParameter: it is not a JSON object in a string.
+        InvalidParameter: If `sampling_parameters` is not a JSON object in a string.
     """
     if _SAMPLING not in given:
         return dict(given), []
@@ -274,7 +275,7 @@ def join_sampling(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     except ValueError:
         named = None
     if not isinstance(named, dict):
-        raise InvalidParameter(f"{_SAMPLING}={show(text)}: must be the JSON text of an object")
+        raise InvalidParameter(f"{_SAMPLING}={show(text)}: must be a JSON object in a string")
     named = {name: from_text(name, value) for name, value in named.items() if value is not None}
     known = {
         name: value for name, value in named.items() if name in INPUTS and name not in (*_BESIDE_SAMPLING, _SAMPLING)
@@ -288,7 +289,7 @@ def join_guide(given: Mapping[str, Any]) -> dict[str, Any]:
     """Join the two inputs of guided decoding into one.
 
     Raises:
-        InvalidParameter: one of the two is missing, or the type is unknown.
+        InvalidParameter: If guided_decoding_guide_type is missing or unknown.
     """
     inputs = dict(given)
     kind = _unpack(inputs.pop("guided_decoding_guide_type", ""))
@@ -303,7 +304,7 @@ def join_guide(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the Sampling fields whose default these inputs decide; vLLM's where they have its parameters."""
+    """Return the defaults of Sampling that depend on the inputs. With `sampling_parameters`, they are vLLM's."""
     limit = {"max_new_tokens": _VLLM_MAX_TOKENS} if _SAMPLING in given else {}
     return {"do_sample": _samples(given), **limit}
 
@@ -312,14 +313,14 @@ _VLLM_MAX_TOKENS = 16
 
 
 def _samples(given: Mapping[str, Any]) -> bool:
-    """Return whether these inputs ask for sampling, by the rule of TensorRT-LLM's LLM API; top_p 0 is off.
+    """Return whether the inputs ask for sampling, according to the rules of TensorRT-LLM's LLM API.
 
     Raises:
-        InvalidParameter: they ask for beams as well.
+        InvalidParameter: If they ask for both sampling and beam search.
     """
     temperature = _number(given, "temperature", "sampling_param_temperature")
     if _SAMPLING in given:
-        return temperature != 0  # by vLLM's rule
+        return temperature != 0  # vLLM's rule
     k = _number(given, "top_k", "sampling_param_top_k")
     p = _number(given, "top_p", "sampling_param_top_p")
     beams = _number(given, "beam_width")
@@ -335,7 +336,7 @@ def _samples(given: Mapping[str, Any]) -> bool:
 
 
 def _number(given: Mapping[str, Any], *names: str) -> float | None:
-    """Return the first of `names` that has a number; the table's readers refuse other values."""
+    """Return the value of the first input of `names` that is given, or None if it is not a number."""
     for name in names:
         if name in given:
             value = _unpack(given[name])
@@ -350,16 +351,16 @@ def _unpack(value: Any) -> Any:
 
 
 VERSION = "1"
-"""The version of the one model."""
+"""The version of the served model."""
 
 Datatypes = Mapping[str, str]
-"""Tensor's name -> Triton's datatype."""
+"""Maps the name of a tensor to Triton's datatype."""
 
 _EXTRAS = ("finish_reason", "cumulative_logprob", "num_input_tokens", "num_output_tokens")
 
 
 class Route(Enum):
-    """The route, which decides the number of responses; on a shared path (SHAPE) the body's `stream` does."""
+    """The kind of route. SHAPE is a path that dialects share, on which the body's `stream` asks for a stream."""
 
     GENERATE = "generate"
     STREAM = "generate_stream"
@@ -367,7 +368,6 @@ class Route(Enum):
 
 
 def _body(context: ServerContext) -> Shape:
-    """Return the schema of a body."""
     inputs = {
         name: {"anyOf": [shape, TEXT]} if INPUTS[name].datatype in TEXTS else shape
         for name, shape in parameters(TABLE.parameters, context).items()
@@ -379,10 +379,10 @@ def _body(context: ServerContext) -> Shape:
 
 
 class Triton(Dialect):
-    """`/generate`, `/generate_stream`, and bodies with `text_input` on other routes."""
+    """The dialect of `/generate`, `/generate_stream`, and bodies with `text_input` on shared routes."""
 
     errors = ERRORS
-    any_media = True  # Triton looks at no content type
+    any_media = True  # Triton ignores the content type
     unique_keys = True
 
     def __init__(self, route: Route) -> None:
@@ -394,7 +394,7 @@ class Triton(Dialect):
             request_shape=_body,
             error=TritonError,
             example={"text_input": "The capital of France is", "max_tokens": 8, "exclude_input_in_output": True},
-            # With status 200 Triton also reports that a model gives more responses than the route can.
+            # Triton also uses status 200 for the error that a model sends more responses than the route allows.
             answer=None if route is Route.STREAM else TritonResponse | TritonError,
             chunk=None if route is Route.GENERATE else TritonResponse,
             streams=() if route is Route.GENERATE else (SSE.content_type,),
@@ -407,7 +407,7 @@ class Triton(Dialect):
         if not isinstance(id, str):
             raise InvalidPayload("Unable to parse 'id': attempt to access JSON non-string as string")
         if len(id) > MAX_NAME:  # each response repeats it
-            raise InvalidPayload(f"Unable to parse 'id': it has {len(id)} characters; at most {MAX_NAME}")
+            raise InvalidPayload(f"Unable to parse 'id': it has {len(id)} characters; the maximum is {MAX_NAME}")
         given, unknown = _read_names(body)
         prompt = _read_prompt(given, id, context)
         given, replaced = join_sampling(given)
@@ -435,9 +435,9 @@ class Triton(Dialect):
         return ParsedRequest((request,), ResponseReply(options), self.errors, ignored)
 
     def _streams(self, parameters: ParsedParameters) -> bool:
-        """Return whether there is a response a token.
+        """Return whether to send one response per token.
 
-        `/generate_stream` streams by default, unlike TensorRT-LLM's model, which waits for `stream`.
+        `/generate_stream` streams by default, while TensorRT-LLM's model only streams if `stream` is true.
         """
         stream = parameters.others.get("stream")
         if self._route is Route.STREAM:
@@ -451,9 +451,9 @@ class Triton(Dialect):
 
 
 def _read_names(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Read the inputs, flat or under `parameters`, and list the other names.
+    """Return the inputs, from the top level or from `parameters`, and the names of unknown fields.
 
-    Those must have the types that Triton allows in a request's parameters, whether or not a model reads them.
+    Unknown fields must have a type that Triton allows for the parameters of a request.
     """
     parameters = body.get("parameters", {})
     if not isinstance(parameters, dict):
@@ -482,7 +482,7 @@ def _is_input(name: str) -> bool:
 
 
 def _read_prompt(given: dict[str, Any], id: str, context: ServerContext) -> str:
-    """Take the prompt out of the inputs."""
+    """Remove the prompt from the inputs and return it."""
     if PROMPT not in given:
         expected = f"expected number of inputs between 1 and {len(INPUTS) + 1} but got {len(given)} inputs"
         raise InvalidPayload(
@@ -501,7 +501,7 @@ def _read_prompt(given: dict[str, Any], id: str, context: ServerContext) -> str:
 
 def _request(prompt: str, parameters: ParsedParameters, *, ignores_end: bool) -> Request:
     sampling, names, end_id = parameters.sampling, parameters.names, parameters.others.get("end_id")
-    if end_id is not None:  # in the place of the model's own end token
+    if end_id is not None:  # it replaces the model's own end token
         if ignores_end:
             raise InvalidParameter(f"end_id={end_id}: contradicts ignore_eos=true")
         sampling = sampling._replace(stop_token_ids=(*sampling.stop_token_ids, end_id))
@@ -530,7 +530,7 @@ def _tensors(parameters: ParsedParameters) -> Mapping[str, bool | None]:
 
 
 def _without_prompt(given: Mapping[str, Any], parameters: ParsedParameters, streams: bool) -> bool:
-    """Return whether the text leaves the prompt out: in a stream and from the llmapi model, by default."""
+    """Return whether the text leaves out the prompt. Streams and the llmapi model do so by default."""
     exclude = parameters.others.get("exclude_prompt")
     if exclude is not None:
         return bool(exclude)
@@ -547,12 +547,12 @@ def _check_single_sequence(sampling: Sampling, parameters: ParsedParameters) -> 
 
 
 def inputs() -> Datatypes:
-    """Return all inputs, the required one first."""
+    """Return the datatypes of all inputs by name, beginning with the prompt, which is required."""
     return {PROMPT: "BYTES", **{name: input.datatype for name, input in INPUTS.items()}}
 
 
 def outputs() -> Datatypes:
-    """Return all outputs other than the text."""
+    """Return the datatypes of all outputs by name."""
     floats = ("cum_log_probs", "output_log_probs", "context_logits", "generation_logits", "cumulative_logprob")
     counts = ("num_input_tokens", "num_output_tokens")
     return {

@@ -1,4 +1,4 @@
-"""Answers of Triton's generate extension: one response, or one a token."""
+"""Answers of Triton's generate extension: one response, or a stream with one response per token."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from handler.protocols.kernel.tensors import Lines, OutputTensors, TensorValues,
 from handler.protocols.triton.api import EVENTS, TritonExtras, TritonHead, TritonResponse, TritonTensors
 
 _REASONS = {Finish.LENGTH: "length", Finish.EOS: "stop", Finish.STOP: "stop"}
-"""TensorRT-LLM's names of the reasons."""
+"""Maps finish reasons to TensorRT-LLM's names."""
 
 
 class ResponseOptions(NamedTuple):
     """The options of a request's responses.
 
     Attributes:
-        fixed: fields that every response repeats: the request's id and the model.
-        tensors: output tensors other than the text.
-        extras: further fields: finish_reason, cumulative_logprob, num_input_tokens, num_output_tokens.
-        before: the prompt, where the text begins with it.
+        fixed: The fields that are the same in every response: the model and the request's id.
+        tensors: The output tensors other than the text, or None if the request asks for none.
+        extras: The names of the further fields that the request asks for, such as finish_reason.
+        before: The prompt if the text begins with it, or else "".
     """
 
     request: Request
@@ -36,11 +36,11 @@ class ResponseOptions(NamedTuple):
     def response(
         self, text: str | list[str], values: TensorValues | None = None, extras: TritonExtras | None = None
     ) -> Mapping[str, object]:
-        """Build a response, names in alphabetical order; a tensor of one element is that element, others are flat
-        lists.
+        """Build a response whose fields are in alphabetical order.
 
         Args:
-            extras: all of them; those that the request names are shown.
+            values: The output tensors. A tensor with one element becomes a number, other tensors become flat lists.
+            extras: The further fields, of which only those that the request asks for are included.
         """
         tensors: TritonTensors = _flattened(values or {})
         shown: TritonExtras = _flattened({name: item for name, item in (extras or {}).items() if name in self.extras})
@@ -61,7 +61,7 @@ def _flat(value: Any) -> Any:
 
 
 class ResponseReply(WholeReply):
-    """One response: the text, or a list of texts for several sequences."""
+    """One response with the text, or with a list of texts if there are several sequences."""
 
     def __init__(self, options: ResponseOptions, framing: Framing = JSON) -> None:
         super().__init__(options.request.sampling.num_sequences, framing=framing)
@@ -88,7 +88,7 @@ class ResponseReply(WholeReply):
         return options.response(texts[0] if len(texts) == 1 else texts, values, extras)
 
     def _rank(self) -> list[SequenceOutput]:
-        """Return the sequences in the order of their seeds; ranked for `best_of`, and as the engine ranks beams."""
+        """Return the sequences to show: the best ones first for `best_of` and beams, or else in the order of seeds."""
         sampling = self._options.request.sampling
         if sampling.num_beams == 1 and sampling.best_of <= sampling.n:
             return self._sequences
@@ -98,7 +98,7 @@ class ResponseReply(WholeReply):
 
 
 class StreamReply(TokenStream):
-    """An event a token."""
+    """A stream of one event per token."""
 
     def __init__(self, options: ResponseOptions, errors: ErrorFormat) -> None:
         super().__init__(errors, EVENTS)

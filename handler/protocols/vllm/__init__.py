@@ -1,1 +1,1 @@
-"""Routes of vLLM's own server in addition to OpenAI's: tokens, scores of pairs, the version, LoRA adapters."""
+"""The routes that vLLM's server adds to OpenAI's: tokenization, pooling, scores, the version and LoRA adapters."""

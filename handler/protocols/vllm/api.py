@@ -1,4 +1,4 @@
-"""The types of vLLM's answers. Each field of the wire is declared here, for the API's document too."""
+"""The types of vLLM's answers. They declare every field on the wire, for mypy and the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from handler.protocols.openai.api import field_of
 
 
 class VllmTokens(TypedDict):
-    """A prompt's tokens; `token_strs` has their texts where the request asks for them."""
+    """The tokens of a prompt. `token_strs` has their texts if the request asks for them."""
 
     count: Count
     max_model_len: Count | None
@@ -41,7 +41,7 @@ class VllmLoad(TypedDict):
 
 
 class VllmHead(TypedDict):
-    """What answers with numbers begin with."""
+    """The first fields of the answers of /score, /classify and /pooling."""
 
     id: str
     object: Literal["list"]
@@ -63,14 +63,14 @@ class VllmUsage(TypedDict):
 
 
 class VllmScores(VllmHead):
-    """The scores of pairs, in their order."""
+    """The scores of the pairs, in the order of the request."""
 
     data: list[VllmScore]
     usage: VllmUsage
 
 
 class VllmLabel(TypedDict):
-    """A text's likeliest label, and the probabilities of all."""
+    """A text's most likely label, and the probabilities of all labels."""
 
     index: Count
     label: str | None
@@ -84,7 +84,7 @@ class VllmLabels(VllmHead):
 
 
 class VllmPooledText(TypedDict):
-    """A vector, or the probabilities of labels; text is base64."""
+    """The result for one text. `data` is a vector or the labels' probabilities, as a list or as base64."""
 
     index: Count
     object: Literal["pooling"]

@@ -1,4 +1,7 @@
-"""vLLM's numbers of texts: /pooling, /classify and /score (vllm/entrypoints/pooling/*/protocol.py)."""
+"""vLLM's routes /pooling, /classify and /score, which compute numbers for texts.
+
+Source: vllm/entrypoints/pooling/*/protocol.py.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +83,7 @@ class VllmNumbers(OpenAiDialect):
 
 
 class VllmClassify(VllmNumbers):
-    """The labels' probabilities, and the likeliest label."""
+    """The dialect of /classify, which answers with the most likely label of each text and all probabilities."""
 
     name = "vllm_classify"
     table = Table(_OF_TEXTS)
@@ -114,7 +117,7 @@ class VllmClassify(VllmNumbers):
 
 
 class VllmPooling(VllmNumbers):
-    """The result of the model's pooler: a vector, or the labels' probabilities."""
+    """The dialect of /pooling, which answers with the output of the pooler: vectors or the labels' probabilities."""
 
     name = "vllm_pooling"
     table = Table(
@@ -123,7 +126,7 @@ class VllmPooling(VllmNumbers):
             **{name: OpenAiEmbeddings.table.parameters[name] for name in _OF_ENCODING},
             "dimensions": unsupported("call /v1/embeddings"),
             "task": Parameter("task", string),
-            "data": unsupported("the engines have no plugins that read it; send texts as input"),
+            "data": unsupported("the engines have no plugins that accept it; send texts as input"),
         }
     )
     description = Description(
@@ -169,7 +172,9 @@ def usage_of(num_tokens: int) -> VllmUsage:
 def _check_task(given: str | None, own: str) -> None:
     if given in (None, own):
         return
-    why = "the engines return one vector for a whole text" if given in _OF_TOKENS else f"the model's is {own}"
+    why = (
+        "the engines return one vector per text, not per token" if given in _OF_TOKENS else f"the model's task is {own}"
+    )
     raise InvalidParameter(f"task={show(given)}: is not supported: {why}")
 
 
@@ -179,13 +184,13 @@ def _check_task(given: str | None, own: str) -> None:
 _OF_RERANK = ("max_tokens_per_doc", "max_tokens_per_query", "instruction", "chat_template_kwargs")
 
 PAIRS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
-"""Names of the two sides, in the order in which vLLM tries them."""
+"""The fields for the first and second texts of pairs, in the order in which vLLM checks them."""
 
 _TEXTS: Shape = {"anyOf": [NON_EMPTY, text_list(NON_EMPTY)]}
 
 
 class VllmScoring(OpenAiDialect):
-    """The score of each pair: a reranker's, or the cosine of two vectors of an embedding model."""
+    """The dialect of /score. An embedding model scores a pair by the cosine of the texts' vectors."""
 
     name = "vllm_score"
     errors = ERRORS
@@ -238,23 +243,23 @@ class VllmScoring(OpenAiDialect):
 
 
 def _read_pairs(body: Mapping[str, Any]) -> tuple[Sequence[tuple[str, str]], tuple[str, str]]:
-    """Read both sides of the pairs, and their names. A single first text is paired with each second one."""
+    """Return the pairs of texts, and the names of their fields. A single first text is paired with each second text."""
     given = {name for pair in PAIRS for name in pair if body.get(name) is not None}
     names = next((pair for pair in PAIRS if given.issuperset(pair)), None)
     if names is None:
-        raise InvalidPayload("'text_1' and 'text_2' must be texts, or lists of them (or queries and documents)")
+        raise InvalidPayload("'text_1' and 'text_2', or 'queries' and 'documents', must be strings or lists of strings")
     first, second = (_read_side(body[name], name) for name in names)
     if len(first) > 1 and len(first) != len(second):
-        counts = f"'{names[0]}' has {len(first)} texts and '{names[1]}' {len(second)}"
-        raise InvalidPayload(f"{counts}: {names[0]} must have one, or as many as {names[1]}")
+        counts = f"'{names[0]}' has {len(first)} texts and '{names[1]}' has {len(second)}"
+        raise InvalidPayload(f"{counts}; '{names[0]}' must have one text, or as many as '{names[1]}'")
     if len(first) == 1 and len(first[0]) * len(second) > MAX_QUERIES:
         each = f"'{names[0]}' has {len(first[0])} characters for each of {len(second)} texts"
-        raise TooManyTexts(f"{each}; at most {MAX_QUERIES} in all")
+        raise TooManyTexts(f"{each}; the maximum is {MAX_QUERIES} in all")
     return [(first[index if len(first) > 1 else 0], text) for index, text in enumerate(second)], names
 
 
 def _read_side(value: Any, name: str) -> list[str]:
     if isinstance(value, str):
         return [read_string(value, name)]
-    texts = read_list(value, name, "must be a text or a list of texts", MAX_TEXTS)
+    texts = read_list(value, name, "must be a string or a list of strings", MAX_TEXTS)
     return [read_string(text, f"{name}[{index}]") for index, text in enumerate(texts)]

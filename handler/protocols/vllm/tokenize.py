@@ -22,24 +22,24 @@ from handler.protocols.openai.request import CHAT, COMPLETIONS, HARMLESS, Usage,
 from handler.protocols.vllm.api import ERRORS, VllmText
 
 MAX_IDS = 1 << 20
-"""Token ids of one body that become text."""
+"""The maximum number of token ids in a request to /detokenize."""
 
 _SHAPING = (
     "chat_template_kwargs", "add_generation_prompt", "continue_final_message", "add_special_tokens", "chat_template",
 )  # fmt: skip
-"""What changes a chat's prompt in vLLM's body of this route, which has neither `documents` nor `reasoning_effort`."""
+"""The parameters of vLLM's /tokenize that change the prompt of a chat."""
 
 _SPECIAL, _STRINGS = "add_special_tokens", "return_token_strs"
 _relax = relaxed_by(PYDANTIC, {_SPECIAL: FLAG, _STRINGS: FLAG, "tokens": listing(COUNT)})
 
 
 def _unknown(body: Mapping[str, Any], read: Collection[str]) -> list[str]:
-    """List the body's names that no table knows; null means absent."""
+    """List the body's unknown fields. Fields that are null count as absent."""
     return [name for name, value in body.items() if value is not None and name not in read and name not in HARMLESS]
 
 
 class VllmTokenize(Dialect):
-    """The tokens of a prompt."""
+    """The dialect of /tokenize for a prompt."""
 
     name = "vllm_tokenize"
     errors = ERRORS
@@ -60,7 +60,7 @@ class VllmTokenize(Dialect):
 
 
 class VllmTokenizeChat(OpenAiChat):
-    """The tokens of a chat, with its tools, as /v1/chat/completions lays it out."""
+    """The dialect of /tokenize for a chat. It renders the same prompt as /v1/chat/completions, including tools."""
 
     name = "vllm_tokenize_chat"
     errors = ERRORS
@@ -85,7 +85,7 @@ class VllmTokenizeChat(OpenAiChat):
 
 
 class VllmDetokenize(Dialect):
-    """The text of token ids, special ones included."""
+    """The dialect of /detokenize, which decodes token ids, including those of special tokens."""
 
     name = "vllm_detokenize"
     errors = ERRORS
@@ -107,10 +107,10 @@ def _text_of(value: Any, context: ServerContext) -> str:
     wanted = "must be a list of token ids"
     ids: Sequence[Any] = value if value == [] else read_list(value, "tokens", wanted, MAX_IDS, "ids")
     if (vocabulary := context.vocabulary) is None:
-        raise InvalidPayload("'tokens': the engine has no vocabulary of its own")
+        raise InvalidPayload("'tokens': the engine has no vocabulary to decode them")
     for index, id in enumerate(ids):
         if type(id) is not int or not 0 <= id < len(vocabulary):
-            raise InvalidPayload(f"'tokens[{index}]' must be an id from 0 to {len(vocabulary) - 1}")
+            raise InvalidPayload(f"'tokens[{index}]' must be a token id from 0 to {len(vocabulary) - 1}")
     return vocabulary.decode(ids)
 
 

@@ -87,7 +87,7 @@ def test_a_prompt_of_embeddings_is_refused(server: LiveServer) -> None:
         found = server.post(body, path)
         assert found.status_code in (400, 424)
         assert f"{named}=" in found.text
-        assert "is not supported: a prompt is text or token ids" in found.text
+        assert "is not supported: a prompt must be text or token ids" in found.text
     assert server.post({"prompt": "a", "prompt_embeds": None}).status_code == 200
 
 

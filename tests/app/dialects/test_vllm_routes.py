@@ -112,10 +112,10 @@ def test_names_that_mean_nothing_are_told(tokenizer: LiveServer) -> None:
          'chat_template="x"'),
         ("/detokenize", {}, 400, "BadRequestError", "'tokens' must be a list of token ids"),
         ("/detokenize", [], 400, "BadRequestError", "the body must be a JSON object with 'tokens'"),
-        ("/detokenize", {"tokens": [1, 1 << 40]}, 400, "BadRequestError", "'tokens[1]' must be an id from 0 to"),
-        ("/detokenize", {"tokens": [-1]}, 400, "BadRequestError", "'tokens[0]' must be an id from 0 to"),
-        ("/detokenize", {"tokens": [1.5]}, 400, "BadRequestError", "'tokens[0]' must be an id from 0 to"),
-        ("/detokenize", {"tokens": ["a"]}, 400, "BadRequestError", "'tokens[0]' must be an id from 0 to"),
+        ("/detokenize", {"tokens": [1, 1 << 40]}, 400, "BadRequestError", "'tokens[1]' must be a token id from 0 to"),
+        ("/detokenize", {"tokens": [-1]}, 400, "BadRequestError", "'tokens[0]' must be a token id from 0 to"),
+        ("/detokenize", {"tokens": [1.5]}, 400, "BadRequestError", "'tokens[0]' must be a token id from 0 to"),
+        ("/detokenize", {"tokens": ["a"]}, 400, "BadRequestError", "'tokens[0]' must be a token id from 0 to"),
         ("/detokenize", {"tokens": [0], "model": "other"}, 404, "NotFoundError", "other"),
     ],
 )  # fmt: skip
@@ -127,11 +127,11 @@ def test_what_is_wrong_is_named_in_vllms_form(
 
 
 def test_too_many_ids_are_not_decoded(tokenizer: LiveServer) -> None:
-    assert "at most 1048576" in refusal(tokenizer, "/detokenize", {"tokens": [0] * ((1 << 20) + 1)})["message"]
+    assert "the maximum is 1048576" in refusal(tokenizer, "/detokenize", {"tokens": [0] * ((1 << 20) + 1)})["message"]
 
 
 def test_an_engine_without_a_vocabulary_has_no_text(echo_server: LiveServer) -> None:
-    assert "no vocabulary of its own" in refusal(echo_server, "/detokenize", {"tokens": [0]})["message"]
+    assert "no vocabulary to decode them" in refusal(echo_server, "/detokenize", {"tokens": [0]})["message"]
 
 
 # -- state ---------------------------------------------------------------------------------------------------------
@@ -208,16 +208,16 @@ def test_the_score_of_a_reranker_is_reranks() -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({}, "'text_1' and 'text_2' must be texts"),
-        ({"text_1": "a", "documents": ["b"]}, "'text_1' and 'text_2' must be texts"),
+        ({}, "'text_1' and 'text_2', or 'queries' and 'documents', must be strings"),
+        ({"text_1": "a", "documents": ["b"]}, "'text_1' and 'text_2', or 'queries' and 'documents', must be strings"),
         (
             {"text_1": ["a", "b"], "text_2": ["c"]},
-            "'text_1' has 2 texts and 'text_2' 1: text_1 must have one, or as many as text_2",
+            "'text_1' has 2 texts and 'text_2' has 1; 'text_1' must have one text, or as many as 'text_2'",
         ),
-        ({"text_1": [], "text_2": ["c"]}, "'text_1' must be a text or a list of texts"),
+        ({"text_1": [], "text_2": ["c"]}, "'text_1' must be a string or a list of strings"),
         ({"text_1": "a", "text_2": [{"content": []}]}, "'text_2[0]' must be a non-empty string"),
         ({"text_1": "a", "text_2": "b", "instruction": "x"}, 'instruction="x"'),
-        ({"text_1": "a" * 20_000, "text_2": ["b"] * 2048}, "at most 16777216 in all"),
+        ({"text_1": "a" * 20_000, "text_2": ["b"] * 2048}, "the maximum is 16777216 in all"),
     ],
 )
 def test_wrong_pairs_are_named(scoring: LiveServer, body: Any, words: str) -> None:
@@ -259,7 +259,7 @@ def test_pooling_gives_the_numbers_of_the_task(pooling: LiveServer) -> None:
     ("body", "words"),
     [
         ({"input": "a", "task": "token_embed"}, 'task="token_embed": is not supported: the engines return one vector'),
-        ({"input": "a", "task": "plugin"}, 'task="plugin": is not supported: the model\'s is '),
+        ({"input": "a", "task": "plugin"}, 'task="plugin": is not supported: the model\'s task is '),
         ({"input": "a", "dimensions": 2}, "dimensions=2: is not supported: call /v1/embeddings"),
         ({"data": {}}, "data={}: is not supported: the engines have no plugins"),
         ({"messages": [{}]}, "is not supported: send texts as input"),

@@ -221,21 +221,21 @@ def test_unknown_fields_are_named(server: LiveServer) -> None:
 
 
 FIELDS: dict[str, tuple[dict[str, Any], str]] = {
-    "speakers": ({"response_format": "diarized_json"}, "Whisper does not tell speakers apart"),
+    "speakers": ({"response_format": "diarized_json"}, "Whisper does not distinguish speakers"),
     "no format": ({"response_format": "poem"}, "must be json, text, srt, verbose_json or vtt"),
     "words": (
         {"response_format": "verbose_json", "timestamp_granularities[]": ["segment", "word"]},
-        "is not supported: the engine gives the times of segments; write segment",
+        "is not supported: the engine only reports the times of segments; use segment",
     ),
     "no times": ({"timestamp_granularities[]": "segment"}, "needs response_format=verbose_json"),
-    "other times": ({"timestamp_granularities[]": "page"}, "must be a list with segment"),
-    "a stream of times": ({"stream": "true", "response_format": "srt"}, "a stream has no timestamps; write json"),
+    "other times": ({"timestamp_granularities[]": "page"}, "must be segment, or a list that has only segment"),
+    "a stream of times": ({"stream": "true", "response_format": "srt"}, "a stream has no timestamps; use json"),
     "no flag": ({"stream": "perhaps"}, "must be true or false"),
     "scores": ({"include[]": "logprobs"}, "is not supported: log-probabilities of tokens are not returned"),
     "hot": ({"temperature": "7"}, "temperature"),
     "no number": ({"temperature": "warm"}, "must be a number"),
     "a long prompt": ({"prompt": "a" * 20_000}, "must be a string of at most 16384 characters"),
-    "a long language": ({"language": "e" * 99}, "must be the language's code, such as en"),
+    "a long language": ({"language": "e" * 99}, "must be the code of a language, such as en"),
 }
 
 
@@ -254,7 +254,7 @@ FILES = {
     "too long": (clip_file(tone(3.5)), "file: the audio has 3.5 s; at most 3 s"),
     "no channel": (wav(bytes(99), channels=0), "file: the audio has 0 channels"),
     "cut": (clip_file()[:999], "file: the audio is broken"),
-    "too many bytes": (CLIP + bytes(150_000), "bytes; at most 150000 (option.max_audio_bytes)"),
+    "too many bytes": (CLIP + bytes(150_000), "bytes; the maximum is 150000 (option.max_audio_bytes)"),
 }
 
 
@@ -287,7 +287,7 @@ BODIES: dict[str, tuple[bytes, str, str]] = {
         "file: the audio is not base64"),
     "JSON without a file": (b"{}", "application/json", "'file' is required"),
     "a list": (b"[]", "application/json", "the body must be a form or a JSON object with 'file'"),
-    "a number for a file": (b'{"file": 3}', "application/json", "'file' must be a form's file, or a string of base64"),
+    "a number for a file": (b'{"file": 3}', "application/json", "'file' must be a file in a form, or a base64 string"),
 }  # fmt: skip
 
 

@@ -144,7 +144,7 @@ def test_a_list_of_one_prompt_is_that_prompt(inputs: Any, ids: tuple[int, ...] |
 @in_one_test(
     ("body", "message"),
     [
-        ({"inputs": ["a", "b"]}, "'inputs' has 2 prompts; the maximum is 1; a body with 'prompt'"),
+        ({"inputs": ["a", "b"]}, "'inputs' has 2 prompts; the maximum is 1; to send several prompts, use 'prompt'"),
         ({"inputs": ""}, "'inputs' must not be empty"),
         ({"inputs": 3}, "'inputs' must be"),
         ({"parameters": []}, "'parameters' must be an object"),

@@ -226,11 +226,11 @@ def content(given: Any) -> dict[str, Any]:
         ({"logit_bias": [1]}, "must be an object that maps token ids"),
         ({"response_format": "json"}, 'response_format="json": must be an object'),
         ({"parallel_tool_calls": 2}, "parallel_tool_calls=2: must be true or false"),
-        ({"max_new_tokens": 5}, "write max_tokens"),
-        ({"stop_sequences": ["a"]}, "write stop"),
-        ({"do_sample": False}, "write temperature=0"),
-        ({"parameters": {"max_new_tokens": 9}}, "write its names at the top level"),
-        ({"adapter_id": "mine"}, "write the adapter's name as model"),
+        ({"max_new_tokens": 5}, "use max_tokens"),
+        ({"stop_sequences": ["a"]}, "use stop"),
+        ({"do_sample": False}, "use temperature=0"),
+        ({"parameters": {"max_new_tokens": 9}}, "send the parameters at the top level"),
+        ({"adapter_id": "mine"}, "send the adapter's name as model"),
         ({"max_tokens": 0}, "max_tokens=0: must be an integer from 1"),
         ({"max_completion_tokens": 0}, "max_completion_tokens=0: must be an integer from 1"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens=4 contradicts max_tokens"),
@@ -242,7 +242,7 @@ def content(given: Any) -> dict[str, Any]:
         ({"stream": 2}, "stream=2: must be true or false"),
         ({"stream_options": {}}, "stream_options={}: needs stream=true"),
         ({"stream": True, "stream_options": []}, "stream_options=[]: must be an object"),
-        ({"stream": True, "stream_options": {"x": True}}, "stream_options={\"x\": true}: 'x' is not known"),
+        ({"stream": True, "stream_options": {"x": True}}, "stream_options={\"x\": true}: 'x' is unknown"),
         (
             {"stream": True, "stream_options": {"include_usage": 2}},
             "stream_options={\"include_usage\": 2}: 'include_usage' must be true",
@@ -252,9 +252,9 @@ def content(given: Any) -> dict[str, Any]:
         ({"structured_outputs": {"json": SCHEMA, "regex": "a"}}, "structured_outputs="),
         ({"structured_outputs": {"structural_tag": "a"}}, "structured_outputs="),
         ({"use_beam_search": True}, "use_beam_search=true: is not supported"),
-        ({"functions": [{}]}, "functions=[{}]: is not supported: it has become `tools`"),
+        ({"functions": [{}]}, "functions=[{}]: is not supported: use tools"),
         ({"modalities": ["text", "audio"]}, "is not supported: answers are text"),
-        ({"chat_template": "{{}}"}, "is not supported: write option.chat_template"),
+        ({"chat_template": "{{}}"}, "is not supported: set option.chat_template"),
         ({"continue_final_message": True}, "continue_final_message: the last message must be an assistant message"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "requires add_generation_prompt=false"),
         ({"chat_template_kwargs": {"tools": 1}}, "chat_template_kwargs={\"tools\": 1}: must not set 'tools'"),
@@ -336,7 +336,7 @@ def test_what_the_engine_lacks_is_named() -> None:
         assert error(found)["message"].startswith("tool_choice=")
         assert "the engine able does not support it: no guides" in error(found)["message"]
     found = completion({"echo": True, "logprobs": 0}, context=poor)
-    assert error(found)["message"] == "echo=true: with logprobs the engine able does not support it: no scores"
+    assert error(found)["message"] == "echo=true: the engine able does not support it with logprobs: no scores"
     assert error(completion({"logprobs": 2}, context=poor))["message"].startswith(
         "logprobs=2: the engine able does not support it"
     )
@@ -720,7 +720,7 @@ def test_an_engine_without_a_prompts_alternatives_refuses_by_name() -> None:
     assert completion({**ASK, "logprobs": 0}, ONE_TOKEN, poor).status == 200
     refused = json.loads(completion({**ASK, "logprobs": 1}, context=poor).body)["error"]
     assert (
-        refused["message"] == "logprobs=1: with echo the engine able does not support it: it has the tokens' own only"
+        refused["message"] == "logprobs=1: the engine able does not support it with echo: it has the tokens' own only"
     )
     assert refused["param"] == "logprobs"
 
@@ -757,7 +757,7 @@ def test_no_new_tokens_in_several_choices() -> None:
 @pytest.mark.parametrize("echo", [{}, {"echo": False}, {"echo": None}])
 def test_no_new_tokens_and_no_prompt_are_nothing(echo: dict[str, Any]) -> None:
     refused = json.loads(completion({"max_tokens": 0, **echo}).body)["error"]
-    assert refused["message"] == "max_tokens=0: needs echo=true: there would be no answer"
+    assert refused["message"] == "max_tokens=0: needs echo=true, because the answer would be empty"
     assert refused["param"] == "max_tokens"
 
 

@@ -114,7 +114,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     ("openai_embeddings", {"input": "a", "encoding_format": "bytes"}, 'encoding_format="bytes": must be float'),
     ("openai_embeddings", {"input": "a", "truncate_prompt_tokens": 0}, "truncate_prompt_tokens=0: must be at least 1"),
     ("openai_embeddings", {"input": "a", "embed_dtype": "float16"}, 'embed_dtype="float16": is not supported'),
-    ("openai_embeddings", {"input": "a", "normalize": True}, "normalize=true: is not supported: write use_act"),
+    ("openai_embeddings", {"input": "a", "normalize": True}, "normalize=true: is not supported: use use_act"),
     ("openai_embeddings", {"input": "a", "messages": [{}]}, "messages=[{}]: is not supported: send texts"),
     ("tei_embed", "a", "the body must be a JSON object with 'inputs'"),
     ("tei_embed", {"inputs": "a", "truncate": 1}, "truncate=1: must be true or false"),
@@ -144,9 +144,13 @@ REFUSED: list[tuple[str, Any, str]] = [
         "'documents' cannot be repeated in the answer",
     ),
     ("rerank", {**DOCUMENTS, "rank_fields": ["title"]}, 'rank_fields=["title"]: is not supported'),
-    ("rerank", {**DOCUMENTS, "max_tokens_per_doc": 511}, "max_tokens_per_doc=511: is not supported below the mode"),
+    (
+        "rerank",
+        {**DOCUMENTS, "max_tokens_per_doc": 511},
+        "max_tokens_per_doc=511: must not be below the model's limit of 512 tokens",
+    ),
     ("rerank", {**DOCUMENTS, "top_n": -1}, "top_n=-1: must be an integer"),
-    ("rerank", {**DOCUMENTS, "instruction": "x"}, 'instruction="x": is not supported: write it into the query'),
+    ("rerank", {**DOCUMENTS, "instruction": "x"}, 'instruction="x": is not supported: add it to the query'),
 ]
 
 

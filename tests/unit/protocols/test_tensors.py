@@ -167,7 +167,7 @@ def test_wrong_ids_are_refused(ids: Any, wanted: str) -> None:
 
 
 def test_a_prompt_comes_once() -> None:
-    assert refusal(input_ids=[[0]]) == "parameters.input_ids=[0]: contradicts 'inputs'; send one of them"
+    assert refusal(input_ids=[[0]]) == "parameters.input_ids=[0]: contradicts 'inputs'; send only one of them"
 
 
 @pytest.mark.parametrize("name", ["input_ids", "embedding_bias", "stop_words_list", "bad_words_list"])
