@@ -1,1 +1,1 @@
-"""Emulate SageMaker on this machine: a container's process, and SageMaker Runtime's API before it (docs/local.md)."""
+"""Emulator of SageMaker on this machine: a container process behind SageMaker Runtime's API (docs/local.md)."""

@@ -1,6 +1,7 @@
-"""Check signatures and bearer tokens, as AWS does. The signer's identity is not checked.
+"""Checks of request signatures and bearer tokens. The secret key and the signer's identity are not checked.
 
-A token is `sagemaker-api-key-` and the base64 of a presigned URL, which holds its region and its expiry.
+A bearer token is `sagemaker-api-key-` followed by a base64-encoded presigned URL, which states the region and the
+expiry time.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from deploy.emulator.answers import ApiError
 TOKEN_PREFIX = "sagemaker-api-key-"
 _SERVICE = "sagemaker"
 _LONGEST = 12 * 3600  # maximum lifetime of a token, in seconds
-_LONGEST_URL = 7 * 24 * 3600  # of a presigned URL
+_LONGEST_URL = 7 * 24 * 3600  # maximum lifetime of a presigned URL, in seconds
 _PRESIGNED = ("Credential", "Algorithm", "SignedHeaders", "Signature")
 _SIGNED = re.compile(r"AWS4-HMAC-SHA256 Credential=([^\s,]+),\s*SignedHeaders=\S+,\s*Signature=[0-9a-f]{64}")
 
 
 def check_host(host: str, origin: str | None, address: str, site: str | None = None) -> None:
-    """Refuse requests of web pages, also those by a foreign name that resolves to this machine (DNS rebinding).
+    """Reject requests from foreign web pages, including pages that use DNS rebinding.
 
     Args:
-        host: the Host header; behind a loopback address it must name this machine, as for `lmi serve` without keys.
-        origin: the Origin header of a page; pages of this machine may call.
-        address: the local one of the connection.
-        site: the Sec-Fetch-Site header, the only sign of an image or a link in a page.
+        host: The Host header. It must name this machine if the connection uses a loopback address.
+        origin: The Origin header, or None. Pages served from this machine are accepted.
+        address: Local address of the connection.
+        site: The Sec-Fetch-Site header, or None. Browsers send it also for images and links, without an Origin header.
 
     Raises:
-        ApiError: it is refused.
+        ApiError: The request is rejected.
     """
     if origin is not None and not _is_loopback(urlsplit(origin).hostname or ""):
         raise ApiError(403, "AccessDeniedException", f"Pages of {origin[:100]!r} may not call this endpoint.")
@@ -52,15 +53,15 @@ def _is_loopback(name: str) -> bool:
 
 
 def check_signed(authorization: str | None, query: Mapping[str, str], region: str | None, now: datetime) -> str:
-    """Return the region that a request is signed for, by its header or as a presigned URL.
+    """Return the region that a request is signed for, in its Authorization header or its presigned URL.
 
     Args:
-        authorization: the header.
-        query: the URL's parameters.
-        region: the required region; None: any.
+        authorization: The Authorization header, or None if the request has none.
+        query: The URL's query parameters.
+        region: The required region, or None to accept any region.
 
     Raises:
-        ApiError: there is no signature, it is not a Signature Version 4, has expired, or is for something else.
+        ApiError: The signature is missing, expired, not a Signature Version 4, or for another service or region.
     """
     if authorization is None and "X-Amz-Signature" in query:
         return check_presigned(query, region, now)
@@ -68,14 +69,14 @@ def check_signed(authorization: str | None, query: Mapping[str, str], region: st
 
 
 def check_signature(authorization: str | None, region: str | None) -> str:
-    """Return the region that a request is signed for.
+    """Return the region that an Authorization header is signed for.
 
     Args:
-        authorization: the header.
-        region: the required region; None: any.
+        authorization: The Authorization header, or None if the request has none.
+        region: The required region, or None to accept any region.
 
     Raises:
-        ApiError: there is no signature, it is not a Signature Version 4, or it is for something else.
+        ApiError: The signature is missing, not a Signature Version 4, or for another service or region.
     """
     if not authorization:
         raise ApiError(403, "MissingAuthenticationToken", "Missing Authentication Token")
@@ -86,37 +87,46 @@ def check_signature(authorization: str | None, region: str | None) -> str:
 
 
 def check_presigned(query: Mapping[str, str], region: str | None, now: datetime) -> str:
-    """Return the region that a presigned URL is signed for: a signature in the query, not in a header.
+    """Return the region that a presigned URL is signed for.
+
+    Args:
+        query: The URL's query parameters, which include the signature.
+        region: The required region, or None to accept any region.
+        now: The current time, in UTC.
 
     Raises:
-        ApiError: it is not a Signature Version 4, has expired, or is for something else.
+        ApiError: The signature is expired, not a Signature Version 4, or for another service or region.
     """
     try:
         made = datetime.strptime(query["X-Amz-Date"], "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc)
         seconds = int(query["X-Amz-Expires"])
         scope, algorithm, _, _ = (query[f"X-Amz-{name}"] for name in _PRESIGNED)
     except (ValueError, KeyError) as error:
-        raise ApiError(403, "IncompleteSignature", f"The presigned URL lacks or misstates {error}.") from error
+        raise ApiError(
+            403, "IncompleteSignature", f"The presigned URL has a missing or invalid parameter: {error}."
+        ) from error
     if algorithm != "AWS4-HMAC-SHA256" or not 1 <= seconds <= _LONGEST_URL:
         raise ApiError(
-            403, "IncompleteSignature", "The URL is not presigned by Signature Version 4 for at most 7 days."
+            403, "IncompleteSignature", "The URL must be presigned with Signature Version 4, for at most 7 days."
         )
     if now > made + timedelta(seconds=seconds):
-        raise ApiError(403, "InvalidSignatureException", f"Signature expired: {seconds} s from {made.isoformat()}.")
+        raise ApiError(
+            403, "InvalidSignatureException", f"Signature expired: valid for {seconds} s from {made.isoformat()}."
+        )
     return _region(scope, region, "InvalidSignatureException")
 
 
 def check_token(authorization: str | None, region: str | None, now: datetime) -> str:
-    """Return the region of a bearer token.
+    """Return the region that a bearer token is signed for.
 
     Raises:
-        ApiError: there is none, or it is malformed, expired, or for another region.
+        ApiError: The token is missing, malformed, expired, or for another action, service or region.
     """
     if not authorization:
         raise ApiError(403, "MissingAuthenticationToken", "Missing Authentication Token")
     scheme, _, token = authorization.partition(" ")
     if scheme != "Bearer" or not token.startswith(TOKEN_PREFIX):
-        raise _access_denied(f"this route needs Authorization: Bearer {TOKEN_PREFIX}...")
+        raise _access_denied(f"this route requires the header Authorization: Bearer {TOKEN_PREFIX}...")
     try:
         url = base64.b64decode(token.removeprefix(TOKEN_PREFIX), validate=True).decode()
         query = {name: values[0] for name, values in parse_qs(url.partition("?")[2]).items()}
@@ -125,11 +135,11 @@ def check_token(authorization: str | None, region: str | None, now: datetime) ->
         until = made + timedelta(seconds=seconds)
         scope, action, _ = query["X-Amz-Credential"], query["Action"], query["X-Amz-Signature"]
     except (ValueError, OverflowError, KeyError) as error:
-        raise _access_denied("the bearer token is not the base64 of a presigned URL") from error
+        raise _access_denied("the bearer token is not a base64-encoded presigned URL") from error
     if action != "CallWithBearerToken":
         raise _access_denied(f"the bearer token is signed for {action}, not for CallWithBearerToken")
     if not 1 <= seconds <= _LONGEST:
-        raise _access_denied(f"the bearer token is made for {seconds} s; at most {_LONGEST} are allowed")
+        raise _access_denied(f"the bearer token is valid for {seconds} s, but the maximum is {_LONGEST} s")
     if now > until:
         raise ApiError(
             403, "ExpiredTokenException", f"The bearer token was valid for {seconds} s from {made.isoformat()}."
@@ -138,7 +148,7 @@ def check_token(authorization: str | None, region: str | None, now: datetime) ->
 
 
 def _region(credential: str, wanted: str | None, code: str) -> str:
-    """Return the region of a credential scope: key, date, region, service, aws4_request."""
+    """Return the region of a credential scope, `key/date/region/service/aws4_request`."""
     match credential.rsplit("/", 4):
         case [_, _, region, service, "aws4_request"] if service == _SERVICE:
             if wanted is None or region == wanted:

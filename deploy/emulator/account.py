@@ -1,4 +1,4 @@
-"""A rehearsal's account: empty but for quotas, and for images that would have been pushed with Docker."""
+"""A rehearsal's AWS account. At the start, it contains only quotas, and the images that a user would have pushed."""
 
 from __future__ import annotations
 
@@ -31,30 +31,33 @@ from deploy.s3.prefix import bucket_and_key
 from deploy.service_model import instance_types
 from deploy.spec.options import Setting, wrong_options
 
-_LINES = 10_000  # to keep for endpoints that are created later
+_LINES = 10_000  # number of log lines to keep for endpoints that are created later
 _READS = ("FilterLogEvents", "GetLogEvents", "DescribeLogStreams", "DescribeLogGroups", "StartQuery")
-_AT_A_TIME = 500  # lines of one call
+_AT_A_TIME = 500  # maximum number of log lines to send in one call
 
 
 class ContainerLog:
-    """One container's lines, copied into CloudWatch when it is read; those of a failed start separately."""
+    """The log of the container behind all endpoints, copied to CloudWatch Logs whenever a client reads log groups.
+
+    The log lines of instances whose start fails are kept separately.
+    """
 
     def __init__(self) -> None:
         self._lines: deque[tuple[int, dict[str, Any]]] = deque(maxlen=_LINES)
         self._count = 0
-        self._written: dict[str, int] = {}  # by ARN, how many
-        self._failed: dict[str, list[dict[str, Any]]] = {}  # by ARN
+        self._written: dict[str, int] = {}  # number of copied lines, by the resource's ARN and creation time
+        self._failed: dict[str, list[dict[str, Any]]] = {}  # log events of failed starts, by the resource's ARN
 
     def add(self, line: str) -> None:
         self._lines.append((self._count, _event(line)))
         self._count += 1
 
     def add_failed(self, thing: Thing, line: str) -> None:
-        """Add a line of an instance whose start fails."""
+        """Add a log line of an instance whose start fails."""
         self._failed.setdefault(thing.arn, []).append(_event(line))
 
     def on_call(self, cloud: Cloud, call: Call) -> None:
-        """Bring the log groups up to date before they are read."""
+        """Update the log groups of the call's region if the call reads logs."""
         if call.operation in _READS and call.service == "logs":
             for (kind, _), thing in list(cloud.sagemaker.things.items()):
                 if kind in ("endpoint", "inference-component") and call.region == thing.arn.split(":")[3]:
@@ -74,7 +77,7 @@ def _event(line: str) -> dict[str, Any]:
 
 
 def _write(cloud: Cloud, thing: Thing, instance: str, events: list[dict[str, Any]]) -> None:
-    """Write an instance's lines into its stream; none is older than the resource."""
+    """Write log events to an instance's log stream, with timestamps that are not older than the resource."""
     created = math.ceil(thing.created.timestamp() * 1000)
     events = [{**event, "timestamp": max(event["timestamp"], created)} for event in events]
     group = endpoint_group(thing.name) if thing.kind == "endpoint" else component_group(thing.name)
@@ -89,14 +92,14 @@ def _write(cloud: Cloud, thing: Thing, instance: str, events: list[dict[str, Any
         logs.put_log_events(logGroupName=group, logStreamName=stream, logEvents=part)
 
 
-# -- Service Quotas of SageMaker, which moto lacks: two of each instance type, or what was asked for -------------------
+# -- Service Quotas of SageMaker, which moto does not support: two of each instance type, or a requested number --------
 
 
 _AT_FIRST = 2.0
 
 
 class Quotas:
-    """The quotas of all instance types, by their code."""
+    """SageMaker's quotas of all instance types, and the Service Quotas operations on them."""
 
     def __init__(self) -> None:
         shapes = {"endpoint": "ProductionVariantInstanceType", "transform job": "TransformInstanceType"}
@@ -104,7 +107,7 @@ class Quotas:
         self._quotas = {_code(name): _quota(name) for name in names}
 
     def install(self) -> None:
-        """Permanently replace moto's calls with these."""
+        """Permanently replace moto's Service Quotas operations with this class's methods."""
         for name in ("list_service_quotas", "get_service_quota", "request_service_quota_increase"):
             setattr(ServiceQuotasResponse, name, _method(getattr(self, name)))
 
@@ -115,7 +118,7 @@ class Quotas:
         return {"Quota": self._named(p)}
 
     def request_service_quota_increase(self, p: Mapping[str, Any]) -> dict[str, Any]:
-        """Grant it at once."""
+        """Grant the requested quota at once."""
         quota = self._named(p)
         quota["Value"] = float(p["DesiredValue"])
         names = ("ServiceCode", "QuotaCode", "QuotaName")
@@ -123,7 +126,7 @@ class Quotas:
         return {"RequestedQuota": asked}
 
     def of(self, instance_type: str) -> float:
-        """Return the quota of instances for endpoints."""
+        """Return how many instances of a type the account's endpoints may use."""
         return float(self._quotas[_code(f"{instance_type} for endpoint usage")]["Value"])
 
     def _named(self, p: Mapping[str, Any]) -> dict[str, Any]:
@@ -145,7 +148,7 @@ def _quota(name: str) -> dict[str, Any]:
 
 
 def _code(name: str) -> str:
-    """Return a code in AWS's form; the real codes are unknown."""
+    """Return a made-up quota code in AWS's format."""
     return f"L-{hashlib.sha256(name.encode()).hexdigest()[:8].upper()}"
 
 
@@ -153,17 +156,17 @@ def _method(call: Any) -> Any:
     return lambda self: json.dumps(call(json.loads(self.body)))
 
 
-# -- start of endpoints and components: with an image and model data that are there, by what the role may do -----------
+# -- starts of endpoints and components, which need an image, model data, and a role that may read both ----------------
 
 
 REHEARSAL = "LMI_REHEARSAL"
-"""Variable of a model that makes its start fail."""
+"""Environment variable of a model that makes the start of its endpoint or component fail."""
 _ENDS = {
-    "exit": "the container ends with status 1",
+    "exit": "the container exits with status 1",
     "no-ping": "the container never answers /ping",
     "ping-500": "the container answers /ping with 500",
 }
-"""Failures of a start, with lines of the container's log; SageMaker has one reason for all."""
+"""Failures of a container's start, each with its log line. SageMaker reports the same FailureReason for all of them."""
 _NO_CAPACITY, _NO_QUOTA = "no-capacity", "no-quota"
 FAILURES = (*_ENDS, _NO_CAPACITY, _NO_QUOTA)
 _OWN_IMAGE = re.compile(rf"{ACCOUNT}\.dkr\.ecr\.([a-z0-9-]+)\.[a-z.]+/([^:@]+)(?::([^@]+))?(?:@(.+))?")
@@ -171,10 +174,10 @@ _PULLS = ("ecr:BatchGetImage", "ecr:GetDownloadUrlForLayer", "ecr:BatchCheckLaye
 
 
 class Starts:
-    """Decides how creations and updates end (`SageMaker.fate_of`), in AWS's words.
+    """Decides how creations and updates end, with AWS's failure reasons. Called as `SageMaker.fate_of`.
 
     Args:
-        log: takes log lines of containers that do not become ready.
+        log: Callback for each log line of a container that does not become ready.
     """
 
     def __init__(self, cloud: Cloud, log: Callable[[Thing, str], None]) -> None:
@@ -189,7 +192,7 @@ class Starts:
         return Fate("RolledBack" if thing.before is not None else "Failed", reason)
 
     def _models(self, thing: Thing, wanted: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-        """Yield the models to serve, each with its variant's name."""
+        """Yield the name of the variant and the CreateModel request of each model to serve."""
         things = self._cloud.sagemaker.things
         if thing.kind == "inference-component":
             every = [wanted.get("Specification", {}), *wanted.get("Specifications", ())]
@@ -212,7 +215,7 @@ class Starts:
                 "Please retry using a different ML instance type."
             )
         if _rehearsed(model) == _NO_QUOTA and thing.kind == "inference-component":
-            return f"{REHEARSAL}={_NO_QUOTA}: quotas count instances of endpoints, and not components."
+            return f"{REHEARSAL}={_NO_QUOTA}: quotas limit the instances of endpoints, not inference components."
         image = container.get("Image", "")
         return (
             self._image(image, role, where)
@@ -225,10 +228,10 @@ class Starts:
         )
 
     def _ends(self, thing: Thing, environment: Mapping[str, str], *, is_own: bool) -> bool:
-        """Return whether the container fails to become ready, and write its log.
+        """Return whether the container fails to become ready. If so, log the reasons as the container would.
 
         Args:
-            is_own: the image is in this account, so it reads its options as this package's server does.
+            is_own: Whether the image is in this account, and so contains this package's server and its options.
         """
         settings = [Setting(name, value, f"environment variable {name}") for name, value in environment.items()]
         lines = [f"cannot start: {problem}" for problem in wrong_options(settings, None)] if is_own else []
@@ -240,7 +243,7 @@ class Starts:
 
     def _image(self, image: str, role: str, where: Where) -> str | None:
         own = _OWN_IMAGE.fullmatch(image)
-        if own is None:  # of another account, e.g. AWS's
+        if own is None:  # an image of another account, for example AWS's
             return None
         region, repository, tag, digest = own.groups()
         named = {"imageDigest": digest} if digest else {"imageTag": tag or "latest"}
@@ -287,54 +290,60 @@ class Starts:
 
 
 def _rehearsed(model: Mapping[str, Any]) -> str | None:
-    """Return the failure that a model's environment requests."""
+    """Return the failure that a model's environment variable LMI_REHEARSAL requests, or None."""
     value: str | None = model.get("PrimaryContainer", {}).get("Environment", {}).get(REHEARSAL)
     return value
 
 
 OWNER = "owner"
-"""The access key of the account's owner, who may do everything."""
-_OWNER_ARN = f"arn:aws:sts::{ACCOUNT}:user/moto"  # as moto's STS names whom it does not know
+"""The access key of the account's owner, who has all permissions."""
+_OWNER_ARN = f"arn:aws:sts::{ACCOUNT}:user/moto"  # the ARN that moto's STS returns for unknown access keys
 _UNPLAYED = {
-    "CreateTrainingJob": "nothing is trained here",
-    "CreateProcessingJob": "nothing is processed here",
-    "CreateInferenceRecommendationsJob": "nothing is measured here",
-    "Search": "list what you look for",
+    "CreateTrainingJob": "training jobs do not run here",
+    "CreateProcessingJob": "processing jobs do not run here",
+    "CreateInferenceRecommendationsJob": "inference recommendations are not available here",
+    "Search": "use the List operations instead",
 }
-"""Operations that moto would accept without effect, or answer from a store that is not used here."""
+"""Operations that moto would accept without any effect, or execute on its own state, which is not used here."""
 _DOCKER = "application/vnd.docker"
 _MANIFEST = {
     "schemaVersion": 2,
     "mediaType": f"{_DOCKER}.distribution.manifest.v2+json",
-    # Without the digest of a configuration: moto serves no layers, so nobody can read the processor there.
+    # There is no digest of a configuration: moto does not serve layers, so clients could not read it.
     "config": {"size": 1},
     "layers": [{"mediaType": f"{_DOCKER}.image.rootfs.diff.tar.gzip", "size": 1, "digest": f"sha256:{'1' * 64}"}],
 }
 
 
 class Account(Cloud):
-    """AWS in which IAM's users may do what their policies allow, and endpoints answer.
+    """Emulated AWS in which IAM policies are enforced, and the rehearsal's container serves all endpoints.
+
+    Args:
+        port: Port on loopback, or 0 for any free port.
+        emulators: SageMaker Runtime's emulators of the endpoints.
+        log: The container's log.
+        report: Callback for a line of text about each denied permission.
 
     Raises:
-        OSError: the port is in use.
+        OSError: The port is in use.
     """
 
     def __init__(self, port: int, emulators: Emulators, log: ContainerLog, report: Callable[[str], None]) -> None:
         self._emulators, self._log, self._report = emulators, log, report
         super().__init__(port)
         self.trusted.add(OWNER)
-        self.sagemaker.polls = 0  # nothing takes time: `lmi deploy up` looks every 15 s
+        self.sagemaker.polls = 0  # no delays, because `lmi deploy up` polls only every 15 s
         self.sagemaker.may_take = authorization.trusts_sagemaker
         self.sagemaker.fate_of = Starts(self, log.add_failed)
         authorization.install(_OWNER_ARN)
         quotas = Quotas()
         quotas.install()
         self.sagemaker.quota_of = lambda type, model: 0 if _rehearsed(model) == _NO_QUOTA else quotas.of(type)
-        # The ending of secrets' ARNs, which AWS draws: the one that the documents have.
+        # Secrets' ARNs end in the suffix that the documents show, instead of a random one.
         moto.secretsmanager.utils.generate_str_id = lambda *args, **more: "AbCdEf"
 
     def push(self, image: str, region: str) -> None:
-        """Put an image into ECR, instead of `docker push`."""
+        """Register an image in ECR, in place of `docker push`."""
         repository, _, tag = image.rpartition(":")
         ecr = self.client("ecr", region)
         with contextlib.suppress(ecr.exceptions.RepositoryAlreadyExistsException):
@@ -369,10 +378,12 @@ class Account(Cloud):
 
 
 def account(log: ContainerLog, images: Sequence[str], region: str) -> Front:
-    """Return the front end of the container: AWS with this account.
+    """Return a front end that serves an emulated AWS account in front of the container.
 
     Args:
-        images: REPOSITORY:TAG of each that is in ECR, in `region`.
+        log: The container's log.
+        images: Images to register in ECR, as REPOSITORY:TAG.
+        region: Region of the images.
     """
 
     @contextlib.asynccontextmanager
@@ -396,7 +407,7 @@ def account(log: ContainerLog, images: Sequence[str], region: str) -> Front:
 
 
 def variables(url: str, region: str) -> dict[str, str]:
-    """Return the environment variables that make a client use this as AWS."""
+    """Return the environment variables that make AWS clients use the rehearsal at `url`."""
     return {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": OWNER,

@@ -1,4 +1,4 @@
-"""Errors in the form of SageMaker Runtime, and the headers that its operations pass on."""
+"""SageMaker Runtime's error responses, and the headers that its operations pass to and from the container."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from aiohttp import web
 
 TIMED_OUT = "Your invocation timed out while waiting for a response from container primary"
-_MESSAGE_LIMIT = 2048  # characters: the API's shape Message
+_MESSAGE_LIMIT = 2048  # characters; maximum length of the shape Message in the API model
 
 
 class ApiError(Exception):
-    """An error answer.
+    """An error response of the API.
 
     Args:
         status: HTTP status.
-        code: the error's name, from which boto3 derives the exception's class.
-        members: further members of the JSON body.
+        code: Name of the error, from which boto3 derives the exception's class.
+        members: Additional fields of the JSON body.
     """
 
     def __init__(self, status: int, code: str, message: str, **members: str | int) -> None:
@@ -34,7 +34,7 @@ class ApiError(Exception):
 
 
 async def name_request(request: web.Request, answer: web.StreamResponse) -> None:
-    """Add the request's id to an answer, which AWS's clients and support refer to."""
+    """Add a request ID to the response headers, as AWS does."""
     answer.headers.setdefault("x-amzn-RequestId", str(uuid.uuid4()))
 
 
@@ -43,11 +43,12 @@ def validation_error(message: str, status: int = 400) -> ApiError:
 
 
 def model_error(original: int, message: str, log_stream: str) -> ApiError:
-    """Return the error for a container's answer other than 2xx.
+    """Return the ModelError for a container's response whose status is not 2xx.
 
     Args:
-        original: its status; 0: it gave no complete answer, and message is SageMaker's own.
-        log_stream: ARN of the container's log.
+        original: HTTP status of the container's response, or 0 if it sent no complete response.
+        message: Body of the container's response, or SageMaker's own message if `original` is 0.
+        log_stream: ARN of the container's log stream.
     """
     side, code = (
         ("client", "CLIENT_ERROR_FROM_MODEL")
@@ -66,9 +67,9 @@ def model_error(original: int, message: str, log_stream: str) -> ApiError:
     )
 
 
-# -- pass headers from the client to the container and back, as SageMaker does -----------------------------------------
-# SageMaker drops all others. TargetModel and TargetContainerHostname are for multi-model and multi-container
-# endpoints, EnableExplanations for endpoints with an explainer, so they are refused.
+# -- headers that SageMaker passes from the client to the container and back -------------------------------------------
+# SageMaker drops all other headers. The emulator rejects the headers of endpoint kinds that it does not emulate:
+# multi-model endpoints, multi-container endpoints, and endpoints with an explainer.
 
 _AMZN = "X-Amzn-SageMaker-"
 CUSTOM_ATTRIBUTES = _AMZN + "Custom-Attributes"
@@ -95,13 +96,13 @@ _PATTERNS = {
 
 @dataclass(frozen=True)
 class Operation:
-    """The differences between the three invoke operations.
+    """The headers in which the invoke operations differ.
 
     Args:
-        content_type: name of the header with the body's type.
-        accept: name of the header with the desired type of the answer; the container receives it as Accept.
-        may_open_session: whether SessionId may be NEW_SESSION.
-        returned: headers of the container's answer to return.
+        content_type: Name of the request header that gives the body's content type.
+        accept: Name of the request header that gives the accepted content types. The container receives it as Accept.
+        may_open_session: Whether SessionId may be NEW_SESSION.
+        returned: Names of the container's response headers that the client receives.
     """
 
     content_type: str
@@ -118,14 +119,14 @@ ASYNC = Operation(_AMZN + "Content-Type", _AMZN + "Accept", False, ())
 
 
 def to_container(headers: Mapping[str, str], operation: Operation, adapter: str | None) -> dict[str, str]:
-    """Return the headers for the container.
+    """Return the request headers for the container.
 
     Args:
-        headers: the client's, case-insensitive.
-        adapter: the adapter of the named component.
+        headers: The client's request headers, with case-insensitive names.
+        adapter: Name of the adapter that the requested inference component serves, or None if it is not an adapter.
 
     Raises:
-        ApiError: a header is not for this endpoint, or violates the API's pattern.
+        ApiError: This endpoint does not support a header, or a header's value does not match the API's pattern.
     """
     for name, why in _REFUSED.items():
         if name in headers:
@@ -145,6 +146,6 @@ def to_container(headers: Mapping[str, str], operation: Operation, adapter: str 
 
 
 def to_client(headers: Mapping[str, str], operation: Operation, variant: str) -> dict[str, str]:
-    """Return the headers for the client, without the answer's type."""
+    """Return the response headers for the client, except for the content type."""
     returned = {name: headers[name] for name in operation.returned if name in headers}
     return {**returned, "x-Amzn-Invoked-Production-Variant": variant}

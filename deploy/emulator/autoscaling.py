@@ -1,4 +1,4 @@
-"""Application Auto Scaling's calls, replacing moto's: inference components, tags, and AWS's own errors."""
+"""Replacement for moto's Application Auto Scaling, with inference components, tags and AWS's own errors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,14 @@ class NotFound(ServiceException):
 
 @dataclass
 class Scaling:
-    """The scalable targets, by resource and dimension, and the policies, by these and their name."""
+    """Application Auto Scaling's state and API operations.
+
+    Attributes:
+        targets: Scalable targets by resource ID and scalable dimension.
+        policies: Scaling policies by resource ID, scalable dimension and policy name.
+        tags: Tags of scalable targets, by ARN.
+        activities: Scaling activities by resource ID.
+    """
 
     cloud: SageMaker
     targets: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
@@ -58,7 +65,7 @@ class Scaling:
             arn = f"{head}:scalable-target/{uuid.uuid4().hex}"
             target = {"ScalableTargetARN": arn, "CreationTime": time.time(), "RoleARN": "arn:aws:iam::1:role/linked"}
             self.tags[arn] = dict(p.get("Tags") or {})
-        p.pop("Tags", None)  # of one that is there they stay (TagResource changes them)
+        p.pop("Tags", None)  # registering an existing target again does not change its tags; TagResource does
         self.targets[resource, dimension] = {**target, **p}
         return {"ScalableTargetARN": target["ScalableTargetARN"]}
 
@@ -112,7 +119,7 @@ class Scaling:
         return {}
 
     def wake(self, endpoint: str, region: str) -> None:
-        """Let requests wait for an endpoint without an instance: alarms on that metric trigger their policies."""
+        """Scale out an endpoint that has waiting requests but no instance, with the policies of its backlog alarms."""
         for alarm in cloudwatch_backends[ACCOUNT][region].alarms.values():
             named = {dimension.name: dimension.value for dimension in alarm.dimensions or ()}
             if alarm.metric_name == "HasBacklogWithoutCapacity" and named == {"EndpointName": endpoint}:
@@ -152,7 +159,7 @@ def _place(p: dict[str, Any]) -> str:
 
 
 def install(scaling: Scaling) -> None:
-    """Permanently replace moto's calls with the double's."""
+    """Permanently replace moto's API operations with those of `scaling`."""
     for name in [name for name in vars(Scaling) if not name.startswith("_")]:
         if name not in ("endpoint_gone", "wake", "set_count") and callable(getattr(scaling, name)):
             setattr(ApplicationAutoScalingResponse, name, _method(getattr(scaling, name)))

@@ -1,6 +1,6 @@
-"""AWS on loopback: moto's server, with SageMaker, its autoscaling, and IAM's decisions, which moto does not have.
+"""Emulated AWS on loopback: moto's server, extended by SageMaker, its autoscaling, and the enforcement of IAM policies.
 
-`lmi deploy local --aws` starts it, and so do the tests. boto3 finds it by AWS_ENDPOINT_URL.
+`lmi deploy local --aws` and the tests start it. AWS clients find it through AWS_ENDPOINT_URL.
 """
 
 from __future__ import annotations
@@ -38,19 +38,21 @@ from deploy.service_model import Malformed, wrong_with
 log = logging.getLogger("deploy.rehearsal")
 
 OWN = "sagemaker"
-"""The access key of the server's own calls, which may do everything."""
+"""The access key of the server's own calls, which have all permissions."""
 _READS = ("Describe", "List", "Get", "Head", "BatchGet", "Filter", "Simulate", "Test", "Lookup")
 
 
 @dataclass(frozen=True)
 class Call:
-    """One call as it reached the server.
+    """One API call that the server received.
 
     Attributes:
-        service: the name that it is signed for, e.g. `sagemaker`, `application-autoscaling`, `monitoring` (CloudWatch).
-        operation: AWS's name, e.g. `CreateModel`; of S3 the method and the path.
-        parameters: of all but S3.
-        caller: the access key.
+        service: Name of the service that the call is signed for, e.g. `sagemaker`, `application-autoscaling`, or
+            `monitoring` for CloudWatch.
+        operation: AWS's name of the operation, e.g. `CreateModel`; for S3, the HTTP method and the path.
+        parameters: Parameters of the operation; empty for S3.
+        caller: The caller's access key.
+        region: Region that the call is signed for.
     """
 
     service: str
@@ -67,21 +69,21 @@ class Call:
 
 
 class Cloud:
-    """The server and its state.
+    """The emulated AWS: its server and its state.
 
     Attributes:
-        url: value for AWS_ENDPOINT_URL.
+        url: URL of the server, for AWS_ENDPOINT_URL.
         sagemaker: SageMaker's state.
-        scaling: scalable targets and policies.
-        trusted: access keys whose owners may do everything.
-        keys: ARN of the KMS key that encrypts a bucket, by the bucket's name.
-        price_list: the Pricing API's list, as JSON; empty: the product's own table is used.
+        scaling: Application Auto Scaling's state.
+        trusted: Access keys that have all permissions.
+        keys: ARNs of the KMS keys that encrypt buckets, by the bucket's name.
+        price_list: Products that the Pricing API returns, as JSON strings. If empty, clients use the packaged prices.
 
     Args:
-        port: of loopback; 0: a free one.
+        port: Port on loopback, or 0 for any free port.
 
     Raises:
-        OSError: the port is in use.
+        OSError: The port is in use.
     """
 
     def __init__(self, port: int = 0) -> None:
@@ -95,7 +97,7 @@ class Cloud:
         self.trusted = {OWN}
         self.keys: dict[str, str] = {}
         self.price_list: list[str] = []
-        modules = tuple(moto.backends.list_of_moto_modules())  # which moto reads of the disk at every request
+        modules = tuple(moto.backends.list_of_moto_modules())  # moto would list its directory at every request
         moto.backends.list_of_moto_modules = lambda: modules
         self.app = _Front(DomainDispatcherApplication(create_backend_app), self)
         self._socket = socket.create_server(("127.0.0.1", port))
@@ -111,47 +113,54 @@ class Cloud:
         self._socket.close()
 
     def client(self, service: str, region: str = "us-east-1") -> Any:
-        """Return a client with all permissions. It is cached: creating one costs more than a call."""
+        """Return a boto3 client that has all permissions. It is cached, as creating one takes longer than a call."""
         if (service, region) not in self._clients:
             session = boto3.session.Session(OWN, OWN, region_name=region)
             self._clients[service, region] = session.client(service, endpoint_url=self.url)
         return self._clients[service, region]
 
-    # What a subclass decides
+    # Methods for subclasses to override
 
     def policies_of(self, caller: str) -> Iterable[Mapping[str, Any]]:
-        """Return a caller's identity policies: of an access key, or of a role by its ARN."""
+        """Return the identity policies of a caller, which is an access key or a role's ARN."""
         return ()
 
     def arn_of(self, caller: str) -> str | None:
-        """Return the ARN of an access key's owner; None: nobody has it."""
+        """Return the ARN of an access key's owner, or None if the key is unknown."""
         return f"arn:aws:iam::{ACCOUNT}:user/{caller}"
 
     def on_denial(self, need: Need) -> None:
         """Record a denied permission."""
 
     def on_call(self, call: Call) -> None:
-        """Record a call, before anything else."""
+        """Record a call before it is checked or executed."""
 
     def on_answer(self, call: Call) -> None:
-        """Record a call that moto has answered."""
+        """Record a call after moto has executed it."""
 
     def refusal(self, call: Call) -> tuple[str, str] | None:
-        """Return the code and the message to refuse a call with, or None to execute it."""
+        """Return the error code and message to reject a call with, or None to execute it."""
         return None
 
     def invoked(self, call: Call, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        """Answer a request to SageMaker Runtime."""
+        """Respond to a request to SageMaker Runtime."""
         raise NotImplementedError
 
     # Permissions
 
     def transform(self, payload: bytes, content_type: str) -> bytes:
-        """Return a transform job's container's answer to a payload; raise ValueError if it fails."""
-        raise ValueError("nothing is transformed here")
+        """Return the container's response to a transform job's payload.
+
+        Raises:
+            ValueError: The container failed.
+        """
+        raise ValueError("transform jobs do not run here")
 
     def denial(self, call: Call, environ: dict[str, Any]) -> Need | None:
-        """Return the first permission that the call needs and its caller does not have; record it."""
+        """Return the first permission that the call needs but its caller does not have, or None.
+
+        The denied permission is recorded with `on_denial`. A call whose permissions are not known is denied.
+        """
         if call.caller in self.trusted:
             return None
         try:
@@ -161,7 +170,13 @@ class Cloud:
             return need
 
     def missing(self, caller: str, needs: Iterable[Need]) -> Need | None:
-        """Return the first permission that a caller (an access key, a role's ARN) does not have; record it."""
+        """Return the first of `needs` that the caller's policies do not allow, or None.
+
+        The denied permission is recorded with `on_denial`.
+
+        Args:
+            caller: An access key, or a role's ARN.
+        """
         for need in map(_with_aliases, needs):
             if not allowed(self.policies_of(caller), need):
                 self.on_denial(need)
@@ -169,8 +184,9 @@ class Cloud:
         return None
 
     def hides(self, call: Call, environ: dict[str, Any]) -> bool:
-        """Return whether S3 answers 403 instead of 404, as it does if the caller may not list the bucket. HEAD and GET
-        have no prefix.
+        """Return whether S3 hides a missing object, by responding with 403 instead of 404.
+
+        S3 does so if the caller may not list the bucket (without a prefix).
         """
         bucket, key = _place(environ)
         if call.service != "s3" or not key or environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
@@ -189,7 +205,7 @@ class Cloud:
             component = environ.get("HTTP_X_AMZN_SAGEMAKER_INFERENCE_COMPONENT")
             return needs_of_invocation(environ["PATH_INFO"], component, where, bearer=_is_bearer(environ))
         values = call.parameters
-        if call.service == "iam" and "RoleName" in values:  # a role's ARN has its path
+        if call.service == "iam" and "RoleName" in values:  # a role's ARN contains its path
             roles = iam_backends[ACCOUNT][where.partition].roles.values()
             arns = [role.arn for role in roles if role.name == values["RoleName"]]
             values = {**values, "RoleName": arns[0].partition(":role/")[2]} if arns else values
@@ -204,21 +220,21 @@ class Cloud:
         return None if config is None else config.request.get("KmsKeyId")
 
     def _tagged(self, need: Need) -> Need:
-        """Return the need, with the tags of its resource as condition keys."""
+        """Return `need` with the tags of its resource as condition keys."""
         things = (thing for thing in self.sagemaker.things.values() if thing.arn.lower() == need.resource.lower())
         tags = next((thing.tags for thing in things), {})
         return replace(need, context={**need.context, **{f"aws:ResourceTag/{key}": tags[key] for key in tags}})
 
 
 class _Quiet(MotoRequestHandler):
-    """Logs no line for each request."""
+    """Request handler of moto's server without an access log."""
 
     def log_request(self, *args: object) -> None:
         pass
 
 
 class _Front:
-    """A WSGI application around moto's."""
+    """WSGI application that checks each call, and passes on to moto those that are not emulated here."""
 
     def __init__(self, app: Any, cloud: Cloud) -> None:
         self._app = app
@@ -227,7 +243,7 @@ class _Front:
     def __call__(self, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
         start = _with_request_id(start_response)
         origin, site = environ.get("HTTP_ORIGIN"), environ.get("HTTP_SEC_FETCH_SITE")
-        try:  # anybody's page could sign, as the keys are public
+        try:  # any web page could sign requests, as the access keys are public
             check_host(environ.get("HTTP_HOST", ""), origin, "127.0.0.1", site)
             call = _call(environ)
         except ApiError as error:
@@ -236,14 +252,14 @@ class _Front:
             return refuse("SerializationException", str(error), start)
         try:
             return self._answer(environ, call, start)
-        except Exception:  # moto takes much of what a request holds for granted
+        except Exception:  # moto does not validate requests thoroughly
             log.exception("%s %s failed", call.service, call.operation)
-            text = "The rehearsal has a bug, or the request is malformed."
+            text = "The request is malformed, or the rehearsal has a bug."
             return _error(environ, call, "500 Internal Server Error", "InternalFailure", text, start)
 
     def _answer(self, environ: dict[str, Any], call: Call, start: Any) -> Iterable[bytes]:
-        if environ["PATH_INFO"].lstrip("/").startswith("moto-api"):  # moto's own, which also writes files
-            return refuse("UnknownOperationException", "The rehearsal has AWS's operations only.", start)
+        if environ["PATH_INFO"].lstrip("/").startswith("moto-api"):  # moto's own API can write files
+            return refuse("UnknownOperationException", "The rehearsal supports AWS's operations only.", start)
         self._cloud.on_call(call)
         if call.caller and call.caller not in self._cloud.trusted and self._cloud.arn_of(call.caller) is None:
             return self._denied(environ, call, "", start)
@@ -253,7 +269,7 @@ class _Front:
             return self._denied(environ, call, str(need), start)
         if (refusal := self._cloud.refusal(call)) is not None:
             return refuse(*refusal, start)
-        if call.service == "pricing":  # which moto does not have
+        if call.service == "pricing":  # moto does not support it
             body = json.dumps({"FormatVersion": "aws_v1", "PriceList": self._cloud.price_list}).encode()
             start("200 OK", [("Content-Type", "application/x-amz-json-1.1")])
             return [body]
@@ -263,18 +279,18 @@ class _Front:
         try:
             answer = list(self._app(environ, lambda *head: said.append(head)))
         except NotImplementedError:
-            text = f"{call.operation} is not rehearsed: moto does not have it."
+            text = f"{call.operation} is not rehearsed, as moto does not support it."
             return _error(environ, call, "400 Bad Request", "UnknownOperationException", text, start)
         self._cloud.on_answer(call)
         if said[0][0].startswith("404") and self._cloud.hides(call, environ):
             return self._denied(environ, call, "", start)
         if call.service == "s3" and (region := _bucket_region(environ)) is not None:
-            said[0][1].append(("x-amz-bucket-region", region))  # of every answer, as of AWS's
+            said[0][1].append(("x-amz-bucket-region", region))  # AWS adds this header to every response
         start(*said[0])
         return answer
 
     def _denied(self, environ: dict[str, Any], call: Call, need: str, start_response: Any) -> list[bytes]:
-        """Refuse a call as AWS does: the access key is unknown, or its owner has no permission."""
+        """Reject a call with AWS's error for a missing permission, or for an unknown access key."""
         arn = self._cloud.arn_of(call.caller)
         text = f"User: {arn} is not authorized to perform: {need}" if arn else _INVALID_KEY
         codes = {"s3": ("AccessDenied", "InvalidAccessKeyId"), "ec2": ("UnauthorizedOperation", "AuthFailure")}
@@ -286,17 +302,17 @@ class _Front:
 _INVALID_KEY = "The security token included in the request is invalid."
 _DENIED_IN_JSON = "AccessDeniedException", "UnrecognizedClientException"
 _DENIED_IN_XML = "AccessDenied", "InvalidClientTokenId"
-"""AWS's errors for what the caller may not do, and for an access key that nobody has."""
+"""AWS's error codes for a missing permission and for an unknown access key."""
 
 
 _INVALID = {"ecr": "InvalidParameterException", "logs": "InvalidParameterException", "monitoring": "ValidationError"}
-"""These services' names for a ValidationException."""
+"""Error codes of services that do not use ValidationException."""
 
 
 def _wrong_with(call: Call) -> tuple[str, str] | None:
-    """Return code and message of AWS for a request that its API's description refuses.
+    """Return AWS's error code and message for a request that violates the API model, or None if it is valid.
 
-    Requests in forms only have strings, which moto checks.
+    Services with form-encoded requests are not checked here: their parameters are strings, which moto checks.
     """
     if call.service in ("", "s3", "ec2", "iam", "sts"):
         return None
@@ -312,7 +328,7 @@ def _in_json_or_cbor(environ: dict[str, Any]) -> bool:
 
 
 def _error(environ: dict[str, Any], call: Call, status: str, code: str, text: str, start_response: Any) -> list[bytes]:
-    """Answer a call with an error in its protocol."""
+    """Respond with an error in the protocol of the call."""
     number, kind = str(uuid.uuid4()), "text/xml"
     head = [("x-amzn-RequestId", number), ("x-amz-bucket-region", call.region)]
     if call.service == "s3":
@@ -335,7 +351,7 @@ def _error(environ: dict[str, Any], call: Call, status: str, code: str, text: st
 
 
 def _with_request_id(start_response: Any) -> Any:
-    """Return a `start_response` that adds a request id, as in all of AWS's answers."""
+    """Return a `start_response` that adds a request ID, which all of AWS's responses have."""
 
     def start(status: str, headers: list[tuple[str, str]], *more: Any) -> Any:
         if all(name.lower() != "x-amzn-requestid" for name, _ in headers):
@@ -346,7 +362,7 @@ def _with_request_id(start_response: Any) -> Any:
 
 
 def refuse(code: str, message: str, start_response: Any, status: str = "400 Bad Request") -> list[bytes]:
-    """Answer a call of a JSON service with an error of the caller's."""
+    """Respond to a call of a JSON service with a client error."""
     start_response(status, [("Content-Type", "application/x-amz-json-1.1"), ("x-amzn-ErrorType", code)])
     return [json.dumps({"__type": code, "message": message}).encode()]
 
@@ -366,7 +382,7 @@ def _cbor(text: str) -> bytes:
 
 
 def _key_arn(name: str, where: Where) -> str:
-    """Return the ARN of a key named by ARN, id, alias, or the alias's ARN."""
+    """Return the ARN of a KMS key that is given as an ARN, an ID, an alias or an alias's ARN."""
     if ":key/" in name:
         return name
     found = kms_backends[ACCOUNT][where.region].any_id_to_key_id(name)
@@ -374,7 +390,7 @@ def _key_arn(name: str, where: Where) -> str:
 
 
 def _with_aliases(need: Need) -> Need:
-    """Return the need, with the aliases of its key as a condition key."""
+    """Return `need` with the aliases of its KMS key as a condition key."""
     if not need.action.startswith("kms:"):
         return need
     _, _, _, region, account, rest = need.resource.split(":", 5)
@@ -383,7 +399,7 @@ def _with_aliases(need: Need) -> Need:
 
 
 def _place(environ: dict[str, Any]) -> tuple[str, str]:
-    """Return bucket and key of a request to S3, whose host never names a bucket here."""
+    """Return the bucket and the key of a path-style request to S3."""
     bucket, _, key = environ["PATH_INFO"].lstrip("/").encode("latin-1").decode().partition("/")
     return bucket, key
 
@@ -396,12 +412,12 @@ def _call(environ: dict[str, Any]) -> Call:
 
 
 def _credential(environ: dict[str, Any]) -> str:
-    """Return the credential of a request's signature: in its header, its URL, or the URL in a bearer token."""
+    """Return the credential scope from the Authorization header, the presigned URL, or the bearer token."""
     header = environ.get("HTTP_AUTHORIZATION", "")
     query = environ.get("QUERY_STRING", "")
     if _is_bearer(environ):
         token = header.partition(" ")[2].removeprefix(TOKEN_PREFIX)
-        with contextlib.suppress(ValueError):  # the emulator refuses it
+        with contextlib.suppress(ValueError):  # the endpoint's emulator will reject the token
             query = base64.b64decode(token).decode().partition("?")[2]
     signed = urllib.parse.parse_qs(query).get("X-Amz-Credential", [""])[0]
     return str(header.partition("Credential=")[2] or signed)
@@ -412,10 +428,10 @@ def _is_bearer(environ: dict[str, Any]) -> bool:
 
 
 def _operation(environ: dict[str, Any], service: str) -> tuple[str, dict[str, Any]]:
-    """Return the operation's name and parameters.
+    """Return the name and the parameters of a request's operation.
 
     Raises:
-        Malformed: the body is malformed.
+        Malformed: The request's body cannot be decoded.
     """
     path, method = environ["PATH_INFO"], environ["REQUEST_METHOD"]
     if target := environ.get("HTTP_X_AMZ_TARGET"):
@@ -426,11 +442,11 @@ def _operation(environ: dict[str, Any], service: str) -> tuple[str, dict[str, An
         if not isinstance(values, dict):
             raise Malformed("The body is not a JSON object.")
         return target.rpartition(".")[2], values
-    if "/operation/" in path:  # Smithy RPC v2, whose bodies are CBOR
+    if "/operation/" in path:  # Smithy RPC v2 with CBOR bodies
         parser = RpcV2CBORParser()
         try:
             content = parser.parse_data_item(parser.get_peekable_stream_from_bytes(body_of(environ)))
-        except Exception:  # its errors have no class of their own
+        except Exception:  # the parser has no specific exceptions
             content = None
         if not isinstance(content, dict):
             raise Malformed("The body is not a CBOR object.")
@@ -444,7 +460,7 @@ def _operation(environ: dict[str, Any], service: str) -> tuple[str, dict[str, An
 
 
 def body_of(environ: dict[str, Any]) -> bytes:
-    """Return a request's body, and keep it readable for others."""
+    """Return a request's body, and let later code read it again."""
     length = environ.get("CONTENT_LENGTH")
     content = environ["wsgi.input"].read(
         *([int(length)] if length else [] if "wsgi.input_terminated" in environ else [0])

@@ -1,4 +1,4 @@
-"""Start, read and stop the container's process as SageMaker does, without Docker."""
+"""The container's process, which is started, health-checked and stopped as SageMaker does, but without Docker."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from deploy.emulator.endpoint import Component, Endpoint, Status
 from deploy.errors import DeployError, Failed
 
 STOP_SECONDS = 30.0
-"""Seconds from SIGTERM to SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL."""
 _LOOK = 0.05  # seconds between two checks of the exit status
-_TAIL = 20  # lines of the log to show on exit
-_LINE = 2**20  # bytes; a longer line of the log is split
+_TAIL = 20  # number of log lines to show on exit
+_LINE = 2**20  # bytes; longer log lines are dropped
 _OWN = ("OPTION_", "SERVING_", "SAGEMAKER_", "AWS_CONTAINER_", "HF_MODEL_ID", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN",
         "MODEL_ID", "TENSOR_PARALLEL_DEGREE", "LMI_API_KEY")  # fmt: skip
-"""Variables of the shell that would configure the process; a container does not inherit them."""
+"""Prefixes of environment variables that the process does not inherit, because they would configure the server."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command to run.
+    """A command that starts a container's process.
 
     Args:
-        environment: variables to add to those of this process.
+        environment: Environment variables to set in addition to the inherited ones.
     """
 
     arguments: tuple[str, ...]
@@ -42,19 +42,19 @@ class Command:
 
     @property
     def url(self) -> str:
-        """Return the address on which the handler's entry point listens."""
+        """Return the URL on which the container listens."""
         return f"http://127.0.0.1:{self.environment['SAGEMAKER_BIND_TO_PORT']}"
 
 
 def command(model: str | None, port: int, options: Sequence[str], engine: str | None) -> Command:
-    """Return the handler's container entry point with SageMaker's argument and environment.
+    """Return the command that runs the handler's container entry point as SageMaker does.
 
     Args:
-        model: a file, a directory or a hub's name; None: the demo model.
-        options: KEY=VALUE, as serving.properties writes them.
+        model: A file, a directory or a model's name on the hub, or None for the demo model.
+        options: Options as KEY=VALUE, with the keys of serving.properties.
 
     Raises:
-        DeployError: the handler is not installed, or an option is invalid.
+        DeployError: The handler is not installed, or an option is not KEY=VALUE.
     """
     settings = settings_of_arguments(options)
     if engine:
@@ -63,44 +63,44 @@ def command(model: str | None, port: int, options: Sequence[str], engine: str | 
 
 
 def start(variables: Mapping[str, str], port: int) -> Command:
-    """Return the handler's container entry point with variables, on a port of this machine.
+    """Return the command that runs the handler's container entry point with `variables` on a local port.
 
     Raises:
-        DeployError: the handler is not installed.
+        DeployError: The handler is not installed.
     """
     if importlib.util.find_spec("handler") is None:
         raise DeployError(
-            "no container can be started: the package handler is not installed here",
-            "Start one yourself and name it: --container http://127.0.0.1:8080",
+            "cannot start a container: the package handler is not installed here",
+            "Start one yourself, and give its URL: --container http://127.0.0.1:8080",
         )
     environment = {
         "LMI_CACHE": os.environ.get("LMI_CACHE") or str(_cache()),
         **variables,
         "SAGEMAKER_BIND_TO_PORT": str(port),
-        "LMI_HOST": "127.0.0.1",  # a container has its own address, a process has the machine's
+        "LMI_HOST": "127.0.0.1",  # without a container, 0.0.0.0 would be reachable from other machines
     }
     return Command((sys.executable, "-m", "handler.container", "serve"), environment)
 
 
 def _model(model: str | None) -> dict[str, str]:
-    """Return the model's variables: a directory is SageMaker's model data, anything else is named as in an image."""
+    """Return the model's environment variables: a directory is passed as SageMaker's model data, others as model_id."""
     path = Path(model).resolve() if model else None
     if path and path.is_dir():
         return {"SAGEMAKER_MODEL_PATH": str(path)}
-    nowhere = {"SAGEMAKER_MODEL_PATH": os.devnull}  # not /opt/ml/model of this machine
+    nowhere = {"SAGEMAKER_MODEL_PATH": os.devnull}  # so that this machine's /opt/ml/model is not used
     return {**nowhere, "OPTION_MODEL_ID": str(path) if path and path.exists() else model or "demo"}
 
 
 def _cache() -> Path:
-    """Return the model cache of `lmi serve`, so that both share the demo model."""
+    """Return the model cache directory, which is shared with `lmi serve`."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "lmi-handler"
 
 
 def settings_of_arguments(options: Sequence[str]) -> dict[str, str]:
-    """Return the options of the command line by name.
+    """Return the values of the command line's KEY=VALUE options by key.
 
     Raises:
-        DeployError: one is not KEY=VALUE.
+        DeployError: An option is not KEY=VALUE.
     """
     pairs = [option.partition("=") for option in options]
     for name, equals, _ in pairs:
@@ -110,7 +110,7 @@ def settings_of_arguments(options: Sequence[str]) -> dict[str, str]:
 
 
 def _as_environment(settings: Mapping[str, str]) -> dict[str, str]:
-    """Convert properties to variables: `option.x` is OPTION_X, other properties are SERVING_X."""
+    """Convert properties to environment variables: `option.x` becomes OPTION_X, any other `x` becomes SERVING_X."""
     return {
         f"OPTION_{name.removeprefix('option.')}".upper()
         if name.startswith("option.")
@@ -120,10 +120,10 @@ def _as_environment(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 class Container:
-    """One process and its children, in a process group of their own: the terminal's Ctrl-C does not reach them.
+    """The container's process and its children, in their own session so that Ctrl-C does not interrupt them.
 
     Args:
-        show: called with each line of its log.
+        show: Callback for each line of the process's log.
     """
 
     def __init__(self, show: Callable[[str], None]) -> None:
@@ -152,16 +152,19 @@ class Container:
         self._reader = asyncio.ensure_future(self._read())
 
     async def wait_for_exit(self) -> Failed:
-        """Wait until it exits by itself; return its status and the last lines of its log."""
+        """Wait until the process exits by itself. Return an error with its exit status and its last log lines."""
         assert self._process is not None, "start() comes first"
         status = await self._wait()
         await self._read_all()
-        how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"exited with status {status}"
         last = "\n".join(f"  {line}" for line in self.tail)
-        return Failed(f"the container {how}", f"Its last lines:\n{last}" if last else "It wrote nothing.")
+        return Failed(f"the container {how}", f"Its last log lines:\n{last}" if last else "It logged nothing.")
 
     async def stop(self, seconds: float = STOP_SECONDS) -> int:
-        """Send SIGTERM, then SIGKILL after so many seconds to the whole group. Return the exit status."""
+        """Stop the process, and return its exit status.
+
+        The process receives SIGTERM; after its exit, or after `seconds`, the whole process group receives SIGKILL.
+        """
         assert self._process is not None, "start() comes first"
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -169,27 +172,30 @@ class Container:
             try:
                 await asyncio.wait_for(self._wait(), seconds)
             except asyncio.TimeoutError:
-                self._show(f"still running {seconds:g} s after SIGTERM: SIGKILL, as SageMaker does")
+                self._show(f"still running {seconds:g} s after SIGTERM, so it is killed with SIGKILL, as on SageMaker")
         self.kill()
         status = await self._wait()
         await self._read_all()
-        self._process._transport.close()  # type: ignore[attr-defined]  # the log's pipe, if it is still held open
+        self._process._transport.close()  # type: ignore[attr-defined]  # a child may still keep the log's pipe open
         return status
 
     def kill(self) -> None:
-        """Kill the whole group at once."""
+        """Kill the process group at once."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
 
     async def _wait(self) -> int:
-        """Return the exit status. asyncio's wait() also waits for the log's pipe, which a child may hold for long."""
+        """Wait for the exit, and return the exit status.
+
+        asyncio's own `wait()` would also wait until every child that inherited the log's pipe has exited.
+        """
         assert self._process is not None
         while (status := self._process.returncode) is None:
             await asyncio.sleep(_LOOK)
         return status
 
     async def _read_all(self) -> None:
-        """Read the rest of the log, for a second at most: a child may hold the pipe open."""
+        """Read the rest of the log, for at most one second because a child may keep the pipe open."""
         assert self._reader is not None
         await asyncio.wait({self._reader}, timeout=1)
 
@@ -200,7 +206,7 @@ class Container:
         while True:
             try:
                 line = await lines.readline()
-            except ValueError:  # longer than the limit: the rest of the line is dropped
+            except ValueError:  # the line exceeds the limit, and its content is dropped
                 line = b"(a line too long to show)\n"
             if not line:
                 return
@@ -210,12 +216,12 @@ class Container:
 
 
 def _end_with_parent() -> None:
-    """Ask the kernel to kill this process with its parent. Runs between fork and exec."""
+    """Ask the kernel to terminate this process when its parent exits. Runs between fork and exec."""
     PR_SET_PDEATHSIG = 1
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-# -- check the container's health with `GET /ping`, before and while the endpoint is in service ------------------------
+# -- health checks of the container with `GET /ping`, before and while the endpoint is in service ----------------------
 
 
 NEVER_HEALTHY = (
@@ -225,14 +231,16 @@ NEVER_HEALTHY = (
 
 @dataclass(frozen=True)
 class Probing:
-    """Timing of pings, in seconds.
+    """Timing of health checks. Times are in seconds.
 
     Args:
-        window: time to become ready (ContainerStartupHealthCheckTimeoutInSeconds; SageMaker's default is 8 minutes).
-        timeout: timeout of one ping.
-        between: pause between pings before the endpoint is in service.
-        steady: pause between pings while it is in service.
-        failures: consecutive failures after which the container gets no requests. SageMaker's number is undocumented.
+        window: Time for the container to become ready (ContainerStartupHealthCheckTimeoutInSeconds). SageMaker's
+            default is 8 minutes.
+        timeout: Timeout of one ping.
+        between: Pause between pings before the endpoint is in service.
+        steady: Pause between pings while the endpoint is in service.
+        failures: Number of consecutive failed pings after which the container gets no requests. SageMaker does not
+            document its number.
     """
 
     window: float = 480.0
@@ -243,25 +251,25 @@ class Probing:
 
 
 async def ping(session: aiohttp.ClientSession, container: str, seconds: float) -> str:
-    """Ping once; return an empty string if it is ready, else its answer."""
+    """Ping the container once. Return an empty string if it is ready, or a description of what is wrong."""
     try:
         timeout = aiohttp.ClientTimeout(total=seconds)
         async with session.get(container + "/ping", timeout=timeout, allow_redirects=False) as reply:
-            return "" if reply.status == 200 else f"/ping answers {reply.status}"
+            return "" if reply.status == 200 else f"/ping responds with status {reply.status}"
     except asyncio.TimeoutError:
-        return f"/ping does not answer within {seconds:g} s"
+        return f"/ping does not respond within {seconds:g} s"
     except aiohttp.ClientError as error:
         return f"/ping cannot be reached: {error}"
 
 
 async def until_ready(endpoint: Endpoint, probing: Probing, name: str = "") -> None:
-    """Ping until the first 200.
+    """Ping the container until it responds with status 200.
 
     Args:
-        name: of a component with a container of its own; empty: ping the endpoint's.
+        name: Name of a component with its own container, or empty to ping the endpoint's container.
 
     Raises:
-        Failed: there was none in time.
+        Failed: The container did not become ready within `probing.window` seconds.
     """
     loop = asyncio.get_running_loop()
     deadline = loop.time() + probing.window
@@ -272,16 +280,16 @@ async def until_ready(endpoint: Endpoint, probing: Probing, name: str = "") -> N
                 endpoint.status = Status.FAILED
                 text = NEVER_HEALTHY.format(variant=endpoint.variant, seconds=probing.window)
                 text = f"inference component {name}: {text}" if name else text
-                raise Failed(f"{text} Last: {wrong}.", "Give it longer with --start-timeout, or check its log.")
+                raise Failed(f"{text} Last ping: {wrong}.", "Raise --start-timeout, or check the container's log.")
             await asyncio.sleep(probing.between)
 
 
 async def keep_watch(target: Endpoint | Component, probing: Probing, report: Callable[[str], None]) -> None:
-    """Ping until the container has ended, and update `healthy`.
+    """Ping the container until it exits, and update `target.healthy`.
 
     Args:
-        target: an endpoint, or a component with a container of its own.
-        report: called with a line at each change.
+        target: An endpoint, or a component with its own container.
+        report: Callback for a line of text whenever `target.healthy` changes.
     """
     failures = 0
     container = target.container
@@ -295,7 +303,7 @@ async def keep_watch(target: Endpoint | Component, probing: Probing, report: Cal
             failures = failures + 1 if wrong else 0
             if wrong and failures == probing.failures:
                 target.healthy = False
-                report(f"unhealthy: {wrong}, {failures} times in a row. SageMaker would replace the instance.")
+                report(f"unhealthy: {wrong} ({failures} times in a row). SageMaker would replace the instance.")
             elif not wrong and not target.healthy:
                 target.healthy = True
                 report("healthy again")

@@ -1,4 +1,4 @@
-"""The state of the emulated endpoint."""
+"""The emulated endpoint's state, its admission checks and its data capture."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from typing import Any
 
 from deploy.emulator.answers import CUSTOM_ATTRIBUTES, INFERENCE_ID, ApiError, validation_error
 
-# -- data capture: requests and answers of an endpoint as lines of files, as SageMaker writes them to S3 ---------------
-# AWS does not say what it captures of streams, nor of requests that fail: here streams have their bytes, and failures
-# no endpointOutput.
+# -- data capture: an endpoint's requests and responses in JSON Lines files, as SageMaker writes them to S3 ------------
+# AWS does not document what it captures of streams and of failed requests. Here, a stream's endpointOutput contains its
+# bytes, and a failed request has no endpointOutput.
 
 log = logging.getLogger("deploy.emulator")
 
-_SECONDS = 1.0  # that events wait for others of their file
-_MOST_BYTES = 8 << 20  # that wait
-_SAMPLED = 100.0
+_SECONDS = 1.0  # maximum time until a captured event is written
+_MOST_BYTES = 8 << 20  # maximum size of the events that are not written yet
+_SAMPLED = 100.0  # percent
 
 Answer = tuple[str, bytes]
 """Content type and body."""
@@ -32,7 +32,12 @@ Answer = tuple[str, bytes]
 
 @dataclass(frozen=True)
 class Shadow:
-    """A shadow variant: its name, and the share of the requests that are copied to it, 0 to 1."""
+    """A shadow variant.
+
+    Attributes:
+        variant: Name of the variant.
+        share: Fraction of the requests that are copied to the variant, 0 to 1.
+    """
 
     variant: str
     share: float
@@ -40,13 +45,16 @@ class Shadow:
 
 @dataclass(frozen=True)
 class Capture:
-    """An endpoint's DataCaptureConfig, and the shadow that is captured with the serving variant.
+    """An endpoint's DataCaptureConfig, and its shadow variant, whose responses are captured too.
 
     Args:
-        write: writes an object, on a thread: its URI and content.
-        percent: of the requests.
-        inputs, outputs: whether they are kept.
-        json_types, csv_types: content types that are kept as text; all others as base64.
+        destination: S3 prefix of the captured files.
+        write: Function that writes an object, given its URI and content. It is called in a thread.
+        percent: Percentage of the requests to capture.
+        inputs: Whether requests are captured.
+        outputs: Whether responses are captured.
+        json_types: Content types that are captured as JSON text. Types in neither set are captured as base64.
+        csv_types: Content types that are captured as CSV text.
     """
 
     destination: str
@@ -60,7 +68,7 @@ class Capture:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], write: Callable[[str, bytes], None], shadow: Shadow | None) -> Capture:
-        """Read a DataCaptureConfig."""
+        """Return the data capture that a DataCaptureConfig describes."""
         modes = {option["CaptureMode"] for option in config["CaptureOptions"]}
         types = config.get("CaptureContentTypeHeader", {})
         return cls(
@@ -77,7 +85,7 @@ class Capture:
 
 @dataclass(frozen=True)
 class Event:
-    """A request that is captured."""
+    """A captured request."""
 
     capture: Capture
     headers: Mapping[str, str]
@@ -87,7 +95,7 @@ class Event:
 
     @property
     def is_shadowed(self) -> bool:
-        """Return whether a copy of it goes to the shadow; to be called once."""
+        """Return whether to copy the request to the shadow variant. The result is random, so read it only once."""
         shadow = self.capture.shadow
         return shadow is not None and random.random() < shadow.share
 
@@ -118,7 +126,7 @@ class Event:
 
 
 class Captures:
-    """Gathers events of an endpoint into files, and writes them."""
+    """Collects an endpoint's captured events, and writes them to files."""
 
     def __init__(self, endpoint: str) -> None:
         self._endpoint = endpoint
@@ -129,21 +137,21 @@ class Captures:
 
     @staticmethod
     def begin(capture: Capture | None, headers: Mapping[str, str], body: bytes) -> Event | None:
-        """Return the event of a request; None if it is not captured.
+        """Return the event for a request, or None if the request is not captured.
 
         Args:
-            headers: the container's.
+            headers: Request headers that the container receives.
         """
         if capture is None or random.random() * _SAMPLED >= capture.percent:
             return None
         return Event(capture, headers, body)
 
     def end(self, event: Event | None, variant: str, answer: Answer | None) -> None:
-        """Keep a captured event with a variant's answer; None if it failed."""
+        """Record a captured event with a variant's response, or with None if the request failed."""
         if event is None:
             return
         line = event.line(answer)
-        if b'"captureData":{}' in line[:20]:  # outputs alone, and there is none
+        if b'"captureData":{}' in line[:20]:  # only outputs are captured, and the request failed
             return
         key = (event.capture, variant, event.time.strftime("%Y/%m/%d/%H"))
         self._waiting.setdefault(key, []).append(line)
@@ -154,12 +162,16 @@ class Captures:
             self._timer = asyncio.get_running_loop().call_later(_SECONDS, self._flush)
 
     def copy(self, event: Event | None, ask: Callable[[], Awaitable[Answer]]) -> None:
-        """Also ask the shadow, if the event is among its share of requests; its answer is not awaited."""
+        """Send the request to the shadow variant too, in the background, if it is among the variant's share.
+
+        Args:
+            ask: Function that sends the request to the container and returns the response.
+        """
         if event is not None and event.is_shadowed:
             self._run(self._copied(event, ask))
 
     async def close(self) -> None:
-        """Write pending events, without waiting for a slow shadow."""
+        """Write pending events. A shadow variant that is still busy after a second is not awaited."""
         if self._tasks:
             _, late = await asyncio.wait(self._tasks, timeout=_SECONDS)
             for task in late:
@@ -169,12 +181,12 @@ class Captures:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _copied(self, event: Event, ask: Callable[[], Awaitable[Answer]]) -> None:
-        assert event.capture.shadow is not None, "it is shadowed"
+        assert event.capture.shadow is not None, "the event is shadowed"
         answer = None
         try:
             answer = await ask()
-        except Exception as error:  # of the container: the shadow fails alone
-            log.warning("the shadow variant gave no answer: %s", error or type(error).__name__)
+        except Exception as error:  # a failing shadow variant does not affect the response to the client
+            log.warning("the shadow variant did not respond: %s", error or type(error).__name__)
         self.end(event, event.capture.shadow.variant, answer)
 
     def _flush(self) -> None:
@@ -189,8 +201,8 @@ class Captures:
     async def _write(self, capture: Capture, uri: str, content: bytes) -> None:
         try:
             await asyncio.to_thread(capture.write, uri, content)
-        except Exception as error:  # a capture that fails changes no answer
-            log.warning("%s could not be captured: %s", uri, error)
+        except Exception as error:  # a failed capture does not affect the response to the client
+            log.warning("captured data could not be written to %s: %s", uri, error)
 
     def _run(self, work: Any) -> None:
         task = asyncio.ensure_future(work)
@@ -210,29 +222,31 @@ class Status(str, Enum):
 
 @dataclass(frozen=True)
 class Limits:
-    """SageMaker's limits, in seconds and bytes."""
+    """SageMaker's limits: timeouts in seconds, sizes in bytes."""
 
     invoke: float = 60.0
     stream: float = 480.0
     body: int = 25 * MIB
     small_body: int = 6 * MIB
-    """The API model's limit; the log warns above it."""
+    """Maximum size of a request body according to the API model. Larger bodies cause a warning in the log."""
     inline_body: int = 128_000
-    """Maximum of an asynchronous request's inline body."""
+    """Maximum size of an asynchronous request's inline body."""
     asynchronous: float = 900.0
     """Default of InvocationTimeoutSeconds."""
 
 
 @dataclass
 class Component:
-    """An inference component. Pings set `healthy` of one with a container of its own, while the endpoint is served.
+    """An inference component.
 
     Args:
-        adapter: the adapter's name in the container, if the component is an adapter.
-        copies: 0: scaled to zero, and requests get "no capacity".
-        container: URL of a container of its own; None: the endpoint's.
-        base: name of the component with the adapter's container; None: no adapter, or the endpoint's container.
-        ended: its container has exited.
+        adapter: Name of the adapter in the container, or None if the component is not an adapter.
+        copies: Number of copies. If 0, requests fail for lack of capacity.
+        container: URL of the component's own container, or None if the endpoint's container serves the component.
+        base: Name of the base component whose container serves the adapter, or None if the component is not an
+            adapter or the endpoint's container serves it.
+        healthy: Whether the component's own container passes its health checks, which update this field.
+        ended: Whether the component's own container has exited.
     """
 
     adapter: str | None = None
@@ -245,14 +259,17 @@ class Component:
 
 @dataclass
 class Endpoint:
-    """One endpoint. Pings set `status` and `healthy` while it is served, tests set `components`.
+    """One endpoint. Health checks update `status` and `healthy` while the endpoint is served.
 
     Args:
         container: URL of the container, without a path.
-        region: the required region of signatures; None: any.
-        components: by name; empty: the endpoint has a model, and accepts no InferenceComponentName.
-        capture: data capture; None: none.
-        part_bytes: cut the stream's parts at so many bytes, to test clients; None: as the container writes.
+        region: Region for which requests must be signed, or None to accept any region.
+        components: Inference components by name. If empty, the endpoint serves a model itself, and rejects
+            InferenceComponentName.
+        part_bytes: Maximum size of a stream's parts in bytes, to test clients, or None to keep the parts as the
+            container sends them.
+        ended: Whether the container has exited.
+        capture: Data capture, or None if it is off.
     """
 
     container: str
@@ -269,10 +286,10 @@ class Endpoint:
     capture: Capture | None = None
 
     def admit(self, name: str, variant: str | None) -> None:
-        """Check that the endpoint accepts requests.
+        """Check that the endpoint can serve a request for this endpoint name and variant.
 
         Raises:
-            ApiError: another name or variant, or not in service.
+            ApiError: The name or the variant is unknown, or the endpoint is not in service or not healthy.
         """
         if name != self.name:
             raise validation_error(f"Endpoint {name} of account {self.account} not found.")
@@ -284,10 +301,10 @@ class Endpoint:
             raise ApiError(503, "ServiceUnavailable", f"No instance of endpoint {name} answers its health check.")
 
     def component(self, component: str | None) -> Component | None:
-        """Return the named component; None: the endpoint has no components.
+        """Return the requested component, or None if the endpoint has no components.
 
         Raises:
-            ApiError: a name is missing, unknown or not allowed, or the component has no copy, or none that is healthy.
+            ApiError: The component's name is missing, unknown or not allowed, or the component has no healthy copy.
         """
         if not self.components:
             if component is not None:
@@ -316,7 +333,7 @@ class Endpoint:
         return known
 
     def log_stream(self, region: str, component: str | None = None) -> str:
-        """Return the ARN of the container's log, as in ModelError: the component's, if it has a container."""
+        """Return the ARN of the log stream: the component's if it has its own container, otherwise the endpoint's."""
         known = self.components.get(component) if component is not None else None
         group = f"/aws/sagemaker/Endpoints/{self.name}"
         if known is not None and known.container is not None:

@@ -1,4 +1,4 @@
-"""SageMaker Runtime of a rehearsal: an emulator (runtime.py) for each endpoint, all before one container."""
+"""SageMaker Runtime of a rehearsal: one emulator (runtime.py) for each endpoint, all in front of the same container."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from deploy.emulator.relay import reset_when_closed
 from deploy.emulator.sagemaker import ACCOUNT, Invalid, Thing
 from deploy.emulator.serving import listening
 
-# -- InvokeEndpointAsync: SageMaker takes the request, and does the rest in the name of the role -----------------------
-# What the role's policies do not allow fails: reading the request, writing the answer, telling topics.
+# -- InvokeEndpointAsync: SageMaker accepts the request, and executes it later with the model's role -------------------
+# The role needs permissions to read the request, to write the response and to publish to the SNS topics.
 
 _HEADER = "X-Amzn-SageMaker-"
 _FILENAME = re.compile(r"(?!.*\..*\.)[a-zA-Z0-9][a-zA-Z0-9_.-]{0,31}")
@@ -44,11 +44,17 @@ class Accepted:
     """An accepted asynchronous request.
 
     Attributes:
-        id: the request's (InferenceId).
-        output, failure: where the answer or the failure is written.
-        ttl: seconds that it may wait.
-        timeout: seconds that the container may take.
-        since: when it was accepted, on the monotonic clock.
+        store: S3 with the permissions of the model's role.
+        id: InferenceId of the request.
+        body: Inline body, or empty if `location` is given.
+        location: S3 URI of the request's body (InputLocation), or None if the body is inline.
+        topics: ARNs of the SNS topics to notify, by SuccessTopic and ErrorTopic.
+        output: S3 URI to which the response is written.
+        failure: S3 URI to which the reason of a failure is written.
+        ttl: Maximum time in the queue, in seconds (RequestTTLSeconds).
+        timeout: Timeout of the container's response, in seconds (InvocationTimeoutSeconds).
+        waits: Whether the request is never executed, because the endpoint has no instance and no policy adds one.
+        since: Time of acceptance, on the monotonic clock.
     """
 
     store: RoleStore
@@ -60,7 +66,7 @@ class Accepted:
     failure: str
     ttl: int
     timeout: int
-    waits: bool = False  # the endpoint has no instance, and nothing wakes it
+    waits: bool = False
     since: float = field(default_factory=time.monotonic)
 
     def answer(self, start_response: Any) -> list[bytes]:
@@ -69,10 +75,11 @@ class Accepted:
         return [json.dumps({"InferenceId": self.id}).encode()]
 
     def work(self, ask: Callable[[bytes], bytes]) -> None:
-        """Execute the request.
+        """Execute the request, and write its response or failure to S3.
 
         Args:
-            ask: takes the request and returns the container's answer, or raises ValueError with its reason.
+            ask: Function that sends a request body to the container and returns the response's body. It raises
+                ValueError with the reason if the container fails.
         """
         if self.waits:
             return
@@ -87,9 +94,9 @@ class Accepted:
                 self._sns.publish(TopicArn=topic, Message="{}")
 
     def _answered(self, ask: Callable[[bytes], bytes]) -> str:
-        """Write the container's answer; return why it has none, or ""."""
+        """Write the container's response to S3. Return the reason if that failed, or an empty string."""
         if time.monotonic() - self.since > self.ttl:
-            return f"The request waited for more than {self.ttl} s and has expired."
+            return f"The request expired: it waited for more than {self.ttl} s."
         try:
             body = self.body if self.location is None else self.store.read(self.location)
             self.store.check(*self.store.writing(self.output))
@@ -115,18 +122,19 @@ class Accepted:
 def accept(
     cloud: Cloud, endpoint: str, region: str, body: bytes, headers: Mapping[str, str], limits: Limits
 ) -> Accepted:
-    """Accept a request.
+    """Accept an asynchronous request.
 
     Raises:
-        Invalid: it violates the API's rules, there is no such endpoint in service, or it is not asynchronous.
+        Invalid: The request violates the API's rules, or the endpoint does not exist, is not in service or has no
+            AsyncInferenceConfig.
     """
     location = headers.get(f"{_HEADER}InputLocation")
     if (location is None) == (not body):
         raise Invalid("Exactly one of InputLocation and Body must be given.")
     if location is not None and not re.fullmatch("s3://[^/]+/.+", location):
-        raise Invalid(f"InputLocation {location}: must be s3://bucket/key")
+        raise Invalid(f"InputLocation {location} must be s3://bucket/key.")
     if len(body) > limits.inline_body:
-        raise Invalid(f"Body of {len(body)} bytes: at most {limits.inline_body} inline.")
+        raise Invalid(f"Body has {len(body)} bytes, but an inline body must have at most {limits.inline_body} bytes.")
     folder = _text(headers, "S3OutputPathExtension", _EXTENSION).strip("/")
     filename = _text(headers, "Filename", _FILENAME)
     ttl = _number(headers, "RequestTTLSeconds", 60, 21600, 21600)
@@ -136,7 +144,7 @@ def accept(
         raise Invalid(f"Endpoint {endpoint} is not in service.")
     config = cloud.sagemaker.get("endpoint-config", found.request["EndpointConfigName"]).request
     if "AsyncInferenceConfig" not in config:
-        raise Invalid(f"Endpoint {endpoint} is not for asynchronous inference: it has no AsyncInferenceConfig.")
+        raise Invalid(f"Endpoint {endpoint} does not support asynchronous inference: it has no AsyncInferenceConfig.")
     role = cloud.sagemaker.get("model", config["ProductionVariants"][0]["ModelName"]).request["ExecutionRoleArn"]
     places = config["AsyncInferenceConfig"]["OutputConfig"]
     number = str(uuid.uuid4())
@@ -176,11 +184,11 @@ def _has_instances(endpoint: Thing) -> bool:
     return any(endpoint.request.get("Counts", {"all": 1}).values())
 
 
-# -- data capture of a rehearsal: into its S3, in the name of the model's role -----------------------------------------
+# -- data capture of a rehearsal, which is written to the rehearsal's S3 with the model's role -------------------------
 
 
 def configured(cloud: Cloud, config: Thing, region: str) -> Capture | None:
-    """Return an endpoint's data capture, from its configuration."""
+    """Return the data capture of an endpoint configuration, or None if it is off."""
     request = config.request
     capture = request.get("DataCaptureConfig")
     if capture is None or not capture.get("EnableCapture", True):
@@ -196,21 +204,22 @@ def configured(cloud: Cloud, config: Thing, region: str) -> Capture | None:
     return Capture.of(capture, store.write, shadow)
 
 
-_CONCURRENT = 4  # asynchronous requests at a time; SageMaker's default of MaxConcurrentInvocationsPerInstance
-_PIECE = 2**16  # bytes of a stream to pass on at a time
+_CONCURRENT = 4  # maximum of concurrent asynchronous requests: SageMaker's MaxConcurrentInvocationsPerInstance
+_PIECE = 2**16  # maximum bytes of a response body to pass on at once
 _HOP_BY_HOP = {"connection", "keep-alive", "transfer-encoding", "date", "server"}
 _NOT_PASSED = {"host", "content-length", *_HOP_BY_HOP}
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # no proxy leads to this machine
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # without the environment's proxies
 _STATUS = {"Creating": Status.CREATING, "Failed": Status.FAILED}
 
 
 class Emulators:
-    """The emulators of the endpoints, each started when it is first called.
+    """The emulators of a rehearsal's endpoints, each started at its endpoint's first request.
 
     Args:
-        container: URL of the container that answers for all of them.
-        loop: the loop where they run; this class is called on other threads.
-        healthy: whether the container answers its pings.
+        container: URL of the container behind all endpoints.
+        loop: Event loop that runs the emulators. The methods are called from other threads.
+        healthy: Function that returns whether the container passes its health checks.
+        part_bytes: Maximum size of a stream's parts, as in `Endpoint`.
     """
 
     def __init__(
@@ -235,7 +244,7 @@ class Emulators:
         await asyncio.gather(*self._tasks)
 
     def invoked(self, cloud: Cloud, call: Call, environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
-        """Answer a request to SageMaker Runtime."""
+        """Respond to a request to SageMaker Runtime."""
         name, _, route = environ["PATH_INFO"].removeprefix("/endpoints/").partition("/")
         try:
             thing = cloud.sagemaker.look("endpoint", name)
@@ -258,10 +267,10 @@ class Emulators:
         return accepted.answer(start_response)
 
     def transform(self, payload: bytes, content_type: str) -> bytes:
-        """Return the container's answer to a payload of a transform job; a refusal is an answer too.
+        """Return the body of the container's response to a transform job's payload, including 4xx responses.
 
         Raises:
-            ValueError: it fails, or gives no answer.
+            ValueError: The response's status is 5xx, or the container did not respond.
         """
         headers = {"Content-Type": content_type} if content_type else {}
         status, answer = self._post(payload, headers, self._limits.asynchronous)
@@ -270,10 +279,10 @@ class Emulators:
         return answer
 
     def _ask(self, body: bytes, headers: Mapping[str, str], seconds: float) -> bytes:
-        """Ask the container.
+        """Return the body of the container's response to an asynchronous request.
 
         Raises:
-            ValueError: it refuses, or gives no answer.
+            ValueError: The response's status is 4xx or 5xx, or the container did not respond.
         """
         status, answer = self._post(body, headers, seconds)
         if status >= 400:
@@ -291,10 +300,10 @@ class Emulators:
             with reply:
                 return int(reply.status), bytes(reply.read())
         except OSError as error:
-            raise ValueError(f"The container gave no answer: {error}") from None
+            raise ValueError(f"The container did not respond: {error}") from None
 
     def _emulator(self, cloud: Cloud, thing: Thing, region: str) -> str:
-        """Return the URL of an endpoint's emulator, with the endpoint's current state."""
+        """Return the URL of an endpoint's emulator, which is started if needed and updated to the endpoint's state."""
         with self._lock:
             if thing.name not in self._running:
                 started = asyncio.run_coroutine_threadsafe(self._start(thing.name), self._loop)
@@ -323,7 +332,7 @@ class Emulators:
 
 
 def relayed(url: str, environ: dict[str, Any], start_response: Any) -> Iterator[bytes]:
-    """Pass on a request, and its answer as it arrives."""
+    """Relay a request to an emulator, and return the pieces of its response as they arrive."""
     connection = http.client.HTTPConnection(urllib.parse.urlsplit(url).netloc)
     path = urllib.parse.quote(environ["PATH_INFO"].encode("latin-1"))
     query = f"?{environ['QUERY_STRING']}" if environ["QUERY_STRING"] else ""
@@ -341,27 +350,28 @@ def relayed(url: str, environ: dict[str, Any], start_response: Any) -> Iterator[
 def _pieces(
     connection: http.client.HTTPConnection, reply: http.client.HTTPResponse, client: socket.socket
 ) -> Iterator[bytes]:
-    """Yield the pieces as they arrive. A client that leaves closes this, and so the connection to the emulator.
+    """Yield the pieces of a response as they arrive.
 
-    If the answer breaks off, the client's connection is reset: this server ends whole answers by closing it.
+    If the client disconnects, the generator is closed, and with it the connection to the emulator. If the response
+    breaks off, the client's connection is reset, because an ordinary close would mark a complete response.
     """
     try:
         while data := reply.read1(_PIECE):
             yield data
     except (OSError, http.client.HTTPException):
         reset_when_closed(client)
-        os.close(client.detach())  # at once: the server would first say that nothing more comes
+        os.close(client.detach())  # now, because the server would shut the connection down in an orderly way
     finally:
         connection.close()
 
 
 def _component(thing: Thing) -> Component:
-    """Return the emulator's component: scaled to zero until it has started."""
+    """Return the emulator's component for a component resource. It has no copies until it is in service."""
     copies = thing.request["RuntimeConfig"]["CurrentCopyCount"] if thing.status in ("InService", "Updating") else 0
     base = thing.request["Specification"].get("BaseInferenceComponentName")
     return Component(thing.name if base else None, copies)
 
 
 def _headers(environ: dict[str, Any]) -> dict[str, str]:
-    """Return the headers of a request that are passed on to the emulator."""
+    """Return the request headers to pass on to the emulator."""
     return {name: value for name, value in EnvironHeaders(environ) if name.lower() not in _NOT_PASSED}

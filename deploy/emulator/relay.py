@@ -1,4 +1,4 @@
-"""Call the container, and pass on its answer: whole, as event stream messages, or byte by byte."""
+"""Client of the container, whose responses are relayed whole, as event stream messages, or byte by byte."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import aiohttp
 
 from deploy.emulator.answers import TIMED_OUT, model_error
 
-# -- encode `application/vnd.amazon.eventstream`, the framing of InvokeEndpointWithResponseStream ----------------------
-# A message has a prelude (its length, its headers' length, their CRC-32), headers, a payload, and the CRC-32 of all
-# before it. Numbers are big-endian.
+# -- `application/vnd.amazon.eventstream`, the framing of InvokeEndpointWithResponseStream -----------------------------
+# A message consists of a prelude (total length, length of the headers, CRC-32 of both), the headers, the payload, and
+# the CRC-32 of all preceding bytes. Numbers are big-endian.
 
 CONTENT_TYPE = "application/vnd.amazon.eventstream"
-_STRING = 7  # type "string" of a header's value; SageMaker uses no other
+_STRING = 7  # header value type "string", the only type that SageMaker uses
 _PRELUDE = struct.Struct("!III")
 _CRC = struct.Struct("!I")
 
@@ -31,7 +31,7 @@ def encode(headers: bytes, payload: bytes) -> bytes:
     """Encode one message.
 
     Args:
-        headers: from `encode_headers`.
+        headers: Headers encoded by `encode_headers`.
     """
     lengths = struct.pack("!II", _PRELUDE.size + len(headers) + len(payload) + _CRC.size, len(headers))
     message = lengths + _CRC.pack(zlib.crc32(lengths)) + headers + payload
@@ -57,12 +57,12 @@ def payload_part(data: bytes) -> bytes:
 
 
 def model_stream_error(code: str, message: str) -> bytes:
-    """Encode the exception `ModelStreamError`; code is ModelInvocationTimeExceeded or StreamBroken."""
+    """Encode the exception `ModelStreamError`, whose code is ModelInvocationTimeExceeded or StreamBroken."""
     return _exception("ModelStreamError", {"Message": message, "ErrorCode": code})
 
 
 def internal_stream_failure(message: str) -> bytes:
-    """Encode the exception `InternalStreamFailure`: SageMaker's own fault."""
+    """Encode the exception `InternalStreamFailure`, which reports an error in SageMaker itself."""
     return _exception("InternalStreamFailure", {"Message": message})
 
 
@@ -77,17 +77,17 @@ STALLED = "Your model primary did not complete sending the inference response in
 BROKEN = "The connection to your model primary was reset or closed before the inference response was complete."
 _OURS = ("Accept", "Accept-Encoding", "Content-Type", "User-Agent")  # headers that aiohttp would add
 MOST = 128 * 2**20
-"""Maximum bytes of a whole answer in memory, in case a container sends without end."""
+"""Maximum size of a response body held in memory, in bytes. It guards against a container that never stops sending."""
 TOO_LARGE = f"The inference response of your model primary is larger than {MOST} bytes."
-_FAILURE = 2**16  # bytes to read of an error's body
-_LARGE = 2**19  # bytes; aiohttp sends more than a megabyte in pieces, and wants a file for it
+_FAILURE = 2**16  # maximum bytes to read from the body of an error response
+_LARGE = 2**19  # bytes; larger bodies are wrapped in a file object, as aiohttp warns about large bytes objects
 
 
 class Relay:
-    """Calls one container.
+    """HTTP client of one container.
 
     Args:
-        container: its URL, without a path.
+        container: URL of the container, without a path.
     """
 
     def __init__(self, container: str) -> None:
@@ -95,7 +95,7 @@ class Relay:
         self._session: aiohttp.ClientSession | None = None
 
     def to(self, container: str | None) -> Relay:
-        """Return a relay to another container, with this one's session; None: this relay."""
+        """Return a relay to another container, using the same session. If `container` is None, return this relay."""
         if container is None:
             return self
         other = Relay(container)
@@ -103,7 +103,7 @@ class Relay:
         return other
 
     async def open(self) -> None:
-        # A connection for each call: the container may have closed a kept one just now, which would look
+        # Every call opens a new connection: a kept-alive connection that the container has just closed would look
         # like a dead container.
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=0, force_close=True), auto_decompress=False, skip_auto_headers=_OURS
@@ -117,12 +117,13 @@ class Relay:
     async def post(
         self, path: str, body: bytes, headers: Mapping[str, str], seconds: float
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield the container's answer with an unread body. The unread rest is dropped at the end, which the container
-        notices.
+        """Yield the container's response, whose body is still unread.
+
+        If the body is not read to its end, the connection is closed, so the container notices that the client left.
 
         Raises:
-            aiohttp.ClientError: there is no container, or it closed before it answered.
-            asyncio.TimeoutError: the timeout passed while waiting or reading.
+            aiohttp.ClientError: The container cannot be reached, or closed the connection before it responded.
+            asyncio.TimeoutError: The container did not respond, or the body was not read, within `seconds`.
         """
         assert self._session is not None, "open() comes first"
         timeout = aiohttp.ClientTimeout(total=seconds)
@@ -134,7 +135,7 @@ class Relay:
 
     @asynccontextmanager
     async def get(self, path: str, seconds: float) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Yield the container's answer to a GET. Raises as `post`."""
+        """Yield the container's response to a GET request. Raises the same errors as `post`."""
         assert self._session is not None, "open() comes first"
         timeout = aiohttp.ClientTimeout(total=seconds)
         async with self._session.get(self._container + path, timeout=timeout, allow_redirects=False) as reply:
@@ -143,10 +144,10 @@ class Relay:
     async def whole(
         self, body: bytes, headers: Mapping[str, str], seconds: float, log_stream: str
     ) -> tuple[aiohttp.ClientResponse, bytes]:
-        """Return the answer to an invocation, with its body.
+        """Return the response to an invocation, and its body.
 
         Raises:
-            ApiError: it is not a 2xx, or came too late.
+            ApiError: The response's status is not 2xx, its body is too large, or it did not arrive in time.
         """
         try:
             async with self.post("/invocations", body, headers, seconds) as reply:
@@ -161,18 +162,18 @@ class Relay:
 
 
 async def raise_for_status(reply: aiohttp.ClientResponse, log_stream: str) -> None:
-    """Raise an error for any status but 2xx.
+    """Raise an error unless the response's status is 2xx.
 
     Raises:
-        ApiError: the status is not 2xx.
-        aiohttp.ClientError, asyncio.TimeoutError: its body breaks off.
+        ApiError: The status is not 2xx.
+        aiohttp.ClientError: The connection was closed in the middle of the error's body.
+        asyncio.TimeoutError: The error's body did not arrive in time.
     """
     if not 200 <= reply.status < 300:
         raise model_error(reply.status, (await _read(reply, _FAILURE)).decode("utf-8", "replace"), log_stream)
 
 
 async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
-    """Read the body, up to `most` bytes."""
     data = bytearray()
     while len(data) < most and (piece := await reply.content.readany()):
         data += piece
@@ -180,10 +181,10 @@ async def _read(reply: aiohttp.ClientResponse, most: int) -> bytes:
 
 
 def reset_when_closed(connection: Any) -> None:
-    """Reset a connection when it closes, so that a client that does not know chunks notices an incomplete answer.
+    """Make a connection send RST when it is closed, so that an HTTP/1.0 client notices an incomplete response.
 
     Args:
-        connection: a socket, or a transport's.
+        connection: A socket, or the socket of an asyncio transport.
     """
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
@@ -191,11 +192,13 @@ def reset_when_closed(connection: Any) -> None:
 async def messages(
     reply: aiohttp.ClientResponse, part_bytes: int | None, pieces: list[bytes] | None = None
 ) -> AsyncIterator[bytes]:
-    """Yield the answer as event stream messages, piece by piece; a broken one ends with an exception message.
+    """Yield the response's body as event stream messages, as it arrives.
+
+    If the body breaks off, the last message is an exception.
 
     Args:
-        part_bytes: cut parts at so many bytes.
-        pieces: also gets the answer's bytes; None: not needed.
+        part_bytes: Maximum payload of a message, in bytes, or None to encode each piece of the body as one message.
+        pieces: A list to which the body's bytes are also appended, or None if they are not needed.
     """
     try:
         while data := await reply.content.readany():

@@ -1,6 +1,6 @@
-"""SageMaker Runtime's API in front of a container, for stock boto3 and OpenAI's client.
+"""SageMaker Runtime's API in front of a container, for unmodified boto3 and OpenAI clients.
 
-The application has an `Endpoint`, and reads its state for each request.
+The API reads the state of its `Endpoint` at each request, so changes apply at once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _OPENAI = "openai/v1/chat/completions"
 
 
 class Runtime:
-    """An emulator of SageMaker's runtime API."""
+    """Emulator of SageMaker Runtime's API for one endpoint."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
@@ -53,7 +53,7 @@ class Runtime:
         self._captures = Captures(endpoint.name)
 
     def app(self) -> web.Application:
-        # `_body` checks the body's limit, and names its owner.
+        # `_body` checks the limit itself, to report it in SageMaker's words.
         app = web.Application(middlewares=[_respond], client_max_size=self._endpoint.limits.body + 1)
         app.router.add_post("/endpoints/{endpoint}/invocations", self._invoke)
         app.router.add_post("/endpoints/{endpoint}/invocations-response-stream", self._stream)
@@ -96,8 +96,8 @@ class Runtime:
                 if pieces is not None and reply.content.is_eof():
                     output = reply.headers.get("Content-Type", ""), b"".join(pieces)
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-            # Of the container's head only: `messages` tells the client of all that comes later. A client that has gone
-            # is a ClientError too, and reads no answer.
+            # Only errors before the first byte get here: `messages` reports later errors of the container in the
+            # stream. A client that disconnects also causes a ClientError, and does not see this response.
             raise model_error(0, TIMED_OUT, log_stream) from error
         finally:
             self._captures.end(event, self._endpoint.variant, output)
@@ -106,10 +106,12 @@ class Runtime:
 
     async def _invoke_async(self, request: web.Request) -> web.StreamResponse:
         self._check_request(request, ASYNC)
-        raise validation_error("The endpoint has no AsyncInferenceConfig: lmi deploy local --aws has those that have.")
+        raise validation_error(
+            "The endpoint has no AsyncInferenceConfig. lmi deploy local --aws emulates asynchronous inference."
+        )
 
     async def _route(self, request: web.Request) -> web.StreamResponse:
-        """Answer InvokeInferenceRouter: the request goes to the only destination, like one to the endpoint."""
+        """Respond to InvokeInferenceRouter. The router's only target is the endpoint."""
         endpoint = self._endpoint
         most = endpoint.limits.small_body
         try:
@@ -120,7 +122,7 @@ class Runtime:
             if not body:
                 raise validation_error("The request's body can't be empty.")
             if len(body) > most:
-                raise validation_error(f"Request body is larger than {most} bytes, which a router takes.", 413)
+                raise validation_error(f"Request body is larger than {most} bytes, a router's maximum.", 413)
             answer = await self._whole(relay, body, headers, log_stream, ROUTED)
         except ApiError as error:
             raise ApiError(error.status, _CODES.get(error.code, error.code), str(error), **error.members) from error
@@ -133,7 +135,10 @@ class Runtime:
         raise ApiError(400, "ValidationException", "The emulator's router has no asynchronous routing target.")
 
     async def _openai(self, request: web.Request) -> web.StreamResponse:
-        """Pass on a request and its answer unchanged; a failure after the first byte closes the connection."""
+        """Relay a chat completion request and its response unchanged.
+
+        If the container fails after the response has started, the client's connection is closed.
+        """
         endpoint = self._endpoint
         region = check_token(request.headers.get("Authorization"), endpoint.region, datetime.now(timezone.utc))
         endpoint.admit(request.match_info["endpoint"], None)
@@ -159,9 +164,9 @@ class Runtime:
         except (aiohttp.ClientError, asyncio.TimeoutError) as error:
             if answer is None:
                 raise model_error(0, TIMED_OUT, log_stream) from error
-            log.warning("the container's answer was cut off: %s", error or "timed out")
+            log.warning("the container's response is incomplete: %s", error or "timed out")
             if request.transport is not None:
-                if request.version < HttpVersion11:  # whose whole answers end with the connection too
+                if request.version < HttpVersion11:  # closing the connection would mark a complete response
                     reset_when_closed(request.transport.get_extra_info("socket"))
                 request.transport.abort()
             return answer
@@ -173,7 +178,7 @@ class Runtime:
     async def _whole(
         self, relay: Relay, body: bytes, headers: dict[str, str], log_stream: str, operation: Operation
     ) -> web.Response:
-        """Answer with the container's whole answer, and capture it."""
+        """Return the container's whole response, and capture it."""
         seconds = self._endpoint.limits.invoke
         event, output = self._begin(relay, headers, body, seconds, log_stream), None
         try:
@@ -189,7 +194,10 @@ class Runtime:
     def _begin(
         self, relay: Relay, headers: dict[str, str], body: bytes, seconds: float, log_stream: str
     ) -> Event | None:
-        """Begin to capture a request, also for the shadow, which the same container answers for."""
+        """Return the capture event of a request, or None if it is not captured.
+
+        The shadow variant's copy of the request is sent to the same container.
+        """
 
         async def ask() -> Answer:
             reply, data = await relay.whole(body, headers, seconds, log_stream)
@@ -202,7 +210,7 @@ class Runtime:
     # -- shared --------------------------------------------------------------------------------------------------
 
     def _check_request(self, request: web.Request, operation: Operation) -> tuple[Relay, str, dict[str, str]]:
-        """Check a signed request; return the relay to its container, the log's ARN, and the container's headers."""
+        """Check a signed request. Return the container's relay, the log stream's ARN, and the headers to pass on."""
         endpoint, headers = self._endpoint, request.headers
         now = datetime.now(timezone.utc)
         region = check_signed(headers.get("Authorization"), request.query, endpoint.region, now)
@@ -220,10 +228,11 @@ class Runtime:
             raise _too_large(limits.body) from None
         except web.RequestPayloadError as error:
             raise validation_error(f"The request's body cannot be read: {error}") from None
-        if len(body) > limits.body:  # versions of aiohttp differ by a byte in the limit
+        if len(body) > limits.body:  # some versions of aiohttp allow one byte more
             raise _too_large(limits.body)
         if len(body) > limits.small_body:
-            log.warning("a body of %d bytes: some accounts and routers take at most %d", len(body), limits.small_body)
+            text = "request body of %d bytes: some accounts and routers accept at most %d bytes"
+            log.warning(text, len(body), limits.small_body)
         return body
 
 
@@ -232,7 +241,7 @@ def _too_large(limit: int) -> ApiError:
 
 
 def _streams(body: bytes) -> bool:
-    """Return whether a chat's body asks for a stream. A body that is not JSON is left for the container to refuse."""
+    """Return whether a chat completion request asks for a stream; False if its body is not a JSON object."""
     try:
         return bool(json.loads(body).get("stream"))
     except (ValueError, AttributeError):
@@ -243,7 +252,7 @@ def _streams(body: bytes) -> bool:
 async def _respond(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> web.StreamResponse:
-    """Turn errors into AWS's form, and log them."""
+    """Convert errors to AWS's error responses, and log each request."""
     began, answer = time.monotonic(), None
     try:
         address = request.transport.get_extra_info("sockname")[0] if request.transport else ""
@@ -258,7 +267,7 @@ async def _respond(
     except web.HTTPException:  # from the router: no such path or method
         text = f"No operation at {request.path}."
         if operation := request.headers.get("X-Amz-Target", "").rpartition(".")[2]:
-            text = f"No operation {operation} here: lmi deploy local --aws stands for SageMaker's control plane."
+            text = f"No operation {operation} here. lmi deploy local --aws emulates SageMaker's control plane."
         answer = ApiError(404, "UnknownOperationException", text).response()
         return answer
     except Exception:
@@ -266,5 +275,5 @@ async def _respond(
         answer = ApiError(500, "InternalFailure", "The request processing has failed.").response()
         return answer
     finally:
-        status = answer.status if answer is not None else "client gone"
+        status = answer.status if answer is not None else "client disconnected"
         log.info("%s %s %.2f s", request.path, status, time.monotonic() - began)

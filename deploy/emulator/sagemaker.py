@@ -1,8 +1,8 @@
-"""SageMaker's control plane in a dict: the parts that moto 5.2 does not have, or accepts unchecked.
+"""SageMaker's control plane in memory: the parts that moto 5.2 does not support, or does not validate.
 
-Models, endpoint configurations, endpoints and inference components with AWS's own conflicts, and with states that
-advance with every poll: `polls` polls show the busy state, the next one its end. `fate` and `fate_of` decide how one
-ends.
+It has models, endpoint configurations, endpoints and inference components, which cause the same conflicts as on AWS.
+A creation, update or deletion advances with every poll: the first `polls` polls show the busy state, the next poll
+shows its end. `fate` and `fate_of` decide whether it succeeds.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ class TooMany(ServiceException):
 
 @dataclass(frozen=True)
 class Fate:
-    """The end of a creation or an update.
+    """The outcome of a creation or an update.
 
     Attributes:
-        status: `InService`, `Failed`, `RolledBack` (of an update: back in service as before), `UpdateRollbackFailed`.
-        reason: FailureReason.
-        polls: polls that show the busy state before; None: the double's default.
+        status: `InService`, `Failed`, `RolledBack` (the update failed, and the previous state is in service again) or
+            `UpdateRollbackFailed`.
+        reason: FailureReason, or None.
+        polls: Number of polls that show the busy state first, or None for `SageMaker.polls`.
     """
 
     status: str
@@ -55,14 +56,24 @@ class Fate:
 
 
 def now() -> datetime.datetime:
-    """Return the time in whole milliseconds, as AWS tells it."""
+    """Return the current time with a precision of milliseconds, as in AWS's responses."""
     at = datetime.datetime.now(datetime.timezone.utc)
     return at.replace(microsecond=at.microsecond // 1000 * 1000)
 
 
 @dataclass
 class Thing:
-    """A resource: its request, and its current state."""
+    """A resource and its state.
+
+    Attributes:
+        request: Parameters of the create request, updated by later requests.
+        reason: FailureReason, or None.
+        left: Number of polls that will still show the busy state.
+        end: Function that ends the busy state, or None if the resource is not busy.
+        before: During an update, `request` before the update.
+        coming: During an update of an endpoint, the name of the new endpoint configuration.
+        changed: Time of the last change.
+    """
 
     kind: str
     name: str
@@ -74,12 +85,12 @@ class Thing:
     reason: str | None = None
     left: int = 0
     end: Callable[[], None] | None = None
-    before: dict[str, Any] | None = None  # of an update: what it served
-    coming: str | None = None  # of an update: the configuration that it is to serve
+    before: dict[str, Any] | None = None
+    coming: str | None = None
     changed: datetime.datetime = field(default_factory=now)
 
     def look(self) -> None:
-        """Poll once: stay in the busy state, or reach its end."""
+        """Count one poll, which ends the busy state if no polls are left."""
         if self.end is None:
             return
         if self.left > 0:
@@ -101,17 +112,21 @@ SAID = {
     "inference-component": "inference component",
     "transform-job": "requested job with name",
 }
-"""Kinds' names in AWS's messages."""
+"""Names of the kinds of resources in AWS's messages."""
 
 
 @dataclass
 class SageMaker:
-    """All of SageMaker's state.
+    """SageMaker's state.
 
     Attributes:
-        may_take: whether SageMaker may assume a role, by its ARN.
-        quota_of: the quota of instances of a type, by a model that is to run on it.
-        fate_of: how a creation or update without a `fate` ends, by its request.
+        polls: Number of polls that show a busy state.
+        things: Resources by kind and name.
+        fates: Outcomes that were set with `fate`, by the resource's name.
+        on_endpoint_gone: Callback for the name of each deleted endpoint.
+        may_take: Function that returns whether SageMaker may assume a role, given the role's ARN.
+        quota_of: Function that returns the quota of an instance type for a CreateModel request.
+        fate_of: Function that returns the outcome of a creation or update for which `fate` was not called.
     """
 
     polls: int = 1
@@ -124,11 +139,14 @@ class SageMaker:
     _last: datetime.datetime = field(default_factory=now)
 
     def fate(self, name: str, status: str, reason: str | None = None, polls: int | None = None) -> None:
-        """Set how the next creation or update of the endpoint or component `name` ends; further calls queue up."""
+        """Set the outcome of the next creation or update of an endpoint or component.
+
+        Further calls set the outcomes of the ones after it, in order.
+        """
         self.fates.setdefault(name, []).append(Fate(status, reason, polls))
 
     def names(self, kind: str) -> list[str]:
-        """Return the names of a kind's resources, sorted."""
+        """Return the names of all resources of a kind, sorted."""
         return sorted(name for of, name in self.things if of == kind)
 
     def get(self, kind: str, name: str) -> Thing:
@@ -159,7 +177,13 @@ class SageMaker:
         done: Callable[[], None] | None = None,
         wanted: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Begin a creation or an update, which ends as `fate` or `fate_of` decides."""
+        """Begin a creation or an update. Its outcome comes from `fate` or `fate_of`.
+
+        Args:
+            status: Status while it is in progress.
+            done: Function to call if it succeeds, or None.
+            wanted: Parameters of the request, for `fate_of`.
+        """
         queue = self.fates.get(thing.name, [])
         fate = queue.pop(0) if queue else self.fate_of(thing, wanted)
         thing.status, thing.reason, thing.coming = status, None, None
@@ -186,7 +210,11 @@ class SageMaker:
         thing.end = end
 
     def look(self, kind: str, name: str) -> Thing:
-        """Describe a resource: this counts as a poll, and deleted ones are not found."""
+        """Count one poll of a resource, and return the resource.
+
+        Raises:
+            Invalid: The resource does not exist, or this poll has completed its deletion.
+        """
         self.get(kind, name).look()
         return self.get(kind, name)
 
@@ -204,16 +232,16 @@ class SageMaker:
         raise Invalid(f"Could not find resource {wanted}")
 
     def _now(self) -> datetime.datetime:
-        """Return the time, a different millisecond for each resource, so that the newest is known."""
+        """Return the current time, or a later one if another resource has it, so that the newest resource is known."""
         self._last = max(now(), self._last + datetime.timedelta(milliseconds=1))
         return self._last
 
 
 def page(things: list[Any], p: Mapping[str, Any]) -> tuple[list[Any], dict[str, str]]:
-    """Return the page of a list that a call requests, and the token for the next one, if there is more.
+    """Return the requested page of a list, and a dict with the NextToken if more pages follow.
 
     Raises:
-        Invalid: the call's token is unknown.
+        Invalid: The request's NextToken is not valid.
     """
     token = p.get("NextToken") or "0"
     if not re.fullmatch("[0-9]{1,9}", token):
@@ -226,29 +254,29 @@ def arn(kind: str, name: str, region: str = "us-east-1") -> str:
     return f"arn:{get_partition(region)}:sagemaker:{region}:{ACCOUNT}:{kind}/{name}"
 
 
-# -- the calls of `sagemaker.SageMaker`, in the place of moto's: parameters in, answers out ----------------------------
+# -- SageMaker's API operations, which replace moto's ------------------------------------------------------------------
 
 
 _KINDS = ("model", "endpoint-config", "endpoint", "inference-component")
 
 
 def _words(kind: str) -> str:
-    """Return the prefix of a kind's fields, e.g. `EndpointConfig`."""
+    """Return the prefix of a kind's field names, e.g. `EndpointConfig`."""
     return "".join(word.capitalize() for word in kind.split("-"))
 
 
 _LIVE = ("Counts", "Weights")
-"""Field with the changes to an endpoint's variants since their configuration."""
+"""Fields of an endpoint that override the instance counts and weights of its configuration's variants."""
 _SHOWN_WITH_ENDPOINT = ("AsyncInferenceConfig", "CrossRegionTrafficConfig", "ExplainerConfig", "MetricsConfig")
 
 
 class Calls:
-    """One method for each of boto3's calls; `p` are its parameters, which may be changed."""
+    """SageMaker's operations, each named as in boto3. `p` contains the operation's parameters, and may be modified."""
 
     def __init__(self, cloud: SageMaker) -> None:
         self._cloud = cloud
 
-    # Models and configurations: there at once, never changed, and deleted whoever uses them (as AWS does).
+    # Models and configurations are created at once, cannot be changed, and can be deleted while in use, as on AWS.
 
     def create_model(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         if not p.get("PrimaryContainer") and not p.get("Containers"):
@@ -287,16 +315,16 @@ class Calls:
         return {"EndpointConfigArn": made.arn}
 
     def _check_routing(self, routing: dict[str, Any]) -> None:
-        """Check that both fields of prefix-aware routing are given, as only the API's description requires."""
+        """Check that prefix-aware routing has both of its fields, which the API model itself does not require."""
         prefix = routing.get("PrefixAwareRoutingConfig", {})
         aware = routing.get("RoutingStrategy") == "PREFIX_AWARE"
         if set(prefix) != ({"PrefixLength", "ConcurrencyThreshold"} if aware else set()):
             raise Invalid("PrefixLength and ConcurrencyThreshold are required with PREFIX_AWARE, and only with it.")
 
     def _check_types(self, variant: dict[str, Any]) -> None:
-        """Check that there is one type, or pools of different types."""
+        """Check that a variant has either one instance type or pools of different types and priorities."""
         if "ServerlessConfig" in variant:
-            raise Invalid("Serverless endpoints are not rehearsed: they have no GPU.")
+            raise Invalid("Serverless endpoints are not rehearsed, as they have no GPU.")
         pools = variant.get("InstancePools")
         if (pools is None) == ("InstanceType" not in variant):
             raise Invalid("Exactly one of InstanceType and InstancePools must be given.")
@@ -304,7 +332,7 @@ class Calls:
             return
         types, priorities = [pool["InstanceType"] for pool in pools], [pool["Priority"] for pool in pools]
         if len(set(types)) < len(types) or len(set(priorities)) < len(priorities):
-            raise Invalid("InstancePools are of different types and priorities.")
+            raise Invalid("InstancePools must have different instance types and different priorities.")
         for pool in pools:
             if "ModelNameOverride" in pool:
                 self._cloud.get("model", pool["ModelNameOverride"])
@@ -349,9 +377,9 @@ class Calls:
         return {"EndpointArn": endpoint.arn}
 
     def _check_quota(self, config: Thing, name: str) -> None:
-        """Check the instances of an endpoint's new configuration, together with those of all others.
+        """Check that the instances of an endpoint's new configuration and of all other endpoints are within the quotas.
 
-        What an update starts before it stops the old ones is not counted.
+        The instances that an update runs in addition for a while are not counted.
         """
         used = Counter[str]()
         for (kind, other), endpoint in self._cloud.things.items():
@@ -370,7 +398,7 @@ class Calls:
                 used[instance] += count
 
     def _check_batch(self, endpoint: Thing, rolling: dict[str, Any]) -> None:
-        """Check that a batch is 5 to 50 % of the variant's instances."""
+        """Check that a rolling update's batch is 5 to 50 % of the variant's instances."""
         size = rolling.get("MaximumBatchSize")
         if size is None:
             return
@@ -426,7 +454,7 @@ class Calls:
         def done() -> None:
             kept = component.request
             given: dict[str, Any] = {name: p[name] for name in ("Specification", "Specifications") if name in p}
-            if given:  # one for all types, or one for each, replaces what there was
+            if given:  # either form replaces both
                 kept = {name: kept[name] for name in kept if not name.startswith("Specification")}
             component.request = {**kept, **given}
             if "RuntimeConfig" in p:
@@ -451,7 +479,7 @@ class Calls:
                 raise Invalid(f'Cannot delete inference component "{component.arn}": adapter "{other.arn}" uses it.')
         self._cloud.begin_deletion(component, lambda: None)
 
-    # Reservations, which are bought and not made here
+    # Training plans, which are put into `things` directly: they cannot be bought here
 
     def describe_training_plan(self, p: dict[str, Any], region: str) -> dict[str, Any]:
         plan = self._cloud.things.get(("training-plan", p["TrainingPlanName"]))
@@ -459,10 +487,14 @@ class Calls:
             raise Missing(f"Could not find training plan {p['TrainingPlanName']}.")
         return {**plan.request, "TrainingPlanName": plan.name, "TrainingPlanArn": plan.arn}
 
-    # All of them
+    # All kinds of resources
 
     def _idle(self, kind: str, name: str) -> Thing:
-        """Return a resource that may be changed or deleted now."""
+        """Return a resource if it may be updated or deleted now.
+
+        Raises:
+            Invalid: The resource does not exist, or another change is in progress.
+        """
         thing = self._cloud.get(kind, name)
         if thing.busy:
             thing.look()
@@ -501,7 +533,7 @@ class Calls:
 
     def list_kind(self, kind: str, p: dict[str, Any]) -> dict[str, Any]:
         for (of, _), thing in list(self._cloud.things.items()):
-            if of == kind and not self._cloud.polls:  # nothing takes time
+            if of == kind and not self._cloud.polls:  # without delays, a list shows the end too
                 thing.look()
         things = [thing for (of, _), thing in sorted(self._cloud.things.items()) if of == kind]
         things = [thing for thing in things if p.get("NameContains", "") in thing.name]
@@ -520,7 +552,7 @@ class Calls:
             f"{words}Status": thing.status,
         }
         for name in ("EndpointName", "VariantName") if kind == "inference-component" else ():
-            said[name] = thing.request.get(name, "")  # an adapter is where its base is
+            said[name] = thing.request.get(name, "")  # an adapter has no variant of its own
         return said
 
     def _variants(self, endpoint: Thing, field: str = "ProductionVariants") -> list[dict[str, Any]]:
@@ -539,12 +571,12 @@ class Calls:
         ]
 
     def _config_of(self, endpoint: Thing) -> dict[str, Any]:
-        """Return an endpoint's configuration; empty once it is deleted."""
+        """Return the request of an endpoint's configuration, or an empty dict if the configuration is deleted."""
         config = self._cloud.things.get(("endpoint-config", endpoint.request["EndpointConfigName"]))
         return {} if config is None else config.request
 
     def _of_configuration(self, endpoint: Thing) -> dict[str, Any]:
-        """Return the parts of its configuration that AWS shows with an endpoint."""
+        """Return the fields of an endpoint's configuration that DescribeEndpoint shows."""
         request = self._config_of(endpoint)
         shown = {name: request[name] for name in _SHOWN_WITH_ENDPOINT if name in request}
         if (capture := request.get("DataCaptureConfig")) is not None:
@@ -574,7 +606,7 @@ class Calls:
 
 
 def _specifications(request: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a component's specifications: one for all instance types, or one for each."""
+    """Return a component's specifications: one for all instance types, or one for each type."""
     one, several = request.get("Specification"), request.get("Specifications", [])
     if (one is None) == (not several):
         raise Invalid("Exactly one of Specification and Specifications must be given.")
@@ -586,7 +618,7 @@ def _variants(config: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _instances(config: dict[str, Any], counts: Mapping[str, int]) -> Counter[str]:
-    """Return how many instances of each type a configuration has; all are of the pool that is tried first."""
+    """Return the number of instances of each type. All instances of a variant with pools are in its first pool."""
     found = Counter[str]()
     for variant in _variants(config):
         pools = sorted(variant.get("InstancePools", ()), key=lambda pool: int(pool["Priority"]))
@@ -597,7 +629,7 @@ def _instances(config: dict[str, Any], counts: Mapping[str, int]) -> Counter[str
 
 
 def _in_pools(variant: dict[str, Any], counts: dict[str, int]) -> dict[str, Any]:
-    """Return a variant's instances in pools: all are in the one that is tried first."""
+    """Return a variant's instances in each pool. All instances are in the pool with the highest priority."""
     pools = sorted(variant.get("InstancePools", ()), key=lambda pool: int(pool["Priority"]))
     if not pools:
         return {}
@@ -616,7 +648,7 @@ def _copies(runtime: dict[str, Any]) -> dict[str, Any]:
 
 
 def install(cloud: SageMaker) -> None:
-    """Permanently replace moto's calls with the double's, in this process."""
+    """Permanently replace moto's SageMaker operations in this process with those of `Calls`."""
     calls = Calls(cloud)
     own = [name for name in vars(Calls) if not name.startswith("_") and name not in ("describe", "list_kind")]
     for name in own:
@@ -629,7 +661,7 @@ def install(cloud: SageMaker) -> None:
 
 
 def method(call: Any) -> Any:
-    """Return a method for moto's class that answers with a call; None is an empty answer."""
+    """Return a method for moto's response class that responds with the result of `call`; None is an empty response."""
 
     def answer(self: SageMakerResponse) -> Any:
         said = call(copy.deepcopy(self.params), self.region)

@@ -1,4 +1,4 @@
-"""Run `lmi deploy local`: the emulator, the container behind it, its health checks, and the shutdown."""
+"""The run of `lmi deploy local`: the emulator, the containers behind it, their health checks, and the shutdown."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from deploy.errors import DeployError, Failed
 
 @dataclass(frozen=True)
 class Plan:
-    """The container and endpoint to serve.
+    """The endpoint and the containers to serve.
 
     Args:
-        endpoint: its `container`, and those of its components, are the addresses on which the commands listen.
-        port: the emulator's; 0: a free one.
-        commands: start the containers, by the component's name; "" is the endpoint's own; empty: it runs already.
-        adapters: name to directory; loaded when the container is ready, as SageMaker loads adapter components.
+        endpoint: The endpoint. The URLs of its container and of its components' containers are those on which the
+            processes of `commands` listen.
+        port: Port of the emulator, or 0 for any free port.
+        commands: Commands that start the containers, by the component's name, or "" for the endpoint's own container.
+            If empty, the container is already running.
+        adapters: Directories of adapters by name. They are loaded when the container is ready, as SageMaker loads
+            adapter components.
     """
 
     endpoint: Endpoint
@@ -47,19 +50,20 @@ def free_port() -> int:
 
 
 Log = Callable[[str, str], None]
-"""Called with the component's name, or "", and each line of its container's log."""
+"""Callback for each line of a container's log. Its first argument is the component's name, or ""."""
 
 
 @contextlib.asynccontextmanager
 async def one_endpoint(plan: Plan, report: Callable[[str], None], log: Log) -> AsyncIterator[str]:
-    """Serve the API of the plan's endpoint; yield its URL."""
+    """Serve the API of the plan's endpoint, and yield its URL."""
     async with listening(plan.endpoint, plan.host, plan.port) as url:
         report(f"endpoint {plan.endpoint.name} is Creating at {url}")
         yield url
 
 
 Front = Callable[[Plan, Callable[[str], None], Log], AbstractAsyncContextManager[str]]
-"""The container's front end: takes the plan, `report` and `log`; yields its URL."""
+"""Context manager that serves an API in front of the container. It accepts `plan`, `report` and `log`, and yields the
+API's URL."""
 
 
 async def serve(
@@ -69,16 +73,17 @@ async def serve(
     ready: Callable[[str], None],
     front: Front = one_endpoint,
 ) -> int:
-    """Serve until SIGINT or SIGTERM; return the exit status.
+    """Serve until SIGINT or SIGTERM, and return the exit status.
 
     Args:
-        report: called with a line about the endpoint.
-        log: called with the component's name, or "", and each line of the container's log.
-        ready: called with the URL once the endpoint is in service.
+        report: Callback for each line about the endpoint's state.
+        log: Callback for each line of a container's log. Its first argument is the component's name, or "".
+        ready: Callback that receives the URL when the endpoint is in service.
+        front: Context manager that serves the API in front of the container.
 
     Raises:
-        DeployError: the port is in use.
-        Failed: a container did not become ready, or an adapter could not be loaded.
+        DeployError: The port is in use.
+        Failed: A container did not become ready, or an adapter could not be loaded.
     """
     endpoint = plan.endpoint
     endpoint.status = Status.CREATING
@@ -103,10 +108,10 @@ async def serve(
 
 
 async def _exit(endpoint: Endpoint, name: str, container: Container, report: Callable[[str], None]) -> None:
-    """Wait for a container's exit, and report it. Before the endpoint is in service it fails; later, requests fail.
+    """Wait until a container exits, and report it. The container's endpoint or component then rejects requests.
 
     Raises:
-        Failed: the container has ended before the endpoint was in service.
+        Failed: The container exited before the endpoint was in service. The endpoint's status is then Failed.
     """
     failed = await container.wait_for_exit()
     if name:
@@ -117,7 +122,7 @@ async def _exit(endpoint: Endpoint, name: str, container: Container, report: Cal
     target = endpoint.components[name] if name else endpoint
     target.healthy, target.ended = False, True
     which = f"Requests to {name}" if name else "Requests"
-    report(f"{failed}. {failed.advice}\n{which} get 503 until you stop this (Ctrl-C) and start it again.")
+    report(f"{failed}. {failed.advice}\n{which} get status 503 until you stop this command (Ctrl-C) and run it again.")
 
 
 async def _watch(plan: Plan, report: Callable[[str], None], ready: Callable[[], None]) -> None:
@@ -142,7 +147,7 @@ async def load_adapters(plan: Plan) -> None:
     """Load each adapter with `POST /adapters`, as SageMaker does for adapter components.
 
     Raises:
-        Failed: the container refuses one.
+        Failed: The container rejected an adapter, or did not respond.
     """
     async with aiohttp.ClientSession() as session:
         for name, path in plan.adapters.items():
@@ -152,20 +157,20 @@ async def load_adapters(plan: Plan) -> None:
                 async with session.post(f"{own or plan.endpoint.container}/adapters", json=body) as reply:
                     if reply.status != 200:
                         text = (await reply.text(errors="replace")).strip()
-                        raise Failed(f"adapter {name}: the container answers {reply.status}: {text}")
+                        raise Failed(f"adapter {name}: the container responded with status {reply.status}: {text}")
             except (aiohttp.ClientError, asyncio.TimeoutError) as error:
-                raise Failed(f"adapter {name}: the container did not answer: {error or 'timed out'}") from None
+                raise Failed(f"adapter {name}: the container did not respond: {error or 'timed out'}") from None
 
 
 @contextlib.asynccontextmanager
 async def listening(endpoint: Endpoint, host: str, port: int) -> AsyncIterator[str]:
-    """Serve an endpoint's API; yield the URL.
+    """Serve an endpoint's API, and yield its URL.
 
     Args:
-        port: 0: a free one.
+        port: Port to listen on, or 0 for any free port.
 
     Raises:
-        DeployError: the port is in use.
+        DeployError: The port is in use.
     """
     runner = web.AppRunner(Runtime(endpoint).app(), access_log=None, handler_cancellation=True, shutdown_timeout=1)
     await runner.setup()
@@ -183,14 +188,18 @@ async def listening(endpoint: Endpoint, host: str, port: int) -> AsyncIterator[s
 
 def cannot_listen(host: str, port: int, error: OSError) -> DeployError:
     text = os.strerror(error.errno) if error.errno else str(error)
-    return DeployError(f"cannot listen on {host}:{port}: {text}", "Name another one with --port; 0 takes a free one.")
+    advice = "Choose another port with --port, or --port 0 for any free port."
+    return DeployError(f"cannot listen on {host}:{port}: {text}", advice)
 
 
 @contextlib.asynccontextmanager
 async def _containers(
     commands: Mapping[str, Command], log: Log, signals: _Signals
 ) -> AsyncIterator[dict[str, Container]]:
-    """Start the containers, each in a process group of its own; stop all of them at once at the end."""
+    """Start the containers, each in its own process group, and stop them concurrently at the end.
+
+    A second signal kills them at once.
+    """
     containers: dict[str, Container] = {}
 
     def kill() -> None:
@@ -209,7 +218,7 @@ async def _containers(
 
 
 class _Signals:
-    """SIGINT and SIGTERM: the first asks to stop, the second hurries."""
+    """Handler of SIGINT and SIGTERM. The first signal ends `wait`; later signals call `on_second`."""
 
     def __init__(self) -> None:
         self._stop = asyncio.Event()

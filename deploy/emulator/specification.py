@@ -1,6 +1,6 @@
 """The processes of `lmi deploy local FILE`: one for the endpoint, or one for each inference component.
 
-One copy of each runs, of this package's server: the image, the instances and scaling are AWS's.
+Each process is one copy of this package's server. The specification's image, instances and scaling apply on AWS only.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Machine:
-    """This machine's resources for the components.
+    """The resources of this machine that are available to components.
 
     Attributes:
-        memory_mb: the host's memory.
-        gpus: as CUDA_VISIBLE_DEVICES names them; empty: there are none, and engines without GPUs run.
+        memory_mb: Total memory of the machine, in MB.
+        gpus: GPUs in the notation of CUDA_VISIBLE_DEVICES. If empty, components run on the CPU.
     """
 
     memory_mb: int
@@ -37,13 +37,13 @@ class Machine:
 
 @dataclass(frozen=True)
 class Started:
-    """The processes to start, and the components in front of them.
+    """The processes to start, and the inference components that they serve.
 
     Attributes:
-        commands: by the component's name; "" without components.
-        components: by name, each with the address of its process; including adapters.
-        adapters: directories by the adapter's component.
-        notes: differences from AWS, a sentence each.
+        commands: Commands by the component's name, or "" for an endpoint without components.
+        components: Components, including adapters, by name. Each has the address of its process.
+        adapters: Directories of adapters by the adapter component's name.
+        notes: Differences from a deployment on AWS, each as a sentence.
     """
 
     commands: Mapping[str, Command]
@@ -58,11 +58,11 @@ def this_machine() -> Machine:
 
 
 def with_arguments(spec: Spec, options: Sequence[str], engine: str | None) -> Spec:
-    """Return the specification with options of the command line, which apply to every component.
+    """Return the specification with the command line's options set for the endpoint and every component.
 
     Raises:
-        DeployError: one is not KEY=VALUE.
-        SpecError: the container would refuse an option.
+        DeployError: An option is not KEY=VALUE.
+        SpecError: The container would reject an option.
     """
     said = {name.removeprefix("option."): value for name, value in settings_of_arguments(options).items()}
     if engine:
@@ -81,14 +81,14 @@ def started(
     machine: Machine,
     adapters: Mapping[str, str],
 ) -> Started:
-    """Return what to start.
+    """Return the processes to start for a specification.
 
     Args:
-        port: returns a free one at each call.
-        adapters: directories of the specification's adapters, by name.
+        port: Function that returns a free port at each call.
+        adapters: Directories of the specification's adapters, by name.
 
     Raises:
-        SpecError: a component does not fit on this machine, or its model or an adapter is missing.
+        SpecError: A component does not fit on this machine, or its model or an adapter is not on this machine.
     """
     _refuse_without_room(spec, machine)
     places = _gpus(spec, machine)
@@ -100,7 +100,7 @@ def started(
         for item in server.components or (None,):
             number, name = _another(port, used), "" if item is None else item.name
             if item is not None:
-                # One without copies is asleep, as on AWS: requests find no capacity.
+                # A component without copies gets no process; requests to it fail for lack of capacity, as on AWS.
                 components[name] = Component(copies=item.copies, container=_address(number) if item.copies else None)
                 for adapter in item.adapters:
                     components[adapter.name] = Component(
@@ -113,7 +113,7 @@ def started(
             variables = {**_variables(server, name), **places.get(name, {})}
             commands[name] = start(variables, number)
     if not commands:
-        raise SpecError("components[].copies: all are 0, so there is nothing to start")
+        raise SpecError("components[].copies: all components have 0 copies, so there is nothing to start")
     if unknown := adapters.keys() - {one.name for item in spec.components for one in item.adapters}:
         raise SpecError(
             f"--adapter {sorted(unknown)[0]}: the specification has no such adapter (components[].adapters)"
@@ -123,7 +123,7 @@ def started(
 
 
 def _another(port: Callable[[], int], used: set[int]) -> int:
-    """Return a free port, different from all others: they stay free until their processes listen."""
+    """Return a free port that is not in `used`: `port` may repeat a port whose process does not listen yet."""
     while (number := port()) in used:
         continue
     used.add(number)
@@ -140,15 +140,18 @@ def _refuse_without_room(spec: Spec, machine: Machine) -> None:
         needed = item.memory_mb if item.copies else 0
         if needed > left:
             raise SpecError(
-                f"component {item.name}: memory_mb: {needed}, but {left} of this machine's {machine.memory_mb} "
-                "MB are left for it",
-                "Run fewer components here (copies: 0), or set a smaller memory_mb: --set does not change the file.",
+                f"component {item.name}: memory_mb: {needed} MB are requested, but only {left} MB of this machine's "
+                f"{machine.memory_mb} MB are left",
+                "Run fewer components here (copies: 0), or lower memory_mb. With --set, the file stays unchanged.",
             )
         left -= needed
 
 
 def _gpus(spec: Spec, machine: Machine) -> dict[str, dict[str, str]]:
-    """Return the variable that gives each component GPUs of its own, as SageMaker does; empty without GPUs."""
+    """Return the environment variable that assigns GPUs to each component; empty if the machine has no GPU.
+
+    Like SageMaker, this assigns each GPU to one component only.
+    """
     left = list(machine.gpus)
     places: dict[str, dict[str, str]] = {}
     for server in servers(spec):
@@ -160,9 +163,9 @@ def _gpus(spec: Spec, machine: Machine) -> dict[str, dict[str, str]]:
                 continue
             if item.accelerators > len(left):
                 raise SpecError(
-                    f"component {item.name}: accelerators: {item.accelerators}, but {len(left)} of this machine's "
-                    f"{len(machine.gpus)} GPUs are left for it",
-                    "Run fewer components here (copies: 0), or an engine without GPUs (--engine echo).",
+                    f"component {item.name}: accelerators: {item.accelerators} GPUs are requested, but only "
+                    f"{len(left)} of this machine's {len(machine.gpus)} GPUs are left",
+                    "Run fewer components here (copies: 0), or use an engine that needs no GPU (--engine echo).",
                 )
             taken, left = left[: item.accelerators], left[item.accelerators :]
             places[item.name] = {"CUDA_VISIBLE_DEVICES": ",".join(taken)}
@@ -170,7 +173,7 @@ def _gpus(spec: Spec, machine: Machine) -> dict[str, dict[str, str]]:
 
 
 def _variables(server: Spec, name: str) -> dict[str, str]:
-    """Return the variables of a process: those of its container on AWS, with the model's local path."""
+    """Return the environment variables of a server's process: the same as on AWS, but with a local model path."""
     found = {one.name: one.value for one in settings_of(server.options, server.environment)}
     if server.model.context is not None:
         found.setdefault("OPTION_MAX_MODEL_LEN", str(server.model.context))
@@ -187,19 +190,19 @@ def _model(server: Spec, who: str) -> dict[str, str]:
         return {"SAGEMAKER_MODEL_PATH": os.devnull, "OPTION_MODEL_ID": model.id}
     if model.directory is not None:
         if not model.directory.is_dir():
-            raise SpecError(f"{who}model.path: {model.path} is not a directory here")
+            raise SpecError(f"{who}model.path: {model.path} is not a directory on this machine")
         return {"SAGEMAKER_MODEL_PATH": str(model.directory.resolve())}
     raise SpecError(
         f"{who}model.s3: {model.s3} is not on this machine",
-        "Give model.path with model.upload, or model.id; or rehearse it: lmi deploy local --aws.",
+        "Use model.path with model.upload, or model.id, or rehearse the deployment: lmi deploy local --aws.",
     )
 
 
 def _directory_of_adapter(component: str, adapter: str, adapters: Mapping[str, str]) -> str:
     if adapter not in adapters:
         raise SpecError(
-            f"component {component}: adapters: {adapter} is in S3, and SageMaker unpacks it",
-            f"Name its directory here: --adapter {adapter}=PATH",
+            f"component {component}: adapters: {adapter} is in S3, not on this machine",
+            f"Unpack it and give its directory: --adapter {adapter}=PATH",
         )
     return adapters[adapter]
 
@@ -207,16 +210,16 @@ def _directory_of_adapter(component: str, adapter: str, adapters: Mapping[str, s
 def _notes(spec: Spec) -> Iterator[str]:
     for server in servers(spec):
         if server.image.aws is not None or is_aws_image(server.image.uri or ""):
-            yield f"{_who(server)}AWS's image does not run here: this package's server does, with the same options."
+            yield f"{_who(server)}this package's server runs here instead of AWS's image, with the same options."
         if server.model.token_secret is not None:
-            yield f"{_who(server)}model.token_secret is not read here: the hub is asked without a token."
+            yield f"{_who(server)}model.token_secret is ignored here, so the model is downloaded without a token."
     if spec.shadow is not None:
-        yield "shadow: runs on AWS only, and gets no copies here. `lmi deploy local --aws` emulates its capture."
+        yield "shadow: the shadow variant does not run here. `lmi deploy local --aws` emulates its data capture."
     if spec.capture is not None:
-        yield "capture: is off here. `lmi deploy local --aws` has it."
+        yield "capture: data capture is off here. Use `lmi deploy local --aws` to emulate it."
     for item in spec.components:
         if item.copies > 1:
-            yield f"component {item.name}: one copy of {item.copies} runs here."
+            yield f"component {item.name}: only one of {item.copies} copies runs here."
 
 
 def _who(server: Spec) -> str:

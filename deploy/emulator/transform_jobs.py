@@ -1,8 +1,8 @@
-"""Transform jobs, which moto does not have: by botocore's model and its prose, with the role's permissions.
+"""Batch transform jobs, which moto does not support. They follow botocore's API model and use the role's permissions.
 
-A job starts with its first poll and ends after `SageMaker.polls` more. The container answers each payload as the
-embedded server does in a job: a refusal is an answer too. A job without a BatchStrategy sends single records, as that
-server says in /execution-parameters.
+A job starts at its first poll and ends `SageMaker.polls` polls later. As in a real job of our image, a 4xx response of
+the container is written as output too. A job without a BatchStrategy sends one record per request, which is the
+strategy that our image's server reports at /execution-parameters.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger("deploy.rehearsal")
 
 KIND = "transform-job"
 _MB = 2**20
-_PAYLOAD = 6  # megabytes: SageMaker's own default
+_PAYLOAD = 6  # megabytes; SageMaker's default of MaxPayloadInMB
 
 
 class InUse(ServiceException):
@@ -36,7 +36,7 @@ class InUse(ServiceException):
 
 
 class Calls:
-    """One method for each of boto3's calls."""
+    """SageMaker's operations for transform jobs, each named as in boto3."""
 
     def __init__(self, cloud: Cloud) -> None:
         self._cloud = cloud
@@ -58,10 +58,10 @@ class Calls:
         if p["TransformResources"]["InstanceCount"] > 100:
             raise Invalid("InstanceCount: at most 100.")
         if absent := list(_absent(p)):
-            raise Invalid(f"{', '.join(absent)}: the rehearsal has S3Prefix, and splits by Line only.")
+            raise Invalid(f"The rehearsal does not support {', '.join(absent)}.")
         made = self._jobs.create(KIND, name, p, region)
         made.status, made.left = "InProgress", self._jobs.polls
-        role = model.request["ExecutionRoleArn"]  # a model may go while its jobs run
+        role = model.request["ExecutionRoleArn"]  # read now because the model may be deleted while the job runs
         made.end = lambda: self._run(made, role, region)
         return {"TransformJobArn": made.arn}
 
@@ -96,12 +96,12 @@ class Calls:
         return self._jobs.things[KIND, name]
 
     def _run(self, job: Thing, role: str, region: str) -> None:
-        """Run a job, and set its result only at the end: it may be polled meanwhile."""
+        """Run a job. Its status changes only at the end, because it may be polled while it runs."""
         try:
             reason = self._transform(job.request, role, region)
         except PermissionError as error:
             reason = f"ClientError: {error}"
-        except ClientError as error:  # there is no such bucket, say
+        except ClientError as error:  # for example, the bucket does not exist
             reason = f"ClientError: {error.response['Error']['Message']}"
         except Exception:
             log.exception("the transform job %s failed", job.name)
@@ -109,7 +109,10 @@ class Calls:
         job.status, job.reason = ("Failed", reason) if reason else ("Completed", None)
 
     def _transform(self, request: dict[str, Any], role: str, region: str) -> str:
-        """Transform each object; a failed one has no output, the others have. Return why one failed."""
+        """Transform the job's objects. Return why an object failed, or an empty string if all succeeded.
+
+        An object that fails gets no output and does not stop the others.
+        """
         where, output = Where(region, ACCOUNT), request["TransformOutput"]
         store = RoleStore(self._cloud, role, where, output.get("KmsKeyId"))
         source, failed = request["TransformInput"]["DataSource"]["S3DataSource"]["S3Uri"], ""
@@ -131,10 +134,10 @@ class Calls:
         return failed
 
     def _answers(self, body: bytes, request: dict[str, Any]) -> bytes:
-        """Return the container's answers to an object's payloads, in order.
+        """Return the container's responses to an object's payloads, joined in order.
 
         Raises:
-            ValueError: of the whole object: a record is too long, or the container fails.
+            ValueError: A record is too large, or the container failed.
         """
         end = b"\n" if request["TransformOutput"].get("AssembleWith") == "Line" else b""
         content_type = request["TransformInput"].get("ContentType", "")
@@ -143,7 +146,7 @@ class Calls:
 
 
 def _absent(request: dict[str, Any]) -> Iterator[str]:
-    """Yield a job's settings that the rehearsal does not support."""
+    """Yield the job's settings that the rehearsal does not support."""
     given, source = request["TransformInput"], request["TransformInput"]["DataSource"]["S3DataSource"]
     yield from (name for name in ("DataProcessing", "DataCaptureConfig") if request.get(name))
     if (split := given.get("SplitType", "None")) not in ("None", "Line"):
@@ -155,10 +158,13 @@ def _absent(request: dict[str, Any]) -> Iterator[str]:
 
 
 def _payloads(body: bytes, request: dict[str, Any]) -> Iterator[bytes]:
-    """Divide an object: each line is a record, or the object is one; a payload has one record, or as many as fit.
+    """Yield an object's payloads.
+
+    With SplitType Line, each line is a record; otherwise the whole object is one record. With BatchStrategy
+    MultiRecord, a payload contains as many records as fit into MaxPayloadInMB; otherwise it contains one record.
 
     Raises:
-        ValueError: a record does not fit into a payload.
+        ValueError: A record is larger than MaxPayloadInMB.
     """
     by_line = request["TransformInput"].get("SplitType") == "Line"
     several, most = request.get("BatchStrategy") == "MultiRecord", request.get("MaxPayloadInMB", _PAYLOAD) * _MB
@@ -186,13 +192,13 @@ def _summary(job: Thing) -> dict[str, Any]:
         "TransformJobStatus": job.status,
         "CreationTime": job.created,
     }
-    if job.status not in ("InProgress", "Stopping"):  # while the work is done it is not busy any more
+    if job.status not in ("InProgress", "Stopping"):  # `job.busy` is False while the job runs
         said |= {"TransformEndTime": max(job.created, job.changed)}
     return {**said, "FailureReason": job.reason} if job.reason else said
 
 
 def install(cloud: Cloud) -> None:
-    """Permanently replace moto's calls with the double's."""
+    """Permanently replace moto's operations for transform jobs with those of `Calls`."""
     calls = Calls(cloud)
     for name in [name for name in vars(Calls) if not name.startswith("_")]:
         setattr(SageMakerResponse, name, method(getattr(calls, name)))

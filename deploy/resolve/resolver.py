@@ -307,7 +307,7 @@ def find_size(spec: Spec, aws: Aws | None = None, hub: Hub | None = None) -> Mod
         return ModelSize(model.shape, "model.shape")
     if model.directory is not None:
         if not model.directory.is_dir():
-            raise SpecError(f"model.path: {model.path} is not a directory here")
+            raise SpecError(f"model.path: {model.path} is not a directory on this machine")
         return ModelSize(shape_in_directory(model.directory, notes), "its files", tuple(notes))
     if model.s3 is not None and model.s3.endswith(ARCHIVE):
         return _packed(model.s3, aws)

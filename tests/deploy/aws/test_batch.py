@@ -143,7 +143,7 @@ def test_keys_of_one_s_own(
         assert len(answered(cloud)) == len(LINES)
         return
     assert status == 5
-    assert "The role may not kms:Decrypt" in text
+    assert "The role is not authorized to perform: kms:Decrypt" in text
     for option, key in zip(("input_key", "output_key"), keys.values(), strict=True):
         assert f"Set encryption.{option}: {key}" in text
     assert {need.action for need in cloud.denied} == {"kms:Decrypt"}
@@ -385,7 +385,7 @@ def test_who_may_not_is_told(cloud: Cloud, tmp_path: Path, content: Any, capsys:
     cloud.policies[CALLER] = [printed(content)]
     cloud.policies[content["role"]] = [printed(without, "execution-role")]
     assert run(["batch", path, "--yes"]) == 5
-    assert "The role may not s3:ListBucket" in said(capsys)
+    assert "The role is not authorized to perform: s3:ListBucket" in said(capsys)
     assert [need.action for need in cloud.denied] == ["sagemaker:ListTransformJobs", "s3:ListBucket"]
     cloud.denied.clear()
 

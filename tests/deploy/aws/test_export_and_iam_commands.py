@@ -162,7 +162,9 @@ def test_the_check_says_what_is_denied_and_to_whom(
 def test_the_check_needs_its_own_policy(cloud: Cloud, who: str, allowed: bool) -> None:
     """moto simulates nothing, but IAM's decision comes first."""
     cloud.policies[CALLER] = [printed(PLAIN, who)]
-    with pytest.raises(DeployError, match="moto does not have it" if allowed else "SimulatePrincipalPolicy") as raised:
+    with pytest.raises(
+        DeployError, match="moto does not support it" if allowed else "SimulatePrincipalPolicy"
+    ) as raised:
         denials(Aws("us-east-1"), f"arn:aws:iam::123456789012:user/{CALLER}", printed(PLAIN))
     assert isinstance(raised.value, NotAllowed) is not allowed
     assert ("--who checker" in raised.value.advice) is not allowed

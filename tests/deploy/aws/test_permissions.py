@@ -276,7 +276,7 @@ def test_what_asynchronous_requests_need_is_denied_without_it(cloud: Cloud, tmp_
     cloud.policies[CALLER] = [printed(content, "invoker")]
     cloud.policies[role] = [printed({**content, "encryption": {"output_key": output_key}}, "execution-role")]
     cloud.client("s3").put_object(Bucket="answers", Key="elsewhere/1.json", Body=b"{}")
-    with pytest.raises(ModelFailed, match="The role may not s3:GetObject"):
+    with pytest.raises(ModelFailed, match="The role is not authorized to perform: s3:GetObject"):
         predictor.predict_async(input_location="s3://answers/elsewhere/1.json").wait(9)
     assert predictor.predict_async({"inputs": "Hello"}).wait(9) == {"generated_text": "Hello"}
     assert not sns_backends[ACCOUNT]["us-east-1"].topics[content["async"]["notify_success"]].sent_notifications

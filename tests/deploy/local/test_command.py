@@ -59,7 +59,7 @@ def test_a_killed_emulator_leaves_no_container() -> None:
 def test_a_container_that_dies_in_service_is_told_and_answers_fail() -> None:
     with local_process(*ECHO) as local:
         os.kill(local.container_pid(), signal.SIGKILL)
-        local.wait_said("the container was ended by SIGKILL. Its last lines:")
+        local.wait_said("the container was killed by SIGKILL. Its last log lines:")
         assert local.log.count("container was ended") == 1
         with pytest.raises(ClientError) as raised:
             client(local.url).invoke_endpoint(EndpointName="local", Body=b"{}")
@@ -70,8 +70,8 @@ def test_a_container_that_dies_in_service_is_told_and_answers_fail() -> None:
 def test_a_wrong_model_ends_it_with_the_container_s_words(tmp_path: Path) -> None:
     local = LocalProcess(str(tmp_path / "none.gguf"))
     assert local.wait() == 5
-    assert "lmi deploy: the container ended with status 2" in local.log
-    assert "none.gguf, which does not exist" in local.log.partition("Its last lines:")[2]
+    assert "lmi deploy: the container exited with status 2" in local.log
+    assert "none.gguf, which does not exist" in local.log.partition("Its last log lines:")[2]
     assert local.out == ""
 
 
@@ -151,7 +151,7 @@ def test_a_taken_port_is_said_before_a_container_is_started() -> None:
     assert status == 1
     assert said == (
         f"lmi deploy: cannot listen on 127.0.0.1:{port}: Address already in use\n"
-        "Name another one with --port; 0 takes a free one.\n"
+        "Choose another port with --port, or --port 0 for any free port.\n"
     )
 
 
@@ -159,7 +159,7 @@ def test_one_that_never_gets_ready_fails_as_on_sagemaker(loop: Loop) -> None:
     with loop.serving(Container(pings=503).app()) as url:
         status, said = refused("--port", "0", "--container", url, "--start-timeout", "0.3")
     assert status == 5
-    assert "did not pass the ping health check within 0.3 s. Last: /ping answers 503." in said
+    assert "did not pass the ping health check within 0.3 s. Last ping: /ping responds with status 503." in said
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_arguments_that_make_no_sense(
 
 
 @pytest.mark.parametrize(
-    ("ending", "said"), [("cut", "the container did not answer"), ("bytes", "answers 500: \ufffd")]
+    ("ending", "said"), [("cut", "the container did not respond"), ("bytes", "responded with status 500: \ufffd")]
 )
 def test_one_that_the_container_cannot_load(loop: Loop, ending: str, said: str) -> None:
     async def load(request: web.Request) -> web.Response:

@@ -81,7 +81,7 @@ def test_each_answers_with_its_own_model_and_options(local: LocalProcess) -> Non
         ask(local, "options")
     assert json.loads(ask(local, "options", max_new_tokens=2)) == {"generated_text": " a b"}
     assert 'InferenceComponentName="plain"' in local.out
-    assert "component plain: one copy of 2 runs here." in local.log
+    assert "component plain: only one of 2 copies runs here." in local.log
     assert "plain | " in local.log
     assert "tgi | " in local.log
 
@@ -133,7 +133,7 @@ def test_one_that_dies_leaves_its_neighbours_in_service(tmp_path: Path) -> None:
         processes = descendants(local.process.pid)
         dying = next(pid for pid in processes if named(pid, local, "a"))
         os.kill(dying, signal.SIGKILL)
-        local.wait_said("inference component a: the container was ended by SIGKILL")
+        local.wait_said("inference component a: the container was killed by SIGKILL")
         with pytest.raises(ClientError, match="No copy of Inference Component a answers") as raised:
             ask(local, "a")
         assert raised.value.response["Error"]["Code"] == "ServiceUnavailable"
@@ -155,7 +155,7 @@ def test_one_that_does_not_start_ends_all_with_its_name(tmp_path: Path) -> None:
     path = written(tmp_path, {**GIVEN, "model": {"id": "demo"}, "components": [{"name": "good"}, bad]})
     local = LocalProcess(path)
     assert local.wait() == 5
-    assert "lmi deploy: inference component bad: the container ended with status 2" in local.log
+    assert "lmi deploy: inference component bad: the container exited with status 2" in local.log
     assert local.out == ""
 
 
@@ -190,7 +190,7 @@ def test_adapters_are_those_of_their_component(tmp_path: Path) -> None:
         (
             {"model": {"id": "demo"}, "components": [{"name": "a"}, {"name": "b", "memory_mb": 10**9}]},
             [],
-            "component b: memory_mb: 1000000000, but ",
+            "component b: memory_mb: 1000000000 MB are requested, but only ",
         ),
         (
             {"model": {"id": "demo"}, "components": [{"name": "a"}, {"name": "b", "model": {"s3": "s3://models/x/"}}]},
@@ -200,7 +200,7 @@ def test_adapters_are_those_of_their_component(tmp_path: Path) -> None:
         (
             {"model": {"path": "/nowhere", "upload": "s3://models/x/"}, "components": [{"name": "a"}]},
             [],
-            "component a: model.path: /nowhere is not a directory here",
+            "component a: model.path: /nowhere is not a directory on this machine",
         ),
         (
             {"model": {"id": "demo"}, "components": [{"name": "a"}, {"name": "b", "options": {"max_tokens": "x"}}]},
@@ -215,7 +215,7 @@ def test_adapters_are_those_of_their_component(tmp_path: Path) -> None:
             [],
             "component a: adapters: sql is in S3",
         ),
-        ({"model": {"id": "demo"}, "components": [{"name": "a", "copies": 0}]}, [], "components[].copies: all are 0"),
+        ({"model": {"id": "demo"}, "components": [{"name": "a", "copies": 0}]}, [], "components[].copies: all comp"),
         ({"model": {"id": "demo"}}, ["--container-port", "1"], "--container-port is for one container"),
     ],
 )
@@ -245,7 +245,9 @@ def test_gpus_are_given_to_one_component_each() -> None:
         return {name: one.environment.get("CUDA_VISIBLE_DEVICES") for name, one in commands.items()}
 
     assert given("0", "1", "GPU-x", "3") == {"a": "0,1", "b": "GPU-x"}
-    with pytest.raises(SpecError, match="component b: accelerators: 1, but 0 of this machine's 2 GPUs are left for it"):
+    with pytest.raises(
+        SpecError, match="component b: accelerators: 1 GPUs are requested, but only 0 of this machine's 2 GPUs are left"
+    ):
         given("0", "1")
 
 

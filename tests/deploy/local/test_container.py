@@ -115,11 +115,11 @@ def test_its_death_has_its_status_and_last_lines() -> None:
             await container.stop()
 
     failed = run(go("import sys\nfor i in range(30): print('line', i)\nprint('at last', file=sys.stderr)\nsys.exit(3)"))
-    assert str(failed) == "the container ended with status 3"
-    assert failed.advice == "Its last lines:\n" + "\n".join(f"  line {i}" for i in range(11, 30)) + "\n  at last"
+    assert str(failed) == "the container exited with status 3"
+    assert failed.advice == "Its last log lines:\n" + "\n".join(f"  line {i}" for i in range(11, 30)) + "\n  at last"
     assert len(shown) == 31
-    assert str(run(go("import os; os.kill(os.getpid(), 9)"))) == "the container was ended by SIGKILL"
-    assert run(go("pass")).advice == "It wrote nothing."
+    assert str(run(go("import os; os.kill(os.getpid(), 9)"))) == "the container was killed by SIGKILL"
+    assert run(go("pass")).advice == "It logged nothing."
 
 
 def test_a_line_without_end_and_bytes_that_are_no_text_do_no_harm() -> None:
@@ -158,7 +158,7 @@ def test_sigterm_first_and_sigkill_for_who_stays(tmp_path: Path) -> None:
         return await container.stop(1.5)
 
     assert run(go()) == -9
-    assert shown[1:] == ["asked", "still running 1.5 s after SIGTERM: SIGKILL, as SageMaker does"]
+    assert shown[1:] == ["asked", "still running 1.5 s after SIGTERM, so it is killed with SIGKILL, as on SageMaker"]
     wait_for(lambda: not alive(children[0]), PATIENCE, "its child is left behind")
 
 
@@ -212,7 +212,7 @@ def test_its_death_is_seen_while_a_child_lives_on() -> None:
         return str(failed), asyncio.get_running_loop().time() - began
 
     said, seconds = run(go())
-    assert said == "the container ended with status 3"
+    assert said == "the container exited with status 3"
     assert seconds < 15
 
 
@@ -238,14 +238,15 @@ def test_it_is_ready_with_the_first_200(loop: Loop) -> None:
 
 
 @pytest.mark.parametrize(
-    ("pings", "timeout", "said"), [(503, 10, "/ping answers 503"), (0, 0.1, "/ping does not answer within 0.1 s")]
+    ("pings", "timeout", "said"),
+    [(503, 10, "/ping responds with status 503"), (0, 0.1, "/ping does not respond within 0.1 s")],
 )
 def test_a_window_that_passes_fails_the_endpoint(loop: Loop, pings: int, timeout: float, said: str) -> None:
     with loop.serving(HealthContainer(pings=pings).app()) as url:
         endpoint = Endpoint(url, status=Status.CREATING)
         with pytest.raises(Failed, match=r"did not pass the ping health check within 0\.2 s") as raised:
             asyncio.run(until_ready(endpoint, Probing(window=0.2, timeout=timeout, between=0.01)))
-    assert str(raised.value).endswith(f"Last: {said}.")
+    assert str(raised.value).endswith(f"Last ping: {said}.")
     assert endpoint.status is Status.FAILED
 
 
@@ -279,7 +280,7 @@ def test_three_failed_pings_take_it_out_and_one_good_one_brings_it_back(loop: Lo
 
         asyncio.run(go())
     assert told == [
-        "unhealthy: /ping answers 500, 3 times in a row. SageMaker would replace the instance.",
+        "unhealthy: /ping responds with status 500 (3 times in a row). SageMaker would replace the instance.",
         "healthy again",
     ]
 
@@ -292,7 +293,7 @@ def test_a_redirection_is_no_answer(loop: Loop) -> None:
 
         app = web.Application()
         app.router.add_get("/ping", elsewhere)
-        with loop.serving(app) as moved, pytest.raises(Failed, match="/ping answers 302"):
+        with loop.serving(app) as moved, pytest.raises(Failed, match="/ping responds with status 302"):
             asyncio.run(until_ready(Endpoint(moved), Probing(window=0.05, between=0.01)))
 
 

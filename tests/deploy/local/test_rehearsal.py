@@ -230,9 +230,9 @@ def test_an_asynchronous_endpoint_writes_its_answer(account: Path, capsys: pytes
         ({"BatchStrategy": "MultiRecord", "MaxPayloadInMB": 1}, [False], ""),  # which refuses several in a body
         ({"TransformInput": {"SplitType": "None"}}, [False], ""),
         ({"MaxPayloadInMB": 1, "padding": 2**20}, [], "in/a.jsonl: a record is larger than MaxPayloadInMB"),
-        ({"TransformInput": {"SplitType": "RecordIO"}}, None, "SplitType RecordIO: the rehearsal has S3Prefix"),
+        ({"TransformInput": {"SplitType": "RecordIO"}}, None, "The rehearsal does not support SplitType RecordIO"),
         ({"TransformInput": {"CompressionType": "Gzip"}}, None, "CompressionType Gzip: the rehearsal"),
-        ({"DataProcessing": {"JoinSource": "Input"}}, None, "DataProcessing: the rehearsal has S3Prefix"),
+        ({"DataProcessing": {"JoinSource": "Input"}}, None, "The rehearsal does not support DataProcessing"),
     ],
 )
 def test_a_transform_job_answers_an_object_s_records(
@@ -382,7 +382,7 @@ def test_a_missing_image_fails_the_endpoint(account: Path) -> None:
     [
         (
             "exit",
-            ["did not pass the ping health check", "LMI_REHEARSAL=exit: the container ends with status 1"],
+            ["did not pass the ping health check", "LMI_REHEARSAL=exit: the container exits with status 1"],
         ),
         ("no-ping", ["did not pass the ping health check", "the container never answers /ping"]),
         ("ping-500", ["did not pass the ping health check", "the container answers /ping with 500"]),
@@ -407,7 +407,7 @@ def test_a_quota_that_no_component_is_counted_against_is_not_rehearsed_by_one(
     content = {**FILE, "environment": {"LMI_REHEARSAL": "no-quota"}, "components": [{"name": "a"}]}
     account.write_text(json.dumps(content))
     assert up(account) == 5
-    assert "LMI_REHEARSAL=no-quota: quotas count instances of endpoints" in capsys.readouterr().err
+    assert "LMI_REHEARSAL=no-quota: quotas limit the instances of endpoints" in capsys.readouterr().err
 
 
 def test_an_update_with_a_wrong_option_is_rolled_back(account: Path) -> None:
@@ -525,7 +525,7 @@ def test_a_user_may_do_what_their_policies_allow(
 
 
 def test_what_is_not_rehearsed_is_refused_by_name(variables: dict[str, str]) -> None:
-    with pytest.raises(ClientError, match="CreateTrainingJob is not rehearsed: nothing is trained here"):
+    with pytest.raises(ClientError, match="CreateTrainingJob is not rehearsed: training jobs do not run here"):
         boto3.client("sagemaker").create_training_job(
             TrainingJobName="j", RoleArn="arn:aws:iam::123456789012:role/lmi-endpoint",
             AlgorithmSpecification={"TrainingInputMode": "File"}, OutputDataConfig={"S3OutputPath": "s3://a/c"},
@@ -535,7 +535,7 @@ def test_what_is_not_rehearsed_is_refused_by_name(variables: dict[str, str]) -> 
 
 
 def test_a_search_is_refused_where_it_would_find_nothing(variables: dict[str, str]) -> None:
-    with pytest.raises(ClientError, match="Search is not rehearsed: list what you look for"):
+    with pytest.raises(ClientError, match="Search is not rehearsed: use the List operations instead"):
         boto3.client("sagemaker").search(Resource="Endpoint")
 
 

@@ -25,7 +25,7 @@ from deploy.emulator.relay import internal_stream_failure, model_stream_error, p
 
 @pytest.mark.parametrize(("waited", "place", "content"), [
     (30, "s3://b/a.out", b"done"),
-    (61, "s3://b/a-error.out", b"The request waited for more than 60 s and has expired."),
+    (61, "s3://b/a-error.out", b"The request expired: it waited for more than 60 s."),
 ])  # fmt: skip
 def test_one_that_waits_beyond_its_time_expires(waited: float, place: str, content: bytes) -> None:
     class Store:

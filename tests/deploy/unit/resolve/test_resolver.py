@@ -79,7 +79,7 @@ def test_a_directory_is_uploaded_and_served_from_there(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"^model\.path: .* is not a directory here"):
+    with pytest.raises(SpecError, match=r"^model\.path: .* is not a directory on this machine"):
         decision(model={"path": str(tmp_path / "none"), "upload": "s3://models/llama/"})
 
 
