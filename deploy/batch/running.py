@@ -98,7 +98,7 @@ def describe(aws: Aws, name: str) -> dict[str, Any]:
     """
     answer = unless_missing(lambda: call(aws, "sagemaker", "describe_transform_job", {"TransformJobName": name}))
     if answer is None:
-        raise NotThere(f"there is no transform job {name} in {aws.region}", "Check --region.")
+        raise NotThere(f"there is no transform job {name} in {aws.region}", "Check the name and --region.")
     return answer
 
 

@@ -1,1 +1,1 @@
-"""Operate an existing endpoint: status, logs, scaling, measurements."""
+"""Operations on an existing endpoint: status, logs, scaling and measurements."""

@@ -1,6 +1,7 @@
-"""Measure on a live endpoint, by public calls, what AWS's documents leave open (`lmi deploy doctor NAME --live`).
+"""Measurements of SageMaker behaviour that AWS does not document, made through the public API on a live endpoint.
 
-Each measurement returns one `Finding`. It is not a verdict on the endpoint; a failed measurement is a finding too.
+`lmi deploy doctor NAME --live` runs them. Each measurement returns one `Finding`, also if it fails. A finding describes
+SageMaker, and does not judge the endpoint.
 """
 
 from __future__ import annotations
@@ -20,21 +21,27 @@ from deploy.aws import error_code
 
 MIB = 2**20
 SIZES = (6 * MIB - 1024, 6 * MIB + 1, 20 * MIB)
-"""Bytes of request bodies: below and above the API model's limit (6,291,456), and below the 25 MB of AWS's FAQ."""
+"""Sizes of request bodies in bytes: below and above the API model's limit (6,291,456), and below the FAQ's 25 MB."""
 
 OPEN = (
-    "whether traffic stops before SIGTERM (has to be observed in the container while it is replaced)",
-    "what SAGEMAKER_ENABLE_LOAD_AWARE does, and whether a custom container may take part in KV_AWARE",
-    "what an adapter component's update calls in the container (see its log with `lmi deploy logs NAME`)",
+    "whether traffic stops before SIGTERM (only visible in the container's log while it is replaced)",
+    "what SAGEMAKER_ENABLE_LOAD_AWARE does, and whether a custom container can use KV_AWARE routing",
+    "which calls the container gets when an adapter component is updated (see `lmi deploy logs NAME`)",
 )
-"""Open questions that no public call answers."""
+"""Open questions that cannot be answered through the public API."""
 
 _FAILURES = (ClientError, BotoCoreError, HTTPError)
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One measurement. `figures`: for programs; None: it failed."""
+    """The result of one measurement.
+
+    Attributes:
+        question: What was measured.
+        answer: The result as text, or the error if the measurement failed.
+        figures: The result as values for programs, or None if the measurement failed or was not possible.
+    """
 
     question: str
     answer: str
@@ -43,7 +50,13 @@ class Finding:
 
 @dataclass(frozen=True)
 class Target:
-    """An endpoint to measure, with requests in LMI's schema."""
+    """An endpoint to measure. Its container must accept requests in LMI's schema.
+
+    Attributes:
+        client: boto3's client for SageMaker Runtime.
+        endpoint: Name of the endpoint.
+        component: Name of the inference component to send requests to, or None for an endpoint without components.
+    """
 
     client: Any
     endpoint: str
@@ -58,25 +71,26 @@ class Target:
 def measure(
     target: Target, *, tokens: int = 64, slow: int = 0, clock: Callable[[], float] = time.monotonic
 ) -> Iterator[Finding]:
-    """Yield the measurements one after the other.
+    """Run the measurements, and yield each result.
 
     Args:
-        tokens: number of tokens to ask streams for.
-        slow: tokens of an answer that takes more than a minute, to find the time limit; 0: not measured.
+        tokens: Number of tokens to request from streams.
+        slow: Number of tokens that take more than a minute to generate, to measure the timeout. 0 skips this.
+        clock: Function that returns the time in seconds.
     """
-    yield _measure("a plain answer", lambda: _plain(target, clock))
-    yield _measure("Accept on a plain call", lambda: _accept_plain(target))
+    yield _measure("a whole response", lambda: _plain(target, clock))
+    yield _measure("Accept on a whole response", lambda: _accept_plain(target))
     yield _measure("Accept on a stream", lambda: _accept_stream(target))
     yield _measure("PayloadParts of a stream", lambda: _parts(target, tokens, clock))
-    yield _measure("headers that pass through", lambda: _headers(target))
+    yield _measure("response headers", lambda: _headers(target))
     yield _measure("a session", lambda: _session(target))
     for size in SIZES:
         yield _measure(f"a body of {size / MIB:.2f} MiB", lambda size=size: _size(target, size))  # type: ignore[misc]
     if slow:
-        yield _measure("an answer beyond the time limit", lambda: _slow(target, slow, clock))
-        yield _measure("a stream beyond a minute", lambda: _parts(target, slow, clock))
+        yield _measure("a response longer than the timeout", lambda: _slow(target, slow, clock))
+        yield _measure("a stream longer than a minute", lambda: _parts(target, slow, clock))
     for point in OPEN:
-        yield Finding(point, "not measurable by public calls")
+        yield Finding(point, "cannot be measured through the public API")
 
 
 def report(endpoint: str, findings: Sequence[Finding]) -> dict[str, Any]:
@@ -96,7 +110,7 @@ def _failure_text(error: Exception) -> str:
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         inner = error.response.get("OriginalStatusCode")
         text = str(error.response.get("Error", {}).get("Message", ""))[:200]
-        from_container = "" if inner is None else f", the container {inner}"
+        from_container = "" if inner is None else f", the container's status {inner}"
         return f"{error_code(error)} (status {status}{from_container}): {text}"
     return f"{type(error).__name__}: {error}"
 
@@ -121,7 +135,7 @@ def _accept_plain(target: Target) -> tuple[str, Mapping[str, Any]]:
 
 
 def _accept_stream(target: Target) -> tuple[str, Mapping[str, Any]]:
-    """Compare two Accept headers. The client sends X-Amzn-SageMaker-Accept; the container may receive it as Accept."""
+    """Find whether the Accept parameter changes a stream's content type. It is sent as X-Amzn-SageMaker-Accept."""
 
     body = {**_prompt(1), "stream": True}
 
@@ -136,11 +150,11 @@ def _accept_stream(target: Target) -> tuple[str, Mapping[str, Any]]:
 
 def _compare(content_type: Callable[[str], str], accepts: tuple[str, str]) -> tuple[str, Mapping[str, Any]]:
     got = {accept: content_type(accept) for accept in accepts}
-    text = "; ".join(f"{accept} gives {answer}" for accept, answer in got.items())
+    text = "; ".join(f"{accept} returns {answer}" for accept, answer in got.items())
     followed = len(set(got.values())) == len(accepts)
     if not followed:
-        text += " (a container that ignores Accept, as this handler does, proves nothing)"
-    return f"{'reaches the container' if followed else 'changes nothing'}: {text}", {"content_types": got}
+        text += " (inconclusive if the container ignores Accept, as this handler does)"
+    return f"{'reaches the container' if followed else 'has no effect'}: {text}", {"content_types": got}
 
 
 def _parts(target: Target, tokens: int, clock: Callable[[], float]) -> tuple[str, Mapping[str, Any]]:
@@ -158,9 +172,9 @@ def _parts(target: Target, tokens: int, clock: Callable[[], float]) -> tuple[str
                 times.append(clock() - began)
                 whole_lines += content.endswith(b"\n")
     except _FAILURES as error:
-        failure = f"; ended by {_failure_text(error)}"
+        failure = f"; ended with {_failure_text(error)}"
     if not sizes:
-        return f"none{failure}", {"parts": 0}
+        return f"no parts{failure}", {"parts": 0}
     gaps = [later - earlier for earlier, later in pairwise(times)] or [0.0]
     figures = {
         "parts": len(sizes),
@@ -174,8 +188,8 @@ def _parts(target: Target, tokens: int, clock: Callable[[], float]) -> tuple[str
         "ending_in_a_newline": whole_lines,
     }
     return (
-        f"{len(sizes)} parts of {min(sizes)} to {max(sizes)} bytes (median {median(sizes):g}), the first after "
-        f"{times[0]:.2f} s, the last after {times[-1]:.2f} s, {whole_lines} end in a newline{failure}",
+        f"{len(sizes)} parts of {min(sizes)} to {max(sizes)} bytes (median {median(sizes):g}), first after "
+        f"{times[0]:.2f} s, last after {times[-1]:.2f} s, {whole_lines} end with a newline{failure}",
         figures,
     )
 
@@ -189,25 +203,25 @@ def _headers(target: Target) -> tuple[str, Mapping[str, Any]]:
         for name, value in answer["ResponseMetadata"]["HTTPHeaders"].items()
         if name.startswith(("x-amzn-", "x-request", "content-type"))
     }
-    return f"{len(back)} come back: {', '.join(sorted(back))}", {"headers": back}
+    return f"{len(back)} are returned: {', '.join(sorted(back))}", {"headers": back}
 
 
 def _session(target: Target) -> tuple[str, Mapping[str, Any]]:
     answer = target.client.invoke_endpoint(**target.arguments({"requestType": "NEW_SESSION"}), SessionId="NEW_SESSION")
     session_id = answer.get("NewSessionId")
     if session_id is None:
-        return "the container opens none", {"opened": False}
+        return "the container opened no session", {"opened": False}
     session = str(session_id).partition(";")[0]
     target.client.invoke_endpoint(**target.arguments({"requestType": "CLOSE"}), SessionId=session)
     return f"opened and closed ({session_id})", {"opened": True}
 
 
 def _size(target: Target, size: int) -> tuple[str, Mapping[str, Any]]:
-    """Send a small request padded with white space."""
+    """Send a request whose body is padded with spaces to `size` bytes."""
     body = json.dumps(_prompt(1)).encode().ljust(size)
     answer = target.client.invoke_endpoint(**target.arguments(body))
     answer["Body"].read()
-    return "taken", {"bytes": size}
+    return "accepted", {"bytes": size}
 
 
 def _slow(target: Target, tokens: int, clock: Callable[[], float]) -> tuple[str, Mapping[str, Any]]:
@@ -216,6 +230,6 @@ def _slow(target: Target, tokens: int, clock: Callable[[], float]) -> tuple[str,
         target.client.invoke_endpoint(**target.arguments(_prompt(tokens, ignore_eos_token=True)))["Body"].read()
     except _FAILURES as error:
         took = clock() - began
-        return f"ended after {took:.1f} s by {_failure_text(error)}", {"seconds": took, "answered": False}
+        return f"failed after {took:.1f} s: {_failure_text(error)}", {"seconds": took, "answered": False}
     took = clock() - began
-    return f"answered after {took:.1f} s; ask for more tokens to see the limit", {"seconds": took, "answered": True}
+    return f"completed after {took:.1f} s (request more tokens to see the limit)", {"seconds": took, "answered": True}

@@ -1,6 +1,6 @@
-"""Read the containers' logs from CloudWatch: the end, a period, or new lines as they arrive.
+"""Reading containers' logs from CloudWatch: the last lines, the lines of a period, or new lines as they arrive.
 
-An endpoint logs to /aws/sagemaker/Endpoints/NAME, a component to /aws/sagemaker/InferenceComponents/NAME.
+An endpoint's log group is /aws/sagemaker/Endpoints/NAME, a component's is /aws/sagemaker/InferenceComponents/NAME.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 @dataclass(frozen=True)
 class Line:
-    """One event of a log.
+    """One line of a log.
 
     Attributes:
-        at: milliseconds since 1970.
-        stream: the instance's log stream.
-        text: without its end of line.
+        at: Time in milliseconds since 1970.
+        stream: Name of the log stream, which belongs to one instance.
+        text: The line without its newline.
     """
 
     at: int
@@ -44,22 +44,23 @@ def component_group(name: str) -> str:
 
 
 def period(text: str) -> timedelta:
-    """Parse `15m`, `90s`, `2h` or `1d`.
+    """Parse a period such as `90s`, `15m`, `2h` or `1d`.
 
     Raises:
-        DeployError: it is none of these.
+        DeployError: The text is not a number followed by s, m, h or d.
     """
     match = re.fullmatch(r"(\d+)([smhd])", text)
     if match is None:
-        raise DeployError(f"{text!r} is not a period", "Write a number and s, m, h or d: 90s, 15m, 2h, 1d.")
+        raise DeployError(f"{text!r} is not a period", "Use a number followed by s, m, h or d: 90s, 15m, 2h, 1d.")
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
 def tail(aws: Aws, group: str, count: int = 20, prefix: str = "") -> list[Line] | None:
-    """Return the last lines of the newest stream; None: there is no stream yet.
+    """Return the last lines of a log group's newest stream, or None if there is no stream yet.
 
     Args:
-        prefix: the beginning of the streams' names; AWS sorts these only by name.
+        count: Maximum number of lines.
+        prefix: If not empty, only streams whose names start with this prefix are read.
     """
     logs = aws.client("logs")
     which = {"logStreamNamePrefix": prefix} if prefix else {"orderBy": "LastEventTime", "descending": True, "limit": 1}
@@ -82,11 +83,11 @@ def exists(aws: Aws, group: str) -> bool:
 
 
 def lines(aws: Aws, group: str, *, since: int, pattern: str | None = None) -> Iterator[Line]:
-    """Return all lines of a period, oldest first; none if the group does not exist.
+    """Yield all lines of a log group since a time, oldest first. Yield nothing if the group does not exist.
 
     Args:
-        since: milliseconds since 1970.
-        pattern: words that a line must contain, case-sensitive.
+        since: Time in milliseconds since 1970.
+        pattern: Text that lines must contain (case-sensitive), or None for all lines.
     """
     begin: dict[str, object] = {"logGroupName": group, "startTime": since}
     if pattern:
@@ -107,9 +108,13 @@ def follow(
     pattern: str | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[Line]:
-    """Yield the groups' lines since `since` and all new ones, for ever.
+    """Yield the lines of log groups since a time, and then new lines as they arrive. This never ends.
 
-    CloudWatch may add lines out of order, so each poll goes back `_LATE` milliseconds and skips known lines.
+    CloudWatch may add lines out of order, so each poll reads the last `_LATE` milliseconds again and skips known lines.
+
+    Args:
+        since: Time in milliseconds since 1970.
+        pattern: Text that lines must contain (case-sensitive), or None for all lines.
     """
     known_ids: dict[tuple[int, str, str], None] = {}
     newest = since
@@ -126,7 +131,7 @@ def follow(
         sleep(_EVERY)
 
 
-_LATE = 30_000
+_LATE = 30_000  # milliseconds
 _EVERY = 2.0  # seconds between two polls
 
 

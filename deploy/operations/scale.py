@@ -1,4 +1,4 @@
-"""Scale by hand: set the number of instances or copies, or the bounds of automatic scaling."""
+"""Manual scaling: setting the number of instances or copies, or the bounds of automatic scaling."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from deploy.resources.resource import DIMENSIONS, Kind, Resource
 
 @dataclass(frozen=True)
 class ScalingTarget:
-    """An endpoint's variant (`kind` ENDPOINT) or a component.
+    """An endpoint's variant (`kind` ENDPOINT) or an inference component that can be scaled.
 
     Attributes:
-        name: name of the endpoint or the component.
-        variant: the endpoint's variant; empty for a component.
-        count: desired number of instances or copies.
-        scaling: its automatic scaling; None: it has none.
-        sleeps: whether it may have no instance or copy: a component, or an asynchronous endpoint.
+        name: Name of the endpoint or the component.
+        variant: Name of the endpoint's variant; empty for a component.
+        count: Desired number of instances or copies.
+        scaling: Its automatic scaling, or None if it does not scale automatically.
+        sleeps: Whether it can scale to zero, as components and asynchronous endpoints can.
     """
 
     kind: Kind
@@ -37,16 +37,19 @@ class ScalingTarget:
 
     @property
     def resource(self) -> Resource:
-        """Return the resource for `wait_for`."""
+        """Return the resource, as `wait_for` expects it."""
         return Resource(self.kind, self.name, {})
 
 
 def scaling_target(aws: Aws, endpoint: str, component: str | None = None) -> ScalingTarget:
-    """Find what to scale: the named or only component, otherwise the endpoint's variant.
+    """Return the component to scale, or the endpoint's variant if the endpoint has no components.
+
+    Args:
+        component: Name of the component, or None for the endpoint's only component.
 
     Raises:
-        NotThere: there is no such endpoint or component.
-        Refused: there are several components, and none is named.
+        NotThere: The endpoint or the component does not exist.
+        Refused: The endpoint has several components, but `component` is None.
     """
     endpoint_description = endpoint_of(aws, endpoint)
     sagemaker = aws.client("sagemaker")
@@ -78,21 +81,21 @@ def scaling_target(aws: Aws, endpoint: str, component: str | None = None) -> Sca
 
 
 def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:
-    """Set the number of instances or copies; return a note for the user, or nothing.
+    """Set the number of instances or copies. Return a note for the user, or an empty string.
 
     Raises:
-        Refused: automatic scaling would undo it, or the number is invalid.
+        Refused: The number is invalid, or automatic scaling would change it again.
     """
     if count < 0 or (count == 0 and what.kind is Kind.ENDPOINT):
-        advice = "An endpoint without components keeps one instance."
+        advice = "An endpoint without components needs at least one instance."
         if what.sleeps:
             advice = "An asynchronous endpoint scales to zero by itself (scaling.min: 0) when no request waits."
-        raise Refused(f"{what.target}: {count} cannot be", advice)
+        raise Refused(f"{what.target} cannot be set to {count}", advice)
     bounds = what.scaling
     if bounds is not None and not bounds.min <= count <= bounds.max:
         raise Refused(
-            f"{what.target} scales between {bounds.min} and {bounds.max}, which would undo {count}",
-            "Move the bounds with --min and --max, or change scaling: and run `lmi deploy update`.",
+            f"{what.target} scales automatically between {bounds.min} and {bounds.max}, which would undo {count}",
+            "Change the bounds with --min and --max, or change `scaling` and run `lmi deploy update`.",
         )
     sagemaker = aws.client("sagemaker")
     if what.kind is Kind.COMPONENT:
@@ -105,36 +108,42 @@ def set_count(aws: Aws, what: ScalingTarget, count: int) -> str:
             DesiredWeightsAndCapacities=[{"VariantName": what.variant, "DesiredInstanceCount": count}],
         )
     if bounds is not None and bounds.policies and bounds.min != bounds.max:
-        return f"Its policy ({', '.join(bounds.policies)}) continues from here, between {bounds.min} and {bounds.max}."
+        names = ", ".join(bounds.policies)
+        return f"Automatic scaling ({names}) continues from this number, between {bounds.min} and {bounds.max}."
     return ""
 
 
 def set_bounds(aws: Aws, what: ScalingTarget, low: int | None, high: int | None) -> tuple[int, int]:
-    """Set the bounds of automatic scaling; None leaves one unchanged. Return both.
+    """Set the bounds of automatic scaling, and return both.
+
+    Args:
+        low: Minimum number of instances or copies, or None to keep the current minimum.
+        high: Maximum number of instances or copies, or None to keep the current maximum.
 
     Raises:
-        Refused: there is no automatic scaling, or the bounds are invalid.
+        Refused: There is no automatic scaling, or the bounds are invalid.
     """
     if what.scaling is None:
         raise Refused(
-            f"{what.target} does not scale by itself",
-            "Write scaling: into the specification and run `lmi deploy update`.",
+            f"{what.target} does not scale automatically",
+            "Add `scaling` to the specification, and run `lmi deploy update`.",
         )
     low = what.scaling.min if low is None else low
     high = what.scaling.max if high is None else high
     if not 0 <= low <= high or high == 0:
         raise Refused(
-            f"{what.target}: between {low} and {high} is not possible", "0 <= --min <= --max, and --max is above 0."
+            f"{what.target}: the bounds {low} to {high} are invalid",
+            "--min must be 0 or more, and --max must be at least 1 and not less than --min.",
         )
     if low == 0 and not what.sleeps:
         raise Refused(
-            f"{what.target}: only components and asynchronous endpoints scale to 0",
-            "Write components: or async: into the specification.",
+            f"{what.target}: only components and asynchronous endpoints can scale to 0",
+            "Set --min to 1 or more, or use `components` or `async` in the specification.",
         )
     if low == 0 and f"{what.name}/wake" not in what.scaling.policies and what.kind is Kind.ENDPOINT:
         raise Refused(
-            f"{what.target}: it could not scale up again: it has no policy {what.name}/wake",
-            "Write scaling.min: 0 into the specification and run `lmi deploy update`, which creates one.",
+            f"{what.target} could not scale up again from 0: the policy {what.name}/wake is missing",
+            "Set scaling.min: 0 in the specification and run `lmi deploy update`, which creates the policy.",
         )
     aws.client("application-autoscaling").register_scalable_target(
         ServiceNamespace="sagemaker",

@@ -1,4 +1,4 @@
-"""The status of an endpoint: its components, scaling, alarms and recent metrics, as values."""
+"""The status of an endpoint: its variants, components, scaling, alarms and recent metrics."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from deploy.aws import Aws, components_of, error_code, pages, unless_missing
 from deploy.errors import NotThere
 
 MINUTES = 15
-"""Period of the metrics, in minutes."""
+"""Length of the period that the metrics cover, in minutes."""
 
 _NAMESPACE = "AWS/SageMaker"
 _ACTIVITIES = 3
@@ -21,7 +21,14 @@ _ACTIVITIES = 3
 
 @dataclass(frozen=True)
 class Variant:
-    """A variant: `type` None: AWS chooses; `image`: what runs, by digest if known."""
+    """A variant of an endpoint.
+
+    Attributes:
+        instances: Current number of instances.
+        desired: Desired number of instances.
+        type: Instance types of the variant, or None if they are not known.
+        image: URI of the image that runs, with its digest if known.
+    """
 
     name: str
     instances: int
@@ -32,11 +39,16 @@ class Variant:
 
 @dataclass(frozen=True)
 class Component:
-    """Copies of a model, or (with `base`) an adapter.
+    """An inference component, which serves copies of a model, or an adapter.
 
     Attributes:
-        model: the model's name in AWS, or the image.
-        gpus: GPUs of one copy; 0: none.
+        status: AWS's InferenceComponentStatus.
+        copies: Current number of copies.
+        desired: Desired number of copies.
+        base: Name of the base component if this is an adapter, or None.
+        reason: AWS's FailureReason, or empty.
+        model: Name of the model in SageMaker, or the image's URI.
+        gpus: Number of GPUs of each copy.
     """
 
     name: str
@@ -51,7 +63,15 @@ class Component:
 
 @dataclass(frozen=True)
 class Scaling:
-    """Automatic scaling. `target`: its ResourceId; `activities`: the last ones, newest first."""
+    """Automatic scaling of a variant or component.
+
+    Attributes:
+        target: ResourceId of the scalable target.
+        min: Minimum number of instances or copies.
+        max: Maximum number of instances or copies.
+        policies: Names of the scaling policies.
+        activities: Descriptions of the most recent scaling activities, newest first.
+    """
 
     target: str
     min: int
@@ -72,11 +92,14 @@ class Status:
     """The status of an endpoint.
 
     Attributes:
-        status: AWS's status.
-        reason: FailureReason.
-        config: the endpoint configuration that serves.
-        metrics: of the last `MINUTES` minutes, by name; None: no requests. Latencies in milliseconds.
-        asynchronous: whether requests wait in a queue.
+        status: AWS's EndpointStatus.
+        reason: AWS's FailureReason, or empty.
+        config: Name of the current endpoint configuration.
+        changed: Time of the last change, in ISO 8601.
+        metrics: Metrics of the last `MINUTES` minutes by name, or None where there were no requests. Latencies are in
+            milliseconds.
+        unread: Parts that could not be read for lack of permission, each with AWS's error code.
+        asynchronous: Whether the endpoint is for asynchronous requests, which wait in a queue.
     """
 
     name: str
@@ -95,14 +118,12 @@ class Status:
 
     @property
     def asleep(self) -> bool:
-        """Return whether it is an asynchronous endpoint without an instance: requests wait until there is one."""
+        """Return whether this is an asynchronous endpoint without an instance, so that requests wait in its queue."""
         return self.asynchronous and not any(variant.instances for variant in self.variants)
 
     @property
     def serving(self) -> bool:
-        """Return whether a request would be answered: in service, with instances or copies, or with a queue before
-        them.
-        """
+        """Return whether the endpoint accepts requests: it is in service, and has instances, copies or a queue."""
         if self.status not in ("InService", "Updating", "SystemUpdating", "RollingBack"):
             return False
         if self.components:
@@ -111,10 +132,10 @@ class Status:
 
 
 def look(aws: Aws, name: str) -> Status:
-    """Read the status.
+    """Read the status of an endpoint.
 
     Raises:
-        NotThere: there is no endpoint of that name.
+        NotThere: The endpoint does not exist.
     """
     endpoint = endpoint_of(aws, name)
     components = tuple(_components(aws, name))
@@ -139,19 +160,23 @@ def look(aws: Aws, name: str) -> Status:
 
 
 def endpoint_of(aws: Aws, name: str) -> dict[str, Any]:
-    """Describe the endpoint.
+    """Return AWS's description of an endpoint.
 
     Raises:
-        NotThere: there is no endpoint of that name.
+        NotThere: The endpoint does not exist.
     """
     found = unless_missing(lambda: aws.client("sagemaker").describe_endpoint(EndpointName=name))
     if found is None:
-        raise NotThere(f"there is no endpoint {name!r} in {aws.region}", "Check --region.")
+        raise NotThere(f"there is no endpoint {name!r} in {aws.region}", "Check the name and --region.")
     return dict(found)
 
 
 def scaling_of(aws: Aws, targets: list[str]) -> Iterator[Scaling]:
-    """Yield the automatic scaling of the targets, without activities."""
+    """Yield the automatic scaling of scalable targets, without their activities.
+
+    Args:
+        targets: ResourceIds of the targets. A target without automatic scaling is skipped.
+    """
     scaling = aws.client("application-autoscaling")
     if not targets:
         return
@@ -204,7 +229,7 @@ def _types(variant: Mapping[str, Any]) -> str | None:
 
 
 def _in_pools(variant: Mapping[str, Any]) -> str:
-    """Return how many instances each type of a variant with pools has."""
+    """Return the number of instances of each type in a variant's pools, as text; empty if it has no pools."""
     pools = variant.get("InstancePools", ())
     return ", ".join(f"{pool['CurrentInstanceCount']} x {pool['InstanceType']}" for pool in pools)
 
@@ -239,11 +264,11 @@ _METRICS = {
     "latency_p50_ms": ("ModelLatency", "p50", 1e-3),
     "latency_p95_ms": ("ModelLatency", "p95", 1e-3),
 }
-"""Metric by our name: CloudWatch's name, statistic, and a factor (CloudWatch counts microseconds)."""
+"""Metrics by our name: CloudWatch's name, the statistic, and a factor that converts microseconds to milliseconds."""
 
 
 def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
-    """Read the metrics of the first variant: our endpoints have one."""
+    """Return the metrics of the first variant, which is the only one of our endpoints."""
     variants = endpoint.get("ProductionVariants", [])
     if not variants:
         return {}
@@ -251,7 +276,7 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
         {"Name": "EndpointName", "Value": endpoint["EndpointName"]},
         {"Name": "VariantName", "Value": variants[0]["VariantName"]},
     ]
-    # CloudWatch aligns periods to this grid.
+    # CloudWatch aligns periods to whole minutes.
     end = datetime.now(timezone.utc).replace(second=0, microsecond=0) + timedelta(minutes=1)
     asked = [
         {
@@ -268,7 +293,7 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
         MetricDataQueries=asked, StartTime=end - timedelta(minutes=MINUTES), EndTime=end
     )
     values = {item["Id"]: item["Values"] for item in got["MetricDataResults"] if item["Values"]}
-    # The minutes may lie in two periods: take the worse percentile.
+    # The minutes may span two of CloudWatch's periods; then the higher percentile is used.
     return {
         own_name: (sum if statistic == "Sum" else max)(values[own_name]) * by if own_name in values else None
         for own_name, (_, statistic, by) in _METRICS.items()
@@ -276,7 +301,7 @@ def _metrics(aws: Aws, endpoint: Mapping[str, Any]) -> dict[str, float | None]:
 
 
 def _read_if_allowed(read: Any, what: str, unread: list[str]) -> Any:
-    """Return what `read` returns; empty, with a note in `unread`, if the caller has no permission."""
+    """Return the result of `read`. If AWS rejects the call, return nothing and add a note to `unread`."""
     try:
         return read()
     except ClientError as error:

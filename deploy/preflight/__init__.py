@@ -1,1 +1,1 @@
-"""Check before `up` for what would fail. Read-only."""
+"""Read-only checks for problems that would make a deployment fail."""

@@ -1,4 +1,4 @@
-"""The result of a preflight check, and the context of all checks."""
+"""The result of a preflight check, and the context that all checks share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from deploy.resolve.decision import Decision
 from deploy.spec import Spec
 
 Fetch = Callable[[str, str, Mapping[str, str]], tuple[int, bytes]]
-"""Fetch by method, URL and headers; return status and body. Raises OSError without a network."""
+"""Function that sends an HTTP request, given its method, URL and headers, and returns the status and body. It raises
+OSError if the server cannot be reached."""
 
 
 class Verdict(enum.Enum):
@@ -22,7 +23,13 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check. `says`: the finding; `advice`: what to change, empty if nothing."""
+    """The result of one check.
+
+    Attributes:
+        name: Name of the check.
+        says: What was found.
+        advice: How to fix the problem, or empty.
+    """
 
     name: str
     verdict: Verdict
@@ -32,7 +39,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Context:
-    """The context of the checks. `fetch`: None: ask AWS only."""
+    """The context that all checks share.
+
+    Attributes:
+        fetch: Function that sends HTTP requests to the hub and to the image's registry, or None to call only AWS's API.
+    """
 
     aws: Aws
     spec: Spec

@@ -1,4 +1,4 @@
-"""Run all preflight checks. Read-only: a missing permission to read is a warning."""
+"""All preflight checks. They only read, and report a missing permission to read as a warning."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _ENDED = ("Expired", "Failed")
 
 
 def places(context: Context) -> list[Check]:
-    """Check that each bucket exists, in the endpoint's region."""
+    """Check that each bucket in the specification exists, and is in the endpoint's region."""
     return [_place(context, uri, field) for uri, field in named(context.spec).items()]
 
 
@@ -42,7 +42,7 @@ def _place(context: Context, uri: str, field: str) -> Check:
 
 
 def reservation(context: Context) -> list[Check]:
-    """Check the reservation: it exists, is for endpoints, of the right instance type, and has room."""
+    """Check that the reservation exists, is for endpoints, and has enough free instances of the endpoint's type."""
     arn = context.spec.reservation
     return [] if arn is None else [*_reservation(context, arn)]
 
@@ -51,55 +51,56 @@ def _reservation(context: Context, arn: str) -> Iterator[Check]:
     region, name = arn.split(":")[3], arn.rpartition("/")[2]
     if region != context.aws.region:
         advice = f"Use a reservation in {context.aws.region}, or set region: {region}."
-        yield error("reservation", f"{name} is in {region}, the endpoint in {context.aws.region}", advice)
+        yield error("reservation", f"{name} is in {region}, but the endpoint is in {context.aws.region}", advice)
         return
     sagemaker = context.aws.client("sagemaker")
     try:
         found = sagemaker.describe_training_plan(TrainingPlanName=name)
     except sagemaker.exceptions.ResourceNotFound:
-        yield error("reservation", f"{arn} does not exist", "Correct reservation.")
+        yield error("reservation", f"{arn} does not exist", "Correct `reservation`.")
         return
     wanted = context.decision.instance_type
     types = sorted({one["InstanceType"] for one in found.get("ReservedCapacitySummaries", ())})
     available, needed = found.get("AvailableInstanceCount", 0), context.spec.instance.count
     if found["Status"] in _ENDED:
-        yield error("reservation", f"{name} is {found['Status']}", "Use another one, or leave reservation out.")
+        advice = "Use another reservation, or leave `reservation` out."
+        yield error("reservation", f"{name} is {found['Status']}", advice)
     elif "endpoint" not in found.get("TargetResources", ()):
         what = ", ".join(found.get("TargetResources", ())) or "nothing"
         yield error("reservation", f"{name} is for {what}, not for endpoints", "Reserve capacity for endpoints.")
     elif types and wanted not in types:
         advice = f"Set instance.type: {types[0]}, or use another reservation."
-        yield error("reservation", f"{name} is of {', '.join(types)}, the endpoint uses {wanted}", advice)
+        yield error("reservation", f"{name} is for {', '.join(types)}, but the endpoint uses {wanted}", advice)
     elif found["Status"] != "Active":
-        advice = "No instance starts before then: wait, or leave reservation out."
-        yield warning(
-            "reservation", f"{name} is {found['Status']}, from {found.get('StartTime', 'a later time')}", advice
-        )
+        start = found.get("StartTime", "a later time")
+        advice = "No instance starts before then. Wait, or leave `reservation` out."
+        yield warning("reservation", f"{name} is {found['Status']} and starts at {start}", advice)
     elif available < needed:
-        advice = "No further instance starts; those that already serve this endpoint are not free."
-        yield warning("reservation", f"{name} has {available} free instances, but {needed} are wanted", advice)
+        advice = "Instances that already serve this endpoint do not count as free. No additional instance would start."
+        yield warning("reservation", f"{name} has {available} free instances, but {needed} are needed", advice)
     else:
         yield ok("reservation", f"{name}: {available} free instances of {wanted}")
 
 
-_SECONDS = 5.0  # for one request to the hub
+_SECONDS = 5.0  # timeout of one request
 
 
 def preflight(
     aws: Aws, spec: Spec, decision: Decision, *, fetch: Fetch | None = None, without: Collection[str] = ()
 ) -> list[Check]:
-    """Run every check, in the order in which failures would occur.
+    """Run all checks, in the order in which a deployment would fail.
 
     Args:
-        fetch: `over_the_network`, to ask the hub and the image's registry; None: ask only AWS's API.
-        without: names of checks to leave out.
+        fetch: Function that sends HTTP requests to the hub and to the image's registry, such as `over_the_network`, or
+            None to call only AWS's API.
+        without: Names of checks to skip.
 
     Raises:
         BotoCoreError: AWS cannot be reached.
     """
     context = Context(aws, spec, decision, fetch)
     of_servers = [Context(aws, server, decision.of(server), fetch) for server in servers(spec)]
-    checks: dict[Check, None] = {}  # servers may share an image or a secret: each is reported once
+    checks: dict[Check, None] = {}  # an image or a secret that several servers share is reported once
     for name, check in _CHECKS.items():
         if name not in without:
             for one in of_servers if name in _OF_A_SERVER else [context]:
@@ -108,10 +109,10 @@ def preflight(
 
 
 def refuse_errors(checks: Sequence[Check]) -> None:
-    """Stop if a check found an error.
+    """Raise an error if a check found one.
 
     Raises:
-        Refused: there is an error; the advice lists the others.
+        Refused: A check found an error. The advice lists the errors of other checks.
     """
     wrong = [check for check in checks if check.verdict is Verdict.ERROR]
     if wrong:
@@ -122,7 +123,7 @@ def refuse_errors(checks: Sequence[Check]) -> None:
 
 
 def over_the_network(method: str, url: str, headers: Mapping[str, str]) -> tuple[int, bytes]:
-    """Fetch with the standard library, following redirects."""
+    """Send an HTTP request, follow redirects, and return the status and body. The body of an error is empty."""
     request = urllib.request.Request(url, method=method, headers=dict(headers))
     try:
         with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
@@ -133,7 +134,7 @@ def over_the_network(method: str, url: str, headers: Mapping[str, str]) -> tuple
 
 
 def lines(checks: Sequence[Check]) -> list[str]:
-    """Return the lines to print: one for each check, and its advice below."""
+    """Return the lines to print: one line for each check, followed by a line with its advice."""
     marks = {Verdict.OK: "ok     ", Verdict.WARNING: "warning", Verdict.ERROR: "error  "}
     failure = []
     for check in checks:
@@ -144,7 +145,7 @@ def lines(checks: Sequence[Check]) -> list[str]:
 
 
 def run(name: str, check: Callable[[], Check | Iterable[Check] | None]) -> list[Check]:
-    """Run one check; a denied call is a warning.
+    """Run one check, and return its results. An error from AWS, such as a denied call, becomes a warning.
 
     Raises:
         BotoCoreError: AWS cannot be reached.
@@ -173,12 +174,12 @@ def _role(context: Context) -> Check:
     try:
         result = iam.get_role(RoleName=arn.rpartition("/")[2])["Role"]
     except iam.exceptions.NoSuchEntityException:
-        return error("role", f"{arn} does not exist", "`lmi deploy iam` prints the policies that it needs.")
+        return error("role", f"{arn} does not exist", "Create it with the policies that `lmi deploy iam` prints.")
     if not _trusts_sagemaker(result["AssumeRolePolicyDocument"]):
         return error(
             "role",
             f"{arn} does not trust sagemaker.amazonaws.com",
-            "Add it to the role's trust policy; `lmi deploy iam` prints one.",
+            "Use the trust policy that `lmi deploy iam` prints.",
         )
     return ok("role", arn)
 
@@ -196,11 +197,11 @@ def _trusts_sagemaker(document: Any) -> bool:
 
 
 def _quota(context: Context) -> list[Check]:
-    """Check the quota of each instance type for endpoints. The part that other endpoints use is unknown.
+    """Check the endpoint quota of each instance type. Instances that other endpoints use are not taken into account.
 
-    A pool without quota is a warning if another has some, as AWS accepts that.
+    A pool without quota is only a warning if another pool has some, since AWS accepts the endpoint then.
     """
-    if context.spec.endpoint is not None:  # its owner's
+    if context.spec.endpoint is not None:  # another deployment owns the instances
         return []
     types = [pool.instance_type for pool in context.decision.pools] or [context.decision.instance_type]
     found = [_quota_of(context, instance) for instance in types]
@@ -224,15 +225,17 @@ def quota(aws: Aws, name: str, needed: int, at_first: int, setting: str) -> Chec
     """Check one of SageMaker's quotas.
 
     Args:
-        needed: maximum number of instances.
-        at_first: instances without which nothing starts.
-        setting: the setting that chooses the instance type.
+        name: Name of the quota.
+        needed: Maximum number of instances that the deployment may use.
+        at_first: Number of instances with which the deployment starts.
+        setting: Field of the specification that chooses the instance type, for the advice.
     """
     quotas = pages(aws, "service-quotas", "list_service_quotas", "Quotas", ServiceCode="sagemaker")
     value = next((one["Value"] for one in quotas if one["QuotaName"] == name), None)
     if value is None:
-        return warning("quota", f"none named {name!r} was found", "See Service Quotas, Amazon SageMaker.")
-    advice = f"Request {needed} of `{name}` in Service Quotas (Amazon SageMaker), or use another {setting}."
+        advice = "Look it up in Service Quotas, under Amazon SageMaker."
+        return warning("quota", f"there is no quota named {name!r}", advice)
+    advice = f"Request a quota of {needed} for `{name}` in Service Quotas (Amazon SageMaker), or change {setting}."
     if value < at_first:
         return error("quota", f"{name}: {value:g}, but {at_first} are needed", advice)
     if value < needed:
@@ -265,19 +268,19 @@ def _network(context: Context) -> Check | None:
         return warning(
             "network",
             f"all subnets are in {next(iter(zones))}",
-            "Set network.subnets in several zones: there is more capacity, and one may fail.",
+            "Use subnets in several zones (network.subnets), for more capacity and in case a zone fails.",
         )
     return ok("network", f"{next(iter(vpcs))}, {len(zones)} zones")
 
 
 def _endpoint(context: Context) -> Check | None:
-    """Check another deployment's endpoint; the plan shows whether it accepts the components."""
+    """Check that another deployment's endpoint exists. The plan shows whether it accepts the components."""
     name = context.spec.endpoint
     if name is None:
         return None
     found = unless_missing(lambda: context.aws.client("sagemaker").describe_endpoint(EndpointName=name))
     if found is None:
-        return error("endpoint", f"there is no endpoint {name}", "Deploy it first, or correct endpoint.")
+        return error("endpoint", f"there is no endpoint {name}", "Deploy it first, or correct `endpoint`.")
     return ok("endpoint", f"{name} is {found['EndpointStatus']}")
 
 
@@ -287,23 +290,23 @@ def _name(context: Context) -> Check | None:
     sagemaker = context.aws.client("sagemaker")
     result = unless_missing(lambda: sagemaker.describe_endpoint(EndpointName=context.spec.name))
     if result is None:
-        return ok("name", f"{context.spec.name} is free")
+        return ok("name", f"{context.spec.name} is not used by an existing endpoint")
     tags = {tag["Key"]: tag["Value"] for tag in sagemaker.list_tags(ResourceArn=result["EndpointArn"])["Tags"]}
     if tags.get(TAG_DEPLOYMENT) != context.spec.name:
         return error(
             "name",
-            f"an endpoint {context.spec.name} exists that was not made from a specification",
+            f"the endpoint {context.spec.name} exists, but it was not created from a specification",
             "Use another name, or delete that endpoint.",
         )
-    return ok("name", f"{context.spec.name} exists and is this deployment's ({result['EndpointStatus']})")
+    return ok("name", f"{context.spec.name} exists and belongs to this deployment ({result['EndpointStatus']})")
 
 
 _OF_A_SERVER = ("image", "model", "key", "secret")
-"""Checks of settings that components may have of their own."""
+"""Checks that run for each server, because components may have their own settings."""
 
 
 def _shadow(context: Context) -> list[Check]:
-    """Check the shadow's image, model, token and quota if they differ from the serving variant's."""
+    """Check the shadow variant's image, model, secret and quota if they differ from the serving variant's."""
     shadow, decision = context.spec.shadow, context.decision.shadow
     if shadow is None or decision is None:
         return []

@@ -1,6 +1,7 @@
-"""Check that the specification names the customer's KMS keys that encrypt what it uses.
+"""Checks that the specification names the customer managed KMS keys that encrypt the resources it uses.
 
-AWS's own keys can be used by the whole account; a customer's key must be in the policies that `lmi deploy iam` prints.
+AWS managed keys can be used by the whole account. Customer managed keys must be in the specification, so that the
+policies that `lmi deploy iam` prints include them.
 """
 
 from __future__ import annotations
@@ -15,20 +16,23 @@ from deploy.errors import NotAllowed
 from deploy.preflight.check import Check, Context, ok, warning
 from deploy.s3.prefix import Prefix, bucket_and_key
 
-_PLAIN = ("ServerSideEncryptionConfigurationNotFoundError", "NoSuchBucket")  # the check of the model names the latter
+_PLAIN = (
+    "ServerSideEncryptionConfigurationNotFoundError",
+    "NoSuchBucket",
+)  # the check of the model reports a missing bucket
 _AWSS = "alias/aws/"
 
 
 @dataclass(frozen=True)
 class Use:
-    """The purpose of a key of `encryption`.
+    """The use of one of the KMS keys in `encryption`.
 
     Attributes:
-        option: its name there.
-        what: what it encrypts.
-        users: who needs the printed policies for it.
-        at_rest: whether it already encrypts existing data; otherwise AWS uses it only for new data.
-        hint: further advice if it does not.
+        option: Name of the key's field in `encryption`.
+        what: Resource that the key encrypts, as text.
+        users: Who needs the permissions for the key that `lmi deploy iam` prints, as text.
+        at_rest: Whether the resource must already be encrypted with the key. If False, the key is for new data only.
+        hint: Advice to add if the resource is not encrypted with the key.
     """
 
     option: str
@@ -38,17 +42,17 @@ class Use:
     hint: str = ""
 
 
-_DEFAULT = " A bucket's default encryption chooses the key of new objects."
+_DEFAULT = " A bucket's default encryption determines the key of new objects."
 _MODEL = Use("model_key", "the model's bucket", "the role and the deployer", hint=_DEFAULT)
-_ANSWERS = Use("output_key", "the answers' bucket", "the role and the invoker", at_rest=False)
-_CAPTURED = Use("capture_key", "the files of capture", "the role", at_rest=False)
+_ANSWERS = Use("output_key", "the output's bucket", "the role and the invoker", at_rest=False)
+_CAPTURED = Use("capture_key", "captured data", "the role", at_rest=False)
 _INPUT = Use("input_key", "batch.input", "the role and the deployer", hint=_DEFAULT)
-_TOPICS = Use("topic_key", "the topics of async", "the role")
+_TOPICS = Use("topic_key", "the topics of `async`", "the role")
 SECRET = Use("secret_key", "model.token_secret", "the role")
 
 
 def key(context: Context) -> list[Check]:
-    """Check the keys of the model and its adapters, and of the buckets of answers, captures and a batch's input."""
+    """Check the KMS keys of the model, the adapters, the batch input, and the buckets for output and captured data."""
     asynchronous, capture, batch = context.spec.asynchronous, context.spec.capture, context.spec.batch
     answers = [] if asynchronous is None else [asynchronous.output, asynchronous.failures or asynchronous.output]
     answers += [] if batch is None else [batch.output]
@@ -62,14 +66,14 @@ def key(context: Context) -> list[Check]:
 
 
 def topics(context: Context) -> list[Check]:
-    """Check the SNS topics and their keys."""
+    """Check that the SNS topics exist, and their KMS keys."""
     found = dict(_of_topics(context))
     spec = context.spec
     checks = [
         warning(
             "topics",
             f"{topic} does not exist",
-            "Create it, or correct async.notify_success, async.notify_error or alarms.notify: nobody is notified.",
+            "Create it, or correct the topic (async.notify_success, async.notify_error or alarms.notify).",
         )
         for topic in spec.topics
         if topic not in found
@@ -82,36 +86,36 @@ def topics(context: Context) -> list[Check]:
 
 
 def compared(context: Context, use: Use, found: Mapping[str, str | None]) -> list[Check]:
-    """Compare a key of `encryption` with what was found. A difference is not an error: keys have policies of their own.
+    """Compare a key of `encryption` with the keys of existing resources.
+
+    A difference is only a warning, because a key's own policy may allow its use.
 
     Args:
-        found: ARNs of the customer's keys, by what they encrypt; None: there is none.
+        found: ARNs of customer managed keys by the resource that they encrypt, or None if a resource has no such key.
     """
     named = getattr(context.spec.encryption, use.option)
     wanted = None if named is None else _described(context, named).get("Arn", named)
     checks = [
-        warning(
-            "key", f"{place} is encrypted with {arn}, which the specification does not name", _advice(use, arn, named)
-        )
+        warning("key", f"{place} is encrypted with {arn}, which is not in the specification", _advice(use, arn, named))
         for place, arn in found.items()
         if arn not in (None, wanted)
     ]
     if wanted is not None and wanted in found.values():
         checks.append(ok("key", f"{named} encrypts {use.what}"))
     elif named is not None and found and use.at_rest:
-        says = f"encryption.{use.option} is {named}, but it does not encrypt {', '.join(found)}"
-        checks.append(warning("key", says, f"Correct it, or leave it out.{use.hint}"))
+        says = f"encryption.{use.option}: {named} does not encrypt {', '.join(found)}"
+        checks.append(warning("key", says, f"Correct encryption.{use.option}, or leave it out.{use.hint}"))
     return checks
 
 
 def _advice(use: Use, arn: str | None, named: str | None) -> str:
     if named is None:
         return f"Set encryption.{use.option}: {arn}, and give {use.users} the permissions that `lmi deploy iam` prints."
-    return f"Correct encryption.{use.option}, or allow kms:Decrypt on {arn} to {use.users}, too."
+    return f"Correct encryption.{use.option}, or also allow kms:Decrypt on {arn} to {use.users}."
 
 
 def _of_model(context: Context) -> Iterator[tuple[str, str | None]]:
-    """Yield encrypted resources with their keys: an object of a model in S3, the buckets of uploads and adapters."""
+    """Yield an object of the model in S3, and the buckets of the upload and of adapters, each with its KMS key."""
     model, components = context.spec.model, context.spec.components
     uris = [adapter.artifact for component in components for adapter in component.adapters]
     uris += [model.upload] if model.upload is not None else []
@@ -132,7 +136,7 @@ def _of_object(context: Context, prefix: Prefix) -> Iterator[tuple[str, str | No
 
 
 def _of_buckets(context: Context, uris: Iterable[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield the bucket of each URI, with its default key."""
+    """Yield each URI's bucket and the KMS key of its default encryption, or None."""
     for bucket in dict.fromkeys(bucket_and_key(uri)[0] for uri in uris):
         yield f"s3://{bucket}", _of_bucket(context, bucket)
 
@@ -150,7 +154,7 @@ def _of_bucket(context: Context, bucket: str) -> str | None:
 
 
 def _of_topics(context: Context) -> Iterator[tuple[str, str | None]]:
-    """Yield each topic that exists, with its key as SNS names it."""
+    """Yield each topic that exists, with its KMS key in SNS's notation (an ARN, ID or alias), or None."""
     sns = context.aws.client("sns")
     for topic in context.spec.topics:
         try:
@@ -161,18 +165,26 @@ def _of_topics(context: Context) -> Iterator[tuple[str, str | None]]:
 
 
 def _of_alarms(context: Context, topic: str, name: str | None) -> Iterator[Check]:
-    """Yield checks of the topic's key for CloudWatch, which publishes as itself and not for a caller."""
+    """Yield checks of a topic's key for CloudWatch, which publishes with its own service principal.
+
+    Args:
+        name: The topic's KMS key as an ARN, ID or alias, or None.
+    """
     needs = "cloudwatch.amazonaws.com kms:Decrypt and kms:GenerateDataKey"
     arn = customers(context, name)
     if arn is not None:
-        yield ok("topics", f"{topic} is encrypted with {arn}, whose own policy must allow {needs}")
+        yield ok("topics", f"{topic} is encrypted with {arn}, whose key policy must allow {needs}")
     elif name is not None:
-        says = f"{topic} is encrypted with AWS's own key, with which CloudWatch cannot publish alarms"
-        yield warning("topics", says, f"Give the topic (alarms.notify) a key whose policy allows {needs}.")
+        says = f"{topic} is encrypted with an AWS managed key, so CloudWatch cannot publish alarms to it"
+        yield warning("topics", says, f"Encrypt the topic (alarms.notify) with a key whose policy allows {needs}.")
 
 
 def customers(context: Context, name: str | None) -> str | None:
-    """Return the ARN of a customer's key; None: it is AWS's own, which the whole account may use."""
+    """Return the ARN of a customer managed key, or None for no key or an AWS managed key.
+
+    Args:
+        name: ARN, ID or alias of a KMS key, or None.
+    """
     if name is None or _AWSS in name:
         return None
     found = _described(context, name)
@@ -180,7 +192,7 @@ def customers(context: Context, name: str | None) -> str | None:
 
 
 def _described(context: Context, name: str) -> dict[str, str]:
-    """Return a key's description; empty: it is not for this caller, or of another account."""
+    """Return a key's description. It is empty if the key does not exist or the caller may not read it."""
     kms = context.aws.client("kms")
     try:
         return dict(kms.describe_key(KeyId=name)["KeyMetadata"])

@@ -1,4 +1,4 @@
-"""Check the model (a directory to upload, a prefix in S3, or a hub's), the token's secret, and the image."""
+"""Checks of the model (a local directory, a prefix or archive in S3, or a hub model), the secret, and the image."""
 
 from __future__ import annotations
 
@@ -31,8 +31,9 @@ def model(context: Context) -> list[Check]:
         planned = plan_upload(context.aws, spec.directory, spec.upload, **how)
         checks = [ok("model", f"{spec.path} to {planned.prefix}: {planned}")]
         if planned.foreign:
-            says = f"{planned.prefix} contains {len(planned.foreign)} more objects, e.g. {planned.foreign[0]}"
-            checks.append(warning("model", says, "SageMaker loads them too: delete those that are not the model's."))
+            says = f"{planned.prefix} contains other objects ({len(planned.foreign)}), e.g. {planned.foreign[0]}"
+            advice = "SageMaker loads them too. Delete those that do not belong to the model."
+            checks.append(warning("model", says, advice))
         return checks + _as_checks([*planned.findings, *planned.foreign_findings])
     if spec.s3 is not None and spec.s3.endswith(ARCHIVE):
         return _archive(context, spec.s3)
@@ -43,41 +44,42 @@ def model(context: Context) -> list[Check]:
         summary = f"{prefix}: {len(entries)} objects, {human(sum(entry.size for entry in entries))}"
         return [ok("model", summary), *_as_checks(lint(entries, reader(context.aws, prefix), **how))]
     if spec.id == _DEMO:
-        return [ok("model", "demo: in the image, or fetched by the container from PyPI")]
+        return [ok("model", "demo: included in the image, or downloaded by the container from PyPI")]
     return [_hub(context, str(spec.id))]
 
 
-_LARGE_ARCHIVE = 10e9  # bytes: one thread unpacks it for minutes
+_LARGE_ARCHIVE = 10e9  # bytes; unpacking a larger archive in one thread takes minutes
 
 
 def _archive(context: Context, uri: str) -> list[Check]:
-    """Check an archive: its size, and what its first 64 MiB show."""
+    """Check an archive's size, and the files in its first 64 MiB."""
     place = Prefix.of(uri)
     check_region(context.aws, place)
     size = next((entry.size for entry in objects(context.aws, place) if not entry.name), None)
     if size is None:
-        return [error("model", f"{uri} does not exist", "See that model.s3 is right.")]
+        return [error("model", f"{uri} does not exist", "Correct model.s3.")]
     checks = [ok("model", f"{uri}: an archive of {human(size)}, which SageMaker unpacks")]
     if size >= _LARGE_ARCHIVE:
-        says = f"{human(size)}: each instance unpacks it before it starts the container, and has the disk for both"
-        checks.append(warning("model", says, "A prefix with the files starts sooner: model.path with model.upload."))
+        says = f"the archive is {human(size)}, and each instance unpacks it before it starts the container"
+        advice = "Uncompressed files start faster (model.path with model.upload) and need less disk space."
+        checks.append(warning("model", says, advice))
     read = read_artifact(context.aws, uri)
     own = any(context.spec.environment.get(name, "").startswith(f"{MODEL_DATA}/") for name in _MODEL_IDS)
     if problem := read.fault or read.problem:
         verdict = warning if read.unseen else error
         checks.append(verdict("model", f"{uri}: {problem}", _PACK))
     elif not read.weights and not own and "OPTION_MODEL_ID" not in read.variables:
-        checks.append(error("model", f"{uri}: it contains no weights", _PACK))
-    elif read.folder and not own and not is_aws_image(context.decision.image):  # LMI looks into it
-        says = f"{uri}: all its files are in a directory, {read.folder!r}"
+        checks.append(error("model", f"{uri} contains no weights", _PACK))
+    elif read.folder and not own and not is_aws_image(context.decision.image):  # LMI searches the directory
+        says = f"{uri}: all files are in the directory {read.folder!r}, where the server does not look for them"
         checks.append(error("model", says, f"Set environment.OPTION_MODEL_ID: {MODEL_DATA}/{read.folder}"))
     if _SCRIPT in read.others and not any(_SCRIPT in value for value in context.spec.environment.values()):
-        says = f"{uri}: it contains {_SCRIPT}, which the server does not run"
-        checks.append(warning("model", says, "Put its functions into a file model.py (documents: custom-code)."))
+        says = f"{uri} contains {_SCRIPT}, which the server does not run"
+        checks.append(warning("model", says, "Move its functions to a file model.py (documents: custom-code)."))
     return checks
 
 
-_SCRIPT = "inference.py"  # the user's code in containers for PyTorch and of Hugging Face's inference toolkit
+_SCRIPT = "inference.py"  # the user's code in PyTorch's containers and in those of Hugging Face's inference toolkit
 
 
 _MODEL_IDS = ("OPTION_MODEL_ID", "HF_MODEL_ID")
@@ -90,9 +92,12 @@ def _as_checks(findings: Sequence[Finding]) -> list[Check]:
 
 
 def _hub(context: Context, model_id: str) -> Check:
-    """Check the hub. The result is never an error: the container's network may differ. No token is sent."""
+    """Check that the hub has the model. No token is sent.
+
+    The result is never an error, because the container's network may differ from this machine's.
+    """
     if context.fetch is None:
-        return ok("model", f"{model_id}, fetched by the container from the hub (not checked)")
+        return ok("model", f"{model_id}, downloaded by the container from the hub (not checked)")
     parts = model_id.split("/", 2)  # OWNER/MODEL/FILE.gguf names a file of the model
     repository, file = "/".join(parts[:2]), "".join(parts[2:]) or "config.json"
     try:
@@ -101,25 +106,26 @@ def _hub(context: Context, model_id: str) -> Check:
         return ok("model", f"{model_id} (the hub cannot be reached from this machine)")
     if status in (401, 403):
         if context.spec.model.token_secret is not None:
-            return ok("model", f"{model_id} is gated; the container has model.token_secret for it")
+            return ok("model", f"{model_id} is gated; the container uses the token in model.token_secret")
         return warning(
             "model",
-            f"the hub does not give {model_id} to everyone (status {status})",
-            "Accept its licence, and put a token's secret into model.token_secret.",
+            f"{model_id} is private or gated on the hub (status {status})",
+            "Accept its licence, and set model.token_secret to a secret with a token.",
         )
     if status == 404:
-        return warning("model", f"the hub has no {file} of {repository}", "Check model.id.")
+        return warning("model", f"{repository} on the hub has no file {file}", "Check model.id.")
     return ok("model", f"{model_id} on the hub")
 
 
 def secret(context: Context) -> Check | list[Check] | None:
-    """Check that the token's secret exists in this region, and its key. Its value is not read."""
+    """Check that the hub token's secret exists in this region, and its KMS key. The secret's value is not read."""
     arn = context.spec.model.token_secret
     if arn is None:
         return None
     region = arn.split(":")[3]
     if region != context.aws.region:
-        return error("secret", f"{arn} is in {region}", f"Create one in {context.aws.region} (model.token_secret).")
+        advice = f"Create the secret in {context.aws.region}, and correct model.token_secret."
+        return error("secret", f"{arn} is in {region}, but the endpoint is in {context.aws.region}", advice)
     client = context.aws.client("secretsmanager")
     try:
         found = client.describe_secret(SecretId=arn)
@@ -131,13 +137,13 @@ def secret(context: Context) -> Check | list[Check] | None:
     ]
 
 
-# -- check the image: it exists, in this region, for amd64, and is not too large ---------------------------------------
+# -- check that the image exists in this region, is for amd64, and is not too large ------------------------------------
 
 
 _INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 _OCI = "application/vnd.oci.image.manifest.v1+json"
 _MANIFESTS = (_OCI, "application/vnd.docker.distribution.manifest.v2+json")
-_LARGE = 20e9  # bytes: pulling a larger image takes minutes of each start
+_LARGE = 20e9  # bytes; pulling a larger image takes minutes at each start
 _BUILD = "docker buildx build --platform linux/amd64 --provenance=false --output type=docker -t URI ."
 _FORMAT = f"{_BUILD} Or: buildah build --format docker; podman push --format v2s2."
 
@@ -146,12 +152,13 @@ def image(context: Context) -> Check:
     uri = context.decision.image
     match = ECR_URI.fullmatch(uri)
     if match is None:
-        return error("image", f"{uri} is not in ECR", "SageMaker pulls from ECR only: push it there, set image.uri.")
+        advice = "SageMaker pulls images only from ECR. Push the image to ECR, and correct image.uri."
+        return error("image", f"{uri} is not in ECR", advice)
     account, region, repository, tag, digest = match.group("account", "region", "repository", "tag", "digest")
     if region != context.aws.region:
         return error(
             "image",
-            f"{uri} is in {region}, the endpoint in {context.aws.region}",
+            f"{uri} is in {region}, but the endpoint is in {context.aws.region}",
             f"Push it to ECR in {context.aws.region}, or set region: {region}.",
         )
     which = {"registryId": account, "repositoryName": repository}
@@ -164,37 +171,37 @@ def image(context: Context) -> Check:
             return error(
                 "image", f"{uri} does not exist", "Push it, or correct image.uri (image.repository, image.tag)."
             )
-        if account != context.decision.account:  # AWS's own repository, which users may not list
-            return ok("image", f"{uri} (in another account: not checked)")
+        if account != context.decision.account:  # for example AWS's repository, which users may not list
+            return ok("image", f"{uri} (in another account, not checked)")
         raise
     size = result.get("imageSizeInBytes", 0)
     return _platform(context, which, result["imageDigest"]) or (
-        warning("image", human(size), "Each instance pulls it when it starts; smaller layers start faster.")
+        warning("image", f"the image is {human(size)}", "Each instance pulls it when it starts.")
         if size > _LARGE
         else ok("image", f"{repository}@{result['imageDigest'][:19]}, {human(size)}")
     )
 
 
 def _platform(context: Context, which: dict[str, Any], digest: str) -> Check | None:
-    """Check the image's platform; None: unknown."""
+    """Check the image's platform and manifest. Return None if no problem was found."""
     ecr = context.aws.client("ecr")
     got = ecr.batch_get_image(**which, imageIds=[{"imageDigest": digest}], acceptedMediaTypes=[*_INDEXES, *_MANIFESTS])
     if not got["images"]:
         return None
     manifest = json.loads(got["images"][0]["imageManifest"])
     if manifest.get("mediaType") in _INDEXES or "manifests" in manifest:
-        return error("image", "an index of several platforms, which SageMaker does not accept", _BUILD)
+        return error("image", "the image is an index of several platforms, which SageMaker does not accept", _BUILD)
     architecture = _architecture(context, which, manifest)
     if architecture not in (None, "amd64"):
-        return error("image", f"built for {architecture}; SageMaker's GPU hosts are amd64", _BUILD)
+        return error("image", f"the image is for {architecture}, but SageMaker's GPU instances are amd64", _BUILD)
     if _OCI in (got["images"][0].get("imageManifestMediaType"), manifest.get("mediaType")):
-        says = "a manifest in OCI's format, which users report that SageMaker refuses (amazon-sagemaker-feedback#180)"
+        says = "the manifest is in OCI format, which SageMaker may reject (amazon-sagemaker-feedback#180)"
         return warning("image", says, _FORMAT)
     return None
 
 
 def _architecture(context: Context, which: dict[str, Any], manifest: dict[str, Any]) -> str | None:
-    """Read the processor from the image's configuration; None: it cannot be fetched."""
+    """Return the processor architecture from the image's configuration, or None if it cannot be fetched."""
     digest = manifest.get("config", {}).get("digest")
     if digest is None or context.fetch is None:
         return None

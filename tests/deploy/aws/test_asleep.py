@@ -99,7 +99,7 @@ def test_what_wakes_it_comes_goes_and_is_mended(
     awake = {**content, "scaling": {**content["scaling"], "min": 1}}
     assert main(["up", written(tmp_path, awake), "--yes"]) == 0
     assert alarms(cloud) == [f"{NAME}/5xx"]
-    with pytest.raises(Refused, match="it could not scale up again: it has no policy llama/wake"):
+    with pytest.raises(Refused, match="could not scale up again from 0: the policy llama/wake is missing"):
         scale.set_bounds(Aws("us-east-1"), scale.scaling_target(Aws("us-east-1"), NAME), 0, None)
     path = written(tmp_path, content)
     assert main(["update", path, "--yes"]) == 0

@@ -232,7 +232,7 @@ def test_instances_come_from_a_reservation(
         (
             {"ReservedCapacitySummaries": [{"ReservedCapacityArn": PLAN, "InstanceType": "ml.p5.48xlarge",
                                             "TotalInstanceCount": 1, "Status": "Active"}]},
-            "llama is of ml.p5.48xlarge, the endpoint uses ml.g6e.2xlarge",
+            "llama is for ml.p5.48xlarge, but the endpoint uses ml.g6e.2xlarge",
         ),
     ],
 )  # fmt: skip

@@ -110,7 +110,7 @@ def test_a_container_that_runs_already(loop: Loop) -> None:
             asked = json.dumps({"do": "stream", "pieces": [b"abcde".hex()]})
             body = runtime.invoke_endpoint_with_response_stream(EndpointName="local", Body=asked)["Body"]
             assert [part["PayloadPart"]["Bytes"] for part in body] == [b"ab", b"cd", b"e"]
-            with pytest.raises(ClientError, match="no AsyncInferenceConfig: lmi deploy local --aws"):
+            with pytest.raises(ClientError, match="The endpoint has no AsyncInferenceConfig"):
                 runtime.invoke_endpoint_async(EndpointName="local", Body=b"{}", InferenceId="i")
             assert local.end() == 0
         assert container.paths == ["/invocations"], "a container that was there is left as it is"

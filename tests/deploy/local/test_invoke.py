@@ -260,7 +260,7 @@ def test_another_path_is_no_operation(local: Local) -> None:
 def test_the_control_plane_is_elsewhere(local: Local) -> None:
     status, found = post(local, {**SIGNED, "X-Amz-Target": "SageMaker.CreateTransformJob"}, "/")
     assert (status, found["code"]) == (404, "UnknownOperationException")
-    assert found["Message"].startswith("No operation CreateTransformJob here: lmi deploy local --aws")
+    assert found["Message"].startswith("No operation CreateTransformJob here. lmi deploy local --aws")
 
 
 # -- the body's size ---------------------------------------------------------------------------------------------

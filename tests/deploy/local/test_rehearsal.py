@@ -186,7 +186,7 @@ REFUSED_ASYNC: list[tuple[dict[str, Any], str]] = [
     ({}, "Exactly one of InputLocation and Body"),
     ({"Body": b"x", "InputLocation": "s3://models/b"}, "Exactly one of InputLocation and Body"),
     ({"InputLocation": "https://a-bucket/b"}, "must be s3://bucket/key"),
-    ({"Body": 128_001 * b"x"}, "Body of 128001 bytes: at most 128000"),
+    ({"Body": 128_001 * b"x"}, "Body has 128001 bytes, but an inline body must have at most 128000"),
     ({"Body": b"x", "InvocationTimeoutSeconds": 3601}, "a number from 1 to 3600"),
     ({"Body": b"x", "RequestTTLSeconds": 21601}, "a number from 60 to 21600"),
     ({"Body": b"x", "Filename": "a/b"}, "Filename 'a/b' must match"),
@@ -231,7 +231,7 @@ def test_an_asynchronous_endpoint_writes_its_answer(account: Path, capsys: pytes
         ({"TransformInput": {"SplitType": "None"}}, [False], ""),
         ({"MaxPayloadInMB": 1, "padding": 2**20}, [], "in/a.jsonl: a record is larger than MaxPayloadInMB"),
         ({"TransformInput": {"SplitType": "RecordIO"}}, None, "The rehearsal does not support SplitType RecordIO"),
-        ({"TransformInput": {"CompressionType": "Gzip"}}, None, "CompressionType Gzip: the rehearsal"),
+        ({"TransformInput": {"CompressionType": "Gzip"}}, None, "The rehearsal does not support CompressionType Gzip"),
         ({"DataProcessing": {"JoinSource": "Input"}}, None, "The rehearsal does not support DataProcessing"),
     ],
 )

@@ -174,17 +174,18 @@ def test_what_scaling_would_undo_is_refused(cloud: Cloud) -> None:
     register(cloud, "endpoint/chat/variant/main", 1, 2, policy=True)
     what = scale.scaling_target(aws(), "chat")
     changes = cloud.changes()
-    with pytest.raises(Refused, match="scales between 1 and 2, which would undo 3") as refused:
+    with pytest.raises(Refused, match="scales automatically between 1 and 2, which would undo 3") as refused:
         scale.set_count(aws(), what, 3)
     assert "--max" in refused.value.advice
     assert cloud.changes() == changes
-    assert scale.set_count(aws(), what, 2) == "Its policy (by-requests) continues from here, between 1 and 2."
+    note = "Automatic scaling (by-requests) continues from this number, between 1 and 2."
+    assert scale.set_count(aws(), what, 2) == note
 
 
 @pytest.mark.parametrize("count", [0, -1])
 def test_counts_that_cannot_be(cloud: Cloud, count: int) -> None:
     settle(make_endpoint(cloud))
-    with pytest.raises(Refused, match="cannot be"):
+    with pytest.raises(Refused, match=f"cannot be set to {count}"):
         scale.set_count(aws(), scale.scaling_target(aws(), "chat"), count)
 
 
@@ -205,10 +206,10 @@ def test_bounds_are_moved(cloud: Cloud, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_bounds_need_scaling_and_sense(cloud: Cloud) -> None:
     settle(make_endpoint(cloud))
-    with pytest.raises(Refused, match="does not scale by itself"):
+    with pytest.raises(Refused, match="does not scale automatically"):
         scale.set_bounds(aws(), scale.scaling_target(aws(), "chat"), 1, 2)
     register(cloud, "endpoint/chat/variant/main", 1, 2)
-    with pytest.raises(Refused, match="only components and asynchronous endpoints scale to 0"):
+    with pytest.raises(Refused, match="only components and asynchronous endpoints can scale to 0"):
         scale.set_bounds(aws(), scale.scaling_target(aws(), "chat"), 0, None)
 
 
@@ -242,10 +243,10 @@ def client_of(url: str) -> Any:
 
 def test_an_endpoint_is_measured(emulated: str) -> None:
     found = by_question(list(measure(Target(client_of(emulated), "local"), tokens=6)))
-    plain = found["a plain answer"].figures
+    plain = found["a whole response"].figures
     assert plain is not None
     assert plain["bytes"] > 0
-    assert found["Accept on a stream"].answer.startswith("changes nothing: application/jsonlines gives")
+    assert found["Accept on a stream"].answer.startswith("has no effect: application/jsonlines returns")
     assert found["Accept on a stream"].figures == {
         "content_types": {
             "application/jsonlines": "application/jsonlines",
@@ -257,11 +258,11 @@ def test_an_endpoint_is_measured(emulated: str) -> None:
     assert parts["parts"] > 6
     assert parts["bytes_max"] == 7
     assert parts["first_after"] <= parts["last_after"]
-    assert found["a body of 20.00 MiB"].answer == "taken"
-    headers = found["headers that pass through"].figures
+    assert found["a body of 20.00 MiB"].answer == "accepted"
+    headers = found["response headers"].figures
     assert headers is not None
     assert "x-amzn-invoked-production-variant" in headers["headers"]
-    assert [question for question, finding in found.items() if finding.answer.startswith("not measurable")] == [*OPEN]
+    assert [name for name, finding in found.items() if finding.answer.startswith("cannot be measured")] == [*OPEN]
 
 
 def test_what_fails_is_an_answer_too(emulated: str) -> None:
@@ -303,14 +304,12 @@ class Stuck:
 def test_the_time_limit_is_seen_where_it_is_asked_for() -> None:
     client = Stuck()
     found = by_question(list(measure(Target(client, "e", "chat-a"), slow=9000, clock=client.clock)))
-    limit = found["an answer beyond the time limit"]
-    assert limit.answer == "ended after 60.0 s by ModelError (status 424, the container 0): timed out"
+    limit = found["a response longer than the timeout"]
+    assert limit.answer == "failed after 60.0 s: ModelError (status 424, the container's status 0): timed out"
     assert limit.figures == {"seconds": 60.0, "answered": False}
-    stream = found["a stream beyond a minute"]
-    assert stream.answer.startswith(
-        "2 parts of 2 to 3 bytes (median 2.5), the first after 1.00 s, the last after 3.00 s"
-    )
-    assert stream.answer.endswith("ended by ModelError (status 424, the container 0): timed out")
+    stream = found["a stream longer than a minute"]
+    assert stream.answer.startswith("2 parts of 2 to 3 bytes (median 2.5), first after 1.00 s, last after 3.00 s")
+    assert stream.answer.endswith("ended with ModelError (status 424, the container's status 0): timed out")
     assert [len(body) for body in client.bodies if len(body) > 1000] == list(SIZES)
     assert report("e", list(found.values()))["findings"][0]["figures"] is None
 
@@ -319,7 +318,7 @@ def test_the_command_measures(emulated: str, capsys: pytest.CaptureFixture[str])
     assert cli.main(["doctor", "local", "--live", "--endpoint-url", emulated, "--tokens", "2", "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert said["endpoint"] == "local"
-    assert said["findings"][0]["question"] == "a plain answer"
+    assert said["findings"][0]["question"] == "a whole response"
     assert cli.main(["doctor", "--live"]) == 1
     assert "--live needs the endpoint's name" in capsys.readouterr().err
     assert cli.main(["doctor", "local", "--endpoint-url", emulated]) == 2
@@ -332,7 +331,7 @@ def test_the_emulator_is_measured_without_credentials(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name)
     assert cli.main(["doctor", "local", "--live", "--endpoint-url", emulated, "--tokens", "2"]) == 0
-    assert "a plain answer: " in capsys.readouterr().out
+    assert "a whole response: " in capsys.readouterr().out
     assert cli.main(["doctor", "local", "--live"]) == 2
     assert "no region is set" in capsys.readouterr().err
 
